@@ -1,0 +1,1 @@
+"""The code under test: FlashAttention-3 kernels and their bit-exact CPU twins."""

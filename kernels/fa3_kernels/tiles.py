@@ -1,0 +1,99 @@
+"""Which tiles a kernel visits and what it masks in them: pure functions of the shape.
+
+Key blocks are visited right to left. A tile of rows visits every block that any of its rows can see; single elements
+are masked inside. With PackGQA the rows of a tile are (query position, head in group), head fastest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """Rows of one output tile: ``positions`` in the query sequence and ``heads`` inside the kv group, int64 (rows,)."""
+
+    positions: np.ndarray
+    heads: np.ndarray
+
+
+def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool) -> list[RowTile]:
+    """Cut the rows of one kv head into tiles; the last one may be short.
+
+    >>> [t.positions.tolist() for t in row_tiles(3, 2, tile_m=64, pack_gqa=True)]
+    [[0, 0, 1, 1, 2, 2]]
+    """
+    if pack_gqa:
+        rows = np.arange(seqlen_q * group)
+        return [
+            RowTile(rows[start : start + tile_m] // group, rows[start : start + tile_m] % group)
+            for start in range(0, rows.size, tile_m)
+        ]
+    positions = np.arange(seqlen_q)
+    return [
+        RowTile(part := positions[start : start + tile_m], np.full(part.size, head))
+        for head in range(group)
+        for start in range(0, seqlen_q, tile_m)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Bounds of the visible band, as the kernel computes them: key j is visible to row i iff left and right allow it.
+
+    ``offset`` aligns the diagonal (seqlen_k - seqlen_q: bottom right); -1 in ``left`` or ``right`` is unlimited.
+    """
+
+    seqlen_k: int
+    offset: int
+    left: int
+    right: int
+
+    def blocks(self, positions: np.ndarray, tile_n: int) -> range:
+        """Key blocks, left to right, that some row of the tile can see (half-open)."""
+        stop = self.seqlen_k
+        if self.right >= 0:
+            stop = min(stop, int(positions.max()) + self.offset + self.right + 1)
+        start = 0
+        if self.left >= 0:
+            start = max(0, int(positions.min()) + self.offset - self.left)
+        n_min, n_max = start // tile_n, -(-max(stop, 0) // tile_n)
+        return range(n_min, max(n_min, n_max))
+
+    def hidden(self, positions: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
+        """Elements of a tile to mask, bool (rows, columns); None when every one is visible."""
+        first, last = int(columns[0]), int(columns[-1])
+        diagonal = positions + self.offset
+        hidden = None
+        if last >= self.seqlen_k:
+            hidden = np.broadcast_to(columns >= self.seqlen_k, (positions.size, columns.size))
+        if self.right >= 0 and last > int(diagonal.min()) + self.right:
+            beyond = columns[None, :] > (diagonal + self.right)[:, None]
+            hidden = beyond if hidden is None else hidden | beyond
+        if self.left >= 0 and first < int(diagonal.max()) - self.left:
+            before = columns[None, :] < (diagonal - self.left)[:, None]
+            hidden = before if hidden is None else hidden | before
+        return hidden
+
+
+def mask_of(problem: AttentionProblem, seqlen_q: int, seqlen_k: int) -> Mask:
+    """Mask of one sequence; causal is a window with nothing to the right."""
+    left, right = problem.window
+    if problem.causal:
+        right = 0
+    return Mask(seqlen_k, seqlen_k - seqlen_q, left, right)
+
+
+def split_ranges(blocks: range, num_splits: int) -> list[range]:
+    """Cut the key blocks of a tile into ``num_splits`` contiguous parts, the last ones possibly empty.
+
+    >>> split_ranges(range(0, 5), 2)
+    [range(0, 3), range(3, 5)]
+    """
+    size = -(-len(blocks) // num_splits) if len(blocks) else 0
+    cuts = [min(blocks.start + i * size, blocks.stop) for i in range(num_splits + 1)]
+    return [range(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]

@@ -1,0 +1,1 @@
+"""The CPU twin: every kernel's arithmetic, bit for bit, in numpy and numba."""

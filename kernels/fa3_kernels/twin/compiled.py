@@ -1,0 +1,108 @@
+"""Compile the twin's inner loops with numba, behind a cache that is never stale; without numba the numpy
+paths remain.
+
+Numba's own cache looks only at the file that defines a function and misses edits of callees in other files
+(measured with numba 0.68). So the cache directory is named by a SHA-256 over every source file and table of
+this package and the versions of numba and numpy; any edit selects a fresh directory.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+try:
+    numba: Any = importlib.import_module("numba")
+except ImportError:  # the numpy backend gives the same bits
+    numba = None
+
+Backend = Literal["numba", "numpy"]
+CACHE_VARIABLE = "FA3VERIFY_CACHE"
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def uses_numba(backend: Backend) -> bool:
+    """Return whether ``backend`` is "numba".
+
+    ValueError for an unknown one, ImportError where numba is absent.
+    """
+    if backend not in ("numba", "numpy"):
+        raise ValueError(f"backend must be 'numba' or 'numpy', got {backend!r}")
+    if backend == "numba" and numba is None:
+        raise ImportError("backend 'numba' needs the package numba; backend='numpy' gives the same bits without it")
+    return backend == "numba"
+
+
+def source_hash(package: Path = _PACKAGE) -> str:
+    """Return 32 hex digits over all ``*.py`` and ``*.json`` files of the package and the library versions."""
+    digest = hashlib.sha256(f"numba {getattr(numba, '__version__', None)} numpy {np.__version__}\n".encode())
+    for path in sorted(package.rglob("*")):
+        if path.suffix in (".py", ".json"):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:32]
+
+
+def _is_private(directory: Path) -> bool:
+    """Nobody else may write there: numba unpickles what it finds."""
+    status = directory.stat()
+    owner = getattr(os, "getuid", lambda: status.st_uid)()
+    return status.st_uid == owner and (os.name == "nt" or not stat.S_IMODE(status.st_mode) & 0o022)
+
+
+@functools.cache
+def cache_directory() -> Path:
+    """Return a writable directory for this source state.
+
+    The root is $FA3VERIFY_CACHE, else $XDG_CACHE_HOME, else ~/.cache, else a temporary directory.
+    """
+    roots = [os.environ.get(CACHE_VARIABLE), os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache")]
+    roots.append(os.path.join(tempfile.gettempdir(), f"cache-{getattr(os, 'getuid', int)()}"))
+    for root in filter(None, roots):
+        directory = Path(root).absolute() / "fa3verify" / source_hash()
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+        except OSError:
+            continue
+        if _is_private(directory) and _is_private(directory.parent):
+            return directory
+    return Path(tempfile.mkdtemp(prefix="fa3verify-"))
+
+
+@contextmanager
+def _numba_cache_in(directory: Path) -> Iterator[None]:
+    """Numba reads CACHE_DIR while it decorates a function, and not later."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(directory)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a loop on first call (GIL released, no fast-math, no threads), cached on disk.
+
+    Where numba is absent the plain function is returned; callers ask :func:`uses_numba` before they call it.
+    """
+    if numba is None:
+        return function
+    with _numba_cache_in(cache_directory()):
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function to be copied into the compiled loops that call it, so that these are vectorised."""
+    return function if numba is None else numba.njit(inline="always", error_model="numpy")(function)

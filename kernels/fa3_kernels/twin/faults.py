@@ -1,0 +1,76 @@
+"""Planted faults: single mistakes that real attention kernels have shipped with, switched on by an argument.
+
+A fault is a value handed to :func:`fa3_kernels.twin.forward.forward`; nothing global is ever patched. Each row of
+``DESCRIPTIONS`` says what goes wrong and, where there is one, the public report of such a bug.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """One planted mistake."""
+
+    DROPPED_LAST_TILE = "dropped_last_tile"
+    MISSED_RESCALE = "missed_rescale"
+    WRONG_SOFTMAX_SCALE = "wrong_softmax_scale"
+    STALE_V = "stale_v"
+    SWAPPED_V_ROWS = "swapped_v_rows"
+    NEIGHBOUR_Q_DESCALE = "neighbour_q_descale"
+    NEIGHBOUR_K_DESCALE = "neighbour_k_descale"
+    NEIGHBOUR_V_DESCALE = "neighbour_v_descale"
+    DESCALES_IGNORED = "descales_ignored"
+    NO_P_OFFSET = "no_p_offset"
+    NO_PROMOTION = "no_promotion"
+    TRUNCATED_P = "truncated_p"
+    BF16_P = "bf16_p"
+    TRUNCATED_OUTPUT = "truncated_output"
+    FP16_ROW_SUM = "fp16_row_sum"
+    FP16_ACCUMULATOR = "fp16_accumulator"
+    MISSING_COLUMN = "missing_column"
+    COARSE_EXP2 = "coarse_exp2"
+    UNMASKED_TAIL = "unmasked_tail"
+    UNCLEARED_V_TAIL = "uncleared_v_tail"
+    UNGUARDED_INF = "unguarded_inf"
+    FINITE_SENTINEL = "finite_sentinel"
+    CAUSAL_TOP_LEFT = "causal_top_left"
+    WINDOW_OFF_BY_ONE = "window_off_by_one"
+    KV_HEAD_MODULO = "kv_head_modulo"
+    LSE_BASE_2 = "lse_base_2"
+    LSE_KEEPS_OFFSET = "lse_keeps_offset"
+    UNGUARDED_COMBINE = "unguarded_combine"
+    SOFTCAP_AFTER_MASK = "softcap_after_mask"
+
+
+DESCRIPTIONS: dict[Fault, str] = {
+    Fault.DROPPED_LAST_TILE: "the last key block of every row tile is never visited",
+    Fault.MISSED_RESCALE: "O is not rescaled in the second visited block; the row sum is",
+    Fault.WRONG_SOFTMAX_SCALE: "scores are scaled by 1/sqrt(head_dim + 1)",
+    Fault.STALE_V: "the second visited V tile still holds the tile before it",
+    Fault.SWAPPED_V_ROWS: "rows 2 and 3 of every 16 rows of V are exchanged in the in-kernel transpose",
+    Fault.NEIGHBOUR_Q_DESCALE: "Q rows use the descale of the block before theirs",
+    Fault.NEIGHBOUR_K_DESCALE: "K tiles use the descale of the block before theirs",
+    Fault.NEIGHBOUR_V_DESCALE: "V tiles use the descale of the block before theirs",
+    Fault.DESCALES_IGNORED: "every descale is taken as 1 (vLLM issue 51363)",
+    Fault.NO_P_OFFSET: "P is not scaled by 2^8 before it is rounded to e4m3 (flash-attention PR 1173)",
+    Fault.NO_PROMOTION: "P V is chained in the 13-bit accumulator although promotion is on (vLLM issue 23813)",
+    Fault.TRUNCATED_P: "P is truncated instead of rounded to nearest",
+    Fault.BF16_P: "P of a 16-bit kernel passes through bf16",
+    Fault.TRUNCATED_OUTPUT: "the output is truncated instead of rounded to nearest",
+    Fault.FP16_ROW_SUM: "the row sum is kept in fp16 between blocks",
+    Fault.FP16_ACCUMULATOR: "O is kept in fp16 between blocks (SageAttention issue 93)",
+    Fault.MISSING_COLUMN: "column 0 of every tile is left out of the row sum",
+    Fault.COARSE_EXP2: "exp2 is a quadratic polynomial, wrong by up to 2e-3",
+    Fault.UNMASKED_TAIL: "keys beyond seqlen_k inside the last tile are not masked",
+    Fault.UNCLEARED_V_TAIL: "rows of V beyond seqlen_k hold NaN instead of zero (flash-attention issue 1745)",
+    Fault.UNGUARDED_INF: "-inf minus -inf is computed for rows that have seen no key yet (flashinfer PR 4401)",
+    Fault.FINITE_SENTINEL: "the running maximum starts at -5e4 instead of -inf (flashinfer issue 4267)",
+    Fault.CAUSAL_TOP_LEFT: "the causal diagonal starts at the top left when seqlen_q != seqlen_k",
+    Fault.WINDOW_OFF_BY_ONE: "the left window bound is one key too wide",
+    Fault.KV_HEAD_MODULO: "query head h reads kv head h mod nheads_kv",
+    Fault.LSE_BASE_2: "lse is returned in base 2",
+    Fault.LSE_KEEPS_OFFSET: "the 2^8 of P is not taken out of the e4m3 lse (flash-attention issue 1711)",
+    Fault.UNGUARDED_COMBINE: "a row that is empty in every split is combined without a guard (flash-attention 26d7d92f)",
+    Fault.SOFTCAP_AFTER_MASK: "softcap is applied after the mask, which revives masked keys",
+}

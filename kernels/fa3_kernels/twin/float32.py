@@ -1,0 +1,198 @@
+"""The fp32 pipe: fused multiply-add, maxima, and the row sums in the order of a wgmma accumulator fragment.
+
+Additions and multiplications of numpy float32 arrays are the device's round-to-nearest instructions already
+(no .ftz: subnormals are kept). Here is what numpy lacks. NaN results are 0x7fffffff (documented: PTX ISA,
+canonical NaN).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fa3_kernels.twin.compiled import Backend, compiled, inlined, uses_numba
+from fa3_kernels.twin.mufu import ex2
+from fa3_kernels.twin.mufu_loops import ex2_bits
+
+_NAN = 0x7FFFFFFF
+_CANONICAL = np.uint32(_NAN).view(np.float32)
+_LOWEST_KEY = -(1 << 31)
+
+
+@inlined
+def fma_one(a, b, c):
+    """One fma for compiled loops: rounding to odd in float64, then to nearest in binary32, rounds once."""
+    product = np.float64(a) * np.float64(b)  # exact: 48 bits
+    addend = np.float64(c)
+    total = product + addend
+    back = total - product
+    error = (product - (total - back)) + (addend - back)  # exact (TwoSum); NaN for Inf and NaN
+    bits = np.float64(total).view(np.int64)
+    away = np.int64(1) if (error > 0) == (total > 0) else np.int64(-1)
+    inexact = (error > 0) | (error < 0)
+    bits += away if inexact and (bits & 1) == 0 else np.int64(0)
+    result = np.float32(np.int64(bits).view(np.float64))
+    return result if result == result else _CANONICAL
+
+
+@compiled
+def _fma_loop(a, b, c, out):
+    for i in range(out.size):
+        out[i] = fma_one(a[i], b[i], c[i])
+
+
+@compiled
+def _exp2_scaled_loop(s, c, minus, out):
+    exponent = np.empty(s.shape[1], np.float32)
+    exponent_bits = exponent.view(np.int32)
+    for i in range(s.shape[0]):
+        scale, offset = c[i], -minus[i]
+        for j in range(s.shape[1]):
+            exponent[j] = fma_one(s[i, j], scale, offset)
+        for j in range(s.shape[1]):
+            out[i, j] = ex2_bits(exponent_bits[j])
+
+
+@compiled
+def _thread_row_sums_loop(p, out):
+    for i in range(p.shape[0]):
+        for q in range(4):
+            out[i, q] = p[i, 2 * q] + p[i, 2 * q + 1]
+        for j in range(8, p.shape[1], 8):
+            for q in range(4):
+                out[i, q] += p[i, j + 2 * q] + p[i, j + 2 * q + 1]
+
+
+@compiled
+def _row_max_loop(bits, out):
+    for i in range(bits.shape[0]):
+        largest = np.int32(_LOWEST_KEY)
+        for j in range(bits.shape[1]):
+            b = bits[i, j]
+            key = np.int32(b ^ ((b >> 31) & 0x7FFFFFFF))
+            largest = max(largest, np.int32(_LOWEST_KEY) if (b & 0x7FFFFFFF) > 0x7F800000 else key)
+        back = np.int32(largest ^ ((largest >> 31) & 0x7FFFFFFF))
+        out[i] = np.int32(_NAN) if largest == _LOWEST_KEY else back
+
+
+def _canonical(x: np.ndarray) -> np.ndarray:
+    x[np.isnan(x)] = _CANONICAL
+    return x
+
+
+def _fma_numpy(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        product, addend = a.astype(np.float64) * b, c.astype(np.float64)
+        total = np.atleast_1d(product + addend)
+        back = total - product
+        error = (product - (total - back)) + (addend - back)
+        bits = total.view(np.int64)
+        inexact = ((error > 0) | (error < 0)) & ((bits & 1) == 0)
+        bits[inexact] += np.where((error > 0) == (total > 0), 1, -1)[inexact]
+        return _canonical(total.astype(np.float32)).reshape(product.shape)
+
+
+def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, *, backend: Backend = "numba") -> np.ndarray:
+    """Return a * b + c rounded once (fma.rn.f32).
+
+    Parameters
+    ----------
+    a, b, c : float32, broadcast against each other
+
+    Returns
+    -------
+    float32
+        Correctly rounded, subnormal results included. Overflow gives Inf; NaN, 0 * Inf and Inf - Inf give
+        0x7fffffff.
+    """
+    a, b, c = np.broadcast_arrays(*(np.asarray(x, np.float32) for x in (a, b, c)))
+    if not uses_numba(backend):
+        return _fma_numpy(a, b, c)
+    out = np.empty(a.shape, np.float32)
+    _fma_loop(*(np.array(x, order="C").reshape(-1) for x in (a, b, c)), out.reshape(-1))
+    return out
+
+
+def fmax(a: ArrayLike, b: ArrayLike) -> np.ndarray:
+    """Return the larger of two float32 arrays (max.f32): a NaN loses, -0 < +0, two NaN give 0x7fffffff."""
+    a, b = np.broadcast_arrays(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    return row_max(np.stack([a.reshape(-1), b.reshape(-1)], 1), backend="numpy").reshape(a.shape)
+
+
+def exp2_scaled(s: np.ndarray, c: np.ndarray, minus: np.ndarray, *, backend: Backend = "numba") -> np.ndarray:
+    """Return ex2(fma(s, c, -minus)): the exponentials of one softmax tile.
+
+    Parameters
+    ----------
+    s : float32 (m, n)
+    c, minus : float32 (m,)
+        Factor and offset of each row.
+
+    Returns
+    -------
+    float32 (m, n)
+        The hardware's bits; NaN, Inf and underflow as in :func:`fma` and :func:`mufu.ex2`.
+    """
+    c, minus = np.asarray(c, np.float32), np.asarray(minus, np.float32)
+    if not uses_numba(backend):
+        return ex2(_fma_numpy(s, c[:, None], -minus[:, None]), backend=backend)
+    out = np.empty(s.shape, np.int32)
+    s, c, minus = (np.array(x, np.float32, order="C") for x in (s, c, minus))
+    _exp2_scaled_loop(s, c, minus, out)
+    return out.view(np.float32)
+
+
+def row_max(s: np.ndarray, *, backend: Backend = "numba") -> np.ndarray:
+    """Return the maximum of each row of float32 (m, n), n >= 1, as a chain of max.f32.
+
+    NaN is ignored, -0 < +0; a row of NaN only gives 0x7fffffff. The order of the chain does not matter.
+    """
+    bits = np.array(s, np.float32, order="C").view(np.int32)
+    if uses_numba(backend):
+        out = np.empty(len(bits), np.int32)
+        _row_max_loop(bits, out)
+        return out.view(np.float32)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # signed order of keys is the order of numbers, -0 below +0
+    key[(bits & 0x7FFFFFFF) > 0x7F800000] = _LOWEST_KEY
+    largest = key.max(1)
+    out = largest ^ ((largest >> 31) & 0x7FFFFFFF)
+    out[largest == _LOWEST_KEY] = _NAN
+    return out.view(np.float32)
+
+
+def thread_row_sums(p: np.ndarray, *, backend: Backend = "numba") -> np.ndarray:
+    """Return each thread's sum of its columns of a wgmma accumulator fragment.
+
+    Quad lane q owns columns 8 j + 2 q + {0, 1}. It adds each pair, then the pairs in ascending j, starting
+    with the pair of j = 0 (no zero start).
+
+    Parameters
+    ----------
+    p : float32 (m, n)
+        n is a positive multiple of 8.
+
+    Returns
+    -------
+    float32 (m, 4)
+        Exact for this order: n / 8 * 2 - 1 rounded additions per lane. NaN gives 0x7fffffff.
+    """
+    m, n = p.shape
+    if n % 8 or n == 0:
+        raise ValueError(f"p must have a positive multiple of 8 columns, got {n}")
+    with np.errstate(all="ignore"):
+        if uses_numba(backend):
+            out = np.empty((m, 4), np.float32)
+            _thread_row_sums_loop(np.array(p, np.float32, order="C"), out)
+            return _canonical(out)
+        pairs = p.reshape(m, n // 8, 4, 2)
+        pairs = pairs[..., 0] + pairs[..., 1]
+        out = pairs[:, 0].copy()
+        for j in range(1, n // 8):
+            out += pairs[:, j]
+        return _canonical(out)
+
+
+def quad_sum(t: np.ndarray) -> np.ndarray:
+    """Return (t0 + t2) + (t1 + t3) of float32 (m, 4): shfl.xor 2, then 1; every lane gets the same bits."""
+    with np.errstate(all="ignore"):
+        return _canonical((t[:, 0] + t[:, 2]) + (t[:, 1] + t[:, 3]))

@@ -1,0 +1,238 @@
+"""Softmax attention in float64: the truth that every kernel is measured against.
+
+    S = softmax_scale * Q K^T,  S <- softcap * tanh(S / softcap),  P = softmax(S + mask),  O = P V
+    lse = log sum_j exp(S_j + mask_j)
+
+Work proceeds in tiles of query rows that see all their keys at once: no online rescaling, no approximation.
+
+Error statement. Let u = 2^-53 and, for one query row with n visible keys,
+``spread`` = max_j softmax_scale * sum_c |q_c k_jc|  and  ``range`` = max_j s_j - min_j s_j. Then
+
+    |out - exact| <= 2 u ((head_dim + 8) spread + range + n + 8) * sum_j P_j |v_j|
+    |lse - exact| <=   u ((head_dim + 8) spread + range + n + 8 + |lse|)
+
+with softcap included (tanh has slope <= 1), given exp, log and tanh within 1 ulp and no underflow. Scores carry
+gamma_(head_dim + 1) relative to ``spread`` and 4 u for the softcap; subtracting the row maximum adds u * range; exp,
+division and sums add the rest; score errors enter numerator and denominator, hence the 2. Proved on small problems by
+ball arithmetic in ``tests/reference/test_exact.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem, Sequence
+
+TILE_ELEMENTS = 1 << 22  # scores held at once: 32 MiB of float64
+MIN_TILE_ROWS, MAX_TILE_ROWS = 16, 512
+
+
+class Attention(NamedTuple):
+    """Result of a forward pass, in the layout of the problem."""
+
+    out: np.ndarray  # float64, problem.out_shape
+    lse: np.ndarray  # float64, problem.lse_shape
+
+
+class Tile(NamedTuple):
+    """Query rows of one sequence, the span of keys any of them sees, and which of those each one sees."""
+
+    rows: np.ndarray  # int64 (rows,)
+    keys: slice
+    visible: np.ndarray | None  # bool (rows, keys); None where every row sees the whole span
+
+
+def as_float64(**operands: tuple[np.ndarray, tuple[int, ...]]) -> tuple[np.ndarray, ...]:
+    """Convert named arrays to float64, exactly, after checking each against its shape.
+
+    Raises
+    ------
+    ValueError
+        If an array has another shape; the message names it.
+    """
+    for name, (x, shape) in operands.items():
+        if np.shape(x) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {np.shape(x)}")
+    return tuple(np.asarray(x).astype(np.float64, copy=False) for x, _ in operands.values())
+
+
+def row_tiles(problem: AttentionProblem, seq: Sequence, rows: np.ndarray, poisoned: bool = False) -> Iterator[Tile]:
+    """Cut the query rows that see any key into tiles of bounded memory.
+
+    Parameters
+    ----------
+    rows : int array
+        Query positions inside the sequence, ascending.
+    poisoned : bool
+        Make tiles without a masked key, so that a zero probability never meets a NaN or Inf it should not
+        see. Slower.
+    """
+    first, stop = problem.visible_keys(rows, seq.seqlen_q, seq.seqlen_k)
+    seen = stop > first
+    rows, first, stop = rows[seen], first[seen], stop[seen]
+    height = int(np.clip(TILE_ELEMENTS // max(1, seq.seqlen_k), MIN_TILE_ROWS, MAX_TILE_ROWS))
+    cuts = set(range(height, rows.size, height))
+    if poisoned:
+        cuts.update((np.flatnonzero((np.diff(first) != 0) | (np.diff(stop) != 0)) + 1).tolist())
+    for part in np.split(np.arange(rows.size), sorted(cuts)):
+        if part.size:
+            yield _tile(rows[part], first[part], stop[part])
+
+
+def _tile(rows: np.ndarray, first: np.ndarray, stop: np.ndarray) -> Tile:
+    low, high = int(first.min()), int(stop.max())
+    if first.max() == low and stop.min() == high:
+        return Tile(rows, slice(low, high), None)
+    keys = np.arange(low, high)
+    return Tile(rows, slice(low, high), (keys >= first[:, None]) & (keys < stop[:, None]))
+
+
+def scaled_scores(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Return softmax_scale * q k^T for (rows, head_dim) and (keys, head_dim), before softcap and mask."""
+    x = q @ k.T
+    x *= problem.softmax_scale
+    return x
+
+
+def cap_and_mask(problem: AttentionProblem, x: np.ndarray, visible: np.ndarray | None) -> np.ndarray:
+    """Apply the softcap, then set invisible scores to -inf; works in place."""
+    if problem.softcap > 0:
+        x /= problem.softcap
+        np.tanh(x, out=x)
+        x *= problem.softcap
+    if visible is not None:
+        x[~visible] = -np.inf
+    return x
+
+
+def _softmax(s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return unnormalised probabilities (in place), their row sums and the lse of each row."""
+    row_max = s.max(axis=1)
+    shift = np.where(np.isneginf(row_max), 0.0, row_max)
+    s -= shift[:, None]
+    p = np.exp(s, out=s)
+    row_sum = p.sum(axis=1)
+    return p, row_sum, shift + np.log(row_sum)
+
+
+def _tile_attention(
+    problem: AttentionProblem, visible: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray
+) -> Attention:
+    s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
+    p, row_sum, lse = _softmax(s)
+    return Attention((p @ v) / row_sum[:, None], lse)
+
+
+def attention_rows(
+    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, *,
+    seq: Sequence, head: int, rows: np.ndarray,
+) -> Attention:  # fmt: skip
+    """Compute selected query rows of one sequence and head: a spot check of a problem too large to do whole.
+
+    Parameters
+    ----------
+    q, k, v : float arrays of the problem's shapes
+    seq : Sequence
+        One of ``problem.sequences()``.
+    head : int
+        Query head.
+    rows : int array (rows,)
+        Query positions inside the sequence, ascending.
+
+    Returns
+    -------
+    Attention
+        ``out`` (rows, head_dim_v) and ``lse`` (rows,), with the errors and special values of
+        :func:`attention`.
+
+    Raises
+    ------
+    ValueError
+        If an operand has the wrong shape, or ``rows`` is not ascending inside [0, seqlen_q).
+    """
+    q, k, v = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
+    rows = np.asarray(rows, np.int64)
+    if rows.size and (rows[0] < 0 or rows[-1] >= seq.seqlen_q or np.any(np.diff(rows) <= 0)):
+        raise ValueError(f"rows must ascend inside [0, {seq.seqlen_q}), got {rows}")
+    return _rows(problem, (q, k, v), seq, head, rows)
+
+
+def _rows(
+    problem: AttentionProblem, operands: tuple[np.ndarray, ...], seq: Sequence, head: int, rows: np.ndarray
+) -> Attention:
+    q, k, v = operands
+    q_head = problem.rows_q(q, seq)[:, head]
+    k_head = problem.rows_k(k, seq)[:, head // problem.group]
+    v_head = problem.rows_k(v, seq)[:, head // problem.group]
+    out, lse = np.zeros((rows.size, problem.head_dim_v)), np.full(rows.size, -np.inf)
+    poisoned = not (np.isfinite(k_head).all() and np.isfinite(v_head).all())
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        for tile in row_tiles(problem, seq, rows, poisoned):
+            part = _tile_attention(problem, tile.visible, q_head[tile.rows], k_head[tile.keys], v_head[tile.keys])
+            where = np.searchsorted(rows, tile.rows)
+            out[where], lse[where] = part
+    return Attention(out, lse)
+
+
+def attention(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Attention:
+    """Compute attention in float64.
+
+    Parameters
+    ----------
+    q, k, v : float arrays of shapes ``problem.q_shape``, ``k_shape``, ``v_shape``
+        Values the kernel under test should see: any float dtype, converted exactly.
+
+    Returns
+    -------
+    Attention
+        ``out`` (``problem.out_shape``) and natural-log ``lse`` (``problem.lse_shape``), float64, with the
+        error stated at the top of this module. Rows that see no key have out = 0 and lse = -inf.
+
+    Raises
+    ------
+    ValueError
+        If an operand has the wrong shape.
+
+    Notes
+    -----
+    A row depends on nothing but its own query and the keys and values it sees: NaN and Inf elsewhere change
+    no bit of the meaning. Inside the visible range IEEE arithmetic decides: a NaN score or a +Inf score makes
+    the whole row and its lse NaN; a -Inf score is a key of weight 0; if all are -Inf, lse = -inf and out is
+    NaN. A NaN or Inf in V reaches its channel of every row that sees it, and Inf meeting a probability that
+    underflowed to 0 is NaN.
+    """
+    operands = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
+    out, lse = np.zeros(problem.out_shape), np.full(problem.lse_shape, -np.inf)
+    for seq in problem.sequences():
+        rows = np.arange(seq.seqlen_q)
+        for head in range(problem.nheads):
+            part = _rows(problem, operands, seq, head, rows)
+            problem.rows_q(out, seq)[:, head] = part.out
+            problem.rows_lse(lse, seq)[head] = part.lse
+    return Attention(out, lse)
+
+
+def probabilities(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, *, seq: Sequence, head: int) -> np.ndarray:
+    """Return the dense softmax matrix of one sequence and query head, float64 (seqlen_q, seqlen_k).
+
+    Invisible keys and empty rows hold 0; special values as in :func:`attention`. Relative error of an entry
+    <= 2 u ((head_dim + 8) spread + range + n + 8), in the notation of the module.
+
+    Raises
+    ------
+    ValueError
+        If an operand has the wrong shape.
+    """
+    q, k = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape))
+    q_head = problem.rows_q(q, seq)[:, head]
+    k_head = problem.rows_k(k, seq)[:, head // problem.group]
+    dense = np.zeros((seq.seqlen_q, seq.seqlen_k))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q)):
+            s = scaled_scores(problem, q_head[tile.rows], k_head[tile.keys])
+            p, row_sum, _ = _softmax(cap_and_mask(problem, s, tile.visible))
+            dense[tile.rows, tile.keys] = p / row_sum[:, None]
+    return dense

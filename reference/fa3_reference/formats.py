@@ -1,0 +1,279 @@
+"""Number formats as data, and one correctly rounded conversion into each of them.
+
+A finite code with exponent field E and fraction field F is worth (F + 2^f [E > 0]) * 2^(max(E, 1) - bias -
+f), so that magnitudes are ordered like their codes: that is why rounding may carry into the exponent, and why
+ULPs can be counted. :func:`encode_scalar` is the slow twin of :func:`encode_bits`: a bisection in exact
+rationals, through the same tests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+Overflow = Literal["ieee", "saturate"]
+Rounding = Literal["nearest_even", "toward_zero"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating-point format with subnormals and signed zero.
+
+    Without infinities (e4m3) the all-ones magnitude is the one NaN and the rest of the top exponent holds
+    numbers.
+    """
+
+    name: str
+    exponent_bits: int
+    fraction_bits: int
+    bias: int
+    has_inf: bool
+    dtype: np.dtype[Any]
+    bits_dtype: np.dtype[Any]
+
+    @property
+    def bits(self) -> int:
+        """Width of a code."""
+        return 1 + self.exponent_bits + self.fraction_bits
+
+    @property
+    def sign_mask(self) -> int:
+        return 1 << (self.bits - 1)
+
+    @property
+    def max_code(self) -> int:
+        """Magnitude code of the largest finite number."""
+        return self.inf_code - 1 if self.has_inf else self.sign_mask - 2
+
+    @property
+    def inf_code(self) -> int:
+        """First magnitude code of the top exponent: +Inf where the format has one."""
+        return ((1 << self.exponent_bits) - 1) << self.fraction_bits
+
+    @property
+    def nan_code(self) -> int:
+        """The NaN that conversions produce: positive and quiet."""
+        return self.inf_code | (1 << (self.fraction_bits - 1)) if self.has_inf else self.sign_mask - 1
+
+    @property
+    def min_exponent(self) -> int:
+        """Exponent of the smallest normal number."""
+        return 1 - self.bias
+
+    @property
+    def max_finite(self) -> float:
+        return float(_magnitude(self.max_code, self))
+
+    @property
+    def min_normal(self) -> float:
+        return math.ldexp(1.0, self.min_exponent)
+
+    @property
+    def min_subnormal(self) -> float:
+        return math.ldexp(1.0, self.min_exponent - self.fraction_bits)
+
+    @property
+    def epsilon(self) -> float:
+        """Spacing of the numbers in [1, 2)."""
+        return math.ldexp(1.0, -self.fraction_bits)
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of rounding to nearest in the normal range."""
+        return self.epsilon / 2
+
+
+def _format(name: str, exponent_bits: int, fraction_bits: int, has_inf: bool, dtype: Any) -> Format:
+    storage = np.dtype(dtype)
+    bias = (1 << (exponent_bits - 1)) - 1
+    bits_dtype = np.dtype(f"uint{8 * storage.itemsize}")
+    return Format(name, exponent_bits, fraction_bits, bias, has_inf, storage, bits_dtype)
+
+
+FORMATS: dict[str, Format] = {
+    fmt.name: fmt
+    for fmt in (
+        _format("fp32", 8, 23, True, np.float32),
+        _format("fp16", 5, 10, True, np.float16),
+        _format("bf16", 8, 7, True, ml_dtypes.bfloat16),
+        _format("e4m3", 4, 3, False, ml_dtypes.float8_e4m3fn),
+        _format("e5m2", 5, 2, True, ml_dtypes.float8_e5m2),
+    )
+}
+
+
+def _check_modes(overflow: str, rounding: str) -> None:
+    if overflow not in ("ieee", "saturate"):
+        raise ValueError(f"overflow must be 'ieee' or 'saturate', got {overflow!r}")
+    if rounding not in ("nearest_even", "toward_zero"):
+        raise ValueError(f"rounding must be 'nearest_even' or 'toward_zero', got {rounding!r}")
+
+
+def _overflow_codes(fmt: Format, overflow: Overflow, rounding: Rounding) -> tuple[int, int]:
+    """Return the magnitude codes of a finite value that does not fit and of an infinite one."""
+    if overflow == "saturate":
+        return fmt.max_code, fmt.max_code
+    infinite = fmt.inf_code if fmt.has_inf else fmt.nan_code
+    return (infinite if rounding == "nearest_even" else fmt.max_code), infinite
+
+
+def _binade(x: np.ndarray, fmt: Format) -> np.ndarray:
+    """Return the exponent of the binade that sets the spacing of ``fmt`` at finite x, int64."""
+    exponent = (x.view(np.int64) >> 52) & 0x7FF
+    exponent -= 1023
+    return np.maximum(exponent, fmt.min_exponent, out=exponent)
+
+
+def _power_of_two(exponent: np.ndarray) -> np.ndarray:
+    """Return 2.0 ** exponent for exponents of normal float64 numbers; exact."""
+    return ((exponent + 1023) << 52).view(np.float64)
+
+
+def _magnitude_codes(x: np.ndarray, fmt: Format, rounding: Rounding) -> np.ndarray:
+    """Round finite |x| to magnitude codes, int64, as if the exponent had no upper limit."""
+    exponent = _binade(x, fmt)
+    significand = np.abs(x) / _power_of_two(exponent - fmt.fraction_bits)  # exact: a division by a power of two
+    significand = np.rint(significand) if rounding == "nearest_even" else np.floor(significand)
+    return ((exponent - fmt.min_exponent) << fmt.fraction_bits) + significand.astype(np.int64)
+
+
+def encode_bits(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Rounding = "nearest_even") -> np.ndarray:
+    """Round float64 values to codes of a format, with a single rounding.
+
+    Parameters
+    ----------
+    x : float64 array
+        Narrower float types convert exactly first.
+    fmt : Format
+    overflow : {"ieee", "saturate"}
+        ``"ieee"``: what rounds beyond ``max_finite`` becomes Inf, or NaN in a format without Inf.
+        ``"saturate"``: it becomes ``max_finite`` with its sign, infinite inputs included (PTX
+        ``cvt.satfinite``).
+    rounding : {"nearest_even", "toward_zero"}
+        Toward zero, finite values never leave the finite range.
+
+    Returns
+    -------
+    unsigned integer array like ``x``
+        Correctly rounded, subnormals included. NaN becomes ``fmt.nan_code``; zeros and underflows keep their
+        sign.
+
+    Raises
+    ------
+    ValueError
+        If a mode is unknown.
+
+    >>> encode_bits(np.array([448.0, 464.0, 465.0, -0.0]), FORMATS["e4m3"], "ieee")
+    array([126, 126, 127, 128], dtype=uint8)
+    """
+    _check_modes(overflow, rounding)
+    shape, x = np.shape(x), np.ascontiguousarray(x, np.float64).reshape(-1)
+    too_large, infinite = _overflow_codes(fmt, overflow, rounding)
+    finite = np.isfinite(x)
+    everywhere_finite = bool(finite.all())
+    codes = _magnitude_codes(x if everywhere_finite else np.where(finite, x, 0.0), fmt, rounding)
+    codes[codes > fmt.max_code] = too_large
+    if not everywhere_finite:
+        codes[np.isinf(x)] = infinite
+    np.bitwise_or(codes, fmt.sign_mask, out=codes, where=np.signbit(x))
+    if not everywhere_finite or too_large == fmt.nan_code:
+        codes[np.isnan(x) | ((codes & ~fmt.sign_mask) == fmt.nan_code)] = fmt.nan_code
+    return codes.astype(fmt.bits_dtype).reshape(shape)
+
+
+def encode(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Rounding = "nearest_even") -> np.ndarray:
+    """Round float64 values to an array of ``fmt.dtype``; see :func:`encode_bits` for every special value.
+
+    The formats' own casts (``astype``) go through float32 and round twice:
+
+    >>> x = np.array([1 + 2**-4 + 2**-40])
+    >>> float(encode(x, FORMATS["e4m3"], "ieee")[0]), float(x.astype(FORMATS["e4m3"].dtype)[0])
+    (1.125, 1.0)
+    """
+    return encode_bits(x, fmt, overflow, rounding).view(fmt.dtype)
+
+
+def decode(bits: np.ndarray, fmt: Format) -> np.ndarray:
+    """Return the float64 values of codes (any integer dtype); exact, NaN and Inf included."""
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        return np.asarray(bits).astype(fmt.bits_dtype).view(fmt.dtype).astype(np.float64)
+
+
+def round_to(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Rounding = "nearest_even") -> np.ndarray:
+    """Round float64 values to the nearest value of a format, returned as float64; see :func:`encode_bits`."""
+    return encode(x, fmt, overflow, rounding).astype(np.float64)
+
+
+def ulp(x: np.ndarray, fmt: Format) -> np.ndarray:
+    """Return the spacing of the numbers of a format at |x|, float64; exact.
+
+    The spacing is that of the binade which holds |x| and never less than ``min_subnormal``. Beyond
+    ``max_finite`` it is the spacing at ``max_finite``; at Inf and NaN it is NaN.
+
+    >>> ulp(np.array([1.0, 0.0, 1e9]), FORMATS["e4m3"])
+    array([1.250000e-01, 1.953125e-03, 3.200000e+01])
+    """
+    shape, x = np.shape(x), np.ascontiguousarray(x, np.float64).reshape(-1)
+    finite = np.isfinite(x)
+    exponent = _binade(np.where(finite, np.clip(x, -fmt.max_finite, fmt.max_finite), 0.0), fmt)
+    return np.where(finite, _power_of_two(exponent - fmt.fraction_bits), np.nan).reshape(shape)
+
+
+def ordinal(bits: np.ndarray, fmt: Format) -> np.ndarray:
+    """Map codes to int64 such that ordinals are ordered like values and neighbours differ by 1.
+
+    Both zeros map to 0, so that -0 and +0 are 0 apart; Inf follows ``max_finite``; NaN codes lie beyond Inf.
+    """
+    codes = np.asarray(bits).astype(np.int64)
+    magnitude = codes & (fmt.sign_mask - 1)
+    return np.where(codes & fmt.sign_mask, -magnitude, magnitude)
+
+
+def ulp_distance(a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+    """Count the representable steps between two arrays of codes, int64.
+
+    Two NaNs are 0 apart; a NaN and a number are 2 ** ``fmt.bits`` apart, more than any two numbers.
+    """
+    a_nan, b_nan = np.isnan(decode(a, fmt)), np.isnan(decode(b, fmt))
+    steps = np.abs(ordinal(a, fmt) - ordinal(b, fmt))
+    return np.where(a_nan | b_nan, np.where(a_nan & b_nan, 0, 1 << fmt.bits), steps)
+
+
+def _magnitude(code: int, fmt: Format) -> Fraction:
+    """Value of a magnitude code by the module's formula, the top exponent read as numbers too."""
+    exponent, fraction = code >> fmt.fraction_bits, code & ((1 << fmt.fraction_bits) - 1)
+    significand = fraction + (1 << fmt.fraction_bits if exponent > 0 else 0)
+    return significand * Fraction(2) ** (max(exponent, 1) - fmt.bias - fmt.fraction_bits)
+
+
+def encode_scalar(x: float, fmt: Format, overflow: Overflow, rounding: Rounding = "nearest_even") -> int:
+    """Round one float64 to a code by bisection among exact rationals, as :func:`encode_bits` does."""
+    _check_modes(overflow, rounding)
+    if math.isnan(x):
+        return fmt.nan_code
+    too_large, infinite = _overflow_codes(fmt, overflow, rounding)
+    sign = fmt.sign_mask if math.copysign(1.0, x) < 0 else 0
+    if math.isinf(x):
+        code = infinite
+    else:
+        code = _nearest_code(abs(Fraction(x)), fmt, rounding)
+        code = too_large if code > fmt.max_code else code
+    return code if code == fmt.nan_code else sign | code
+
+
+def _nearest_code(magnitude: Fraction, fmt: Format, rounding: Rounding) -> int:
+    low, high = 0, fmt.max_code + 1  # beyond the top: max_code + 1 stands for everything larger
+    if magnitude >= _magnitude(high, fmt):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _magnitude(middle, fmt) <= magnitude else (low, middle)
+    below, above = magnitude - _magnitude(low, fmt), _magnitude(high, fmt) - magnitude
+    if rounding == "toward_zero" or below < above:
+        return low
+    return high if above < below else low + low % 2

@@ -1,0 +1,283 @@
+"""From float64 inputs to the operands a kernel sees: rounding to 16 bits, and scaled, rotated, centred e4m3.
+
+    x is stored as e4m3(x / descale),   descale = fp32(max|x| / 448) per tensor, head, block of rows, or row
+
+FlashAttention-3's interface has one descale per (batch, kv head); its paper adds blocks of rows and the
+Hadamard rotation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import numpy as np
+
+from fa3_reference.attention import as_float64
+from fa3_reference.formats import FORMATS, encode
+from fa3_reference.hadamard import random_signs, rotate
+from fa3_reference.problem import AttentionProblem, Descale, Operands
+
+Granularity = Literal["tensor", "head", "block", "row"]
+_E4M3, _FP32 = FORMATS["e4m3"], FORMATS["fp32"]
+_BLOCK_FIELDS = ("block_rows_q", "block_rows_k", "block_rows_v")
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@dataclass(frozen=True, slots=True)
+class QuantScheme:
+    """How q, k and v become e4m3.
+
+    Parameters
+    ----------
+    granularity : {"tensor", "head", "block", "row"}
+        What shares a descale: the whole operand; one (sequence, kv head), for Q all query heads that share
+        it, as in FlashAttention-3; a block of rows of one (sequence, head); one row.
+    block_rows_q, block_rows_k, block_rows_v : int
+        Rows per block, counted from the start of each sequence; used by ``"block"`` only.
+    power_of_two : bool
+        Round descales up to powers of two, so that scaling itself rounds nothing.
+    hadamard_seed : int, optional
+        Rotate Q and K (never V) with these random signs first; head_dim must be a power of two.
+    k_mean : bool
+        Subtract from K its mean over the tokens of each (sequence, kv head) first. The softmax does not
+        change; the kernel's lse lacks softmax_scale * q . mean, returned as ``lse_shift``. Not with softcap,
+        which is not shift-invariant.
+
+    Raises
+    ------
+    ValueError
+        Whenever a value breaks its rule; the message states both.
+    """
+
+    granularity: Granularity = "head"
+    block_rows_q: int = 128
+    block_rows_k: int = 128
+    block_rows_v: int = 128
+    power_of_two: bool = False
+    hadamard_seed: int | None = None
+    k_mean: bool = False
+
+    def __post_init__(self) -> None:
+        if self.granularity not in get_args(Granularity):
+            raise ValueError(f"granularity must be one of {', '.join(get_args(Granularity))}, got {self.granularity!r}")
+        for name in _BLOCK_FIELDS:
+            if not _is_integer(getattr(self, name), 1):
+                raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
+        for name in ("power_of_two", "k_mean"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.hadamard_seed is not None and not _is_integer(self.hadamard_seed, 0):
+            raise ValueError(f"hadamard_seed must be an integer >= 0 or null, got {self.hadamard_seed!r}")
+
+    def rows_per_descale(self, operand: Literal["q", "k", "v"]) -> int:
+        """Rows that share a descale; 0 is the whole sequence."""
+        if self.granularity == "block":
+            return int(getattr(self, f"block_rows_{operand}"))
+        return 1 if self.granularity == "row" else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every field as JSON types; :meth:`from_json` restores an equal scheme."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> QuantScheme:
+        """Build a scheme from decoded JSON; absent fields take their defaults.
+
+        Raises
+        ------
+        ValueError
+            If ``data`` is not an object, has an unknown field, or a field breaks its rule.
+        """
+        if not isinstance(data, dict):
+            raise ValueError(f"a quantisation scheme must be a JSON object, got {type(data).__name__}")
+        unknown = sorted(map(str, set(data) - {field.name for field in dataclasses.fields(cls)}))
+        if unknown:
+            raise ValueError(f"a quantisation scheme has no field {', '.join(map(repr, unknown))}")
+        return cls(**cast(dict[str, Any], data))
+
+
+class Quantized(NamedTuple):
+    """Operands for a kernel, and what must be added to its lse (None: nothing)."""
+
+    operands: Operands
+    lse_shift: np.ndarray | None = None  # float64, problem.lse_shape
+
+
+class Conditioned(NamedTuple):
+    """Q and K as a scheme quantises them: centred and rotated, before any rounding to e4m3."""
+
+    q: np.ndarray
+    k: np.ndarray
+    lse_shift: np.ndarray | None
+
+
+def condition(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, scheme: QuantScheme) -> Conditioned:
+    """Apply what leaves attention unchanged in a scheme: K-mean subtraction, then the Hadamard rotation.
+
+    Parameters
+    ----------
+    q, k : float arrays of the problem's shapes
+
+    Returns
+    -------
+    Conditioned
+        float64, accurate to a few 2^-53 of a row's 2-norm. NaN and Inf pass through, possibly to their whole
+        row or channel.
+
+    Raises
+    ------
+    ValueError
+        If a shape is wrong, ``k_mean`` meets softcap, or head_dim is no power of two for a rotation.
+    """
+    q, k = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape))
+    lse_shift = None
+    if scheme.k_mean:
+        if problem.softcap > 0:
+            raise ValueError(f"k_mean needs softcap = 0, as tanh is not shift-invariant, got {problem.softcap}")
+        k, lse_shift = _centre(problem, q, k)
+    if scheme.hadamard_seed is not None:
+        signs = random_signs(problem.head_dim, scheme.hadamard_seed)
+        q, k = rotate(q, signs), rotate(k, signs)
+    return Conditioned(q, k, lse_shift)
+
+
+def _centre(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    centred, shift = k.copy(), np.zeros(problem.lse_shape)
+    for seq in problem.sequences():
+        if seq.seqlen_k == 0:
+            continue
+        rows = problem.rows_k(centred, seq)  # (seqlen_k, nheads_kv, head_dim)
+        mean = rows.mean(axis=0)
+        rows -= mean
+        dot = np.einsum("qhd,hd->hq", problem.rows_q(q, seq), np.repeat(mean, problem.group, axis=0))
+        problem.rows_lse(shift, seq)[:] = problem.softmax_scale * dot
+    return centred, shift
+
+
+def descales_of(amax: np.ndarray, power_of_two: bool = False) -> np.ndarray:
+    """Return the descale that maps each amax to 448, the largest e4m3 number.
+
+    Parameters
+    ----------
+    amax : float64 array
+        Finite and >= 0.
+    power_of_two : bool
+        Round up to a power of two instead of to the nearest float32.
+
+    Returns
+    -------
+    float32 array like ``amax``
+        amax / 448 correctly rounded but for one float64 division; 1 where amax is 0; at least 2^-126, since
+        hardware flushes subnormal factors.
+
+    Raises
+    ------
+    ValueError
+        If amax / 448 exceeds the largest float32.
+    """
+    exact = np.maximum(np.asarray(amax, np.float64) / _E4M3.max_finite, _FP32.min_normal)
+    if power_of_two:
+        fraction, exponent = np.frexp(exact)
+        exact = np.ldexp(1.0, np.where(fraction == 0.5, exponent - 1, exponent))
+    if np.any(exact > _FP32.max_finite):
+        raise ValueError(f"max|x| / 448 must be at most the largest float32, got max|x| = {np.max(amax)}")
+    return np.where(np.asarray(amax) > 0, exact, 1.0).astype(np.float32)
+
+
+def _amax(problem: AttentionProblem, x: np.ndarray, operand: str, scheme: QuantScheme) -> np.ndarray:
+    """Return max|x| of everything that shares a descale, float64 (batch, heads, blocks)."""
+    heads, seqlen = x.shape[-2], problem.seqlen_q if operand == "q" else problem.seqlen_k
+    block_rows = scheme.rows_per_descale(cast(Literal["q", "k", "v"], operand))
+    blocks = max(1, -(-seqlen // block_rows)) if block_rows else 1
+    if scheme.granularity == "tensor":
+        return np.full((problem.batch, heads, 1), np.max(np.abs(x), initial=0.0))
+    result = np.zeros((problem.batch, heads, blocks))
+    for seq in problem.sequences():
+        rows = problem.rows_q(x, seq) if operand == "q" else problem.rows_k(x, seq)
+        per_row = np.abs(rows).max(axis=2)  # (seqlen, heads)
+        if per_row.shape[0]:
+            starts = np.arange(0, per_row.shape[0], block_rows or per_row.shape[0])
+            result[seq.index, :, : starts.size] = np.maximum.reduceat(per_row, starts, axis=0).T
+    if scheme.granularity == "head" and operand == "q":
+        groups = result.reshape(problem.batch, problem.nheads_kv, problem.group)
+        result = np.repeat(groups.max(axis=2), problem.group, axis=1)[:, :, None]
+    return result
+
+
+def _quantize(
+    problem: AttentionProblem, x: np.ndarray, operand: str, scheme: QuantScheme
+) -> tuple[np.ndarray, Descale]:
+    if not np.isfinite(x).all():
+        raise ValueError(f"{operand} must be finite to be quantised, got NaN or Inf")
+    block_rows = scheme.rows_per_descale(cast(Literal["q", "k", "v"], operand))
+    descale = Descale(descales_of(_amax(problem, x, operand, scheme), scheme.power_of_two), block_rows)
+    scaled = x.copy()
+    for seq in problem.sequences():
+        rows = problem.rows_q(scaled, seq) if operand == "q" else problem.rows_k(scaled, seq)
+        for head in range(rows.shape[1]):
+            rows[:, head] /= descale.rows(seq.index, head, rows.shape[0])[:, None].astype(np.float64)
+    return encode(scaled, _E4M3, "saturate"), descale
+
+
+def quantize_qkv(
+    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, scheme: QuantScheme
+) -> Quantized:
+    """Quantise q, k and v to e4m3.
+
+    Parameters
+    ----------
+    q, k, v : finite float arrays of the problem's shapes
+
+    Returns
+    -------
+    Quantized
+        Each element is e4m3(x / descale) rounded to nearest even (after one float64 division), so that its
+        dequantised value is off by at most max(2^-4 |x|, 2^-10 descale). ``lse_shift`` is set with
+        ``scheme.k_mean``.
+
+    Raises
+    ------
+    ValueError
+        If the problem is not e4m3, an operand has the wrong shape or holds NaN or Inf, a descale would exceed
+        float32, or :func:`condition` rejects the scheme.
+    """
+    if problem.dtype != "e4m3":
+        raise ValueError(f"a quantisation scheme needs dtype e4m3, got {problem.dtype}")
+    (v,) = as_float64(v=(v, problem.v_shape))
+    q, k, lse_shift = condition(problem, q, k, scheme)
+    q8, q_descale = _quantize(problem, q, "q", scheme)
+    k8, k_descale = _quantize(problem, k, "k", scheme)
+    v8, v_descale = _quantize(problem, v, "v", scheme)
+    return Quantized(Operands(q8, k8, v8, q_descale, k_descale, v_descale), lse_shift)
+
+
+def round_operands(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Operands:
+    """Round q, k and v once, to nearest even, to the problem's dtype, without scaling.
+
+    Overflow follows IEEE: Inf in fp16 and bf16, NaN in e4m3. NaN and Inf pass through.
+
+    Raises
+    ------
+    ValueError
+        If an operand has the wrong shape.
+    """
+    q, k, v = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
+    fmt = FORMATS[problem.dtype]
+    return Operands(encode(q, fmt, "ieee"), encode(k, fmt, "ieee"), encode(v, fmt, "ieee"))
+
+
+def prepare(
+    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, scheme: QuantScheme | None = None
+) -> Quantized:
+    """Turn float64 inputs into a kernel's operands: quantised by a scheme, or plainly rounded without one.
+
+    See :func:`quantize_qkv` and :func:`round_operands` for errors and special values.
+    """
+    if scheme is None:
+        return Quantized(round_operands(problem, q, k, v))
+    return quantize_qkv(problem, q, k, v, scheme)

@@ -1,0 +1,127 @@
+"""The compile cache never serves old code and lies outside the package; the bits need neither it nor numba."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fa3_kernels.twin
+from fa3_kernels.twin import compiled
+
+PACKAGE = Path(fa3_kernels.twin.__file__).parent
+# a loop in one file whose scalar callee lives in another
+RUN = """
+import numpy as np
+from fa3_kernels.twin import convert, float32
+print(float32.exp2_scaled(np.ones((1, 8), np.float32), np.ones(1), np.zeros(1))[0, 0])
+print(sum(float32._exp2_scaled_loop.stats.cache_hits.values()))
+"""
+
+
+def run(code: str, tree: Path, **environment: str) -> list[str]:
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the twin package that may be edited."""
+    package = tmp_path / "source" / "fa3_kernels"
+    shutil.copytree(PACKAGE, package / "twin", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "__init__.py").write_text("")
+    return package.parent
+
+
+def test_an_edited_callee_in_another_file_is_compiled_again(tree: Path, tmp_path: Path) -> None:
+    cache = {"FA3VERIFY_CACHE": str(tmp_path / "cache")}
+    assert run(RUN, tree, **cache) == ["2.0", "0"]
+    assert run(RUN, tree, **cache) == ["2.0", "1"], "the second process must load what the first compiled"
+    callee = tree / "fa3_kernels" / "twin" / "mufu_loops.py"
+    source = callee.read_text()
+    edited = source.replace("exponent = np.int32((fixed >> 23) + 127)", "exponent = np.int32((fixed >> 23) + 128)")
+    assert edited != source
+    callee.write_text(edited)
+    assert run(RUN, tree, **cache) == ["4.0", "0"], "stale code was run"
+    callee.write_text(source)
+    assert run(RUN, tree, **cache)[0] == "2.0"
+    assert len(list((tmp_path / "cache" / "fa3verify").iterdir())) == 2
+    assert not list(tree.rglob("*.nb[ic]")), "nothing may be written into the package"
+
+
+def test_the_hash_covers_every_source_and_table(tree: Path) -> None:
+    package = tree / "fa3_kernels" / "twin"
+    before = compiled.source_hash(package)
+    seen = {before}
+    for path in sorted(package.iterdir()):
+        if path.suffix in (".py", ".json"):
+            content = path.read_text()
+            path.write_text(content + "\n")
+            seen.add(compiled.source_hash(package))
+            path.write_text(content)
+    assert compiled.source_hash(package) == before
+    assert len(seen) == 1 + len([p for p in package.iterdir() if p.suffix in (".py", ".json")])
+    (package / "mufu_tables.json").rename(package / "other.json")
+    assert compiled.source_hash(package) not in seen
+
+
+WHERE = "from fa3_kernels.twin import compiled; print(compiled.cache_directory())"
+
+
+def test_the_cache_root_falls_back_to_the_next_writable_place(tree: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    home = tmp_path / "home"
+    home.mkdir()
+    unset = {"FA3VERIFY_CACHE": "", "XDG_CACHE_HOME": ""}
+    assert Path(run(WHERE, tree, **unset, HOME=str(home))[0]).parent == home / ".cache" / "fa3verify"
+    xdg = {**unset, "XDG_CACHE_HOME": str(tmp_path / "xdg"), "HOME": str(home)}
+    assert Path(run(WHERE, tree, **xdg)[0]).parent == tmp_path / "xdg" / "fa3verify"
+    asked = {**xdg, "FA3VERIFY_CACHE": str(tmp_path / "asked")}
+    assert Path(run(WHERE, tree, **asked)[0]).parent == tmp_path / "asked" / "fa3verify"
+    nowhere = dict.fromkeys(("FA3VERIFY_CACHE", "XDG_CACHE_HOME", "HOME"), str(blocked))
+    temporary = Path(run(WHERE, tree, **nowhere, TMPDIR=str(home))[0])
+    assert home in temporary.parents
+    assert run(RUN, tree, **nowhere, TMPDIR=str(home))[0] == "2.0"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
+def test_a_cache_that_others_can_write_is_not_trusted(tree: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "fa3verify").mkdir(parents=True)
+    (shared / "fa3verify").chmod(0o777)
+    home = tmp_path / "home"
+    got = Path(run(WHERE, tree, FA3VERIFY_CACHE=str(shared), XDG_CACHE_HOME="", HOME=str(home))[0])
+    assert shared not in got.parents
+    assert not stat.S_IMODE(got.stat().st_mode) & 0o022
+
+
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = None
+import numpy as np
+from fa3_kernels.twin import mufu, wgmma
+x = np.ones((2, 16), np.float16)
+a, b = (f(x, "fp16", backend="numpy") for f in (wgmma.operand, wgmma.operand_b))
+print(wgmma.wgmma(a, b, backend="numpy")[0, 0], mufu.ex2(x[0].astype("f"), backend="numpy")[0])
+try:
+    mufu.ex2(x)
+except ImportError as error:
+    print("numpy" in str(error))
+"""
+
+
+def test_the_numpy_backend_works_without_numba(tree: Path) -> None:
+    assert run(WITHOUT_NUMBA, tree) == ["16.0", "2.0", "True"]
+
+
+def test_numba_is_left_as_it_was_found() -> None:
+    code = "import numba; a = numba.config.CACHE_DIR; import fa3_kernels.twin.wgmma; print(a == numba.config.CACHE_DIR)"
+    assert run(code, PACKAGE.parent.parent) == ["True"]

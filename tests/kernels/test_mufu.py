@@ -1,0 +1,135 @@
+"""The multi-function unit: vectorised forms, scalar definition and the device agree."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fa3_kernels.twin import mufu, mufu_exact
+from fa3_kernels.twin.compiled import Backend
+from tests.kernels import device_inputs as device
+
+BACKENDS: tuple[Backend, ...] = ("numba", "numpy")
+Vector = Callable[..., np.ndarray]
+# name, vectorised, scalar definition, number of the instruction in mufu_samples.npz
+FUNCTIONS: tuple[tuple[str, Vector, Callable[[int], int], int], ...] = (
+    ("ex2", mufu.ex2, mufu_exact.ex2_exact, 0),
+    ("rcp", mufu.rcp, mufu_exact.rcp_exact, 2),
+    ("lg2", mufu.lg2, mufu_exact.lg2_exact, 4),
+    ("rsq", mufu.rsq, mufu_exact.rsq_exact, 6),
+)
+each_function = pytest.mark.parametrize(("name", "vector", "scalar", "op"), FUNCTIONS, ids=[f[0] for f in FUNCTIONS])
+
+
+def samples() -> dict[str, np.ndarray]:
+    with np.load(device.GOLDEN / "mufu_samples.npz") as stored:
+        return dict(stored)
+
+
+def assert_results(got: np.ndarray, want: np.ndarray, x: np.ndarray, what: object) -> None:
+    got, x = got.view(np.uint32), x.view(np.uint32)
+    wrong = np.flatnonzero(got != want)
+    if len(wrong):
+        i = wrong[0]
+        pytest.fail(f"{what}: {len(wrong)} of {got.size}; first f({x[i]:#010x}) = {got[i]:#010x}, want {want[i]:#010x}")
+
+
+@each_function
+def test_random_and_special_inputs_equal_the_device(name: str, vector: Vector, scalar, op: int) -> None:
+    stored = samples()
+    special = stored["sp_in"].view(np.float32)
+    patterns, _ = device.mufu_inputs()
+    for backend in BACKENDS:
+        assert_results(vector(special, backend=backend), stored[f"sp_op{op}"], special, (name, backend))
+        assert_results(vector(patterns, backend=backend), stored[f"rnd_op{op}"], patterns, (name, backend))
+    for x, want in ((special, stored[f"sp_op{op}"]), (patterns[:8192], stored[f"rnd_op{op}"][:8192])):
+        got = np.array([scalar(int(b)) for b in x.view(np.uint32)], np.uint32)
+        assert_results(got, want, x, (name, "scalar definition"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ex2_equals_the_device_over_softmax_exponents(backend: Backend) -> None:
+    _, ranged = device.mufu_inputs()
+    assert_results(mufu.ex2(ranged, backend=backend), samples()["rng_ex2"], ranged, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ex2_equals_the_device_on_all_of_1_to_2(backend: Backend) -> None:
+    raw = np.frombuffer(lzma.decompress((device.GOLDEN / "ex2_1_2_first_diff_i8.xz").read_bytes()), np.int8)
+    first = raw[:8].view(np.int64)
+    want = np.concatenate([first, first + np.cumsum(raw[8:], dtype=np.int64)]).astype(np.uint32)
+    x = (np.arange(1 << 23, dtype=np.uint32) + np.uint32(0x3F800000)).view(np.float32)
+    assert_results(mufu.ex2(x, backend=backend), want, x, backend)
+
+
+@each_function
+@given(bits=st.integers(0, (1 << 32) - 1))
+@example(bits=0x3F800000)
+@example(bits=0x3F7FFFFF)
+@example(bits=0x3F800001)
+@example(bits=0x7E800000)  # reciprocal: smallest power of two whose result is subnormal is 2^127
+@example(bits=0x7F000000)
+@example(bits=0xC2FC0000)  # ex2: -126, the last normal result
+def test_three_forms_agree(name: str, vector: Vector, scalar, op: int, bits: int) -> None:
+    x = np.array([bits], np.uint32).view(np.float32)
+    results = {hex(int(vector(x, backend=b).view(np.uint32)[0])) for b in BACKENDS} | {hex(scalar(bits))}
+    assert len(results) == 1, f"{name}({bits:#010x}) = {results}"
+
+
+@each_function
+def test_backends_agree_around_every_binade(name: str, vector: Vector, scalar, op: int) -> None:
+    sign_and_exponent = np.arange(1 << 9, dtype=np.uint32)[:, None] << np.uint32(23)
+    low = np.array([0, 1, 0xFFFF, 0x10000, 0x1FFFF, 0x20000, 0x3FFFFF, 0x400000, 0x7FFFFF], np.uint32)
+    x = (sign_and_exponent | low).view(np.float32)
+    got = vector(x, backend="numba")
+    assert got.shape == x.shape
+    assert_results(got.ravel(), vector(x, backend="numpy").view(np.uint32).ravel(), x.ravel(), name)
+
+
+def test_squares_are_cut_below_the_exact_square() -> None:
+    x = np.arange(1 << 17)
+    squares = np.array([mufu_exact.square(int(v)) for v in x])
+    assert (squares == mufu._SQUARES).all()
+    assert (squares <= x * x >> 19).all()
+    assert (squares < x * x >> 19).any()
+
+
+# the unit's known accuracy (exhaustive on an H200): relative error of ex2 at most 2^-22.7
+def test_accuracy_of_the_unit() -> None:
+    x = np.linspace(-100, 100, 200_001).astype(np.float32)
+    relative = mufu.ex2(x).astype(np.float64) / np.exp2(x.astype(np.float64)) - 1
+    assert np.abs(relative).max() < 2.0**-22.7
+    positive = np.geomspace(1e-30, 1e30, 100_001).astype(np.float32)
+    wide = positive.astype(np.float64)
+    assert np.abs(mufu.rcp(positive) * wide - 1).max() < 2.0**-23
+    assert np.abs(mufu.rsq(positive) * np.sqrt(wide) - 1).max() < 2.0**-22
+    error = np.abs(mufu.lg2(positive) - np.log2(wide))
+    assert (error <= 2.0**-22 * np.maximum(1, np.abs(np.log2(wide)))).all()
+
+
+# the one's complement makes softmax weights low on average: 4.6e-8 on [-8, 0] on an H200
+def test_ex2_of_negative_numbers_is_low_on_average() -> None:
+    x = -8 * np.random.default_rng(1).random(1_000_000).astype(np.float32)
+    mean = np.mean(mufu.ex2(x).astype(np.float64) / np.exp2(x.astype(np.float64)) - 1)
+    assert -4.7e-8 < mean < -4.5e-8
+
+
+def test_the_tables_are_the_fitted_ones() -> None:
+    """A table off by one unit is invisible to most inputs, so its contents are pinned too."""
+    text = repr(
+        [(n, t.rows, t.rounding, t.shift, t.c0_shift, t.c2_shift) for n, t in sorted(mufu_exact.TABLES.items())]
+    )
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "8835af2234e8cca0"
+
+
+def test_scalars_and_empty_arrays_keep_their_shape() -> None:
+    for backend in BACKENDS:
+        assert mufu.ex2(np.float32(3), backend=backend).shape == ()
+        assert mufu.ex2(np.float32(3), backend=backend) == 8
+        assert mufu.ex2(np.zeros((0, 5), np.float32), backend=backend).shape == (0, 5)
