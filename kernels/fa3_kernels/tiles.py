@@ -7,6 +7,7 @@ are masked inside. With PackGQA the rows of a tile are (query position, head in 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -96,4 +97,4 @@ def split_ranges(blocks: range, num_splits: int) -> list[range]:
     """
     size = -(-len(blocks) // num_splits) if len(blocks) else 0
     cuts = [min(blocks.start + i * size, blocks.stop) for i in range(num_splits + 1)]
-    return [range(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [range(a, b) for a, b in pairwise(cuts)]

@@ -34,12 +34,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from fa3_reference.device_errors import (
     EX2_REL,
+    FP32_MAX,
     FP32_MIN_NORMAL,
     LG2_ABS,
     LG2_REL,
@@ -117,7 +119,9 @@ def _or_inf(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), np.inf, x)
 
 
-def _row_tiles(problem: AttentionProblem, seq: Sequence, head: int, model: KernelModel) -> Iterator[tuple[np.ndarray, range]]:
+def _row_tiles(
+    problem: AttentionProblem, seq: Sequence, head: int, model: KernelModel
+) -> Iterator[tuple[np.ndarray, range]]:
     """Rows of one head that share a kernel tile, and the key blocks that tile visits."""
     group = problem.group if model.pack_gqa else 1
     rows = np.arange(seq.seqlen_q)
@@ -168,9 +172,13 @@ class _Head:
     def scores(self, rows: np.ndarray, keys: slice, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
         """Exact log2 scores (-inf where hidden) and the bound dx on their error before the last fma."""
         s, ds = score_error(self.q[rows], self.k[keys], core)
-        c = self.problem.softmax_scale * LOG2_E * self.q_factor[rows][:, None] * self.k_factor[keys][None, :]
+        row_factor = self.problem.softmax_scale * LOG2_E * self.q_factor[rows][:, None]
+        c = row_factor * self.k_factor[keys][None, :]
+        # a factor that underflows before the last product, or scores that overflow, promise nothing
+        c = np.where((row_factor >= FP32_MIN_NORMAL) & (c <= FP32_MAX), c, np.nan)
         eta = self.roundings_of_c * U_FP32 * _OUTWARD
-        x, dx = s * c, ds * c
+        x, dx = s * c, ds * c + (np.abs(s) + ds) * FP32_MIN_NORMAL  # c is at least the least normal number
+        x = np.where(np.abs(x) + dx < FP32_MAX, x, np.nan)
         if self.problem.softcap:
             x, dx = _softcap(x, dx + (eta + 3 * U_FP32) * np.abs(x), self.problem.softcap)
             eta = U_FP32
@@ -204,10 +212,14 @@ def score_error(q: np.ndarray, k: np.ndarray, core: TensorCore) -> tuple[np.ndar
         lost = np.minimum(inexact * unit, np.abs(q[:, step]) @ np.abs(k[:, step]).T)
         c_low = _floor_log2(np.maximum(np.abs(s) - ds, 0.0))  # C is on the grid unless a product towers over it
         if start:
-            lost += np.where(product_top > c_low + core.align_bits - core.out_bits, np.ldexp(core.align, product_top), 0.0)
+            lost += np.where(
+                product_top > c_low + core.align_bits - core.out_bits, np.ldexp(core.align, product_top), 0.0
+            )
         s = s + q[:, step] @ k[:, step].T
         result = _floor_log2(np.abs(s) + ds + lost)
-        carries = result > np.maximum(product_top, c_low) + core.out_bits - core.align_bits  # else D is on the grid's precision
+        carries = (
+            result > np.maximum(product_top, c_low) + core.out_bits - core.align_bits
+        )  # else D is on the grid's precision
         ds = (ds + lost + np.where(carries, np.ldexp(core.out, result), 0.0)) * _OUTWARD + core.tiny
     return s, ds
 
@@ -269,7 +281,9 @@ class _State:
         # rows: sum p, sum p B, sum p (1 - e^-r), |error of l - sum p^|
         self.l, self.l_up, self.l_down, self.l_error = (np.zeros(rows) for _ in range(4))
         # rows x channels: sum p v, sum p v^2, sum p |v|, the same three with weight B, |error of O - sum p^ v|
-        self.o, self.o2, self.oa, self.bo, self.bo2, self.boa, self.o_error = (np.zeros((rows, channels)) for _ in range(7))
+        self.o, self.o2, self.oa, self.bo, self.bo2, self.boa, self.o_error = (
+            np.zeros((rows, channels)) for _ in range(7)
+        )
         self.v_min, self.v_max = np.full((rows, channels), np.inf), np.full((rows, channels), -np.inf)
 
     def rescale(self, new_max: np.ndarray, a: np.ndarray) -> None:
@@ -292,7 +306,7 @@ def _tile_bound(side: _Head, rows: np.ndarray, blocks: range, model: KernelModel
     size = -(-len(blocks) // model.num_splits) if len(blocks) else 0
     cuts = [min(blocks.start + i * size, blocks.stop) for i in range(model.num_splits + 1)]
     parts = []
-    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for start, stop in pairwise(cuts):
         state = _State(rows.size, side.v.shape[1])
         for block in range(stop - 1, start - 1, -1):
             _add_block(state, side, rows, block, model)
@@ -383,14 +397,16 @@ def _accumulate(
     state.l_down = state.l_down + (p * b_down).sum(1)
     depth = model.tile_n // 8
     state.l_error = (
-        state.l_error + depth * U_FP32 * (block_sum + block_up) + U_FP32 * np.where(block_sum > 0, state.l + state.l_up, 0.0)
+        state.l_error
+        + depth * U_FP32 * (block_sum + block_up)
+        + U_FP32 * np.where(block_sum > 0, state.l + state.l_up, 0.0)
     ) * _OUTWARD
 
 
 def _finish(state: _State, side: _Head, model: KernelModel) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Exact O and base-2 lse of a part, with bounds before the final rounding."""
-    l, least = state.l, state.l - state.l_down
-    o = np.where(l[:, None] > 0, state.o / l[:, None], 0.0)
+    row_sum, least = state.l, state.l - state.l_down
+    o = np.where(row_sum[:, None] > 0, state.o / row_sum[:, None], 0.0)
     up = state.l_up[:, None]
     spread = state.bo2 - 2 * o * state.bo + o * o * up
     noise = 2.0**-40 * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
@@ -398,20 +414,27 @@ def _finish(state: _State, side: _Head, model: KernelModel) -> tuple[np.ndarray,
     drift = np.maximum(state.max_high - state.max, state.max - state.max_low) + U_FP32 * np.abs(state.max)
     floor = np.exp2(-drift - 2 * U_FP32 * (np.abs(state.max) + model.p_offset_log2 + drift)) * (1 - EX2_REL)
     least = np.maximum(least, floor)[:, None]
-    l_error = state.l_error + 2 * U_FP32 * (l + state.l_up)
+    l_error = state.l_error + 2 * U_FP32 * (row_sum + state.l_up)
     sigma = l_error[:, None] / least
     shift = np.minimum(correlated / least, state.v_max - state.v_min)
     error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
     epilogue = RCP_REL + (1 + side.v_scaled) * U_FP32
     error = (error + epilogue * _OUTWARD * (np.abs(o) + error)) * _OUTWARD + FP32_MIN_NORMAL
-    lse_log2 = state.max + np.log2(l)
+    lse_log2 = state.max + np.log2(row_sum)
     sigma, least = sigma[:, 0], least[:, 0]
-    log_l = np.maximum(np.log1p(state.l_up / l), -np.log(least / l)) + sigma / np.where(sigma < 1, 1 - sigma, np.nan)
-    magnitude = np.abs(np.log2(l)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
+    log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum)) + sigma / np.where(
+        sigma < 1, 1 - sigma, np.nan
+    )
+    magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
     lse_error = log_l * LOG2_E + LG2_ABS + LG2_REL * magnitude
     lse_error = (lse_error + U_FP32 * (np.abs(lse_log2) + lse_error)) * _OUTWARD
-    empty = l == 0
-    return np.where(empty[:, None], 0.0, o), np.where(empty[:, None], 0.0, error), lse_log2, np.where(empty, 0.0, lse_error)
+    empty = row_sum == 0
+    return (
+        np.where(empty[:, None], 0.0, o),
+        np.where(empty[:, None], 0.0, error),
+        lse_log2,
+        np.where(empty, 0.0, lse_error),
+    )
 
 
 def _combine(parts: list) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

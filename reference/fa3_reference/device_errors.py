@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 U_FP32 = 2.0**-24  # unit roundoff of fp32 add, mul and fma, round to nearest even
+FP32_MAX = float.fromhex("0x1.fffffep127")
 FP32_MIN_NORMAL = 2.0**-126  # MUFU results below are flushed to zero
 EX2_REL = 2.0**-22.70  # ex2.approx.ftz against 2^x, all x with a normal result
 RCP_REL = 2.0**-23.27  # rcp.approx.ftz against 1/x, normal x and result

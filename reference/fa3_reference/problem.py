@@ -101,7 +101,9 @@ class AttentionProblem:
             ok = _is_integer(value, 0 if self.seqlens_q is not None else least)
             _check(ok, f"{name} must be an integer >= {least}, got {value!r}")
         for name in ("head_dim", "head_dim_v"):
-            _check(getattr(self, name) <= MAX_HEAD_DIM, f"{name} must be at most {MAX_HEAD_DIM}, got {getattr(self, name)}")
+            _check(
+                getattr(self, name) <= MAX_HEAD_DIM, f"{name} must be at most {MAX_HEAD_DIM}, got {getattr(self, name)}"
+            )
         _check(
             self.nheads % self.nheads_kv == 0,
             f"nheads must be a multiple of nheads_kv, got {self.nheads} and {self.nheads_kv}",
@@ -111,7 +113,9 @@ class AttentionProblem:
             len(self.window) == 2 and all(_is_integer(w, -1) for w in self.window),
             f"window must be two integers >= -1 (left, right), got {self.window!r}",
         )
-        _check(math.isfinite(self.softcap) and self.softcap >= 0, f"softcap must be finite and >= 0, got {self.softcap!r}")
+        _check(
+            math.isfinite(self.softcap) and self.softcap >= 0, f"softcap must be finite and >= 0, got {self.softcap!r}"
+        )
         _check(
             math.isfinite(self.softmax_scale) and self.softmax_scale > 0,
             f"softmax_scale must be finite and > 0, got {self.softmax_scale!r}",
@@ -153,7 +157,8 @@ class AttentionProblem:
 
     def to_json(self) -> dict[str, object]:
         """Return the problem as JSON values; :meth:`from_json` reads it back exactly."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
     @classmethod
     def from_json(cls, values: dict) -> AttentionProblem:
@@ -163,7 +168,7 @@ class AttentionProblem:
         known = [f.name for f in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
             raise ValueError(f"problem has unknown keys {unknown}")
-        tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         try:
             return cls(**tuples)
         except TypeError as error:
@@ -277,7 +282,10 @@ class Descale:
 
     def __post_init__(self) -> None:
         v = self.values
-        _check(v.ndim == 3 and v.dtype == np.float32, f"descale must be float32 (batch, heads, blocks), got {v.dtype} {v.shape}")
+        _check(
+            v.ndim == 3 and v.dtype == np.float32,
+            f"descale must be float32 (batch, heads, blocks), got {v.dtype} {v.shape}",
+        )
         _check(bool(np.all(np.isfinite(v) & (v > 0))), "descale values must be finite and > 0")
         _check(self.block_rows >= 0, f"block_rows must be >= 0, got {self.block_rows}")
         _check(self.block_rows > 0 or v.shape[2] == 1, f"one block per sequence needs one value, got {v.shape[2]}")

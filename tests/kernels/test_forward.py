@@ -65,16 +65,21 @@ def fma(a: F32, b: F32, c: F32) -> F32:
     return F32(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
 
 
-def ex2(x: F32) -> F32:
-    return np.array([ex2_exact(int(F32(x).view(np.uint32)))], np.uint32).view(F32)[0]
+def bits(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
 
 
-def slow_row(q, k, v, *, scale_log2: F32, tile_n: int, dtype: str, offset: int, promotion: int) -> tuple[np.ndarray, F32]:
+def by_bits(function, x: F32) -> F32:
+    return np.array([function(int(F32(x).view(np.uint32)))], np.uint32).view(F32)[0]
+
+
+def slow_row(
+    q, k, v, *, scale_log2: F32, tile_n: int, dtype: str, offset: int, promotion: int
+) -> tuple[np.ndarray, F32]:
     """One query row, scalar by scalar, as the module docstrings of forward and softmax write it."""
     seqlen, head_dim_v = v.shape
     row_max, lanes, o = F32(-np.inf), [F32(0)] * 4, np.zeros(head_dim_v, F32)
     blocks = -(-seqlen // tile_n)
-    bits = lambda x: np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
     for n in reversed(range(blocks)):
         k_tile, v_tile = np.zeros((tile_n, k.shape[1]), k.dtype), np.zeros((tile_n, head_dim_v), v.dtype)
         rows = slice(n * tile_n, min(seqlen, (n + 1) * tile_n))
@@ -84,8 +89,8 @@ def slow_row(q, k, v, *, scale_log2: F32, tile_n: int, dtype: str, offset: int, 
         s = wgmma_exact(bits(q[None]), bits(k_tile), zero, dtype).view(F32)[0].copy()
         s[count:] = -np.inf
         new_max = max(row_max, fma(s.max(), scale_log2, F32(-offset)))
-        alpha = ex2(row_max - new_max)
-        p = np.array([ex2(fma(x, scale_log2, -new_max)) for x in s], F32)
+        alpha = by_bits(ex2_exact, row_max - new_max)
+        p = np.array([by_bits(ex2_exact, fma(x, scale_log2, -new_max)) for x in s], F32)
         for lane in range(4):
             total = None
             for i in range(tile_n // 8):
@@ -102,12 +107,13 @@ def slow_row(q, k, v, *, scale_log2: F32, tile_n: int, dtype: str, offset: int, 
             o = np.array([fma(x, alpha, y) for x, y in zip(o, part)], F32) if start == 0 else o + part
         row_max = new_max
     row_sum = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
-    as_bits = lambda f: np.array([f(int(row_sum.view(np.uint32)))], np.uint32).view(F32)[0]
-    return o * as_bits(rcp_exact), (row_max + as_bits(lg2_exact)) * F32(np.log(2.0))
+    return o * by_bits(rcp_exact, row_sum), (row_max + by_bits(lg2_exact, row_sum)) * F32(np.log(2.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("changes", [{}, {"tile_n": 64}, {"tile_n": 64, "promotion": True}], ids=["128", "64", "promoted"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"tile_n": 64}, {"tile_n": 64, "promotion": True}], ids=["128", "64", "promoted"]
+)
 def test_a_row_follows_the_written_order_bit_for_bit(dtype, changes):
     promotion = 32 if changes.get("promotion") and dtype == "e4m3" else 0
     problem = AttentionProblem(1, 1, 1, 2, 150, 64, dtype=dtype)
@@ -169,7 +175,8 @@ def test_rows_without_keys_are_zero_with_lse_minus_infinity(dtype):
         out, lse = forward(problem, operands(problem), default_config(problem, num_splits=num_splits))
         empty = np.array([True] * 3 + [False] * 2 + [True] * 3)
         assert np.array_equal(np.isneginf(lse[0]), empty)
-        assert not out[empty].any() and np.isfinite(out.astype(float)).all()
+        assert not out[empty].any()
+        assert np.isfinite(out.astype(float)).all()
 
 
 @pytest.mark.parametrize("source", SOURCES)

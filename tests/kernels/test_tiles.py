@@ -29,7 +29,12 @@ def test_rows_above_the_first_key_visit_nothing():
 
 
 @given(
-    st.integers(1, 40), st.integers(1, 70), st.booleans(), st.integers(-1, 30), st.integers(-1, 30), st.sampled_from([8, 16])
+    st.integers(1, 40),
+    st.integers(1, 70),
+    st.booleans(),
+    st.integers(-1, 30),
+    st.integers(-1, 30),
+    st.sampled_from([8, 16]),
 )
 def test_tiles_hide_exactly_what_the_problem_hides(seqlen_q, seqlen_k, causal, left, right, tile_n):
     problem = AttentionProblem(1, 1, 1, seqlen_q, seqlen_k, 64, causal=causal, window=(left, right))

@@ -36,7 +36,9 @@ def test_ex2_is_never_worse_than_its_constant_and_once_nearly_as_bad():
     x = np.concatenate([floats(-26, 6), -floats(-26, 6)])
     with np.errstate(all="ignore"):
         exact = np.exp2(x.astype(float))
-        worst = np.abs(mufu.ex2(x)[exact >= device_errors.FP32_MIN_NORMAL] / exact[exact >= device_errors.FP32_MIN_NORMAL] - 1).max()
+        worst = np.abs(
+            mufu.ex2(x)[exact >= device_errors.FP32_MIN_NORMAL] / exact[exact >= device_errors.FP32_MIN_NORMAL] - 1
+        ).max()
     assert 0.9 * device_errors.EX2_REL < worst <= device_errors.EX2_REL
 
 
@@ -98,7 +100,13 @@ def test_no_number_of_an_interval_rounds_worse_than_promised(dtype, low, width, 
 
 def model_of(config) -> KernelModel:
     return KernelModel(
-        config.dtype, config.out_dtype, config.tile_m, config.tile_n, config.promotion_interval, config.num_splits, config.pack_gqa
+        config.dtype,
+        config.out_dtype,
+        config.tile_m,
+        config.tile_n,
+        config.promotion_interval,
+        config.num_splits,
+        config.pack_gqa,
     )
 
 

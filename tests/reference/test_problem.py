@@ -39,7 +39,9 @@ def test_an_illegal_value_is_refused_with_its_rule(change, word):
 
 
 @pytest.mark.parametrize(
-    ("seqlens_q", "seqlens_k"), [((3, -1), (4, 4)), ((0, 0), (4, 4)), ((3, 4), (4,))], ids=["negative", "no query", "count"]
+    ("seqlens_q", "seqlens_k"),
+    [((3, -1), (4, 4)), ((0, 0), (4, 4)), ((3, 4), (4,))],
+    ids=["negative", "no query", "count"],
 )
 def test_illegal_lengths_are_refused(seqlens_q, seqlens_k):
     with pytest.raises(ValueError, match="seqlens"):
@@ -55,7 +57,9 @@ def test_visible_keys_are_those_of_the_definition(seqlen_q, seqlen_k, causal, le
         seen = [
             j
             for j in range(seqlen_k)
-            if (not causal or j <= diagonal) and (left < 0 or j >= diagonal - left) and (right < 0 or j <= diagonal + right)
+            if (not causal or j <= diagonal)
+            and (left < 0 or j >= diagonal - left)
+            and (right < 0 or j <= diagonal + right)
         ]
         assert seen == list(range(first[i], stop[i]))
 
@@ -70,7 +74,7 @@ def test_a_problem_survives_json():
 
 @pytest.mark.parametrize("values", [[], {"batch": 1}, {**SMALL, "depth": 3}, {**SMALL, "batch": "two"}])
 def test_a_foreign_problem_is_refused(values):
-    with pytest.raises(ValueError, match="problem|batch"):
+    with pytest.raises(ValueError, match=r"problem|batch"):
         AttentionProblem.from_json(values)
 
 

@@ -41,6 +41,7 @@ class Fault(StrEnum):
     LSE_KEEPS_OFFSET = "lse_keeps_offset"
     UNGUARDED_COMBINE = "unguarded_combine"
     SOFTCAP_AFTER_MASK = "softcap_after_mask"
+    UNCLAMPED_SCALE = "unclamped_scale"
 
 
 DESCRIPTIONS: dict[Fault, str] = {
@@ -73,4 +74,5 @@ DESCRIPTIONS: dict[Fault, str] = {
     Fault.LSE_KEEPS_OFFSET: "the 2^8 of P is not taken out of the e4m3 lse (flash-attention issue 1711)",
     Fault.UNGUARDED_COMBINE: "a row that is empty in every split is combined without a guard (flash-attention 26d7d92f)",
     Fault.SOFTCAP_AFTER_MASK: "softcap is applied after the mask, which revives masked keys",
+    Fault.UNCLAMPED_SCALE: "scale times tiny descales underflows to 0, and 0 * -inf of a masked key is NaN (flash-attention issue 1461)",
 }

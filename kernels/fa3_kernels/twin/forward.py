@@ -5,7 +5,8 @@ The production order, which the GPU kernels must follow:
 1. Row tiles of tile_m; key blocks right to left (:mod:`fa3_kernels.tiles`). Operands are zero-padded to the kernel's head_dim
    and to whole key tiles; V rows beyond seqlen_k are cleared.
 2. S = Q K^T: one chain of wgmma over head_dim, k ascending, C = 0.
-3. With softcap: u = fma(-2, rcp(ex2(s * t) + 1), 1) = tanh, and scores in units of softcap afterwards.
+3. c = max(scale_log2 * q_descale * k_descale, 2^-126), rounded in that order: a factor that underflowed to 0 would turn the
+   -inf of masked keys into NaN. With softcap: u = fma(-2, rcp(ex2(s * t) + 1), 1) = tanh, and scores in units of softcap afterwards.
 4. Mask to -inf, then :mod:`fa3_kernels.twin.softmax`.
 5. rescale = alpha * (v_descale of the block before / v_descale of this block); 1 * alpha when the two are equal.
 6. P rounded to the operand format (e4m3: saturating).
@@ -37,6 +38,7 @@ from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 
 LOG2_E = 1.4426950408889634
+MIN_NORMAL = np.float32(2.0**-126)
 
 
 class Forward(NamedTuple):
@@ -148,7 +150,13 @@ def _check_supported(problem: AttentionProblem, operands: Operands, config: Conf
 
 
 def _run_kv_head(
-    problem: AttentionProblem, operands: Operands, kernel: _Kernel, seq: Sequence, kv_head: int, out: np.ndarray, lse: np.ndarray
+    problem: AttentionProblem,
+    operands: Operands,
+    kernel: _Kernel,
+    seq: Sequence,
+    kv_head: int,
+    out: np.ndarray,
+    lse: np.ndarray,
 ) -> None:
     """All row tiles of the query heads that read one kv head."""
     config, group = kernel.config, problem.group
@@ -192,7 +200,9 @@ def _padded(x: np.ndarray, *, rows: int = 0, columns: int = 0, fill: float = 0.0
     return grown
 
 
-def _key_side(k: np.ndarray, v: np.ndarray, operands: Operands, seq: Sequence, kv_head: int, kernel: _Kernel) -> _KeySide:
+def _key_side(
+    k: np.ndarray, v: np.ndarray, operands: Operands, seq: Sequence, kv_head: int, kernel: _Kernel
+) -> _KeySide:
     config, fault = kernel.config, kernel.fault
     blocks = max(1, -(-seq.seqlen_k // config.tile_n))
     rows = blocks * config.tile_n
@@ -225,7 +235,9 @@ def _tile_descale(
     return values[np.maximum(index - 1, 0) if wrong else index]
 
 
-def _q_descale(descale: Descale | None, seq: Sequence, tile: RowTile, heads: np.ndarray, fault: Fault | None) -> np.ndarray:
+def _q_descale(
+    descale: Descale | None, seq: Sequence, tile: RowTile, heads: np.ndarray, fault: Fault | None
+) -> np.ndarray:
     """Descale of every row of a tile, float32 (rows,)."""
     if descale is None or fault is Fault.DESCALES_IGNORED:
         return np.ones(heads.size, np.float32)
@@ -244,7 +256,9 @@ def _run_tile(
         blocks = range(blocks.start, max(blocks.start, blocks.stop - 1))
     if kernel.config.num_splits == 1:
         return _run_blocks(q, keys, tile, mask, c, kernel, blocks)
-    parts = [_run_blocks(q, keys, tile, mask, c, kernel, part) for part in split_ranges(blocks, kernel.config.num_splits)]
+    parts = [
+        _run_blocks(q, keys, tile, mask, c, kernel, part) for part in split_ranges(blocks, kernel.config.num_splits)
+    ]
     return combine(np.stack([o for o, _ in parts]), np.stack([lse for _, lse in parts]), kernel.arithmetic)
 
 
@@ -287,13 +301,15 @@ def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Kern
     tile_n, arithmetic = kernel.config.tile_n, kernel.arithmetic
     s = arithmetic.scores(q, keys.k.n_slice(block * tile_n, (block + 1) * tile_n))
     c = c * keys.k_descale[block]
+    if kernel.fault is not Fault.UNCLAMPED_SCALE:
+        c = np.maximum(c, MIN_NORMAL)
     if kernel.softcap == 0:
         return s, c
     with np.errstate(invalid="ignore", over="ignore"):
         grown = arithmetic.ex2(s * (c * np.float32(2 / kernel.softcap))[:, None])
         half = arithmetic.rcp(grown + np.float32(1))
         tanh = arithmetic.fma(half, np.full_like(half, -2), np.ones_like(half))
-    return tanh, np.full_like(c, kernel.softcap * LOG2_E)
+    return tanh, np.full_like(c, max(kernel.softcap * LOG2_E, MIN_NORMAL))
 
 
 def _masked(s: np.ndarray, tile: RowTile, mask: Mask, block: int, kernel: _Kernel) -> np.ndarray:
@@ -324,7 +340,7 @@ def _accumulate(
             else:
                 chain = arithmetic.accumulate(part_p, part, v, None)
                 o = arithmetic.fma(o, rescale[:, None], chain) if start == 0 else o + chain
-    return o.astype(np.float16).astype(np.float32) if kernel.fault is Fault.FP16_ACCUMULATOR else o
+        return o.astype(np.float16).astype(np.float32) if kernel.fault is Fault.FP16_ACCUMULATOR else o
 
 
 def combine(o: np.ndarray, lse_log2: np.ndarray, arithmetic: Arithmetic) -> tuple[np.ndarray, np.ndarray]:

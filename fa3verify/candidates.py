@@ -1,0 +1,199 @@
+"""What is judged: kernels behind one calling convention.
+
+Built in are the CPU twins. Others come from ``--kernel module:function`` or the entry-point group ``fa3verify.kernels``;
+both name a function without arguments that returns a :class:`Candidate`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_kernels.config import Config, default_config
+from fa3_kernels.twin.faults import Fault
+from fa3_reference.bounds import KernelModel
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
+
+ENTRY_POINTS = "fa3verify.kernels"
+
+
+class Result(NamedTuple):
+    """What a kernel returns: ``out`` in its output format, ``lse`` float32 or None where the kernel has none."""
+
+    out: np.ndarray
+    lse: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel under judgement.
+
+    Parameters
+    ----------
+    name : str
+        Unique, such as ``twin.fp16``.
+    dtype : {"fp16", "bf16", "e4m3"}
+    run : callable
+        ``run(problem, operands, config) -> Result``.
+    configure : callable
+        ``configure(problem) -> Config``: tiling and formats, which the error bound needs. ValueError if unsupported.
+    features : frozenset of str
+        Subset of :data:`FEATURES`; problems that need others are never sent.
+    unavailable : str, optional
+        Why it cannot run here.
+    """
+
+    name: str
+    dtype: Dtype
+    run: Callable[[AttentionProblem, Operands, Config], Result]
+    configure: Callable[[AttentionProblem], Config]
+    features: frozenset[str]
+    description: str = ""
+    unavailable: str | None = None
+    fault: Fault | None = None
+
+    def supports(self, problem: AttentionProblem) -> bool:
+        """Tell whether the kernel takes this problem."""
+        if problem.dtype != self.dtype or not needed_features(problem) <= self.features:
+            return False
+        try:
+            self.configure(problem)
+        except ValueError:
+            return False
+        return True
+
+
+FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "block_descale"})
+
+
+def needed_features(problem: AttentionProblem) -> frozenset[str]:
+    """Features of :data:`FEATURES` a problem needs from a kernel."""
+    needs = {
+        "causal": problem.causal,
+        "window": problem.window != (-1, -1),
+        "softcap": problem.softcap > 0,
+        "varlen": problem.is_varlen,
+        "gqa": problem.group > 1,
+        "head_dim_v": problem.head_dim_v != problem.head_dim,
+    }
+    return frozenset(name for name, needed in needs.items() if needed)
+
+
+def model_of(config: Config) -> KernelModel:
+    """What the error bound must know of a configuration."""
+    return KernelModel(
+        config.dtype,
+        config.out_dtype,
+        config.tile_m,
+        config.tile_n,
+        config.promotion_interval,
+        config.num_splits,
+        config.pack_gqa,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Twin:
+    """Callable side of a twin candidate; a record so that it can travel to worker processes."""
+
+    changes: tuple[tuple[str, object], ...] = ()
+    fault: Fault | None = None
+    backend: str = "numba"
+
+    def configure(self, problem: AttentionProblem) -> Config:
+        return default_config(problem, **dict(self.changes))
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+        from fa3_kernels.twin.forward import forward
+
+        out, lse = forward(problem, operands, config, backend=self.backend, fault=self.fault)  # type: ignore[arg-type]
+        return Result(out, lse)
+
+
+def twin(
+    dtype: Dtype, *, name: str | None = None, fault: Fault | None = None, description: str = "", **changes: object
+) -> Candidate:
+    """Build a twin candidate, optionally with configuration changes or a planted fault."""
+    side = _Twin(tuple(sorted(changes.items())), fault)
+    name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
+    return Candidate(name, dtype, side.run, side.configure, FEATURES, description, None, fault)
+
+
+def built_in() -> tuple[Candidate, ...]:
+    """Return the candidates verified by default."""
+    return (
+        twin("fp16", description="bit-exact CPU twin of the FP16 forward kernel"),
+        twin("bf16", description="bit-exact CPU twin of the BF16 forward kernel"),
+        twin("e4m3", description="bit-exact CPU twin of the FP8 forward kernel, P V promoted every 128 keys"),
+    )
+
+
+def on_request() -> tuple[Candidate, ...]:
+    """Return built-in candidates that run only when named."""
+    return (
+        twin(
+            "e4m3",
+            name="twin.e4m3_chained",
+            promotion_interval=0,
+            description="FP8 twin without promotion, as official FlashAttention-3: loses long-context output",
+        ),
+    )
+
+
+def load(reference: str) -> Candidate:
+    """Import ``module:function``, call it, and name the candidate by its reference so that anyone can find it again.
+
+    Raises
+    ------
+    ValueError
+        If the reference is malformed, cannot be imported, or does not return a Candidate.
+    """
+    module, _, function = reference.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a kernel beside the user, as python -m would find it
+    if not module or not function:
+        raise ValueError(f"a kernel reference is module:function, got {reference!r}")
+    try:
+        candidate = getattr(importlib.import_module(module), function)()
+    except Exception as error:  # a third party's module may raise anything
+        raise ValueError(f"kernel {reference!r} could not be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(candidate, Candidate):
+        raise ValueError(f"kernel {reference!r} must return a fa3verify Candidate, got {type(candidate).__name__}")
+    return replace(candidate, name=reference)
+
+
+def discover() -> dict[str, Candidate]:
+    """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
+    found = {c.name: c for c in (*built_in(), *on_request())}
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            candidate = load(entry.value)
+        except ValueError as error:
+            candidate = replace(on_request()[0], unavailable=str(error))
+        found[entry.name] = replace(candidate, name=entry.name)
+    return found
+
+
+def find(name: str) -> Candidate:
+    """Return one candidate by name, ``name+fault`` or ``module:function``; ValueError names what exists."""
+    if ":" in name:
+        return load(name)
+    known = discover()
+    if name in known:
+        return known[name]
+    base, _, fault = name.partition("+")
+    if fault and base in known and base.startswith("twin."):
+        try:
+            planted = Fault(fault)
+        except ValueError:
+            raise ValueError(f"unknown fault {fault!r}; known are {', '.join(Fault)}") from None
+        side = known[base].run.__self__  # type: ignore[attr-defined]
+        return twin(known[base].dtype, name=name, fault=planted, **dict(side.changes))
+    raise ValueError(f"unknown kernel {name!r}; known are {', '.join(sorted(known))}, or module:function")

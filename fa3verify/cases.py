@@ -1,0 +1,110 @@
+"""One judged computation: a kernel, a problem, a recipe for its inputs and how they are quantised."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fa3_kernels.config import Config
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.quantize import Quantized, QuantScheme, prepare
+from fa3verify.inputs import Recipe
+
+SCHEMA = "fa3verify.case/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case is JSON: anyone can run it again with ``fa3verify replay``.
+
+    Parameters
+    ----------
+    kernel : str
+        Candidate name.
+    problem : AttentionProblem
+    recipe : Recipe
+    scheme : QuantScheme, optional
+        For e4m3 problems; None otherwise.
+    changes : tuple of (str, value)
+        Configuration fields that differ from the kernel's default for this problem.
+    """
+
+    kernel: str
+    problem: AttentionProblem
+    recipe: Recipe
+    scheme: QuantScheme | None = None
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.problem.dtype == "e4m3") != (self.scheme is not None):
+            raise ValueError(
+                f"a quantisation scheme goes with e4m3 and only e4m3, got {self.problem.dtype} and {self.scheme}"
+            )
+        known = {f.name for f in fields(Config)}
+        if unknown := [name for name, _ in self.changes if name not in known]:
+            raise ValueError(f"changes must be configuration fields, got {unknown}")
+
+    def draw(self) -> tuple[tuple, Quantized]:
+        """Return the unrounded float64 (q, k, v) and what the kernel sees of them."""
+        arrays = self.recipe.draw(self.problem)
+        return arrays, prepare(self.problem, *arrays, self.scheme)
+
+    def operands(self) -> Operands:
+        """Return only what the kernel sees."""
+        return self.draw()[1].operands
+
+    def describe(self) -> str:
+        """One line: kernel, shape, switches, recipe."""
+        p = self.problem
+        shape = f"b{p.batch} h{p.nheads}/{p.nheads_kv} {p.seqlen_q}x{p.seqlen_k} d{p.head_dim}"
+        if p.head_dim_v != p.head_dim:
+            shape += f"/{p.head_dim_v}"
+        switches = [name for name, on in (("causal", p.causal), ("varlen", p.is_varlen)) if on]
+        if p.window != (-1, -1):
+            switches.append(f"window={p.window}")
+        if p.softcap:
+            switches.append(f"softcap={p.softcap:g}")
+        switches += [f"{name}={value}" for name, value in self.changes]
+        if self.scheme is not None:
+            switches.append(f"{self.scheme.granularity} scales")
+            switches += [
+                word
+                for word, on in (("hadamard", self.scheme.hadamard_seed is not None), ("k_mean", self.scheme.k_mean))
+                if on
+            ]
+        return f"{self.kernel} {shape} {' '.join(switches)}".rstrip() + f" | {self.recipe.describe()}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "kernel": self.kernel,
+            "problem": self.problem.to_json(),
+            "recipe": self.recipe.to_json(),
+            "scheme": None if self.scheme is None else self.scheme.to_json(),
+            "changes": dict(self.changes),
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> Case:
+        """Read a case; ValueError names what is wrong with a damaged or foreign one."""
+        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+            found = values.get("schema") if isinstance(values, dict) else type(values).__name__
+            raise ValueError(f"not a case: expected schema {SCHEMA!r}, got {found!r}")
+        missing = [key for key in ("kernel", "problem", "recipe", "scheme", "changes") if key not in values]
+        if missing:
+            raise ValueError(f"case lacks {missing}")
+        if not isinstance(values["kernel"], str) or not isinstance(values["changes"], dict):
+            raise ValueError("case must name its kernel by a string and its changes by an object")
+        scheme = None if values["scheme"] is None else QuantScheme.from_json(values["scheme"])
+        return cls(
+            values["kernel"],
+            AttentionProblem.from_json(values["problem"]),
+            Recipe.from_json(values["recipe"]),
+            scheme,
+            tuple(sorted(values["changes"].items())),
+        )
+
+    def key(self) -> str:
+        """Canonical JSON text, the identity of a case."""
+        return json.dumps(self.to_json(), sort_keys=True)

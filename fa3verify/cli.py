@@ -1,0 +1,194 @@
+"""Command line. Heavy imports happen inside the commands, so that --help answers at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify import __version__
+
+OK, FINDING, USAGE, ENVIRONMENT, INTERNAL, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+EPILOG = (
+    "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected, 130 interrupted."
+)
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    """Print one line and leave with a code."""
+    click.echo(f"fa3verify: {' '.join(str(message).split())}", err=True)
+    raise Exit(code)
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Turn exceptions into one line and the documented exit code."""
+    try:
+        yield
+    except (click.ClickException, Exit):
+        raise
+    except KeyboardInterrupt:
+        _fail(INTERRUPTED, "interrupted; finished work is kept and the same command goes on from there")
+    except ModuleNotFoundError as error:
+        extra = {"torch": "torch", "triton": "gpu", "distributed": "distributed", "dask": "distributed"}.get(
+            error.name or "", ""
+        )
+        hint = f"; install it with: pip install 'fa3verify[{extra}]'" if extra else ""
+        _fail(ENVIRONMENT, f"package {error.name} is not installed{hint}")
+    except ValueError as error:
+        _fail(USAGE, str(error))
+    except OSError as error:
+        _fail(ENVIRONMENT, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+    except Exception as error:
+        if os.environ.get("FA3VERIFY_TRACEBACK"):
+            raise
+        _fail(INTERNAL, f"internal error: {type(error).__name__}: {error} (FA3VERIFY_TRACEBACK=1 shows where)")
+
+
+@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fa3verify")
+def main() -> None:
+    """Numerics verification for FlashAttention-3 on NVIDIA Hopper."""
+
+
+@main.command(epilog=EPILOG)
+@click.argument("kernels", nargs=-1)
+@click.option(
+    "--kernel", "references", multiple=True, metavar="MODULE:FUNCTION", help="Verify a kernel of your own as well."
+)
+@click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="release", show_default=True)
+@click.option("--quick", is_flag=True, help="Short for --profile quick: at most a minute on two cores.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Compare with this baseline, not the shipped one.",
+)
+@click.option(
+    "--update-baseline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the figures of this run as a baseline.",
+)
+@click.option("--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output.")
+@click.option("--junit", "junit_target", type=click.Path(path_type=Path, dir_okay=False), help="Also write JUnit XML.")
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Run on a Dask cluster. Dask's protocol carries code: trusted clusters only."
+)
+@click.option("--no-studies", is_flag=True, help="Leave out the studies behind the report's figures.")
+@click.option("--quiet", is_flag=True, help="Print the verdict only.")
+def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, quick: bool, **options: Any) -> None:
+    """Judge KERNELS (all twins by default): laws, error bound, drift; write a report."""
+    with _one_line_errors():
+        from fa3verify import candidates, console, verify
+
+        names = (*kernels, *references) or tuple(c.name for c in candidates.built_in())
+        names = tuple(dict.fromkeys(names))
+        for name in names:
+            candidate = candidates.find(name)
+            if candidate.unavailable:
+                _fail(ENVIRONMENT, f"kernel {name} is unavailable: {candidate.unavailable}")
+        settings = verify.Settings(
+            names,
+            "quick" if quick else profile,
+            options["seed"],
+            options["out"],
+            options["baseline"],
+            options["update_baseline"],
+            options["workers"],
+            options["scheduler"],
+            not options["no_studies"],
+        )
+        json_target, quiet = options["json_target"], options["quiet"]
+        with console.progress(quiet) as progress:
+            try:
+                summary = verify.run(settings, progress)
+            except verify.NothingSelected as error:
+                _fail(NOTHING, str(error))
+        if options["junit_target"]:
+            from fa3verify.files import write_text
+
+            write_text(options["junit_target"], verify.junit(summary))
+        _emit(summary, json_target)
+        if json_target != "-":
+            console.print_summary(summary, settings.out, quiet=quiet)
+        console.step_summary(settings.out)
+        raise Exit(summary["exit_code"])
+
+
+def _emit(value: dict[str, Any], target: str | None) -> None:
+    """Write JSON to a file or to standard output."""
+    if target is None:
+        return
+    text = json.dumps(value, indent=1, allow_nan=True) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    from fa3verify.files import write_text
+
+    write_text(Path(target), text)
+
+
+@main.command(epilog=EPILOG)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--kernel", metavar="NAME", help="Run another kernel on the same case.")
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON.")
+def replay(file: Path, kernel: str | None, json_target: str | None) -> None:
+    """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or law."""
+    with _one_line_errors():
+        from fa3verify import console
+        from fa3verify import replay as replays
+
+        body = replays.read(file)
+        holds, message, measures = replays.run(body, kernel)
+        _emit({"holds": holds, "message": message, "measures": measures}, json_target)
+        if json_target != "-":
+            console.print_replay(body, holds, message, measures)
+        raise Exit(OK if holds else FINDING)
+
+
+@main.command(epilog=EPILOG)
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the list as JSON.")
+def kernels(json_target: str | None) -> None:
+    """List the kernels that can be judged, and why one cannot run here."""
+    with _one_line_errors():
+        from fa3verify import candidates, console
+
+        known = list(candidates.discover().values())
+        _emit({"kernels": [console.kernel_row(c) for c in known]}, json_target)
+        if json_target != "-":
+            console.print_kernels(known)
+
+
+@main.command(epilog=EPILOG)
+@click.option("--json", "json_target", metavar="FILE|-", help="Write it as JSON.")
+def info(json_target: str | None) -> None:
+    """Print versions, extras found, cache and environment variables."""
+    with _one_line_errors():
+        from fa3verify import console
+
+        facts = console.environment()
+        _emit(facts, json_target)
+        if json_target != "-":
+            console.print_info(facts)
+
+
+@main.command(epilog=EPILOG)
+@click.argument("run", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
+def report(run: Path, out: Path) -> None:
+    """Build the report again from RUN, a run.nc that verify wrote."""
+    with _one_line_errors():
+        from fa3verify import verify
+        from fa3verify.report.build import rebuild
+
+        verify.prepare_output(out)
+        click.echo(rebuild(run, out))

@@ -1,0 +1,196 @@
+"""From figures to a verdict: the three layers, the drift policy and the stored baseline.
+
+L0 bits: a GPU kernel equals its twin. L1 bound: error / bound <= 1 everywhere. L2 drift: no figure of a family is worse
+than the stored baseline by more than the policy's margin. What was not compared never passes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "fa3verify.baseline/1"
+SHIPPED = Path(__file__).parent / "data" / "baselines"
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRule:
+    """How much worse one figure may get: ``limit = baseline * (1 + relative) + absolute``."""
+
+    measure: str
+    relative: float
+    absolute: float
+    why: str
+
+
+# The inputs are fixed by their seeds, so an unchanged kernel moves none of these: the margins are for a kernel that was
+# changed on purpose in ways that should not matter.
+POLICY: tuple[DriftRule, ...] = (
+    DriftRule("rel_rmse_seen", 0.02, 1e-9, "rounding noise of one family moves by less than 2 % under reordering"),
+    DriftRule("abs_bias", 0.10, 2e-6, "a signed bias is a truncation or a lost term, however small"),
+    DriftRule("ratio_max", 0.25, 0.02, "the worst element may change hands"),
+    DriftRule("lse_max_error", 0.50, 2e-6, "one element decides; fp16 lse errors are near 1e-6"),
+    DriftRule("not_bit_equal", 0.02, 0.01, "share of outputs that are not the correctly rounded truth"),
+    DriftRule("nonfinite", 0.0, 0.0, "NaN or Inf where the truth is finite"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GateRow:
+    """One comparison: ``status`` is pass, fail or not compared; ``margin`` = 1 - observed / limit."""
+
+    layer: str
+    rule: str
+    kernel: str
+    family: str
+    observed: float | None
+    limit: float | None
+    baseline: float | None
+    status: str
+
+    def to_json(self) -> dict[str, Any]:
+        margin = None
+        if self.observed is not None and self.limit:
+            margin = 1 - self.observed / self.limit
+        return {
+            "layer": self.layer,
+            "rule": self.rule,
+            "kernel": self.kernel,
+            "family": self.family,
+            "observed": self.observed,
+            "limit": self.limit,
+            "baseline": self.baseline,
+            "margin": margin,
+            "status": self.status,
+        }
+
+
+def gated_figures(measures: dict[str, Any]) -> dict[str, float]:
+    """Figures of one family that the drift policy compares."""
+    return {
+        "rel_rmse_seen": measures["rel_rmse_seen"],
+        "abs_bias": abs(measures["bias"]),
+        "ratio_max": measures["ratio_max"],
+        "lse_max_error": measures.get("lse_max_error", 0.0),
+        "not_bit_equal": 1.0 - measures["bit_equal"],
+        "nonfinite": measures["nonfinite"],
+    }
+
+
+def bound_rows(kernel: dict[str, Any]) -> list[GateRow]:
+    """L1 of every family of one kernel."""
+    rows = []
+    for family in kernel["families"]:
+        for rule, key in (
+            ("error / bound", "ratio_max"),
+            ("lse error / bound", "ratio_lse_max"),
+            ("non-finite outputs", "nonfinite"),
+        ):
+            observed = family.get(key)
+            limit = 0.0 if key == "nonfinite" else 1.0
+            status = "not compared" if observed is None else ("pass" if observed <= limit else "fail")
+            rows.append(GateRow("L1", rule, kernel["name"], family["family"], observed, limit, None, status))
+    return rows
+
+
+def drift_rows(kernel: dict[str, Any], baseline: Baseline | None) -> list[GateRow]:
+    """L2 of every family of one kernel."""
+    name = kernel["name"]
+    if baseline is None:
+        return [GateRow("L2", "drift", name, "all: no baseline", None, None, None, "not compared")]
+    rows = []
+    for family in kernel["families"]:
+        stored = baseline.figures(name, family["family"])
+        if stored is None:
+            rows.append(GateRow("L2", "drift", name, family["family"], None, None, None, "not compared"))
+            continue
+        for rule in POLICY:
+            observed, reference = gated_figures(family)[rule.measure], stored[rule.measure]
+            limit = reference * (1 + rule.relative) + rule.absolute
+            status = "pass" if observed <= limit and math.isfinite(observed) else "fail"
+            rows.append(GateRow("L2", rule.measure, name, family["family"], observed, limit, reference, status))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Stored figures: ``kernels[name][family][measure]``, valid for one profile and seed."""
+
+    profile: str
+    seed: int
+    kernels: dict[str, dict[str, dict[str, float]]]
+    sha256: str = ""
+    name: str = ""
+
+    def figures(self, kernel: str, family: str) -> dict[str, float] | None:
+        """Figures of one family; a twin with a planted fault is compared with the twin it claims to be."""
+        return self.kernels.get(kernel.partition("+")[0], {}).get(family)
+
+    def text(self) -> str:
+        """Canonical text, one figure per line so that a diff can be reviewed."""
+        body = {"schema": SCHEMA, "profile": self.profile, "seed": self.seed, "kernels": self.kernels}
+        return json.dumps(body, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def of(cls, profile: str, seed: int, kernels: list[dict[str, Any]]) -> Baseline:
+        """Collect a baseline from a campaign's kernels."""
+        stored = {
+            k["name"]: {
+                f["family"]: {name: float(f"{value:.6g}") for name, value in gated_figures(f).items()}
+                for f in k["families"]
+            }
+            for k in kernels
+        }
+        return cls(profile, seed, stored)
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Baseline:
+        """Read a baseline; ValueError names what is wrong with a damaged or foreign file."""
+        try:
+            body = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name} is not a baseline: {error}") from None
+        if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+            found = body.get("schema") if isinstance(body, dict) else type(body).__name__
+            raise ValueError(f"{name} is not a baseline: expected schema {SCHEMA!r}, got {found!r}")
+        wanted = {rule.measure for rule in POLICY}
+        try:
+            kernels = {
+                kernel: {family: {m: float(figures[m]) for m in wanted} for family, figures in families.items()}
+                for kernel, families in body["kernels"].items()
+            }
+            return cls(
+                str(body["profile"]), int(body["seed"]), kernels, hashlib.sha256(text.encode()).hexdigest(), name
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{name} is a damaged baseline: {type(error).__name__}: {error}") from None
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline file."""
+    try:
+        return Baseline.parse(path.read_text(encoding="utf-8"), path.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"baseline {path} cannot be read: {error}") from None
+
+
+def shipped_baseline(profile: str, seed: int) -> Baseline | None:
+    """Return the baseline that ships for a profile and seed, if there is one."""
+    path = SHIPPED / f"{profile}.json"
+    if not path.exists():
+        return None
+    baseline = read_baseline(path)
+    return baseline if baseline.seed == seed else None
+
+
+def layer_status(rows: list[GateRow], layer: str) -> str:
+    """Summarise a layer: fail beats pass beats not compared."""
+    statuses = {row.status for row in rows if row.layer == layer}
+    for status in ("fail", "pass"):
+        if status in statuses:
+            return status
+    return "not compared"

@@ -1,0 +1,13 @@
+"""Laws every attention kernel obeys, and the search for trials that break them."""
+
+from fa3verify.properties.law import SCHEMA as SCHEMA
+from fa3verify.properties.law import Finding as Finding
+from fa3verify.properties.law import Law as Law
+from fa3verify.properties.law import Trial as Trial
+from fa3verify.properties.policy import POLICY as POLICY
+from fa3verify.properties.policy import Rule as Rule
+from fa3verify.properties.runner import LawOutcome as LawOutcome
+from fa3verify.properties.runner import find_law as find_law
+from fa3verify.properties.runner import replay_trial as replay_trial
+from fa3verify.properties.runner import run_law as run_law
+from fa3verify.properties.table import LAWS as LAWS

@@ -1,0 +1,164 @@
+"""Laws that hold within the a-priori rounding-error bound of :func:`fa3_reference.bounds.forward_bound`.
+
+Two runs of problems with the same exact result may differ by the sum of their bounds. No constant here is a tolerance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.attention import attention
+from fa3verify.candidates import Candidate, Result
+from fa3verify.cases import Case
+from fa3verify.properties.compare import within
+from fa3verify.properties.law import Finding, Refused, Setup, Trial, set_up
+from fa3verify.properties.trials import LONG, Wanted, law
+
+# log2 of Q and of K in the shifted channel; the last one moves 16-bit scores by 1e5, beyond every finite "minus infinity".
+SHIFTS = ((0, 0), (8, 12), (8, 3))
+# Changes that may move bits but not beyond the bound of the changed kernel.
+NUMERIC_CHANGES: dict[str, dict[str, Any]] = {
+    "two_splits": {"num_splits": 2},
+    "seven_splits": {"num_splits": 7},
+    "narrow_tiles": {"tile_n": 64, "promotion_interval": 0},
+    "chained": {"promotion_interval": 0},
+    "promoted_every_64": {"promotion_interval": 64},
+    "promoted_every_32": {"promotion_interval": 32},
+}
+
+
+def _against_truth(candidate: Candidate, setup: Setup, what: str) -> Finding | None:
+    truth = attention(setup.problem, *setup.operands.dequantized(setup.problem))
+    return within(what, setup.run(candidate), truth, setup.bound())
+
+
+def _error(candidate: Candidate, trial: Trial) -> Finding | None:
+    return _against_truth(candidate, set_up(candidate, trial.case), "against float64")
+
+
+def _change(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    tiled = draw(st.sampled_from(tuple(NUMERIC_CHANGES)))
+    return {"change": tiled}
+
+
+def _numeric(candidate: Candidate, trial: Trial) -> Finding | None:
+    change = trial.choice("change", tuple(NUMERIC_CHANGES))
+    setup = set_up(candidate, trial.case)
+    try:
+        changed = setup.configured(**NUMERIC_CHANGES[change])
+        changed.run(candidate)
+    except (Refused, ValueError):
+        return None
+    return _against_truth(candidate, changed, f"{change} against float64")
+
+
+def _shift_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    query_log2, key_log2 = draw(st.sampled_from(SHIFTS))
+    return {
+        "channel": draw(st.integers(0, case.problem.head_dim - 1)),
+        "query_log2": query_log2,
+        "key_log2": min(key_log2, 8) if candidate.dtype == "e4m3" else key_log2,
+        "sign": draw(st.sampled_from((-1, 1))),
+    }
+
+
+def _shift(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    problem, operands = setup.problem, setup.operands
+    channel = trial.integer("channel", 0, problem.head_dim - 1)
+    level = 2.0 ** trial.integer("query_log2", 0, 8)
+    u = trial.integer("sign", -1, 1) * 2.0 ** trial.integer("key_log2", -3, 12)
+    q, k = operands.q.copy(), operands.k.copy()
+    q[..., channel], k[..., channel] = level, 0
+    plain = setup.fed(q=q, k=k)
+    k = k.copy()
+    k[..., channel] = u
+    shifted = setup.fed(q=q, k=k)
+    _, exact_k, _ = shifted.operands.dequantized(problem)
+    exact_q = plain.operands.dequantized(problem)[0][..., channel]
+    shift = np.zeros(problem.lse_shape)
+    for seq in problem.sequences():
+        rows = problem.rows_q(exact_q, seq)  # (seqlen_q, nheads)
+        if seq.seqlen_k:
+            keys = np.repeat(problem.rows_k(exact_k, seq)[0, :, channel], problem.group)
+            problem.rows_lse(shift, seq)[:] = (problem.softmax_scale * rows * keys).T
+    a, b = plain.run(candidate), shifted.run(candidate)
+    expected = Result(a.out, None if a.lse is None else a.lse + shift)
+    what = f"K plus {u:g} in channel {channel}, where Q is {level:g}"
+    return within(what, b, expected, _sum(plain, shifted))
+
+
+def _sum(a: Setup, b: Setup) -> tuple[np.ndarray, np.ndarray]:
+    """Largest difference of two calls with equal exact results; float64 noise of a shifted lse included."""
+    x, y = a.bound(), b.bound()
+    return x.out + y.out, (x.lse + y.lse) * (1 + 2.0**-40)
+
+
+def _order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"seed": draw(st.integers(0, 2**16))}
+
+
+def _permuted(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    problem, rng = setup.problem, np.random.Generator(np.random.PCG64(trial.integer("seed", 0, 2**16)))
+    k, v = setup.operands.k.copy(), setup.operands.v.copy()
+    for seq in problem.sequences():
+        order = rng.permutation(seq.seqlen_k)
+        for x in (k, v):
+            problem.rows_k(x, seq)[:] = problem.rows_k(x, seq)[order]
+    permuted = setup.fed(k=k, v=v)
+    return within("keys in another order", permuted.run(candidate), setup.run(candidate), _sum(setup, permuted))
+
+
+BOUNDED_LAWS = (
+    law(
+        "error_within_bound",
+        "every out and lse lies within the rounding-error bound of float64 attention on the operands the kernel saw",
+        "bounded",
+        _error,
+        wanted=Wanted(),
+    ),
+    law(
+        "error_within_bound_on_long_rows",
+        f"the same for few queries and up to {LONG[-1]} keys, where accumulators drift and small weights add up",
+        "bounded",
+        _error,
+        wanted=Wanted(
+            masks="none",
+            softcap=False,
+            single=True,
+            longest_q=2,
+            seqlens_k=LONG,
+            families=("all_ties", "positive", "offset_v", "saturated_sink", "sink", "normal"),
+            max_edits=0,
+        ),
+    ),
+    law(
+        "numeric_switches_stay_within_bound",
+        "num_splits, tile_n and promotion_interval may move bits, within the bound of the changed kernel",
+        "bounded",
+        _numeric,
+        wanted=Wanted(),
+        parameters=_change,
+    ),
+    law(
+        "softmax_shift_invariance",
+        "adding u to one channel of all keys, where Q is constant, keeps out and shifts lse by softmax_scale q u, within both bounds; no softcap",
+        "bounded",
+        _shift,
+        wanted=Wanted(softcap=False, descales="uniform"),
+        parameters=_shift_parameters,
+    ),
+    law(
+        "key_order_is_irrelevant",
+        "permuting keys and values together moves out and lse by at most the sum of both bounds; dense, one descale per head",
+        "bounded",
+        _permuted,
+        wanted=Wanted(masks="none", descales="uniform"),
+        parameters=_order,
+    ),
+)

@@ -1,0 +1,194 @@
+"""Laws that hold bit for bit, in out and lse: what a kernel's arithmetic must not depend on, and exact scalings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import Descale
+from fa3verify.candidates import Candidate, Result
+from fa3verify.cases import Case
+from fa3verify.properties.compare import same_bits, same_values
+from fa3verify.properties.law import Finding, Setup, Trial, set_up
+from fa3verify.properties.transforms import kept, rescaled, scaled_by_power_of_two
+from fa3verify.properties.trials import Wanted, law, needs
+
+ROOM = 3  # powers of two that a value may move; e4m3 has 15 binades
+
+
+def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"exponent": draw(st.sampled_from((1, -1, 2, -2, ROOM, -ROOM)))}
+
+
+def _value_scaling(candidate: Candidate, trial: Trial) -> Finding | None:
+    n = trial.integer("exponent", -ROOM, ROOM)
+    setup = set_up(candidate, trial.case)
+    v = kept(setup.operands.v, ROOM, candidate.dtype)
+    if finding := _values_scaled(candidate, setup.fed(v=v), setup.fed(v=scaled_by_power_of_two(v, n)), n):
+        return finding
+    descale = setup.operands.v_descale
+    if descale is None:
+        return None
+    return _values_scaled(candidate, setup.fed(v=v), setup.fed(v=v, v_descale=rescaled(descale, n)), n)
+
+
+def _values_scaled(candidate: Candidate, plain: Setup, scaled: Setup, n: int) -> Finding | None:
+    a, b = plain.run(candidate), scaled.run(candidate)
+    fmt = FORMATS[plain.config.out_dtype]
+    low, high = max(fmt.min_normal, 2.0**-40) * 2.0**ROOM, fmt.max_finite / 2.0**ROOM
+    with np.errstate(invalid="ignore"):
+        size = np.abs(a.out.astype(np.float64))
+        inside = (size == 0) | ((size >= low) & (size <= high))
+        expected = np.where(inside, a.out, np.zeros(1, a.out.dtype))
+        expected = scaled_by_power_of_two(expected, n)
+    what = f"V times 2^{n} against out times 2^{n}"
+    if finding := same_values(f"{what}: out", b.out, expected, inside & (size > 0)):
+        return finding
+    return same_bits(what, b._replace(out=a.out), a)
+
+
+def _score_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    partners = ("softmax_scale", "k_descale") if candidate.dtype == "e4m3" else ("softmax_scale",)
+    return {"partner": draw(st.sampled_from(partners)), **_shift(draw, candidate, case)}
+
+
+def _score_scaling(candidate: Candidate, trial: Trial) -> Finding | None:
+    n = trial.integer("exponent", -ROOM, ROOM)
+    partner = trial.choice("partner", ("softmax_scale", "k_descale"))
+    setup = set_up(candidate, trial.case)
+    problem, operands = setup.problem, setup.operands
+    halved = replace(problem, softmax_scale=problem.softmax_scale * 2.0**-n)
+    if operands.q_descale is None or operands.k_descale is None:
+        q, k = (kept(x, ROOM, candidate.dtype) for x in (operands.q, operands.k))
+        plain, moved = setup.fed(q=q, k=k), setup.fed(q=scaled_by_power_of_two(q, n), k=k)._replace(problem=halved)
+    elif partner == "softmax_scale":
+        plain, moved = setup, setup.fed(q_descale=rescaled(operands.q_descale, n))._replace(problem=halved)
+    else:
+        plain = setup
+        moved = setup.fed(q_descale=rescaled(operands.q_descale, n), k_descale=rescaled(operands.k_descale, -n))
+    what = f"Q times 2^{n} and {partner} times 2^{-n} against the plain call"
+    return same_bits(what, moved.run(candidate), plain.run(candidate))
+
+
+def _block_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    if case.scheme is None:
+        raise ValueError("blocks of descales go with a quantisation scheme")
+    blocks = {
+        "q": -(-case.problem.seqlen_q // case.scheme.block_rows_q),
+        "k": -(-case.problem.seqlen_k // case.scheme.block_rows_k),
+        "v": -(-case.problem.seqlen_k // case.scheme.block_rows_v),
+    }
+    name = draw(st.sampled_from([name for name, count in blocks.items() if count > 1] or ["q"]))
+    return {
+        "operand": name,
+        "block": draw(st.integers(0, blocks[name] - 1)),
+        **_shift(draw, candidate, case),
+    }
+
+
+def _block_descale(candidate: Candidate, trial: Trial) -> Finding | None:
+    n, name = trial.integer("exponent", -ROOM, ROOM), trial.choice("operand", ("q", "k", "v"))
+    setup = set_up(candidate, trial.case)
+    descale: Descale | None = getattr(setup.operands, f"{name}_descale")
+    if descale is None:
+        raise ValueError(f"{trial.law} needs a quantisation scheme")
+    block = trial.integer("block", 0, descale.values.shape[2] - 1)
+    rows = descale.block_rows or max(setup.problem.seqlen_q, setup.problem.seqlen_k)
+    x = kept(getattr(setup.operands, name), ROOM, candidate.dtype)
+    plain = setup.fed(**{name: x})
+    moved, values = x.copy(), descale.values.copy()
+    values[:, :, block] *= np.float32(2.0**-n)
+    for seq in setup.problem.sequences():
+        view = (setup.problem.rows_q if name == "q" else setup.problem.rows_k)(moved, seq)
+        part = slice(block * rows, (block + 1) * rows)
+        view[part] = scaled_by_power_of_two(view[part], n)
+    shifted = setup.fed(**{name: moved, f"{name}_descale": Descale(values, descale.block_rows)})
+    what = f"block {block} of {name} stored times 2^{n} with its descale times 2^{-n}"
+    return same_bits(what, shifted.run(candidate), plain.run(candidate))
+
+
+def _signs(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    plain, operands = setup.run(candidate), setup.operands
+    both = setup.fed(q=-operands.q, k=-operands.k).run(candidate)
+    if finding := same_bits("negated Q and K", both, plain):
+        return finding
+    negated = setup.fed(v=-operands.v).run(candidate)
+    nonzero = plain.out.astype(np.float64) != 0
+    if finding := same_values("negated V: out", negated.out, -plain.out, nonzero):
+        return finding
+    return same_bits("negated V", negated._replace(out=plain.out), plain)
+
+
+def _channel_order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"roll": draw(st.integers(1, case.problem.head_dim_v - 1))}
+
+
+def _value_channels(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    roll = trial.integer("roll", 1, 255)
+    plain = setup.run(candidate)
+    rolled = setup.fed(v=np.roll(setup.operands.v, roll, axis=-1)).run(candidate)
+    expected = Result(np.roll(plain.out, roll, axis=-1), plain.lse)
+    return same_bits(f"channels of V rolled by {roll}", rolled, expected)
+
+
+def _repeat(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    return same_bits("second run", setup.run(candidate), setup.run(candidate))
+
+
+EXACT_LAWS = (
+    law(
+        "value_scaling_by_powers_of_two",
+        "V, stored or by its descale, times 2^n gives out times 2^n and the same lse, bit for bit, for normal values",
+        "exact",
+        _value_scaling,
+        wanted=Wanted(),
+        parameters=_shift,
+    ),
+    law(
+        "score_scaling_by_powers_of_two",
+        "Q (its descale for e4m3) times 2^n and softmax_scale or k_descale times 2^-n changes no bit, for normal values",
+        "exact",
+        _score_scaling,
+        wanted=Wanted(),
+        parameters=_score_parameters,
+    ),
+    law(
+        "block_descale_moves_into_stored_values",
+        "e4m3: a block stored 2^n larger with its descale 2^n smaller changes no bit, for Q, K and V, in the normal range",
+        "exact",
+        _block_descale,
+        wanted=Wanted(descales="blocks", empty=False, single=True),
+        parameters=_block_parameters,
+        applies=needs("block_descale", dtypes=("e4m3",)),
+    ),
+    law(
+        "sign_symmetry",
+        "negating Q and K together changes no bit; negating V negates out and keeps lse, bit for bit",
+        "exact",
+        _signs,
+        wanted=Wanted(),
+    ),
+    law(
+        "value_channels_are_independent",
+        "permuting the channels of V permutes those of out and keeps lse, bit for bit",
+        "exact",
+        _value_channels,
+        wanted=Wanted(),
+        parameters=_channel_order,
+    ),
+    law(
+        "repeated_run_is_identical",
+        "the same call twice gives the same bits",
+        "exact",
+        _repeat,
+        wanted=Wanted(),
+    ),
+)

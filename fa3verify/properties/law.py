@@ -1,0 +1,194 @@
+"""What a law is: a relation that the outputs of a kernel obey, how trials of it are drawn, and how one is checked.
+
+A law compares a kernel with itself, or with what mathematics says about the result, on transformed problems. A trial is one
+such comparison: small, JSON, and enough to repeat it anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from hypothesis.strategies import SearchStrategy
+
+from fa3_kernels.config import Config
+from fa3_reference.bounds import ErrorBound, forward_bound
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify.candidates import Candidate, Result, model_of
+from fa3verify.cases import Case
+
+SCHEMA = "fa3verify.trial/1"
+Kind = Literal["exact", "bounded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One check of a law: the law's name, a case and the parameters of the transformation."""
+
+    law: str
+    case: Case
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in self.parameters.items():
+            if not isinstance(name, str) or not _is_json(value):
+                raise ValueError(f"trial parameter {name!r} must be a JSON value, got {value!r}")
+
+    def integer(self, name: str, least: int, most: int) -> int:
+        """Return an integer parameter; ValueError unless it lies in [least, most]."""
+        value = self.parameters.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"{self.law}: {name} must be an integer in [{least}, {most}], got {value!r}")
+        return value
+
+    def choice(self, name: str, options: tuple[str, ...]) -> str:
+        """Return a text parameter; ValueError unless it is one of the options."""
+        value = self.parameters.get(name)
+        if value not in options:
+            raise ValueError(f"{self.law}: {name} must be one of {', '.join(options)}, got {value!r}")
+        return value
+
+    def describe(self) -> str:
+        """One line: law, parameters, case."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+        return f"{self.law}({settings}) on {self.case.describe()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the trial as JSON values; :meth:`from_json` reads it back exactly."""
+        return {
+            "schema": SCHEMA,
+            "law": self.law,
+            "case": self.case.to_json(),
+            "parameters": dict(self.parameters),
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> Trial:
+        """Read a trial; ValueError names what is wrong with a damaged or foreign one."""
+        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+            found = values.get("schema") if isinstance(values, dict) else type(values).__name__
+            raise ValueError(f"not a trial: expected schema {SCHEMA!r}, got {found!r}")
+        keys = {"schema", "law", "case", "parameters"}
+        if set(values) != keys:
+            raise ValueError(f"trial must have the keys {sorted(keys)}, got {sorted(map(str, values))}")
+        if not isinstance(values["law"], str) or not isinstance(values["parameters"], dict):
+            raise ValueError("trial must name its law by a string and its parameters by an object")
+        return cls(values["law"], Case.from_json(values["case"]), dict(values["parameters"]))
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, list):
+        return all(_is_json(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_json(item) for name, item in value.items())
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken law.
+
+    Parameters
+    ----------
+    message : str
+        Self-contained: what was compared, where it differs most, got, expected, bound.
+    kind : {"violated", "crashed"}
+        ``crashed``: the candidate raised or returned something of the wrong shape.
+    where : str
+        Worst element, such as ``out[0, 3, 1, 17]``.
+    ratio : float
+        Error over bound; infinite for an exact law.
+    """
+
+    message: str
+    kind: Literal["violated", "crashed"] = "violated"
+    where: str = ""
+    ratio: float = math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as JSON values; an infinite ratio becomes None."""
+        values = asdict(self)
+        values["ratio"] = self.ratio if math.isfinite(self.ratio) else None
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A property every correct kernel has.
+
+    Parameters
+    ----------
+    name : str
+        Subject and relation: ``value_scaling_by_powers_of_two``.
+    statement : str
+        One line: what holds, when, and exactly or within which bound.
+    kind : {"exact", "bounded"}
+    applies : callable
+        Whether a candidate has what the law needs.
+    draw : callable
+        Hypothesis strategy of trials for a candidate.
+    check : callable
+        None when the law holds. May raise :class:`CandidateError`; the runner makes a finding of it.
+    """
+
+    name: str
+    statement: str
+    kind: Kind
+    applies: Callable[[Candidate], bool]
+    draw: Callable[[Candidate], SearchStrategy[Trial]]
+    check: Callable[[Candidate, Trial], Finding | None]
+
+
+class CandidateError(Exception):
+    """A candidate raised, or returned arrays of the wrong shape."""
+
+
+class Refused(CandidateError):
+    """A candidate raised ValueError: it may not support what was asked."""
+
+
+class Setup(NamedTuple):
+    """What a candidate is called with."""
+
+    problem: AttentionProblem
+    operands: Operands
+    config: Config
+
+    def run(self, candidate: Candidate) -> Result:
+        """Run the candidate; CandidateError if it fails or its result has the wrong shape."""
+        try:
+            out, lse = candidate.run(self.problem, self.operands, self.config)
+        except ValueError as error:
+            raise Refused(f"ValueError: {error}") from error
+        except Exception as error:  # a third party's kernel may raise anything
+            raise CandidateError(f"{type(error).__name__}: {error}") from error
+        shapes = (("out", out, self.problem.out_shape), ("lse", lse, self.problem.lse_shape))
+        for name, array, shape in shapes:
+            if array is not None and array.shape != shape:
+                raise CandidateError(f"{name} has shape {array.shape}, expected {shape}")
+        return Result(out, lse)
+
+    def bound(self) -> ErrorBound:
+        """Rounding-error bound of this call."""
+        return forward_bound(self.problem, self.operands, model_of(self.config))
+
+    def configured(self, **changes: Any) -> Setup:
+        """Return the same call with another configuration."""
+        return self._replace(config=replace(self.config, **changes))
+
+    def fed(self, **operands: Any) -> Setup:
+        """Return the same call with other operands."""
+        return self._replace(operands=replace(self.operands, **operands))
+
+
+def set_up(candidate: Candidate, case: Case) -> Setup:
+    """Return the call a case describes."""
+    try:
+        config = replace(candidate.configure(case.problem), **dict(case.changes))
+    except ValueError as error:
+        raise Refused(f"ValueError: {error}") from error
+    return Setup(case.problem, case.operands(), config)

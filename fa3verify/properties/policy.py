@@ -1,0 +1,224 @@
+"""What NaN and infinities in the operands do: a declared table, and the law that a kernel follows it.
+
+A row *sees* a planted key when the mask lets it; ``seen`` is what happens to rows that see the planted element and
+``unseen`` to all others. Infinite scores come from an infinite K element that meets 1 in every query; e4m3 has no infinity.
+Sources: FlashAttention-3 mainloop and softmax (row maximum by a max that drops NaN, -inf guard, select before softmax), IEEE 754.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.problem import AttentionProblem, Sequence
+from fa3verify.candidates import Candidate, Result
+from fa3verify.cases import Case
+from fa3verify.properties.compare import out_rows
+from fa3verify.properties.law import Finding, Setup, Trial, set_up
+from fa3verify.properties.transforms import visible
+from fa3verify.properties.trials import Wanted, law
+
+Effect = Literal[
+    "unchanged",  # the bits of the call without the planted value
+    "nan",  # every channel NaN and lse not finite (FA3 reports lse -inf there, the twin NaN)
+    "nan_in_channel",  # NaN in the planted channel; the other channels and lse unchanged
+    "nonfinite_in_channel",  # Inf, or NaN where the weight underflowed to 0; the rest unchanged
+    "maybe_nan_in_channel",  # as unchanged, or as nan_in_channel: 0 * NaN where the tile is visited all the same
+    "zero_or_nan",  # out 0 or NaN in all channels, lse -inf or NaN
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One situation and what it must lead to.
+
+    ``alone`` is the effect on rows that see nothing but the planted key; like ``seen`` by default.
+    """
+
+    name: str
+    tensor: Literal["q", "k", "v"]
+    value: float
+    seen: Effect
+    unseen: Effect
+    reason: str
+    unit_query: bool = False  # Q is 1 in the planted channel, so that K's infinity is the score's
+    alone: Effect | None = None
+
+
+POLICY: tuple[Rule, ...] = (
+    Rule("nan_in_query", "q", math.nan, "nan", "unchanged", "all scores of the row are NaN, and so is its sum"),
+    Rule(
+        "nan_in_key",
+        "k",
+        math.nan,
+        "nan",
+        "unchanged",
+        "one NaN weight makes the row sum NaN; hidden scores are replaced, not added to",
+    ),
+    Rule(
+        "nan_in_value",
+        "v",
+        math.nan,
+        "nan_in_channel",
+        "maybe_nan_in_channel",
+        "P V multiplies every row of a visited tile, and 0 * NaN is NaN",
+    ),
+    Rule(
+        "inf_in_value",
+        "v",
+        math.inf,
+        "nonfinite_in_channel",
+        "maybe_nan_in_channel",
+        "p * Inf is Inf for p > 0, and NaN for p = 0",
+    ),
+    Rule("minus_inf_in_value", "v", -math.inf, "nonfinite_in_channel", "maybe_nan_in_channel", "as for +Inf"),
+    Rule(
+        "plus_inf_score",
+        "k",
+        math.inf,
+        "nan",
+        "unchanged",
+        "the row maximum is +Inf, and Inf - Inf is NaN",
+        unit_query=True,
+    ),
+    Rule(
+        "minus_inf_score",
+        "k",
+        -math.inf,
+        "unchanged",
+        "unchanged",
+        "exp2(-Inf) = 0: the key weighs as much as one with a very low score; alone, FA3 gives NaN or 0 by the block it is in",
+        unit_query=True,
+        alone="zero_or_nan",
+    ),
+)
+_RULES = {rule.name: rule for rule in POLICY}
+LOW_SCORE = -4096.0  # of a key whose weight is 0 beside any other; exact in every format that has an infinity
+
+
+class _Place(NamedTuple):
+    seq: Sequence
+    head: int
+    row: int
+    channel: int
+
+
+def _draw(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    problem = case.problem
+    rules = [rule for rule in POLICY if candidate.dtype != "e4m3" or math.isnan(rule.value)]
+    rule = draw(st.sampled_from(rules))
+    filled = [seq for seq in problem.sequences() if seq.seqlen_q and seq.seqlen_k]
+    seq = draw(st.sampled_from(filled))
+    heads, rows, channels = _sizes(problem, rule, seq)
+    return {
+        "rule": rule.name,
+        "sequence": seq.index,
+        "head": draw(st.integers(0, heads - 1)),
+        "row": draw(st.integers(0, rows - 1)),
+        "channel": draw(st.integers(0, channels - 1)),
+    }
+
+
+def _sizes(problem: AttentionProblem, rule: Rule, seq: Sequence) -> tuple[int, int, int]:
+    if rule.tensor == "q":
+        return problem.nheads, seq.seqlen_q, problem.head_dim
+    return problem.nheads_kv, seq.seqlen_k, problem.head_dim_v if rule.tensor == "v" else problem.head_dim
+
+
+def _place(problem: AttentionProblem, rule: Rule, trial: Trial) -> _Place:
+    seq = list(problem.sequences())[trial.integer("sequence", 0, problem.batch - 1)]
+    names = zip(("head", "row", "channel"), _sizes(problem, rule, seq), strict=True)
+    return _Place(seq, *(trial.integer(name, 0, size - 1) for name, size in names))
+
+
+def _planted(setup: Setup, rule: Rule, place: _Place, value: float) -> Setup:
+    problem = setup.problem
+    arrays = {name: getattr(setup.operands, name).copy() for name in "qkv"}
+    if rule.unit_query:
+        problem.rows_q(arrays["q"], place.seq)[..., place.channel] = 1
+    view = problem.rows_q if rule.tensor == "q" else problem.rows_k
+    view(arrays[rule.tensor], place.seq)[place.row, place.head, place.channel] = value
+    return setup.fed(**arrays)
+
+
+def _seen(problem: AttentionProblem, rule: Rule, place: _Place) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that see the planted element, and those of them that see no other key; bool in the layout of lse."""
+    seen, alone = np.zeros(problem.lse_shape, bool), np.zeros(problem.lse_shape, bool)
+    first, stop = visible(problem, place.seq)
+    if rule.tensor == "q":
+        problem.rows_lse(seen, place.seq)[place.head, place.row] = stop[place.row] > first[place.row]
+        return seen, alone
+    heads = slice(place.head * problem.group, (place.head + 1) * problem.group)
+    rows = (first <= place.row) & (place.row < stop)
+    problem.rows_lse(seen, place.seq)[heads] = rows
+    problem.rows_lse(alone, place.seq)[heads] = rows & (stop - first == 1)
+    return seen, alone
+
+
+def _broken(effect: Effect, got: Result, clean: Result, channel: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Elements of out, and of lse, that do not show the effect."""
+    out, lse = got.out.astype(np.float64), None if got.lse is None else got.lse.astype(np.float64)
+    same = _equal(out, clean.out.astype(np.float64))
+    moved = None if lse is None or clean.lse is None else ~_equal(lse, clean.lse.astype(np.float64))
+    if effect == "nan":
+        return ~np.isnan(out), None if lse is None else np.isfinite(lse)
+    if effect == "zero_or_nan":
+        return ~(np.isnan(out) | (out == 0)), None if lse is None else ~(np.isnan(lse) | np.isneginf(lse))
+    planted = np.arange(out.shape[-1]) == channel
+    if effect == "nan_in_channel":
+        same = np.where(planted, np.isnan(out), same)
+    elif effect == "nonfinite_in_channel":
+        same = np.where(planted, ~np.isfinite(out), same)
+    elif effect == "maybe_nan_in_channel":
+        same |= planted & np.isnan(out)
+    return ~same, moved
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return ((a == b) & (np.signbit(a) == np.signbit(b))) | (np.isnan(a) & np.isnan(b))
+
+
+def _check(candidate: Candidate, trial: Trial) -> Finding | None:
+    rule = _RULES[trial.choice("rule", tuple(_RULES))]
+    setup = set_up(candidate, trial.case)
+    problem = setup.problem
+    place = _place(problem, rule, trial)
+    low = rule.unit_query and rule.value < 0
+    clean_value = LOW_SCORE if low else 0.0
+    clean = _planted(setup, rule, place, clean_value).run(candidate)
+    got = _planted(setup, rule, place, rule.value).run(candidate)
+    seen, alone = _seen(problem, rule, place)
+    special = alone if rule.alone else np.zeros_like(alone)
+    effects: tuple[tuple[Effect, np.ndarray], ...] = (
+        (rule.seen, seen & ~special),
+        (rule.alone or rule.seen, special),
+        (rule.unseen, ~seen),
+    )
+    for effect, rows in effects:
+        out_broken, lse_broken = _broken(effect, got, clean, place.channel)
+        for name, broken, where in (("out", out_broken, out_rows(problem, rows)), ("lse", lse_broken, rows)):
+            if broken is None or not (broken & where).any():
+                continue
+            index = tuple(int(i) for i in np.argwhere(broken & where)[0])
+            label = f"{name}{list(index)}"
+            value, before = (float(getattr(r, name)[index]) for r in (got, clean))
+            message = f"{rule.name} at {rule.tensor}{list(place[1:])} of sequence {place.seq.index}: {label} = {value!r}, was {before!r}"
+            return Finding(f"{message}; promised: {effect} ({rule.reason})", where=label)
+    return None
+
+
+POLICY_LAWS = (
+    law(
+        "special_values_follow_policy",
+        "NaN and Inf in Q, K or V reach exactly the rows and channels of the POLICY table; all other bits stay",
+        "exact",
+        _check,
+        wanted=Wanted(softcap=False, empty=False, families=("normal", "peaky", "offset_v"), max_edits=0),
+        parameters=_draw,
+    ),
+)

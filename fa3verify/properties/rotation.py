@@ -1,0 +1,76 @@
+"""The law of quantised operands: conditioning and rounding to e4m3 stay within their own bound of the unrotated truth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.attention import attention
+from fa3_reference.quant_error import quantization_bound
+from fa3_reference.quantize import condition
+from fa3verify.candidates import Candidate, Result
+from fa3verify.cases import Case
+from fa3verify.properties.compare import within
+from fa3verify.properties.law import Finding, Trial, set_up
+from fa3verify.properties.trials import Wanted, law, needs
+
+_UNIT = 2.0**-53
+
+
+def _seed(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"hadamard_seed": draw(st.integers(0, 2**16))}
+
+
+def _rounding(x: np.ndarray, steps: float) -> np.ndarray:
+    """Bound of float64 conditioning: ``steps`` roundings of the 2-norm of a row, in every channel."""
+    norm = np.linalg.norm(x, axis=-1, keepdims=True)
+    return np.broadcast_to(steps * _UNIT * norm, x.shape)
+
+
+def _rotation(candidate: Candidate, trial: Trial) -> Finding | None:
+    case = trial.case
+    problem, scheme = case.problem, case.scheme
+    if scheme is None:
+        raise ValueError(f"{trial.law} needs a quantisation scheme")
+    if problem.head_dim & (problem.head_dim - 1) == 0:
+        scheme = replace(scheme, hadamard_seed=trial.integer("hadamard_seed", 0, 2**16))
+    q, k, v = case.recipe.draw(problem)
+    truth = attention(problem, q, k, v)
+    turned_q, turned_k, lse_shift = condition(problem, q, k, scheme)
+    shift = 0.0 if lse_shift is None else lse_shift
+    steps = 2 * (math.log2(problem.head_dim) + 4) + problem.seqlen_k
+    dq, dk = _rounding(turned_q, steps), _rounding(turned_k, steps) + _rounding(k, steps)
+    still = quantization_bound(problem, turned_q, turned_k, v, dq, dk, np.zeros_like(v))
+    rotated = attention(problem, turned_q, turned_k, v)
+    expected = Result(truth.out, truth.lse - shift)
+    noise = 2.0**-48 * (1 + np.abs(shift) * np.ones(problem.lse_shape))
+    if finding := within(
+        "float64 attention of rotated Q and K", Result(*rotated), expected, (still.out, still.lse + noise)
+    ):
+        return finding
+    setup = set_up(candidate, replace(case, scheme=scheme))
+    q8, k8, v8 = setup.operands.dequantized(problem)
+    moved = quantization_bound(
+        problem, turned_q, turned_k, v, np.abs(q8 - turned_q) + dq, np.abs(k8 - turned_k) + dk, np.abs(v8 - v)
+    )
+    bound = setup.bound()
+    limit = (moved.out + bound.out, moved.lse + bound.lse + noise)
+    return within("rotated and quantised against the unrotated truth", setup.run(candidate), expected, limit)
+
+
+ROTATION_LAWS = (
+    law(
+        "rotation_and_centring_keep_attention",
+        "e4m3: rotating Q and K and centring K keeps float64 attention; the kernel stays within quantisation plus rounding bound of the plain truth",
+        "bounded",
+        _rotation,
+        wanted=Wanted(longest_q=16),
+        parameters=_seed,
+        applies=needs(dtypes=("e4m3",)),
+    ),
+)

@@ -1,0 +1,183 @@
+"""Run laws: search trials with Hypothesis, shrink what breaks a law, repeat a stored trial."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+
+from fa3_kernels.config import Config
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify.candidates import Candidate, Result
+from fa3verify.properties.law import CandidateError, Finding, Law, Trial
+from fa3verify.properties.table import LAWS
+
+MAX_SHRINK_TRIALS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class LawOutcome:
+    """What a search for violations found.
+
+    ``examples`` counts the trials up to and including the first failure, ``outputs`` the output values the candidate produced
+    for them; ``trial`` and ``finding`` are the smallest failure seen, None unless ``status`` is ``fail``.
+    """
+
+    law: str
+    status: Literal["pass", "fail", "not_applicable"]
+    examples: int = 0
+    outputs: int = 0
+    trial: Trial | None = None
+    finding: Finding | None = None
+
+
+class _Violation(Exception):
+    pass
+
+
+class _Crash(Exception):
+    pass
+
+
+class _Enough(BaseException):
+    """Ends a search whose shrinking has had its share; not an Exception, so that Hypothesis lets it through."""
+
+
+class _Search:
+    """One run of a law: counts trials and outputs, keeps the smallest failure of the first failure's kind."""
+
+    def __init__(self, law: Law, candidate: Candidate, shrink_seconds: float) -> None:
+        self.law, self.shrink_seconds = law, shrink_seconds
+        self.candidate = replace(candidate, run=self._counted(candidate))
+        self.examples = self.outputs = self.shrinks = 0
+        self.first_failure = 0.0
+        self.best: tuple[Trial, Finding] | None = None
+
+    def _counted(self, candidate: Candidate):
+        def run(problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+            result = candidate.run(problem, operands, config)
+            if self.best is None:
+                self.outputs += result.out.size + (0 if result.lse is None else result.lse.size)
+            return result
+
+        return run
+
+    def check(self, trial: Trial) -> None:
+        if self.best is None:
+            self.examples += 1
+        else:
+            self.shrinks += 1
+            late = time.monotonic() - self.first_failure > self.shrink_seconds
+            if late or self.shrinks > MAX_SHRINK_TRIALS:
+                raise _Enough
+        finding = checked(self.law, self.candidate, trial)
+        if finding is None:
+            return
+        if self.best is None:
+            self.first_failure, self.best = time.monotonic(), (trial, finding)
+        elif finding.kind == self.best[1].kind and size_of(trial) < size_of(self.best[0]):
+            self.best = trial, finding
+        if self.shrink_seconds <= 0:
+            raise _Enough
+        if finding.kind == "crashed":
+            raise _Crash
+        raise _Violation
+
+
+def size_of(trial: Trial) -> tuple[int, int]:
+    """Order of trials: the cheaper problem first, then the shorter text."""
+    problem = trial.case.problem
+    work = sum((seq.seqlen_q + 1) * (seq.seqlen_k + 1) for seq in problem.sequences())
+    return work * problem.nheads * problem.head_dim, len(repr(trial.to_json()))
+
+
+def checked(law: Law, candidate: Candidate, trial: Trial) -> Finding | None:
+    """Check one trial; a candidate that fails is a finding."""
+    try:
+        return law.check(candidate, trial)
+    except CandidateError as error:
+        return Finding(f"{candidate.name} failed: {error}", kind="crashed")
+
+
+def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shrink_seconds: float = 4.0) -> LawOutcome:
+    """Search for a violation of a law.
+
+    Parameters
+    ----------
+    law : Law
+    candidate : Candidate
+    max_examples : int
+        Trials that must hold.
+    seed : int
+        The same seed draws the same trials.
+    shrink_seconds : float
+        Time spent on making a failure smaller; 0 keeps the first one. At most :data:`MAX_SHRINK_TRIALS` trials.
+
+    Returns
+    -------
+    LawOutcome
+        A candidate that raises is a failure of the law, never an exception here.
+
+    Raises
+    ------
+    ValueError
+        If ``max_examples`` is below 1.
+    """
+    if max_examples < 1:
+        raise ValueError(f"max_examples must be at least 1, got {max_examples}")
+    if not law.applies(candidate):
+        return LawOutcome(law.name, "not_applicable")
+    search = _Search(law, candidate, shrink_seconds)
+    configured = settings(
+        max_examples=max_examples,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        print_blob=False,
+        report_multiple_bugs=False,
+        verbosity=hypothesis.Verbosity.quiet,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
+    )
+
+    @hypothesis.seed(seed)
+    @configured
+    @given(law.draw(candidate))
+    def holds(trial: Trial) -> None:
+        search.check(trial)
+
+    with contextlib.suppress(_Violation, _Crash, _Enough):
+        holds()
+    if search.best is None:
+        return LawOutcome(law.name, "pass", search.examples, search.outputs)
+    return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best)
+
+
+def find_law(name: str) -> Law:
+    """Return a law by name; ValueError names what exists."""
+    for row in LAWS:
+        if row.name == name:
+            return row
+    raise ValueError(f"unknown law {name!r}; known are {', '.join(row.name for row in LAWS)}")
+
+
+def replay_trial(law_name: str, candidate: Candidate, trial: Trial) -> Finding | None:
+    """Check a stored trial again.
+
+    Raises
+    ------
+    ValueError
+        If the law is unknown, is not the trial's, does not apply to the candidate, or refuses the trial's parameters.
+    """
+    law = find_law(law_name)
+    if trial.law != law_name:
+        raise ValueError(f"the trial belongs to law {trial.law!r}, not to {law_name!r}")
+    if not law.applies(candidate):
+        raise ValueError(f"law {law_name!r} does not apply to {candidate.name}")
+    if trial.case.problem.dtype != candidate.dtype:
+        raise ValueError(f"the trial is for dtype {trial.case.problem.dtype}, {candidate.name} takes {candidate.dtype}")
+    return checked(law, candidate, trial)

@@ -1,0 +1,278 @@
+"""Laws about shapes and schedules, bit for bit: a row depends on its query and its visible keys and on nothing else.
+
+They hold because a row's arithmetic is fixed by the order of its key blocks: hidden blocks multiply by exactly 0 or 1, and
+key blocks are counted from the first key, so that cutting off trailing keys, other rows, heads or sequences leaves them alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3verify.candidates import Candidate, Result
+from fa3verify.cases import Case
+from fa3verify.properties.compare import out_rows, same_bits
+from fa3verify.properties.law import Finding, Refused, Setup, Trial, set_up
+from fa3verify.properties.transforms import part, part_of_result, query_heads, reordered, repeated_heads, visible
+from fa3verify.properties.trials import Wanted, law, needs
+
+# Schedule switches; a configuration that a kernel refuses with ValueError is not judged.
+SWITCHES: dict[str, dict[str, Any]] = {
+    "no_overlap": {"intra_wg_overlap": False},
+    "no_pingpong": {"pingpong": False},
+    "three_stages": {"num_stages": 3},
+    "p_through_smem": {"pv_from_registers": False},
+    "other_registers": {"producer_regs": 40, "consumer_regs": 232},
+    "one_warpgroup": {"num_consumer_warpgroups": 1, "tile_m": 64},
+    "two_warpgroups": {"num_consumer_warpgroups": 2, "tile_m": 128},
+    "three_warpgroups": {"num_consumer_warpgroups": 3, "tile_m": 192},
+    "pack_gqa": {"pack_gqa": True},
+    "no_pack_gqa": {"pack_gqa": False},
+}
+
+
+def _row(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"row": draw(st.integers(0, max(0, case.problem.seqlen_q - 1)))}
+
+
+def _causal(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    whole = setup.run(candidate)
+    for seq in setup.problem.sequences():
+        if not seq.seqlen_q:
+            continue
+        row = trial.integer("row", 0, 2**20) % seq.seqlen_q
+        stop = int(visible(setup.problem, seq)[1][row])
+        rows = slice(row, row + 1)
+        cut = part(setup, seq, rows=rows, keys=slice(0, stop))
+        cut = cut._replace(problem=replace(cut.problem, causal=False))
+        expected = part_of_result(setup, whole, seq, rows=rows)
+        what = f"row {row} of sequence {seq.index} alone with keys [0, {stop}) against the causal call"
+        if finding := same_bits(what, cut.run(candidate), expected):
+            return finding
+    return None
+
+
+def _keys(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    start = draw(st.integers(0, max(0, case.problem.seqlen_k - 1)))
+    return {"start": start, "count": draw(st.sampled_from((1, 2, 64, 128)))}
+
+
+def _invisible(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    problem, operands = setup.problem, setup.operands
+    start, count = trial.integer("start", 0, 2**20), trial.integer("count", 1, 2**20)
+    k, v = operands.k.copy(), operands.v.copy()
+    blind = np.zeros(problem.lse_shape, bool)
+    for seq in problem.sequences():
+        problem.rows_k(k, seq)[start : start + count] = 7
+        problem.rows_k(v, seq)[start : start + count] = -5
+        first, stop = visible(problem, seq)
+        problem.rows_lse(blind, seq)[:] = (stop <= start) | (first >= start + count)
+    what = f"rows that see no key of [{start}, {start + count}), after those keys changed"
+    changed = setup.fed(k=k, v=v).run(candidate)
+    return same_bits(what, changed, setup.run(candidate), rows=blind, problem=problem)
+
+
+def _grouped(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    plain = setup.run(candidate)
+    repeated = repeated_heads(setup).run(candidate)
+    return same_bits("grouped heads against repeated K and V", plain, repeated)
+
+
+def _separate(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    whole = setup.run(candidate)
+    for seq in setup.problem.sequences():
+        if seq.seqlen_q:
+            expected = part(setup, seq).run(candidate)
+            what = f"sequence {seq.index} inside the call against a call of its own"
+            if finding := same_bits(what, part_of_result(setup, whole, seq), expected):
+                return finding
+    return None
+
+
+def _pair(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    filled = [seq.index for seq in case.problem.sequences() if seq.seqlen_q]
+    return {"sequence": draw(st.sampled_from(filled)), "kv_head": draw(st.integers(0, case.problem.nheads_kv - 1))}
+
+
+def _chosen(setup: Setup, trial: Trial) -> tuple[Any, slice]:
+    sequence = trial.integer("sequence", 0, setup.problem.batch - 1)
+    kv_head = trial.integer("kv_head", 0, setup.problem.nheads_kv - 1)
+    return list(setup.problem.sequences())[sequence], slice(kv_head, kv_head + 1)
+
+
+def _alone(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    seq, kv_head = _chosen(setup, trial)
+    alone = part(setup, seq, kv_heads=kv_head).run(candidate)
+    within = part_of_result(setup, setup.run(candidate), seq, kv_head)
+    return same_bits(f"sequence {seq.index}, kv head {kv_head.start} alone against the whole call", alone, within)
+
+
+def _order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    orders = (("batch", case.problem.batch), ("kv_heads", case.problem.nheads_kv))
+    return {name: draw(st.permutations(range(size)).map(list)) for name, size in orders}
+
+
+def _reordered(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    batch, kv_heads = (np.array(trial.parameters.get(name), np.int64) for name in ("batch", "kv_heads"))
+    for name, order, size in (("batch", batch, setup.problem.batch), ("kv_heads", kv_heads, setup.problem.nheads_kv)):
+        if sorted(order.ravel().tolist()) != list(range(size)):
+            raise ValueError(f"{trial.law}: {name} must be a permutation of {size} numbers, got {order.tolist()}")
+    plain, heads = setup.run(candidate), query_heads(setup.problem, kv_heads)
+    lse = None if plain.lse is None else plain.lse[batch][:, heads]
+    expected = Result(plain.out[batch][:, :, heads], lse)
+    moved = reordered(setup, batch, kv_heads).run(candidate)
+    return same_bits(f"sequences in order {batch.tolist()}, kv heads in order {kv_heads.tolist()}", moved, expected)
+
+
+def _poison(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    values = ("nan",) if candidate.dtype == "e4m3" else ("nan", "inf")
+    return {**_pair(draw, candidate, case), "value": draw(st.sampled_from(values))}
+
+
+def _neighbours(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    seq, kv_head = _chosen(setup, trial)
+    problem, value = setup.problem, float(trial.choice("value", ("nan", "inf")))
+    heads = slice(kv_head.start * problem.group, kv_head.stop * problem.group)
+    poisoned = {}
+    for name, view, of in (
+        ("q", problem.rows_q, heads),
+        ("k", problem.rows_k, kv_head),
+        ("v", problem.rows_k, kv_head),
+    ):
+        clean = getattr(setup.operands, name)
+        x = np.full(clean.shape, value).astype(clean.dtype)
+        view(x, seq)[:, of] = view(clean, seq)[:, of]
+        poisoned[name] = x
+    clean_run = part_of_result(setup, setup.run(candidate), seq, kv_head)
+    run = part_of_result(setup, setup.fed(**poisoned).run(candidate), seq, kv_head)
+    what = f"sequence {seq.index}, kv head {kv_head.start} with {value} in all others"
+    return same_bits(what, run, clean_run)
+
+
+def _splits(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"num_splits": draw(st.sampled_from((1, 2, 3)))}
+
+
+def _empty_rows(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case).configured(num_splits=trial.integer("num_splits", 1, 256))
+    problem, num_splits = setup.problem, setup.config.num_splits
+    try:
+        result = setup.run(candidate)
+    except Refused:
+        if num_splits == 1:
+            raise
+        return None
+    empty = np.zeros(problem.lse_shape, bool)
+    for seq in problem.sequences():
+        first, stop = visible(problem, seq)
+        problem.rows_lse(empty, seq)[:] = stop <= first
+    lse = None if result.lse is None else np.where(empty, np.array(-np.inf, result.lse.dtype), result.lse)
+    zero = np.zeros(1, result.out.dtype)
+    # +0 and -0 are both zero
+    expected = Result(np.where(out_rows(problem, empty) & (result.out != 0), zero, result.out), lse)
+    return same_bits(f"rows without a visible key, num_splits {num_splits}", result, expected)
+
+
+def _switch(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"switch": draw(st.sampled_from(tuple(SWITCHES)))}
+
+
+def _schedule(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    switch = trial.choice("switch", tuple(SWITCHES))
+    plain = setup.run(candidate)
+    try:
+        changed = setup.configured(**SWITCHES[switch]).run(candidate)
+    except Refused:
+        return None
+    return same_bits(f"schedule switch {switch}", changed, plain)
+
+
+STRUCTURE_LAWS = (
+    law(
+        "causal_row_equals_truncated_problem",
+        "row i of a causal call equals a dense call of row i alone with the keys it sees, bit for bit (operands given, not re-quantised)",
+        "exact",
+        _causal,
+        wanted=Wanted(masks="causal"),
+        parameters=_row,
+        applies=needs("causal"),
+    ),
+    law(
+        "invisible_keys_never_matter",
+        "replacing K and V of keys that a row does not see changes no bit of the row",
+        "exact",
+        _invisible,
+        wanted=Wanted(masks="some"),
+        parameters=_keys,
+        applies=lambda candidate: bool({"causal", "window"} & candidate.features),
+    ),
+    law(
+        "grouped_heads_equal_repeated_heads",
+        "grouped-query attention equals multi-head attention with K and V repeated, bit for bit",
+        "exact",
+        _grouped,
+        wanted=Wanted(grouped=True),
+        applies=needs("gqa"),
+    ),
+    law(
+        "varlen_equals_separate_calls",
+        "every sequence of a packed call equals a call of its own, bit for bit, zero lengths included",
+        "exact",
+        _separate,
+        wanted=Wanted(layout="varlen", several=True),
+        applies=needs("varlen"),
+    ),
+    law(
+        "each_head_alone_gives_the_same_bits",
+        "the bits of one sequence and kv head do not depend on how many others are in the call",
+        "exact",
+        _alone,
+        wanted=Wanted(several=True),
+        parameters=_pair,
+    ),
+    law(
+        "order_of_sequences_and_heads",
+        "permuting sequences and kv heads permutes the result, bit for bit",
+        "exact",
+        _reordered,
+        wanted=Wanted(layout="batched", several=True),
+        parameters=_order,
+    ),
+    law(
+        "neighbours_never_leak",
+        "NaN or Inf in all other sequences and kv heads, packed or batched, changes no bit",
+        "exact",
+        _neighbours,
+        wanted=Wanted(several=True),
+        parameters=_poison,
+    ),
+    law(
+        "empty_rows_are_zero",
+        "rows without a visible key have out exactly 0 and lse -inf, with any num_splits the kernel takes",
+        "exact",
+        _empty_rows,
+        wanted=Wanted(masks="some"),
+        parameters=_splits,
+        applies=lambda candidate: bool({"causal", "window"} & candidate.features),
+    ),
+    law(
+        "schedule_switches_change_no_bit",
+        "overlap, pingpong, stages, registers, warpgroups with tile_m, and PackGQA change no bit for finite inputs",
+        "exact",
+        _schedule,
+        wanted=Wanted(),
+        parameters=_switch,
+    ),
+)

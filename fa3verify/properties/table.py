@@ -1,0 +1,13 @@
+"""Every law, in the order they are run: cheap and telling first."""
+
+from __future__ import annotations
+
+from fa3verify.properties.bounded import BOUNDED_LAWS
+from fa3verify.properties.exact import EXACT_LAWS
+from fa3verify.properties.law import Law
+from fa3verify.properties.policy import POLICY_LAWS
+from fa3verify.properties.rotation import ROTATION_LAWS
+from fa3verify.properties.structure import STRUCTURE_LAWS
+from fa3verify.properties.values import VALUE_LAWS
+
+LAWS: tuple[Law, ...] = (*BOUNDED_LAWS, *VALUE_LAWS, *STRUCTURE_LAWS, *EXACT_LAWS, *POLICY_LAWS, *ROTATION_LAWS)

@@ -1,0 +1,147 @@
+"""Changes of a problem and its operands whose effect on the result is known, and the matching cuts of results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
+from fa3verify.candidates import Result
+from fa3verify.properties.law import Setup
+
+Name = Literal["q", "k", "v"]
+
+
+def _cut(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> Descale | None:
+    """Descale of some heads and rows of one sequence; the rows start at a block's first row."""
+    if descale is None:
+        return None
+    values = descale.values[seq.index : seq.index + 1, heads]
+    if descale.block_rows:
+        first = rows.start // descale.block_rows
+        values = values[..., first : max(first + 1, -(-rows.stop // descale.block_rows))]
+    return Descale(np.ascontiguousarray(values), descale.block_rows)
+
+
+def _cut_query(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> Descale | None:
+    """As :func:`_cut`, for rows that may start inside a block: one value per row then."""
+    if descale is None or not descale.block_rows or rows.start % descale.block_rows == 0:
+        return _cut(descale, seq, heads, rows)
+    values = descale.values[seq.index : seq.index + 1, heads]
+    return Descale(np.ascontiguousarray(values[..., np.arange(rows.start, rows.stop) // descale.block_rows]), 1)
+
+
+def part(
+    setup: Setup, seq: Sequence, *, kv_heads: slice | None = None, rows: slice | None = None, keys: slice | None = None
+) -> Setup:
+    """Return the call for one sequence alone, optionally for some kv heads, query rows and keys of it.
+
+    A part of the keys or rows keeps ``causal`` and ``window`` of the problem: callers replace them. Keys start at a whole
+    descale block.
+    """
+    problem, operands = setup.problem, setup.operands
+    rows, keys = rows or slice(0, seq.seqlen_q), keys or slice(0, seq.seqlen_k)
+    kv_heads = kv_heads or slice(0, problem.nheads_kv)
+    heads = slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
+    single = replace(
+        problem,
+        batch=1,
+        nheads=heads.stop - heads.start,
+        nheads_kv=kv_heads.stop - kv_heads.start,
+        seqlen_q=rows.stop - rows.start,
+        seqlen_k=keys.stop - keys.start,
+        seqlens_q=None,
+        seqlens_k=None,
+    )
+    cut = Operands(
+        np.ascontiguousarray(problem.rows_q(operands.q, seq)[None, rows, heads]),
+        np.ascontiguousarray(problem.rows_k(operands.k, seq)[None, keys, kv_heads]),
+        np.ascontiguousarray(problem.rows_k(operands.v, seq)[None, keys, kv_heads]),
+        _cut_query(operands.q_descale, seq, heads, rows),
+        _cut(operands.k_descale, seq, kv_heads, keys),
+        _cut(operands.v_descale, seq, kv_heads, keys),
+    )
+    return Setup(single, cut, setup.config)
+
+
+def part_of_result(
+    setup: Setup, result: Result, seq: Sequence, kv_heads: slice | None = None, rows: slice | None = None
+) -> Result:
+    """Return the rows of a result that :func:`part` computes alone."""
+    problem = setup.problem
+    kv_heads, rows = kv_heads or slice(0, problem.nheads_kv), rows or slice(0, seq.seqlen_q)
+    heads = slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
+    lse = None if result.lse is None else problem.rows_lse(result.lse, seq)[None, heads, rows]
+    return Result(problem.rows_q(result.out, seq)[None, rows, heads], lse)
+
+
+def repeated_heads(setup: Setup) -> Setup:
+    """Return the multi-head call that repeats every kv head for each query head of its group."""
+    problem, operands = setup.problem, setup.operands
+    group = problem.group
+
+    def repeat(descale: Descale | None) -> Descale | None:
+        return descale and Descale(np.repeat(descale.values, group, axis=1), descale.block_rows)
+
+    wide = replace(
+        operands,
+        k=np.repeat(operands.k, group, axis=-2),
+        v=np.repeat(operands.v, group, axis=-2),
+        k_descale=repeat(operands.k_descale),
+        v_descale=repeat(operands.v_descale),
+    )
+    return Setup(replace(problem, nheads_kv=problem.nheads), wide, setup.config)
+
+
+def reordered(setup: Setup, batch: np.ndarray, kv_heads: np.ndarray) -> Setup:
+    """Return a batched call with sequences and kv heads (their query heads with them) in another order."""
+    operands, heads = setup.operands, query_heads(setup.problem, kv_heads)
+
+    def order(x: np.ndarray, of: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x[batch][:, :, of])
+
+    def order_descale(descale: Descale | None, of: np.ndarray) -> Descale | None:
+        return descale and Descale(np.ascontiguousarray(descale.values[batch][:, of]), descale.block_rows)
+
+    return setup.fed(
+        q=order(operands.q, heads),
+        k=order(operands.k, kv_heads),
+        v=order(operands.v, kv_heads),
+        q_descale=order_descale(operands.q_descale, heads),
+        k_descale=order_descale(operands.k_descale, kv_heads),
+        v_descale=order_descale(operands.v_descale, kv_heads),
+    )
+
+
+def query_heads(problem: AttentionProblem, kv_heads: np.ndarray) -> np.ndarray:
+    """Query heads of kv heads, in order."""
+    return (kv_heads[:, None] * problem.group + np.arange(problem.group)).ravel()
+
+
+def scaled_by_power_of_two(x: np.ndarray, exponent: int) -> np.ndarray:
+    """Multiply stored values by 2 ** exponent; exact where :func:`kept` made room."""
+    return np.ldexp(x.astype(np.float64), exponent).astype(x.dtype)
+
+
+def kept(x: np.ndarray, room: int, format_name: str) -> np.ndarray:
+    """Replace by 0 every value that 2 ** +-room would take out of the normal range of its format.
+
+    The wide range of bf16 is cut to [2^-40, 2^40], so that no fp32 product or sum of the kernel is subnormal or overflows.
+    """
+    fmt = FORMATS[format_name]
+    low, high = max(fmt.min_normal, 2.0**-40) * 2.0**room, min(fmt.max_finite, 2.0**40) / 2.0**room
+    size = np.abs(x.astype(np.float64))
+    return np.where((size >= low) & (size <= high), x, np.zeros(1, x.dtype))
+
+
+def rescaled(descale: Descale, exponent: int) -> Descale:
+    """Multiply descales by 2 ** exponent."""
+    return Descale(descale.values * np.float32(2.0**exponent), descale.block_rows)
+
+
+def visible(problem: AttentionProblem, seq: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    """Half-open key range of every query row of a sequence."""
+    return problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)

@@ -1,0 +1,190 @@
+"""Hypothesis strategies of small trials: problems that take milliseconds, with lengths at the edges of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hypothesis import assume
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
+from fa3verify.candidates import Candidate
+from fa3verify.cases import Case
+from fa3verify.properties.law import Finding, Kind, Law, Trial
+from fa3verify.strategies import TILE_EDGES, WINDOW_EDGES, recipes
+
+CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
+MAX_SEQLEN = 300
+LONG = (1024, 2048, 4096)  # keys of the few laws about drift
+HEAD_DIMS = (64, 128, 96)  # 96 is padded to 128
+Parameters = Callable[[DrawFn, Candidate, Case], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which cases a law is checked on.
+
+    ``several`` asks for two (sequence, kv head) pairs at least, ``single`` for one, ``grouped`` for shared kv heads;
+    ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or "blocks" of rows always.
+    """
+
+    masks: Literal["any", "none", "causal", "some"] = "any"
+    layout: Literal["any", "batched", "varlen"] = "any"
+    descales: Literal["any", "uniform", "blocks"] = "any"
+    softcap: bool = True
+    grouped: bool = False
+    several: bool = False
+    single: bool = False
+    empty: bool = True
+    longest_q: int = MAX_SEQLEN
+    seqlens_k: tuple[int, ...] = ()
+    families: tuple[str, ...] | None = None
+    max_edits: int = 2
+
+
+def _length(draw: DrawFn, most: int, least: int = 1) -> int:
+    """Draw a length, every second time one at the edge of a tile; one choice, so that edges shrink to any length."""
+    most = max(least, most)
+    edges = [n for n in TILE_EDGES if least <= n <= most] or [least]
+    choices = most - least + 1
+    n = draw(st.integers(0, 2 * choices - 1))
+    return least + n if n < choices else edges[(n - choices) % len(edges)]
+
+
+def _mask(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> dict[str, Any]:
+    if wanted.masks == "none":
+        return {}
+    if wanted.masks == "causal":
+        return {"causal": True}
+    kinds = ["dense"] if wanted.masks == "any" else []
+    kinds += [name for name in ("causal", "window") if name in candidate.features]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "dense":
+        return {}
+    if kind == "causal":
+        return {"causal": True}
+    left, right = draw(st.tuples(st.sampled_from(WINDOW_EDGES), st.sampled_from(WINDOW_EDGES)))
+    return {"window": (left, right)}
+
+
+def _key_lengths(draw: DrawFn, wanted: Wanted, count: int) -> list[int]:
+    if wanted.seqlens_k:
+        return [draw(st.sampled_from(wanted.seqlens_k)) for _ in range(count)]
+    least = 129 if wanted.descales == "blocks" else 1
+    lengths = [_length(draw, MAX_SEQLEN, least) for _ in range(count)]
+    if wanted.empty and draw(st.integers(0, 7)) == 7:
+        lengths[draw(st.integers(0, count - 1))] = 0
+    return lengths
+
+
+def _is_varlen(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> bool:
+    if wanted.layout == "any":
+        return "varlen" in candidate.features and draw(st.booleans())
+    return wanted.layout == "varlen"
+
+
+@st.composite
+def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> AttentionProblem:
+    """Draw a problem of at most about CELLS scores that the candidate supports."""
+    grouped = "gqa" in candidate.features
+    nheads_kv = draw(st.integers(1, 1 if wanted.single else 2))
+    group = draw(st.integers(2 if wanted.grouped else 1, 3)) if grouped else 1
+    varlen = _is_varlen(draw, candidate, wanted)
+    least = 2 if wanted.several and (nheads_kv == 1 or wanted.layout == "varlen") else 1
+    batch = draw(st.integers(least, 1 if wanted.single else 3 if varlen else 2))
+    head_dim = draw(st.sampled_from(HEAD_DIMS))
+    rest: dict[str, Any] = {
+        "nheads": nheads_kv * group,
+        "nheads_kv": nheads_kv,
+        "head_dim": head_dim,
+        "dtype": candidate.dtype,
+        "softmax_scale": draw(st.sampled_from((0.0, 0.25, 0.05))),
+        **_mask(draw, candidate, wanted),
+    }
+    if wanted.softcap and "softcap" in candidate.features:
+        rest["softcap"] = draw(st.sampled_from((0.0, 0.0, 30.0, 2.0)))
+    if "head_dim_v" in candidate.features and head_dim == 64:
+        rest["head_dim_v"] = draw(st.sampled_from((64, 64, 32)))
+    lengths_k = _key_lengths(draw, wanted, batch if varlen else 1)
+    total_k = sum(lengths_k) if varlen else batch * lengths_k[0]
+    most = min(wanted.longest_q, max(1, CELLS // (max(1, total_k) * rest["nheads"])))
+    if varlen:
+        lengths_q = [_length(draw, most) for _ in range(batch)]
+        if wanted.empty and batch > 1 and draw(st.integers(0, 7)) == 7:
+            lengths_q[-1] = 0
+        problem = AttentionProblem.varlen(tuple(lengths_q), tuple(lengths_k), **rest)
+    else:
+        problem = AttentionProblem(batch=batch, seqlen_q=_length(draw, most), seqlen_k=lengths_k[0], **rest)
+    assume(candidate.supports(problem))
+    return problem
+
+
+@st.composite
+def small_schemes(draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> QuantScheme:
+    """Draw a scheme whose K and V blocks are whole key tiles of the candidate's configuration."""
+    tile_n = candidate.configure(problem).tile_n
+    options = ["head", "tensor"]
+    if "block_descale" in candidate.features and wanted.descales != "uniform":
+        options = ["block"] if wanted.descales == "blocks" else ["head", "block", "tensor"]
+    granularity = draw(st.sampled_from(options))
+    hadamard_seed = draw(st.one_of(st.none(), st.integers(0, 2**16)))
+    return QuantScheme(
+        granularity=granularity,  # type: ignore[arg-type]
+        block_rows_q=draw(st.sampled_from((4, 16) if wanted.descales == "blocks" else (128, 64, 32))),
+        block_rows_k=tile_n if wanted.descales == "blocks" else tile_n * draw(st.sampled_from((1, 2))),
+        block_rows_v=tile_n,
+        power_of_two=draw(st.booleans()),
+        hadamard_seed=hadamard_seed if problem.head_dim & (problem.head_dim - 1) == 0 else None,
+        k_mean=problem.softcap == 0 and draw(st.booleans()),
+    )
+
+
+@st.composite
+def small_cases(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Case:
+    """Draw a case for a candidate."""
+    problem = draw(small_problems(candidate, wanted))
+    recipe = draw(recipes(wanted.families, problem=problem, max_edits=wanted.max_edits))
+    scheme = draw(small_schemes(candidate, problem, wanted)) if candidate.dtype == "e4m3" else None
+    return Case(candidate.name, problem, recipe, scheme)
+
+
+def no_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    """Return the parameters of a law that has none."""
+    return {}
+
+
+def needs(*features: str, dtypes: tuple[str, ...] = ("fp16", "bf16", "e4m3")) -> Callable[[Candidate], bool]:
+    """Return a test whether a candidate has all the features and one of the dtypes."""
+    return lambda candidate: set(features) <= candidate.features and candidate.dtype in dtypes
+
+
+def takes_everything(candidate: Candidate) -> bool:
+    """Return True: the law needs no feature."""
+    return True
+
+
+def law(
+    name: str,
+    statement: str,
+    kind: Kind,
+    check: Callable[[Candidate, Trial], Finding | None],
+    *,
+    wanted: Wanted,
+    parameters: Parameters = no_parameters,
+    applies: Callable[[Candidate], bool] = takes_everything,
+) -> Law:
+    """Return a law whose trials are drawn by :func:`small_cases` and a function for the parameters."""
+
+    @st.composite
+    def trials(draw: DrawFn, candidate: Candidate) -> Trial:
+        case = draw(small_cases(candidate, wanted))
+        return Trial(name, case, parameters(draw, candidate, case))
+
+    def draw(candidate: Candidate) -> SearchStrategy[Trial]:
+        return trials(candidate)
+
+    return Law(name, statement, kind, applies, draw, check)

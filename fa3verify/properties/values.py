@@ -1,0 +1,199 @@
+"""Laws about the values a result can take: convex combinations of V, merges of parts, capped scores; all within the bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import Descale
+from fa3verify.candidates import Candidate, Result
+from fa3verify.cases import Case
+from fa3verify.properties.compare import close, within
+from fa3verify.properties.law import Finding, Trial, set_up
+from fa3verify.properties.transforms import part, visible
+from fa3verify.properties.trials import LONG, Wanted, law, needs
+
+
+def _hull(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    problem = setup.problem
+    out, bound = setup.run(candidate).out.astype(np.float64), setup.bound().out
+    v = setup.operands.dequantized(problem)[2]
+    nearest = out.copy()
+    for seq in problem.sequences():
+        values = np.repeat(problem.rows_k(v, seq), problem.group, axis=1)  # (seqlen_k, nheads, head_dim_v)
+        target = problem.rows_q(nearest, seq)
+        for row, (first, stop) in enumerate(zip(*visible(problem, seq), strict=True)):
+            if stop > first:
+                seen = values[first:stop]
+                target[row] = np.clip(target[row], seen.min(0), seen.max(0))
+    return close("out against the nearest value inside the range of the visible V", out, nearest, bound)
+
+
+def _constant(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"value": draw(st.sampled_from(("one", "below_two")))}
+
+
+def _constant_values(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    problem = setup.problem
+    value = 1.0 if trial.choice("value", ("one", "below_two")) == "one" else 2.0 - FORMATS[candidate.dtype].epsilon
+    old = setup.operands.v_descale
+    ones = None if old is None else Descale(np.ones_like(old.values), old.block_rows)
+    setup = setup.fed(v=np.full_like(setup.operands.v, value), v_descale=ones)
+    expected = np.zeros(problem.out_shape)
+    for seq in problem.sequences():
+        first, stop = visible(problem, seq)
+        problem.rows_q(expected, seq)[stop > first] = value
+    out, bound = setup.run(candidate).out.astype(np.float64), setup.bound().out
+    return close(f"out with V = {value:g} everywhere", out, expected, bound)
+
+
+def _equal_scores(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    problem = setup.problem
+    setup = setup.fed(k=np.zeros_like(setup.operands.k))
+    v = setup.operands.dequantized(problem)[2]
+    out, lse = np.zeros(problem.out_shape), np.full(problem.lse_shape, -np.inf)
+    for seq in problem.sequences():
+        if seq.seqlen_k:
+            mean = problem.rows_k(v, seq).mean(axis=0)  # (nheads_kv, head_dim_v)
+            problem.rows_q(out, seq)[:] = np.repeat(mean, problem.group, axis=0)
+            problem.rows_lse(lse, seq)[:] = math.log(seq.seqlen_k)
+    return within("K = 0 against the mean of V and log(seqlen_k)", setup.run(candidate), (out, lse), setup.bound())
+
+
+def _cut(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    unit = 1
+    if case.scheme is not None and case.scheme.granularity == "block":
+        unit = math.lcm(case.scheme.block_rows_k, case.scheme.block_rows_v)
+    longest = max((seq.seqlen_k for seq in case.problem.sequences() if seq.seqlen_q), default=0)
+    assume(longest > unit)
+    return {"cut": unit * draw(st.integers(1, (longest - 1) // unit))}
+
+
+def _merge(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    cut = trial.integer("cut", 1, 2**20)
+    descales = (setup.operands.k_descale, setup.operands.v_descale)
+    for descale in descales:
+        if descale is not None and descale.block_rows and cut % descale.block_rows:
+            raise ValueError(f"{trial.law}: cut must be whole blocks of {descale.block_rows} keys, got {cut}")
+    for seq in setup.problem.sequences():
+        if not seq.seqlen_q or cut >= seq.seqlen_k:
+            continue
+        whole = part(setup, seq)
+        halves = [part(setup, seq, keys=keys) for keys in (slice(0, cut), slice(cut, seq.seqlen_k))]
+        got = whole.run(candidate)
+        if got.lse is None:
+            return None
+        merged, limit = _merged([h.run(candidate) for h in halves], [h.bound() for h in halves])
+        bound = whole.bound()
+        total = (bound.out + limit[0], bound.lse + limit[1])
+        if finding := within(f"sequence {seq.index} against keys split at {cut} and merged", got, merged, total):
+            return finding
+    return None
+
+
+def _merged(parts: list[Result], bounds: list) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Merge two results by their lse in float64, and bound the error of the merged one.
+
+    With w' = 1 / (1 + e^(lse_2 - lse_1)) and lse errors of at most b1 and b2, the weight is off by at most
+    w' (1 - w') (e^(b1 + b2) - 1): the derivative of the logistic function, outwards.
+    """
+    lse = np.stack([np.asarray(p.lse, np.float64) for p in parts])  # (2, 1, nheads, seqlen_q)
+    out = np.stack([p.out.astype(np.float64) for p in parts])  # (2, 1, seqlen_q, nheads, head_dim_v)
+    with np.errstate(invalid="ignore", over="ignore"):
+        top = lse.max(0)
+        total = top + np.log(np.exp(lse - top).sum(0))
+        w = np.exp(lse - total).transpose(0, 1, 3, 2)[..., None]
+        slack = np.expm1(bounds[0].lse + bounds[1].lse).transpose(0, 2, 1)[..., None]
+        moved = w[0] * w[1] * slack
+        error = w[0] * bounds[0].out + w[1] * bounds[1].out
+        error = error + moved * (np.abs(out[0] - out[1]) + bounds[0].out + bounds[1].out)
+        noise = 2.0**-45 * np.abs(out).max(0)
+        merged = w[0] * out[0] + w[1] * out[1]
+    lse_error = np.maximum(bounds[0].lse, bounds[1].lse) + 2.0**-45 * (1 + np.abs(total))
+    return (merged, total), (_or_inf(error + noise), _or_inf(lse_error))
+
+
+def _or_inf(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(x), np.inf, x)
+
+
+def _capped(candidate: Candidate, trial: Trial) -> Finding | None:
+    setup = set_up(candidate, trial.case)
+    setup = setup._replace(problem=replace(setup.problem, softcap=float(trial.integer("softcap", 1, 64))))
+    problem, result = setup.problem, setup.run(candidate)
+    if result.lse is None:
+        return None
+    lse = result.lse.astype(np.float64)
+    nearest = lse.copy()
+    for seq in problem.sequences():
+        first, stop = visible(problem, seq)
+        with np.errstate(divide="ignore"):
+            middle = np.log(np.maximum(stop - first, 0).astype(np.float64))
+        rows = problem.rows_lse(nearest, seq)
+        rows[:] = np.clip(rows, middle - problem.softcap, middle + problem.softcap)
+    return close("lse against log(visible keys) +- softcap", lse, nearest, setup.bound().lse)
+
+
+def _softcap(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"softcap": draw(st.sampled_from((1, 4, 16)))}
+
+
+VALUE_LAWS = (
+    law(
+        "output_within_hull_of_values",
+        "every output channel lies between the least and largest visible V of that channel, extended by the bound",
+        "bounded",
+        _hull,
+        wanted=Wanted(),
+    ),
+    law(
+        "constant_values_come_back",
+        "V = c gives out = c within the bound: about P's unit roundoff (2^-11 fp16, 2^-8 bf16, 2^-4 e4m3) plus half an output ulp",
+        "bounded",
+        _constant_values,
+        wanted=Wanted(),
+        parameters=_constant,
+    ),
+    law(
+        "equal_scores_average_values",
+        "K = 0 gives the mean of V and lse = log(seqlen_k) within the bound, which is tight as P = 1 exactly: drift shows; dense, long rows",
+        "bounded",
+        _equal_scores,
+        wanted=Wanted(
+            masks="none",
+            single=True,
+            longest_q=2,
+            seqlens_k=LONG,
+            families=("offset_v", "positive", "normal"),
+            max_edits=0,
+        ),
+    ),
+    law(
+        "split_keys_merge_by_lse",
+        "two calls with the keys cut in two, merged by (out, lse) in float64, agree with one call within all three bounds; dense",
+        "bounded",
+        _merge,
+        wanted=Wanted(masks="none", empty=False),
+        parameters=_cut,
+    ),
+    law(
+        "softcap_confines_lse",
+        "with softcap c the lse lies within c of log(visible keys), extended by the bound",
+        "bounded",
+        _capped,
+        wanted=Wanted(softcap=False),
+        parameters=_softcap,
+        applies=needs("softcap"),
+    ),
+)

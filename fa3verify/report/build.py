@@ -1,0 +1,158 @@
+"""Build a report: the dataset of a run and the pages made from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from fa3verify.files import write_text
+from fa3verify.inputs import DISTRIBUTIONS
+from fa3verify.metrics import MEASURES
+from fa3verify.report import dataset, notation, panels, study_tables, tables
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_TEMPLATES = Path(__file__).with_name("templates")
+MAX_HTML_BYTES = 2_000_000
+DATA, SUMMARY, PAGE, MARKDOWN = "run.nc", "summary.json", "report.html", "report.md"
+
+
+def write_report(out: Path, summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset]) -> Path:
+    """Write ``run.nc``, ``summary.json``, ``report.html`` and ``report.md`` into a folder.
+
+    Parameters
+    ----------
+    out : Path
+        Created if absent.
+    summary : mapping
+        Of schema ``fa3verify.summary/1``.
+    studies : mapping
+        Datasets by study name; figures of absent studies are left out.
+
+    Returns
+    -------
+    Path
+        The page. Each file appears whole or not at all, the dataset first.
+
+    Raises
+    ------
+    ValueError
+        If the summary has another schema.
+    OSError
+        From the file system.
+    """
+    out = Path(out)
+    tree = dataset.to_tree(summary, studies)
+    dataset.save(tree, out / DATA)
+    return _write_pages(out, tree)
+
+
+def rebuild(run: Path, out: Path) -> Path:
+    """Write the pages and the summary again from a stored dataset, byte for byte the same.
+
+    Raises
+    ------
+    ValueError
+        If the file is not a run of this program, or damaged.
+    """
+    return _write_pages(Path(out), dataset.load(Path(run)))
+
+
+def _write_pages(out: Path, tree: xr.DataTree) -> Path:
+    summary, studies = dataset.from_tree(tree)
+    pages = render(summary, studies, str(tree.attrs["content_sha256"]))
+    write_text(out / SUMMARY, json.dumps(summary, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    write_text(out / MARKDOWN, pages[MARKDOWN])
+    write_text(out / PAGE, pages[PAGE])
+    return out / PAGE
+
+
+def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], content_sha256: str) -> dict[str, str]:
+    """Return the text of the page and of the markdown, by file name."""
+    context = {
+        "summary": summary,
+        "sha256": content_sha256,
+        "headlines": [tables.headline(kernel) for kernel in summary["kernels"]],
+        "gate_open": tables.gate(summary, passed=False),
+        "gate_passed": tables.gate(summary, passed=True),
+        "laws": tables.laws(summary),
+        "study_tables": study_tables.of_studies(studies),
+        "studies": {name: dict(data.attrs) for name, data in studies.items()},
+        "measures": MEASURES,
+        "distributions": [d for d in DISTRIBUTIONS.values() if d.name in _families(summary)]
+        or list(DISTRIBUTIONS.values()),
+        "layers": _LAYERS,
+    }
+    shown = [panel for panel in panels.PANELS if panel.study in studies]
+    page = _environment(autoescape=True).get_template("report.html.j2")
+    html = page.render(
+        context, panels=shown, svg=panels.draw_all(studies), css=(_TEMPLATES / "report.css").read_text("utf-8")
+    )
+    markdown = _environment(autoescape=False).get_template("report.md.j2").render(context)
+    return {PAGE: html, MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"}
+
+
+_LAYERS = {
+    "L0": "bits against the GPU",
+    "L1": "rounding-error bound",
+    "L2": "drift against the baseline",
+    "laws": "laws",
+}
+
+
+def _families(summary: Mapping[str, Any]) -> set[str]:
+    drawn = {case["case"].get("recipe", {}).get("distribution") for case in summary["cases"]}
+    return {name for name in drawn if name}
+
+
+def _environment(*, autoescape: bool) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=autoescape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "number": notation.number,
+        "count": notation.count,
+        "percent": notation.percent,
+        "minutes": _minutes,
+        "word": _word,
+        "md": markdown_text,
+        "code": markdown_code,
+    }
+    return environment
+
+
+def _minutes(seconds: Any) -> str:
+    seconds = float(seconds)
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _word(status: Any) -> str:
+    """First word of a status as a CSS class."""
+    text = str(status).replace("_", " ").strip().lower()
+    return text if text in ("pass", "fail") else "na" if text == "not applicable" else "open"
+
+
+def markdown_code(value: Any) -> str:
+    """Write a text as a markdown code span, also inside a table cell."""
+    return "`" + str(value).replace("`", "'").replace("|", r"\|").replace("\n", " ") + "`"
+
+
+def markdown_text(value: Any) -> str:
+    r"""Escape a text for a markdown table cell.
+
+    >>> markdown_text("a|b <script>")
+    'a\\|b &lt;script&gt;'
+    """
+    text = str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)

@@ -1,0 +1,207 @@
+"""One netCDF file per run: every judged case, law and gate rule, every study and the provenance, as an xarray DataTree.
+
+Groups: ``/cases``, ``/laws``, ``/gate``, ``/studies/<name>``, ``/provenance``; the root attribute ``summary_json``
+holds the whole summary. Attributes follow CF. ``content_sha256`` covers all names, values and attributes, so that a
+damaged file is refused; equal content gives equal bytes for one version of the libraries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from fa3verify.files import replacing
+from fa3verify.metrics import MEASURES
+
+SCHEMA = "fa3verify.run/1"
+SUMMARY_SCHEMA = "fa3verify.summary/1"
+ENGINE = "h5netcdf"
+_LAW_TEXTS = ("kernel", "law", "statement", "kind", "status", "message", "replay")
+_GATE_TEXTS = ("layer", "rule", "kernel", "family", "status")
+_GATE_NUMBERS = {
+    "observed": "what the run gave",
+    "limit": "what the policy allows",
+    "baseline": "what the stored baseline has",
+    "margin": "distance to the limit, as the policy defines it; negative fails",
+}
+
+
+def plain(value: Any) -> Any:
+    """Return a value in JSON types; numbers that are not finite become the texts NaN, Infinity and -Infinity.
+
+    >>> plain({"a": (np.float32(0.5), float("inf"))})
+    {'a': [0.5, 'Infinity']}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def to_tree(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset]) -> xr.DataTree:
+    """Build the tree of a run.
+
+    Parameters
+    ----------
+    summary : mapping
+        Of schema ``fa3verify.summary/1``.
+    studies : mapping
+        Datasets by study name.
+
+    Raises
+    ------
+    ValueError
+        If the summary has another schema.
+    """
+    if summary.get("schema") != SUMMARY_SCHEMA:
+        raise ValueError(f"summary must have schema {SUMMARY_SCHEMA!r}, got {summary.get('schema')!r}")
+    summary = plain(summary)
+    laws = [{"kernel": kernel["name"], **law} for kernel in summary["kernels"] for law in kernel["laws"]]
+    groups = {
+        "/": xr.Dataset(attrs=_root_attributes(summary)),
+        "/cases": _cases(summary["cases"]),
+        "/laws": _table(
+            "law_run", laws, _LAW_TEXTS, {"examples": "examples tried", "outputs": "output values checked"}
+        ),
+        "/gate": _table("rule_run", summary["gate"], _GATE_TEXTS, _GATE_NUMBERS),
+        "/provenance": xr.Dataset(attrs={key: _text(item) for key, item in summary["provenance"].items()}),
+    }
+    tree = xr.DataTree.from_dict(groups | {f"/studies/{name}": data for name, data in studies.items()})
+    tree.attrs["content_sha256"] = checksum(tree)
+    return tree
+
+
+def _root_attributes(summary: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "Conventions": "CF-1.11",
+        "fa3verify_schema": SCHEMA,
+        "title": "fa3verify: numerical verification of FlashAttention-3 kernels",
+        "source": f"fa3verify {summary['version']}, profile {summary['profile']}, seed {summary['seed']}",
+        "history": f"{summary['started']} {summary['command']}",
+        "references": "FlashAttention-3, arXiv:2407.08608",
+        "summary_json": json.dumps(summary, sort_keys=True, ensure_ascii=False),
+    }
+
+
+def _cases(cases: Sequence[Mapping[str, Any]]) -> xr.Dataset:
+    data: dict[str, Any] = {
+        "kernel": _texts("case", [case["kernel"] for case in cases], "candidate name"),
+        "family": _texts("case", [case["family"] for case in cases], "kind of input"),
+        "case_json": _texts("case", [json.dumps(case["case"], sort_keys=True) for case in cases], "replayable case"),
+    }
+    for name, (unit, meaning) in MEASURES.items():
+        attributes = {"units": "1" if unit in ("ulp", "nat") else unit, "long_name": meaning}
+        if unit in ("ulp", "nat"):
+            attributes["comment"] = f"counted in {unit}"
+        data[name] = ("case", np.array([_number(case["measures"].get(name)) for case in cases], float), attributes)
+    return xr.Dataset(data)
+
+
+def _table(dim: str, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], numbers: Mapping[str, str]) -> xr.Dataset:
+    data = {name: _texts(dim, [_text(row.get(name)) for row in rows], name.replace("_", " ")) for name in texts}
+    for name, meaning in numbers.items():
+        data[name] = (
+            dim,
+            np.array([_number(row.get(name)) for row in rows], float),
+            {"units": "1", "long_name": meaning},
+        )
+    return xr.Dataset(data)
+
+
+def _texts(dim: str, values: list[str], meaning: str) -> tuple:
+    return dim, np.array(values, object) if values else np.array([], "U1"), {"long_name": meaning}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _number(value: Any) -> float:
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def checksum(tree: xr.DataTree) -> str:
+    """Return the SHA-256 over all names, dimensions, values and attributes, but the attribute that holds it."""
+    digest = hashlib.sha256()
+    for node in sorted(tree.subtree, key=lambda node: node.path):
+        attributes = {key: plain(value) for key, value in node.attrs.items() if key != "content_sha256"}
+        digest.update(json.dumps([node.path, attributes], sort_keys=True).encode())
+        for name in sorted(map(str, node.variables)):
+            variable = node.variables[name]
+            head = [name, list(variable.dims), {key: plain(value) for key, value in variable.attrs.items()}]
+            digest.update(json.dumps(head, sort_keys=True).encode() + _content(np.asarray(variable.values)))
+    return digest.hexdigest()
+
+
+def _content(values: np.ndarray) -> bytes:
+    if values.dtype.kind in "biuf":
+        return np.ascontiguousarray(values, "<f8").tobytes()
+    return json.dumps([str(value) for value in values.ravel()]).encode()
+
+
+def save(tree: xr.DataTree, path: Path) -> None:
+    """Write a tree, read it back, and only then put it in place.
+
+    Raises
+    ------
+    OSError
+        From the file system, or if what was written does not read back; ``path`` is then what it was before.
+    """
+    with replacing(Path(path)) as temporary:
+        tree.to_netcdf(temporary, engine=ENGINE)
+        try:
+            load(temporary)
+        except ValueError as error:
+            raise OSError(f"{path} could not be written: {error}") from error
+
+
+def load(path: Path) -> xr.DataTree:
+    """Read a tree that :func:`save` wrote, into memory.
+
+    Raises
+    ------
+    ValueError
+        If the file is missing, no netCDF file, another program's, of another schema, or damaged; one line, naming it.
+    """
+    try:
+        tree = xr.open_datatree(path, engine=ENGINE)
+    except Exception as error:  # h5py and xarray raise many types on foreign bytes
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path} is not a readable netCDF file: {reason}") from None
+    try:
+        tree.load()
+        found = tree.attrs.get("fa3verify_schema")
+        if found != SCHEMA:
+            raise ValueError(f"{path} is not a run of this program: expected schema {SCHEMA!r}, got {found!r}")
+        if tree.attrs.get("content_sha256") != checksum(tree):
+            raise ValueError(f"{path} is damaged: its content does not match its checksum")
+    except (OSError, KeyError, RuntimeError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__}") from None
+    finally:
+        tree.close()
+    return tree
+
+
+def from_tree(tree: xr.DataTree) -> tuple[dict[str, Any], dict[str, xr.Dataset]]:
+    """Return the summary and the studies of a tree."""
+    studies = (
+        {name: node.to_dataset() for name, node in tree["studies"].children.items()}
+        if "studies" in tree.children
+        else {}
+    )
+    return json.loads(tree.attrs["summary_json"]), studies

@@ -1,0 +1,80 @@
+"""How reports write numbers: three significant digits, powers where they are shorter, a dash for what is not known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+DASH = "–"
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _float(value: Any) -> float | None:
+    try:
+        x = float(value)
+    except (TypeError, ValueError):
+        return None
+    return None if math.isnan(x) else x
+
+
+def number(value: Any) -> str:
+    """Write a quantity with three significant digits.
+
+    >>> [number(x) for x in (0.00019456, 12.345, 1234.5, 0, None, "Infinity")]
+    ['1.95e-4', '12.3', '1.23e3', '0', '–', '∞']
+    """
+    x = _float(value)
+    if x is None:
+        return DASH
+    if math.isinf(x):
+        return "∞" if x > 0 else "−∞"
+    if x == 0:
+        return "0"
+    text = f"{x:.2e}"
+    exponent = int(text.split("e")[1])
+    if -2 <= exponent <= 2:
+        return f"{float(text):.{max(0, 2 - exponent)}f}"
+    return f"{text.split('e')[0]}e{exponent}"
+
+
+def signed(value: Any) -> str:
+    """Write a signed quantity; + and − are explicit."""
+    x = _float(value)
+    if x is None or x == 0:
+        return number(value)
+    return ("+" if x > 0 else "−") + number(abs(x))
+
+
+def percent(value: Any) -> str:
+    """Write a share; the extremes are written only when exact.
+
+    >>> [percent(x) for x in (1.0, 0.99999, 0.5, 0.00001, 0)]
+    ['100 %', '> 99.9 %', '50.0 %', '0.0010 %', '0 %']
+    """
+    x = _float(value)
+    if x is None:
+        return DASH
+    if x in (0.0, 1.0):
+        return f"{100 * x:.0f} %"
+    if 0.9995 <= x < 1:
+        return "> 99.9 %"
+    return f"{100 * x:.1f} %" if abs(x) >= 0.001 else f"{100 * x:.4f} %"
+
+
+def count(value: Any) -> str:
+    """Write an integer in groups of three.
+
+    >>> count(1234567) == "1\\u202f234\\u202f567"
+    True
+    """
+    x = _float(value)
+    return DASH if x is None or math.isinf(x) else f"{round(x):,}".replace(",", "\u202f")
+
+
+def power_of_ten(exponent: int) -> str:
+    """Write 10 to a power, for axes.
+
+    >>> power_of_ten(-3), power_of_ten(0)
+    ('10⁻³', '1')
+    """
+    return {0: "1", 1: "10"}.get(exponent, "10" + str(exponent).translate(_SUPERSCRIPT))

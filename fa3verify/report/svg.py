@@ -1,0 +1,123 @@
+"""Figures as inline SVG whose colours are CSS variables, so that one drawing serves light, dark and print.
+
+Series are drawn in sentinel colours and renamed to ``var(--c0)`` .. ``var(--c7)`` afterwards; text keeps the page's
+font. One kernel has one colour everywhere.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from fa3verify.report.notation import number, power_of_ten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, MUTED, GRID = "#000001", "#000002", "#000003"
+SERIES = tuple(f"#0000a{i}" for i in range(8))
+_CSS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
+    c: f"var(--c{i})" for i, c in enumerate(SERIES)
+}
+_KERNELS = {"fp16": 0, "bf16": 1, "e4m3": 2, "e4m3_chained": 3, "standard": 4, "e4m3, exact": 6}
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 9.0,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.minor.visible": False,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+def colour(kernel: str) -> str:
+    """Return the colour of a kernel, the same in every figure; names nobody foresaw share one."""
+    base = kernel.removeprefix("twin.").split("+")[0]
+    best = max((key for key in _KERNELS if base.startswith(key)), key=len, default=None)
+    return SERIES[7 if "+" in kernel else 5 if best is None else _KERNELS[best]]
+
+
+def new_figure(*, width: float = 9.2, height: float = 3.4) -> Figure:
+    """Return an empty figure of the page's width, in inches; call inside :func:`styled`."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def styled():
+    """Context in which figures must be drawn and rendered."""
+    return mpl.rc_context(STYLE)
+
+
+def log_axis(ax: Axes, which: str, *, base: int = 10, ticks: Sequence[float] = ()) -> None:
+    """Make an axis logarithmic, labelled with powers, or with plain numbers at the given ticks."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    (ax.set_xscale if which == "x" else ax.set_yscale)("log", base=base)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if len(ticks) else _tick(value, base)))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_tick_params(which="minor", size=0)
+    if len(ticks):
+        axis.set_ticks(ticks)
+
+
+def _tick(value: float, base: int) -> str:
+    if value <= 0:
+        return "0"
+    if base == 10 and abs(math.log10(value) - round(math.log10(value))) < 1e-9:
+        return power_of_ten(round(math.log10(value)))
+    if base == 2 and value >= 1024 and value % 1024 == 0:
+        return f"{round(value / 1024)}k"
+    return number(value) if value < 1 or value != round(value) else str(round(value))
+
+
+def render(figure: Figure, name: str, alt: str) -> str:
+    """Return a figure as an ``<svg>`` element that refers to nothing outside; ids start with ``name``; stable bytes."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"font: (?:[\w ]*? )?([\d.]+px) [^;\"]*", r"font-size: \1", text)
+    text = re.sub(r"font-family: [^;\"]*;?", "", text)
+    text = text.replace("xlink:href", "href")
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r"url\(#", f"url(#{name}-", text)
+    text = re.sub(r'href="#', f'href="#{name}-', text)
+    for sentinel, variable in _CSS.items():
+        text = text.replace(sentinel, variable)
+    box = re.search(r'viewBox="[^"]+"', text)
+    if box is None:
+        raise AssertionError("matplotlib wrote an SVG without a viewBox")
+    body = text[text.index(">") + 1 :]
+    return f'<svg role="img" aria-label="{_attribute(alt)}" {box.group()}>' + re.sub(r"\s*\n\s*", "\n", body).strip()
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")

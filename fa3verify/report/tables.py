@@ -1,0 +1,108 @@
+"""The tables of a report, as rows ready to print: the same rows feed the page and the markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fa3verify.report.notation import count, number, percent, signed
+
+Row = dict[str, str]
+Table = dict[str, Any]  # title, columns (heading, key, is_number), rows
+
+
+def table(
+    name: str, title: str, columns: list[tuple[str, str]], rows: list[Row], texts: tuple[str, ...], note: str = ""
+) -> Table:
+    return {
+        "name": name,
+        "title": title,
+        "note": note,
+        "columns": [(head, key, key not in texts) for head, key in columns],
+        "rows": rows,
+    }
+
+
+HEADLINE = (
+    ("family", "family"),
+    ("cases", "cases"),
+    ("rel. RMSE, seen", "rel_rmse_seen"),
+    ("rel. RMSE, unrounded", "rel_rmse_unrounded"),
+    ("ulp p50", "ulp_p50"),
+    ("ulp p99", "ulp_p99"),
+    ("ulp p99.9", "ulp_p999"),
+    ("ulp max", "ulp_max"),
+    ("max error / bound", "ratio_max"),
+    ("max lse / bound", "ratio_lse_max"),
+    ("bias", "bias"),
+    ("bit-equal", "bit_equal"),
+    ("non-finite", "nonfinite"),
+)
+_FORMATS = {"cases": count, "nonfinite": count, "bias": signed, "bit_equal": percent, "family": str}
+
+
+def headline(kernel: Mapping[str, Any]) -> Table:
+    """One row per family of inputs of one kernel; a column of FP8 quantisation where it has a value."""
+    families = kernel["families"]
+    columns = list(HEADLINE)
+    if any(f.get("quantisation_ratio") is not None for f in families):
+        columns.append(("quantisation / predicted", "quantisation_ratio"))
+    rows = [{key: _FORMATS.get(key, number)(f.get(key)) for _, key in columns} for f in families]
+    for row, family in zip(rows, families, strict=True):
+        row["_worst"] = (
+            "yes" if family.get("ratio_max") == max((f.get("ratio_max") or 0 for f in families), key=_size) else ""
+        )
+    return table(f"headline-{kernel['name']}", f"{kernel['name']}", columns, rows, ("family",))
+
+
+def _size(value: Any) -> float:
+    return float(value)
+
+
+def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
+    """Rules of the gate that passed, or all others; failures first."""
+    order = {"fail": 0, "not compared": 1}
+    chosen = [g for g in summary["gate"] if (g["status"] == "pass") == passed]
+    rows = [
+        {key: str(g.get(key) or "") for key in ("layer", "rule", "kernel", "family", "status")}
+        | {key: number(g.get(key)) for key in ("observed", "limit", "baseline")}
+        | {"margin": signed(g.get("margin"))}
+        for g in sorted(chosen, key=lambda g: order.get(g["status"], 2))
+    ]
+    columns = [
+        ("status", "status"),
+        ("layer", "layer"),
+        ("rule", "rule"),
+        ("kernel", "kernel"),
+        ("family", "family"),
+        ("limit", "limit"),
+        ("observed", "observed"),
+        ("margin", "margin"),
+        ("baseline", "baseline"),
+    ]
+    return table("gate", "Gate", columns, rows, ("status", "layer", "rule", "kernel", "family"))
+
+
+def laws(summary: Mapping[str, Any]) -> Table:
+    """Every law of every kernel, failures first."""
+    found = [{"kernel": k["name"], **law} for k in summary["kernels"] for law in k["laws"]]
+    order = {"fail": 0, "pass": 1}
+    rows = [
+        {key: str(law.get(key) or "") for key in ("kernel", "law", "statement", "kind", "message", "replay")}
+        | {
+            "status": str(law["status"]).replace("_", " "),
+            "examples": count(law.get("examples")),
+            "outputs": count(law.get("outputs")),
+        }
+        for law in sorted(found, key=lambda law: order.get(law["status"], 2))
+    ]
+    columns = [
+        ("status", "status"),
+        ("kernel", "kernel"),
+        ("law", "law"),
+        ("statement", "statement"),
+        ("kind", "kind"),
+        ("examples", "examples"),
+        ("outputs", "outputs"),
+    ]
+    return table("laws", "Laws", columns, rows, ("status", "kernel", "law", "statement", "kind"))

@@ -1,0 +1,18 @@
+"""Studies: the figures of a report, each a question answered with data from our own runs."""
+
+from fa3verify.studies import budget, drift, errors, growth, outliers, paper, ratio_map, rotation, usage
+from fa3verify.studies.study import PROFILES, Profile, Records, Study, Unit, run_serially
+
+STUDIES: tuple[Study, ...] = (
+    paper.STUDY,
+    drift.STUDY,
+    outliers.STUDY,
+    errors.STUDY,
+    ratio_map.STUDY,
+    growth.STUDY,
+    usage.STUDY,
+    budget.STUDY,
+    rotation.STUDY,
+)
+
+__all__ = ["PROFILES", "STUDIES", "Profile", "Records", "Study", "Unit", "run_serially"]

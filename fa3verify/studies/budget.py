@@ -1,0 +1,102 @@
+"""Error budget: what remains of a kernel's error when one source of it is made exact in the bit model.
+
+contribution of a source = sqrt(max(0, total^2 - without^2)): what switching it off takes away. Sources interact and
+errors may cancel, so contributions do not add up; ``rest`` is what remains with every source off (row sums, rescaling,
+output rounding), ``inputs`` the change of the exact output when the inputs are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fa3_kernels.twin.arithmetic import SOURCES
+from fa3_kernels.twin.forward import forward
+from fa3_reference.attention import attention
+from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reference.quantize import QuantScheme, prepare
+from fa3verify import activations
+from fa3verify.inputs import Recipe
+from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+NAME = "error_budget"
+DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
+SYNTHETIC = ("normal", "fa3_outliers", "offset_v")
+ACTIVATION = "smollm2_dev-code_n384_L17_kv2"
+SIZES: dict[Profile, tuple[int, int, int]] = {
+    "quick": (256, 512, 1),
+    "release": (512, 2048, 4),
+    "soak": (1024, 4096, 8),
+}
+NOTHING, EVERYTHING = "nothing", "everything"
+
+
+def measure(dtype: Dtype, source: str, rows: int, seqlen: int, seed: int) -> Records:
+    """Return the relative RMSE of one kernel on one input with nothing, each source, and everything idealised."""
+    if source == ACTIVATION:
+        stored = activations.load(source, dtype=dtype)
+        arrays = (stored.q[:, :, :1], stored.k, stored.v)
+        problem = replace(stored.problem, nheads=1)
+    else:
+        problem = AttentionProblem(1, 1, 1, rows, seqlen, 64, dtype=dtype)
+        arrays = Recipe(source, seed=seed).draw(problem)
+    operands = prepare(problem, *arrays, QuantScheme("head") if dtype == "e4m3" else None).operands
+    seen = attention(problem, *operands.dequantized(problem)).out
+    level = rms(seen)
+    label = {"kernel": f"twin.{dtype}", "input": source, "seed": seed}
+    off = {NOTHING: frozenset(), **{s: frozenset({s}) for s in SOURCES}, EVERYTHING: frozenset(SOURCES)}
+    records = [
+        {
+            **label,
+            "off": name,
+            "rel_rmse": rms(forward(problem, operands, ideal=ideal).out.astype(np.float64) - seen) / level,
+        }
+        for name, ideal in off.items()
+    ]
+    return [*records, {**label, "off": "inputs", "rel_rmse": rms(seen - attention(problem, *arrays).out) / level}]
+
+
+def units(profile: Profile, seed: int) -> list[Unit]:
+    """Return one unit per kernel, input and draw."""
+    rows, seqlen, seeds = SIZES[profile]
+    return [
+        Unit(NAME, measure, {"dtype": dtype, "source": source, "rows": rows, "seqlen": seqlen, "seed": seed + i})
+        for dtype in DTYPES
+        for source in (*SYNTHETIC, ACTIVATION)
+        for i in range(1 if source == ACTIVATION else seeds)
+    ]
+
+
+def assemble(results: Sequence[Records]) -> xr.Dataset:
+    """Return total, what remains without each source, and contributions, by (kernel, input, source); RMS over draws."""
+    records = flatten(results)
+    raw = pivot(records, ("kernel", "input", "seed", "off"), {"rel_rmse": Variable("1", "")}, title="")
+    pooled = np.sqrt((raw.rel_rmse**2).mean("seed"))
+    total = pooled.sel(off=NOTHING, drop=True)
+    without = pooled.sel(off=list(SOURCES)).rename(off="source")
+    contribution = np.sqrt(np.maximum(total**2 - without**2, 0.0))
+    data = total.to_dataset(name="total")
+    data["without"] = without
+    data["contribution"] = contribution.transpose("kernel", "input", "source")
+    data["rest"] = pooled.sel(off=EVERYTHING, drop=True)
+    data["inputs"] = pooled.sel(off="inputs", drop=True)
+    meanings = {
+        "total": "relative RMSE against the operands the kernel saw",
+        "without": "the same with one source of error made exact",
+        "contribution": "sqrt(max(0, total^2 - without^2)); not additive",
+        "rest": "relative RMSE with every source made exact: row sums, rescaling and output rounding",
+        "inputs": "relative RMS change of the exact output by rounding or quantising the inputs",
+    }
+    for name, meaning in meanings.items():
+        data[name].attrs = Variable("1", meaning)._asdict()
+    data.attrs = {"title": "error budget by switching sources off", "comment": "head_dim 64; e4m3: one scale per head"}
+    return data
+
+
+STUDY = Study(NAME, units, assemble)

@@ -1,0 +1,172 @@
+"""Drift of the FP8 accumulator over long key sequences: V ~ N(mean, 1), few query rows, one scale per tensor.
+
+Errors are against the dequantised operands, so that only P rounding, accumulation and output rounding remain. With V of
+mean 0 (the paper's test) nothing shows; with mean 1 a chained accumulator loses a growing share of the output.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fa3_kernels.twin.forward import forward
+from fa3_reference.attention import attention
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.quantize import QuantScheme, prepare
+from fa3verify import candidates
+from fa3verify.inputs import Recipe
+from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+NAME = "drift"
+HEAD_DIM = 64
+EXACT = "twin.e4m3, exact P V"
+KERNELS = ("twin.e4m3", "twin.e4m3_chained", EXACT)
+V_MEANS = (0.0, 1.0)
+
+# Relative RMSE on an NVIDIA H200, head_dim 64, 4 heads, 256 queries, (V mean, keys): one run.
+H200: dict[str, dict[tuple[float, int], float]] = {
+    "FlashAttention-3": {
+        (0.0, 2048): 2.48e-2,
+        (0.0, 8192): 2.60e-2,
+        (0.0, 32768): 2.65e-2,
+        (0.0, 131072): 2.79e-2,
+        (1.0, 2048): 2.32e-2,
+        (1.0, 8192): 1.01e-1,
+        (1.0, 32768): 3.01e-1,
+        (1.0, 131072): 5.74e-1,
+    },
+    "FlashAttention-3, 16 splits": {
+        (0.0, 2048): 2.27e-2,
+        (0.0, 8192): 2.39e-2,
+        (0.0, 32768): 2.46e-2,
+        (0.0, 131072): 2.51e-2,
+        (1.0, 2048): 2.39e-3,
+        (1.0, 8192): 5.73e-3,
+        (1.0, 32768): 2.31e-2,
+        (1.0, 131072): 1.01e-1,
+    },
+    "vLLM fork (two-level)": {
+        (0.0, 2048): 2.48e-2,
+        (0.0, 8192): 2.59e-2,
+        (0.0, 32768): 2.60e-2,
+        (0.0, 131072): 2.59e-2,
+        (1.0, 2048): 2.38e-3,
+        (1.0, 8192): 2.13e-3,
+        (1.0, 32768): 2.03e-3,
+        (1.0, 131072): 2.02e-3,
+    },
+    "cuDNN (e4m3 output)": {
+        (0.0, 2048): 3.63e-2,
+        (0.0, 8192): 3.72e-2,
+        (0.0, 32768): 3.76e-2,
+        (0.0, 131072): 3.87e-2,
+        (1.0, 2048): 3.26e-2,
+        (1.0, 8192): 9.75e-2,
+        (1.0, 32768): 3.04e-1,
+        (1.0, 131072): 5.74e-1,
+    },
+}
+
+
+class _Size(NamedTuple):
+    lengths: tuple[int, ...]
+    rows: int
+    seeds: int
+
+
+SIZES: dict[Profile, _Size] = {
+    "quick": _Size((2048, 8192, 32768, 131072), 16, 1),
+    "release": _Size((2048, 8192, 32768, 131072), 64, 4),
+    "soak": _Size((2048, 8192, 32768, 131072), 256, 8),
+}
+
+
+class _Inputs(NamedTuple):
+    problem: AttentionProblem
+    operands: Operands
+    truth: np.ndarray
+
+
+@functools.lru_cache(maxsize=1)
+def _inputs(v_mean: float, seqlen_k: int, rows: int, seed: int) -> _Inputs:
+    problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype="e4m3")
+    arrays = Recipe("offset_v", {"mean": v_mean}, seed).draw(problem)
+    operands = prepare(problem, *arrays, QuantScheme("tensor")).operands
+    return _Inputs(problem, operands, attention(problem, *operands.dequantized(problem)).out)
+
+
+def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Records:
+    """Return relative RMSE and gain of one kernel at one length."""
+    problem, operands, truth = _inputs(v_mean, seqlen_k, rows, seed)
+    if kernel == EXACT:
+        out = forward(problem, operands, ideal=frozenset({"pv"})).out
+    else:
+        candidate = candidates.find(kernel)
+        out = candidate.run(problem, operands, candidate.configure(problem)).out
+    out = out.astype(np.float64)
+    error = out - truth
+    gain = float(np.sum(out * truth) / np.sum(truth * truth)) - 1
+    return [
+        {
+            "kernel": kernel,
+            "v_mean": v_mean,
+            "seqlen_k": seqlen_k,
+            "seed": seed,
+            "rows": rows,
+            "rel_rmse": rms(error) / rms(truth),
+            "bias": gain,
+            "max_rel_error": float(np.max(np.abs(error))) / rms(truth),
+        }
+    ]
+
+
+def units(profile: Profile, seed: int) -> list[Unit]:
+    """Return one unit per mean, length, draw and kernel."""
+    size = SIZES[profile]
+    return [
+        Unit(NAME, measure, {"kernel": kernel, "v_mean": mean, "seqlen_k": length, "rows": size.rows, "seed": seed + i})
+        for mean in V_MEANS
+        for length in size.lengths
+        for i in range(size.seeds)
+        for kernel in KERNELS
+    ]
+
+
+_VARIABLES = {
+    "rel_rmse": Variable("1", "relative root mean square error against the dequantised operands"),
+    "bias": Variable("1", "signed: regression gain of the output on the truth, minus 1"),
+    "max_rel_error": Variable("1", "largest absolute error over the root mean square of the exact output"),
+}
+
+
+def assemble(results: Sequence[Records]) -> xr.Dataset:
+    """Return errors by (kernel, v_mean, seqlen_k, seed), and the H200 figures by (peer, v_mean, seqlen_k)."""
+    records = flatten(results)
+    data = pivot(
+        records,
+        ("kernel", "v_mean", "seqlen_k", "seed"),
+        _VARIABLES,
+        title="drift of the FP8 accumulator",
+        comment=f"V ~ N(v_mean, 1), Q and K ~ N(0, 1), head_dim {HEAD_DIM}, {records[0]['rows']} query rows, "
+        f"{len({r['seed'] for r in records})} draws, one scale per tensor",
+    )
+    peers = [
+        [
+            [table.get((float(mean), int(length)), np.nan) for length in data.seqlen_k.values]
+            for mean in data.v_mean.values
+        ]
+        for table in H200.values()
+    ]
+    data = data.assign_coords(peer=np.array(list(H200), object))
+    meaning = Variable("1", "relative RMSE measured on an NVIDIA H200 (head_dim 64, 4 heads, 256 queries, one run)")
+    data["h200_rel_rmse"] = (("peer", "v_mean", "seqlen_k"), np.array(peers), meaning._asdict())
+    return data
+
+
+STUDY = Study(NAME, units, assemble)

@@ -1,0 +1,132 @@
+"""Where the errors of each kernel lie on a fixed set of inputs: their survival function, and their signed size in ulp.
+
+``standard FP16`` is the unfused baseline. Errors are against the operands each kernel saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fa3_reference.attention import attention
+from fa3_reference.baselines import standard_attention_fp16
+from fa3_reference.formats import FORMATS, ulp
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme, prepare
+from fa3verify import candidates
+from fa3verify.inputs import Recipe
+from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+NAME = "error_distribution"
+STANDARD = "standard FP16"
+KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", STANDARD)
+INPUTS = ("normal", "fa3_outliers", "peaky", "offset_v")
+LEVELS = 10.0 ** np.arange(-9, 1.01, 0.125)  # of |error| / rms
+BINS = np.arange(-4.0, 4.01, 0.125)  # edges, in ulp
+SIZES: dict[Profile, tuple[int, int, int]] = {
+    "quick": (256, 512, 1),
+    "release": (1024, 2048, 2),
+    "soak": (2048, 4096, 4),
+}
+
+
+def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int) -> Records:
+    """Return counts of errors above each level and in each ulp bin, for one kernel and one draw."""
+    dtype = "fp16" if kernel == STANDARD else candidates.find(kernel).dtype
+    problem = AttentionProblem(1, 1, 1, rows, seqlen, 128, dtype=dtype)
+    arrays = Recipe(distribution, seed=seed).draw(problem)
+    operands = prepare(problem, *arrays, QuantScheme("head") if dtype == "e4m3" else None).operands
+    truth = attention(problem, *operands.dequantized(problem)).out
+    if kernel == STANDARD:
+        out, out_dtype = standard_attention_fp16(problem, *arrays).out, "fp16"
+    else:
+        candidate = candidates.find(kernel)
+        config = candidate.configure(problem)
+        out, out_dtype = candidate.run(problem, operands, config).out.astype(np.float64), config.out_dtype
+    error = (out - truth).ravel()
+    signed = error / ulp(truth, FORMATS[out_dtype]).ravel()
+    size = np.sort(np.abs(error) / rms(truth))
+    above = size.size - np.searchsorted(size, LEVELS, side="right")
+    inside = np.clip(signed, BINS[0], BINS[-1])
+    counts = [int(np.sum(signed < BINS[0])), *np.histogram(signed, BINS)[0].tolist(), int(np.sum(signed > BINS[-1]))]
+    return [
+        {
+            "kernel": kernel,
+            "distribution": distribution,
+            "seed": seed,
+            "rows": rows,
+            "seqlen": seqlen,
+            "outputs": error.size,
+            "above": above.tolist(),
+            "counts": counts,
+            "mean_ulp": float(np.mean(inside)),
+            "max_ulp": float(np.max(np.abs(signed))),
+        }
+    ]
+
+
+def units(profile: Profile, seed: int) -> list[Unit]:
+    """Return one unit per kernel, distribution and draw."""
+    rows, seqlen, seeds = SIZES[profile]
+    return [
+        Unit(NAME, distribute, {"kernel": kernel, "distribution": d, "rows": rows, "seqlen": seqlen, "seed": seed + i})
+        for kernel in KERNELS
+        for d in INPUTS
+        for i in range(seeds)
+    ]
+
+
+_SUMS = {
+    "outputs": Variable("1", "output values"),
+    "mean_ulp": Variable("1", "mean signed error, in ulp of the output format, values beyond 4 ulp counted as 4"),
+    "max_ulp": Variable("1", "largest absolute error, in ulp of the output format"),
+}
+
+
+def assemble(results: Sequence[Records]) -> xr.Dataset:
+    """Return survival and histogram by kernel, pooled over inputs, and mean and maximum by kernel and distribution."""
+    records = flatten(results)
+    by_seed = pivot(records, ("kernel", "distribution", "seed"), _SUMS, title="where the errors lie")
+    data = by_seed[["outputs"]].sum("seed")
+    data["mean_ulp"] = by_seed.mean_ulp.mean("seed", keep_attrs=True)
+    data["max_ulp"] = by_seed.max_ulp.max("seed", keep_attrs=True)
+    data["outputs"].attrs = _SUMS["outputs"]._asdict()
+    pooled = {k: [r for r in records if r["kernel"] == k] for k in data.kernel.values}
+    total = {k: sum(r["outputs"] for r in rows) for k, rows in pooled.items()}
+    survival = [np.sum([r["above"] for r in rows], axis=0) / total[k] for k, rows in pooled.items()]
+    shares = [np.sum([r["counts"] for r in rows], axis=0) / total[k] for k, rows in pooled.items()]
+    data = data.assign_coords(level=LEVELS, ulp_bin=(BINS[:-1] + BINS[1:]) / 2)
+    data["level"].attrs = Variable("1", "absolute error over the root mean square of the exact output")._asdict()
+    data["ulp_bin"].attrs = Variable("1", "signed error in ulp of the output format, centre of the bin")._asdict()
+    data["survival"] = (
+        ("kernel", "level"),
+        np.array(survival),
+        Variable("1", "share of outputs with a larger error")._asdict(),
+    )
+    shares = np.array(shares)
+    data["ulp_share"] = (("kernel", "ulp_bin"), shares[:, 1:-1], Variable("1", "share of outputs in the bin")._asdict())
+    data["below"] = (
+        "kernel",
+        shares[:, 0],
+        Variable("1", f"share of outputs with an error below {BINS[0]:g} ulp")._asdict(),
+    )
+    data["beyond"] = (
+        "kernel",
+        shares[:, -1],
+        Variable("1", f"share of outputs with an error above {BINS[-1]:g} ulp")._asdict(),
+    )
+    first = records[0]
+    size = f"{first['rows']} query rows, seqlen_k {first['seqlen']}, head_dim 128"
+    data.attrs = {
+        "title": "where the errors lie",
+        "comment": f"{', '.join(data.distribution.values)}; {size}; e4m3: one scale per head",
+    }
+    return data
+
+
+STUDY = Study(NAME, units, assemble)

@@ -1,0 +1,137 @@
+"""Growth of the error with the number of keys, with the slope of log error on log seqlen_k.
+
+A fixed number of query rows (they are exchangeable) against all keys; N(0, 1) and V with mean 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
+from fa3verify import candidates
+from fa3verify.cases import Case
+from fa3verify.inputs import Recipe
+from fa3verify.oracle import judge
+from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+NAME = "growth"
+KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", "twin.e4m3_chained")
+DISTRIBUTIONS = ("normal", "offset_v")
+HEAD_DIM = 64
+
+
+class _Size(NamedTuple):
+    lengths: tuple[int, ...]
+    rows: int
+    seeds: int
+
+
+SIZES: dict[Profile, _Size] = {
+    "quick": _Size((128, 256, 512, 1024, 2048, 4096), 32, 2),
+    "release": _Size((128, 256, 512, 1024, 2048, 4096, 8192, 16384), 128, 8),
+    "soak": _Size((128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768), 256, 16),
+}
+
+
+def measure(kernel: str, distribution: str, rows: int, lengths: list[int], seed: int) -> Records:
+    """Return error and error over bound at every length for one draw."""
+    candidate = candidates.find(kernel)
+    scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
+    records = []
+    for seqlen_k in lengths:
+        problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=candidate.dtype)
+        case = Case(kernel, problem, Recipe(distribution, seed=seed), scheme)
+        figures = judge(candidate, case, unrounded=False).measures
+        records.append(
+            {
+                "kernel": kernel,
+                "distribution": distribution,
+                "seqlen_k": seqlen_k,
+                "seed": seed,
+                "rows": rows,
+                "rel_rmse_seen": figures["rel_rmse_seen"],
+                "ratio_max": figures["ratio_max"],
+            }
+        )
+    return records
+
+
+def units(profile: Profile, seed: int) -> list[Unit]:
+    """Return one unit per kernel, distribution and draw."""
+    size = SIZES[profile]
+    return [
+        Unit(
+            NAME,
+            measure,
+            {"kernel": k, "distribution": d, "rows": size.rows, "lengths": list(size.lengths), "seed": seed + i},
+        )
+        for k in KERNELS
+        for d in DISTRIBUTIONS
+        for i in range(size.seeds)
+    ]
+
+
+_VARIABLES = {
+    "rel_rmse_seen": Variable("1", "relative root mean square error against the operands the kernel saw"),
+    "ratio_max": Variable("1", "largest error over bound"),
+}
+
+
+def slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Fit log y = a log x + b by least squares; return a and the half width of its 95 % interval (Student's t).
+
+    >>> a, half_width = slope(np.array([1.0, 2, 4, 8]), np.array([1.0, 4, 16, 64]))
+    >>> round(a, 6), half_width < 1e-6
+    (2.0, True)
+    """
+    good = np.isfinite(y) & (y > 0)
+    log_x, log_y = np.log(x[good]), np.log(y[good])
+    n = log_x.size
+    if n < 3 or np.ptp(log_x) == 0:
+        return math.nan, math.nan
+    from scipy.special import stdtrit
+
+    centred = log_x - log_x.mean()
+    spread = float(centred @ centred)
+    a = float(centred @ log_y) / spread
+    residual = log_y - log_y.mean() - a * centred
+    return a, float(stdtrit(n - 2, 0.975)) * math.sqrt(float(residual @ residual) / (n - 2) / spread)
+
+
+def assemble(results: Sequence[Records]) -> xr.Dataset:
+    """Return errors by (kernel, distribution, seqlen_k, seed) and their log-log slopes with 95 % intervals."""
+    records = flatten(results)
+    data = pivot(
+        records,
+        ("kernel", "distribution", "seqlen_k", "seed"),
+        _VARIABLES,
+        title="growth of the error with the number of keys",
+        comment=f"{records[0]['rows']} query rows, head_dim {HEAD_DIM}; e4m3: one scale per head",
+    )
+    for name in _VARIABLES:
+        fits = np.array(
+            [
+                [_fit(data[name].sel(kernel=k, distribution=d)) for d in data.distribution.values]
+                for k in data.kernel.values
+            ]
+        )
+        dims = ("kernel", "distribution")
+        data[f"slope_{name}"] = (dims, fits[..., 0], Variable("1", f"a in {name} ~ seqlen_k^a")._asdict())
+        data[f"slope_{name}_ci95"] = (dims, fits[..., 1], Variable("1", "half width of its 95 % interval")._asdict())
+    return data
+
+
+def _fit(values: xr.DataArray) -> tuple[float, float]:
+    lengths = np.repeat(values.seqlen_k.values[:, None], values.sizes["seed"], axis=1)
+    return slope(lengths.ravel().astype(float), values.transpose("seqlen_k", "seed").values.ravel())
+
+
+STUDY = Study(NAME, units, assemble)

@@ -1,0 +1,83 @@
+"""Error over bound of single outputs of one case, row by row and channel by channel.
+
+A correct kernel gives noise without structure; structure along the tile grid is the signature of a tiling bug. One
+planted fault is drawn beside the kernels to show what that looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
+from fa3verify import candidates
+from fa3verify.cases import Case
+from fa3verify.inputs import Recipe
+from fa3verify.metrics import error_ratio
+from fa3verify.oracle import judge
+from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+NAME = "ratio_map"
+PLANTED = "twin.e4m3+neighbour_q_descale"
+KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", PLANTED)
+ROWS, SEQLEN_K, HEAD_DIM = 512, 512, 64
+
+
+def ratios(kernel: str, seed: int) -> Records:
+    """Return |error| / bound of every output of one run, to three digits."""
+    candidate = candidates.find(kernel)
+    problem = AttentionProblem(1, 1, 1, ROWS, SEQLEN_K, HEAD_DIM, dtype=candidate.dtype)
+    scheme = QuantScheme("block") if candidate.dtype == "e4m3" else None
+    case = Case(kernel, problem, Recipe("fa3_outliers", seed=seed), scheme)
+    judged = judge(candidate, case, unrounded=False)
+    ratio = error_ratio(judged.result.out.astype(np.float64) - judged.seen.out, judged.bound.out)[0, :, 0]
+    config = candidate.configure(problem)
+    digits = [[float(f"{x:.3g}") for x in row] for row in ratio]
+    return [
+        {
+            "kernel": kernel,
+            "seed": seed,
+            "ratio": digits,
+            "tile_m": config.tile_m,
+            "tile_n": config.tile_n,
+            "case": case.key(),
+        }
+    ]
+
+
+def units(profile: Profile, seed: int) -> list[Unit]:
+    """Return one unit per kernel, the same in every profile."""
+    return [Unit(NAME, ratios, {"kernel": kernel, "seed": seed}) for kernel in KERNELS]
+
+
+def assemble(results: Sequence[Records]) -> xr.Dataset:
+    """Return the ratio by (kernel, row, channel), with the tile sizes and the case of each kernel."""
+    import xarray as xr
+
+    records = flatten(results)
+    ratio = np.array([r["ratio"] for r in records])
+    data = xr.Dataset(
+        {
+            "ratio": (("kernel", "row", "channel"), ratio, Variable("1", "absolute error over its bound")._asdict()),
+            "tile_m": ("kernel", [r["tile_m"] for r in records], Variable("1", "query rows of a tile")._asdict()),
+            "tile_n": ("kernel", [r["tile_n"] for r in records], Variable("1", "keys of a tile")._asdict()),
+            "case": ("kernel", np.array([r["case"] for r in records], object), {"long_name": "replayable case"}),
+        },
+        {
+            "kernel": np.array([r["kernel"] for r in records], object),
+            "row": np.arange(ratio.shape[1]),
+            "channel": np.arange(ratio.shape[2]),
+        },
+    )
+    size = f"{ROWS} query rows, seqlen_k {SEQLEN_K}, head_dim {HEAD_DIM}, e4m3: scales per 128 rows"
+    data.attrs = {"title": "error over bound of every output of one case", "comment": f"fa3_outliers, {size}"}
+    return data
+
+
+STUDY = Study(NAME, units, assemble)

@@ -1,0 +1,71 @@
+"""Candidates: found by name, by fault, by module:function; third parties are judged like the twins."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fa3_kernels.twin.faults import Fault
+from fa3_reference.problem import AttentionProblem
+from fa3verify import candidates
+from fa3verify.cli import main
+
+
+@pytest.fixture
+def beside_third_party(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_every_twin_takes_every_fault():
+    for fault in Fault:
+        assert candidates.find(f"twin.e4m3+{fault}").fault is fault
+
+
+def test_a_kernel_is_never_sent_what_it_does_not_support():
+    kernel = candidates.Candidate("k", "fp16", lambda *a: None, candidates.default_config, frozenset({"causal"}))
+    plain = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 8, "seqlen_k": 8, "head_dim": 64}
+    assert kernel.supports(AttentionProblem(**plain, causal=True))
+    assert not kernel.supports(AttentionProblem(**plain, softcap=1.0))
+    assert not kernel.supports(AttentionProblem(**(plain | {"nheads_kv": 1})))
+    assert not kernel.supports(AttentionProblem(**plain, dtype="bf16"))
+
+
+def verify(tmp_path, name: str):
+    arguments = ["verify", name, "--quick", "--no-studies", "--workers", "2", "--out", str(tmp_path), "--json", "-"]
+    return CliRunner().invoke(main, arguments)
+
+
+def test_a_sound_third_party_kernel_passes_and_its_worst_case_replays(beside_third_party, tmp_path):
+    result = verify(tmp_path, "third_party:sound")
+    assert result.exit_code == 0, result.stderr
+    kernel = json.loads(result.stdout)["kernels"][0]
+    assert kernel["name"] == "third_party:sound"
+    assert kernel["worst_ratio"] <= 1
+    replay = CliRunner().invoke(main, ["replay", str(tmp_path / kernel["worst"]["replay"])])
+    assert replay.exit_code == 0, replay.output
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("wrong_shape", "returned out of shape"), ("crashing", "died with exit code 9")]
+)
+def test_a_broken_third_party_kernel_is_findings_and_never_the_end(beside_third_party, tmp_path, name, word):
+    result = verify(tmp_path, f"third_party:{name}")
+    assert result.exit_code == 1, result.stderr
+    assert word in json.dumps(json.loads(result.stdout)["failures"])
+
+
+def test_a_kernel_that_takes_nothing_is_code_5(beside_third_party, tmp_path):
+    result = verify(tmp_path, "third_party:picky")
+    assert result.exit_code == 5, result.output
+
+
+def test_a_kernel_for_one_head_dim_is_judged_on_that_alone(beside_third_party, tmp_path):
+    result = verify(tmp_path, "third_party:narrow")
+    assert result.exit_code == 0, result.output[-2000:]
+    cases = json.loads(result.stdout)["cases"]
+    assert {case["case"]["problem"]["head_dim"] for case in cases} == {128}

@@ -1,0 +1,109 @@
+"""The gate: what was not compared never passes, margins are exact, damaged baselines are refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fa3verify.gate import POLICY, Baseline, bound_rows, drift_rows, layer_status, read_baseline
+
+FAMILY = {
+    "family": "normal",
+    "rel_rmse_seen": 1e-3,
+    "bias": -1e-4,
+    "ratio_max": 0.5,
+    "ratio_lse_max": 0.2,
+    "lse_max_error": 1e-5,
+    "bit_equal": 0.9,
+    "nonfinite": 0,
+}
+KERNEL = {"name": "twin.fp16", "families": [FAMILY]}
+BASELINE = Baseline.of("quick", 0, [KERNEL])
+
+
+def worse(**changes) -> dict:
+    return {"name": "twin.fp16", "families": [FAMILY | changes]}
+
+
+def statuses(kernel: dict, baseline: Baseline | None = BASELINE) -> dict[str, str]:
+    return {row.rule: row.status for row in drift_rows(kernel, baseline)}
+
+
+def test_an_unchanged_kernel_drifts_nowhere():
+    assert set(statuses(KERNEL).values()) == {"pass"}
+
+
+@pytest.mark.parametrize("rule", POLICY, ids=lambda rule: rule.measure)
+def test_each_rule_passes_at_its_margin_and_fails_beyond(rule):
+    stored = BASELINE.kernels["twin.fp16"]["normal"][rule.measure]
+    limit = stored * (1 + rule.relative) + rule.absolute
+    for value, status in ((limit * (1 - 1e-6), "pass"), (limit * (1 + 1e-6) + 1e-12, "fail")):
+        key, shown = {
+            "abs_bias": ("bias", -value),
+            "not_bit_equal": ("bit_equal", 1 - value),
+        }.get(rule.measure, (rule.measure, value))
+        assert statuses(worse(**{key: shown}))[rule.measure] == status
+
+
+def test_a_better_kernel_passes():
+    assert set(statuses(worse(rel_rmse_seen=1e-4, bias=0.0, bit_equal=1.0)).values()) == {"pass"}
+
+
+def test_without_a_baseline_nothing_passes():
+    rows = drift_rows(KERNEL, None)
+    assert {row.status for row in rows} == {"not compared"}
+    assert layer_status(rows, "L2") == "not compared"
+
+
+def test_a_family_missing_from_the_baseline_is_not_compared():
+    assert set(statuses(worse(family="new")).values()) == {"not compared"}
+
+
+def test_a_planted_fault_is_compared_with_the_twin_it_claims_to_be():
+    faulty = worse(rel_rmse_seen=2e-3) | {"name": "twin.fp16+truncated_p"}
+    assert statuses(faulty)["rel_rmse_seen"] == "fail"
+
+
+@pytest.mark.parametrize("change", [{"ratio_max": 1.001}, {"ratio_lse_max": float("inf")}, {"nonfinite": 1}])
+def test_the_bound_layer_fails_above_one(change):
+    assert layer_status(bound_rows(worse(**change)), "L1") == "fail"
+    assert layer_status(bound_rows(KERNEL), "L1") == "pass"
+
+
+def test_a_nan_figure_never_passes():
+    assert statuses(worse(rel_rmse_seen=float("nan")))["rel_rmse_seen"] == "fail"
+
+
+def test_a_baseline_survives_its_file(tmp_path):
+    path = tmp_path / "b.json"
+    path.write_text(BASELINE.text())
+    read = read_baseline(path)
+    assert replace(read, sha256="", name="") == BASELINE
+    assert read.name == "b.json"
+    assert len(read.sha256) == 64
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"schema": "other/1"}',
+        json.dumps({"schema": "fa3verify.baseline/1"}),
+        BASELINE.text().replace('"ratio_max"', '"ratio"'),
+        BASELINE.text().replace("0.5", '"half"'),
+    ],
+)
+def test_a_damaged_or_foreign_baseline_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"bad\.json is (not a|a damaged) baseline"):
+        read_baseline(path)
+
+
+def test_a_missing_baseline_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_baseline(tmp_path / "none.json")

@@ -1,0 +1,263 @@
+"""Report: pages are self-contained, escaped, stable and honest; data files are whole or refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from fa3verify import files as atomic
+from fa3verify.metrics import MEASURES
+from fa3verify.report import build, dataset, panels
+from fa3verify.report.build import rebuild, write_report
+from fa3verify.report.svg import colour
+from fa3verify.studies import STUDIES
+
+_SPEC = importlib.util.spec_from_file_location("fake_summary", Path(__file__).with_name("fake_summary.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+_FAKE = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(_FAKE)
+make_summary = _FAKE.summary
+_VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
+
+
+@pytest.fixture(scope="module")
+def studies() -> dict[str, xr.Dataset]:
+    """Every study from its cheapest units: the first of each seed-independent slice."""
+    chosen = {}
+    for study in STUDIES:
+        units = study.units("quick", 0)
+        short = [u for u in units if u.kwargs.get("seqlen_k", 0) <= 8192 and u.kwargs.get("seed", 0) == 0]
+        chosen[study.name] = study.assemble([unit() for unit in short])
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def page(studies, tmp_path_factory) -> Path:
+    return write_report(tmp_path_factory.mktemp("report"), make_summary(verdict="fail"), studies)
+
+
+class _Page(HTMLParser):
+    """Collects what a page refers to, its ids, and whether its tags nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.references += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "action", "data", "srcset")]
+        self.ids += [v or "" for k, v in attrs if k == "id"]
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def _parse(text: str) -> _Page:
+    parser = _Page()
+    parser.feed(text)
+    return parser
+
+
+def test_page_is_self_contained_and_small(page):
+    text = page.read_text("utf-8")
+    parsed = _parse(text)
+    outside = [r for r in parsed.references if not r.startswith(("#", "data:image/png;base64,"))]
+    assert outside == []
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "url(" not in re.sub(r"url\(#", "", text)
+    assert "@import" not in text
+    assert "script" not in parsed.tags
+    assert len(text.encode()) <= build.MAX_HTML_BYTES
+
+
+def test_page_is_well_formed_and_its_anchors_exist_once(page):
+    parsed = _parse(page.read_text("utf-8"))
+    assert parsed.open == []
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert {r[1:] for r in parsed.references if r.startswith("#")} <= set(parsed.ids)
+
+
+def test_every_study_has_a_figure_with_words_and_a_data_group(page, studies):
+    text = page.read_text("utf-8")
+    assert {panel.study for panel in panels.PANELS} == set(studies) == {study.name for study in STUDIES}
+    assert text.count('<svg role="img" aria-label="') == len(studies)
+    assert text.count("<figcaption>") == len(studies)
+    assert all(f"<code>/studies/{name}</code>" in text for name in studies)
+    assert "#0000a" not in text  # sentinel colours
+
+
+def test_dark_and_print_styles_define_every_colour_used(page):
+    text = page.read_text("utf-8")
+    dark = text[text.index("prefers-color-scheme: dark") : text.index("* { box-sizing")]
+    for name in set(re.findall(r"var\((--[\w-]+)\)", text)):
+        assert f"{name}:" in text, f"{name} is used but not defined"
+        assert f"{name}:" in dark, f"{name} has no dark value"
+
+
+def test_names_are_escaped(tmp_path):
+    name = "<script>alert(1)</script>|`x`"
+    page = write_report(tmp_path, make_summary(kernels=(name,)), {})
+    assert "<script" not in page.read_text("utf-8")
+    assert "&lt;script&gt;" in page.read_text("utf-8")
+    markdown = (tmp_path / "report.md").read_text("utf-8")
+    assert "<script" not in re.sub(r"`[^`]*`", "", markdown)  # inside a code span it is literal
+    assert r"\|" in markdown
+
+
+def test_failed_rules_come_first_and_passed_rules_are_folded(page):
+    text = page.read_text("utf-8")
+    assert text.index("Rules that did not pass") < text.index("rules passed</summary>")
+    assert '<div class="banner fail">' in text
+    assert "not run: no GPU" in text
+    assert "fa3verify replay worst/x.json" in text
+
+
+def test_an_empty_gate_is_not_called_passed(tmp_path):
+    text = write_report(tmp_path, make_summary() | {"gate": []}, {}).read_text("utf-8")
+    assert "No rule was compared." in text
+    assert "Every rule passed." not in text
+
+
+def test_maxima_stand_beside_their_search_effort(page):
+    text = page.read_text("utf-8")
+    assert text.count("search effort, cases") == 2
+    assert "2\u202f048" in text
+
+
+def test_markdown_holds_verdict_failures_and_replay(page):
+    text = page.with_name("report.md").read_text("utf-8")
+    assert text.startswith("# fa3verify: FAIL\n")
+    assert "| fail | L2 | rel\\_rmse\\_seen | twin.fp16 | peaky |" in text
+    assert "`fa3verify replay worst/twin.e4m3.json`" in text
+    assert "| flash FP16 |" in text
+
+
+def test_summary_and_studies_survive_the_file(page, studies):
+    summary, back = dataset.from_tree(dataset.load(page.with_name("run.nc")))
+    assert (
+        summary
+        == json.loads(page.with_name("summary.json").read_text("utf-8"))
+        == dataset.plain(make_summary(verdict="fail"))
+    )
+    assert set(back) == set(studies)
+    for name, data in studies.items():
+        xr.testing.assert_equal(back[name], data)
+
+
+def test_cases_follow_cf_and_hold_every_measure(page):
+    tree = dataset.load(page.with_name("run.nc"))
+    assert tree.attrs["Conventions"] == "CF-1.11"
+    cases = tree["cases"].to_dataset()
+    assert set(MEASURES) <= set(cases.data_vars)
+    assert all({"units", "long_name"} <= set(cases[name].attrs) for name in MEASURES)
+    assert cases.sizes["case"] == len(make_summary()["cases"])
+    assert set(tree.children) == {"cases", "laws", "gate", "studies", "provenance"}
+
+
+def test_infinite_figures_survive_as_json(tmp_path):
+    summary = make_summary()
+    summary["kernels"][0]["worst_ratio"] = float("inf")
+    text = write_report(tmp_path, summary, {}).read_text("utf-8")
+    assert "∞" in text
+    strict = json.loads((tmp_path / "summary.json").read_text("utf-8"), parse_constant=lambda name: pytest.fail(name))
+    assert strict["kernels"][0]["worst_ratio"] == "Infinity"
+
+
+def test_bytes_are_stable_and_rebuilding_gives_the_same_pages(page, studies, tmp_path):
+    again = write_report(tmp_path / "a", make_summary(verdict="fail"), studies)
+    third = rebuild(page.with_name("run.nc"), tmp_path / "b")
+    for name in ("report.html", "report.md", "summary.json"):
+        assert (
+            page.with_name(name).read_bytes()
+            == again.with_name(name).read_bytes()
+            == third.with_name(name).read_bytes()
+        ), name
+    assert page.with_name("run.nc").read_bytes() == again.with_name("run.nc").read_bytes()
+
+
+def _truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _flipped(data: bytes) -> bytes:
+    where = data.index(b"ratio_max")
+    return data[:where] + b"ratio_mat" + data[where + 9 :]
+
+
+@pytest.mark.parametrize("damage", [_truncated, _flipped, lambda _: b"", lambda _: b"not netCDF at all"])
+def test_damaged_files_are_refused_by_name_in_one_line(page, tmp_path, damage):
+    path = tmp_path / "some.nc"
+    path.write_bytes(damage(page.with_name("run.nc").read_bytes()))
+    with pytest.raises(ValueError, match=r"some\.nc is") as caught:
+        dataset.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_changed_value_is_noticed(page, tmp_path):
+    tree = dataset.load(page.with_name("run.nc"))
+    tree["cases"]["ratio_max"][0] = 0.0
+    tree.to_netcdf(tmp_path / "edited.nc", engine="h5netcdf")
+    with pytest.raises(ValueError, match="damaged"):
+        dataset.load(tmp_path / "edited.nc")
+
+
+def test_foreign_and_missing_files_are_refused(tmp_path):
+    xr.Dataset({"x": ("t", np.arange(3.0))}).to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
+    with pytest.raises(ValueError, match=r"foreign\.nc is not a run of this program"):
+        dataset.load(tmp_path / "foreign.nc")
+    with pytest.raises(ValueError, match=r"absent\.nc"):
+        dataset.load(tmp_path / "absent.nc")
+    with pytest.raises(ValueError, match="schema"):
+        dataset.to_tree({"schema": "other/1"}, {})
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "run.nc"
+    tree = dataset.to_tree(make_summary(), {})
+    dataset.save(tree, path)
+    before = path.read_bytes()
+
+    def full_disk(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(atomic.os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        dataset.save(tree, path)
+    with pytest.raises(OSError, match="No space"):
+        atomic.write_text(tmp_path / "report.md", "text")
+    assert [p.name for p in tmp_path.iterdir()] == ["run.nc"]
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_does_not_read_back_is_not_put_in_place(tmp_path, monkeypatch):
+    tree = dataset.to_tree(make_summary(), {})
+    monkeypatch.setattr(xr.DataTree, "to_netcdf", lambda _self, path, **__: Path(path).write_bytes(b"half"))
+    with pytest.raises(OSError, match="could not be written"):
+        dataset.save(tree, tmp_path / "run.nc")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kernel_has_one_colour_everywhere():
+    assert colour("twin.fp16") != colour("twin.bf16") != colour("twin.e4m3") != colour("twin.e4m3_chained")
+    assert colour("standard FP16") != colour("twin.fp16")
+    assert colour("mine") == colour("yours")

@@ -1,0 +1,55 @@
+"""Kernels of other people, as a user would write them: one sound, one that returns the wrong shape, one that crashes."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from fa3_kernels.config import default_config
+from fa3_reference.attention import attention
+from fa3_reference.formats import FORMATS, encode
+from fa3verify.candidates import Candidate, Result
+
+
+def run(problem, operands, config):
+    exact = attention(problem, *operands.dequantized(problem))
+    return Result(encode(exact.out, FORMATS[config.out_dtype], "ieee"), exact.lse.astype(np.float32))
+
+
+def sound() -> Candidate:
+    return Candidate("anything", "bf16", run, default_config, frozenset({"causal", "gqa"}), "float64, rounded once")
+
+
+def _short(problem, operands, config):
+    out, lse = run(problem, operands, config)
+    return Result(out[..., :-1], lse)
+
+
+def wrong_shape() -> Candidate:
+    return Candidate("anything", "fp16", _short, default_config, frozenset({"causal", "gqa"}))
+
+
+def _die(problem, operands, config):
+    os._exit(9)
+
+
+def crashing() -> Candidate:
+    return Candidate("anything", "fp16", _die, default_config, frozenset({"causal"}))
+
+
+def picky() -> Candidate:
+    def refuse(problem):
+        raise ValueError("nothing is supported")
+
+    return Candidate("anything", "fp16", run, refuse, frozenset())
+
+
+def _only_128(problem):
+    if problem.head_dim != 128:
+        raise ValueError(f"head_dim must be 128, got {problem.head_dim}")
+    return default_config(problem)
+
+
+def narrow() -> Candidate:
+    return Candidate("anything", "fp16", run, _only_128, frozenset())

@@ -1,0 +1,95 @@
+"""``verify --quick`` fails every planted fault, by laws, bound or drift, never by comparing with the unmutated twin.
+
+Each fault is run through the one task of the quick plan that is named here, with that plan's arguments, and through the
+same summary and gate; a whole campaign is run for a few.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fa3_kernels.twin.faults import Fault
+from fa3verify import candidates, gate
+from fa3verify.campaign import Outcome, plan
+from fa3verify.cli import main
+from fa3verify.summary import summarize
+
+# fault -> (dtype, task of the quick plan that finds it, layer that says so)
+FOUND_BY: dict[Fault, tuple[str, str, str]] = {
+    Fault.DROPPED_LAST_TILE: ("bf16", "normal", "L1"),
+    Fault.MISSED_RESCALE: ("bf16", "normal", "L1"),
+    Fault.WRONG_SOFTMAX_SCALE: ("fp16", "normal", "L1"),
+    Fault.STALE_V: ("e4m3", "normal", "L1"),
+    Fault.SWAPPED_V_ROWS: ("e4m3", "normal", "L1"),
+    Fault.NEIGHBOUR_Q_DESCALE: ("e4m3", "block_scaled", "L1"),
+    Fault.NEIGHBOUR_K_DESCALE: ("e4m3", "block_scaled", "L1"),
+    Fault.NEIGHBOUR_V_DESCALE: ("e4m3", "block_scaled", "L1"),
+    Fault.DESCALES_IGNORED: ("e4m3", "normal", "L1"),
+    Fault.NO_P_OFFSET: ("e4m3", "peaky", "L1"),
+    Fault.NO_PROMOTION: ("e4m3", "offset_v", "L2"),
+    Fault.TRUNCATED_P: ("e4m3", "offset_v", "L1"),
+    Fault.BF16_P: ("fp16", "offset_v", "L1"),
+    Fault.TRUNCATED_OUTPUT: ("bf16", "offset_v", "L1"),
+    Fault.FP16_ROW_SUM: ("fp16", "offset_v", "L1"),
+    Fault.FP16_ACCUMULATOR: ("fp16", "normal", "L1"),
+    Fault.MISSING_COLUMN: ("fp16", "normal", "L1"),
+    Fault.COARSE_EXP2: ("fp16", "normal", "L1"),
+    Fault.UNMASKED_TAIL: ("fp16", "normal", "L1"),
+    Fault.UNCLEARED_V_TAIL: ("fp16", "normal", "L1"),
+    Fault.UNGUARDED_INF: ("fp16", "normal", "L1"),
+    Fault.FINITE_SENTINEL: ("fp16", "softmax_shift_invariance", "laws"),
+    Fault.CAUSAL_TOP_LEFT: ("fp16", "normal", "L1"),
+    Fault.WINDOW_OFF_BY_ONE: ("fp16", "normal", "L1"),
+    Fault.KV_HEAD_MODULO: ("fp16", "normal", "L1"),
+    Fault.LSE_BASE_2: ("fp16", "normal", "L1"),
+    Fault.LSE_KEEPS_OFFSET: ("e4m3", "normal", "L1"),
+    Fault.UNGUARDED_COMBINE: ("e4m3", "empty_rows_are_zero", "laws"),
+    Fault.SOFTCAP_AFTER_MASK: ("fp16", "normal", "L1"),
+    Fault.UNCLAMPED_SCALE: ("e4m3", "faint", "L1"),
+}
+
+
+def summary_of(kernel: str, task_name: str) -> dict:
+    task = next(t for t in plan([kernel], "quick", 0) if t.label == f"{kernel}: {task_name}")
+    outcomes = [Outcome(task, task.function(**task.arguments))]
+    return summarize([kernel], outcomes, gate.shipped_baseline("quick", 0), profile="quick", seed=0)
+
+
+def test_every_fault_has_a_finder():
+    assert set(FOUND_BY) == set(Fault)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize("fault", FOUND_BY, ids=str)
+def test_the_quick_plan_finds_the_fault(fault):
+    dtype, task, layer = FOUND_BY[fault]
+    summary = summary_of(f"twin.{dtype}+{fault}", task)
+    assert summary["verdict"] == "fail"
+    assert summary["layers"][layer] == "fail", summary["layers"]
+    assert all(f["message"] and f["replay"] for f in summary["failures"])
+
+
+@pytest.mark.parametrize(("dtype", "task"), sorted({(dtype, task) for dtype, task, _ in FOUND_BY.values()}))
+def test_the_same_tasks_pass_the_unmutated_twin(dtype, task):
+    assert summary_of(f"twin.{dtype}", task)["failures"] == []
+
+
+def test_a_whole_quick_campaign_fails_a_faulty_twin_and_its_findings_replay(tmp_path):
+    name = f"twin.bf16+{Fault.DROPPED_LAST_TILE}"
+    run = CliRunner().invoke(main, ["verify", name, "--quick", "--no-studies", "--out", str(tmp_path), "--json", "-"])
+    assert run.exit_code == 1, run.output
+    failures = json.loads(run.stdout)["failures"]
+    law = next(f for f in failures if f["what"].startswith("law "))
+    family = next(f for f in failures if f["what"].startswith("L1"))
+    for failure in (law, family):
+        replayed = CliRunner().invoke(main, ["replay", str(tmp_path / failure["replay"])])
+        assert replayed.exit_code == 1, replayed.output
+        cured = CliRunner().invoke(main, ["replay", str(tmp_path / failure["replay"]), "--kernel", "twin.bf16"])
+        assert cured.exit_code == 0, cured.output
+
+
+def test_no_twin_shares_its_name_with_a_faulty_one():
+    assert all("+" not in candidate.name for candidate in candidates.built_in())
