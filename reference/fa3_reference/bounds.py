@@ -27,7 +27,7 @@ Derivation (per row; x exact log2 scores, M exact running maximum, p = 2^(x - M)
    multiplication by ln2.
 8. Split-KV: each part as above; the error of its lse is a relative error of its weight in the combine.
 
-Everything is evaluated in float64; ``_OUTWARD`` covers that evaluation's own rounding.
+Everything is evaluated in float64; ``OUTWARD`` covers that evaluation's own rounding.
 """
 
 from __future__ import annotations
@@ -50,12 +50,9 @@ from fa3_reference.device_errors import (
     U_FP32,
     TensorCore,
 )
-from fa3_reference.formats import FORMATS, Format
+from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands, Sequence
-
-LN2 = float(np.log(2.0))
-LOG2_E = 1.0 / LN2
-_OUTWARD = 1 + 2.0**-30  # float64 sums of <= 2^17 terms are off by less than 2^-35, relative to sums of absolute values
+from fa3_reference.step_errors import LN2, LOG2_E, OUTWARD, rounding_error, score_error, softcap_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,101 +173,16 @@ class _Head:
         c = row_factor * self.k_factor[keys][None, :]
         # a factor that underflows before the last product, or scores that overflow, promise nothing
         c = np.where((row_factor >= FP32_MIN_NORMAL) & (c <= FP32_MAX), c, np.nan)
-        eta = self.roundings_of_c * U_FP32 * _OUTWARD
+        eta = self.roundings_of_c * U_FP32 * OUTWARD
         x, dx = s * c, ds * c + (np.abs(s) + ds) * FP32_MIN_NORMAL  # c is at least the least normal number
         x = np.where(np.abs(x) + dx < FP32_MAX, x, np.nan)
         if self.problem.softcap:
-            x, dx = _softcap(x, dx + (eta + 3 * U_FP32) * np.abs(x), self.problem.softcap)
+            x, dx = softcap_error(x, dx + (eta + 3 * U_FP32) * np.abs(x), self.problem.softcap)
             eta = U_FP32
         first, stop = self.problem.visible_keys(rows, self.seq.seqlen_q, self.seq.seqlen_k)
         columns = np.arange(keys.start, keys.stop)
         hidden = (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
-        return np.where(hidden, -np.inf, x), np.where(hidden, 0.0, dx + eta * np.abs(x)) * _OUTWARD
-
-
-def score_error(q: np.ndarray, k: np.ndarray, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
-    """Exact products of rows, and the bound on the error of their wgmma chain.
-
-    Parameters
-    ----------
-    q, k : float64 (rows, head_dim), (keys, head_dim)
-        Values of the operand format.
-
-    Returns
-    -------
-    s, ds : float64 (rows, keys)
-        |wgmma - s| <= ds.
-    """
-    s = np.zeros((q.shape[0], k.shape[0]))
-    ds = np.zeros_like(s)
-    q_exponent, k_exponent = _exponents(q, core).T.copy(), _exponents(k, core).T.copy()
-    for start in range(0, q.shape[1], core.k_step):
-        step = slice(start, start + core.k_step)
-        top, inexact = _step_exponents(q_exponent[step], k_exponent[step], _floor_log2(np.abs(s) + ds), core)
-        product_top = top[0]
-        unit = np.ldexp(core.align, top[1])
-        lost = np.minimum(inexact * unit, np.abs(q[:, step]) @ np.abs(k[:, step]).T)
-        c_low = _floor_log2(np.maximum(np.abs(s) - ds, 0.0))  # C is on the grid unless a product towers over it
-        if start:
-            lost += np.where(
-                product_top > c_low + core.align_bits - core.out_bits, np.ldexp(core.align, product_top), 0.0
-            )
-        s = s + q[:, step] @ k[:, step].T
-        result = _floor_log2(np.abs(s) + ds + lost)
-        carries = (
-            result > np.maximum(product_top, c_low) + core.out_bits - core.align_bits
-        )  # else D is on the grid's precision
-        ds = (ds + lost + np.where(carries, np.ldexp(core.out, result), 0.0)) * _OUTWARD + core.tiny
-    return s, ds
-
-
-_NO_EXPONENT = -4000  # exponent of zero; sums of two stay inside int16
-
-
-def _exponents(x: np.ndarray, core: TensorCore) -> np.ndarray:
-    """Exponent of each operand as the tensor core reads it, int16."""
-    return np.where(x == 0, _NO_EXPONENT, np.maximum(np.frexp(x)[1] - 1, core.min_exponent)).astype(np.int16)
-
-
-def _floor_log2(x: np.ndarray) -> np.ndarray:
-    """floor(log2 x) of finite x >= 0, int16."""
-    return np.where(x > 0, np.frexp(x)[1] - 1, _NO_EXPONENT).astype(np.int16)
-
-
-def _step_exponents(
-    q: np.ndarray, k: np.ndarray, c: np.ndarray, core: TensorCore
-) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Largest product exponent, emax including C, and the number of products that may lose bits; each (rows, keys)."""
-    top = np.full(c.shape, 2 * _NO_EXPONENT, np.int16)
-    for i in range(q.shape[0]):
-        np.maximum(top, q[i][:, None] + k[i][None, :], out=top)
-    emax = np.maximum(top, c)
-    floor = emax - np.int16(core.exact_binades)
-    inexact = np.zeros(c.shape, np.int16)
-    for i in range(q.shape[0]):
-        exponent = q[i][:, None] + k[i][None, :]
-        inexact += (exponent < floor) & (exponent > _NO_EXPONENT)
-    return (top, emax), inexact
-
-
-def _softcap(x: np.ndarray, dx: np.ndarray, softcap: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scores c tanh(x / c) through ex2 and rcp: 1 - 2 / (2^(2x/c) + 1)."""
-    c = softcap * LOG2_E
-    tanh = np.tanh(x / c)
-    carried = np.maximum(np.tanh((x + dx) / c) - tanh, tanh - np.tanh((x - dx) / c))
-    own = EX2_REL / 2 + 2 * (U_FP32 + RCP_REL) + U_FP32
-    return c * tanh, c * (carried + own * _OUTWARD)
-
-
-def _rounding_error(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray:
-    """Largest error of rounding any number of [low, high] (>= 0) to nearest."""
-    _, exponent = np.frexp(high)
-    least = 1 - fmt.bias - fmt.fraction_bits - 1
-    half_ulp = np.ldexp(1.0, np.maximum(exponent - 2 - fmt.fraction_bits, least))
-    half_ulp = np.where(high > 0, np.minimum(half_ulp, high), 0.0)
-    down, up = (np.minimum(z, fmt.max_finite).astype(fmt.dtype).astype(np.float64) for z in (low, high))
-    inside = np.maximum(np.abs(low - down), np.abs(high - up))
-    return np.where(high > fmt.max_finite, np.inf, np.where(down == up, np.minimum(inside, half_ulp), half_ulp))
+        return np.where(hidden, -np.inf, x), np.where(hidden, 0.0, dx + eta * np.abs(x)) * OUTWARD
 
 
 class _State:
@@ -314,9 +226,9 @@ def _tile_bound(side: _Head, rows: np.ndarray, blocks: range, model: KernelModel
     o, error, lse_log2, lse_error = parts[0] if len(parts) == 1 else _combine(parts)
     fmt = FORMATS[model.out_dtype]
     largest = np.abs(o) + error
-    error = error + _rounding_error(np.zeros_like(largest), largest, fmt)
+    error = error + rounding_error(np.zeros_like(largest), largest, fmt)
     lse = np.abs(lse_log2) * LN2
-    lse_error = (LN2 * lse_error + 2 * U_FP32 * (lse + LN2 * lse_error)) * _OUTWARD
+    lse_error = (LN2 * lse_error + 2 * U_FP32 * (lse + LN2 * lse_error)) * OUTWARD
     empty = np.isneginf(lse_log2)
     return np.where(empty[:, None], 0.0, error), np.where(empty, 0.0, lse_error)
 
@@ -344,8 +256,8 @@ def _add_block(state: _State, side: _Head, rows: np.ndarray, block: int, model: 
     r = np.where(visible, r, 0.0)
     flushed = y + offset - dx - tau[:, None] < -125.0  # the result may be subnormal: flushed to zero
     cap = np.exp2(2 * U_FP32 * (np.abs(base) + offset + tau)) * (1 + 2 * EX2_REL)  # largest p^ in the scale of M^
-    b_up = np.minimum(np.expm1(r) * _OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(visible, p, 1.0) - 1.0)
-    b_down = np.where(flushed, 1.0, -np.expm1(-r) * _OUTWARD)
+    b_up = np.minimum(np.expm1(r) * OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(visible, p, 1.0) - 1.0)
+    b_down = np.where(flushed, 1.0, -np.expm1(-r) * OUTWARD)
     b = np.where(visible, np.maximum(b_up, b_down), 0.0)
     delta = _p_rounding(np.where(flushed, 0.0, p * np.exp(-r)), p * np.exp(r), tau, cap, model)
     _accumulate(state, side.v[keys], (p, b, b_down, delta), started & moved, side, model)
@@ -355,7 +267,7 @@ def _p_rounding(low: np.ndarray, high: np.ndarray, tau: np.ndarray, cap: np.ndar
     """Bound on |round(p^) - p^| in the scale of the exact maximum, for p^ in [low, high] there."""
     unit, shift = 2.0**model.p_offset_log2, np.exp2(tau)[:, None]
     low, high = unit * low / shift, unit * np.minimum(high * shift, cap[:, None])
-    return _rounding_error(low, high, FORMATS[model.dtype]) * shift / unit * _OUTWARD
+    return rounding_error(low, high, FORMATS[model.dtype]) * shift / unit * OUTWARD
 
 
 def _accumulate(
@@ -373,7 +285,7 @@ def _accumulate(
     d = v.shape[1]
     pa, ba, da = absolute[:n], absolute[n : 2 * n], absolute[2 * n :]
     carried = np.abs(state.o) + state.boa + state.o_error  # |C| at most, after rescaling
-    added = (pa + ba + da) * _OUTWARD  # sum of |P^ v|
+    added = (pa + ba + da) * OUTWARD  # sum of |P^ v|
     top = carried + added
     steps = model.tile_n // core.k_step
     keys = (p > 0).sum(1)[:, None]
@@ -384,12 +296,12 @@ def _accumulate(
     lost += np.minimum(steps * core.out * chain_top, 8 * added) + steps * core.tiny
     ratio = 2 * U_FP32 if side.v_varies else 0.0
     rescaled = moved[:, None] * U_FP32 + ratio
-    lost += carried * rescaled * _OUTWARD
+    lost += carried * rescaled * OUTWARD
     if chunks:
         lost += np.where(added > 0, chunks * U_FP32 * top, 0.0)
     elif core.out_bits < 23:
         lost += np.where(moved[:, None] | side.v_varies, core.out * carried, 0.0)
-    state.o_error = (state.o_error + da + lost) * _OUTWARD
+    state.o_error = (state.o_error + da + lost) * OUTWARD
     state.o, state.o2, state.oa = state.o + sums[:n, :d], state.o2 + sums[:n, d:], state.oa + pa
     state.bo, state.bo2, state.boa = state.bo + sums[n:, :d], state.bo2 + sums[n:, d:], state.boa + ba
     block_sum, block_up = p.sum(1), (p * b).sum(1)
@@ -400,7 +312,7 @@ def _accumulate(
         state.l_error
         + depth * U_FP32 * (block_sum + block_up)
         + U_FP32 * np.where(block_sum > 0, state.l + state.l_up, 0.0)
-    ) * _OUTWARD
+    ) * OUTWARD
 
 
 def _finish(state: _State, side: _Head, model: KernelModel) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -419,7 +331,7 @@ def _finish(state: _State, side: _Head, model: KernelModel) -> tuple[np.ndarray,
     shift = np.minimum(correlated / least, state.v_max - state.v_min)
     error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
     epilogue = RCP_REL + (1 + side.v_scaled) * U_FP32
-    error = (error + epilogue * _OUTWARD * (np.abs(o) + error)) * _OUTWARD + FP32_MIN_NORMAL
+    error = (error + epilogue * OUTWARD * (np.abs(o) + error)) * OUTWARD + FP32_MIN_NORMAL
     lse_log2 = state.max + np.log2(row_sum)
     sigma, least = sigma[:, 0], least[:, 0]
     log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum)) + sigma / np.where(
@@ -427,7 +339,7 @@ def _finish(state: _State, side: _Head, model: KernelModel) -> tuple[np.ndarray,
     )
     magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
     lse_error = log_l * LOG2_E + LG2_ABS + LG2_REL * magnitude
-    lse_error = (lse_error + U_FP32 * (np.abs(lse_log2) + lse_error)) * _OUTWARD
+    lse_error = (lse_error + U_FP32 * (np.abs(lse_log2) + lse_error)) * OUTWARD
     empty = row_sum == 0
     return (
         np.where(empty[:, None], 0.0, o),
@@ -452,10 +364,10 @@ def _combine(parts: list) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     size = ((w * np.exp(omega))[..., None] * (np.abs(o) + error)).sum(0) / least
     shift = grow.sum(0) / least
     roundings = (2 * len(parts) + 1) * U_FP32 + RCP_REL
-    merged_error = (shift + roundings * _OUTWARD * size) * _OUTWARD
+    merged_error = (shift + roundings * OUTWARD * size) * OUTWARD
     merged_lse = base + np.log2(total)
     relative = np.log((w * np.exp(omega)).sum(0) / total) * LOG2_E
     relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + len(parts) * U_FP32 * LOG2_E
     base_error = lse_error.max(0)  # the maximum of the computed lse; it cancels but for its rounding
     lse_out = relative + LG2_ABS + LG2_REL * np.abs(np.log2(total)) + U_FP32 * (np.abs(merged_lse) + base_error)
-    return merged, np.where(total[:, None] > 0, merged_error, 0.0), merged_lse, lse_out * _OUTWARD
+    return merged, np.where(total[:, None] > 0, merged_error, 0.0), merged_lse, lse_out * OUTWARD

@@ -19,10 +19,11 @@ from fa3_kernels.twin.forward import forward
 from fa3_kernels.twin.wgmma import TENSOR_FORMATS, operand, operand_b, wgmma
 from fa3_reference import device_errors
 from fa3_reference.attention import attention
-from fa3_reference.bounds import KernelModel, _rounding_error, forward_bound, score_error
+from fa3_reference.bounds import KernelModel, forward_bound
 from fa3_reference.formats import FORMATS, encode, round_to
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, prepare
+from fa3_reference.step_errors import rounding_error, score_error
 
 
 def floats(first: int, last: int, stride: int = 97) -> np.ndarray:
@@ -94,7 +95,7 @@ def test_the_score_bound_is_within_a_factor_of_four_of_the_worst_score(dtype):
 def test_no_number_of_an_interval_rounds_worse_than_promised(dtype, low, width, inside):
     fmt, high = FORMATS[dtype], low * (1 + width)
     x = min(high, low + inside * (high - low))
-    allowed = _rounding_error(np.array([low]), np.array([high]), fmt)[0]
+    allowed = rounding_error(np.array([low]), np.array([high]), fmt)[0]
     assert abs(float(round_to(np.array([x]), fmt, "saturate")[0]) - x) <= allowed * (1 + 2.0**-30)
 
 
