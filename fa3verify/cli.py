@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -117,7 +116,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             from fa3verify.files import write_text
 
             write_text(options["junit_target"], verify.junit(summary))
-        _emit(summary, json_target)
+        _write((settings.out / "summary.json").read_text(encoding="utf-8"), json_target)
         if json_target != "-":
             console.print_summary(summary, settings.out, quiet=quiet)
         console.step_summary(settings.out)
@@ -125,16 +124,21 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
 
 
 def _emit(value: dict[str, Any], target: str | None) -> None:
-    """Write JSON to a file or to standard output."""
-    if target is None:
-        return
-    text = json.dumps(value, indent=1, allow_nan=True) + "\n"
+    """Write a value as JSON, if a target is named; Infinity and NaN become strings, as in summary.json."""
+    if target is not None:
+        from fa3verify.files import json_text
+
+        _write(json_text(value), target)
+
+
+def _write(text: str, target: str | None) -> None:
+    """Write text to a file or to standard output, if a target is named."""
     if target == "-":
         sys.stdout.write(text)
-        return
-    from fa3verify.files import write_text
+    elif target is not None:
+        from fa3verify.files import write_text
 
-    write_text(Path(target), text)
+        write_text(Path(target), text)
 
 
 @main.command(epilog=EPILOG)

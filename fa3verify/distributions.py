@@ -1,8 +1,5 @@
 """Distributions: the table of named ways to draw Q, K and V, with their parameters, formulas and reasons.
 
-Streams are Philox4x64 counters, key (seed, tensor and purpose), counter (head, sequence); whatever passes through libm
-is rounded to 24 bits, so that no bit depends on a libm or a SIMD width.
-
 Guarantee: for a distribution marked ``prefix_stable``, row r of head h of sequence b does not depend on the
 batch, the number of kv heads, the lengths or the mask: a problem with fewer rows, kv heads or sequences draws
 the leading part of the same data (``head_dim`` and the group size must be equal).
@@ -16,17 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Literal
 
 import numpy as np
-from numpy.random import Generator, Philox
 
-from fa3_reference.problem import AttentionProblem, Dtype, Sequence
+from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify import activations
+from fa3verify.streams import Cell, Purpose, Tensor, integer_exp2, portable
 
 Value = float | int | str
-Tensor = Literal["q", "k", "v"]
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 MAX_GAIN = 256.0  # planted keys and sinks stay below fp16's range whatever softmax_scale says
 
@@ -37,68 +31,6 @@ LARGEST: dict[Dtype, tuple[float, float]] = {
     "e4m3": (65504.0, 65504.0),  # of the fp16 tensor that is quantised
 }
 MIN_NORMAL: dict[Dtype, float] = {"fp16": 2.0**-14, "bf16": 2.0**-126, "e4m3": 2.0**-6}
-
-
-class Purpose(IntEnum):
-    """Sub-stream of one tensor and head."""
-
-    VALUES = 0
-    MASK = 1
-    EXTRA = 2
-    SCALE = 3
-    CHANNELS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One kv head of one sequence with the query heads that share it: the unit a distribution draws."""
-
-    seed: int
-    problem: AttentionProblem
-    seq: Sequence
-    kv_head: int
-
-    def shape(self, tensor: Tensor) -> tuple[int, int, int]:
-        """(heads, rows, channels) of a tensor; K and V have one head."""
-        if tensor == "q":
-            return self.problem.group, self.seq.seqlen_q, self.problem.head_dim
-        return 1, self.seq.seqlen_k, self.problem.head_dim if tensor == "k" else self.problem.head_dim_v
-
-    def rng(self, tensor: Tensor | Literal["shared"], purpose: Purpose, member: int = 0) -> Generator:
-        """Stream of one head; ``member`` counts the cell's query heads, "shared" belongs to the kv head."""
-        head = self.kv_head * self.problem.group + member if tensor == "q" else self.kv_head
-        key = np.array([self.seed, ("q", "k", "v", "shared").index(tensor) | purpose << 8], np.uint64)
-        return Generator(Philox(key=key, counter=np.array([0, 0, head, self.seq.index], np.uint64)))
-
-    def _stack(self, tensor: Tensor, purpose: Purpose, draw: Callable[[Generator], np.ndarray]) -> np.ndarray:
-        return np.stack([draw(self.rng(tensor, purpose, m)) for m in range(self.shape(tensor)[0])])
-
-    def normal(self, tensor: Tensor, purpose: Purpose = Purpose.VALUES, rows: int | None = None) -> np.ndarray:
-        """N(0, 1) on a 24-bit grid, float64 (heads, rows, channels)."""
-        shape = (self.shape(tensor)[1] if rows is None else rows, self.shape(tensor)[2])
-        return self._stack(tensor, purpose, lambda rng: _portable(rng.standard_normal(shape)))
-
-    def uniform(self, tensor: Tensor, purpose: Purpose = Purpose.VALUES, channels: int = 0) -> np.ndarray:
-        """U[0, 1), float64 (heads, rows, channels), exact multiples of 2^-53."""
-        shape = (self.shape(tensor)[1], self.shape(tensor)[2] if channels == 0 else channels)
-        return self._stack(tensor, purpose, lambda rng: rng.random(shape))
-
-    def signs(self, tensor: Tensor) -> np.ndarray:
-        """+-1, float64 (heads, rows, channels)."""
-        return np.where(self.uniform(tensor, Purpose.MASK) < 0.5, -1.0, 1.0)
-
-    def blocks(self, tensor: Tensor, tile: int) -> np.ndarray:
-        """Block number of each row."""
-        return np.arange(self.shape(tensor)[1]) // tile
-
-
-def _portable(x: np.ndarray) -> np.ndarray:
-    """Round to 24 bits: hides last-bit differences between libm versions."""
-    return x.astype(np.float32).astype(np.float64)
-
-
-def _power_of_two(exponent: np.ndarray) -> np.ndarray:
-    return np.ldexp(1.0, exponent.astype(np.int32))
 
 
 def _each(draw: Callable[[Tensor], np.ndarray]) -> Arrays:
@@ -115,7 +47,7 @@ def _fa3_outliers(cell: Cell, outlier_variance: float, rate: float) -> Arrays:
         for member, head in enumerate(x):
             hit = cell.rng(t, Purpose.MASK, member).random(head.shape, np.float32) < rate
             extra = cell.rng(t, Purpose.EXTRA, member).standard_normal(np.count_nonzero(hit))
-            head[hit] += math.sqrt(outlier_variance) * _portable(extra)
+            head[hit] += math.sqrt(outlier_variance) * portable(extra)
         return x
 
     return _each(draw)
@@ -158,9 +90,9 @@ def _block_scaled(cell: Cell, tile: int, octaves: int, power_of_two: int) -> Arr
             rng, blocks = cell.rng(t, Purpose.SCALE, member), cell.blocks(t, tile)
             u = rng.random(int(blocks[-1]) + 1 if len(blocks) else 0)
             if power_of_two:
-                magnitude = _power_of_two(np.floor(u * (2 * octaves + 1)) - octaves)
+                magnitude = integer_exp2(np.floor(u * (2 * octaves + 1)) - octaves)
             else:
-                magnitude = _portable(np.exp2((2 * u - 1) * octaves))
+                magnitude = portable(np.exp2((2 * u - 1) * octaves))
             head *= magnitude[blocks][:, None]
         return x
 
@@ -169,7 +101,7 @@ def _block_scaled(cell: Cell, tile: int, octaves: int, power_of_two: int) -> Arr
 
 def _ramp(cell: Cell, tile: int, steps: int) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
-        return cell.normal(t) * _power_of_two(cell.blocks(t, tile) % steps - steps // 2)[:, None]
+        return cell.normal(t) * integer_exp2(cell.blocks(t, tile) % steps - steps // 2)[:, None]
 
     return _each(draw)
 
@@ -197,7 +129,7 @@ def _ties(cell: Cell, distinct: int) -> Arrays:
 def _constant_rows(cell: Cell, std: float) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
         heads, rows, channels = cell.shape(t)
-        levels = [_portable(cell.rng(t, Purpose.VALUES, m).standard_normal(rows)) for m in range(heads)]
+        levels = [portable(cell.rng(t, Purpose.VALUES, m).standard_normal(rows)) for m in range(heads)]
         return np.repeat(std * np.stack(levels)[..., None], channels, axis=2)
 
     return _each(draw)
@@ -209,7 +141,7 @@ def _huge(cell: Cell, fraction: float) -> Arrays:
     def near(t: Tensor, largest: float) -> np.ndarray:
         return cell.signs(t) * (0.5 + 0.5 * cell.uniform(t)) * largest
 
-    k = cell.normal("k") * _power_of_two(
+    k = cell.normal("k") * integer_exp2(
         -np.round(np.log2(largest_q * cell.problem.softmax_scale * cell.problem.head_dim**0.5))
     )
     return near("q", largest_q), 2 * k, near("v", largest_v)
@@ -219,7 +151,7 @@ def _tiny(cell: Cell, octaves: int) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
         exponent = np.floor(cell.uniform(t, Purpose.SCALE) * (octaves + 1))
         least = MIN_NORMAL["fp16" if cell.problem.dtype == "e4m3" else cell.problem.dtype]
-        return cell.signs(t) * (1 + cell.uniform(t)) * _power_of_two(exponent) * least
+        return cell.signs(t) * (1 + cell.uniform(t)) * integer_exp2(exponent) * least
 
     return _each(draw)
 

@@ -1,12 +1,15 @@
-"""Write a file whole or not at all: to a temporary neighbour, flushed to disk, then renamed into place."""
+"""Output files: whole or not at all (a temporary neighbour, flushed, then renamed into place), and strict JSON."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -42,3 +45,25 @@ def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text with ``\\n`` line ends, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(text.encode())
+
+
+def plain(value: Any) -> Any:
+    """Return a value in JSON types; numbers that are not finite become the texts NaN, Infinity and -Infinity.
+
+    >>> plain({"a": (0.5, float("inf"))})
+    {'a': [0.5, 'Infinity']}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # numpy arrays and scalars
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def json_text(value: Any) -> str:
+    """Return strict JSON, one key per line."""
+    return json.dumps(plain(value), indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.distributions import DISTRIBUTIONS, Arrays, Cell, Distribution, Tensor, Value
+from fa3verify.distributions import DISTRIBUTIONS, Arrays, Distribution, Tensor, Value
 from fa3verify.edits import Edit, EditKind, exact_keys, pick
+from fa3verify.streams import Cell
 
 __all__ = [
     "DISTRIBUTIONS",

@@ -1,4 +1,4 @@
-"""Assemble a campaign's outcomes into one JSON summary with a verdict (schema in docs of :data:`SCHEMA_NOTES`)."""
+"""Assemble a campaign's outcomes into one JSON summary with a verdict (keys: :data:`SCHEMA_NOTES`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,32 @@ from fa3verify.gate import Baseline, GateRow, bound_rows, drift_rows, layer_stat
 
 SCHEMA = "fa3verify.summary/1"
 SCHEMA_NOTES = {
+    "schema": "fa3verify.summary/1; a change of meaning changes the number",
+    "version": "version of fa3verify",
+    "command": "command line",
+    "profile": "quick, release or soak",
+    "seed": "seed of every draw",
+    "started": "UTC, ISO 8601",
+    "wall_s": "seconds",
     "verdict": "pass or fail; fail if any layer or law fails or any task was lost",
+    "exit_code": "of the command",
     "layers": "status of L0 bits, L1 bound, L2 drift and of the laws: pass, fail, not compared, or why not run",
-    "kernels": "one object per kernel: verdict, cases, outputs, worst_ratio (error / bound), families, laws, search_effort",
-    "kernels[].families": "pooled measures per input family; keys and units in fa3verify.metrics.MEASURES",
+    "kernels": "one object per kernel",
+    "kernels[].name": "candidate name",
+    "kernels[].description": "one line",
+    "kernels[].verdict": "pass or fail",
+    "kernels[].cases": "judged cases and law examples",
+    "kernels[].outputs": "output values compared",
+    "kernels[].worst_ratio": "largest error / bound of any output over the families",
+    "kernels[].worst_ratio_lse": "the same for lse",
+    "kernels[].worst": "family, one-line case and replay file of worst_ratio, or null",
+    "kernels[].search_effort": "cases behind worst_ratio: a largest known error is a lower bound of the true one",
+    "kernels[].families": "per input family the pooled figures of fa3verify.metrics.MEASURES, RMSE against both references",
     "kernels[].laws": "law, statement, kind, status, examples, outputs, message, replay",
     "gate": "every comparison: layer, rule, kernel, family, observed, limit, baseline, margin, status",
     "baseline": "name and sha256 of the baseline compared with, or null",
     "failures": "kernel, what, message (one line), replay (path below the output directory, or null)",
-    "cases": "every judged case: kernel, family, case (a replay file's content), measures",
+    "cases": "every judged case: kernel, family, case (as in a replay file), one-line description, measures",
     "provenance": "versions, platform, seed and the hash of the twin's sources",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from fa3verify.files import write_text
+from fa3verify.files import json_text, write_text
 from fa3verify.inputs import DISTRIBUTIONS
 from fa3verify.metrics import MEASURES
 from fa3verify.report import dataset, notation, panels, study_tables, tables
@@ -67,7 +66,7 @@ def rebuild(run: Path, out: Path) -> Path:
 def _write_pages(out: Path, tree: xr.DataTree) -> Path:
     summary, studies = dataset.from_tree(tree)
     pages = render(summary, studies, str(tree.attrs["content_sha256"]))
-    write_text(out / SUMMARY, json.dumps(summary, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    write_text(out / SUMMARY, json_text(summary))
     write_text(out / MARKDOWN, pages[MARKDOWN])
     write_text(out / PAGE, pages[PAGE])
     return out / PAGE

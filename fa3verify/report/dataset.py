@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fa3verify.files import replacing
+from fa3verify.files import plain, replacing
 from fa3verify.metrics import MEASURES
 
 SCHEMA = "fa3verify.run/1"
@@ -31,23 +31,6 @@ _GATE_NUMBERS = {
     "baseline": "what the stored baseline has",
     "margin": "distance to the limit, as the policy defines it; negative fails",
 }
-
-
-def plain(value: Any) -> Any:
-    """Return a value in JSON types; numbers that are not finite become the texts NaN, Infinity and -Infinity.
-
-    >>> plain({"a": (np.float32(0.5), float("inf"))})
-    {'a': [0.5, 'Infinity']}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def to_tree(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset]) -> xr.DataTree:

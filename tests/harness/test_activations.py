@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_package_data_is_attributed_and_names_no_local_path():
         assert record["licence"] == "Apache-2.0"
         assert record["text"]["licence"] == "PSF-2.0"
         text = json.dumps(record)
-        assert not any(root in text for root in ("/home/", "/work/", "/tmp/", "/root/"))
+        assert not re.search(r"(?<![\w.])/\w+/", text)  # no path of any machine
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

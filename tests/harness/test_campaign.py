@@ -177,3 +177,14 @@ def test_the_resolved_test_extra_holds_no_torch():
                 waiting += [(key, e) for e in (*requirement.extras, "")]
     assert {"numpy", "hypothesis", "distributed", "python-flint"} <= seen
     assert not seen & {"torch", "triton"}
+
+
+def test_the_summary_schema_is_documented_key_by_key():
+    from fa3verify.summary import SCHEMA_NOTES
+
+    summary = summarize(["twin.bf16"], outcomes_of("twin.bf16", "faint"), None, profile="quick", seed=0)
+    later = {"command", "started", "wall_s"}  # the caller's
+    assert set(summary) | later == {key for key in SCHEMA_NOTES if "[]" not in key}
+    assert {f"kernels[].{key}" for key in summary["kernels"][0]} == {
+        k for k in SCHEMA_NOTES if k.startswith("kernels[].")
+    }

@@ -157,7 +157,7 @@ def test_summary_and_studies_survive_the_file(page, studies):
     assert (
         summary
         == json.loads(page.with_name("summary.json").read_text("utf-8"))
-        == dataset.plain(make_summary(verdict="fail"))
+        == atomic.plain(make_summary(verdict="fail"))
     )
     assert set(back) == set(studies)
     for name, data in studies.items():

@@ -19,11 +19,12 @@ from fa3_kernels.twin.forward import forward
 from fa3_kernels.twin.wgmma import TENSOR_FORMATS, operand, operand_b, wgmma
 from fa3_reference import device_errors
 from fa3_reference.attention import attention
-from fa3_reference.bounds import KernelModel, forward_bound
+from fa3_reference.bounds import forward_bound
 from fa3_reference.formats import FORMATS, encode, round_to
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3_reference.step_errors import rounding_error, score_error
+from fa3verify.candidates import model_of
 
 
 def floats(first: int, last: int, stride: int = 97) -> np.ndarray:
@@ -97,18 +98,6 @@ def test_no_number_of_an_interval_rounds_worse_than_promised(dtype, low, width, 
     x = min(high, low + inside * (high - low))
     allowed = rounding_error(np.array([low]), np.array([high]), fmt)[0]
     assert abs(float(round_to(np.array([x]), fmt, "saturate")[0]) - x) <= allowed * (1 + 2.0**-30)
-
-
-def model_of(config) -> KernelModel:
-    return KernelModel(
-        config.dtype,
-        config.out_dtype,
-        config.tile_m,
-        config.tile_n,
-        config.promotion_interval,
-        config.num_splits,
-        config.pack_gqa,
-    )
 
 
 def ratios(problem: AttentionProblem, x: Operands, **changes) -> tuple[np.ndarray, np.ndarray]:
