@@ -13,6 +13,7 @@ from typing import Any
 
 from fa3verify import candidates
 from fa3verify.files import write_text
+from fa3verify.metrics import error_ratio
 from fa3verify.pool import TaskError
 from fa3verify.profiles import PROFILES, family_cases, family_names
 
@@ -79,18 +80,26 @@ def judge_family(kernel: str, family: str, profile: str, seed: int) -> list[dict
 
 
 def _quantisation(judgement: Any) -> dict[str, float] | None:
-    """Measured and predicted squared error of quantising Q, K and V, for e4m3."""
+    """What quantising Q, K and V did to an e4m3 case: squared error measured and predicted, largest error / its bound."""
     case = judgement.case
     if case.scheme is None or judgement.unrounded is None:
         return None
     import numpy as np
 
-    from fa3_reference.quant_error import predict_error
+    from fa3_reference.quant_error import predict_error, quantization_bound
+    from fa3_reference.quantize import condition
 
-    measured = float(np.mean(np.square(judgement.seen.out - judgement.unrounded.out)))
     q, k, v = case.recipe.draw(case.problem)
+    exact = (*condition(case.problem, q, k, case.scheme)[:2], v)  # as quantised: centred and rotated
+    moved = [np.abs(a - b) for a, b in zip(judgement.operands.dequantized(case.problem), exact, strict=True)]
+    bound = quantization_bound(case.problem, *exact, *moved).out
+    error = np.abs(judgement.seen.out - judgement.unrounded.out)
     predicted = predict_error(case.problem, q, k, v, case.scheme)
-    return {"measured": measured, "predicted": float(np.mean(np.square(predicted.total)))}
+    return {
+        "measured": float(np.mean(np.square(error))),
+        "predicted": float(np.mean(np.square(predicted.total))),
+        "bound_ratio": float(np.max(error_ratio(error, bound), initial=0.0)),
+    }
 
 
 def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, Any]:
@@ -211,6 +220,7 @@ def pooled(records: list[dict[str, Any]]) -> dict[str, Any]:
     figures["quantisation_ratio"] = (
         math.sqrt(math.fsum(p["measured"] for p in pairs) / predicted) if predicted > 0 else None
     )
+    figures["quantisation_bound_ratio"] = max((p["bound_ratio"] for p in pairs), default=None)
     return figures
 
 

@@ -55,6 +55,8 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
         for kernel in summary["kernels"]:
             console.print(_family_table(kernel, console.width))
             console.print(_law_line(kernel))
+            if line := _quantisation_line(kernel):
+                console.print(line)
         layers = "  ".join(f"{k} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())
         console.print(f"\n{layers}")
     for failure in summary["failures"][:20]:
@@ -106,6 +108,18 @@ def _family_table(kernel: dict[str, Any], width: int) -> Table:
 def _law_line(kernel: dict[str, Any]) -> str:
     held = sum(law["status"] == "pass" for law in kernel["laws"])
     return f"laws {held}/{len(kernel['laws'])} hold, {sum(law['examples'] for law in kernel['laws'])} examples"
+
+
+def _quantisation_line(kernel: dict[str, Any]) -> str:
+    """What quantising the inputs cost, beside the gate and never part of it; empty for 16-bit kernels."""
+    predicted = [f["quantisation_ratio"] for f in kernel["families"] if f["quantisation_ratio"] is not None]
+    bounded = [f["quantisation_bound_ratio"] for f in kernel["families"] if f["quantisation_bound_ratio"] is not None]
+    if not predicted:
+        return ""
+    return (
+        f"quantising Q, K, V (not gated): RMS error / predicted {min(predicted):.2f} to {max(predicted):.2f} over families, "
+        f"largest error / its own bound {max(bounded):.2f}"
+    )
 
 
 def step_summary(out: Path) -> None:

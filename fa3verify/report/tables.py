@@ -47,6 +47,7 @@ def headline(kernel: Mapping[str, Any]) -> Table:
     columns = list(HEADLINE)
     if any(f.get("quantisation_ratio") is not None for f in families):
         columns.append(("quantisation / predicted", "quantisation_ratio"))
+        columns.append(("quantisation / its bound", "quantisation_bound_ratio"))
     rows = [{key: _FORMATS.get(key, number)(f.get(key)) for _, key in columns} for f in families]
     for row, family in zip(rows, families, strict=True):
         row["_worst"] = (

@@ -188,3 +188,11 @@ def test_the_summary_schema_is_documented_key_by_key():
     assert {f"kernels[].{key}" for key in summary["kernels"][0]} == {
         k for k in SCHEMA_NOTES if k.startswith("kernels[].")
     }
+
+
+def test_quantisation_is_reported_beside_the_gate_and_inside_its_own_bound():
+    summary = summarize(["twin.e4m3"], outcomes_of("twin.e4m3", "fa3_outliers"), None, profile="quick", seed=0)
+    family = summary["kernels"][0]["families"][0]
+    assert 0.5 < family["quantisation_ratio"] < 1.5
+    assert 0 < family["quantisation_bound_ratio"] <= 1
+    assert not [row for row in summary["gate"] if "quantis" in row["rule"]]
