@@ -16,6 +16,13 @@ settings.register_profile("soak", deadline=None, max_examples=3000, print_blob=T
 settings.load_profile(os.environ.get("FA3VERIFY_PROFILE", "ci"))
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+# Modules that cannot be imported here have no doctests here.
+_NEED_TRITON = ("compile", "forward_fp16", "pipeline", "softmax")
+collect_ignore = [] if _HAS_TRITON else [f"kernels/fa3_kernels/gluon/{name}.py" for name in _NEED_TRITON]
+if not (_HAS_TORCH and _HAS_TRITON):
+    collect_ignore.append("kernels/fa3_kernels/gluon/launch.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

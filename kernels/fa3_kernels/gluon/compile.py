@@ -1,0 +1,92 @@
+"""Compile a kernel for sm_90a without a GPU and report what ptxas made of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import create_function_from_signature
+
+HOPPER = GPUTarget("cuda", 90, 32)
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class FakeTensor:
+    """Stands for a device tensor: a Triton dtype and an aligned address are all that specialisation reads."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+
+    def data_ptr(self) -> int:
+        return 0
+
+    def ptr_range(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """PTX, histogram of SASS opcodes, and ptxas' own figures: registers, spilled bytes, messages on serialised wgmma."""
+
+    ptx: str
+    sass: str
+    opcodes: Counter
+    registers: int
+    spill_bytes: int
+    smem_bytes: int
+    serialisation: tuple[str, ...]
+
+    def count(self, prefix: str) -> int:
+        """SASS instructions whose opcode starts with ``prefix``."""
+        return sum(n for opcode, n in self.opcodes.items() if opcode.startswith(prefix))
+
+
+def compile_kernel(kernel: Any, args: tuple, **options: Any) -> Compiled:
+    """Compile a Gluon kernel for Hopper.
+
+    Parameters
+    ----------
+    kernel : gluon.jit function
+    args : tuple
+        As for a launch, with :class:`FakeTensor` for tensors.
+    **options
+        Launch options: num_warps, maxnreg, enable_fp_fusion.
+    """
+    backend = make_backend(HOPPER)
+    keywords = {"debug": False, **options}
+    binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, parsed = binder(*args, **keywords)
+    parsed, signature, constexprs, attributes = kernel._pack_args(backend, keywords, bound, specialization, parsed)
+    source = GluonASTSource(kernel, signature, constexprs, attributes)
+    compiled = triton.compile(source, target=HOPPER, options=parsed.__dict__)
+    fusion = () if options.get("enable_fp_fusion", True) else ("--fmad=false",)
+    return _report(compiled.asm["ptx"], compiled.metadata.shared, fusion)
+
+
+def _report(ptx: str, smem_bytes: int, flags: tuple[str, ...]) -> Compiled:
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        command = [str(_TOOLS / "ptxas"), "-v", "--gpu-name=sm_90a", *flags, str(source), "-o", str(cubin)]
+        messages = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        disassembly = [str(_TOOLS / "nvdisasm"), "-c", str(cubin)]
+        sass = subprocess.run(disassembly, capture_output=True, text=True, check=True).stdout
+    opcodes = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", sass, re.MULTILINE)
+    return Compiled(
+        ptx=ptx,
+        sass=sass,
+        opcodes=Counter(opcodes),
+        registers=int(re.findall(r"Used (\d+) registers", messages)[0]),
+        spill_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", messages))),
+        smem_bytes=smem_bytes,
+        serialisation=tuple(line for line in messages.splitlines() if "C75" in line),
+    )
