@@ -214,6 +214,8 @@ def pooled(records: list[dict[str, Any]]) -> dict[str, Any]:
     for key in ("ratio_lse_max", "lse_max_error"):
         present = [m[key] for m in measures if key in m]
         figures[key] = max(present) if present else None
+    compared = [m["bits_differing"] for m in measures if "bits_differing" in m]
+    figures["bits_differing"] = sum(compared) if compared else None
     figures |= {key: mean(key) for key in ("ulp_p50", "ratio_median", "bias", "bit_equal")}
     pairs = [r["quantisation"] for r in records if r.get("quantisation")]
     predicted = math.fsum(p["predicted"] for p in pairs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -48,6 +49,10 @@ class Candidate:
         Subset of :data:`FEATURES`; problems that need others are never sent.
     unavailable : str, optional
         Why it cannot run here.
+    fault : Fault, optional
+        The planted mistake of a faulty twin.
+    twin : str, optional
+        Name of the twin whose bits it must equal (layer L0).
     """
 
     name: str
@@ -58,6 +63,7 @@ class Candidate:
     description: str = ""
     unavailable: str | None = None
     fault: Fault | None = None
+    twin: str | None = None
 
     def supports(self, problem: AttentionProblem) -> bool:
         """Tell whether the kernel takes this problem."""
@@ -126,6 +132,72 @@ def twin(
     return Candidate(name, dtype, side.run, side.configure, FEATURES, description, None, fault)
 
 
+@dataclass(frozen=True, slots=True)
+class _Gluon:
+    """Callable side of a GPU candidate; torch and Triton are imported only when it runs."""
+
+    def configure(self, problem: AttentionProblem) -> Config:
+        if not (64 < problem.head_dim <= 128 and problem.head_dim % 8 == 0):
+            raise ValueError(f"head_dim must be a multiple of 8 in (64, 128], got {problem.head_dim}")
+        return default_config(problem)
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+        shipped = self.configure(problem)
+        if replace(config, pingpong=True, intra_wg_overlap=True) != shipped:
+            raise ValueError(
+                "this kernel is compiled for one configuration; only pingpong and intra_wg_overlap can be changed"
+            )
+        torch = importlib.import_module("torch")
+        launch = importlib.import_module("fa3_kernels.gluon.launch")
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[problem.dtype]
+        q, k, v = (
+            torch.from_numpy(np.ascontiguousarray(x).view(np.int16)).cuda().view(dtype)
+            for x in (operands.q, operands.k, operands.v)
+        )
+        out, lse = launch.forward(
+            q,
+            k,
+            v,
+            causal=problem.causal,
+            softmax_scale=problem.softmax_scale,
+            pingpong=config.pingpong,
+            intra_wg_overlap=config.intra_wg_overlap,
+        )
+        return Result(out.view(torch.int16).cpu().numpy().view(operands.q.dtype), lse.cpu().numpy())
+
+
+def _gluon_unavailable() -> str | None:
+    """Why GPU kernels cannot run here, or None."""
+    for package in ("torch", "triton"):
+        if importlib.util.find_spec(package) is None:
+            return f"package {package} is not installed (extra 'gpu')"
+    if not importlib.metadata.version("triton").startswith("3.6."):
+        return f"needs triton 3.6, found {importlib.metadata.version('triton')}"
+    cuda = importlib.import_module("torch").cuda
+    if not cuda.is_available():
+        return "no CUDA device"
+    major, minor = cuda.get_device_capability()
+    return None if major == 9 else f"needs a Hopper GPU (compute capability 9.0), found {major}.{minor}"
+
+
+def gpu() -> tuple[Candidate, ...]:
+    """Return the GPU kernels, with the reason where they cannot run."""
+    reason, side = _gluon_unavailable(), _Gluon()
+    return tuple(
+        Candidate(
+            f"gluon.{dtype}",
+            dtype,
+            side.run,
+            side.configure,
+            frozenset({"causal", "gqa"}),
+            f"{dtype.upper()} forward on a Hopper GPU, head_dim in (64, 128]",
+            reason,
+            twin=f"twin.{dtype}",
+        )
+        for dtype in ("fp16", "bf16")
+    )
+
+
 def built_in() -> tuple[Candidate, ...]:
     """Return the candidates verified by default."""
     return (
@@ -171,7 +243,7 @@ def load(reference: str) -> Candidate:
 
 def discover() -> dict[str, Candidate]:
     """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
-    found = {c.name: c for c in (*built_in(), *on_request())}
+    found = {c.name: c for c in (*built_in(), *on_request(), *gpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             candidate = load(entry.value)
@@ -185,7 +257,9 @@ def find(name: str) -> Candidate:
     """Return one candidate by name, ``name+fault`` or ``module:function``; ValueError names what exists."""
     if ":" in name:
         return load(name)
-    known = discover()
+    known = {c.name: c for c in (*built_in(), *on_request())}  # without looking for a GPU
+    if name not in known and "+" not in name:
+        known = discover()
     if name in known:
         return known[name]
     base, _, fault = name.partition("+")

@@ -81,6 +81,17 @@ def gated_figures(measures: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def bit_rows(kernel: dict[str, Any]) -> list[GateRow]:
+    """L0 of every family of a kernel that has a twin."""
+    return [
+        GateRow(
+            "L0", "bits that differ from the twin", kernel["name"], f["family"], n, 0.0, None, "fail" if n else "pass"
+        )
+        for f in kernel["families"]
+        if (n := f.get("bits_differing")) is not None
+    ]
+
+
 def bound_rows(kernel: dict[str, Any]) -> list[GateRow]:
     """L1 of every family of one kernel."""
     rows = []

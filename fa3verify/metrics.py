@@ -30,6 +30,7 @@ MEASURES: dict[str, tuple[str, str]] = {
     "lse_max_error": ("nat", "largest absolute lse error, against seen"),
     "bias": ("1", "signed: regression gain of the output on the truth, minus 1"),
     "bit_equal": ("1", "share of outputs equal to the correctly rounded truth"),
+    "bits_differing": ("1", "values of out and lse whose bits differ from the twin's; only for kernels that have one"),
 }
 
 
@@ -47,6 +48,16 @@ def lse_error(lse: np.ndarray, truth: np.ndarray) -> np.ndarray:
     lse = lse.astype(np.float64)
     with np.errstate(invalid="ignore"):
         return np.where(lse == truth, 0.0, np.where(np.isinf(lse), np.inf, lse - truth))
+
+
+def bits_differing(result: Result, twin: Result) -> int:
+    """Count values of out and lse whose bit patterns differ (NaN equals NaN only bit for bit)."""
+    count = 0
+    for a, b in zip(result, twin, strict=True):
+        if a is not None and b is not None:
+            bits = f"u{a.dtype.itemsize}"
+            count += int((np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)).sum())
+    return count
 
 
 def measure(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds import ErrorBound, forward_bound
 from fa3_reference.problem import Operands
-from fa3verify import metrics
+from fa3verify import candidates, metrics
 from fa3verify.candidates import Candidate, Result, model_of
 from fa3verify.cases import Case
 
@@ -66,4 +66,7 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     if original is not None and shift is not None:
         original = Attention(original.out, original.lse - shift)
     measures = metrics.measure(result, seen, original, bound, config.out_dtype)
+    if candidate.twin is not None:
+        expected = candidates.find(candidate.twin).run(case.problem, operands, config)
+        measures["bits_differing"] = metrics.bits_differing(result, expected)
     return Judgement(case, operands, result, seen, original, bound, measures)

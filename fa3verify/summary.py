@@ -11,7 +11,7 @@ from typing import Any
 
 from fa3verify import __version__, candidates
 from fa3verify.campaign import Outcome, families_of, pooled
-from fa3verify.gate import Baseline, GateRow, bound_rows, drift_rows, layer_status
+from fa3verify.gate import Baseline, GateRow, bit_rows, bound_rows, drift_rows, layer_status
 
 SCHEMA = "fa3verify.summary/1"
 SCHEMA_NOTES = {
@@ -52,7 +52,7 @@ def summarize(
     bodies, gate, failures, cases = [], [], [], []
     for name in kernels:
         body, problems, judged = _kernel(name, outcomes)
-        rows = bound_rows(body) + drift_rows(body, baseline)
+        rows = bit_rows(body) + bound_rows(body) + drift_rows(body, baseline)
         problems += _gate_failures(rows, judged)
         body["verdict"] = "fail" if problems else "pass"
         bodies.append(body)
@@ -68,7 +68,7 @@ def summarize(
         "verdict": "fail" if failures else "pass",
         "exit_code": 1 if failures else 0,
         "layers": {
-            "L0": "not run: no GPU",
+            "L0": layer_status(gate, "L0") if any(row.layer == "L0" for row in gate) else "not run: no GPU kernel",
             "L1": layer_status(gate, "L1"),
             "L2": layer_status(gate, "L2"),
             "laws": "fail" if any(law["status"] == "fail" for law in laws) else ("pass" if laws else "not compared"),

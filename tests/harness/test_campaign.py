@@ -95,7 +95,12 @@ def test_a_lost_law_fails_the_verdict():
 def test_a_summary_is_json_and_names_the_missing_comparison():
     summary = summarize(["twin.bf16"], outcomes_of("twin.bf16", "normal"), None, profile="quick", seed=0)
     assert json.loads(json.dumps(summary)) == summary
-    assert summary["layers"] == {"L0": "not run: no GPU", "L1": "pass", "L2": "not compared", "laws": "not compared"}
+    assert summary["layers"] == {
+        "L0": "not run: no GPU kernel",
+        "L1": "pass",
+        "L2": "not compared",
+        "laws": "not compared",
+    }
     kernel = summary["kernels"][0]
     assert kernel["cases"] == 3
     assert kernel["outputs"] == sum(c["measures"]["outputs"] for c in summary["cases"])

@@ -69,3 +69,30 @@ def test_a_kernel_for_one_head_dim_is_judged_on_that_alone(beside_third_party, t
     assert result.exit_code == 0, result.output[-2000:]
     cases = json.loads(result.stdout)["cases"]
     assert {case["case"]["problem"]["head_dim"] for case in cases} == {128}
+
+
+def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
+    from dataclasses import replace
+
+    from fa3verify.cases import Case
+    from fa3verify.gate import bit_rows
+    from fa3verify.inputs import Recipe
+    from fa3verify.oracle import judge
+
+    case = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
+    for fault, differs in ((None, False), (Fault.TRUNCATED_OUTPUT, True)):
+        kernel = replace(candidates.twin("fp16", fault=fault), twin="twin.fp16")
+        count = judge(kernel, case).measures["bits_differing"]
+        assert (count > 0) == differs
+        family = {"family": "normal", "bits_differing": count}
+        assert [row.status for row in bit_rows({"name": "k", "families": [family]})] == ["fail" if differs else "pass"]
+
+
+def test_gpu_kernels_are_listed_with_the_reason_they_cannot_run():
+    listed = {c.name: c for c in candidates.discover().values()}
+    assert {"gluon.fp16", "gluon.bf16"} <= set(listed)
+    for kernel in (listed["gluon.fp16"], listed["gluon.bf16"]):
+        assert kernel.twin == f"twin.{kernel.dtype}"
+        assert kernel.unavailable is None or len(kernel.unavailable) > 5
+        with pytest.raises(ValueError, match="head_dim must be a multiple of 8"):
+            kernel.configure(AttentionProblem(1, 1, 1, 8, 8, 64, dtype=kernel.dtype))
