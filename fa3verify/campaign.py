@@ -89,7 +89,7 @@ def _quantisation(judgement: Any) -> dict[str, float] | None:
     from fa3_reference.quant_error import predict_error, quantization_bound
     from fa3_reference.quantize import condition
 
-    q, k, v = case.recipe.draw(case.problem)
+    q, k, v = judgement.inputs
     exact = (*condition(case.problem, q, k, case.scheme)[:2], v)  # as quantised: centred and rotated
     moved = [np.abs(a - b) for a, b in zip(judgement.operands.dequantized(case.problem), exact, strict=True)]
     bound = quantization_bound(case.problem, *exact, *moved).out

@@ -11,9 +11,9 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,6 +65,10 @@ class Candidate:
     fault: Fault | None = None
     twin: str | None = None
 
+    def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Config:
+        """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
+        return replace(self.configure(problem), **dict(changes))
+
     def supports(self, problem: AttentionProblem) -> bool:
         """Tell whether the kernel takes this problem."""
         if problem.dtype != self.dtype or not needed_features(problem) <= self.features:
@@ -111,7 +115,6 @@ class _Twin:
 
     changes: tuple[tuple[str, object], ...] = ()
     fault: Fault | None = None
-    backend: str = "numba"
 
     def configure(self, problem: AttentionProblem) -> Config:
         return default_config(problem, **dict(self.changes))
@@ -119,7 +122,7 @@ class _Twin:
     def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
         from fa3_kernels.twin.forward import forward
 
-        out, lse = forward(problem, operands, config, backend=self.backend, fault=self.fault)  # type: ignore[arg-type]
+        out, lse = forward(problem, operands, config, fault=self.fault)
         return Result(out, lse)
 
 

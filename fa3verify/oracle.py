@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
+
+from fa3_kernels.config import Config
 from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds import ErrorBound, forward_bound
 from fa3_reference.problem import Operands
@@ -16,11 +19,12 @@ from fa3verify.cases import Case
 class Judgement:
     """Everything known about one run.
 
-    ``seen`` is the truth for the operands the kernel saw, ``unrounded`` for the inputs before rounding or quantisation
-    (None when not asked for); ``measures`` holds the figures of :mod:`fa3verify.metrics`.
+    ``inputs`` are q, k and v before rounding or quantisation. ``seen`` is the truth for the operands the kernel saw,
+    ``unrounded`` for the inputs (None when not asked for); ``measures`` holds the figures of :mod:`fa3verify.metrics`.
     """
 
     case: Case
+    inputs: tuple[np.ndarray, np.ndarray, np.ndarray]
     operands: Operands
     result: Result
     seen: Attention
@@ -29,9 +33,8 @@ class Judgement:
     measures: dict[str, float]
 
 
-def run(candidate: Candidate, case: Case, operands: Operands) -> Result:
+def run(candidate: Candidate, case: Case, operands: Operands, config: Config) -> Result:
     """Run a candidate on a case and check the shape of what it returns."""
-    config = replace(candidate.configure(case.problem), **dict(case.changes))
     result = candidate.run(case.problem, operands, config)
     for name, array, shape in (
         ("out", result.out, case.problem.out_shape),
@@ -57,8 +60,8 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     """
     arrays, prepared = case.draw()
     operands = prepared.operands
-    config = replace(candidate.configure(case.problem), **dict(case.changes))
-    result = run(candidate, case, operands)
+    config = candidate.config_for(case.problem, case.changes)
+    result = run(candidate, case, operands, config)
     seen = attention(case.problem, *operands.dequantized(case.problem))
     original = attention(case.problem, *arrays) if unrounded else None
     bound = forward_bound(case.problem, operands, model_of(config))
@@ -69,4 +72,4 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     if candidate.twin is not None:
         expected = candidates.find(candidate.twin).run(case.problem, operands, config)
         measures["bits_differing"] = metrics.bits_differing(result, expected)
-    return Judgement(case, operands, result, seen, original, bound, measures)
+    return Judgement(case, arrays, operands, result, seen, original, bound, measures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fa3_reference.problem import AttentionProblem
@@ -92,9 +92,12 @@ ACTIVATIONS = "activations"
 _SCHEMES = (QuantScheme("block"), QuantScheme("head"), QuantScheme("block", hadamard_seed=0))
 
 
-def scheme_for(dtype: str, index: int) -> QuantScheme | None:
-    """Quantisation of the index-th shape; None for 16-bit kernels."""
-    return _SCHEMES[index % len(_SCHEMES)] if dtype == "e4m3" else None
+def scheme_for(candidate: Candidate, index: int) -> QuantScheme | None:
+    """Quantisation of the index-th shape, with scales per head where a kernel takes no blocks; None for 16-bit kernels."""
+    if candidate.dtype != "e4m3":
+        return None
+    scheme = _SCHEMES[index % len(_SCHEMES)]
+    return scheme if "block_descale" in candidate.features else replace(scheme, granularity="head")
 
 
 def family_names(candidate: Candidate) -> tuple[str, ...]:
@@ -112,7 +115,7 @@ def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int)
     cases = []
     for index, shape in enumerate(profile.shapes):
         problem = AttentionProblem(dtype=candidate.dtype, **shape)
-        scheme = scheme_for(candidate.dtype, index)
+        scheme = scheme_for(candidate, index)
         cases += [
             Case(candidate.name, problem, template.recipe(seed=seed + draw), scheme)
             for draw in range(profile.seeds)
@@ -128,5 +131,5 @@ def _activation_cases(candidate: Candidate, model: str, profile: Profile) -> lis
         problem = stored.problem(dtype=candidate.dtype, tokens=tokens)
         if candidate.supports(problem):
             recipe = Recipe(ACTIVATIONS, {"name": stored.name, "tokens": tokens})
-            cases.append(Case(candidate.name, problem, recipe, scheme_for(candidate.dtype, index)))
+            cases.append(Case(candidate.name, problem, recipe, scheme_for(candidate, index)))
     return cases

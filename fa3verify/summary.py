@@ -134,7 +134,12 @@ def _kernel(name: str, outcomes: list[Outcome]) -> tuple[dict[str, Any], list[di
 
 
 # gate rule -> measure whose largest value in the family picks the case to replay
-_TELLING = {"lse error / bound": "ratio_lse_max", "lse_max_error": "lse_max_error", "rel_rmse_seen": "rel_rmse_seen"}
+_TELLING = {
+    "bits that differ from the twin": "bits_differing",
+    "lse error / bound": "ratio_lse_max",
+    "lse_max_error": "lse_max_error",
+    "rel_rmse_seen": "rel_rmse_seen",
+}
 
 
 def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -230,13 +230,3 @@ def junit(summary: dict[str, Any]) -> str:
     failures = sum(status == "fail" for _, _, status, _ in rows + lost)
     head = f'<testsuite name="fa3verify" tests="{len(body)}" failures="{failures}" time="{summary["wall_s"]}">'
     return '<?xml version="1.0" encoding="utf-8"?>\n' + "\n".join([head, *body, "</testsuite>"]) + "\n"
-
-
-def load_json(text: str) -> dict[str, Any]:
-    """Read a summary; ValueError for another schema."""
-    from fa3verify.summary import SCHEMA
-
-    body = json.loads(text)
-    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        raise ValueError(f"not a summary: expected schema {SCHEMA!r}")
-    return body

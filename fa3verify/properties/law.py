@@ -188,7 +188,7 @@ class Setup(NamedTuple):
 def set_up(candidate: Candidate, case: Case) -> Setup:
     """Return the call a case describes."""
     try:
-        config = replace(candidate.configure(case.problem), **dict(case.changes))
+        config = candidate.config_for(case.problem, case.changes)
     except ValueError as error:
         raise Refused(f"ValueError: {error}") from error
     return Setup(case.problem, case.operands(), config)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fa3_reference.formats import FORMATS, Format
+
 U_FP32 = 2.0**-24  # unit roundoff of fp32 add, mul and fma, round to nearest even
 FP32_MAX = float.fromhex("0x1.fffffep127")
 FP32_MIN_NORMAL = 2.0**-126  # MUFU results below are flushed to zero
@@ -25,8 +27,7 @@ class TensorCore:
     k_step: int  # products per instruction
     align_bits: int
     out_bits: int
-    fraction_bits: int  # of an operand
-    min_exponent: int  # of an operand; subnormals keep it
+    operand: Format
 
     @property
     def align(self) -> float:
@@ -39,7 +40,7 @@ class TensorCore:
     @property
     def exact_binades(self) -> int:
         """A product this many binades below emax, or fewer, still lies on the grid: it loses nothing."""
-        return self.align_bits - 2 * self.fraction_bits
+        return self.align_bits - 2 * self.operand.fraction_bits
 
     @property
     def tiny(self) -> float:
@@ -48,7 +49,7 @@ class TensorCore:
 
 
 TENSOR_CORE = {
-    "fp16": TensorCore(16, 25, 23, 10, -14),
-    "bf16": TensorCore(16, 25, 23, 7, -126),
-    "e4m3": TensorCore(32, 13, 13, 3, -6),
+    "fp16": TensorCore(16, 25, 23, FORMATS["fp16"]),
+    "bf16": TensorCore(16, 25, 23, FORMATS["bf16"]),
+    "e4m3": TensorCore(32, 13, 13, FORMATS["e4m3"]),
 }

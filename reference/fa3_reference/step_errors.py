@@ -56,7 +56,7 @@ _NO_EXPONENT = -4000  # exponent of zero; sums of two stay inside int16
 
 def _exponents(x: np.ndarray, core: TensorCore) -> np.ndarray:
     """Exponent of each operand as the tensor core reads it, int16."""
-    return np.where(x == 0, _NO_EXPONENT, np.maximum(np.frexp(x)[1] - 1, core.min_exponent)).astype(np.int16)
+    return np.where(x == 0, _NO_EXPONENT, np.maximum(np.frexp(x)[1] - 1, core.operand.min_exponent)).astype(np.int16)
 
 
 def _floor_log2(x: np.ndarray) -> np.ndarray:

@@ -96,3 +96,35 @@ def test_gpu_kernels_are_listed_with_the_reason_they_cannot_run():
         assert kernel.unavailable is None or len(kernel.unavailable) > 5
         with pytest.raises(ValueError, match="head_dim must be a multiple of 8"):
             kernel.configure(AttentionProblem(1, 1, 1, 8, 8, 64, dtype=kernel.dtype))
+
+
+def test_a_kernel_without_block_descales_is_never_sent_any():
+    from dataclasses import replace
+
+    from fa3verify.profiles import PROFILES, family_cases
+
+    per_head = replace(candidates.twin("e4m3"), features=candidates.FEATURES - {"block_descale"})
+    schemes = {case.scheme.granularity for case in family_cases(per_head, "normal", PROFILES["quick"], 0)}
+    assert schemes == {"head"}
+
+
+def test_a_replay_fails_while_a_bit_differs_from_the_twin(monkeypatch):
+    from dataclasses import replace
+
+    from fa3verify import replay
+    from fa3verify.cases import Case
+    from fa3verify.inputs import Recipe
+
+    case = Case("k", AttentionProblem(1, 1, 1, 8, 500, 64), Recipe("normal"))
+    body = {"kernel": "k", "what": "L0 bits that differ from the twin", "content": case.to_json()}
+    twin, find = candidates.twin("fp16"), candidates.find
+    for num_splits, holds in ((1, True), (3, False)):
+
+        def run(problem, operands, config, num_splits=num_splits):
+            return twin.run(problem, operands, replace(config, num_splits=num_splits))
+
+        kernel = replace(twin, name="k", twin="twin.fp16", run=run)
+        monkeypatch.setattr(candidates, "find", lambda name, kernel=kernel: kernel if name == "k" else find(name))
+        passes, _, measures = replay.run(body)
+        assert measures["ratio_max"] <= 1
+        assert passes is holds

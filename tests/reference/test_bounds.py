@@ -61,7 +61,7 @@ def test_lg2_is_never_worse_than_its_constants():
 def test_tensor_core_constants_are_those_of_the_bit_exact_model(dtype):
     core, fmt = device_errors.TENSOR_CORE[dtype], TENSOR_FORMATS[dtype]
     assert (core.k_step, core.align_bits, core.out_bits) == (fmt.k_step, fmt.align_bits, fmt.out_bits)
-    assert (core.fraction_bits, core.min_exponent) == (fmt.fraction_bits, 1 - fmt.bias)
+    assert (core.operand.fraction_bits, core.operand.min_exponent) == (fmt.fraction_bits, 1 - fmt.bias)
 
 
 def spread_values(dtype: str, shape: tuple[int, ...], seed: int, decades: float) -> np.ndarray:
