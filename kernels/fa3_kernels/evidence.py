@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+
+# What the forward kernels are made of, host side included: evidence of their bits and speed is of these files.
+FORWARD_SOURCES = (
+    "config.py", "gluon/choose.py", "gluon/combine.py", "gluon/descale.py", "gluon/descriptors.py",
+    "gluon/forward_fp16.py", "gluon/forward_fp8.py", "gluon/forward_lockstep.py", "gluon/geometry.py",
+    "gluon/launch.py", "gluon/launch_descale.py", "gluon/operand_fp8.py", "gluon/pipeline.py", "gluon/schedule.py",
+    "gluon/softmax.py", "gluon/v_transpose.py", "gluon/variant.py",
+)  # fmt: skip
 
 
 def source_sha256(package: str = "gluon") -> str:
@@ -11,4 +20,12 @@ def source_sha256(package: str = "gluon") -> str:
     digest = hashlib.sha256()
     for path in sorted((Path(__file__).parent / package).glob("*.py")):
         digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def files_sha256(names: Sequence[str]) -> str:
+    """Hash of some modules, paths from this package's folder: evidence of one kernel outlives changes of another."""
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        digest.update((Path(__file__).parent / name).read_bytes())
     return digest.hexdigest()

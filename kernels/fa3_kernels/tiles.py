@@ -1,7 +1,8 @@
 """Which tiles a kernel visits and what it masks in them: pure functions of the shape.
 
 Key blocks are visited right to left. A tile of rows visits every block that any of its rows can see; single elements
-are masked inside. With PackGQA the rows of a tile are (query position, head in group), head fastest.
+are masked inside. With PackGQA the rows of a tile are (query position, head in group), head fastest, and the group is
+padded to a power of two.
 """
 
 from __future__ import annotations
@@ -22,17 +23,38 @@ class RowTile:
     heads: np.ndarray
 
 
+def padded_group(group: int) -> int:
+    """Rows of a packed tile per query position: the group padded to a power of two, which TMA clips.
+
+    >>> [padded_group(n) for n in (1, 3, 8)]
+    [1, 4, 8]
+    """
+    return 1 << (group - 1).bit_length()
+
+
 def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool) -> list[RowTile]:
     """Cut the rows of one kv head into tiles; the last one may be short.
+
+    Packed rows of heads that pad the group exist in no tile.
+
+    Raises
+    ------
+    ValueError
+        If a packed position does not fit a tile.
 
     >>> [t.positions.tolist() for t in row_tiles(3, 2, tile_m=64, pack_gqa=True)]
     [[0, 0, 1, 1, 2, 2]]
     """
     if pack_gqa:
+        padded = padded_group(group)
+        if tile_m % padded:
+            raise ValueError(f"pack_gqa needs tile_m to be a multiple of the padded group {padded}, got {tile_m}")
+        positions_per_tile = tile_m // padded
         rows = np.arange(seqlen_q * group)
+        size = positions_per_tile * group
         return [
-            RowTile(rows[start : start + tile_m] // group, rows[start : start + tile_m] % group)
-            for start in range(0, rows.size, tile_m)
+            RowTile(rows[start : start + size] // group, rows[start : start + size] % group)
+            for start in range(0, rows.size, size)
         ]
     positions = np.arange(seqlen_q)
     return [

@@ -120,7 +120,7 @@ def _row_tiles(
     problem: AttentionProblem, seq: Sequence, head: int, model: KernelModel
 ) -> Iterator[tuple[np.ndarray, range]]:
     """Rows of one head that share a kernel tile, and the key blocks that tile visits."""
-    group = problem.group if model.pack_gqa else 1
+    group = 1 << (problem.group - 1).bit_length() if model.pack_gqa else 1  # the kernel pads it to a power of two
     rows = np.arange(seq.seqlen_q)
     tile = (rows * group + (head if model.pack_gqa else 0)) // model.tile_m
     for t in np.unique(tile):

@@ -26,6 +26,7 @@ SHAPES = (
     (3, 6, 2, 1024, 1024),
 )
 each_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+each_head_dim = pytest.mark.parametrize("head_dim", [64, 128, 256])
 each_dtype = pytest.mark.parametrize("dtype", list(NUMPY))
 
 
@@ -57,30 +58,44 @@ def to_device(x: np.ndarray):
     return torch.from_numpy(x.view(np.int16)).cuda().view(kind)
 
 
-def device_forward(problem: AttentionProblem, given: Operands, **switches) -> tuple[np.ndarray, np.ndarray]:
+def device_forward(problem: AttentionProblem, given: Operands, **choices) -> tuple[np.ndarray, np.ndarray]:
     import torch
 
     from fa3_kernels.gluon.launch import forward
 
     tensors = [to_device(x) for x in (given.q, given.k, given.v)]
-    out, lse = forward(*tensors, causal=problem.causal, softmax_scale=problem.softmax_scale, **switches)
+    starts = {}
+    if problem.is_varlen:
+        starts = {name: torch.from_numpy(getattr(problem, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    out, lse = forward(
+        *tensors,
+        causal=problem.causal,
+        window=problem.window,
+        softcap=problem.softcap,
+        softmax_scale=problem.softmax_scale,
+        **starts,
+        **choices,
+    )
     return out.view(torch.int16).cpu().numpy(), lse.view(torch.int32).cpu().numpy()
 
 
-def assert_bits(problem: AttentionProblem, given: Operands, **switches) -> None:
-    want = twin_forward(problem, given)
-    got = device_forward(problem, given, **switches)
+def assert_bits(problem: AttentionProblem, given: Operands, **choices) -> None:
+    from fa3_kernels.gluon.choose import config_of
+
+    want = twin_forward(problem, given, config_of(problem, **choices))
+    got = device_forward(problem, given, **choices)
     for name, a, b in zip(("out", "lse"), got, (want.out.view(np.int16), want.lse.view(np.int32)), strict=True):
         wrong = np.argwhere(a != b)
         first = wrong[0].tolist() if len(wrong) else None
-        assert len(wrong) == 0, f"{problem} {switches}: {len(wrong)} of {a.size} {name} differ, first at {first}"
+        assert len(wrong) == 0, f"{problem} {choices}: {len(wrong)} of {a.size} {name} differ, first at {first}"
 
 
 @each_dtype
 @each_mask
+@each_head_dim
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bits_are_the_twins(shape: tuple[int, ...], dtype: str, causal: bool) -> None:
-    problem = AttentionProblem(*shape, 128, dtype=dtype, causal=causal)
+def test_bits_are_the_twins(shape: tuple[int, ...], head_dim: int, dtype: str, causal: bool) -> None:
+    problem = AttentionProblem(*shape, head_dim, dtype=dtype, causal=causal)
     assert_bits(problem, draw(problem))
 
 
@@ -101,7 +116,7 @@ def test_non_finite_operands_give_the_twins_bits(dtype: str, causal: bool) -> No
 
 
 @each_dtype
-@pytest.mark.parametrize("head_dim", [72, 96, 120])
+@pytest.mark.parametrize("head_dim", [8, 40, 72, 80, 96, 120, 136, 200])
 def test_padded_head_dims_give_the_twins_bits(dtype: str, head_dim: int) -> None:
     problem = AttentionProblem(2, 4, 2, 200, 333, head_dim, dtype=dtype, causal=True)
     assert_bits(problem, draw(problem))
@@ -119,6 +134,15 @@ def test_extreme_scales_give_the_twins_bits(dtype: str, softmax_scale: float) ->
 def test_schedule_switches_change_no_bit(dtype: str, pingpong: bool, overlap: bool) -> None:
     problem = AttentionProblem(2, 4, 2, 700, 700, 128, dtype=dtype, causal=True)
     assert_bits(problem, draw(problem), pingpong=pingpong, intra_wg_overlap=overlap)
+
+
+@each_dtype
+@each_mask
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_warp_specialisation_changes_no_bit(dtype: str, causal: bool, overlap: bool) -> None:
+    for seqlen_q, seqlen_k, head_dim in ((1, 1, 128), (300, 700, 96), (512, 512, 128), (129, 257, 128)):
+        problem = AttentionProblem(2, 4, 2, seqlen_q, seqlen_k, head_dim, dtype=dtype, causal=causal)
+        assert_bits(problem, draw(problem), warp_specialize=False, intra_wg_overlap=overlap)
 
 
 def test_persistent_loop_wraps_and_repeats() -> None:
@@ -146,6 +170,95 @@ def test_packed_qkv_gives_the_bits_of_separate_tensors() -> None:
     assert torch.equal(got[1], want[1])
 
 
+@each_dtype
+def test_a_value_dim_of_its_own_gives_the_twins_bits(dtype: str) -> None:
+    for dim, dim_v in ((192, 128), (64, 256), (128, 40)):
+        problem = AttentionProblem(2, 4, 2, 200, 333, dim, dim_v, dtype=dtype, causal=True)
+        assert_bits(problem, draw(problem))
+
+
+@each_head_dim
+@pytest.mark.parametrize("window", [(100, 0), (0, 0), (90, 150), (250, -1), (-1, 40), (10_000, 3)])
+def test_windows_give_the_twins_bits(head_dim: int, window: tuple[int, int]) -> None:
+    for m, n in ((700, 700), (300, 900), (500, 130), (129, 257)):
+        problem = AttentionProblem(1, 4, 2, m, n, head_dim, window=window)
+        assert_bits(problem, draw(problem, special=1e-5))
+
+
+@each_head_dim
+@each_mask
+@pytest.mark.parametrize("softcap", [0.5, 20.0])
+def test_a_cap_gives_the_twins_bits(head_dim: int, causal: bool, softcap: float) -> None:
+    problem = AttentionProblem(2, 4, 2, 300, 515, head_dim, softcap=softcap, causal=causal)
+    assert_bits(problem, draw(problem, special=1e-5))
+
+
+# Groups padded to 2, 4, 4, 8, 32 and 64 rows per position; a group that leaves padded heads must not write them.
+@each_mask
+@pytest.mark.parametrize(("nheads", "nheads_kv"), [(4, 2), (6, 2), (8, 2), (7, 1), (28, 1), (64, 1)])
+def test_packed_heads_give_the_twins_bits(nheads: int, nheads_kv: int, causal: bool) -> None:
+    for m, n in ((1, 700), (33, 260), (130, 520)):
+        problem = AttentionProblem(2, nheads, nheads_kv, m, n, 128, causal=causal)
+        assert_bits(problem, draw(problem, special=1e-5), pack_gqa=True)
+
+
+@each_head_dim
+@pytest.mark.parametrize("num_splits", [0, 2, 7])
+def test_splits_give_the_twins_bits(head_dim: int, num_splits: int) -> None:
+    for m, n, causal in ((1, 3000, False), (200, 700, True), (300, 40, True)):
+        problem = AttentionProblem(2, 8, 2, m, n, head_dim, causal=causal)
+        assert_bits(problem, draw(problem, special=3e-5), num_splits=num_splits)
+
+
+@each_dtype
+@each_head_dim
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (120, 10)}, {"causal": True, "softcap": 9.0}])
+@pytest.mark.parametrize("choices", [{"pack_gqa": False}, {"pack_gqa": True}, {"num_splits": 3}])
+def test_packed_sequences_give_the_twins_bits(dtype: str, head_dim: int, mask: dict, choices: dict) -> None:
+    lengths = ((100, 1, 0, 257, 64), (130, 500, 70, 0, 64))  # empty ones on either side
+    problem = AttentionProblem.varlen(*lengths, nheads=4, nheads_kv=2, head_dim=head_dim, dtype=dtype, **mask)
+    assert_bits(problem, draw(problem), **choices)
+
+
+def test_nothing_of_a_neighbour_reaches_a_sequence() -> None:
+    """The rows before and behind the middle sequence are NaN; its bits are those it has alone."""
+    lengths_q, lengths_k = (50, 77, 60), (90, 135, 40)
+    problem = AttentionProblem.varlen(lengths_q, lengths_k, nheads=4, nheads_kv=2, head_dim=128)
+    given = draw(problem)
+    inside_q, inside_k = slice(50, 127), slice(90, 225)
+    for x, inside in ((given.q, inside_q), (given.k, inside_k), (given.v, inside_k)):
+        outside = np.ones(len(x), bool)
+        outside[inside] = False
+        x[outside] = np.nan
+    out, lse = device_forward(problem, given)
+    alone = AttentionProblem(1, 4, 2, 77, 135, 128)
+    single = Operands(given.q[None, inside_q], given.k[None, inside_k], given.v[None, inside_k])
+    want_out, want_lse = device_forward(alone, single)
+    assert np.array_equal(out[inside_q], want_out[0])
+    assert np.array_equal(lse[:, inside_q], want_lse[0])
+
+
+def test_starts_on_the_gpu_are_those_on_the_host() -> None:
+    import torch
+
+    from fa3_kernels.gluon.launch import forward
+
+    q, k = (torch.randn(n, 4, 64, device="cuda", dtype=torch.float16) for n in (300, 500))
+    starts = (torch.tensor([0, 120, 300], dtype=torch.int32), torch.tensor([0, 500, 500], dtype=torch.int32))
+    host = forward(q, k, k, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])
+    device = forward(q, k, k, cu_seqlens_q=starts[0].cuda(), cu_seqlens_k=starts[1].cuda())
+    assert all(torch.equal(a, b) for a, b in zip(host, device, strict=True))
+
+
+def test_a_sequence_has_its_bits_at_every_place_of_a_batch() -> None:
+    problem = AttentionProblem(5, 4, 2, 333, 450, 64, causal=True)
+    given = draw(problem)
+    same = Operands(*(np.repeat(x[:1], 5, axis=0) for x in (given.q, given.k, given.v)))
+    out, lse = device_forward(problem, same)
+    assert all(np.array_equal(out[0], x) for x in out)
+    assert all(np.array_equal(lse[0], x) for x in lse)
+
+
 def test_illegal_operands_are_refused() -> None:
     import torch
 
@@ -158,7 +271,14 @@ def test_illegal_operands_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of nheads_kv, got 3 and 2"):
         forward(q, k, k)
     with pytest.raises(ValueError, match="head_dim must be a multiple of 8"):
-        forward(*[tensor(1, 8, 2, 64)] * 3)
+        forward(*[torch.zeros(1, 8, 2, 64, device="cuda", dtype=torch.float16)[..., :60]] * 3)
+    with pytest.raises(ValueError, match="pack_gqa takes groups of at most 64 heads"):
+        forward(tensor(1, 8, 80, 64), *[tensor(1, 8, 1, 64)] * 2, pack_gqa=True)
+    starts = torch.tensor([0, 9], dtype=torch.int32)
+    with pytest.raises(ValueError, match="must rise from 0 to the number of rows, 8"):
+        forward(*[tensor(8, 2, 64)] * 3, cu_seqlens_q=starts, cu_seqlens_k=starts)
+    with pytest.raises(ValueError, match="must be given together"):
+        forward(*[tensor(8, 2, 64)] * 3, cu_seqlens_q=starts)
     with pytest.raises(ValueError, match="all be fp16 or all bf16"):
         forward(*[tensor(1, 8, 2, 128, dtype=torch.float32)] * 3)
     assert math.isfinite(float(forward(k, k, k)[1].sum()))

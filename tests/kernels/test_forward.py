@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa3_kernels.config import Config, config_from_json, default_config, kernel_head_dim
-from fa3_kernels.twin.arithmetic import SOURCES
-from fa3_kernels.twin.forward import forward
+from fa3_kernels.twin.arithmetic import SOURCES, Arithmetic
+from fa3_kernels.twin.forward import combine, forward
 from fa3_kernels.twin.mufu_exact import ex2_exact, lg2_exact, rcp_exact
 from fa3_kernels.twin.wgmma_exact import wgmma_exact
 from fa3_reference.attention import attention
@@ -245,3 +245,13 @@ def test_only_promotion_keeps_long_sums_of_a_positive_v(interval):
     gain = float((out * truth).sum() / (truth**2).sum()) - 1
     # official FlashAttention-3 on an H200, same experiment: -0.101 chained
     assert gain == pytest.approx(-0.10, abs=0.005) if interval == 0 else abs(gain) < 0.002
+
+
+def test_a_split_with_nan_makes_the_combined_row_the_devices_nan():
+    # first found on an H200: numpy's maximum keeps the NaN of its first operand, the device's instruction passes over it
+    lse = np.array([[np.nan], [1.0], [np.inf]], F32)
+    lse.view(np.uint32)[0] = 0x7FFFFFFF
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        o, merged = combine(np.ones((3, 1, 2), F32), lse[order], Arithmetic("fp16", "numpy"))
+        assert merged.view(np.uint32).tolist() == [0x7FFFFFFF]
+        assert np.isnan(o).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,3 +63,10 @@ def test_splits_cover_every_block_once_in_order(start, count, num_splits):
     parts = split_ranges(range(start, start + count), num_splits)
     assert len(parts) == num_splits
     assert [b for part in parts for b in part] == list(range(start, start + count))
+
+
+def test_packed_tiles_hold_whole_positions_of_a_padded_group():
+    tiles = row_tiles(40, 3, tile_m=64, pack_gqa=True)  # 4 rows per position, one of them padding
+    assert [(t.positions.size, int(t.positions[0])) for t in tiles] == [(48, 0), (48, 16), (24, 32)]
+    with pytest.raises(ValueError, match="multiple of the padded group 128, got 64"):
+        row_tiles(4, 65, tile_m=64, pack_gqa=True)

@@ -1,8 +1,9 @@
-"""The fp16 and bf16 forward kernel: two consumer warpgroups of 64 rows and one TMA producer warp.
+"""The fp16 and bf16 forward kernel: two or three consumer warpgroups of 64 rows and one TMA producer warp.
 
 Schedule of FlashAttention-3 (arXiv 2407.08608, algorithm 2): Q K^T of the next block is issued together with P V of this
-one, and the softmax of the next block runs under P V. Across tiles too: the first Q K^T of the next tile is issued with
-the last P V of this one. The order of every operation on a value is that of :mod:`fa3_kernels.twin.forward`.
+one, and the softmax of the next block runs under P V. Across tiles too, where shared memory holds two Q tiles: the first
+Q K^T of the next tile is issued with the last P V of this one. The order of every operation on a value is that of
+:mod:`fa3_kernels.twin.forward`.
 """
 
 from __future__ import annotations
@@ -18,53 +19,75 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.geometry import (
+    WARPGROUP_ROWS,
+    key_blocks,
+    output_rows,
+    query_coordinates,
+    read_tile,
+    read_tile_again,
+    visible_scores,
+)
 from fa3_kernels.gluon.pipeline import (
-    CONSUMERS,
     K_EMPTY,
     Q_EMPTY,
-    STAGES,
-    TILE_M,
     V_EMPTY,
-    WARPGROUP_ROWS,
-    Program,
-    decode,
-    key_blocks,
     pass_turn,
+    phase,
     produce,
+    program,
     release,
     take_turn,
 )
 
 
 @gluon.jit
-def _matrix(buffer):
-    """Shared tile (1, 1, rows, columns) as a matrix."""
-    return buffer.reshape([buffer.shape[2], buffer.shape[3]])
+def _rows(buffer):
+    """Shared tile of 64 rows, of any rank, as a matrix."""
+    return buffer.reshape([WARPGROUP_ROWS, buffer.shape[-1]])
 
 
 @gluon.jit
-def _phase(step):
-    return (step // STAGES) & 1
+def _keys(buffer):
+    """Shared key tile, of any rank, as a matrix."""
+    return buffer.reshape([buffer.shape[-2], buffer.shape[-1]])
 
 
 @gluon.jit
 def _issue_scores(p, q, zeros, step):
     """Start S = Q K^T with C = 0."""
-    k = _matrix(p.k_smem.index(step % STAGES))
+    k = _keys(p.k_smem.index(step % p.v.stages))
     return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _issue_output(p, probabilities, o, step):
-    """Start O = O + P V."""
-    return warpgroup_mma(probabilities, _matrix(p.v_smem.index(step % STAGES)), o, is_async=True)
+def _rounded(p, probabilities):
+    """P in the operand format, round to nearest even: two columns in each int32, (64, keys / 2).
+
+    Opaque to LLVM, which would otherwise carry 16-bit values from one loop to the next and put every pair together
+    again in every step (64 PRMT of about 460 instructions).
+    """
+    keys: gl.constexpr = probabilities.shape[1]
+    halves = gl.reshape(probabilities.to(p.q_desc.dtype), [WARPGROUP_ROWS, keys // 2, 2])
+    even, odd = gl.split(halves)
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, {$1, $2};", "=r,h,h", [even.to(gl.int16, bitcast=True), odd.to(gl.int16, bitcast=True)],
+        dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit
-def _as_operand(p, probabilities, o):
-    """P in the operand format, round to nearest even, as the A operand (in registers) of a product added to ``o``."""
+def _issue_output(p, probabilities, o, step):
+    """Start O = O + P V, with P (see :func:`_rounded`) from registers."""
+    keys: gl.constexpr = 2 * probabilities.shape[1]
     operand: gl.constexpr = gl.DotOperandLayout(0, o.type.layout, 2)
-    return gl.convert_layout(probabilities.to(p.q_desc.dtype), operand, assert_trivial=True)
+    even, odd = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [probabilities], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
+    )
+    dtype: gl.constexpr = p.q_desc.dtype
+    pairs = gl.join(even.to(dtype, bitcast=True), odd.to(dtype, bitcast=True))
+    a = gl.convert_layout(gl.reshape(pairs, [WARPGROUP_ROWS, keys]), operand, assert_trivial=True)
+    return warpgroup_mma(a, _keys(p.v_smem.index(step % p.v.stages)), o, is_async=True)
 
 
 @gluon.jit
@@ -75,160 +98,232 @@ def _scaled(o, factor):
 
 
 @gluon.jit
-def _softmax(p, s, row_max, thread_sums, first_row, first_key, MASKED: gl.constexpr):
-    """Mask one block and advance the running statistics."""
+def _softmax(p, tile, s, row_max, thread_sums, first_key, MASKED: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Cap and mask one block and advance the running statistics."""
+    if p.v.softcap:
+        s = softmax.capped(s, p.cap_scale)
     if MASKED:
-        rows = gl.arange(0, WARPGROUP_ROWS, gl.SliceLayout(1, s.type.layout))
-        if p.CAUSAL:
-            visible = gl.minimum(rows + (first_row + p.seqlen_k - p.seqlen_q + 1), p.seqlen_k) - first_key
-        else:
-            visible = rows * 0 + (p.seqlen_k - first_key)
-        s = softmax.masked(s, visible)
+        s = visible_scores(p, s, tile, first_key, WARPGROUP)
     return softmax.update(s, row_max, thread_sums, p.scale_log2)
 
 
 @gluon.jit
-def _step(p, q, zeros, o, operand, row_max, thread_sums, step, first_row, first_key,
+def _step(p, tile, q, zeros, o, operand, row_max, thread_sums, step, first_key,
           MASKED: gl.constexpr, WARPGROUP: gl.constexpr):  # fmt: skip
     """P V of block ``step`` and scores and softmax of the next one."""
-    v_slot = step % STAGES
-    v_phase = _phase(step)
-    k_slot = (step + 1) % STAGES
-    if p.OVERLAP:
-        mbarrier.wait(p.k_full.index(k_slot), _phase(step + 1))
+    v_slot = step % p.v.stages
+    v_phase = phase(step, p.v.stages)
+    k_slot = (step + 1) % p.v.stages
+    if p.v.overlap:
+        mbarrier.wait(p.k_full.index(k_slot), phase(step + 1, p.v.stages))
         take_turn(p, WARPGROUP)
         s = _issue_scores(p, q, zeros, step + 1)
         mbarrier.wait(p.v_full.index(v_slot), v_phase)
         o = _issue_output(p, operand, o, step)
         pass_turn(p, WARPGROUP)
         s = warpgroup_mma_wait(1, deps=(s,))
-        release(K_EMPTY, k_slot)
+        release(p, K_EMPTY, k_slot)
         probabilities, row_max, thread_sums, rescale = _softmax(
-            p, s, row_max, thread_sums, first_row, first_key, MASKED
+            p, tile, s, row_max, thread_sums, first_key, MASKED, WARPGROUP
         )
         o = warpgroup_mma_wait(0, deps=(o,))
-        release(V_EMPTY, v_slot)
+        release(p, V_EMPTY, v_slot)
     else:
+        thread_sums = softmax.executed(thread_sums)
         mbarrier.wait(p.v_full.index(v_slot), v_phase)
-        mbarrier.wait(p.k_full.index(k_slot), _phase(step + 1))
+        mbarrier.wait(p.k_full.index(k_slot), phase(step + 1, p.v.stages))
         take_turn(p, WARPGROUP)
         o = warpgroup_mma_wait(0, deps=(_issue_output(p, operand, o, step),))
-        release(V_EMPTY, v_slot)
+        release(p, V_EMPTY, v_slot)
         s = warpgroup_mma_wait(0, deps=(_issue_scores(p, q, zeros, step + 1),))
-        release(K_EMPTY, k_slot)
+        release(p, K_EMPTY, k_slot)
         pass_turn(p, WARPGROUP)
         probabilities, row_max, thread_sums, rescale = _softmax(
-            p, s, row_max, thread_sums, first_row, first_key, MASKED
+            p, tile, s, row_max, thread_sums, first_key, MASKED, WARPGROUP
         )
     o = _scaled(o, rescale)
-    return o, _as_operand(p, probabilities, o), row_max, thread_sums, step + 1
+    return o, _rounded(p, probabilities), row_max, thread_sums, step + 1
 
 
 @gluon.jit
-def _store(p, o, row_max, thread_sums, batch, head, first_row, WARPGROUP: gl.constexpr):
-    """Normalise, round once, and write O by TMA (which clips rows beyond the sequence) and the lse."""
+def _queries(p, number, WARPGROUP: gl.constexpr):
+    """Q of a warpgroup in tile ``number``, or the buffer in which its O is staged."""
+    return p.q_smem.index(number % p.v.query_slots * p.v.consumers + WARPGROUP)
+
+
+@gluon.jit
+def _queries_again(p, number, WARPGROUP: gl.constexpr):
+    """The same as a matrix, for one more loop over key blocks; the volatile identity makes its address a new value.
+
+    ptxas 12.8 otherwise takes parts of Q's wgmma descriptor from registers that the loop before sets, even where that
+    loop is skipped: seen in SASS, and as an illegal memory access, when P was first carried packed.
+    """
+    number = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+    return _rows(_queries(p, number, WARPGROUP))
+
+
+@gluon.jit
+def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
+    """Wait for Q and the first K of a tile and start its first scores."""
+    mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
+    mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
+    take_turn(p, WARPGROUP)
+    s = _issue_scores(p, _rows(_queries(p, number, WARPGROUP)), zeros, step)
+    pass_turn(p, WARPGROUP)
+    return s
+
+
+@gluon.jit
+def _finish(p, operand, o, step, WARPGROUP: gl.constexpr):
+    """The last P V of a tile."""
+    mbarrier.wait(p.v_full.index(step % p.v.stages), phase(step, p.v.stages))
+    take_turn(p, WARPGROUP)
+    o = _issue_output(p, operand, o, step)
+    pass_turn(p, WARPGROUP)
+    o = warpgroup_mma_wait(0, deps=(o,))
+    release(p, V_EMPTY, step % p.v.stages)
+    return o
+
+
+@gluon.jit
+def _finish_and_start(p, zeros, operand, o, number, step, is_more, WARPGROUP: gl.constexpr):
+    """The last P V of a tile together with the first scores of tile ``number``, which are left in flight."""
+    slot = number % p.v.query_slots
+    mbarrier.wait(p.q_full.index(slot), phase(number, p.v.query_slots), pred=is_more)
+    mbarrier.wait(p.v_full.index(step % p.v.stages), phase(step, p.v.stages))
+    take_turn(p, WARPGROUP)
+    o = _issue_output(p, operand, o, step)
+    k_full = p.k_full.index((step + 1) % p.v.stages)
+    mbarrier.wait(k_full, phase(step + 1, p.v.stages), pred=is_more)
+    s = _issue_scores(p, _rows(_queries(p, number, WARPGROUP)), zeros, step + 1)
+    pass_turn(p, WARPGROUP)
+    o = warpgroup_mma_wait(1, deps=(o,))
+    release(p, V_EMPTY, step % p.v.stages)
+    return o, s
+
+
+@gluon.jit
+def _store(p, tile, o, row_max, thread_sums, buffer, WARPGROUP: gl.constexpr):
+    """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
+
+    A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
+    """
+    row_layout: gl.constexpr = row_max.type.layout
     inverse, lse = softmax.finalize(row_max, thread_sums)
     o = _scaled(o, inverse)
-    buffer = p.out_smem.index(WARPGROUP)
-    tma.store_wait(0)
-    _matrix(buffer).store(o.to(p.q_desc.dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(p.out_desc, [batch, head, first_row, 0], buffer)
-    rows = first_row + gl.arange(0, WARPGROUP_ROWS, row_max.type.layout)
-    gl.store(p.lse_ptr + (batch * p.nheads + head) * p.seqlen_q + rows, lse, mask=rows < p.seqlen_q)
+    lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
+    if p.v.is_split:
+        layout: gl.constexpr = o.type.layout
+        out_row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+        head_dim: gl.constexpr = o.shape[1]
+        _, row, is_row = output_rows(p, tile, out_row_layout, WARPGROUP)
+        rows = p.num_rows * tile.split  # rows of the splits before
+        columns = gl.arange(0, head_dim, gl.SliceLayout(0, layout))
+        first = p.partial_ptr + rows.to(gl.int64) * head_dim
+        offsets = gl.expand_dims(row * head_dim, 1) + gl.expand_dims(columns, 0)
+        gl.store(first + offsets, o, mask=gl.expand_dims(is_row, 1))
+        gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
+    else:
+        tma.store_wait(0)
+        _rows(buffer).store(o.to(p.q_desc.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(p.out_desc, query_coordinates(p, tile, WARPGROUP), buffer)
+        gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
 
 
 @gluon.jit
 def _consume(p, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 rows of every tile of this CTA."""
-    tile_n: gl.constexpr = p.k_desc.block_type.shape[2]
-    head_dim: gl.constexpr = p.v_desc.block_type.shape[3]
+    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    head_dim: gl.constexpr = p.v_desc.block_type.shape[-1]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
-    mask_first: gl.constexpr = p.CAUSAL or not p.EVEN_K
+    crosses_tiles: gl.constexpr = p.v.query_slots > 1
+    mask_first: gl.constexpr = p.v.is_first_block_masked
     zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
-    if WARPGROUP == CONSUMERS - 1:
+    if p.v.consumers - 1 == WARPGROUP:
         pass_turn(p, WARPGROUP)
-    tile = 0
+    number = 0
     step = 0
     entry = gl.load(p.tiles)
-    mbarrier.wait(p.q_full.index(0), 0)
-    mbarrier.wait(p.k_full.index(0), 0)
-    take_turn(p, WARPGROUP)
-    s_next = _issue_scores(p, _matrix(p.q_smem.index(WARPGROUP)), zeros, step)
-    pass_turn(p, WARPGROUP)
+    if crosses_tiles:
+        s_next = _start_tile(p, zeros, 0, 0, WARPGROUP)
     while entry >= 0:
-        m_block, batch, head = decode(p, entry)
-        entry = gl.load(p.tiles + tile + 1)
-        blocks, unmasked = key_blocks(p, m_block)
-        first_row = m_block * TILE_M + WARPGROUP * WARPGROUP_ROWS
-        q = _matrix(p.q_smem.index(tile % STAGES * CONSUMERS + WARPGROUP))
+        this_entry = entry
+        tile = read_tile(p, this_entry)
+        entry = gl.load(p.tiles + number + 1)
+        blocks = key_blocks(p, tile)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
         thread_sums = softmax.thread_row_sums(zeros)
         o = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, o_layout)
+        if not crosses_tiles:
+            s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         s = warpgroup_mma_wait(0, deps=(s_next,))
-        release(K_EMPTY, step % STAGES)
+        release(p, K_EMPTY, step % p.v.stages)
+        block = blocks.stop - 1
         probabilities, row_max, thread_sums, _ = _softmax(
-            p, s, row_max, thread_sums, first_row, (blocks - 1) * tile_n, mask_first
+            p, tile, s, row_max, thread_sums, block * tile_n, mask_first, WARPGROUP
         )
-        operand = _as_operand(p, probabilities, o)
-        full = blocks - 1
-        if p.CAUSAL:
-            full = gl.minimum(full, unmasked)
-            for j in range(1, blocks - full):
+        operand = _rounded(p, probabilities)
+        unmasked = block - blocks.first  # blocks still to come; those with a mask are taken off
+        if p.v.is_right_limited:
+            unmasked = gl.minimum(unmasked, gl.maximum(blocks.right_unmasked - blocks.first, 0))
+            q = _queries_again(p, number, WARPGROUP)
+            for j in range(1, block - blocks.first - unmasked + 1):
                 o, operand, row_max, thread_sums, step = _step(
-                    p, q, zeros, o, operand, row_max, thread_sums, step, first_row, (blocks - 1 - j) * tile_n,
-                    True, WARPGROUP,
-                )  # fmt: skip
-        for _j in range(full):
+                    p, tile, q, zeros, o, operand, row_max, thread_sums, step, (block - j) * tile_n, True, WARPGROUP
+                )
+        left_masked = gl.minimum(gl.maximum(blocks.left_masked - blocks.first, 0), unmasked)
+        q = _queries_again(p, number, WARPGROUP)
+        for _j in range(unmasked - left_masked):
             o, operand, row_max, thread_sums, step = _step(
-                p, q, zeros, o, operand, row_max, thread_sums, step, 0, 0, False, WARPGROUP
+                p, tile, q, zeros, o, operand, row_max, thread_sums, step, 0, False, WARPGROUP
             )
-        release(Q_EMPTY, tile % STAGES)
-        tile += 1
-        is_more = entry >= 0
-        next_slot = tile % STAGES
-        mbarrier.wait(p.q_full.index(next_slot), _phase(tile), pred=is_more)
-        mbarrier.wait(p.v_full.index(step % STAGES), _phase(step))
-        take_turn(p, WARPGROUP)
-        o = _issue_output(p, operand, o, step)
-        mbarrier.wait(p.k_full.index((step + 1) % STAGES), _phase(step + 1), pred=is_more)
-        s_next = _issue_scores(p, _matrix(p.q_smem.index(next_slot * CONSUMERS + WARPGROUP)), zeros, step + 1)
-        pass_turn(p, WARPGROUP)
-        o = warpgroup_mma_wait(1, deps=(o,))
-        release(V_EMPTY, step % STAGES)
+        if p.v.is_left_limited:
+            q = _queries_again(p, number, WARPGROUP)
+            for j in range(1, left_masked + 1):
+                first_key = (blocks.first + left_masked - j) * tile_n
+                o, operand, row_max, thread_sums, step = _step(
+                    p, tile, q, zeros, o, operand, row_max, thread_sums, step, first_key, True, WARPGROUP
+                )
+        number += 1
+        if crosses_tiles:
+            release(p, Q_EMPTY, (number - 1) % p.v.query_slots)
+            o, s_next = _finish_and_start(p, zeros, operand, o, number, step, entry >= 0, WARPGROUP)
+            _store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, p.out_smem.index(WARPGROUP), WARPGROUP)
+        else:
+            o = _finish(p, operand, o, step, WARPGROUP)
+            _store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, p.out_smem.index(WARPGROUP), WARPGROUP)
+            tma.store_wait(0)
+            release(p, Q_EMPTY, 0)
         step += 1
-        _store(p, o, row_max, thread_sums, batch, head, first_row, WARPGROUP)
-    warpgroup_mma_wait(0, deps=(s_next,))
+    if crosses_tiles:
+        warpgroup_mma_wait(0, deps=(s_next,))
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["max_tiles", "nheads", "group", "seqlen_q", "seqlen_k"])
-def forward_fp16(q_desc, k_desc, v_desc, out_desc, lse_ptr, schedule, max_tiles, nheads, group, seqlen_q, seqlen_k,
-                 scale_log2, CAUSAL: gl.constexpr, EVEN_K: gl.constexpr, PINGPONG: gl.constexpr, OVERLAP: gl.constexpr,
-                 CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
+@gluon.jit(do_not_specialize=[
+    "max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "num_splits", "num_rows"
+])  # fmt: skip
+def forward_fp16(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequences, schedule, max_tiles, nheads, group,
+                 seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_scale,
+                 VARIANT: gl.constexpr):  # fmt: skip
     """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
-    dtype: gl.constexpr = q_desc.dtype
-    q_smem = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS] + q_desc.block_type.shape, q_desc.layout)
-    k_smem = gl.allocate_shared_memory(dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
-    out_smem = gl.allocate_shared_memory(dtype, [CONSUMERS] + out_desc.block_type.shape, out_desc.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-    fence_async_shared()
-    p = Program(
+    p = program(
         (q_desc, k_desc, v_desc, out_desc),
-        lse_ptr,
-        schedule + gl.program_id(0) * max_tiles,
-        (nheads, group, seqlen_q, seqlen_k, scale_log2),
-        (q_smem, k_smem, v_smem, out_smem, q_full, k_full, v_full),
-        (CAUSAL, EVEN_K, PINGPONG, OVERLAP),
+        (lse_ptr, partial_ptr, sequences, schedule + gl.program_id(0) * max_tiles),
+        (nheads, group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_scale),
+        VARIANT,
     )
-    gl.warp_specialize(
-        [(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,))], [4, 1], [CONSUMER_REGS, PRODUCER_REGS]
-    )
+    if VARIANT.consumers == 2:
+        gl.warp_specialize(
+            [(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,))],
+            [4, 1],
+            [VARIANT.consumer_regs, VARIANT.producer_regs],
+        )
+    else:
+        gl.warp_specialize(
+            [(_consume, (p, 0)), (_consume, (p, 1)), (_consume, (p, 2)), (produce, (p,))],
+            [4, 4, 1],
+            [VARIANT.consumer_regs, VARIANT.consumer_regs, VARIANT.producer_regs],
+        )

@@ -1,27 +1,24 @@
-"""Roles and rings of the forward kernels: named barriers, what a tile is, and the TMA producer warp.
+"""Roles and rings of the forward kernels: named barriers, what every partition sees, and the TMA producer warp.
 
-Data arrives on mbarriers (``*_full``). Slots are handed back through named barriers: each of the 256 consumer threads
-arrives, the producer warp waits; that costs a consumer one instruction instead of a barrier over its warpgroup.
-Pingpong: a warpgroup issues its GEMMs only when the other one has issued its own.
+Data arrives on mbarriers (``*_full``). Slots are handed back through named barriers: each consumer thread arrives, the
+producer warp waits; that costs a consumer one instruction instead of a barrier over its warpgroup. Pingpong: a
+warpgroup issues its GEMMs only when the one before it has issued its own. Ids: :mod:`fa3_kernels.barriers`.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-WARPGROUP_ROWS = gl.constexpr(64)
-CONSUMERS = gl.constexpr(2)  # warpgroups
-TILE_M = gl.constexpr(128)
-STAGES = gl.constexpr(2)  # slots of each ring: Q, K, V
+from fa3_kernels import barriers
+from fa3_kernels.barriers import NamedBarrier
+from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, query_coordinates, read_tile
 
-# Named barriers 0..3 belong to Triton (default, worker switch, one per worker); one id per slot, then one per warpgroup.
-K_EMPTY = gl.constexpr(4)
-V_EMPTY = gl.constexpr(6)
-Q_EMPTY = gl.constexpr(8)
-TURN = gl.constexpr(10)
-EMPTY_THREADS = gl.constexpr(32 + 256)
-TURN_THREADS = gl.constexpr(256)
+K_EMPTY = gl.constexpr(int(NamedBarrier.K_EMPTY))
+V_EMPTY = gl.constexpr(int(NamedBarrier.V_EMPTY))
+Q_EMPTY = gl.constexpr(int(NamedBarrier.Q_EMPTY))
+TURN = gl.constexpr(int(NamedBarrier.TURN))
+TURN_THREADS = gl.constexpr(barriers.TURN_THREADS)
 
 
 @gluon.constexpr_function
@@ -30,21 +27,22 @@ def _barrier_asm(operation, barrier, threads):
 
 
 @gluon.jit
-def _slot_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, slot):
-    asm: gl.constexpr = _barrier_asm(OPERATION, "$1", EMPTY_THREADS)
+def slot_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, THREADS: gl.constexpr, slot):
+    """Arrive or sync at the named barrier of a ring slot."""
+    asm: gl.constexpr = _barrier_asm(OPERATION, "$1", THREADS)
     gl.inline_asm_elementwise(asm, "=r,r", [slot + FIRST], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def release(FIRST: gl.constexpr, slot):
+def release(p, FIRST: gl.constexpr, slot):
     """A consumer thread has read a slot for the last time."""
-    _slot_barrier("arrive", FIRST, slot)
+    slot_barrier("arrive", FIRST, p.v.slot_threads, slot)
 
 
 @gluon.jit
-def acquire(FIRST: gl.constexpr, slot):
+def acquire(p, FIRST: gl.constexpr, slot):
     """The producer warp waits until every consumer thread has released a slot."""
-    _slot_barrier("sync", FIRST, slot)
+    slot_barrier("sync", FIRST, p.v.slot_threads, slot)
 
 
 @gluon.jit
@@ -55,19 +53,19 @@ def _turn(OPERATION: gl.constexpr, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def take_turn(p, WARPGROUP: gl.constexpr):
-    if p.PINGPONG:
+    if p.v.pingpong:
         _turn("sync", WARPGROUP)
 
 
 @gluon.jit
 def pass_turn(p, WARPGROUP: gl.constexpr):
-    if p.PINGPONG:
-        _turn("arrive", (WARPGROUP + 1) % CONSUMERS)
+    if p.v.pingpong:
+        _turn("arrive", (WARPGROUP + 1) % p.v.consumers)
 
 
 @aggregate
 class Program:
-    """What every partition of the kernel sees. Descriptors are (batch, nheads, seqlen, head_dim).
+    """What every partition of the kernel sees.
 
     The decorator reads these annotations as types: no postponed annotations in this file.
     """
@@ -77,12 +75,19 @@ class Program:
     v_desc: tma.tensor_descriptor
     out_desc: tma.tensor_descriptor
     lse_ptr: gl.tensor
+    partial_ptr: gl.tensor  # float32 (splits, rows, nheads, head_dim): used by split-KV alone
+    sequences: gl.tensor  # int32 (batch, 4): q_start, seqlen_q, k_start, seqlen_k; used by varlen alone
     tiles: gl.tensor  # pointer to this CTA's row of the schedule
     nheads: gl.tensor
     group: gl.tensor
-    seqlen_q: gl.tensor
+    seqlen_q: gl.tensor  # varlen: of all sequences together
     seqlen_k: gl.tensor
-    scale_log2: gl.tensor
+    left: gl.tensor
+    right: gl.tensor
+    num_splits: gl.tensor
+    num_rows: gl.tensor  # rows of all sequences and query heads: what one split writes
+    scale_log2: gl.tensor  # takes scores, after the cap if there is one, to log2 units
+    cap_scale: gl.tensor  # takes raw scores to the argument of ex2 in the cap
     q_smem: gl.shared_memory_descriptor
     k_smem: gl.shared_memory_descriptor
     v_smem: gl.shared_memory_descriptor
@@ -90,58 +95,87 @@ class Program:
     q_full: gl.shared_memory_descriptor
     k_full: gl.shared_memory_descriptor
     v_full: gl.shared_memory_descriptor
-    CAUSAL: gl.constexpr
-    EVEN_K: gl.constexpr
-    PINGPONG: gl.constexpr
-    OVERLAP: gl.constexpr
+    v: gl.constexpr  # the Variant
 
     @gluon.constexpr_function
-    def __init__(self, descriptors, lse_ptr, tiles, sizes, buffers, switches):
+    def __init__(self, descriptors, pointers, sizes, buffers, full, variant):
         self.q_desc, self.k_desc, self.v_desc, self.out_desc = descriptors
-        self.lse_ptr = lse_ptr
-        self.tiles = tiles
-        self.nheads, self.group, self.seqlen_q, self.seqlen_k, self.scale_log2 = sizes
-        self.q_smem, self.k_smem, self.v_smem, self.out_smem, self.q_full, self.k_full, self.v_full = buffers
-        self.CAUSAL, self.EVEN_K, self.PINGPONG, self.OVERLAP = (gl.constexpr(x) for x in switches)
+        self.lse_ptr, self.partial_ptr, self.sequences, self.tiles = pointers
+        (
+            self.nheads,
+            self.group,
+            self.seqlen_q,
+            self.seqlen_k,
+            self.left,
+            self.right,
+            self.num_splits,
+            self.num_rows,
+            self.scale_log2,
+            self.cap_scale,
+        ) = sizes
+        self.q_smem, self.k_smem, self.v_smem, self.out_smem = buffers
+        self.q_full, self.k_full, self.v_full = full
+        self.v = gl.constexpr(variant)
 
 
 @gluon.jit
-def decode(p, entry):
-    """m_block, batch and head of a schedule entry."""
-    row_head = entry >> 16
-    return entry & 65535, row_head // p.nheads, row_head % p.nheads
+def phase(step, SLOTS: gl.constexpr):
+    """Parity of the mbarrier of a ring slot at a step."""
+    return (step // SLOTS) & 1
 
 
 @gluon.jit
-def key_blocks(p, m_block):
-    """Key blocks that some row of a tile sees, and how many of them (from the left) need no mask."""
-    tile_n: gl.constexpr = p.k_desc.block_type.shape[2]
-    stop = p.seqlen_k
-    unmasked = p.seqlen_k // tile_n
-    if p.CAUSAL:
-        offset = p.seqlen_k - p.seqlen_q
-        stop = gl.minimum((m_block + 1) * TILE_M, p.seqlen_q) + offset
-        unmasked = gl.minimum(unmasked, gl.maximum(m_block * TILE_M + offset + 1, 0) // tile_n)
-    return gl.cdiv(stop, tile_n), unmasked
+def full_barriers(SLOTS: gl.constexpr):
+    """One mbarrier per slot, armed by the producer alone."""
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(full.index(i), count=1)
+    return full
 
 
 @gluon.jit
-def _load_queries(p, batch, head, m_block, tile):
-    slot = tile % STAGES
-    if tile >= STAGES:
-        acquire(Q_EMPTY, slot)
+def program(descriptors, pointers, sizes, v: gl.constexpr):
+    """Allocate shared memory and mbarriers of a kernel with Q, K, V and O buffers of one dtype."""
+    q_desc, k_desc, v_desc, out_desc = descriptors
+    q_smem = gl.allocate_shared_memory(
+        q_desc.dtype, [v.query_slots * v.consumers] + q_desc.block_type.shape, q_desc.layout
+    )
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [v.stages] + k_desc.block_type.shape, k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [v.stages] + v_desc.block_type.shape, v_desc.layout)
+    if v.out_in_query_slot:
+        out_smem = q_smem
+    else:
+        out_smem = gl.allocate_shared_memory(out_desc.dtype, [v.consumers] + out_desc.block_type.shape, out_desc.layout)
+    q_full = full_barriers(v.query_slots)
+    k_full = full_barriers(v.stages)
+    v_full = full_barriers(v.stages)
+    fence_async_shared()
+    return Program(
+        (q_desc, k_desc, v_desc, out_desc), pointers, sizes, (q_smem, k_smem, v_smem, out_smem),
+        (q_full, k_full, v_full), v,
+    )  # fmt: skip
+
+
+@gluon.jit
+def load_queries(p, tile, number):
+    """Start the loads of Q of this CTA's tile ``number``."""
+    consumers: gl.constexpr = p.v.consumers
+    slot = number % p.v.query_slots
+    if number >= p.v.query_slots:
+        acquire(p, Q_EMPTY, slot)
     full = p.q_full.index(slot)
-    mbarrier.expect(full, CONSUMERS * p.q_desc.block_type.nbytes)
-    for w in gl.static_range(CONSUMERS):
-        row = m_block * TILE_M + w * WARPGROUP_ROWS
-        tma.async_copy_global_to_shared(p.q_desc, [batch, head, row, 0], full, p.q_smem.index(slot * CONSUMERS + w))
+    mbarrier.expect(full, consumers * p.q_desc.block_type.nbytes)
+    for w in gl.static_range(consumers):
+        where = query_coordinates(p, tile, w)
+        tma.async_copy_global_to_shared(p.q_desc, where, full, p.q_smem.index(slot * consumers + w))
 
 
 @gluon.jit
-def _load_keys(desc, smem, full, EMPTY: gl.constexpr, coordinates, step):
-    slot = step % STAGES
-    if step >= STAGES:
-        acquire(EMPTY, slot)
+def load_keys(p, desc, smem, full, EMPTY: gl.constexpr, coordinates, step):
+    """Start the load of one key tile of K or V."""
+    slot = step % p.v.stages
+    if step >= p.v.stages:
+        acquire(p, EMPTY, slot)
     mbarrier.expect(full.index(slot), desc.block_type.nbytes)
     tma.async_copy_global_to_shared(desc, coordinates, full.index(slot), smem.index(slot))
 
@@ -149,18 +183,18 @@ def _load_keys(desc, smem, full, EMPTY: gl.constexpr, coordinates, step):
 @gluon.jit
 def produce(p):
     """The producer warp: Q, then K and V from right to left, of every tile of this CTA."""
-    tile_n: gl.constexpr = p.k_desc.block_type.shape[2]
-    tile = 0
+    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    number = 0
     step = 0
     entry = gl.load(p.tiles)
     while entry >= 0:
-        m_block, batch, head = decode(p, entry)
-        entry = gl.load(p.tiles + tile + 1)
-        blocks, _ = key_blocks(p, m_block)
-        _load_queries(p, batch, head, m_block, tile)
-        for j in range(blocks):
-            row = (blocks - 1 - j) * tile_n
-            _load_keys(p.k_desc, p.k_smem, p.k_full, K_EMPTY, [batch, head // p.group, row, 0], step)
-            _load_keys(p.v_desc, p.v_smem, p.v_full, V_EMPTY, [batch, head // p.group, row, 0], step)
+        tile = read_tile(p, entry)
+        entry = gl.load(p.tiles + number + 1)
+        blocks = key_blocks(p, tile)
+        load_queries(p, tile, number)
+        for j in range(blocks.stop - blocks.first):
+            where = key_coordinates(p, tile, (blocks.stop - 1 - j) * tile_n)
+            load_keys(p, p.k_desc, p.k_smem, p.k_full, K_EMPTY, where, step)
+            load_keys(p, p.v_desc, p.v_smem, p.v_full, V_EMPTY, where, step)
             step += 1
-        tile += 1
+        number += 1

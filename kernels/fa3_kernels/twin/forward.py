@@ -24,13 +24,14 @@ Sources: FlashAttention-3 (arXiv 2407.08608, algorithms 1 and 2); instruction se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
 from fa3_kernels.config import Config, default_config, kernel_head_dim
 from fa3_kernels.tiles import Mask, RowTile, mask_of, row_tiles, split_ranges
-from fa3_kernels.twin import softmax
+from fa3_kernels.twin import float32, softmax
 from fa3_kernels.twin.arithmetic import Arithmetic, Source
 from fa3_kernels.twin.compiled import Backend
 from fa3_kernels.twin.faults import Fault
@@ -356,10 +357,13 @@ def combine(o: np.ndarray, lse_log2: np.ndarray, arithmetic: Arithmetic) -> tupl
     Returns
     -------
     o, lse_log2 : float32
-        w_i = ex2(lse_i - max lse); o = sum of fma(o_i, w_i * rcp(sum w), .). A row empty in every split gives (0, -inf).
+        w_i = ex2(lse_i - max lse); o = sum of fma(o_i, w_i * rcp(sum w), .). A row empty in every split gives (0, -inf);
+        NaN in one gives NaN.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        top = np.max(lse_log2, axis=0)
+        top = reduce(
+            float32.fmax, lse_log2, np.full_like(lse_log2[0], softmax.NEG_INF)
+        )  # passes over NaN; the sum does not
         base = top if arithmetic.fault is Fault.UNGUARDED_COMBINE else np.where(top == -np.inf, np.float32(0), top)
         weights = arithmetic.ex2(lse_log2 - base)
         total = weights[0]

@@ -1,0 +1,54 @@
+"""Hardware named barriers of a CTA: who owns which of the 16 ids, and how many threads meet at each.
+
+An id at the head of a ring stands for as many ids as the ring has slots (or warpgroups). Triton 3.6 takes the first ids
+itself (its partitions synchronise on them); the others belong to the kernels.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+NUM_BARRIERS = 16  # PTX ISA, bar: ids 0 to 15
+WARP_THREADS, WARPGROUP_THREADS = 32, 128
+
+
+class NamedBarrier(IntEnum):
+    """First id of every owner."""
+
+    DEFAULT_PARTITION = 0
+    WORKER_SWITCH = 1
+    WORKER_PARTITION = 2  # 3 ids: a kernel has at most three partitions besides the default one
+    K_EMPTY = 5  # 2 slots
+    V_EMPTY = 7  # 2 slots; e4m3: of V transposed
+    Q_EMPTY = 9  # 2 slots
+    TURN = 11  # 3 consumer warpgroups
+
+
+_COUNTS = {
+    NamedBarrier.WORKER_PARTITION: 3,
+    NamedBarrier.K_EMPTY: 2,
+    NamedBarrier.V_EMPTY: 2,
+    NamedBarrier.Q_EMPTY: 2,
+    NamedBarrier.TURN: 3,
+}
+
+
+def ids(barrier: NamedBarrier) -> range:
+    """Return all ids of an owner.
+
+    >>> ids(NamedBarrier.TURN)
+    range(11, 14)
+    """
+    return range(int(barrier), int(barrier) + _COUNTS.get(barrier, 1))
+
+
+def slot_threads(num_consumer_warpgroups: int, producer_warps: int = 1) -> int:
+    """Threads that meet when a ring slot is handed back: every consumer arrives, the producer waits.
+
+    >>> slot_threads(2)
+    288
+    """
+    return WARP_THREADS * producer_warps + WARPGROUP_THREADS * num_consumer_warpgroups
+
+
+TURN_THREADS = 2 * WARPGROUP_THREADS  # the warpgroup that passes its turn arrives, the one that takes it waits

@@ -1,0 +1,123 @@
+"""Dequantisation factors inside the e4m3 kernel: per row of Q, per key tile of K and V.
+
+In the order of :mod:`fa3_kernels.twin.forward`: c = max(scale_log2 * q_descale * k_descale, 2^-126); O takes on
+v_descale of the block before / v_descale of the block, and v_descale of the last block in the epilogue. Factors that
+differ by block travel with K: the producer puts them into shared memory, so that no consumer waits for global memory.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate as aggregate
+
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, read_tile
+
+P_OFFSET_LOG2 = gl.constexpr(8)  # P spans [0, 256], so that small weights survive e4m3
+MIN_NORMAL = gl.constexpr(2.0**-126)
+
+
+@aggregate
+class Scaling:
+    """What the e4m3 kernel has beside the Program: transposed V, factors, descales in global memory.
+
+    A descale is float32 (batch, heads, blocks) with strides; a block of K or V is one key tile, or all of them when its
+    stride is 0. The decorator reads these annotations as types: no postponed annotations in this file.
+    """
+
+    vt_smem: gl.shared_memory_descriptor
+    factor_smem: gl.shared_memory_descriptor  # per slot: descale of K, ratio of the descales of V; one value per row
+    vt_full: gl.shared_memory_descriptor
+    q_descale: gl.tensor
+    q_batch: gl.tensor
+    q_head: gl.tensor
+    q_block: gl.tensor
+    q_block_rows: gl.tensor
+    k_descale: gl.tensor
+    k_batch: gl.tensor
+    k_head: gl.tensor
+    k_block: gl.tensor
+    v_descale: gl.tensor
+    v_batch: gl.tensor
+    v_head: gl.tensor
+    v_block: gl.tensor
+    cap_factor: gl.tensor  # 2 / softcap
+    cap_log2: gl.tensor  # softcap * log2(e)
+
+    @gluon.constexpr_function
+    def __init__(self, buffers, q, k, v, cap):
+        self.vt_smem, self.factor_smem, self.vt_full = buffers
+        self.q_descale, self.q_batch, self.q_head, self.q_block, self.q_block_rows = q
+        self.k_descale, self.k_batch, self.k_head, self.k_block = k
+        self.v_descale, self.v_batch, self.v_head, self.v_block = v
+        self.cap_factor, self.cap_log2 = cap
+
+
+@gluon.jit
+def _key_descale(x, tile, block):
+    return gl.load(x.k_descale + tile.batch * x.k_batch + tile.kv_head * x.k_head + block * x.k_block)
+
+
+@gluon.jit
+def value_descale(x, tile, block):
+    """Descale of V in a key block."""
+    return gl.load(x.v_descale + tile.batch * x.v_batch + tile.kv_head * x.v_head + block * x.v_block)
+
+
+@gluon.jit
+def load_factors(p, x, tile, block):
+    """Producer: descales of K and V in a key block."""
+    if p.v.block_descales:
+        return _key_descale(x, tile, block), value_descale(x, tile, block)
+    else:
+        return 1.0, 1.0
+
+
+@gluon.jit
+def descale_ratio(p, v_last, v_this):
+    """Producer: what O takes on with a block: descale of V in the block before / in this one, correctly rounded."""
+    if p.v.block_descales:
+        return gl.div_rn(v_last, v_this)
+    else:
+        return 1.0
+
+
+@gluon.jit
+def row_factors(p, x, entry, LAYOUT: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Factor of the scores per row of the tile of a schedule entry: of Q and the softmax, and of K unless by block.
+
+    Rows that do not exist get the factor of one that does.
+    """
+    tile = read_tile(p, gl.maximum(entry, 0))
+    row = gl.arange(0, WARPGROUP_ROWS, LAYOUT)
+    position = tile.position + WARPGROUP * p.v.warpgroup_positions + (row >> p.v.pack_log2)
+    position = gl.maximum(gl.minimum(position, tile.seqlen_q - 1), 0)
+    head = row * 0 + tile.head
+    if p.v.pack > 1:
+        head = tile.head * p.group + gl.minimum(row & (p.v.pack - 1), p.group - 1)
+    index = tile.batch * x.q_batch + head * x.q_head + position // x.q_block_rows * x.q_block
+    factor = gl.load(x.q_descale + index) * p.scale_log2
+    if not p.v.block_descales:
+        factor = gl.maximum(factor * _key_descale(x, tile, 0), MIN_NORMAL)
+    return factor
+
+
+@gluon.jit
+def _read(buffer, LAYOUT: gl.constexpr):
+    """Load factors; the volatile identity keeps the load in front of the release of the slot, which is volatile too.
+
+    Without it LLVM moved the load to its use, behind the release: the producer could overwrite it (seen on an H200).
+    """
+    asm: gl.constexpr = "mov.b32 $0, $1;"
+    return gl.inline_asm_elementwise(asm, "=f,f", [buffer.load(LAYOUT)], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def block_factors(p, x, row_factor, step):
+    """Consumer: factor of the scores of block ``step`` per row, and what O takes on with it; before its slot is released."""
+    if p.v.block_descales:
+        slot = step % p.v.stages
+        layout: gl.constexpr = row_factor.type.layout
+        k_factor = _read(x.factor_smem.index(2 * slot), layout)
+        ratio = _read(x.factor_smem.index(2 * slot + 1), layout)
+        return gl.maximum(row_factor * k_factor, MIN_NORMAL), ratio
+    else:
+        return row_factor, 1.0

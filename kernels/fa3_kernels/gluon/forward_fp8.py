@@ -1,0 +1,484 @@
+"""The e4m3 forward kernel: consumer warpgroups of 64 rows and one warpgroup that loads by TMA and transposes V.
+
+P V of a block is summed by the tensor core from zero and then added to O in fp32 (promotion), where the rescaling of O
+is the same fused multiply-add: e4m3 wgmma keeps 13 bits of its sum, and chained through it the output loses 10 % at 8k
+keys when V has mean 1. Registers decide the order: O, S, a whole partial sum and P do not fit at head_dim 128, so that
+O is kept in slices of the channels, two partial sums in flight, and S of the next block is started behind the last of
+them. In one part (head_dim 64, or no promotion) S is started first. The order of every operation on a value is that of
+:mod:`fa3_kernels.twin.forward`.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.descale import (
+    P_OFFSET_LOG2,
+    Scaling,
+    block_factors,
+    descale_ratio,
+    load_factors,
+    row_factors,
+    value_descale,
+)
+from fa3_kernels.gluon.geometry import (
+    WARPGROUP_ROWS,
+    key_blocks,
+    key_coordinates,
+    output_rows,
+    query_coordinates,
+    read_tile,
+    visible_scores,
+)
+from fa3_kernels.gluon.operand_fp8 import pack_chunks, unpack
+from fa3_kernels.gluon.pipeline import (
+    K_EMPTY,
+    Q_EMPTY,
+    V_EMPTY,
+    acquire,
+    full_barriers,
+    load_queries,
+    pass_turn,
+    phase,
+    program,
+    release,
+    take_turn,
+)
+from fa3_kernels.gluon.v_transpose import transpose
+
+
+@gluon.jit
+def _keys(buffer):
+    """Shared key tile, of any rank, as a matrix."""
+    return buffer.reshape([buffer.shape[-2], buffer.shape[-1]])
+
+
+@gluon.jit
+def _load_block(p, x, tile, block, k_factor, ratio, step):
+    """Start the loads of K and V of a block and put its factors beside them."""
+    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    slot = step % p.v.stages
+    if step >= p.v.stages:
+        acquire(p, K_EMPTY, slot)
+    if p.v.block_descales:
+        layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        ones = gl.full([WARPGROUP_ROWS], 1.0, gl.float32, layout)
+        x.factor_smem.index(2 * slot).store(ones * k_factor)
+        x.factor_smem.index(2 * slot + 1).store(ones * ratio)
+    where = key_coordinates(p, tile, block * tile_n)
+    k_full = p.k_full.index(slot)
+    v_full = p.v_full.index(slot)
+    mbarrier.expect(k_full, p.k_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(p.k_desc, where, k_full, p.k_smem.index(slot))
+    mbarrier.expect(v_full, p.v_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(p.v_desc, where, v_full, p.v_smem.index(slot))
+
+
+@gluon.jit
+def _transpose_block(p, x, step):
+    slot = step % p.v.stages
+    mbarrier.wait(p.v_full.index(slot), phase(step, p.v.stages))
+    if step >= p.v.stages:
+        acquire(p, V_EMPTY, slot)
+    transpose(_keys(p.v_smem.index(slot)), x.vt_smem.index(slot))
+    fence_async_shared()
+    mbarrier.arrive(x.vt_full.index(slot), count=1)
+
+
+@gluon.jit
+def _produce(p, x):
+    """Load Q, then K and V from right to left, of every tile of this CTA; V is transposed one step behind its load.
+
+    A slot of V as loaded is free when this warpgroup has transposed it; V_EMPTY hands back the transposed one. Factors
+    are loaded one step ahead. With one Q slot a tile must be finished, its last V transposed, before the next Q fits.
+    """
+    number = 0
+    step = 0
+    pending = 0  # steps loaded but not transposed
+    entry = gl.load(p.tiles)
+    while entry >= 0:
+        tile = read_tile(p, entry)
+        entry = gl.load(p.tiles + number + 1)
+        blocks = key_blocks(p, tile)
+        k_next, v_next = load_factors(p, x, tile, blocks.stop - 1)
+        if p.v.query_slots == 1:  # noqa: SIM102 (one at compile time, one at run time)
+            if pending > 0:
+                _transpose_block(p, x, step - 1)
+                pending = 0
+        load_queries(p, tile, number)
+        v_last = v_next
+        for j in range(1, blocks.stop - blocks.first + 1):
+            k_factor = k_next
+            v_this = v_next
+            k_next, v_next = load_factors(p, x, tile, gl.maximum(blocks.stop - 1 - j, blocks.first))
+            _load_block(p, x, tile, blocks.stop - j, k_factor, descale_ratio(p, v_last, v_this), step)
+            v_last = v_this
+            if pending > 0:
+                _transpose_block(p, x, step - 1)
+            pending = 1
+            step += 1
+        number += 1
+    if pending > 0:
+        _transpose_block(p, x, step - 1)
+
+
+@gluon.jit
+def _issue_scores(p, q, zeros, step):
+    """Start S = Q K^T from zero."""
+    k = _keys(p.k_smem.index(step % p.v.stages))
+    return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _issue_part(p, x, words, o, step, UNIT: gl.constexpr):
+    """Start one part of P V: a chunk of the keys, a slice of the channels; from zero, or without promotion from O."""
+    chunk: gl.constexpr = UNIT // p.v.slices
+    index: gl.constexpr = UNIT % p.v.slices
+    layout: gl.constexpr = o[0].type.layout
+    width: gl.constexpr = o[0].shape[1]
+    operand = unpack(words[chunk], gl.DotOperandLayout(0, layout, 4))
+    vt = x.vt_smem.index(step % p.v.stages)  # head_dim, keys
+    if p.v.slices > 1:
+        vt = vt.slice(index * width, width, dim=0)
+    if operand.shape[1] != vt.shape[1]:
+        vt = vt.slice(chunk * operand.shape[1], operand.shape[1], dim=1)
+    if p.v.promotion_interval:
+        zeros = gl.zeros([WARPGROUP_ROWS, width], gl.float32, layout)
+        return warpgroup_mma(operand, vt.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    else:
+        return warpgroup_mma(operand, vt.permute((1, 0)), o[index], is_async=True)
+
+
+@gluon.jit
+def _column(factor, o):
+    """A factor per row as a column beside ``o``."""
+    return gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout), assert_trivial=True), 1)
+
+
+@gluon.jit
+def _with_part(p, o, rescale, part, UNIT: gl.constexpr):
+    """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
+    index: gl.constexpr = UNIT % p.v.slices
+    if not p.v.promotion_interval:
+        changed = part
+    elif p.v.slices > UNIT:
+        changed = gl.fma(o[index], gl.broadcast(_column(rescale, part), part)[0], part)
+    else:
+        changed = o[index] + part
+    return o[:index] + (changed,) + o[index + 1 :]
+
+
+@gluon.jit
+def _scaled(o, factor):
+    result = ()
+    for i in gl.static_range(len(o)):
+        result = result + (o[i] * _column(factor, o[i]),)
+    return result
+
+
+@gluon.jit
+def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Add P V of block ``step`` to O part by part and start the scores of the next block.
+
+    EARLY: two parts are in flight at a time, and the scores are started before the last part is waited for.
+    """
+    units: gl.constexpr = p.v.slices * len(words)
+    stages: gl.constexpr = p.v.stages
+    k_full = p.k_full.index((step + 1) % stages)
+    mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
+    take_turn(p, WARPGROUP)
+    part = _issue_part(p, x, words, o, step, 0)
+    following = part
+    for unit in gl.static_range(units):
+        if EARLY:
+            if unit + 1 < units:
+                following = _issue_part(p, x, words, o, step, unit + 1)
+            else:
+                mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
+                s = _issue_scores(p, q, zeros, step + 1)
+                pass_turn(p, WARPGROUP)
+        part = warpgroup_mma_wait(1 if EARLY else 0, deps=(part,))
+        o = _with_part(p, o, rescale, part, unit)
+        if not EARLY and unit + 1 < units:
+            following = _issue_part(p, x, words, o, step, unit + 1)
+        part = following
+    release(p, V_EMPTY, step % stages)
+    if not EARLY:
+        mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
+        s = _issue_scores(p, q, zeros, step + 1)
+        pass_turn(p, WARPGROUP)
+    return o, s
+
+
+@gluon.jit
+def _start_both(p, x, q, zeros, o, words, step, WARPGROUP: gl.constexpr):
+    """Start the scores of the next block and P V of block ``step``, in one part."""
+    stages: gl.constexpr = p.v.stages
+    mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
+    take_turn(p, WARPGROUP)
+    s = _issue_scores(p, q, zeros, step + 1)
+    mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
+    part = _issue_part(p, x, words, o, step, 0)
+    pass_turn(p, WARPGROUP)
+    return s, part
+
+
+@gluon.jit
+def _scores(p, x, tile, s, c, block, is_masked, MASKED: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Cap and mask the scores of one block; they and the factor that takes them to log2 units.
+
+    One loop over the blocks, with the mask in a branch: of two loops, masked and unmasked, ptxas 12.8 computed the wgmma
+    descriptors of Q only on the path through the first (seen in SASS; wrong bits on an H200 when it was empty). At
+    head_dim 256 every block is masked: the branch would cost 4.8 kB of spills, the comparisons hide behind the GEMMs.
+    """
+    tile_n: gl.constexpr = s.shape[1]
+    if p.v.softcap:
+        s = softmax.capped(s, c * x.cap_factor)
+        c = x.cap_log2
+    if MASKED:
+        if p.v.query_slots == 1:  # noqa: SIM114 (one at compile time, one at run time)
+            s = visible_scores(p, s, tile, block * tile_n, WARPGROUP)
+        elif is_masked:
+            s = visible_scores(p, s, tile, block * tile_n, WARPGROUP)
+    return s, c
+
+
+@gluon.jit
+def _await(x):
+    """Keep later waits behind the computation of ``x``: a side effect that never happens hangs on it.
+
+    No NaN that arithmetic makes has the bits 0x7fc00001 (the hardware's is 0x7fffffff).
+    """
+    asm: gl.constexpr = "{ .reg .pred p; setp.eq.b32 p, $1, 0x7fc00001; @p nanosleep.u32 0; mov.u32 $0, 0; }"
+    gl.inline_asm_elementwise(asm, "=r,f", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums, c, step, block,
+          WARPGROUP: gl.constexpr):  # fmt: skip
+    """P V of block ``step`` and scores and softmax of the next one, ``block``."""
+    layout: gl.constexpr = gl.DotOperandLayout(0, o[0].type.layout, 4)
+    stages: gl.constexpr = p.v.stages
+    limited: gl.constexpr = p.v.is_right_limited or p.v.is_left_limited
+    scores_first: gl.constexpr = p.v.overlap and p.v.slices * len(words) == 1
+    is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
+    if scores_first:
+        s, part = _start_both(p, x, q, zeros, o, words, step, WARPGROUP)
+        s = warpgroup_mma_wait(1, deps=(s,))
+    else:
+        o, s = _add_block(p, x, q, zeros, o, words, rescale, step, True, p.v.overlap, WARPGROUP)
+        s = warpgroup_mma_wait(0, deps=(s,))
+    c, ratio = block_factors(p, x, c, step + 1)
+    release(p, K_EMPTY, (step + 1) % stages)
+    s, c = _scores(p, x, tile, s, c, block, is_masked, limited, WARPGROUP)
+    new_max = softmax.advance_max(s, row_max, c, P_OFFSET_LOG2)
+    if scores_first and o[0].shape[1] == 128:
+        # Measured on an H200 at 16k keys: 861 TFLOP/s so, 823 with ptxas' choice of order; at head_dim 64: 490 and 544.
+        _await(new_max)
+        part = warpgroup_mma_wait(0, deps=(part,))
+    probabilities, thread_sums, alpha = softmax.exponentials(s, row_max, new_max, thread_sums, c)
+    if scores_first:
+        part = warpgroup_mma_wait(0, deps=(part,))
+        release(p, V_EMPTY, step % stages)
+        o = _with_part(p, o, rescale, part, 0)
+    rescale = alpha * ratio
+    if not p.v.promotion_interval:
+        o = _scaled(o, rescale)
+    words = pack_chunks(probabilities, layout, probabilities.shape[1] // len(words))
+    return o, words, rescale, new_max, thread_sums, step + 1
+
+
+@gluon.jit
+def _store(p, x, tile, blocks, o, row_max, thread_sums, buffer, WARPGROUP: gl.constexpr):
+    """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
+
+    A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
+    """
+    row_layout: gl.constexpr = row_max.type.layout
+    layout: gl.constexpr = o[0].type.layout
+    width: gl.constexpr = o[0].shape[1]
+    v_descale = value_descale(x, tile, blocks.first)
+    inverse, lse = softmax.finalize(row_max, thread_sums)
+    o = _scaled(o, inverse * v_descale)
+    lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
+    if p.v.is_split:
+        head_dim: gl.constexpr = width * p.v.slices
+        _, row, is_row = output_rows(p, tile, gl.SliceLayout(1, layout), WARPGROUP)
+        rows = p.num_rows * tile.split  # rows of the splits before
+        columns = gl.arange(0, width, gl.SliceLayout(0, layout))
+        first = p.partial_ptr + rows.to(gl.int64) * head_dim
+        offsets = gl.expand_dims(row * head_dim, 1) + gl.expand_dims(columns, 0)
+        slices: gl.constexpr = p.v.slices
+        for i in gl.static_range(slices):
+            gl.store(first + offsets + i * width, o[i], mask=gl.expand_dims(is_row, 1))
+        gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
+    else:
+        out_width: gl.constexpr = p.out_desc.block_type.shape[-1]
+        where = query_coordinates(p, tile, WARPGROUP)
+        at_once: gl.constexpr = out_width // width
+        parts: gl.constexpr = p.v.slices // at_once
+        for part in gl.static_range(parts):
+            tma.store_wait(0)
+            for i in gl.static_range(at_once):
+                rounded = o[part * at_once + i].to(p.out_desc.dtype)
+                buffer.reshape([WARPGROUP_ROWS, out_width]).slice(i * width, width, dim=1).store(rounded)
+            fence_async_shared()
+            tma.async_copy_shared_to_global(p.out_desc, where[:-1] + [part * out_width], buffer)
+        gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
+
+
+@gluon.jit
+def _queries(p, number, WARPGROUP: gl.constexpr):
+    """Q of a warpgroup in tile ``number``."""
+    buffer = p.q_smem.index(number % p.v.query_slots * p.v.consumers + WARPGROUP)
+    return buffer.reshape([WARPGROUP_ROWS, buffer.shape[-1]])
+
+
+@gluon.jit
+def _out_buffer(p, WARPGROUP: gl.constexpr):
+    """Where O is staged: a buffer of its own, or that of Q in parts of its size."""
+    if p.v.out_in_query_slot:
+        buffer = p.q_smem.index(WARPGROUP)
+        return buffer._reinterpret(p.out_desc.dtype, p.out_desc.block_type.shape, p.out_desc.layout)
+    else:
+        return p.out_smem.index(WARPGROUP)
+
+
+@gluon.jit
+def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
+    """Wait for Q and the first K of a tile and start its first scores."""
+    mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
+    mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
+    take_turn(p, WARPGROUP)
+    s = _issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
+    pass_turn(p, WARPGROUP)
+    return s
+
+
+@gluon.jit
+def _finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
+    """The last P V of a tile."""
+    units: gl.constexpr = p.v.slices * len(words)
+    mbarrier.wait(x.vt_full.index(step % p.v.stages), phase(step, p.v.stages))
+    take_turn(p, WARPGROUP)
+    for unit in gl.static_range(units):
+        part = warpgroup_mma_wait(0, deps=(_issue_part(p, x, words, o, step, unit),))
+        o = _with_part(p, o, rescale, part, unit)
+    pass_turn(p, WARPGROUP)
+    release(p, V_EMPTY, step % p.v.stages)
+    return o
+
+
+@gluon.jit
+def _consume(p, x, WARPGROUP: gl.constexpr):
+    """A consumer warpgroup: its 64 rows of every tile of this CTA."""
+    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    slices: gl.constexpr = p.v.slices
+    width: gl.constexpr = p.v_desc.block_type.shape[-1] // slices
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 32])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 32])
+    rows: gl.constexpr = gl.SliceLayout(1, s_layout)
+    operand: gl.constexpr = gl.DotOperandLayout(0, o_layout, 4)
+    interval: gl.constexpr = p.v.promotion_interval if p.v.promotion_interval else tile_n
+    crosses_tiles: gl.constexpr = p.v.query_slots > 1
+    zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
+    if p.v.consumers - 1 == WARPGROUP:
+        pass_turn(p, WARPGROUP)
+    number = 0
+    step = 0
+    entry = gl.load(p.tiles)
+    c_next = row_factors(p, x, entry, rows, WARPGROUP)
+    if crosses_tiles:
+        s_next = _start_tile(p, zeros, 0, 0, WARPGROUP)
+    while entry >= 0:
+        tile = read_tile(p, entry)
+        entry = gl.load(p.tiles + number + 1)
+        blocks = key_blocks(p, tile)
+        q = _queries(p, number, WARPGROUP)
+        row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
+        thread_sums = softmax.thread_row_sums(zeros)
+        o = ()
+        for _i in gl.static_range(slices):
+            o = o + (gl.zeros([WARPGROUP_ROWS, width], gl.float32, o_layout),)
+        if not crosses_tiles:
+            s_next = _start_tile(p, zeros, number, step, WARPGROUP)
+        s = warpgroup_mma_wait(0, deps=(s_next,))
+        c, _ = block_factors(p, x, c_next, step)
+        release(p, K_EMPTY, step % p.v.stages)
+        s, c = _scores(p, x, tile, s, c, blocks.stop - 1, True, p.v.is_first_block_masked, WARPGROUP)
+        probabilities, row_max, thread_sums, rescale = softmax.update(s, row_max, thread_sums, c, P_OFFSET_LOG2)
+        words = pack_chunks(probabilities, operand, interval)
+        for j in range(2, blocks.stop - blocks.first + 1):
+            o, words, rescale, row_max, thread_sums, step = _step(
+                p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums, c_next, step, blocks.stop - j,
+                WARPGROUP,
+            )  # fmt: skip
+        number += 1
+        c_next = row_factors(p, x, entry, rows, WARPGROUP)
+        if crosses_tiles:
+            release(p, Q_EMPTY, (number - 1) % p.v.query_slots)
+            is_more = entry >= 0
+            slot = number % p.v.query_slots
+            mbarrier.wait(p.q_full.index(slot), phase(number, p.v.query_slots), pred=is_more)
+            q = _queries(p, number, WARPGROUP)
+            o, s_next = _add_block(p, x, q, zeros, o, words, rescale, step, is_more, True, WARPGROUP)
+            _store(p, x, tile, blocks, o, row_max, thread_sums, _out_buffer(p, WARPGROUP), WARPGROUP)
+        else:
+            o = _finish(p, x, o, words, rescale, step, WARPGROUP)
+            _store(p, x, tile, blocks, o, row_max, thread_sums, _out_buffer(p, WARPGROUP), WARPGROUP)
+            tma.store_wait(0)
+            release(p, Q_EMPTY, 0)
+        step += 1
+    if crosses_tiles:
+        warpgroup_mma_wait(0, deps=(s_next,))
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=[
+    "max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "num_splits", "num_rows", "q_block_rows",
+    "q_batch", "q_head", "q_block", "k_batch", "k_head", "k_block", "v_batch", "v_head", "v_block",
+])  # fmt: skip
+def forward_fp8(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequences, schedule,
+                q_descale, q_batch, q_head, q_block, k_descale, k_batch, k_head, k_block,
+                v_descale, v_batch, v_head, v_block, q_block_rows, cap_factor, cap_log2, max_tiles, nheads, group,
+                seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, VARIANT: gl.constexpr):  # fmt: skip
+    """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
+    head_dim: gl.constexpr = v_desc.block_type.shape[-1]
+    tile_n: gl.constexpr = k_desc.block_type.shape[-2]
+    stages: gl.constexpr = VARIANT.stages
+    vt_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([head_dim, tile_n], v_desc.dtype)
+    vt_smem = gl.allocate_shared_memory(v_desc.dtype, [stages, head_dim, tile_n], vt_layout)
+    factor_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    factor_smem = gl.allocate_shared_memory(gl.float32, [2 * stages, WARPGROUP_ROWS], factor_layout)
+    x = Scaling(
+        (vt_smem, factor_smem, full_barriers(stages)),
+        (q_descale, q_batch, q_head, q_block, q_block_rows),
+        (k_descale, k_batch, k_head, k_block),
+        (v_descale, v_batch, v_head, v_block),
+        (cap_factor, cap_log2),
+    )
+    p = program(
+        (q_desc, k_desc, v_desc, out_desc),
+        (lse_ptr, partial_ptr, sequences, schedule + gl.program_id(0) * max_tiles),
+        (nheads, group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_factor),
+        VARIANT,
+    )
+    if VARIANT.consumers == 2:
+        gl.warp_specialize(
+            [(_consume, (p, x, 0)), (_consume, (p, x, 1)), (_produce, (p, x))],
+            [4, 4],
+            [VARIANT.consumer_regs, VARIANT.producer_regs],
+        )
+    else:
+        gl.warp_specialize(
+            [(_consume, (p, x, 0)), (_consume, (p, x, 1)), (_consume, (p, x, 2)), (_produce, (p, x))],
+            [4, 4, 4],
+            [VARIANT.consumer_regs, VARIANT.consumer_regs, VARIANT.producer_regs],
+        )

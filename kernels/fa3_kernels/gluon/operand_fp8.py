@@ -1,0 +1,67 @@
+"""Probabilities as the e4m3 operand (A, in registers) of P V: rounded without a shuffle, carried as opaque words.
+
+A thread of the fp32 accumulator holds, of every 16 keys, the keys 8 octet + 2 lane + element; of the e4m3 operand it
+must hold four neighbours. Key 8 octet + 2 lane + element is therefore given position 4 lane + 2 octet + element:
+:mod:`fa3_kernels.gluon.v_transpose` stores V in the same order, and the tensor core adds the 32 products of one
+instruction as one exact sum, so that no bit depends on it (:mod:`fa3_kernels.twin.wgmma_exact`).
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+# cvt puts its first source into the upper byte; NaN becomes 0x7f, beyond 448 saturates (PTX ISA, cvt .satfinite).
+_ROUND_FOUR = gl.constexpr(
+    "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;"
+    " cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }"
+)
+
+
+@gluon.jit
+def pack(p, OPERAND: gl.constexpr):
+    """Round P float32 (rows, keys) to e4m3: int16 (rows, keys / 4, octet), each the two bytes of one octet.
+
+    Carried over a loop edge as e4m3, every byte would get a register of its own (112 byte moves per block).
+    """
+    rows: gl.constexpr = p.shape[0]
+    keys: gl.constexpr = p.shape[1]
+    p = gl.permute(gl.reshape(p, [rows, keys // 16, 2, 4, 2]), (0, 1, 3, 2, 4))  # 16 keys, lane, octet, element
+    p = gl.convert_layout(gl.reshape(p, [rows, keys]), OPERAND, assert_trivial=True)
+    even, odd = gl.split(gl.permute(gl.reshape(p, [rows, keys // 4, 2, 2]), (0, 1, 3, 2)))  # by octet
+    return gl.inline_asm_elementwise(_ROUND_FOUR, "=r,f,f,f,f", [even, odd], dtype=gl.int16, is_pure=True, pack=2)
+
+
+@gluon.jit
+def unpack(words, OPERAND: gl.constexpr):
+    """The operand e4m3 (rows, keys) of packed words: names for registers, no instruction.
+
+    Two registers of words are the same four keys of rows r and r + 8. As int8 each becomes one output whose four
+    elements the tensor calls (element, row + 8); the second of these is in truth the octet, and the output the row.
+    """
+    rows: gl.constexpr = words.shape[0]
+    quads: gl.constexpr = words.shape[1]
+    upper, lower = gl.inline_asm_elementwise(
+        "mov.b32 $0, $2; mov.b32 $1, $3;", "=&r,=r,r,r", [words], dtype=(gl.int8, gl.int8), is_pure=True, pack=4
+    )
+    both = gl.reshape(gl.join(upper, lower), [rows // 16, 2, 8, quads, 2, 2])  # ., octet, 8 rows, quads, element, row
+    both = gl.reshape(gl.permute(both, (0, 5, 2, 3, 1, 4)), [rows, 4 * quads])
+    return gl.convert_layout(both, OPERAND, assert_trivial=True).to(gl.float8e4nv, bitcast=True)
+
+
+@gluon.jit
+def key_halves(x):
+    """(rows, keys) as its left and its right half."""
+    rows: gl.constexpr = x.shape[0]
+    keys: gl.constexpr = x.shape[1]
+    return gl.split(gl.permute(gl.reshape(x, [rows, 2, keys // 2]), (0, 2, 1)))
+
+
+@gluon.jit
+def pack_chunks(p, OPERAND: gl.constexpr, CHUNK: gl.constexpr):
+    """A tuple of packed chunks of CHUNK keys, left to right."""
+    if p.shape[1] == CHUNK:
+        return (pack(p, OPERAND),)
+    else:
+        left, right = key_halves(p)
+        return pack_chunks(left, OPERAND, CHUNK) + pack_chunks(right, OPERAND, CHUNK)

@@ -1,0 +1,250 @@
+"""Host side of the quantiser: checks, buffers, launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fa3_kernels.gluon.quantize_kernel import Correction, Operand, quantize
+from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
+from fa3_kernels.quantization import (
+    MEAN_CHUNK_ROWS,
+    MEAN_FINAL_ROWS,
+    MEAN_TREE_ROWS,
+    QuantizeOptions,
+    Scale,
+    Scope,
+    check_shapes,
+    lse_factor,
+    padded_head_dim,
+    tile_form,
+    tile_rows,
+)
+
+MEAN_WARPS = 4
+REGISTERS_PER_SM = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedQKV:
+    """e4m3 operands and what an attention kernel needs to undo the scaling.
+
+    ``q``, ``k``, ``v`` are float8_e4m3fn, contiguous, shaped like the inputs; ``*_descale`` float32 (batch, heads, blocks)
+    with ``block_rows`` rows each (0: the whole sequence). ``lse_correction`` is float32 (batch, nheads, seqlen_q) or
+    (nheads, total_q), to be added to the kernel's lse, or None. ``k_mean`` is float32 (batch, nheads_kv, head_dim) or None.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    q_descale: torch.Tensor
+    k_descale: torch.Tensor
+    v_descale: torch.Tensor
+    block_rows: tuple[int, int, int]
+    lse_correction: torch.Tensor | None = None
+    k_mean: torch.Tensor | None = None
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: tuple, max_seqlens: tuple) -> None:
+    tensors = (q, k, v)
+    is_packed = q.dim() == 3
+    filled = [x for x in tensors if x.numel()]  # the strides of an empty tensor mean nothing
+    is_aligned = all(x.data_ptr() % 16 == 0 and not any(n % 16 for n in x.stride()[:-1]) for x in filled)
+    rules = (
+        (all(x.is_cuda and x.device == q.device for x in tensors), "q, k and v must be on one GPU"),
+        (
+            q.dtype in (torch.float16, torch.bfloat16) and k.dtype == v.dtype == q.dtype,
+            f"q, k and v must all be fp16 or all bf16, got {q.dtype}, {k.dtype} and {v.dtype}",
+        ),
+        (all(x.stride(-1) == 1 for x in filled), "the last dimension of q, k and v must be contiguous"),
+        (all(n < 1 << 31 for x in filled for n in x.stride()), "strides must be below 2^31 elements"),
+        (is_aligned, "addresses must be multiples of 16 bytes and outer strides of 16 elements"),
+        (
+            all((x is not None) == is_packed for x in (*cu_seqlens, *max_seqlens)),
+            "cu_seqlens and max_seqlen of q and k must be given for packed tensors and only for them",
+        ),
+    )
+    for ok, rule in rules:
+        if not ok:
+            raise ValueError(rule)
+    for x in cu_seqlens if is_packed else ():
+        if x.dtype != torch.int32 or x.device != q.device or x.dim() != 1 or x.numel() != cu_seqlens[0].numel():
+            raise ValueError(f"cu_seqlens must be int32 (batch + 1,) beside q, got {x.dtype} {tuple(x.shape)}")
+
+
+@lru_cache(maxsize=64)
+def _sign_masks(head_dim: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Bit 15 where the rotation changes the sign, int16 (head_dim,)."""
+    signs = QuantizeOptions(rotate=True, seed=seed).signs(head_dim)
+    return torch.from_numpy(np.where(signs < 0, -(1 << 15), 0).astype(np.int16)).to(device)
+
+
+def _operand(
+    x: torch.Tensor, cu_seqlens: torch.Tensor | None, max_seqlen: int, descale_rows: int, group: int
+) -> Operand:
+    """Buffers and sizes of one operand."""
+    batch = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    heads = x.shape[-2]
+    rows = tile_rows(descale_rows, x.shape[-1])
+    tiles = -(-max_seqlen // rows)
+    per_block = descale_rows // rows if descale_rows else max(1, tiles)
+    blocks = max(1, -(-tiles // per_block))
+    make_descale = torch.empty if max_seqlen else torch.ones
+    descale = make_descale((batch, heads, blocks), dtype=torch.float32, device=x.device)
+    unused = descale.view(torch.int32)
+    amax = unused
+    if per_block > 1 or group > 1:
+        amax = torch.zeros((batch, heads // group, blocks), dtype=torch.int32, device=x.device)
+    return Operand(
+        x.view(torch.int16), torch.empty(x.shape, dtype=torch.uint8, device=x.device), descale, amax,
+        unused if cu_seqlens is None else cu_seqlens, x.stride(0) if cu_seqlens is None else 0, x.stride(-3), x.stride(-2),
+        heads, max_seqlen, tiles, blocks, per_block, group,
+    )  # fmt: skip
+
+
+def _fits_a_tile(x: Operand) -> bool:
+    """Whether one tile is all that shares a descale."""
+    return x.tiles_per_block == 1 and x.group == 1
+
+
+def _correction(
+    q: torch.Tensor, k: Operand, is_packed: bool, signs: torch.Tensor | None, softmax_scale: float
+) -> Correction:
+    """Compute the K mean, in two launches."""
+    head_dim, device = q.shape[-1], q.device
+    batch, channels = k.descale.shape[0], padded_head_dim(head_dim)
+    chunks = max(1, -(-k.seqlen // MEAN_CHUNK_ROWS))
+    partial = torch.empty((batch, k.heads, chunks, channels), dtype=torch.float32, device=device)
+    mean = torch.empty((batch, k.heads, channels), dtype=torch.float32, device=device)
+    options = {"num_warps": MEAN_WARPS, "enable_fp_fusion": False}
+    k_mean_chunks[(batch * k.heads * chunks,)](
+        k, partial, chunks, head_dim, MEAN_CHUNK_ROWS, MEAN_TREE_ROWS, channels, q.dtype == torch.bfloat16, is_packed,
+        **options,
+    )  # fmt: skip
+    k_mean[(batch * k.heads,)](
+        partial, mean, signs, k.cu_seqlens, k.seqlen, k.heads, chunks, MEAN_CHUNK_ROWS, MEAN_FINAL_ROWS, channels,
+        is_packed, **options,
+    )  # fmt: skip
+    nheads, rows = q.shape[-2], q.shape[0] if is_packed else q.shape[1]
+    shape = (nheads, rows) if is_packed else (q.shape[0], nheads, rows)
+    lse = torch.empty(shape, dtype=torch.float32, device=device)
+    return Correction(mean, lse, rows, softmax_scale, nheads // k.heads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is the same for all launches of a call."""
+
+    operands: list[Operand]
+    descale_rows: tuple[int, int, int]
+    options: QuantizeOptions
+    signs: torch.Tensor | None
+    correction: Correction | None
+    is_bf16: bool
+    is_packed: bool
+
+    def launch_all(self) -> None:
+        """Launch once for all operands that share tile, head_dim and phase; the maxima come before the casts."""
+        shapes = [(tile_rows(n, x.x.shape[-1]), x.x.shape[-1]) for n, x in zip(self.descale_rows, self.operands)]
+        for phase in ("one_pass", "amax", "cast"):
+            for shape in dict.fromkeys(shapes):
+                counts = [
+                    x.descale.shape[0] * x.heads * x.tiles
+                    if own == shape and _fits_a_tile(x) == (phase == "one_pass")
+                    else 0
+                    for own, x in zip(shapes, self.operands)
+                ]
+                if sum(counts):
+                    self._launch(*shape, counts, phase)
+
+    def _launch(self, rows: int, head_dim: int, counts: list[int], phase: str) -> None:
+        channels = padded_head_dim(head_dim)
+        has_qk = counts[0] + counts[1] > 0
+        is_turned = self.options.rotate and has_qk
+        form = tile_form(rows, channels, is_turned)
+        multiprocessors = torch.cuda.get_device_properties(self.operands[0].x.device).multi_processor_count
+        programs = multiprocessors * max(1, REGISTERS_PER_SM // (form.registers * form.threads))
+        quantize[(min(sum(counts), programs),)](
+            *self.operands, *counts, self.signs if is_turned else None, self.correction if has_qk else None,
+            form.rows, form.parts, channels, head_dim, is_turned, self.options.norm(head_dim) if is_turned else 1.0, phase,
+            self.options.scale == "power_of_two", self.is_bf16, self.is_packed, form.lanes,
+            num_warps=form.threads // 32, maxnreg=form.registers, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def quantize_qkv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    block_rows: int | tuple[int, int, int] = 128,
+    scope: Scope = "block",
+    scale: Scale = "amax",
+    rotate: bool = False,
+    subtract_k_mean: bool = False,
+    seed: int = 0,
+    softmax_scale: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+) -> QuantizedQKV:
+    """Quantise q, k and v to e4m3.
+
+    Parameters
+    ----------
+    q : float16 or bfloat16 (batch, seqlen_q, nheads, head_dim) or packed (total_q, nheads, head_dim), on a Hopper GPU
+        head_dim a multiple of 16, at most 256; 32, 64, 128 or 256 for a rotation. Last dimension contiguous, other strides
+        multiples of 16 elements.
+    k, v : same dtype (batch, seqlen_k, nheads_kv, head_dim or head_dim_v) or packed
+    block_rows, scope, scale, rotate, subtract_k_mean, seed
+        See :class:`fa3_kernels.quantization.QuantizeOptions`. Scope "block" with 32, 64 or 128 rows reads the data once;
+        other scopes twice; a K mean reads k once more.
+    softmax_scale : float, optional
+        Factor of the LSE correction, rounded to binary32; 1 / sqrt(head_dim) by default.
+    cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,), optional
+        First row of each packed sequence, and the end.
+    max_seqlen_q, max_seqlen_k : int, optional
+        The longest packed sequences; they size the descales, and rows beyond them are not quantised.
+
+    Returns
+    -------
+    QuantizedQKV
+        Bits of :func:`fa3_kernels.twin.quantize.quantize_qkv`, which states the error and what NaN and Inf become.
+
+    Raises
+    ------
+    ValueError
+        For options, shapes, dtypes or strides the quantiser does not take.
+    """
+    options = QuantizeOptions(block_rows, scope, scale, rotate, subtract_k_mean, seed)
+    check_shapes(tuple(q.shape), tuple(k.shape), tuple(v.shape), options)
+    factor = lse_factor(softmax_scale, q.shape[-1])
+    _check(q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+    seqlen_q, seqlen_k = (max_seqlen_q or 0, max_seqlen_k or 0) if q.dim() == 3 else (q.shape[1], k.shape[1])
+    descale_rows = options.descale_rows
+    group = q.shape[-2] // k.shape[-2] if scope == "head" else 1
+    operands = [
+        _operand(q, cu_seqlens_q, seqlen_q, descale_rows[0], group),
+        _operand(k, cu_seqlens_k, seqlen_k, descale_rows[1], 1),
+        _operand(v, cu_seqlens_k, seqlen_k, descale_rows[2], 1),
+    ]
+    is_packed = q.dim() == 3
+    with torch.cuda.device(q.device):
+        signs = _sign_masks(q.shape[-1], seed, q.device) if rotate else None
+        correction = None
+        if subtract_k_mean:
+            correction = _correction(q, operands[1], is_packed, signs, float(factor))
+        is_bf16 = q.dtype == torch.bfloat16
+        _Call(operands, descale_rows, options, signs, correction, is_bf16, is_packed).launch_all()
+    stored = [x.out.view(torch.float8_e4m3fn) for x in operands]
+    mean = None
+    if correction is not None:
+        mean = correction.mean[..., : q.shape[-1]]
+        if signs is not None:
+            mean = mean * (1.0 + signs.float() / (1 << 14))
+    descales = [x.descale for x in operands]
+    return QuantizedQKV(*stored, *descales, descale_rows, correction.lse if correction else None, mean)

@@ -1,0 +1,414 @@
+"""Quantiser kernel: tiles of fp16 or bf16 rows to e4m3 with a descale per block, in the order of :mod:`fa3_kernels.twin.quantize`.
+
+A tile goes from global to shared memory by cp.async, 16 bytes a thread and swizzled, so that a thread can then read up to 128
+channels of one row: seven of the rotation's rounds need no other thread, the eighth one shuffle. The buffer is free as soon
+as it is read, and the next tile of the program travels while this one is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+
+class Correction(NamedTuple):
+    """The K mean with the rotation's signs, and where the LSE correction goes."""
+
+    mean: Any  # float32 (batch, nheads_kv, channels)
+    lse: Any  # float32 (batch, nheads, seqlen_q) or (nheads, total_q)
+    lse_stride: int
+    softmax_scale: float
+    group: int
+
+
+class Operand(NamedTuple):
+    """One operand of a launch; strides in elements, ``tiles`` per sequence and head, ``blocks`` descales per head."""
+
+    x: Any  # int16 view
+    out: Any  # uint8 view, contiguous
+    descale: Any  # float32 (batch, heads, blocks)
+    amax: Any  # int32 (batch, heads / group, blocks): bits of the maxima, two passes only
+    cu_seqlens: Any  # int32 (batch + 1,); of packed sequences only
+    stride_batch: int
+    stride_row: int
+    stride_head: int
+    heads: int
+    seqlen: int
+    tiles: int
+    blocks: int
+    tiles_per_block: int
+    group: int
+
+
+@gluon.constexpr_function
+def load_layout(channels, warps):
+    return gl.BlockedLayout([1, 8], [256 // channels, channels // 8], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def store_layout(channels, warps):
+    return gl.BlockedLayout([1, 16], [512 // channels, channels // 16], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def shared_layout(channels):
+    """16-byte chunks swizzled over 128 bytes: eight rows' chunks of one column lie in different banks."""
+    rows_per_line = max(1, 64 // channels)
+    return gl.SwizzledSharedLayout(8, rows_per_line, 8 // rows_per_line, [1, 0])
+
+
+@gluon.constexpr_function
+def row_layout(channels, lanes, warps):
+    """``lanes`` lanes share a row, each with neighbouring channels."""
+    return gl.BlockedLayout([1, channels // lanes], [32 // lanes, lanes], [warps, 1], [0, 1])
+
+
+@gluon.constexpr_function
+def log2(x):
+    return x.bit_length() - 1
+
+
+@gluon.constexpr_function
+def exchange(lane_distance):
+    """The value of the lane ``lane_distance`` away; and +1 in the lower lane of such a pair, -1 in the upper one."""
+    shuffle = f"shfl.sync.bfly.b32 $0, $1, {lane_distance}, 0x1f, 0xffffffff;"
+    side = f"""{{
+        .reg .pred p; .reg .b32 lane;
+        mov.u32 lane, %laneid; and.b32 lane, lane, {lane_distance}; setp.eq.u32 p, lane, 0;
+        selp.f32 $0, 0f3F800000, 0fBF800000, p;
+    }}"""
+    return shuffle, side
+
+
+@gluon.jit
+def _round_in_thread(y, HALF: gl.constexpr):
+    """Butterflies at distance HALF, both ends in one thread."""
+    rows: gl.constexpr = y.shape[0]
+    channels: gl.constexpr = y.shape[1]
+    a, b = gl.split(gl.permute(gl.reshape(y, [rows, channels // (2 * HALF), 2, HALF]), (0, 1, 3, 2)))
+    pairs = gl.permute(gl.join(a + b, a - b), (0, 1, 3, 2))
+    return gl.convert_layout(gl.reshape(pairs, [rows, channels]), y.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def _round_between_lanes(y, LANE_DISTANCE: gl.constexpr):
+    """Butterflies whose ends lie in two lanes: a + b in the lower, a - b in the upper; times +-1 the fma is that sum."""
+    asm: gl.constexpr = exchange(LANE_DISTANCE)
+    other = gl.inline_asm_elementwise(asm[0], "=r,r", [y], dtype=gl.float32, is_pure=True, pack=1)
+    side = gl.inline_asm_elementwise(asm[1], "=r", [], dtype=gl.float32, is_pure=True, pack=1)
+    return gl.fma(y, side, other)
+
+
+@gluon.jit
+def butterflies(y, LANES: gl.constexpr):
+    """y H without the normalisation, float32 (rows, channels) in row_layout."""
+    for i in gl.static_range(log2(y.shape[1] // LANES)):
+        y = _round_in_thread(y, 1 << i)
+    for i in gl.static_range(log2(LANES)):
+        y = _round_between_lanes(y, (32 // LANES) << i)
+    return y
+
+
+@gluon.jit
+def neighbours_sum(x):
+    """Sum over the last axis as a tree, neighbours first."""
+    shape: gl.constexpr = x.shape
+    for i in gl.static_range(log2(shape[-1])):
+        x = gl.sum(gl.reshape(x, shape[:-1] + [shape[-1] >> (i + 1), 2]), axis=len(shape))
+    return gl.reshape(x, shape[:-1])
+
+
+@gluon.jit
+def descale_of(amax, norm, SCALE_UP: gl.constexpr):
+    """max / 448, clamped; rounded up to a power of two with SCALE_UP; 1 where the maximum is 0 or NaN."""
+    descale = gl.minimum(gl.maximum(gl.div_rn(amax * norm, 448.0), 2.0**-126), 2.0**126)
+    if SCALE_UP:
+        descale = ((descale.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)
+    return gl.where(amax > 0, descale, 1.0)
+
+
+@gluon.jit
+def _chosen(q, k, v, q_tiles, k_tiles, index):
+    """The operand a tile belongs to, and its index there."""
+    t, first = q, 0
+    if index >= q_tiles:
+        t, first = k, q_tiles
+    if index >= q_tiles + k_tiles:
+        t, first = v, q_tiles + k_tiles
+    return t, index - first
+
+
+@gluon.jit
+def _place(t, index, ROWS: gl.constexpr, PACKED: gl.constexpr):
+    """Where a tile lies: head, sequence, first row; start and length of the sequence."""
+    head, sequence = index % t.heads, index // t.heads // t.tiles
+    start, length = 0, t.seqlen
+    if PACKED:
+        start = gl.load(t.cu_seqlens + sequence)
+        length = gl.load(t.cu_seqlens + sequence + 1) - start
+    return head, sequence, index // t.heads % t.tiles * ROWS, start, length
+
+
+@gluon.jit
+def _fetch(t, index, smem, PART: gl.constexpr, PARTS: gl.constexpr, HEAD_DIM: gl.constexpr, PACKED: gl.constexpr):
+    """Start to bring a part of a tile into shared memory; rows beyond the sequence and padded channels become zeros."""
+    rows: gl.constexpr = smem.shape[0]
+    channels: gl.constexpr = smem.shape[1]
+    layout: gl.constexpr = load_layout(channels, gl.num_warps())
+    head, sequence, first_row, start, length = _place(t, index, rows * PARTS, PACKED)
+    row = first_row + PART * rows + gl.arange(0, rows, gl.SliceLayout(1, layout))
+    channel = gl.expand_dims(gl.arange(0, channels, gl.SliceLayout(0, layout)), 0)
+    base = t.x + sequence.to(gl.int64) * t.stride_batch + head.to(gl.int64) * t.stride_head
+    pointers = base + gl.expand_dims((start + row).to(gl.int64) * t.stride_row, 1) + channel
+    mask = gl.expand_dims(row < length, 1)
+    if channels != HEAD_DIM:
+        mask = mask & (channel < HEAD_DIM)
+    async_copy.async_copy_global_to_shared(smem, pointers, mask)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def as_float32(bits, IS_BF16: gl.constexpr):
+    if IS_BF16:
+        return bits.to(gl.bfloat16, bitcast=True).to(gl.float32)
+    else:
+        return bits.to(gl.float16, bitcast=True).to(gl.float32)
+
+
+@gluon.jit
+def _sign_changed(bits, signs):
+    """Exclusive or of 16-bit patterns with the sign masks of their channels, two at a time."""
+    layout: gl.constexpr = bits.type.layout
+    masks = gl.load(signs + gl.arange(0, bits.shape[1], gl.SliceLayout(0, layout)))
+    masks = gl.expand_dims(masks, 0) + gl.full(bits.shape, 0, gl.int16, layout)
+    return gl.inline_asm_elementwise(
+        "xor.b32 $0, $1, $2;", "=r,r,r", [bits, masks], dtype=gl.int16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def _store(t, y, place, HEAD_DIM: gl.constexpr, PACKED: gl.constexpr):
+    """Write float32 y, already scaled, as e4m3."""
+    head, sequence, first_row, start, length = place
+    rows: gl.constexpr = y.shape[0]
+    channels: gl.constexpr = y.shape[1]
+    layout: gl.constexpr = store_layout(channels, gl.num_warps())
+    codes = gl.convert_layout(y.to(gl.float8e4nv).to(gl.uint8, bitcast=True), layout)
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, layout))
+    channel = gl.expand_dims(gl.arange(0, channels, gl.SliceLayout(0, layout)), 0)
+    if not PACKED:
+        start = sequence * t.seqlen
+    line = (start + row).to(gl.int64) * t.heads + head
+    mask = gl.expand_dims(row < length, 1)
+    if channels != HEAD_DIM:
+        mask = mask & (channel < HEAD_DIM)
+    gl.store(t.out + gl.expand_dims(line * HEAD_DIM, 1) + channel, codes, mask)
+
+
+@gluon.jit
+def _halves(y):
+    """Split float32 (rows, lanes, n) of row_layout into the channels below and from n / 2 on, within each thread."""
+    rows: gl.constexpr = y.shape[0]
+    lanes: gl.constexpr = y.shape[1]
+    return gl.split(gl.permute(gl.reshape(y, [rows, lanes, 2, y.shape[2] // 2]), (0, 1, 3, 2)))
+
+
+@gluon.jit
+def _joined(a, b):
+    rows: gl.constexpr = a.shape[0]
+    lanes: gl.constexpr = a.shape[1]
+    return gl.reshape(gl.permute(gl.join(a, b), (0, 1, 3, 2)), [rows, lanes, 2 * a.shape[2]])
+
+
+@gluon.jit
+def _mean_of(mean, like, STRIDE: gl.constexpr):
+    """Means of the channels of float32 (rows, lanes, n): ``mean`` points to the first, lanes lie STRIDE apart."""
+    layout: gl.constexpr = gl.SliceLayout(0, like.type.layout)
+    lane = gl.arange(0, like.shape[1], gl.SliceLayout(1, layout))
+    channel = gl.arange(0, like.shape[2], gl.SliceLayout(0, layout))
+    return gl.expand_dims(gl.load(mean + gl.expand_dims(lane * STRIDE, 1) + gl.expand_dims(channel, 0)), 0)
+
+
+@gluon.jit
+def _in_order(x):
+    """A volatile identity: LLVM would otherwise move all loads before the arithmetic, which spills."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _less_mean(y, mean, STRIDE: gl.constexpr):
+    return _in_order(y - _mean_of(mean, y, STRIDE))
+
+
+@gluon.jit
+def _dot_mean(y, mean, STRIDE: gl.constexpr):
+    return _in_order(neighbours_sum(y * _mean_of(mean, y, STRIDE)))
+
+
+@gluon.jit
+def _centred(y, mean, first_row, length, LANES: gl.constexpr):
+    """y - mean; rows beyond the sequence stay 0. A quarter of the channels at a time: all means would not fit in registers."""
+    rows: gl.constexpr = y.shape[0]
+    channels: gl.constexpr = y.shape[1]
+    layout: gl.constexpr = y.type.layout
+    n: gl.constexpr = channels // LANES
+    low, high = _halves(gl.reshape(y, [rows, LANES, n]))
+    a, b = _halves(low)
+    c, d = _halves(high)
+    low = _joined(_less_mean(a, mean, n), _less_mean(b, mean + n // 4, n))
+    high = _joined(_less_mean(c, mean + n // 2, n), _less_mean(d, mean + 3 * n // 4, n))
+    centred = gl.convert_layout(gl.reshape(_joined(low, high), [rows, channels]), layout, assert_trivial=True)
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, layout))
+    return gl.where(gl.expand_dims(row < length, 1), centred, 0.0)
+
+
+@gluon.jit
+def _store_lse_correction(y, mean, at, softmax_scale, first_row, length, LANES: gl.constexpr):
+    """Store softmax_scale * (q . mean) of a tile's rows from ``at`` on; a tree over the channels, neighbours first."""
+    rows: gl.constexpr = y.shape[0]
+    channels: gl.constexpr = y.shape[1]
+    layout: gl.constexpr = gl.SliceLayout(1, y.type.layout)
+    n: gl.constexpr = channels // LANES
+    low, high = _halves(gl.reshape(y, [rows, LANES, n]))
+    a, b = _halves(low)
+    c, d = _halves(high)
+    low = _dot_mean(a, mean, n) + _dot_mean(b, mean + n // 4, n)
+    high = _dot_mean(c, mean + n // 2, n) + _dot_mean(d, mean + 3 * n // 4, n)
+    total = gl.convert_layout(neighbours_sum(low + high), layout)  # (rows, lanes) -> (rows,)
+    row = first_row + gl.arange(0, rows, layout)
+    gl.store(at + row, total * softmax_scale, row < length)
+
+
+@gluon.jit
+def _conditioned(
+    t, bits, signs, correction, is_k, place,
+    ROTATE: gl.constexpr, WRITE_LSE: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """Tile of q or k as float32: less the mean of k, rotated. Of q, store the LSE correction on the way."""
+    head, sequence, first_row, start, length = place
+    if ROTATE:
+        bits = _sign_changed(bits, signs)
+    y = as_float32(bits, IS_BF16)
+    if correction is not None:
+        if is_k:
+            y = _centred(y, correction.mean + (sequence * t.heads + head) * bits.shape[1], first_row, length, LANES)
+        elif WRITE_LSE:
+            mean = correction.mean + (sequence * t.heads + head) // correction.group * bits.shape[1]
+            line = head if PACKED else sequence * t.heads + head
+            at = correction.lse + line.to(gl.int64) * correction.lse_stride + start
+            _store_lse_correction(y, mean, at, correction.softmax_scale, first_row, length, LANES)
+    if ROTATE:
+        y = butterflies(y, LANES)
+    return y
+
+
+@gluon.jit
+def _part(
+    t, index, bits, signs, correction, is_q, is_v, PART: gl.constexpr, PARTS: gl.constexpr,
+    ROTATE: gl.constexpr, WRITE_LSE: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """What is to be scaled and cast, from int16 (rows, channels) in row_layout, float32."""
+    head, sequence, first_row, start, length = _place(t, index, bits.shape[0] * PARTS, PACKED)
+    place = (head, sequence, first_row + PART * bits.shape[0], start, length)
+    if is_v:
+        y = as_float32(bits, IS_BF16)
+    else:
+        y = _conditioned(
+            t, bits, signs, correction, not is_q, place, ROTATE, WRITE_LSE, IS_BF16, PACKED, LANES
+        )  # fmt: skip
+    return y
+
+
+@gluon.jit
+def _largest(y):
+    return gl.max(gl.max(gl.abs(y), axis=1), axis=0)
+
+
+@gluon.jit
+def _tile(
+    t, index, bits, kept, kept_amax, signs, correction, is_q, is_v,
+    PARTS: gl.constexpr, PHASE: gl.constexpr, SCALE_UP: gl.constexpr, NORM: gl.constexpr, ROTATE: gl.constexpr,
+    HEAD_DIM: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """Quantise one tile, or find its maximum. ``bits`` is its last part; an earlier one is in ``kept``."""
+    rows: gl.constexpr = bits.shape[0]
+    LAST: gl.constexpr = PARTS - 1
+    head, sequence, first_row, start, length = _place(t, index, rows * PARTS, PACKED)
+    tile = first_row // (rows * PARTS)
+    block = tile // t.tiles_per_block
+    descale_at = t.descale + (sequence * t.heads + head) * t.blocks + block
+    is_first = tile == block * t.tiles_per_block
+    if first_row < length:
+        y = _part(
+            t, index, bits, signs, correction, is_q, is_v, LAST, PARTS, ROTATE, PHASE != "amax", IS_BF16, PACKED, LANES
+        )  # fmt: skip
+        if PHASE != "cast":
+            amax = _largest(y)
+            if PARTS == 2:
+                amax = gl.maximum(amax, kept_amax)
+        if PHASE != "one_pass":
+            amax_at = t.amax + (sequence * t.heads + head) // t.group * t.blocks + block
+        if PHASE == "amax":
+            gl.atomic_max(amax_at, gl.where(amax > 0, amax, 0.0).to(gl.int32, bitcast=True), sem="relaxed")
+        else:
+            if PHASE == "cast":
+                amax = gl.load(amax_at).to(gl.float32, bitcast=True)
+            norm = gl.where(is_v, 1.0, NORM)
+            descale = descale_of(amax, norm, SCALE_UP)
+            gl.store(descale_at, descale, mask=is_first)
+            factor = norm * gl.div_rn(1.0, descale)
+            _store(t, y * factor, (head, sequence, first_row + LAST * rows, start, length), HEAD_DIM, PACKED)
+            if PARTS == 2:
+                y = kept.load(y.type.layout)
+                _store(t, y * factor, (head, sequence, first_row, start, length), HEAD_DIM, PACKED)
+    elif PHASE != "amax":
+        gl.store(descale_at, 1.0, mask=is_first)
+
+
+@gluon.jit
+def quantize(
+    q, k, v, q_tiles, k_tiles, v_tiles, signs, correction,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, CHANNELS: gl.constexpr, HEAD_DIM: gl.constexpr, ROTATE: gl.constexpr,
+    NORM: gl.constexpr, PHASE: gl.constexpr, SCALE_UP: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr,
+    LANES: gl.constexpr,
+):  # fmt: skip
+    """Tiles of q, then those of k, then those of v, dealt out to the programs in turn; an operand may have none.
+
+    PHASE is "one_pass" where a tile is all that shares a descale, else "amax" and then "cast". A tile has PARTS parts of
+    ROWS rows: one, or two where registers hold no whole tile; the first then waits in shared memory, in float32, for the
+    maximum of the second.
+    """
+    layout: gl.constexpr = row_layout(CHANNELS, LANES, gl.num_warps())
+    smem = gl.allocate_shared_memory(gl.int16, [ROWS, CHANNELS], shared_layout(CHANNELS))
+    kept, kept_amax = None, gl.to_tensor(0.0)
+    if PARTS == 2:
+        kept = gl.allocate_shared_memory(gl.float32, [ROWS, CHANNELS], gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
+    tiles = q_tiles + k_tiles + v_tiles
+    programs = gl.num_programs(0)
+    t, at = _chosen(q, k, v, q_tiles, k_tiles, gl.program_id(0))
+    _fetch(t, at, smem, 0, PARTS, HEAD_DIM, PACKED)
+    for index in range(gl.program_id(0), tiles, programs):
+        is_q, is_v = index < q_tiles, index >= q_tiles + k_tiles
+        async_copy.wait_group(0)
+        bits = smem.load(layout)
+        if PARTS == 2:
+            t, at = _chosen(q, k, v, q_tiles, k_tiles, index)
+            _fetch(t, at, smem, 1, PARTS, HEAD_DIM, PACKED)
+            y = _part(
+                t, at, bits, signs, correction, is_q, is_v, 0, PARTS, ROTATE, PHASE != "amax", IS_BF16, PACKED, LANES
+            )  # fmt: skip
+            kept_amax = _largest(y)
+            kept.store(y)
+            async_copy.wait_group(0)
+            bits = smem.load(layout)
+        if index + programs < tiles:
+            t, at = _chosen(q, k, v, q_tiles, k_tiles, index + programs)
+            _fetch(t, at, smem, 0, PARTS, HEAD_DIM, PACKED)
+        t, at = _chosen(q, k, v, q_tiles, k_tiles, index)
+        _tile(
+            t, at, bits, kept, kept_amax, signs, correction, is_q, is_v, PARTS, PHASE, SCALE_UP, NORM, ROTATE, HEAD_DIM,
+            IS_BF16, PACKED, LANES,
+        )  # fmt: skip

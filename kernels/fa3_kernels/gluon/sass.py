@@ -1,0 +1,111 @@
+"""What a disassembly proves: uniform registers that some path reads before any instruction of that path has set them.
+
+ptxas 12.8 can merge equal address computations of two loops although the first loop, which sets the register, may be
+skipped; wgmma then reads from a wrong address. Such a register is not assigned on every path from the entry, which a
+forward data-flow analysis over the instructions finds. No GPU and no Triton needed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_LABEL = re.compile(r"\s*(\.L_x_\d+):")
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)\s*(.*?);")
+_NO_RESULT = (
+    "ST",
+    "BAR",
+    "BRA",
+    "EXIT",
+    "UTMA",
+    "SYNCS",
+    "RED",
+    "BRX",
+    "ERR",
+    "FENCE",
+    "MEMBAR",
+    "WARPSYNC",
+    "USETMAX",
+)
+
+
+class Instruction(NamedTuple):
+    """One line of a disassembly; ``guard`` is its predicate or empty."""
+
+    guard: str
+    opcode: str
+    operands: str
+
+
+def parse(sass: str) -> tuple[list[Instruction], dict[str, int]]:
+    """Return the instructions of a kernel and the index of every label."""
+    code: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for line in sass.splitlines():
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(code)
+        elif found := _INSTRUCTION.match(line):
+            code.append(Instruction(found[1] or "", found[2], found[3]))
+    return code, labels
+
+
+def _successors(code: list[Instruction], labels: dict[str, int], i: int) -> list[int]:
+    guard, opcode, operands = code[i]
+    targets = [labels[name] for name in re.findall(r"\.L_x_\d+", operands) if name in labels]
+    if opcode.startswith("BRX"):
+        return targets
+    if opcode.startswith("BRA"):
+        is_conditional = bool(guard) or operands.strip().startswith(("P", "!P", "UP"))
+        return targets + ([i + 1] if is_conditional else [])
+    return [] if opcode.startswith("EXIT") and not guard else [i + 1]
+
+
+def _sets_and_reads(instruction: Instruction) -> tuple[set[int], set[int]]:
+    """Uniform registers an instruction sets and reads. A guarded one counts as setting its result."""
+    _, opcode, operands = instruction
+    result, _, rest = operands.partition(",")
+    sets: set[int] = set()
+    if (target := re.fullmatch(r"UR(\d+)", result.strip())) and not opcode.startswith(_NO_RESULT):
+        width = 4 if ".128" in opcode else 2 if ".64" in opcode or "WIDE" in opcode else 1
+        sets = set(range(int(target[1]), int(target[1]) + width))
+    else:
+        rest = operands
+    reads = {int(n) for n in re.findall(r"\bUR(\d+)", rest)}
+    for n in map(int, re.findall(r"[^g]desc\[UR(\d+)\]", rest)):
+        reads.add(n + 1)
+    for n in map(int, re.findall(r"gdesc\[UR(\d+)\]", rest)):  # four registers: descriptors of A and of B
+        a_in_registers = re.match(r"\s*R\d+,\s*R\d+", operands) is not None
+        reads -= {n}
+        reads |= set(range(n + 2 * a_in_registers, n + 4))
+    return sets, reads
+
+
+def undefined_uniform_registers(sass: str) -> list[str]:
+    """Return instructions that may read a uniform register which no instruction before them on some path sets.
+
+    >>> undefined_uniform_registers("/*0000*/ @P0 BRA `(.L_x_1) ;\\n/*0010*/ UMOV UR4, URZ ;\\n.L_x_1:\\n/*0020*/ UMOV UR5, UR4 ;")
+    ['UMOV UR5, UR4: UR4']
+    """
+    code, labels = parse(sass)
+    flow = [_sets_and_reads(instruction) for instruction in code]
+    assigned: list[frozenset[int] | None] = [None] * len(code)
+    work = [0] if code else []
+    if code:
+        assigned[0] = frozenset()
+    while work:
+        i = work.pop()
+        after = (assigned[i] or frozenset()) | flow[i][0]
+        for j in _successors(code, labels, i):
+            if j >= len(code):
+                continue
+            before = assigned[j]
+            merged = after if before is None else before & after
+            if merged != before:
+                assigned[j] = merged
+                work.append(j)
+    found = []
+    for instruction, (_, reads), before in zip(code, flow, assigned, strict=True):
+        if before is not None and (missing := sorted(reads - before)):
+            names = ", ".join(f"UR{n}" for n in missing)
+            found.append(f"{instruction.opcode} {instruction.operands.strip()}: {names}")
+    return found

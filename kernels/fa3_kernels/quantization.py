@@ -1,0 +1,195 @@
+"""What the e4m3 quantiser may be asked for, and the constants its kernel and its twin share.
+
+    y = rotation(x - mean),   descale = clamp(max|y| norm / 448),   stored = e4m3(y * (norm * (1 / descale)))
+
+norm is 1, or 1 / sqrt(head_dim) with a rotation: the butterflies stay unnormalised and the factor costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from fa3_reference.hadamard import random_signs
+
+Scope = Literal["block", "head"]
+Scale = Literal["amax", "power_of_two"]
+
+# A measurement of the quantiser is stale when one of these changes.
+EVIDENCE_SOURCES = (
+    "gluon/quantize.py",
+    "gluon/quantize_kernel.py",
+    "gluon/quantize_mean.py",
+    "quantization.py",
+    "twin/quantize.py",
+)
+
+E4M3_MAX = 448.0
+# 1 / descale of a normal number must be normal too. Inf gives 2^126: 448 * 2^126 is beyond binary32, so that Inf stays Inf.
+MIN_DESCALE, MAX_DESCALE = 2.0**-126, 2.0**126
+ROTATED_HEAD_DIMS = (32, 64, 128, 256)
+MAX_HEAD_DIM = 256
+MEAN_CHUNK_ROWS, MEAN_TREE_ROWS, MEAN_FINAL_ROWS = 128, 32, 64  # order of the K mean's sum, see the twin
+_MAX_TILE_ROWS, _MIN_TILE_ROWS = 128, 32
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """How q, k and v become e4m3.
+
+    Parameters
+    ----------
+    block_rows : int or (int, int, int)
+        Rows that share a descale in scope "block", for all or for q, k and v; multiples of 32. One pass over the data
+        for 32, 64 and 128, two otherwise.
+    scope : {"block", "head"}
+        "head": one descale per (sequence, kv head); for q, the query heads that share it, as FlashAttention-3 takes it.
+    scale : {"amax", "power_of_two"}
+        descale = max / 448, or that rounded up to a power of two.
+    rotate : bool
+        Random-sign Hadamard rotation of q and k.
+    subtract_k_mean : bool
+        Subtract from k its mean over the tokens of each (sequence, kv head); the result then holds the LSE correction.
+    seed : int
+        Of the signs; :func:`fa3_reference.hadamard.random_signs`.
+
+    Raises
+    ------
+    ValueError
+        Whenever a value breaks its rule; the message states both.
+    """
+
+    block_rows: int | tuple[int, int, int] = 128
+    scope: Scope = "block"
+    scale: Scale = "amax"
+    rotate: bool = False
+    subtract_k_mean: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rows = self.block_rows if isinstance(self.block_rows, tuple) else (self.block_rows,) * 3
+        is_legal = len(rows) == 3 and all(_is_integer(n) and n > 0 and n % _MIN_TILE_ROWS == 0 for n in rows)
+        rules = (
+            (is_legal, f"block_rows must be one or three positive multiples of 32, got {self.block_rows!r}"),
+            (self.scope in get_args(Scope), f"scope must be 'block' or 'head', got {self.scope!r}"),
+            (self.scale in get_args(Scale), f"scale must be 'amax' or 'power_of_two', got {self.scale!r}"),
+            (isinstance(self.rotate, bool), f"rotate must be True or False, got {self.rotate!r}"),
+            (
+                isinstance(self.subtract_k_mean, bool),
+                f"subtract_k_mean must be True or False, got {self.subtract_k_mean!r}",
+            ),
+            (_is_integer(self.seed) and self.seed >= 0, f"seed must be an integer >= 0, got {self.seed!r}"),
+        )
+        for ok, rule in rules:
+            if not ok:
+                raise ValueError(rule)
+
+    @property
+    def descale_rows(self) -> tuple[int, int, int]:
+        """Rows per descale of q, k and v; 0 is the whole sequence."""
+        if self.scope == "head":
+            return (0, 0, 0)
+        rows = self.block_rows
+        return rows if isinstance(rows, tuple) else (rows, rows, rows)
+
+    def norm(self, head_dim: int) -> float:
+        """Factor of the rotated operands: 1 / sqrt(head_dim) rounded to binary32, or 1."""
+        return float(np.float32(1 / np.sqrt(head_dim))) if self.rotate else 1.0
+
+    def signs(self, head_dim: int) -> np.ndarray:
+        """The rotation's signs, float32 +-1 (head_dim,)."""
+        return random_signs(head_dim, self.seed).astype(np.float32)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def tile_rows(descale_rows: int, head_dim: int) -> int:
+    """Rows of a tile: all that share a descale where they fit, else a divisor of them.
+
+    >>> [tile_rows(rows, 128) for rows in (0, 32, 64, 128, 192, 256)]
+    [128, 32, 64, 128, 64, 128]
+    """
+    if 0 < descale_rows <= _MAX_TILE_ROWS:
+        return descale_rows & -descale_rows
+    largest = _MAX_TILE_ROWS // 2 if head_dim > 128 else _MAX_TILE_ROWS  # read twice anyway: as registers like it
+    return min(descale_rows & -descale_rows, largest) if descale_rows else largest
+
+
+def lse_factor(softmax_scale: float | None, head_dim: int) -> np.float32:
+    """Return softmax_scale, by default 1 / sqrt(head_dim), rounded to binary32; ValueError unless finite and > 0."""
+    if softmax_scale is None:
+        return np.float32(1 / np.sqrt(head_dim))
+    if not 0 < softmax_scale < np.inf:
+        raise ValueError(f"softmax_scale must be finite and > 0, got {softmax_scale!r}")
+    return np.float32(softmax_scale)
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Channels a kernel computes with: a power of two, at least 32."""
+    return max(32, 1 << (head_dim - 1).bit_length())
+
+
+class TileForm(NamedTuple):
+    """How the threads of a program hold a tile of ``parts`` times ``rows`` rows."""
+
+    rows: int
+    parts: int
+    lanes: int  # that share a row
+    registers: int  # of a thread
+
+    @property
+    def threads(self) -> int:
+        return self.rows * self.lanes
+
+
+def tile_form(rows: int, channels: int, rotate: bool) -> TileForm:
+    """Choose the form of a tile.
+
+    A rotation wants whole rows in a thread, up to 128 channels: measured on an H200 at head_dim 256, four lanes a row with
+    two rounds of shuffles reach 0.79 of the copy bandwidth and two lanes with one round 0.87. A rotated tile of more than
+    128 * 128 elements would leave room for one program on a multiprocessor; in two parts there is room for two (0.66 and
+    0.73). The registers are the fewest without a spill but for the parts, where shared memory is what limits.
+    """
+    lanes = max(1, channels // (128 if rotate else 64))
+    if rotate and rows * channels > 128 * 128:
+        return TileForm(rows // 2, 2, lanes, 248)
+    return TileForm(rows, 1, lanes, 168 if channels // lanes == 128 else 128)
+
+
+def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], options: QuantizeOptions) -> None:
+    """Refuse shapes the quantiser does not take.
+
+    Parameters
+    ----------
+    q, k, v : shapes
+        (batch, seqlen, nheads, head_dim), or (total, nheads, head_dim) for packed sequences.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit each other, or a head_dim is illegal.
+    """
+    fits = len(q) in (3, 4) and len(k) == len(v) == len(q) and k[:-1] == v[:-1] and k[-1] == q[-1]
+    fits = fits and (len(q) == 3 or q[0] == k[0])
+    rules = [
+        (fits, f"k must fit q {q}, and v must fit k but for head_dim_v, got {k} and {v}"),
+        (min(q) > 0 and min(k[-2:]) > 0, f"q and the heads of k must not be empty, got {q} and {k}"),
+    ]
+    if fits and k[-2]:
+        rules.append((q[-2] % k[-2] == 0, f"nheads must be a multiple of nheads_kv, got {q[-2]} and {k[-2]}"))
+    for name, dim in (("head_dim", q[-1]), ("head_dim_v", v[-1])):
+        rules.append((
+            0 < dim <= MAX_HEAD_DIM and dim % 16 == 0,
+            f"{name} must be a multiple of 16 and at most {MAX_HEAD_DIM}, got {dim}",
+        ))  # fmt: skip
+    rules.append((
+        not options.rotate or q[-1] in ROTATED_HEAD_DIMS,
+        f"a rotation needs head_dim in {ROTATED_HEAD_DIMS}, got {q[-1]}",
+    ))  # fmt: skip
+    for ok, rule in rules:
+        if not ok:
+            raise ValueError(rule)
