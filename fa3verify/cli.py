@@ -173,6 +173,98 @@ def kernels(json_target: str | None) -> None:
 
 
 @main.command(epilog=EPILOG)
+@click.argument("launches", nargs=-1)
+@click.option("--accept", is_flag=True, help="Write what was found as the golden file.")
+@click.option(
+    "--golden",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Compare with this golden file, not the shipped one.",
+)
+@click.option("--json", "json_target", metavar="FILE|-", help="Also write all figures as JSON.")
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@click.option("--quiet", is_flag=True, help="Print the verdict only.")
+def audit(
+    launches: tuple[str, ...], accept: bool, golden: Path | None, json_target: str | None, workers: int, quiet: bool
+) -> None:
+    """Compile the shipped kernels for sm_90a without a GPU; exit code 1 if registers, spills or code moved.
+
+    LAUNCHES restricts it to some of them, by name. Needs torch and triton 3.6, no GPU.
+    """
+    with _one_line_errors():
+        from importlib import import_module
+
+        from fa3verify import console
+
+        audits: Any = import_module("fa3_kernels.audit")
+        path = golden or audits.GOLDEN
+        accepted = audits.read_golden(path) if path.exists() else {}
+        with console.counting("compiling", quiet) as tell:
+            try:
+                figures = audits.compile_all(launches, workers=workers, tell=tell)
+            except audits.Unavailable as error:
+                _fail(ENVIRONMENT, f"the kernels cannot be compiled: {error}")
+        broken = audits.broken_rules(figures)
+        moved = audits.compare(accepted, figures, partial=bool(launches))
+        if accept:
+            _write(audits.golden_text({**accepted, **figures} if launches else figures), str(path))
+        _emit({"kernels": figures, "broken": broken, "moved": moved, "accepted": accept}, json_target)
+        if json_target != "-":
+            console.print_audit(figures, broken, moved, accept, quiet=quiet)
+        raise Exit(FINDING if broken or (moved and not accept) else OK)
+
+
+@main.command(epilog=EPILOG)
+@click.option(
+    "--grid", type=click.Choice(["paper", "ablation", "decode", "gqa", "drift"]), default="paper", show_default=True
+)
+@click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
+@click.option("--head-dim", "head_dims", type=int, multiple=True, help="All of the grid by default.")
+@click.option("--seqlen", "seqlens", type=int, multiple=True, help="All of the grid by default.")
+@click.option("--causal/--no-causal", default=None, help="Both by default.")
+@click.option(
+    "--kernels", "names", metavar="NAME", multiple=True, help="Names or patterns (gluon*, fa3); all by default."
+)
+@click.option("--peers", type=click.Path(path_type=Path, file_okay=False), help="Folder with the peers' libraries.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Bursts per kernel and cell.")
+@click.option("--pause", type=click.FloatRange(0), default=0.3, show_default=True, help="Seconds before every burst.")
+@click.option("--sustained/--no-sustained", default=True, help="Time 40 ms under the kernel's own heat as well.")
+@click.option("--budget", type=click.FloatRange(0), default=float("inf"), help="Seconds after which no cell is begun.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--quiet", is_flag=True, help="Print the path of the report only.")
+def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, **options: Any) -> None:
+    """Time the GPU kernels beside their peers on a Hopper GPU: cool bursts, SM clock logged, bits checked first.
+
+    Finished cells are kept in OUT/bench.jsonl: the same command goes on where it stopped, another one adds to it.
+    """
+    with _one_line_errors():
+        from fa3verify import console
+        from fa3verify.bench import run as bench_run
+        from fa3verify.bench.cells import select
+        from fa3verify.bench.timing import Pace
+
+        filters = {"head_dims": options["head_dims"], "seqlens": options["seqlens"], "causal": causal}
+        cells = select(grid, dtypes or ("fp16", "bf16", "e4m3"), **filters)
+        if not cells:
+            _fail(NOTHING, f"no cell of grid {grid} passes the filters")
+        pace = Pace(options["rounds"], options["pause"], options["sustained"])
+        settings = bench_run.Settings(
+            cells, out, options["peers"], options["names"], pace, options["budget"], options["seed"]
+        )
+        try:
+            bench_run.check_device()
+        except bench_run.NoDevice as error:
+            _fail(ENVIRONMENT, f"bench needs a GPU: {error}")
+        try:
+            results, left = bench_run.run(settings, console.teller(quiet))
+        except bench_run.ContextLost as error:
+            _fail(FINDING, str(error))
+        wrong = bench_run.failed(results)
+        console.print_bench(results, grid, left, wrong, out, quiet=quiet)
+        raise Exit(FINDING if wrong else OK)
+
+
+@main.command(epilog=EPILOG)
 @click.option("--json", "json_target", metavar="FILE|-", help="Write it as JSON.")
 def info(json_target: str | None) -> None:
     """Print versions, extras found, cache and environment variables."""

@@ -164,6 +164,70 @@ def print_kernels(known: list[Candidate]) -> None:
     Console().print(f"add +FAULT to a twin to plant a fault: {', '.join(Fault)}", soft_wrap=True)
 
 
+@contextlib.contextmanager
+def counting(what: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Count finished things on stderr, if it is a terminal; yields a callback that gets their names."""
+    console = Console(stderr=True, quiet=quiet)
+    hidden = quiet or not console.is_terminal
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, disable=hidden) as bar:
+        task, done = bar.add_task(what, total=None), []
+
+        def tell(name: str) -> None:
+            done.append(name)
+            bar.update(task, description=f"{what}: {len(done)} done, {escape(name)}")
+
+        yield tell
+
+
+def print_audit(figures: dict[str, Any], broken: list[str], moved: list[str], accepted: bool, *, quiet: bool) -> None:
+    """Print the figures of every kernel, what broke a rule, what moved, and the verdict."""
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    if not quiet:
+        table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+        table.add_column("kernel", no_wrap=True)
+        for name in ("regs", "spill", "smem", "GMMA", "TMA", "MUFU", "FFMA", "LDSM/STSM", "PRMT", "BAR"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("first step", overflow="fold")
+        for name, f in figures.items():
+            barriers = f["barriers"]["BAR.SYNC"] + f["barriers"]["BAR.ARV"]
+            row = [f["registers"]["entry"], f["memory"]["spill_bytes"], f["memory"]["smem_bytes"]]
+            row += [sum(f[group].values()) for group in ("tensor", "tma", "special")]
+            row += [f["fp32"]["FFMA"], f"{f['moves']['LDSM']}/{f['moves']['STSM']}", f["moves"]["PRMT"], barriers]
+            table.add_row(escape(name), *map(str, row), f["loops"][0].split(" BAR")[0] if f["loops"] else "")
+        console.print(table)
+    for text in broken:
+        console.print(f"[red]BROKEN[/red] {escape(text)}", soft_wrap=True)
+    for text in moved:
+        console.print(f"[yellow]MOVED[/yellow] {escape(text)}", soft_wrap=True)
+    if moved and accepted:
+        console.print(f"accepted: {len(moved)} figures written to the golden file")
+    verdict = "fail" if broken or (moved and not accepted) else "pass"
+    console.print(f"[{STYLE[verdict]}]AUDIT {verdict.upper()}[/] {len(figures)} kernels, {len(moved)} figures moved")
+
+
+def teller(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints one line of progress on stderr."""
+    console = Console(stderr=True, quiet=quiet)
+    return lambda text: console.print(escape(text), soft_wrap=True)
+
+
+def print_bench(results: Any, grid: str, left: int, wrong: list[str], out: Path, *, quiet: bool) -> None:
+    """Print ratios to every peer, what is missing, kernels whose bits differ, and the path of the report."""
+    from fa3verify.bench.ratios import ratio_lines
+
+    console = Console()
+    if not quiet:
+        for text in ratio_lines(results, grid):
+            console.print(escape(text), soft_wrap=True)
+        for name, reason in results.missing().items():
+            console.print(f"missing {escape(name)}: {escape(reason)}", soft_wrap=True)
+    for text in wrong:
+        console.print(f"[red]FAIL[/red] {escape(text)}", soft_wrap=True)
+    if left:
+        console.print(f"{left} cells left: the same command goes on with them")
+    console.print(f"report {out / 'bench.md'}", soft_wrap=True)
+
+
 def environment() -> dict[str, Any]:
     """Return what ``fa3verify info`` prints."""
     from fa3_kernels.twin.compiled import cache_directory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,6 @@ def test_a_kernel_for_one_head_dim_is_judged_on_that_alone(beside_third_party, t
 
 
 def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
-    from dataclasses import replace
-
     from fa3verify.cases import Case
     from fa3verify.gate import bit_rows
     from fa3verify.inputs import Recipe
@@ -88,19 +87,45 @@ def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
         assert [row.status for row in bit_rows({"name": "k", "families": [family]})] == ["fail" if differs else "pass"]
 
 
+GPU_KERNELS = {"gluon.fp16", "gluon.bf16", "gluon.e4m3", "gluon.e4m3_chained"}
+
+
 def test_gpu_kernels_are_listed_with_the_reason_they_cannot_run():
-    listed = {c.name: c for c in candidates.discover().values()}
-    assert {"gluon.fp16", "gluon.bf16"} <= set(listed)
-    for kernel in (listed["gluon.fp16"], listed["gluon.bf16"]):
-        assert kernel.twin == f"twin.{kernel.dtype}"
+    listed = {c.name: c for c in candidates.discover().values() if c.name.startswith("gluon.")}
+    assert set(listed) == GPU_KERNELS
+    for kernel in listed.values():
+        assert kernel.twin is not None
+        assert candidates.find(kernel.twin).dtype == kernel.dtype
         assert kernel.unavailable is None or len(kernel.unavailable) > 5
-        with pytest.raises(ValueError, match="head_dim must be a multiple of 8"):
-            kernel.configure(AttentionProblem(1, 1, 1, 8, 8, 64, dtype=kernel.dtype))
+
+
+def test_gpu_kernels_take_what_their_launch_takes():
+    for kernel in candidates.gpu():
+        sizes = {"nheads": 4, "nheads_kv": 2, "dtype": kernel.dtype}
+        plain = AttentionProblem(1, seqlen_q=100, seqlen_k=300, head_dim=64, **sizes)
+        packed = AttentionProblem.varlen((100, 200), (300, 200), head_dim=64, causal=True, **sizes)
+        for problem in (plain, replace(plain, window=(10, 3), softcap=5.0), replace(plain, head_dim_v=32), packed):
+            assert kernel.supports(problem), problem
+        odd = replace(plain, head_dim=60, head_dim_v=60)
+        assert not kernel.supports(odd)
+        with pytest.raises(ValueError, match="head_dim must be a multiple of"):
+            kernel.configure(odd)
+
+
+def test_a_gpu_kernel_and_its_twin_have_one_configuration():
+    for kernel in candidates.gpu():
+        problem = AttentionProblem(1, 4, 4, 256, 512, 128, dtype=kernel.dtype, causal=True)
+        assert kernel.configure(problem) == candidates.find(kernel.twin).configure(problem)
+
+
+def test_a_gpu_kernel_refuses_a_tiling_it_is_not_compiled_for():
+    kernel = candidates.gpu()[0]
+    problem = AttentionProblem(1, 4, 4, 256, 512, 128)
+    with pytest.raises(ValueError, match="compiled for one tiling; only num_splits, pack_gqa"):
+        kernel.run(problem, None, replace(kernel.configure(problem), tile_n=64))
 
 
 def test_a_kernel_without_block_descales_is_never_sent_any():
-    from dataclasses import replace
-
     from fa3verify.profiles import PROFILES, family_cases
 
     per_head = replace(candidates.twin("e4m3"), features=candidates.FEATURES - {"block_descale"})
@@ -109,8 +134,6 @@ def test_a_kernel_without_block_descales_is_never_sent_any():
 
 
 def test_a_replay_fails_while_a_bit_differs_from_the_twin(monkeypatch):
-    from dataclasses import replace
-
     from fa3verify import replay
     from fa3verify.cases import Case
     from fa3verify.inputs import Recipe

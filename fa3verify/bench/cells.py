@@ -1,0 +1,152 @@
+"""What is timed: one cell is one shape, and a grid is a list of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fa3_reference.problem import AttentionProblem, Dtype
+
+HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1)
+SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+HEAD_DIMS = (64, 128, 256)
+GRIDS = ("paper", "ablation", "decode", "gqa", "drift")
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One shape of a grid.
+
+    Parameters
+    ----------
+    grid : str
+        One of :data:`GRIDS`.
+    v_mean : float
+        Mean of V's distribution; everything else is N(0, 1).
+    """
+
+    grid: str
+    dtype: Dtype
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    nheads: int
+    nheads_kv: int
+    head_dim: int
+    causal: bool
+    v_mean: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Name of the cell, unique within all grids.
+
+        >>> paper(["fp16"], [128], [512], [True])[0].key
+        'paper fp16 b32 h16/16 512x512 d128 causal'
+        """
+        text = f"{self.grid} {self.dtype} b{self.batch} h{self.nheads}/{self.nheads_kv} {self.seqlen_q}x{self.seqlen_k}"
+        mean = f" vmean{self.v_mean:g}" if self.v_mean else ""
+        return f"{text} d{self.head_dim}{' causal' if self.causal else ''}{mean}"
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations as the paper counts them: 4 seqlen^2 head_dim nheads batch, half of it when causal."""
+        full = 4 * self.seqlen_q * self.seqlen_k * self.head_dim * self.nheads * self.batch
+        return full // 2 if self.causal else full
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V, each read once: what decoding must move."""
+        return 2 * self.batch * self.seqlen_k * self.nheads_kv * self.head_dim * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def io_bytes(self) -> int:
+        """Bytes of q, k, v and of the output (two bytes an element whatever the operands)."""
+        queries = self.batch * self.seqlen_q * self.nheads * self.head_dim
+        return queries * (ELEMENT_BYTES[self.dtype] + 2) + self.kv_bytes
+
+    @property
+    def problem(self) -> AttentionProblem:
+        return AttentionProblem(
+            self.batch,
+            self.nheads,
+            self.nheads_kv,
+            self.seqlen_q,
+            self.seqlen_k,
+            self.head_dim,
+            dtype=self.dtype,
+            causal=self.causal,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def paper(
+    dtypes: Iterable[Dtype], head_dims: Iterable[int], seqlens: Iterable[int], causal: Iterable[bool]
+) -> list[Cell]:
+    """The paper's grid: hidden size 2048 and 16k tokens, split into heads and sequences."""
+    seqlens, causal, head_dims = list(seqlens), list(causal), list(head_dims)
+    return [
+        Cell("paper", dtype, TOKENS // n, n, n, HIDDEN // d, HIDDEN // d, d, masked)
+        for dtype in dtypes
+        for d in head_dims
+        for masked in causal
+        for n in seqlens
+    ]
+
+
+def _fixed(grid: str, dtypes: Iterable[Dtype]) -> list[Cell]:
+    cells = []
+    for dtype in dtypes:
+        if grid == "ablation":  # table 2 of the paper
+            cells.append(Cell(grid, dtype, 4, 8448, 8448, 16, 16, 128, False))
+        elif grid == "gqa":
+            cells += [Cell(grid, dtype, 2, 8192, 8192, 32, 8, 128, masked) for masked in (False, True)]
+        elif grid == "decode":
+            cells += [
+                Cell(grid, dtype, batch, 1, keys, 32, 8, 128, False)
+                for batch, keys in ((32, 8192), (4, 65536), (1, 65536))
+            ]
+        elif grid == "drift" and dtype == "e4m3":
+            cells += [
+                Cell(grid, dtype, 1, 256, keys, 4, 4, d, False, 1.0)
+                for d in HEAD_DIMS
+                for keys in (8192, 32768, 131072)
+            ]
+    return cells
+
+
+def select(
+    grid: str,
+    dtypes: Iterable[Dtype],
+    *,
+    head_dims: Iterable[int] = (),
+    seqlens: Iterable[int] = (),
+    causal: bool | None = None,
+) -> list[Cell]:
+    """Return the cells of a grid that pass the filters; an empty filter lets everything pass.
+
+    Raises
+    ------
+    ValueError
+        For an unknown grid, or a length or head_dim the paper's grid cannot have.
+    """
+    if grid not in GRIDS:
+        raise ValueError(f"grid must be one of {', '.join(GRIDS)}, got {grid!r}")
+    head_dims, seqlens = tuple(head_dims), tuple(seqlens)
+    if grid == "paper":
+        masks = (False, True) if causal is None else (causal,)
+        for name, values, total in (("head_dim", head_dims, HIDDEN), ("seqlen", seqlens, TOKENS)):
+            for value in values:
+                if value < 1 or total % value:
+                    raise ValueError(f"{name} must divide {total}, got {value}")
+        return paper(dtypes, head_dims or HEAD_DIMS, seqlens or SEQLENS, masks)
+    return [
+        c
+        for c in _fixed(grid, dtypes)
+        if (not head_dims or c.head_dim in head_dims)
+        and (not seqlens or c.seqlen_k in seqlens)
+        and (causal is None or c.causal == causal)
+    ]

@@ -1,0 +1,174 @@
+"""Records of what was measured: one JSON line per cell, appended as soon as it is complete, so that a run can go on later."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fa3verify.bench.cells import Cell
+from fa3verify.bench.check import Verdict
+from fa3verify.bench.timing import Times
+from fa3verify.files import plain
+
+SCHEMA = "fa3verify.bench/1"
+MEASURED = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One kernel in one cell; times are medians, NaN where there is none.
+
+    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong has none.
+    """
+
+    name: str
+    status: str
+    timed_by: str = ""
+    burst_ms: float = math.nan
+    burst_mhz: float = math.nan
+    sustained_ms: float = math.nan
+    sustained_mhz: float = math.nan
+    rounds_ms: tuple[float, ...] = ()
+    outputs: int = 0
+    bits_differing: int = -1
+    rel_rmse: float = math.nan
+    gain: float = math.nan
+
+
+def _median(values: Iterable[float]) -> float:
+    values = list(values)
+    return statistics.median(values) if values else math.nan
+
+
+def measured(name: str, timed_by: str, times: Times, verdict: Verdict) -> Measured:
+    """Build the record of one kernel from its times and its verdict."""
+    status = MEASURED
+    if verdict.bits_differing > 0:
+        status = f"bits differ from the twin: {verdict.bits_differing} of {verdict.outputs} and their lse"
+        times = Times()
+    return Measured(
+        name,
+        status,
+        timed_by,
+        _median(times.burst_ms),
+        _median(times.burst_mhz),
+        _median(times.sustained_ms),
+        _median(times.sustained_mhz),
+        tuple(times.burst_ms),
+        *verdict,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """One complete cell of one run."""
+
+    run: str
+    cell: Cell
+    copies: int
+    kernels: tuple[Measured, ...]
+
+    def tflops(self, name: str, sustained: bool = False) -> float:
+        """TFLOP/s of a kernel here; NaN without a time.
+
+        >>> record = CellRecord("", Cell("paper", "fp16", 1, 1000, 1000, 1, 1, 250, False), 1, (Measured("a", "ok", burst_ms=1.0),))
+        >>> record.tflops("a")
+        1.0
+        """
+        for m in self.kernels:
+            if m.name == name:
+                return self.cell.flops / 1e9 / (m.sustained_ms if sustained else m.burst_ms)
+        return math.nan
+
+    def ratio(self, name: str, peer: str) -> float:
+        """How many times as fast as a peer a kernel is here; NaN if either has no time."""
+        return self.tflops(name) / self.tflops(peer)
+
+    def to_json(self) -> dict[str, Any]:
+        kernels = [{f: getattr(m, f) for f in Measured.__slots__} for m in self.kernels]
+        return {"kind": "cell", "run": self.run, "cell": self.cell.to_json(), "copies": self.copies, "kernels": kernels}
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything in one ``bench.jsonl``: the latest record of every cell, and the provenance of every run."""
+
+    cells: dict[str, CellRecord] = field(default_factory=dict)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def is_done(self, cell: Cell, names: Iterable[str], kernel_hash: str) -> bool:
+        """Whether a cell was measured with these kernels on these kernel sources."""
+        record = self.cells.get(cell.key)
+        if record is None or self.runs[record.run]["kernel_sources_sha256"] != kernel_hash:
+            return False
+        return set(names) <= {m.name for m in record.kernels}
+
+    def missing(self) -> dict[str, str]:
+        """Peers that were wanted and did not load, with the reason."""
+        return {name: reason for run in self.runs.values() for name, reason in run["missing"].items()}
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value == "NaN" else float(value)
+
+
+def _read_cell(body: Mapping[str, Any]) -> CellRecord:
+    kernels = []
+    for m in body["kernels"]:
+        numbers = ("burst_ms", "burst_mhz", "sustained_ms", "sustained_mhz", "rel_rmse", "gain")
+        fields = {**m, **{n: _number(m[n]) for n in numbers}, "rounds_ms": tuple(map(float, m["rounds_ms"]))}
+        kernels.append(Measured(**fields))
+    return CellRecord(body["run"], Cell(**body["cell"]), body["copies"], tuple(kernels))
+
+
+def read(path: Path) -> Results:
+    """Read a file of records; a last line without its end, cut short by a kill, is left out.
+
+    Raises
+    ------
+    ValueError
+        For anything else that is no record, naming the line.
+    """
+    results = Results()
+    if not path.exists():
+        return results
+    lines = path.read_bytes().split(b"\n")[:-1]
+    for number, line in enumerate(lines, 1):
+        try:
+            body = json.loads(line)
+            if body["kind"] == "run":
+                if body["schema"] != SCHEMA:
+                    raise ValueError(f"schema must be {SCHEMA}, got {body['schema']}")
+                results.runs[body["run"]] = body
+            else:
+                record = _read_cell(body)
+                results.cells[record.cell.key] = record
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: not a record of fa3verify bench: {error}") from None
+    return results
+
+
+def append(path: Path, body: Mapping[str, Any]) -> None:
+    """Append one record and flush it to the disk; a line cut short before it is ended first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                _drop_last_line(file)
+        file.write(json.dumps(plain(body), ensure_ascii=False, sort_keys=True).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _drop_last_line(file: Any) -> None:
+    file.seek(0)
+    content = file.read()
+    file.truncate(content.rfind(b"\n") + 1)
+    file.seek(0, os.SEEK_END)
