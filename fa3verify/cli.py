@@ -2,53 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify import __version__
-
-OK, FINDING, USAGE, ENVIRONMENT, INTERNAL, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
-EPILOG = (
-    "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected, 130 interrupted."
-)
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    """Print one line and leave with a code."""
-    click.echo(f"fa3verify: {' '.join(str(message).split())}", err=True)
-    raise Exit(code)
-
-
-@contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Turn exceptions into one line and the documented exit code."""
-    try:
-        yield
-    except (click.ClickException, Exit):
-        raise
-    except KeyboardInterrupt:
-        _fail(INTERRUPTED, "interrupted; finished work is kept and the same command goes on from there")
-    except ModuleNotFoundError as error:
-        extra = {"torch": "torch", "triton": "gpu", "distributed": "distributed", "dask": "distributed"}.get(
-            error.name or "", ""
-        )
-        hint = f"; install it with: pip install 'fa3verify[{extra}]'" if extra else ""
-        _fail(ENVIRONMENT, f"package {error.name} is not installed{hint}")
-    except ValueError as error:
-        _fail(USAGE, str(error))
-    except OSError as error:
-        _fail(ENVIRONMENT, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
-    except Exception as error:
-        if os.environ.get("FA3VERIFY_TRACEBACK"):
-            raise
-        _fail(INTERNAL, f"internal error: {type(error).__name__}: {error} (FA3VERIFY_TRACEBACK=1 shows where)")
+from fa3verify.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, emit, fail, one_line_errors, write
+from fa3verify.schedule_commands import simulate, trace, tune
 
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -86,7 +48,7 @@ def main() -> None:
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, quick: bool, **options: Any) -> None:
     """Judge KERNELS (all twins by default): laws, error bound, drift; write a report."""
-    with _one_line_errors():
+    with one_line_errors():
         from fa3verify import candidates, console, verify
 
         names = (*kernels, *references) or tuple(c.name for c in candidates.built_in())
@@ -94,7 +56,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
         for name in names:
             candidate = candidates.find(name)
             if candidate.unavailable:
-                _fail(ENVIRONMENT, f"kernel {name} is unavailable: {candidate.unavailable}")
+                fail(ENVIRONMENT, f"kernel {name} is unavailable: {candidate.unavailable}")
         settings = verify.Settings(
             names,
             "quick" if quick else profile,
@@ -111,34 +73,16 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             try:
                 summary = verify.run(settings, progress)
             except verify.NothingSelected as error:
-                _fail(NOTHING, str(error))
+                fail(NOTHING, str(error))
         if options["junit_target"]:
             from fa3verify.files import write_text
 
             write_text(options["junit_target"], verify.junit(summary))
-        _write((settings.out / "summary.json").read_text(encoding="utf-8"), json_target)
+        write((settings.out / "summary.json").read_text(encoding="utf-8"), json_target)
         if json_target != "-":
             console.print_summary(summary, settings.out, quiet=quiet)
         console.step_summary(settings.out)
         raise Exit(summary["exit_code"])
-
-
-def _emit(value: dict[str, Any], target: str | None) -> None:
-    """Write a value as JSON, if a target is named; Infinity and NaN become strings, as in summary.json."""
-    if target is not None:
-        from fa3verify.files import json_text
-
-        _write(json_text(value), target)
-
-
-def _write(text: str, target: str | None) -> None:
-    """Write text to a file or to standard output, if a target is named."""
-    if target == "-":
-        sys.stdout.write(text)
-    elif target is not None:
-        from fa3verify.files import write_text
-
-        write_text(Path(target), text)
 
 
 @main.command(epilog=EPILOG)
@@ -147,13 +91,13 @@ def _write(text: str, target: str | None) -> None:
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON.")
 def replay(file: Path, kernel: str | None, json_target: str | None) -> None:
     """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or law."""
-    with _one_line_errors():
+    with one_line_errors():
         from fa3verify import console
         from fa3verify import replay as replays
 
         body = replays.read(file)
         holds, message, measures = replays.run(body, kernel)
-        _emit({"holds": holds, "message": message, "measures": measures}, json_target)
+        emit({"holds": holds, "message": message, "measures": measures}, json_target)
         if json_target != "-":
             console.print_replay(body, holds, message, measures)
         raise Exit(OK if holds else FINDING)
@@ -163,11 +107,11 @@ def replay(file: Path, kernel: str | None, json_target: str | None) -> None:
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the list as JSON.")
 def kernels(json_target: str | None) -> None:
     """List the kernels that can be judged, and why one cannot run here."""
-    with _one_line_errors():
+    with one_line_errors():
         from fa3verify import candidates, console
 
         known = list(candidates.discover().values())
-        _emit({"kernels": [console.kernel_row(c) for c in known]}, json_target)
+        emit({"kernels": [console.kernel_row(c) for c in known]}, json_target)
         if json_target != "-":
             console.print_kernels(known)
 
@@ -190,7 +134,7 @@ def audit(
 
     LAUNCHES restricts it to some of them, by name. Needs torch and triton 3.6, no GPU.
     """
-    with _one_line_errors():
+    with one_line_errors():
         from importlib import import_module
 
         from fa3verify import console
@@ -202,12 +146,12 @@ def audit(
             try:
                 figures = audits.compile_all(launches, workers=workers, tell=tell)
             except audits.Unavailable as error:
-                _fail(ENVIRONMENT, f"the kernels cannot be compiled: {error}")
+                fail(ENVIRONMENT, f"the kernels cannot be compiled: {error}")
         broken = audits.broken_rules(figures)
         moved = audits.compare(accepted, figures, partial=bool(launches))
         if accept:
-            _write(audits.golden_text({**accepted, **figures} if launches else figures), str(path))
-        _emit({"kernels": figures, "broken": broken, "moved": moved, "accepted": accept}, json_target)
+            write(audits.golden_text({**accepted, **figures} if launches else figures), str(path))
+        emit({"kernels": figures, "broken": broken, "moved": moved, "accepted": accept}, json_target)
         if json_target != "-":
             console.print_audit(figures, broken, moved, accept, quiet=quiet)
         raise Exit(FINDING if broken or (moved and not accept) else OK)
@@ -237,7 +181,7 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
 
     Finished cells are kept in OUT/bench.jsonl: the same command goes on where it stopped, another one adds to it.
     """
-    with _one_line_errors():
+    with one_line_errors():
         from fa3verify import console
         from fa3verify.bench import run as bench_run
         from fa3verify.bench.cells import select
@@ -246,7 +190,7 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
         filters = {"head_dims": options["head_dims"], "seqlens": options["seqlens"], "causal": causal}
         cells = select(grid, dtypes or ("fp16", "bf16", "e4m3"), **filters)
         if not cells:
-            _fail(NOTHING, f"no cell of grid {grid} passes the filters")
+            fail(NOTHING, f"no cell of grid {grid} passes the filters")
         pace = Pace(options["rounds"], options["pause"], options["sustained"])
         settings = bench_run.Settings(
             cells, out, options["peers"], options["names"], pace, options["budget"], options["seed"]
@@ -254,11 +198,11 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
         try:
             bench_run.check_device()
         except bench_run.NoDevice as error:
-            _fail(ENVIRONMENT, f"bench needs a GPU: {error}")
+            fail(ENVIRONMENT, f"bench needs a GPU: {error}")
         try:
             results, left = bench_run.run(settings, console.teller(quiet))
         except bench_run.ContextLost as error:
-            _fail(FINDING, str(error))
+            fail(FINDING, str(error))
         wrong = bench_run.failed(results)
         console.print_bench(results, grid, left, wrong, out, quiet=quiet)
         raise Exit(FINDING if wrong else OK)
@@ -268,11 +212,11 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
 @click.option("--json", "json_target", metavar="FILE|-", help="Write it as JSON.")
 def info(json_target: str | None) -> None:
     """Print versions, extras found, cache and environment variables."""
-    with _one_line_errors():
+    with one_line_errors():
         from fa3verify import console
 
         facts = console.environment()
-        _emit(facts, json_target)
+        emit(facts, json_target)
         if json_target != "-":
             console.print_info(facts)
 
@@ -282,9 +226,13 @@ def info(json_target: str | None) -> None:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
 def report(run: Path, out: Path) -> None:
     """Build the report again from RUN, a run.nc that verify wrote."""
-    with _one_line_errors():
+    with one_line_errors():
         from fa3verify import verify
         from fa3verify.report.build import rebuild
 
         verify.prepare_output(out)
         click.echo(rebuild(run, out))
+
+
+for command in (simulate, trace, tune):
+    main.add_command(command)

@@ -1,1 +1,1 @@
-"""The pipeline in time: a cycle-approximate simulator of the producer/consumer schedule (not yet built)."""
+"""The pipeline in time: a cycle-approximate simulator of the producer/consumer schedule."""

@@ -1,0 +1,79 @@
+"""What the operations of a program cost on a machine, in integer ticks of 1/64 cycle."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_simulator.machine import Machine
+from fa3_simulator.program import Gemm, Program, Work
+
+TICKS = 64  # per cycle
+PIPES = ("dispatch", "mufu")
+WARPGROUP_ROWS = 64
+OPERAND_BYTES = 32  # of k per wgmma: 256 bits
+PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share the shared memory port
+
+
+class Costs(NamedTuple):
+    """Arrays the engines read. Ticks throughout; one row per gemm, work or delay of the program."""
+
+    gemm: np.ndarray  # (gemms, 3): instructions, tensor ticks, shared memory ticks of one instruction
+    work: np.ndarray  # (works, 4): chunks, then per chunk the pipes of PIPES and the shared memory port
+    work_slow: np.ndarray  # the same while wgmma runs
+    delay: np.ndarray
+    scalars: np.ndarray  # in the order of SCALARS
+
+
+SCALARS = (
+    "wgmma_tail", "wgmma_issue", "wgmma_window", "mbarrier_hop", "mbarrier_poll",
+    "named_barrier", "tma_issue", "tma_box_bytes", "memory_latency", "piece", "piece_port",
+)  # fmt: skip
+
+
+def tick(cycles: float) -> int:
+    """Cycles as ticks, to nearest."""
+    return round(cycles * TICKS)
+
+
+def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, int, int]:
+    rate = machine["tensor_flops_16bit"] * (16 // gemm.bits)
+    k = 256 // gemm.bits
+    tensor = tick(2 * WARPGROUP_ROWS * gemm.n * k / rate)
+    rows = gemm.n + (0 if gemm.a_in_registers else WARPGROUP_ROWS)
+    if gemm.a_in_registers:
+        tensor += tick(machine["wgmma_rs_cycles"])
+    return gemm.instructions, tensor, tick(rows * OPERAND_BYTES / machine["smem_bytes_per_cycle"])
+
+
+def _work(work: Work, machine: Machine, *, under_wgmma: bool) -> tuple[int, ...]:
+    def interval(name: str) -> float:
+        return machine[f"{name}_cycles"] * (machine[f"{name}_under_wgmma"] if under_wgmma else 1)
+
+    classes = {"fma": work.fma, "alu": work.alu, "convert": work.convert, "mufu_dispatch": work.mufu}
+    pipes = (
+        sum(count * interval(name) for name, count in classes.items()),
+        work.mufu * interval("mufu"),
+        work.smem_bytes / machine["smem_bytes_per_cycle"],
+    )
+    return (work.chunks, *(tick(cycles / work.chunks) for cycles in pipes))
+
+
+def costs(program: Program, machine: Machine, clock_mhz: float | None = None) -> Costs:
+    """Cost tables of a program; ``clock_mhz`` (the maximum by default) sets the cycles of a memory latency."""
+    clock = clock_mhz or machine["max_clock_mhz"]
+    scalars = (
+        tick(machine["wgmma_tail_cycles"]), tick(machine["wgmma_issue_cycles"]), int(machine["wgmma_window"]),
+        tick(machine["mbarrier_hop_cycles"]),
+        tick(machine["mbarrier_poll_cycles"]), tick(machine["named_barrier_cycles"]), tick(machine["tma_issue_cycles"]),
+        int(machine["tma_box_bytes"]), tick(machine["memory_latency_ns"] * clock / 1000),
+        tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]), tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]),
+    )  # fmt: skip
+    return Costs(
+        np.array([_gemm(g, machine) for g in program.gemms], np.int64).reshape(-1, 3),
+        np.array([_work(w, machine, under_wgmma=False) for w in program.works], np.int64).reshape(-1, 4),
+        np.array([_work(w, machine, under_wgmma=True) for w in program.works], np.int64).reshape(-1, 4),
+        np.array([tick(machine[name]) for name in program.delays], np.int64),
+        np.array(scalars, np.int64),
+    )

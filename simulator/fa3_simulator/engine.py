@@ -1,0 +1,272 @@
+"""The discrete-event engine: runs one program on one machine, tick by tick.
+
+Events are ordered by (time, priority, actor, sequence), all integers, so that a run is reproducible to the tick and a second
+engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. Model:
+
+- Tensor core: one server per SM, n / 2 cycles per 64 x n wgmma, first come first served; each warpgroup has at most
+  ``wgmma_window`` instructions admitted.
+- Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk reserves the dispatch
+  port for all its instructions and the special-function unit for its exponentials, and ends when the later is done. Both are
+  slower while wgmma runs (``*_under_wgmma``).
+- Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
+- TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``.
+- mbarriers and named barriers as in the PTX ISA; a waiter runs a hop after the last arrival.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from fa3_simulator.costs import PIECE_BYTES, PIPES, TICKS, Costs
+from fa3_simulator.program import Op, Program
+from fa3_simulator.trace import Burst, DeadlockError, Mark, Span, Trace
+
+TMA = -1  # stands for the copy engine where an actor is expected
+SMEM = 1 + len(PIPES)
+
+
+@dataclass(slots=True)
+class _Actor:
+    pc: int = 0
+    part: int = 0  # chunks or instructions of the current operation that are done
+    began: int = 0  # when the current operation did
+    groups: list[int] = field(default_factory=list)  # completion of each wgmma group
+    in_flight: deque[int] = field(default_factory=deque)  # completion of each admitted instruction
+    stored: int = 0  # when the last store has read its slot
+    done: bool = False
+    waits_for: str = ""
+
+
+@dataclass(slots=True)
+class _Mbarrier:
+    pending: int
+    bytes: int = 0
+    phase: int = 0  # completed phases
+    waiters: list[tuple[int, int]] = field(default_factory=list)  # actor, parity
+
+
+class Engine:
+    """State of one run; use :func:`simulate`."""
+
+    def __init__(self, program: Program, costs: Costs) -> None:
+        self.program, self.costs = program, costs
+        (self.tail, self.issue, self.window, self.hop, self.poll, self.bar_hop, self.tma_issue,
+         self.box, self.latency, self.piece, self.piece_port) = (int(v) for v in costs.scalars)  # fmt: skip
+        self.gemm, self.work, self.slow = costs.gemm.tolist(), costs.work.tolist(), costs.work_slow.tolist()
+        self.ops = [actor.ops.tolist() for actor in program.actors]
+        self.actors = [_Actor() for _ in program.actors]
+        self.mbarriers = [_Mbarrier(m.arrivals) for m in program.mbarriers]
+        self.arrived = [0] * len(program.named_barriers)
+        self.sleeping: list[list[int]] = [[] for _ in program.named_barriers]
+        self.events: list[tuple[int, int, int, int, int, int]] = []  # time, priority, actor, sequence, load
+        self.sequence = 0
+        self.pipes = [0] * len(PIPES)
+        self.tensor = self.port = self.ingress = 0
+        self.trace = Trace(busy=dict.fromkeys(("tensor", "smem", *PIPES, "l2"), 0))
+
+    def push(self, tick: int, actor: int, priority: int = 1, barrier: int = 0, pieces: int = 0) -> None:
+        heapq.heappush(self.events, (tick, priority, actor, self.sequence, barrier, pieces))
+        self.sequence += 1
+
+    def run(self) -> Trace:
+        for actor in range(len(self.actors)):
+            self.push(0, actor)
+        while self.events:
+            tick, _, actor, _, barrier, last = heapq.heappop(self.events)
+            self.trace.end = max(self.trace.end, tick)
+            if actor == TMA:
+                self.piece_written(tick, barrier, last)
+            else:
+                self.advance(actor, tick)
+        if stuck := [i for i, actor in enumerate(self.actors) if not actor.done]:
+            waits = "; ".join(f"{self.program.actors[i].name} at {self.actors[i].waits_for}" for i in stuck)
+            raise DeadlockError(f"deadlock at cycle {self.trace.end / TICKS:.0f}: {waits}")
+        return self.trace
+
+    def finish(self, actor: int, tick: int) -> None:
+        """The current operation ends now: record it and move on."""
+        state = self.actors[actor]
+        if tick > state.began:
+            self.trace.spans.append(Span(actor, state.pc, state.began, tick))
+        state.pc, state.part, state.began = state.pc + 1, 0, tick
+
+    def advance(self, actor: int, tick: int) -> None:
+        """Run an actor until something takes time. ``part`` 0 means that the operation has not begun."""
+        state, ops = self.actors[actor], self.ops[actor]
+        while state.pc < len(ops):
+            kind, x, y, z, _ = ops[state.pc]
+            resume = getattr(self, _METHODS[kind])(actor, tick, x, y, z)
+            if resume is None:  # asleep: someone else wakes it
+                return
+            if resume > tick:
+                self.push(resume, actor)
+                return
+            self.finish(actor, tick)
+        state.done = True
+
+    # Each returns the tick at which the actor goes on (it calls again unless the operation is over), or None to sleep.
+
+    def vector(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        state, row = self.actors[actor], (self.slow if tick < self.tensor else self.work)[x]
+        if state.part == row[0]:
+            return tick
+        state.part += 1
+        end = tick
+        for pipe in range(len(PIPES)):
+            if cost := row[1 + pipe]:
+                self.pipes[pipe] = max(tick, self.pipes[pipe]) + cost
+                self.trace.busy[PIPES[pipe]] += cost
+                end = max(end, self.pipes[pipe])
+        if row[SMEM]:
+            self.port = max(tick, self.port) + row[SMEM]
+            self.trace.busy["smem"] += row[SMEM]
+            end = max(end, self.port)
+        return end if end > tick else self.vector(actor, tick, x, _y, _z)
+
+    def wgmma(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        state = self.actors[actor]
+        count, ticks, fetch = self.gemm[x]
+        if state.part == count:
+            return tick
+        while state.in_flight and state.in_flight[0] <= tick:
+            state.in_flight.popleft()
+        if len(state.in_flight) >= self.window:
+            return state.in_flight[0]
+        self.port = max(tick, self.port) + fetch
+        stop = max(max(tick, self.tensor) + ticks, self.port)
+        self.tensor = stop
+        state.in_flight.append(stop)
+        self.trace.bursts.append(Burst(actor, state.pc, stop - ticks, stop))
+        self.trace.busy["tensor"] += ticks
+        self.trace.busy["smem"] += fetch
+        state.part += 1
+        if state.part == count:
+            state.groups.append(stop + self.tail)
+        return tick + self.issue
+
+    def wgmma_wait(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        groups = self.actors[actor].groups
+        return max(tick, groups[-1 - x]) if len(groups) > x else tick
+
+    def expect(self, _actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
+        self.mbarriers[x].bytes += y
+        self.arrival(x, tick)
+        return tick
+
+    def load(self, actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
+        state = self.actors[actor]
+        if state.part:
+            return tick
+        state.part = 1
+        pieces = -(-y // PIECE_BYTES)
+        begin = max(tick + self.latency, self.ingress)
+        self.ingress = begin + pieces * self.piece
+        self.trace.busy["l2"] += pieces * self.piece
+        for i in range(1, pieces + 1):
+            self.push(begin + i * self.piece, TMA, 0, x, y if i == pieces else 0)
+        return tick + -(-y // self.box) * self.tma_issue
+
+    def piece_written(self, tick: int, barrier: int, last: int) -> None:
+        """A piece of a load is in shared memory; ``last`` is the size of the load with its last piece, else 0."""
+        self.port = max(tick, self.port) + self.piece_port
+        self.trace.busy["smem"] += self.piece_port
+        if last:
+            self.mbarriers[barrier].bytes -= last
+            self.complete_if_done(barrier, tick)
+
+    def store(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        state = self.actors[actor]
+        if state.part:
+            return tick
+        state.part = 1
+        pieces = -(-x // PIECE_BYTES)
+        self.port = max(tick + self.tma_issue, self.port) + pieces * self.piece_port
+        self.trace.busy["smem"] += pieces * self.piece_port
+        state.stored = max(state.stored, self.port)
+        return tick + self.tma_issue
+
+    def store_wait(self, actor: int, tick: int, _x: int, _y: int, _z: int) -> int | None:
+        return max(tick, self.actors[actor].stored)
+
+    def arrive(self, _actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        self.arrival(x, tick)
+        return tick
+
+    def arrival(self, barrier: int, tick: int) -> None:
+        self.mbarriers[barrier].pending -= 1
+        self.complete_if_done(barrier, tick)
+
+    def complete_if_done(self, barrier: int, tick: int) -> None:
+        state = self.mbarriers[barrier]
+        if state.pending > 0 or state.bytes > 0:
+            return
+        state.phase += 1
+        state.pending += self.program.mbarriers[barrier].arrivals
+        still = []
+        for actor, parity in state.waiters:
+            if state.phase & 1 != parity:
+                self.push(tick + self.hop, actor)
+            else:
+                still.append((actor, parity))
+        state.waiters = still
+
+    def wait(self, actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
+        state, barrier = self.actors[actor], self.mbarriers[x]
+        if state.part:
+            return tick
+        state.part = 1
+        if barrier.phase & 1 != y:
+            return tick + self.poll
+        barrier.waiters.append((actor, y))
+        state.waits_for = f"mbarrier {self.program.mbarriers[x].name} parity {y}"
+        return None
+
+    def bar_arrive(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        self.arrived[x] += self.program.actors[actor].threads
+        if self.arrived[x] >= self.program.named_barriers[x].threads:
+            self.arrived[x] = 0
+            for sleeper in self.sleeping[x]:
+                self.push(tick + self.bar_hop, sleeper)
+            self.sleeping[x] = []
+        return tick
+
+    def bar_sync(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        state = self.actors[actor]
+        if state.part:
+            return tick
+        state.part = 1
+        self.sleeping[x].append(actor)
+        barrier = self.program.named_barriers[x]
+        state.waits_for = f"named barrier {barrier.identity} ({barrier.name})"
+        self.bar_arrive(actor, tick, x, 0, 0)
+        return None
+
+    def delay(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        state = self.actors[actor]
+        if state.part:
+            return tick
+        state.part = 1
+        return tick + int(self.costs.delay[x])
+
+    def nothing(self, _actor: int, tick: int, _x: int, _y: int, _z: int) -> int | None:
+        return tick
+
+    def mark(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        self.trace.marks.append(Mark(actor, x, tick))
+        return tick
+
+
+_METHODS = {int(op): op.name.lower() if op not in (Op.READ, Op.WRITE, Op.FENCE) else "nothing" for op in Op}
+
+
+def simulate(program: Program, costs: Costs) -> Trace:
+    """Run a program.
+
+    Raises
+    ------
+    DeadlockError
+        Naming the cycle, and every waiting actor with the barrier it waits for.
+    """
+    return Engine(program, costs).run()

@@ -1,0 +1,238 @@
+"""The same model as :mod:`fa3_simulator.engine`, as one compiled loop over the program's tables.
+
+No code is shared with the engine: a property test holds the two to equal ticks. It records no spans, only what tuning needs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from fa3_simulator.costs import PIECE_BYTES, PIPES, SCALARS, TICKS, Costs
+from fa3_simulator.program import Op, Program
+from fa3_simulator.trace import DeadlockError
+
+# Numba's cache on disk is renewed when this file changes, not when another does: what the loop was compiled with is
+# written here, and compared with its origin at import.
+OPS = (
+    "VECTOR", "WGMMA", "WGMMA_WAIT", "EXPECT", "LOAD", "STORE", "STORE_WAIT", "ARRIVE", "WAIT", "BAR_ARRIVE", "BAR_SYNC",
+    "DELAY", "READ", "WRITE", "FENCE", "MARK",
+)  # fmt: skip
+(VECTOR, WGMMA, WGMMA_WAIT, EXPECT, LOAD, STORE, STORE_WAIT, ARRIVE, WAIT, BAR_ARRIVE, BAR_SYNC, DELAY, READ, WRITE, FENCE,
+ MARK) = range(len(OPS))  # fmt: skip
+(TAIL, ISSUE, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_PORT) = range(11)
+PIPE_COUNT, PIECE_SIZE = 2, 4096
+RESOURCES = ("tensor", "smem", *PIPES, "l2")
+NEVER = np.iinfo(np.int64).max
+_SCALARS = (
+    "wgmma_tail", "wgmma_issue", "wgmma_window", "mbarrier_hop", "mbarrier_poll", "named_barrier", "tma_issue",
+    "tma_box_bytes", "memory_latency", "piece", "piece_port",
+)  # fmt: skip
+if (tuple(op.name for op in Op), SCALARS, len(PIPES), PIECE_BYTES) != (OPS, _SCALARS, PIPE_COUNT, PIECE_SIZE):
+    raise ImportError("the interpreter's constants differ from those of program and costs")
+
+
+class Timing(NamedTuple):
+    """Ticks: of the whole run, busy by resource, and of every MARK per actor in order."""
+
+    end: int
+    busy: dict[str, int]
+    marks: list[list[int]]
+
+    @property
+    def cycles(self) -> float:
+        return self.end / TICKS
+
+
+@njit(cache=True)
+def _complete(b, now, hop, pending, tx, phase, arrivals, sleeps_on, parity, wake):  # noqa: PLR0913
+    """End the phase of mbarrier ``b`` if all has arrived, and wake those who wait for it."""
+    if pending[b] > 0 or tx[b] > 0:
+        return
+    phase[b] += 1
+    pending[b] += arrivals[b]
+    for a in range(wake.size):
+        if sleeps_on[a] == b and (phase[b] & 1) != parity[a]:
+            sleeps_on[a], wake[a] = -1, now + hop
+
+
+@njit(cache=True)
+def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, bar_threads, marks):  # noqa: PLR0913
+    actors = threads.size
+    pc, last = first[:-1].copy(), first[1:]
+    part = np.zeros(actors, np.int64)
+    wake = np.zeros(actors, np.int64)  # NEVER while asleep
+    sleeps_on = np.full(actors, -1, np.int64)  # mbarrier x, or mbarriers + named barrier
+    parity = np.zeros(actors, np.int64)
+    groups = np.zeros((actors, 3), np.int64)  # completion of the newest, second and third newest group
+    counted = np.zeros(actors, np.int64)
+    stored = np.zeros(actors, np.int64)
+    marked = np.zeros(actors, np.int64)
+    pending, tx, phase = arrivals.copy(), np.zeros(arrivals.size, np.int64), np.zeros(arrivals.size, np.int64)
+    arrived = np.zeros(bar_threads.size, np.int64)
+    pipes = np.zeros(PIPE_COUNT, np.int64)
+    busy = np.zeros(3 + PIPE_COUNT, np.int64)
+    tensor = port = ingress = np.int64(0)
+    window = scalar[WINDOW]
+    flight = np.zeros((actors, window), np.int64)  # ring: completion of the last instructions
+    issued = np.zeros(actors, np.int64)
+    loads = np.zeros((64, 4), np.int64)  # ring of loads: first piece, pieces left, mbarrier, bytes
+    head = tail = 0
+    end = np.int64(0)
+    while True:
+        actor = -1
+        for a in range(actors):
+            if wake[a] != NEVER and (actor < 0 or wake[a] < wake[actor]):
+                actor = a
+        now = wake[actor] if actor >= 0 else NEVER
+        if head != tail and loads[head % 64, 0] <= now:
+            entry = loads[head % 64]
+            now = entry[0]
+            end = max(end, now)
+            port = max(now, port) + scalar[PIECE_PORT]
+            busy[1] += scalar[PIECE_PORT]
+            entry[1] -= 1
+            entry[0] += scalar[PIECE]
+            if entry[1] == 0:
+                head += 1
+                tx[entry[2]] -= entry[3]
+                _complete(entry[2], now, scalar[HOP], pending, tx, phase, arrivals, sleeps_on, parity, wake)
+            continue
+        if actor < 0:
+            break
+        end = max(end, now)
+        resume = now
+        while resume == now and pc[actor] < last[actor]:
+            kind, x, y = ops[pc[actor], 0], ops[pc[actor], 1], ops[pc[actor], 2]
+            finished = True
+            completes = -1  # mbarrier with a new arrival
+            if kind == VECTOR:
+                if part[actor] < work[x, 0]:
+                    part[actor] += 1
+                    finished = False
+                    row = work_slow[x] if now < tensor else work[x]
+                    for p in range(PIPE_COUNT):
+                        cost = row[1 + p]
+                        if cost > 0:
+                            pipes[p] = max(now, pipes[p]) + cost
+                            busy[2 + p] += cost
+                            resume = max(resume, pipes[p])
+                    if row[1 + PIPE_COUNT] > 0:
+                        port = max(now, port) + row[1 + PIPE_COUNT]
+                        busy[1] += row[1 + PIPE_COUNT]
+                        resume = max(resume, port)
+            elif kind == WGMMA:
+                if part[actor] < gemm[x, 0]:
+                    finished = False
+                    oldest = flight[actor, issued[actor] % window]
+                    if oldest > now:
+                        resume = oldest
+                    else:
+                        port = max(now, port) + gemm[x, 2]
+                        tensor = max(max(now, tensor) + gemm[x, 1], port)
+                        flight[actor, issued[actor] % window] = tensor
+                        issued[actor] += 1
+                        busy[0] += gemm[x, 1]
+                        busy[1] += gemm[x, 2]
+                        part[actor] += 1
+                        if part[actor] == gemm[x, 0]:
+                            groups[actor, 2], groups[actor, 1] = groups[actor, 1], groups[actor, 0]
+                            groups[actor, 0] = tensor + scalar[TAIL]
+                            counted[actor] += 1
+                        resume = now + scalar[ISSUE]
+            elif kind == WGMMA_WAIT:
+                if counted[actor] > x and groups[actor, x] > now:
+                    finished, resume = False, groups[actor, x]
+            elif kind == EXPECT:
+                tx[x] += y
+                completes = x
+            elif kind == ARRIVE:
+                completes = x
+            elif kind == LOAD:
+                if part[actor] == 0:
+                    part[actor], finished = 1, False
+                    pieces = -(-y // PIECE_SIZE)
+                    begin = max(now + scalar[LATENCY], ingress)
+                    ingress = begin + pieces * scalar[PIECE]
+                    busy[2 + PIPE_COUNT] += pieces * scalar[PIECE]
+                    entry = loads[tail % 64]
+                    entry[0], entry[1], entry[2], entry[3] = begin + scalar[PIECE], pieces, x, y
+                    tail += 1
+                    resume = now + -(-y // scalar[BOX]) * scalar[TMA_ISSUE]
+            elif kind == STORE:
+                if part[actor] == 0:
+                    part[actor], finished = 1, False
+                    pieces = -(-x // PIECE_SIZE)
+                    port = max(now + scalar[TMA_ISSUE], port) + pieces * scalar[PIECE_PORT]
+                    busy[1] += pieces * scalar[PIECE_PORT]
+                    stored[actor] = max(stored[actor], port)
+                    resume = now + scalar[TMA_ISSUE]
+            elif kind == STORE_WAIT:
+                if stored[actor] > now:
+                    finished, resume = False, stored[actor]
+            elif kind == WAIT:
+                if part[actor] == 0:
+                    part[actor], finished = 1, False
+                    if (phase[x] & 1) != y:
+                        resume = now + scalar[POLL]
+                    else:
+                        sleeps_on[actor], parity[actor], resume = x, y, NEVER
+            elif kind == BAR_ARRIVE or (kind == BAR_SYNC and part[actor] == 0):
+                if kind == BAR_SYNC:
+                    part[actor], finished = 1, False
+                    sleeps_on[actor], resume = arrivals.size + x, NEVER
+                arrived[x] += threads[actor]
+                if arrived[x] >= bar_threads[x]:
+                    arrived[x] = 0
+                    for a in range(actors):
+                        if sleeps_on[a] == arrivals.size + x:
+                            sleeps_on[a], wake[a] = -1, now + scalar[BAR_HOP]
+                    if kind == BAR_SYNC:
+                        resume = now + scalar[BAR_HOP]
+            elif kind == DELAY:
+                if part[actor] == 0:
+                    part[actor], finished = 1, False
+                    resume = now + delay[x]
+            elif kind == MARK:
+                marks[actor, marked[actor]] = now
+                marked[actor] += 1
+            if completes >= 0:
+                pending[completes] -= 1
+                _complete(completes, now, scalar[HOP], pending, tx, phase, arrivals, sleeps_on, parity, wake)
+            if finished:
+                pc[actor] += 1
+                part[actor] = 0
+        wake[actor] = resume if pc[actor] < last[actor] else NEVER
+    return end, busy, pc, marked
+
+
+def simulate(program: Program, costs: Costs) -> Timing:
+    """Run a program; the ticks of :func:`fa3_simulator.engine.simulate`.
+
+    Raises
+    ------
+    DeadlockError
+        Naming the actors that cannot go on and what they wait for.
+    """
+    ops = np.concatenate([actor.ops for actor in program.actors])
+    first = np.cumsum([0, *(len(actor.ops) for actor in program.actors)])
+    threads = np.array([actor.threads for actor in program.actors])
+    most = max(int((actor.ops[:, 0] == MARK).sum()) for actor in program.actors)
+    marks = np.zeros((len(program.actors), max(most, 1)), np.int64)
+    arrivals = np.array([m.arrivals for m in program.mbarriers], np.int64)
+    bar_threads = np.array([b.threads for b in program.named_barriers], np.int64)
+    end, busy, pc, marked = _run(ops, first, threads, *costs[:5], arrivals, bar_threads, marks)
+    if any(pc != first[1:]):
+        stuck = [
+            f"{actor.name} at {program.describe(i, pc[i] - first[i])}"
+            for i, actor in enumerate(program.actors)
+            if pc[i] != first[i + 1]
+        ]
+        raise DeadlockError(f"deadlock at cycle {end / TICKS:.0f}: {'; '.join(stuck)}")
+    return Timing(
+        int(end),
+        dict(zip(RESOURCES, busy.tolist(), strict=True)),
+        [marks[i, : marked[i]].tolist() for i in range(len(program.actors))],
+    )

@@ -1,0 +1,244 @@
+"""The microbenchmarks: what is run, and the table of stamps they leave.
+
+    python -m fa3_simulator.microbench.suite OUT.csv
+
+Every experiment runs on one CTA unless it says otherwise, so that power does not limit the clock; cycles are SM clocks.
+Columns: experiment, its parameters, warpgroup, and the differences of consecutive stamps (median over repetitions).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_uint
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fa3_simulator.microbench.driver import Driver
+from fa3_simulator.microbench.ptx import (
+    MAX_STAMPS,
+    SMEM_BYTES,
+    VECTOR,
+    Body,
+    bar_arrive,
+    bar_sync,
+    bulk_load,
+    fence_proxy,
+    keep_accumulators,
+    kernel,
+    matrix_load,
+    matrix_store,
+    mbarrier_arrive,
+    mbarrier_wait,
+    repeat,
+    sink,
+    softmax_chunk,
+    stamp,
+    vector,
+    wgmma,
+    wgmma_wait,
+)
+
+REPETITIONS = 7
+SOURCE_BYTES = 64 << 20
+PER_STAMP = 32  # instructions of a lane between two stamps of a burst
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    name: str
+    parameters: dict
+    bodies: list[Body]
+    mbarrier_arrivals: tuple[int, ...] = ()
+    ctas: int = 1
+    stamps: list[int] = field(default_factory=lambda: [2])  # per warpgroup
+
+
+def _timed(body: Body) -> Body:
+    return stamp() + body + stamp()
+
+
+def wgmma_chains() -> Iterator[Experiment]:
+    """Slope and tail: groups of 4, 12 and 36 instructions, by one and by two warpgroups."""
+    widths = {"fp16": (64, 80, 96, 128, 160, 176, 192, 256), "bf16": (128,), "e4m3": (64, 128, 224, 256)}
+    for dtype, sizes in widths.items():
+        for n in sizes:
+            for registers in (False, True):
+                for count in (4, 12, 20 if registers else 36):  # more would not fit the registers of A
+                    for groups in (1, 2) if dtype == "fp16" and n in (64, 128, 256) else (1,):
+                        body = _timed(wgmma(dtype, n, count, a_in_registers=registers)) + keep_accumulators(n)
+                        parameters = {"dtype": dtype, "n": n, "rs": registers, "count": count, "warpgroups": groups}
+                        yield Experiment("wgmma", parameters, [body] * groups, stamps=[2] * groups)
+
+
+def wgmma_issue() -> Iterator[Experiment]:
+    """When the issuing warp goes on: stamps after issue and after the wait."""
+    for count in (1, 2, 4, 6, 8, 12, 16, 24):
+        for n in (64, 128, 256):
+            body = stamp() + wgmma("fp16", n, count, wait=False) + stamp() + wgmma_wait(0) + stamp()
+            yield Experiment("wgmma_issue", {"n": n, "count": count}, [body + keep_accumulators(n)], stamps=[3])
+
+
+def vector_rates() -> Iterator[Experiment]:
+    """One operation on eight chains, by one to three warpgroups (one to three warps per sub-core)."""
+    for name in VECTOR:
+        for groups in (1, 2, 3):
+            body = _timed(repeat(vector(name, 8), 16)) + sink()
+            yield Experiment(
+                "vector", {"op": name, "count": 1024, "warpgroups": groups}, [body] * groups, stamps=[2] * groups
+            )
+    for groups in (1, 2, 3):
+        body = _timed(repeat(softmax_chunk(), 64)) + sink()
+        yield Experiment("softmax", {"chunks": 64, "warpgroups": groups}, [body] * groups, stamps=[2] * groups)
+
+
+def vector_under_wgmma() -> Iterator[Experiment]:
+    """The same while another warpgroup keeps the tensor cores busy, or the own one does."""
+    operations = {name: vector(name, 8) for name in VECTOR} | {"softmax": softmax_chunk() + softmax_chunk()}
+    for dtype, n, registers in (("fp16", 128, False), ("fp16", 128, True), ("e4m3", 128, True)):
+        busy = wgmma(dtype, n, 8, a_in_registers=registers)
+        for name, body in operations.items():
+            for others in (1, 2):
+                load = stamp() + repeat(busy, 48 if others == 1 else 80) + stamp() + keep_accumulators(n)
+                work = _timed(repeat(body, 8)) + sink()
+                parameters = {"op": name, "count": 512, "dtype": dtype, "n": n, "rs": registers, "warpgroups": others}
+                yield Experiment("under_wgmma", parameters, [load] + [work] * others, stamps=[2] * (1 + others))
+            own = stamp() + wgmma(dtype, n, 16, a_in_registers=registers, wait=False)
+            own = own + body + stamp() + wgmma_wait(0) + stamp() + sink() + keep_accumulators(n)
+            parameters = {"op": name, "count": 64, "dtype": dtype, "n": n, "rs": registers}
+            yield Experiment("own_wgmma", parameters, [own], stamps=[3])
+
+
+def after_wgmma() -> Iterator[Experiment]:
+    """How long a slow-down outlasts the last wgmma: a train of short bursts while a chain of another warpgroup ends."""
+    for name in ("ex2", "ffma", "fmnmx"):
+        train = Body("")
+        for _ in range(64):
+            train = train + stamp() + vector(name, PER_STAMP // 8)
+        train = train + stamp() + sink()
+        load = stamp() + wgmma("fp16", 128, 24, a_in_registers=True) + stamp() + keep_accumulators(128)
+        parameters = {"op": name, "per_stamp": PER_STAMP}
+        yield Experiment("after_wgmma", parameters, [load, train], stamps=[2, 65])
+
+
+def barriers() -> Iterator[Experiment]:
+    """Round trips between two warpgroups, and polls of a phase that is complete."""
+    rounds = 64
+    there = repeat(bar_arrive(1, 256) + bar_sync(2, 256), rounds)
+    back = repeat(bar_sync(1, 256) + bar_arrive(2, 256), rounds)
+    yield Experiment("named_barrier", {"rounds": rounds}, [_timed(there), _timed(back)], stamps=[2, 2])
+    there = repeat(mbarrier_arrive(0) + mbarrier_wait(1), rounds)
+    back = repeat(mbarrier_wait(0) + mbarrier_arrive(1), rounds)
+    yield Experiment("mbarrier", {"rounds": rounds}, [_timed(there), _timed(back)], (1, 1), stamps=[2, 2])
+    poll = repeat(mbarrier_arrive(0) + mbarrier_wait(0), rounds)
+    yield Experiment("mbarrier_alone", {"rounds": rounds}, [_timed(poll)], (1,))
+    yield Experiment("stamp", {}, [stamp() + stamp() + stamp()], stamps=[3])
+    yield Experiment("bar_sync_alone", {"rounds": rounds}, [_timed(repeat(bar_sync(1, 128), rounds))])
+
+
+def copies(multiprocessors: int) -> Iterator[Experiment]:
+    """TMA bulk copies: latency by size, and bandwidth with two in flight, of one SM and of all."""
+    for size in (1024, 2048, 4096, 8192, 16384, 32768):
+        first = _timed(bulk_load(0, size, 0) + mbarrier_wait(0))
+        again = Body(f"sub.u64 %from, %from, {size};\n") + first
+        yield Experiment("copy_latency", {"bytes": size}, [first + again + again], (1,), stamps=[6])
+        body = bulk_load(0, size, 0) + bulk_load(1, size, 1)
+        step = mbarrier_wait(0) + bulk_load(0, size, 0) + mbarrier_wait(1) + bulk_load(1, size, 1)
+        stream = _timed(body + repeat(step, 31) + mbarrier_wait(0) + mbarrier_wait(1))
+        for ctas in (1, multiprocessors):
+            yield Experiment("copy_stream", {"bytes": size, "copies": 64, "ctas": ctas}, [stream], (1, 1), ctas=ctas)
+
+
+def shared_memory() -> Iterator[Experiment]:
+    """Matrix stores and transposing loads, alone and against wgmma with both operands in shared memory."""
+    works = {"stmatrix": matrix_store(16), "ldmatrix_trans": matrix_load(16)}
+    for name, work in works.items():
+        for groups in (1, 2):
+            yield Experiment(
+                name, {"count": 256, "warpgroups": groups}, [_timed(repeat(work, 16))] * groups, stamps=[2] * groups
+            )
+        for n in (64, 128, 256):
+            busy = stamp() + wgmma("fp16", n, 32) + stamp() + keep_accumulators(n)
+            yield Experiment(
+                f"{name}_under_wgmma", {"n": n, "count": 256}, [busy, _timed(repeat(work, 16))], stamps=[2, 2]
+            )
+    for n in (64, 128, 256):
+        stream = repeat(bulk_load(0, 16384, 0) + mbarrier_wait(0), 8)
+        busy = stamp() + wgmma("fp16", n, 64) + stamp() + keep_accumulators(n)
+        yield Experiment("copy_under_wgmma", {"n": n, "bytes": 8 * 16384}, [busy, _timed(stream)], (1,), stamps=[2, 2])
+    for count in (0, 8, 16):
+        body = stamp() + matrix_store(count) + fence_proxy() + stamp()
+        yield Experiment("fence_proxy", {"stores": count}, [body])
+
+
+def arbitration() -> Iterator[Experiment]:
+    """Two warpgroups issue groups of eight without tokens: stamps after each group show who is served."""
+    for dtype, n in (("fp16", 128), ("fp16", 256), ("e4m3", 128)):
+        body = stamp()
+        for _ in range(12):
+            body = body + wgmma(dtype, n, 8, a_in_registers=True) + stamp()
+        body = body + keep_accumulators(n)
+        yield Experiment("arbitration", {"dtype": dtype, "n": n, "count": 8}, [body, body], stamps=[13, 13])
+
+
+def experiments(multiprocessors: int) -> Iterator[Experiment]:
+    """All of them."""
+    for group in (
+        wgmma_chains,
+        wgmma_issue,
+        vector_rates,
+        vector_under_wgmma,
+        after_wgmma,
+        barriers,
+        shared_memory,
+        arbitration,
+    ):
+        yield from group()
+    yield from copies(multiprocessors)
+
+
+def run(experiment: Experiment, function, driver: Driver, out, source) -> np.ndarray:
+    """Stamps, int64 (repetitions, ctas, warpgroups, MAX_STAMPS); the first run is left out as a warm-up."""
+    groups = len(experiment.bodies)
+    found = []
+    for _ in range(REPETITIONS + 1):
+        driver.run(function, experiment.ctas, 128 * groups, SMEM_BYTES, out, source, c_uint(0))
+        found.append(driver.read(out, (experiment.ctas, groups, MAX_STAMPS)))
+    return np.stack(found[1:])
+
+
+def rows(experiment: Experiment, stamps: np.ndarray) -> Iterator[list]:
+    """Per warpgroup: differences of stamps (median over repetitions, maximum over CTAs), and start after warpgroup 0."""
+    origin = stamps[:, :, 0, 0]
+    for group, count in enumerate(experiment.stamps):
+        mine = stamps[:, :, group, :count]
+        steps = np.median(np.diff(mine, axis=2), axis=0).max(axis=0)
+        lag = float(np.median(mine[:, :, 0] - origin))
+        yield [experiment.name, json.dumps(experiment.parameters), group, lag, " ".join(f"{x:g}" for x in steps)]
+
+
+def main() -> None:
+    target = Path(sys.argv[1])
+    driver = Driver()
+    out, source = driver.allocate(driver.multiprocessors * 4 * 8 * MAX_STAMPS), driver.allocate(SOURCE_BYTES)
+    begin = time.time()
+    with target.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["experiment", "parameters", "warpgroup", "start_after_first_cycles", "cycles"])
+        suite = list(experiments(driver.multiprocessors))
+        with ThreadPoolExecutor() as pool:  # the driver assembles PTX outside Python's lock
+            functions = pool.map(lambda e: driver.load(kernel(e.bodies, e.mbarrier_arrivals)), suite)
+            for experiment, function in zip(suite, functions, strict=True):
+                writer.writerows(rows(experiment, run(experiment, function, driver, out, source)))
+                file.flush()
+    print(f"{len(suite)} experiments on {driver.name} in {time.time() - begin:.0f} s -> {target}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""How well a schedule overlaps: efficiencies, and a ledger that gives every idle tensor core tick one cause.
+
+With T the time of a run and T_r the busy time of resource r: tensor efficiency U = T_tensor / T; overlap efficiency
+B = max_r T_r / T, 1 when the busiest resource never waits; hidden softmax H = 1 - (T - T_tensor) / T_softmax, where T_softmax is
+the vector work of all consumers run alone: 1 when it is hidden altogether, 0 when nothing is, negative under contention.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fa3_simulator.costs import PIPES, Costs
+from fa3_simulator.program import Op, Program
+from fa3_simulator.trace import Trace
+
+CAUSES = (
+    "prologue", "wait Q", "wait K", "wait V", "turn", "mask", "row max", "exp2 and row sum", "convert P", "rescale O",
+    "row statistics", "wgmma latency", "issue", "operand fetch", "tile change", "epilogue", "other",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Efficiencies of one run; ``binds`` is the busiest resource; ``ledger`` in ticks, summing to T - T_tensor."""
+
+    tensor_efficiency: float
+    overlap_efficiency: float
+    hidden_softmax: float
+    binds: str
+    ledger: dict[str, int]
+
+
+def softmax_ticks(program: Program, costs: Costs) -> int:
+    """Vector work and row statistics of all actors that issue wgmma, each run alone on an idle machine."""
+    total = 0
+    for actor in program.actors:
+        rows = actor.ops.tolist()
+        if not any(row[0] == Op.WGMMA for row in rows):
+            continue
+        for kind, x, *_ in rows:
+            if kind == Op.VECTOR:
+                total += int(costs.work[x, 0] * costs.work[x, 1:].max())
+            elif kind == Op.DELAY and program.delays[x] == "row_reduction_cycles":
+                total += int(costs.delay[x])
+    return total
+
+
+def _cause(program: Program, actor: int, index: int) -> str:
+    """Ledger entry of an operation that the next issuer was busy with."""
+    kind = int(program.actors[actor].ops[index][0])
+    text = program.describe(actor, index)
+    if kind == Op.WAIT:
+        return {"q": "wait Q", "k": "wait K", "v": "wait V"}.get(text.removeprefix("wait ")[0], "other")
+    if kind == Op.BAR_SYNC:
+        return "turn" if "turn" in text else "epilogue"
+    if kind == Op.WGMMA_WAIT:
+        return "wgmma latency"
+    if kind == Op.WGMMA:
+        return "issue"
+    if kind in (Op.STORE, Op.STORE_WAIT) or text in ("normalise O", "O to shared memory"):
+        return "epilogue"
+    if kind == Op.DELAY:
+        return "row statistics" if text == "row_reduction_cycles" else "tile change"
+    return text if text in CAUSES else "other"
+
+
+def ledger(program: Program, trace: Trace) -> dict[str, int]:
+    """Attribute every tick in which the tensor core idles.
+
+    An idle stretch belongs to the warpgroup that ends it by issuing: what that one was doing is the cause. Before the first
+    instruction all is prologue, after the last one epilogue.
+
+    Returns
+    -------
+    dict
+        Cause -> ticks, summing exactly to ``trace.end - trace.busy["tensor"]``.
+    """
+    found: Counter[str] = Counter()
+    spans: dict[int, list] = {}
+    for span in trace.spans:
+        spans.setdefault(span.actor, []).append(span)
+    cursor = dict.fromkeys(spans, 0)
+    free = 0
+    for number, burst in enumerate(trace.bursts):
+        idle = burst.start - free
+        if idle > 0 and number == 0:
+            found["prologue"] += idle
+        elif idle > 0:
+            mine, i = spans[burst.actor], cursor[burst.actor]
+            left = idle
+            while i < len(mine) and mine[i].stop <= free:
+                i += 1
+            cursor[burst.actor] = i
+            while i < len(mine) and mine[i].start < burst.start:
+                piece = min(mine[i].stop, burst.start) - max(mine[i].start, free)
+                if mine[i].row == burst.row and int(program.actors[burst.actor].ops[burst.row][0]) == Op.WGMMA:
+                    found["operand fetch"] += piece
+                else:
+                    found[_cause(program, burst.actor, mine[i].row)] += piece
+                left -= piece
+                i += 1
+            found["issue"] += left
+        free = burst.stop
+    found["epilogue"] += trace.end - free
+    return {cause: found[cause] for cause in CAUSES if found[cause]}
+
+
+def measure(program: Program, costs: Costs, trace: Trace) -> Overlap:
+    """Efficiencies and ledger of a run."""
+    resources = {name: trace.busy[name] for name in ("tensor", "smem", *PIPES, "l2")}
+    binds = max(resources, key=lambda name: resources[name])
+    alone = softmax_ticks(program, costs)
+    idle = trace.end - trace.busy["tensor"]
+    return Overlap(
+        trace.busy["tensor"] / trace.end,
+        resources[binds] / trace.end,
+        1 - idle / alone if alone else 1.0,
+        binds,
+        ledger(program, trace),
+    )

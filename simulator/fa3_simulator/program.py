@@ -1,0 +1,234 @@
+"""A schedule as data: what each warp or warpgroup does, in order.
+
+The same program is read twice, for time (:mod:`fa3_simulator.engine`) and for safety (:mod:`fa3_simulator.hazards`). An
+operation is a row of five integers: the :class:`Op` and up to four operands, which are indices into the program's lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+NONE = -1
+
+
+class Op(IntEnum):
+    """Operations and their operands."""
+
+    VECTOR = 0  # work: arithmetic of the actor's own warps
+    WGMMA = 1  # gemm, slot of A or NONE (registers), slot of B, accumulator slot: asynchronous, one commit group
+    WGMMA_WAIT = 2  # groups that may stay in flight
+    EXPECT = 3  # mbarrier, bytes: one arrival, and bytes its phase waits for
+    LOAD = 4  # mbarrier, bytes, slot: TMA, asynchronous
+    STORE = 5  # bytes, slot: TMA, asynchronous
+    STORE_WAIT = 6  # until the actor's stores have read their slots
+    ARRIVE = 7  # mbarrier: one arrival
+    WAIT = 8  # mbarrier, parity: passes while the current phase has the other parity (PTX mbarrier.try_wait)
+    BAR_ARRIVE = 9  # named barrier
+    BAR_SYNC = 10  # named barrier
+    DELAY = 11  # machine constant in cycles, as an index into Program.delays
+    READ = 12  # slot: the actor's own threads read it
+    WRITE = 13  # slot
+    FENCE = 14  # fence.proxy.async: the actor's writes become visible to TMA and wgmma
+    MARK = 15  # label
+
+
+class Gemm(NamedTuple):
+    """``instructions`` wgmma of shape 64 x n x (256 bits of k)."""
+
+    name: str
+    instructions: int
+    n: int
+    bits: int  # of an operand element: 16 or 8
+    a_in_registers: bool
+
+
+class Work(NamedTuple):
+    """Warp instructions by pipe of one warp, issued in ``chunks`` equal parts; shared memory traffic of all its warps."""
+
+    name: str
+    chunks: int
+    fma: int = 0
+    alu: int = 0
+    mufu: int = 0
+    convert: int = 0
+    smem_bytes: int = 0
+
+
+class Mbarrier(NamedTuple):
+    name: str
+    arrivals: int  # per phase
+
+
+class NamedBarrier(NamedTuple):
+    name: str
+    identity: int  # hardware id, 0..15
+    threads: int
+
+
+class Slot(NamedTuple):
+    """A buffer in shared memory, or an accumulator (bytes 0); ``inside`` names a ring whose memory it borrows."""
+
+    name: str
+    bytes: int
+    inside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A group of warps that run one instruction stream; ``registers`` per thread after setmaxnreg."""
+
+    name: str
+    threads: int
+    registers: int
+    ops: np.ndarray  # int64 (operations, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One CTA."""
+
+    name: str
+    actors: tuple[Actor, ...]
+    gemms: tuple[Gemm, ...]
+    works: tuple[Work, ...]
+    mbarriers: tuple[Mbarrier, ...]
+    named_barriers: tuple[NamedBarrier, ...]
+    slots: tuple[Slot, ...]
+    delays: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of the buffers and mbarriers."""
+        return sum(slot.bytes for slot in self.slots if not slot.inside) + 8 * len(self.mbarriers)
+
+    def describe(self, actor: int, index: int) -> str:
+        """One operation in words, for messages and timelines."""
+        kind, x = (int(v) for v in self.actors[actor].ops[index][:2])
+        op = Op(kind)
+        names = {
+            Op.VECTOR: lambda: self.works[x].name,
+            Op.WGMMA: lambda: f"issue {self.gemms[x].name}",
+            Op.WGMMA_WAIT: lambda: "wait wgmma",
+            Op.EXPECT: lambda: f"expect {self.mbarriers[x].name}",
+            Op.LOAD: lambda: f"load {self.mbarriers[x].name}",
+            Op.STORE: lambda: "store",
+            Op.STORE_WAIT: lambda: "wait store",
+            Op.ARRIVE: lambda: f"arrive {self.mbarriers[x].name}",
+            Op.WAIT: lambda: f"wait {self.mbarriers[x].name}",
+            Op.BAR_ARRIVE: lambda: f"arrive {self.named_barriers[x].name}",
+            Op.BAR_SYNC: lambda: f"wait {self.named_barriers[x].name}",
+            Op.DELAY: lambda: self.delays[x],
+            Op.READ: lambda: f"read {self.slots[x].name}",
+            Op.WRITE: lambda: f"write {self.slots[x].name}",
+            Op.FENCE: lambda: "fence",
+            Op.MARK: lambda: self.labels[x],
+        }
+        return names[op]()
+
+
+@dataclass(slots=True)
+class _Names:
+    """Items by first use."""
+
+    items: list = field(default_factory=list)
+    index: dict = field(default_factory=dict)
+
+    def __call__(self, item) -> int:
+        if item not in self.index:
+            self.index[item] = len(self.items)
+            self.items.append(item)
+        return self.index[item]
+
+
+@dataclass(slots=True)
+class Stream:
+    """Operations of one actor under construction."""
+
+    program: Builder
+    name: str
+    threads: int
+    registers: int
+    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+
+    def _add(self, op: Op, *operands: int) -> None:
+        self.rows.append((int(op), *operands, *(0,) * (4 - len(operands))))  # type: ignore[arg-type]
+
+    def vector(self, work: Work) -> None:
+        if work.chunks:
+            self._add(Op.VECTOR, self.program.works(work))
+
+    def wgmma(self, gemm: Gemm, a: Slot | None, b: Slot, accumulator: Slot) -> None:
+        slots = self.program.slots
+        self._add(Op.WGMMA, self.program.gemms(gemm), NONE if a is None else slots(a), slots(b), slots(accumulator))
+
+    def wgmma_wait(self, in_flight: int) -> None:
+        self._add(Op.WGMMA_WAIT, in_flight)
+
+    def load(self, barrier: Mbarrier, slots: Iterable[Slot]) -> None:
+        """Expect the bytes of all slots and load them."""
+        slots = tuple(slots)
+        index = self.program.mbarriers(barrier)
+        self._add(Op.EXPECT, index, sum(slot.bytes for slot in slots))
+        for slot in slots:
+            self._add(Op.LOAD, index, slot.bytes, self.program.slots(slot))
+
+    def store(self, slot: Slot, size: int) -> None:
+        self._add(Op.STORE, size, self.program.slots(slot))
+
+    def store_wait(self) -> None:
+        self._add(Op.STORE_WAIT)
+
+    def arrive(self, barrier: Mbarrier) -> None:
+        self._add(Op.ARRIVE, self.program.mbarriers(barrier))
+
+    def wait(self, barrier: Mbarrier, parity: int) -> None:
+        self._add(Op.WAIT, self.program.mbarriers(barrier), parity & 1)
+
+    def bar_arrive(self, barrier: NamedBarrier) -> None:
+        self._add(Op.BAR_ARRIVE, self.program.named_barriers(barrier))
+
+    def bar_sync(self, barrier: NamedBarrier) -> None:
+        self._add(Op.BAR_SYNC, self.program.named_barriers(barrier))
+
+    def delay(self, constant: str) -> None:
+        self._add(Op.DELAY, self.program.delays(constant))
+
+    def read(self, slot: Slot) -> None:
+        self._add(Op.READ, self.program.slots(slot))
+
+    def write(self, slot: Slot) -> None:
+        self._add(Op.WRITE, self.program.slots(slot))
+
+    def fence(self) -> None:
+        self._add(Op.FENCE)
+
+    def mark(self, label: str) -> None:
+        self._add(Op.MARK, self.program.labels(label))
+
+
+class Builder:
+    """Collects streams; names become indices at first use."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.streams: list[Stream] = []
+        self.gemms, self.works, self.mbarriers, self.named_barriers = _Names(), _Names(), _Names(), _Names()
+        self.slots, self.delays, self.labels = _Names(), _Names(), _Names()
+
+    def actor(self, name: str, threads: int, registers: int) -> Stream:
+        stream = Stream(self, name, threads, registers)
+        self.streams.append(stream)
+        return stream
+
+    def build(self) -> Program:
+        actors = tuple(
+            Actor(s.name, s.threads, s.registers, np.array(s.rows, np.int64).reshape(-1, 5)) for s in self.streams
+        )
+        lists = (self.gemms, self.works, self.mbarriers, self.named_barriers, self.slots, self.delays, self.labels)
+        return Program(self.name, actors, *(tuple(names.items) for names in lists))

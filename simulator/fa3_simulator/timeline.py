@@ -1,0 +1,120 @@
+"""Pictures of a run: Chrome / Perfetto trace, a Gantt chart for the terminal, and SVG."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+from fa3_simulator.costs import TICKS
+from fa3_simulator.program import Op, Program
+from fa3_simulator.trace import Trace
+
+
+class Bar(NamedTuple):
+    """One rectangle: row name, what is done, and cycles."""
+
+    row: str
+    name: str
+    kind: str  # tensor, vector, wait, issue, copy
+    start: float
+    stop: float
+
+
+COLOURS = {"tensor": "#3b6ea5", "vector": "#d08c2f", "issue": "#7aa874", "wait": "#d9d9d9", "copy": "#8d6cab"}
+LETTERS = {"tensor": "#", "vector": "s", "issue": "i", "wait": ".", "copy": "c"}
+_KINDS = {
+    Op.VECTOR: "vector", Op.DELAY: "vector", Op.WGMMA: "issue", Op.LOAD: "copy", Op.STORE: "copy",
+}  # fmt: skip
+
+
+def bars(program: Program, trace: Trace) -> list[Bar]:
+    """All spans and tensor core bursts, rows in the order of the actors, the tensor core first."""
+    drawn: list[Bar] = []
+    for burst in trace.bursts:
+        name = program.describe(burst.actor, burst.row).removeprefix("issue ")
+        owner = program.actors[burst.actor].name
+        last = drawn[-1] if drawn else None
+        start, stop = burst.start / TICKS, burst.stop / TICKS
+        if last and last.name == f"{name} ({owner})" and last.stop == start:
+            drawn[-1] = last._replace(stop=stop)
+        else:
+            drawn.append(Bar("tensor core", f"{name} ({owner})", "tensor", start, stop))
+    for span in trace.spans:
+        kind = _KINDS.get(Op(int(program.actors[span.actor].ops[span.row][0])), "wait")
+        name = program.describe(span.actor, span.row)
+        drawn.append(Bar(program.actors[span.actor].name, name, kind, span.start / TICKS, span.stop / TICKS))
+    return drawn
+
+
+def chrome_trace(drawn: list[Bar], clock_mhz: float, process: str) -> dict:
+    """Chrome trace-event JSON, which Perfetto opens; one thread per row, microseconds at ``clock_mhz``."""
+    rows = {name: i for i, name in enumerate(dict.fromkeys(bar.row for bar in drawn))}
+    events: list[dict] = [{"ph": "M", "pid": 1, "tid": 0, "name": "process_name", "args": {"name": process}}]
+    for name, tid in rows.items():
+        events.append({"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}})
+        events.append({"ph": "M", "pid": 1, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
+    for bar in drawn:
+        events.append({
+            "ph": "X", "pid": 1, "tid": rows[bar.row], "cat": bar.kind, "name": bar.name,
+            "ts": bar.start / clock_mhz, "dur": (bar.stop - bar.start) / clock_mhz,
+            "args": {"start_cycle": bar.start, "cycles": bar.stop - bar.start},
+        })  # fmt: skip
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def text_gantt(drawn: list[Bar], start: float, stop: float, width: int = 100) -> str:
+    """Rows of one letter per slice of time: what filled most of it."""
+    rows = list(dict.fromkeys(bar.row for bar in drawn))
+    label = max(map(len, rows)) + 1
+    step = (stop - start) / width
+    lines = []
+    for row in rows:
+        cells = []
+        mine = [bar for bar in drawn if bar.row == row and bar.stop > start and bar.start < stop]
+        for i in range(width):
+            left, right = start + i * step, start + (i + 1) * step
+            share: dict[str, float] = {}
+            for bar in mine:
+                if (overlap := min(bar.stop, right) - max(bar.start, left)) > 0:
+                    share[bar.kind] = share.get(bar.kind, 0.0) + overlap
+            best = max(share, key=lambda kind: share[kind], default="")
+            cells.append(LETTERS[best] if best and share[best] > step / 4 else " ")
+        lines.append(f"{row:<{label}}{''.join(cells)}")
+    legend = ", ".join(f"{letter} {kind}" for kind, letter in LETTERS.items())
+    return "\n".join([*lines, f"{'':<{label}}{legend}; {step:.0f} cycles a letter from cycle {start:.0f}"])
+
+
+def svg_gantt(drawn: list[Bar], start: float, stop: float, title: str, width: int = 1200) -> str:
+    """The same as a standalone SVG picture with a tooltip on every bar."""
+    rows = list(dict.fromkeys(bar.row for bar in drawn))
+    left, height, top = 130, 26, 40
+    scale = (width - left - 20) / (stop - start)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + height * len(rows) + 60}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="100%" height="100%" fill="white"/><text x="10" y="22" font-size="15">{escape(title)}</text>',
+    ]
+    for i, row in enumerate(rows):
+        parts.append(f'<text x="10" y="{top + i * height + 17}">{escape(row)}</text>')
+    for bar in drawn:
+        if bar.stop <= start or bar.start >= stop:
+            continue
+        x = left + (max(bar.start, start) - start) * scale
+        size = max((min(bar.stop, stop) - max(bar.start, start)) * scale, 0.4)
+        y = top + rows.index(bar.row) * height
+        tip = escape(f"{bar.name}: {bar.stop - bar.start:.0f} cycles from {bar.start:.0f}")
+        parts.append(
+            f'<rect x="{x:.2f}" y="{y + 3}" width="{size:.2f}" height="{height - 6}" fill="{COLOURS[bar.kind]}" '
+            f'stroke="white" stroke-width="0.4"><title>{tip}</title></rect>'
+        )
+    base = top + height * len(rows) + 14
+    for i in range(6):
+        cycle = start + (stop - start) * i / 5
+        x = left + (cycle - start) * scale
+        parts.append(f'<text x="{x:.1f}" y="{base}" text-anchor="middle" fill="#555">{cycle:.0f}</text>')
+    for i, (kind, colour) in enumerate(COLOURS.items()):
+        x = left + i * 110
+        parts.append(f'<rect x="{x}" y="{base + 12}" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 17}" y="{base + 22}">{kind}</text>')
+    parts.append(f'<text x="{width - 60}" y="{base + 22}" fill="#555">cycles</text></svg>')
+    return "\n".join(parts)

@@ -1,0 +1,109 @@
+"""All legal tiles and schedules for a problem, simulated and ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from fa3_simulator.hazards import footprint
+from fa3_simulator.machine import Machine
+from fa3_simulator.roofline import roofline
+from fa3_simulator.run import Estimate, Shape, estimate
+from fa3_simulator.schedules import Schedule, Tile, forward
+
+# FlashAttention-3's own tiles on SM90 (upstream hopper/tile_size.h): (dtype bits, head_dim, causal) -> (tile_m, tile_n).
+FLASH3_TILES = {
+    (16, 64, False): (192, 192), (16, 64, True): (192, 128), (16, 128, False): (128, 176), (16, 128, True): (128, 128),
+    (16, 256, False): (128, 80), (16, 256, True): (128, 80),
+    (8, 64, False): (192, 160), (8, 64, True): (192, 160), (8, 128, False): (128, 224), (8, 128, True): (128, 224),
+    (8, 256, False): (128, 128), (8, 256, True): (128, 128),
+}  # fmt: skip
+CONSUMER_REGISTERS = {1: 255, 2: 240, 3: 160}
+OTHER_REGISTERS = 24  # addresses, row statistics, loop state: what our kernels need beside the matrices
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One schedule with its simulated time and the gap to the lower bound of its tile."""
+
+    schedule: Schedule
+    estimate: Estimate
+    gap: float  # cycles over the roofline's, minus 1
+    is_gluon_buildable: bool  # Gluon tiles have powers of two
+    is_flash3_choice: bool
+
+
+def registers_needed(schedule: Schedule) -> int:
+    """Registers of a consumer thread: S, O, P in the operand format, a partial of P V when promoted, and the rest."""
+    s = schedule
+    scores, output = s.tile_n // 2, s.head_dim // 2
+    p = s.tile_n * s.bits // 64 if s.pv_from_registers and s.intra_wg_overlap else 0
+    return scores + output + p + (output if s.promotion_interval else 0) + OTHER_REGISTERS
+
+
+def is_power_of_two(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+def candidates(dtype: str, head_dim: int, *, kernel: str = "flash3") -> Iterator[Schedule]:
+    """Schedules whose fields are legal; most do not fit and are dropped by :func:`misfit`."""
+    step = 32 if dtype == "e4m3" else 16
+    for tile_m, tile_n, stages, pingpong, overlap, registers in product(
+        (64, 128, 192), range(32, 257, step), (2, 3, 4), (True, False), (True, False), (True, False)
+    ):
+        if tile_m == 64 and pingpong:
+            continue
+        yield Schedule(
+            dtype=dtype, head_dim=head_dim, tile_m=tile_m, tile_n=tile_n, num_stages=stages, pingpong=pingpong,
+            intra_wg_overlap=overlap, pv_from_registers=registers, v_transpose=dtype == "e4m3", kernel=kernel,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def misfit(schedule: Schedule, machine: Machine) -> str | None:
+    """Why a schedule does not fit an SM, or None."""
+    limit = CONSUMER_REGISTERS[schedule.consumers]
+    if (needed := registers_needed(schedule)) > limit:
+        return f"about {needed} registers, a consumer thread has {limit}"
+    program = forward(schedule, [Tile(1)])
+    found = [f.text for f in footprint(program, machine) if f.kind == "footprint"]
+    return found[0] if found else None
+
+
+def tune(shape: Shape, dtype: str, head_dim: int, machine: Machine, clock_mhz: float | None = None) -> list[Ranked]:
+    """Simulate every schedule that fits and rank by time.
+
+    Returns
+    -------
+    list of Ranked
+        Fastest first.
+    """
+    chosen = FLASH3_TILES.get((16 if dtype != "e4m3" else 8, head_dim, shape.causal))
+    ranked = []
+    for schedule in candidates(dtype, head_dim):
+        if misfit(schedule, machine):
+            continue
+        found = estimate(shape, schedule, machine, clock_mhz)
+        ranked.append(
+            Ranked(
+                schedule,
+                found,
+                found.cta_cycles / roofline(shape, schedule, machine).cycles - 1,
+                is_power_of_two(schedule.tile_n),
+                (schedule.tile_m, schedule.tile_n) == chosen and schedule.num_stages == 2 and schedule.intra_wg_overlap,
+            )
+        )
+    return sorted(ranked, key=lambda r: r.estimate.cycles)
+
+
+def regret(ranked: list[Ranked], among: list[Ranked]) -> float:
+    """How much slower the best of ``among`` is than the best of all."""
+    return among[0].estimate.cycles / ranked[0].estimate.cycles - 1 if among else float("nan")
+
+
+def without_duplicates(ranked: list[Ranked]) -> list[Ranked]:
+    """The fastest variant of every tile shape."""
+    seen: dict[tuple[int, int], Ranked] = {}
+    for entry in ranked:
+        seen.setdefault((entry.schedule.tile_m, entry.schedule.tile_n), entry)
+    return list(seen.values())

@@ -1,0 +1,87 @@
+"""simulate, trace and tune as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fa3verify.cli import main
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_simulate_says_cycles_what_binds_and_what_is_assumed() -> None:
+    code, out, _ = run("simulate", "--seqlen", 2048)
+    assert code == 0
+    assert "tensor binds" in out
+    assert "roofline" in out
+    assert "closed form" in out
+    assert "assumed, not measured: row_reduction_cycles" in out
+    assert "consumer 1" in out
+
+
+def test_figures_as_json_are_consistent() -> None:
+    code, out, _ = run("simulate", "--seqlen", 2048, "--clock-mhz", 1500, "--json", "-")
+    assert code == 0
+    figures = json.loads(out)
+    assert figures["cycles"] >= figures["roofline_cycles"]
+    assert figures["milliseconds"] == pytest.approx(figures["cycles"] / 1.5e6, rel=1e-3)
+    assert sum(figures["idle_tensor_share"].values()) == pytest.approx(1)
+
+
+def test_trace_opens_as_chrome_events_that_do_not_overlap(tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    assert run("trace", target, "--seqlen", 1024, "--causal")[0] == 0
+    events = json.loads(target.read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {"tensor core", "producer", "consumer 0", "consumer 1"}
+    by_row: dict[int, list] = {}
+    for event in events:
+        if event["ph"] == "X":
+            by_row.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in by_row.values():
+        spans.sort()
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(spans))
+
+
+def test_svg_is_one_picture(tmp_path: Path) -> None:
+    target = tmp_path / "timeline.svg"
+    assert run("simulate", "--seqlen", 1024, "--svg", target)[0] == 0
+    assert target.read_text().startswith("<svg")
+    assert target.read_text().count("</svg>") == 1
+
+
+def test_tune_ranks_and_marks_what_gluon_can_build() -> None:
+    code, out, _ = run("tune", "--head-dim", 256, "--nheads", 8, "--seqlen", 4096, "--json", "-")
+    assert code == 0
+    figures = json.loads(out)
+    cycles = [row["cycles"] for row in figures["ranked"]]
+    assert cycles == sorted(cycles)
+    assert any(row["flash3_choice"] for row in figures["ranked"])
+    assert all(row["gluon"] == (int(row["tile"].split("x")[1]) in (32, 64, 128, 256)) for row in figures["ranked"])
+    assert 0 <= figures["regret_gluon"] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tile", "128x256"), "does not fit an SM of the H200: about 280 registers, a consumer thread has 240"),
+        (("--tile", "128x128", "--stages", 4), "bytes of shared memory, a CTA has 232448"),
+        (("--tile", "100x128"), "tile_m must be 64, 128 or 192"),
+        (("--tile", "128"), "must be ROWSxKEYS"),
+        (("--schedule", "magic"), "schedule is made of pingpong and overlap, or none, got magic"),
+        (("--promotion-interval", 128), "promotion and V transpose are for e4m3"),
+        (("--machine", "a100"), "machine must be one of h100, h200"),
+    ],
+)
+def test_impossible_requests_are_refused_with_the_rule(arguments: tuple, message: str) -> None:
+    code, _, err = run("simulate", *arguments)
+    assert code == 2
+    assert message in " ".join(err.split())

@@ -1,0 +1,229 @@
+"""Barrier bugs that real kernels had (facts: the timing rows of the bug museum), planted one at a time: each must be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fa3_simulator.hazards import check
+from fa3_simulator.machine import load
+from fa3_simulator.program import Actor, Builder, Mbarrier, NamedBarrier, Op, Program, Slot
+from fa3_simulator.schedules import Schedule, Tile, forward
+
+TILES = [Tile(5), Tile(3), Tile(4)]
+H200 = load("h200")
+ORDERS = 20
+
+
+def actor_index(program: Program, name: str) -> int:
+    return [actor.name for actor in program.actors].index(name)
+
+
+def edited(program: Program, name: str, change: Callable[[list], list]) -> Program:
+    """The program with the rows of one actor changed."""
+    index = actor_index(program, name)
+    actor = program.actors[index]
+    rows = np.array(change(actor.ops.tolist()), np.int64).reshape(-1, 5)
+    actors = list(program.actors)
+    actors[index] = Actor(actor.name, actor.threads, actor.registers, rows)
+    return replace(program, actors=tuple(actors))
+
+
+def places(program: Program, name: str, text: str) -> list[int]:
+    """Rows of an actor whose description begins with ``text``."""
+    index = actor_index(program, name)
+    count = len(program.actors[index].ops)
+    found = [i for i in range(count) if program.describe(index, i).startswith(text)]
+    assert found, f"{name} has no operation {text!r}"
+    return found
+
+
+def dropped(program: Program, name: str, text: str, which: int | None = None) -> Program:
+    """Without the ``which``-th such operation, or without all of them."""
+    rows = places(program, name, text)
+    gone = set(rows if which is None else [rows[which]])
+    return edited(program, name, lambda ops: [row for i, row in enumerate(ops) if i not in gone])
+
+
+def moved(program: Program, name: str, text: str, before: str, which: int) -> Program:
+    """With the ``which``-th such operation moved in front of the nearest earlier ``before``."""
+    row = places(program, name, text)[which]
+    target = max(i for i in places(program, name, before) if i < row)
+
+    def change(ops: list) -> list:
+        op = ops.pop(row)
+        return [*ops[:target], op, *ops[target:]]
+
+    return edited(program, name, change)
+
+
+def replaced(program: Program, name: str, text: str, which: int, **columns: int) -> Program:
+    row = places(program, name, text)[which]
+
+    def change(ops: list) -> list:
+        for column, value in columns.items():
+            ops[row]["kxyzw".index(column)] = value
+        return ops
+
+    return edited(program, name, change)
+
+
+def gluon(**changes) -> Program:
+    return forward(Schedule(**changes), TILES)
+
+
+def flash3(**changes) -> Program:
+    return forward(Schedule(kernel="flash3", **changes), TILES)
+
+
+FP8 = {"dtype": "e4m3", "v_transpose": True}
+
+
+def other_trip_count(name: str, changes: dict) -> Program:
+    """One actor runs a tile with another number of blocks."""
+    program = forward(Schedule(**changes), TILES)
+    other = forward(Schedule(**changes), [Tile(5), Tile(2), Tile(4)])
+    return edited(program, name, lambda _: other.actors[actor_index(other, name)].ops.tolist())
+
+
+def shared_identity() -> Program:
+    program = gluon()
+    turn = next(b.identity for b in program.named_barriers if b.name == "turn[1]")
+    barriers = [b._replace(identity=turn) if b.name == "epilogue[0]" else b for b in program.named_barriers]
+    return replace(program, named_barriers=tuple(barriers))
+
+
+def one_arrival_more() -> Program:
+    program = flash3()
+    mbarriers = [m._replace(arrivals=m.arrivals + 1) if m.name == "k_empty[0]" else m for m in program.mbarriers]
+    return replace(program, mbarriers=tuple(mbarriers))
+
+
+def overlapping_buffers() -> Program:
+    """O is staged in the second slot of K."""
+    program = gluon()
+    names = [slot.name for slot in program.slots]
+    k, out = names.index("k[1]"), names.index("out.0")
+    rows = places(program, "consumer 0", "write out.0") + places(program, "consumer 0", "store")
+
+    def change(ops: list) -> list:
+        for i in rows:
+            column = 1 if ops[i][0] == Op.WRITE else 2
+            if ops[i][column] == out:
+                ops[i][column] = k
+        return ops
+
+    return edited(program, "consumer 0", change)
+
+
+def one_row_short() -> Program:
+    program = gluon()
+    slots = [slot._replace(bytes=slot.bytes - 256) if slot.name == "k[1]" else slot for slot in program.slots]
+    return replace(program, slots=tuple(slots))
+
+
+def split_participants() -> Program:
+    """Consumer 1 releases k[0] on a copy of the barrier."""
+    program = gluon()
+    names = [b.name for b in program.named_barriers]
+    copy = program.named_barriers[names.index("k_empty[0]")]._replace(name="copy", identity=15)
+    grown = replace(program, named_barriers=(*program.named_barriers, copy))
+    return replaced(grown, "consumer 1", "arrive k_empty[0]", 1, x=len(names))
+
+
+def mailbox(*, waits: bool) -> Program:
+    """A scheduler hands tile numbers to two consumers through one slot."""
+    builder, slot = Builder("mailbox"), Slot("mailbox", 16)
+    full, empty = Mbarrier("full", 1), Mbarrier("empty", 2)
+    scheduler = builder.actor("scheduler", 32, 24)
+    for tile in range(4):
+        if tile and waits:
+            scheduler.wait(empty, tile - 1)
+        scheduler.write(slot)
+        scheduler.arrive(full)
+    for name in ("consumer 0", "consumer 1"):
+        consumer = builder.actor(name, 128, 240)
+        for tile in range(4):
+            consumer.wait(full, tile)
+            consumer.read(slot)
+            consumer.arrive(empty)
+    return builder.build()
+
+
+def wrong_parity() -> Program:
+    """A ring of one slot waits as if it had two."""
+    program = flash3(num_stages=1)
+    for which, row in enumerate(places(program, "consumer 0", "wait k_full[0]")):
+        del row
+        program = replaced(program, "consumer 0", "wait k_full[0]", which, y=which // 2 & 1)
+    return program
+
+
+# (museum row, what is wrong, the program)
+PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
+    (33, "no barrier between writing O and its TMA store", lambda: dropped(gluon(), "consumer 0", "wait epilogue")),
+    (34, "no such barrier in one tile only", lambda: dropped(flash3(), "consumer 1", "wait epilogue", 1)),
+    (35, "a consumer sees an uninitialised mbarrier", lambda: replaced(gluon(), "consumer 0", "wait k_full[0]", 0, y=1)),
+    (36, "no proxy fence before V^T is handed over", lambda: dropped(flash3(**FP8), "producer", "fence", 2)),
+    (37, "two users of one named barrier", shared_identity),
+    (38, "an mbarrier counts one arrival too many", one_arrival_more),
+    (39, "K is released before wgmma has read it",
+     lambda: moved(gluon(intra_wg_overlap=False), "consumer 1", "arrive k_empty", "wait wgmma", 3)),
+    (39, "V is released before wgmma has read it", lambda: moved(flash3(), "consumer 0", "arrive v_empty", "wait wgmma", 2)),
+    (40, "a full barrier is not waited for", lambda: dropped(gluon(), "consumer 0", "wait v_full", 4)),
+    (41, "a wait for a parity that has passed", wrong_parity),
+    (42, "no fence between P in shared memory and P V",
+     lambda: dropped(flash3(head_dim=64, tile_m=192, pv_from_registers=False), "consumer 2", "fence", 1)),
+    (43, "two buffers overlap", overlapping_buffers),
+    (44, "a buffer is one row too small", one_row_short),
+    (45, "TMA overwrites K while it is read", lambda: dropped(gluon(), "producer", "wait k_empty", 3)),
+    (45, "TMA overwrites Q while it is read", lambda: dropped(flash3(), "producer", "wait q_empty", 0)),
+    (48, "the producer loads a tile that nobody reads", lambda: edited(
+        flash3(), "producer", lambda ops: ops + ops[-4:])),
+    (49, "a skipped block does not advance the ring", lambda: dropped(gluon(), "consumer 0", "arrive k_empty", 5)),
+    (50, "warpgroups disagree about the number of blocks", lambda: other_trip_count("consumer 1", {})),
+    (51, "arrive where a wait is needed", lambda: replaced(gluon(), "producer", "wait v_empty", 2, k=Op.BAR_ARRIVE)),
+    (52, "the producer has another key range", lambda: other_trip_count("producer", {"kernel": "flash3"})),
+    (53, "a race that one delay would show", lambda: dropped(gluon(pingpong=False), "consumer 1", "wait k_full", 6)),
+    (54, "a mailbox is overwritten before all have read it", lambda: mailbox(waits=False)),
+    (55, "the participants of a barrier are split", split_participants),
+    (28, "V is overwritten before it is transposed",
+     lambda: moved(flash3(**FP8), "producer", "load v_full", "read v_raw", 4)),
+    (0, "O is rescaled while P V runs", lambda: moved(gluon(), "consumer 0", "read O.0", "wait wgmma", 1)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "what", "plant"), PLANTED, ids=[f"{row}-{what.replace(' ', '_')}" for row, what, _ in PLANTED]
+)
+def test_planted_hazard_is_found(row: int, what: str, plant: Callable[[], Program]) -> None:
+    found = check(plant(), H200, orders=ORDERS)
+    assert found, f"museum row {row}, {what}: nothing found in {ORDERS} orders"
+
+
+def test_the_mailbox_with_its_empty_barrier_is_clean() -> None:
+    assert check(mailbox(waits=True), H200, orders=ORDERS) == []
+
+
+def test_a_race_names_slot_writer_and_reader() -> None:
+    found = check(dropped(gluon(), "producer", "wait k_empty", 3), orders=1)
+    text = " ".join(f.text for f in found)
+    assert "slot k[" in text
+    assert "producer" in text
+    assert "consumer" in text
+
+
+def test_a_deadlock_names_barrier_and_actors() -> None:
+    found = [f for f in check(one_arrival_more(), orders=1) if f.kind == "deadlock"]
+    assert "producer at wait k_empty[0]" in found[0].text
+
+
+def test_named_barriers_beyond_the_sixteenth_are_refused() -> None:
+    builder = Builder("many")
+    stream = builder.actor("alone", 32, 24)
+    for identity in range(17):
+        stream.bar_sync(NamedBarrier(f"b{identity}", identity, 32))
+    assert [f.text for f in check(builder.build(), H200)] == ["named barrier b16 has id 16, legal are 0 to 15"]

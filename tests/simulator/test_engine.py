@@ -1,0 +1,199 @@
+"""The engine against times derived by hand, against SimPy, and the interpreter against the engine tick for tick."""
+
+from __future__ import annotations
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa3_simulator import engine, interpreter
+from fa3_simulator.costs import PIPES, SCALARS, costs
+from fa3_simulator.machine import load
+from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Work
+from fa3_simulator.schedules import Schedule, Tile, forward
+from fa3_simulator.trace import DeadlockError
+
+H200 = load("h200")
+
+
+def run(program: Program) -> float:
+    return engine.simulate(program, costs(program, H200)).cycles
+
+
+def test_a_gemm_alone_takes_its_tensor_time_and_the_tail() -> None:
+    builder = Builder("gemm")
+    stream = builder.actor("warpgroup", 128, 240)
+    stream.wgmma(Gemm("S", 8, 128, 16, True), None, Slot("k", 0), Slot("s", 0))
+    stream.wgmma_wait(0)
+    assert run(builder.build()) == 8 * (64 + 4) + 66  # 64 cycles per 64 x 128 x 16, 4 for A in registers
+
+
+def test_e4m3_halves_the_tensor_time() -> None:
+    builder = Builder("gemm")
+    stream = builder.actor("warpgroup", 128, 240)
+    stream.wgmma(Gemm("S", 4, 128, 8, True), None, Slot("k", 0), Slot("s", 0))
+    stream.wgmma_wait(0)
+    assert run(builder.build()) == 4 * (64 + 4) + 66  # k = 32 per instruction: the same cycles for twice the work
+
+
+def test_operands_in_shared_memory_bind_narrow_instructions() -> None:
+    builder = Builder("gemm")
+    stream = builder.actor("warpgroup", 128, 240)
+    stream.wgmma(Gemm("S", 100, 32, 16, False), Slot("q", 0), Slot("k", 0), Slot("s", 0))
+    stream.wgmma_wait(0)
+    assert run(builder.build()) == pytest.approx(100 * (32 + 64) * 32 / 128 + 66, abs=20)  # 24 cycles fetch, 16 tensor
+
+
+def test_exponentials_run_at_the_mufu_rate_and_slower_under_wgmma() -> None:
+    def cycles(*, with_gemm: bool) -> float:
+        builder = Builder("exp")
+        stream = builder.actor("warpgroup", 128, 240)
+        if with_gemm:
+            stream.wgmma(Gemm("S", 64, 256, 16, True), None, Slot("k", 0), Slot("s", 0))
+        stream.vector(Work("exp", 8, mufu=64))
+        return run(builder.build())
+
+    assert cycles(with_gemm=False) == 64 * 8
+    assert cycles(with_gemm=True) > 64 * 8 * 1.2
+
+
+def test_two_warpgroups_share_the_mufu() -> None:
+    builder = Builder("exp")
+    for name in ("a", "b"):
+        builder.actor(name, 128, 240).vector(Work("exp", 8, mufu=64))
+    assert run(builder.build()) == 2 * 64 * 8
+
+
+def test_a_load_takes_latency_bandwidth_and_the_barrier_hop() -> None:
+    builder, full, slot = Builder("load"), Mbarrier("full", 1), Slot("k", 32768)
+    builder.actor("producer", 32, 24).load(full, (slot,))
+    builder.actor("consumer", 128, 240).wait(full, 0)
+    latency = H200["memory_latency_ns"] * H200["max_clock_mhz"] / 1000
+    want = latency + 32768 / H200["l2_bytes_per_cycle"] + H200["mbarrier_hop_cycles"]
+    assert run(builder.build()) == pytest.approx(want, abs=0.1)  # a piece is a whole number of ticks
+
+
+def test_mbarrier_parity_is_that_of_the_ptx_isa() -> None:
+    builder, barrier = Builder("parity"), Mbarrier("b", 1)
+    stream = builder.actor("alone", 32, 24)
+    stream.wait(barrier, 1)  # the phase before the first counts as complete
+    stream.arrive(barrier)
+    stream.wait(barrier, 0)
+    assert run(builder.build()) == 2 * H200["mbarrier_poll_cycles"]
+    blocked = Builder("blocked")
+    blocked.actor("alone", 32, 24).wait(barrier, 0)
+    with pytest.raises(DeadlockError, match=r"cycle 0: alone at mbarrier b parity 0"):
+        run(blocked.build())
+
+
+def test_a_deadlock_names_named_barrier_and_cycle() -> None:
+    builder = Builder("short")
+    stream = builder.actor("one", 128, 240)
+    stream.delay("tile_overhead_cycles")
+    stream.bar_sync(NamedBarrier("turn", 11, 256))
+    program = builder.build()
+    with pytest.raises(DeadlockError, match=r"cycle 600: one at named barrier 11 \(turn\)"):
+        run(program)
+    with pytest.raises(DeadlockError, match=r"cycle 600: one at wait turn"):
+        interpreter.simulate(program, costs(program, H200))
+
+
+def test_a_two_slot_pipeline_agrees_with_simpy() -> None:
+    """Producer, consumer, two slots: the same constants in a process-based simulator written independently."""
+    blocks, slots = 17, [Slot(f"k[{i}]", 16384) for i in range(2)]
+    full = [Mbarrier(f"full[{i}]", 1) for i in range(2)]
+    empty = [Mbarrier(f"empty[{i}]", 1) for i in range(2)]
+    builder = Builder("pipeline")
+    producer, consumer = builder.actor("producer", 32, 24), builder.actor("consumer", 128, 240)
+    for j in range(blocks):
+        if j >= 2:
+            producer.wait(empty[j % 2], j // 2 - 1)
+        producer.load(full[j % 2], (slots[j % 2],))
+        consumer.wait(full[j % 2], j // 2)
+        consumer.vector(Work("softmax", 4, mufu=60))
+        consumer.arrive(empty[j % 2])
+    program = builder.build()
+    tables = costs(program, H200)
+
+    hop, poll, issue = (
+        int(tables.scalars[SCALARS.index(name)]) for name in ("mbarrier_hop", "mbarrier_poll", "tma_issue")
+    )
+    latency, piece = (int(tables.scalars[SCALARS.index(name)]) for name in ("memory_latency", "piece"))
+    work = int(tables.work[0, 1 + PIPES.index("mufu")]) * 4
+    env = simpy.Environment()
+    ready = [[env.event() for _ in range(blocks)] for _ in range(2)]  # loaded, consumed
+    link = simpy.Resource(env)
+
+    def wait(event):
+        if event.triggered:
+            yield env.timeout(poll)
+        else:
+            yield event
+            yield env.timeout(hop)
+
+    def copy(j: int):
+        yield env.timeout(latency)
+        with link.request() as mine:
+            yield mine
+            yield env.timeout(16384 // 4096 * piece)
+        ready[0][j].succeed()
+
+    def produce():
+        for j in range(blocks):
+            if j >= 2:
+                yield from wait(ready[1][j - 2])
+            env.process(copy(j))
+            yield env.timeout(issue)
+
+    def consume():
+        for j in range(blocks):
+            yield from wait(ready[0][j])
+            yield env.timeout(work)
+            ready[1][j].succeed()
+
+    env.process(produce())
+    env.process(consume())
+    env.run()
+    assert engine.simulate(program, tables).end == env.now
+
+
+schedules = st.builds(
+    Schedule,
+    dtype=st.just("fp16"),
+    head_dim=st.sampled_from([64, 128, 256]),
+    tile_m=st.sampled_from([64, 128, 192]),
+    tile_n=st.sampled_from([32, 48, 80, 128, 176]),
+    num_stages=st.sampled_from([1, 2, 3]),
+    pingpong=st.booleans(),
+    intra_wg_overlap=st.booleans(),
+    pv_from_registers=st.booleans(),
+    kernel=st.sampled_from(["gluon", "flash3"]),
+) | st.builds(
+    Schedule,
+    dtype=st.just("e4m3"),
+    head_dim=st.sampled_from([64, 128, 256]),
+    tile_m=st.sampled_from([128, 192]),
+    tile_n=st.sampled_from([64, 128]),
+    num_stages=st.sampled_from([2, 3]),
+    pingpong=st.booleans(),
+    promotion_interval=st.sampled_from([0, 32, 64]),
+    v_transpose=st.booleans(),
+    kernel=st.sampled_from(["gluon", "flash3"]),
+)
+tiles = st.lists(
+    st.integers(1, 9).flatmap(lambda n: st.integers(0, n).map(lambda masked: Tile(n, masked))), min_size=1, max_size=4
+)
+
+
+@given(schedule=schedules, work=tiles, clock=st.sampled_from([1100.0, 1980.0]))
+def test_the_interpreter_gives_the_engines_ticks(schedule: Schedule, work: list[Tile], clock: float) -> None:
+    if schedule.num_stages == 1 and schedule.intra_wg_overlap:
+        work = [Tile(1)]  # two tiles of K in flight need two slots
+    program = forward(schedule, work)
+    tables = costs(program, H200, clock)
+    want, got = engine.simulate(program, tables), interpreter.simulate(program, tables)
+    assert got.end == want.end
+    assert got.busy == want.busy
+    for actor in range(len(program.actors)):
+        assert got.marks[actor] == [mark.tick for mark in want.marks if mark.actor == actor]

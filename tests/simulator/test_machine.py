@@ -1,0 +1,58 @@
+"""Machine files say where every constant comes from, and a malformed one is refused by key and line."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+
+from fa3_simulator.machine import built_in, load, parse
+
+TEXT = (resources.files("fa3_simulator") / "machines" / "h200.toml").read_text()
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_every_constant_has_unit_source_and_date(name: str) -> None:
+    for key, constant in load(name).constants().items():
+        assert constant.unit, key
+        assert constant.source, key
+        assert re.fullmatch(r"\d{4}-\d{2}(-\d{2})?", constant.date), key
+
+
+def test_assumed_constants_are_listed() -> None:
+    assert "row_reduction_cycles" in load("h200").assumed()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("value = 132", "value = -1", r"line 3: value of sms must be a number of at least 0, got -1"),
+        ("value = 132", "value = 1.5", r"line 3: value of sms must be whole, got 1.5"),
+        ("value = 132", "value = true", r"value of sms must be a number"),
+        ("[sms]", "[smss]", r"misses sms"),
+        (
+            'kind = "documented"',
+            'kind = "guessed"',
+            r"line 3: kind of sms must be one of measured, documented, assumed",
+        ),
+        ('unit = "count"\n', "", r"line 3: sms needs exactly the keys date, kind, source, unit, value"),
+        ('name = "H200"', "name = 3", r"key 'name' must be a string"),
+        ("[sms]", "[sms", r"line 3"),
+    ],
+)
+def test_malformed_files_are_refused_by_key_and_line(old: str, new: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(TEXT.replace(old, new, 1), "file.toml")
+
+
+def test_unknown_keys_are_refused_by_line() -> None:
+    extra = TEXT + '\n[warp_drive]\nvalue = 1\nunit = "x"\nsource = "x"\ndate = "2026-01"\nkind = "assumed"\n'
+    line = extra[: extra.index("[warp_drive]")].count("\n") + 1
+    with pytest.raises(ValueError, match=rf"line {line}: unknown key 'warp_drive'"):
+        parse(extra, "file.toml")
+
+
+def test_unknown_machines_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"one of h100, h200 or a \.toml file, got 'a100'"):
+        load("a100")

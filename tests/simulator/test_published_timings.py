@@ -1,0 +1,71 @@
+"""The simulator beside published timings of FlashAttention-3 FP16 on an H100 held near 1500 MHz.
+
+Rows: FlashGPU-Sim (arXiv 2609.15311), documentation. No constant was fitted to them: the machine's come from microbenchmarks.
+The bands say what is reached today, so that a change of the model shows; see reports/notes/simulator.md.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fa3_simulator.machine import load
+from fa3_simulator.roofline import closed_form, roofline
+from fa3_simulator.run import Shape, estimate
+from fa3_simulator.schedules import Schedule
+
+H100, CLOCK_MHZ = load("h100"), 1500.0
+# FlashAttention-3's tiles (upstream hopper/tile_size.h) by (head_dim, causal)
+TILES = {(64, False): (192, 192), (64, True): (192, 128), (128, False): (128, 176), (128, True): (128, 128)}
+
+
+def errors() -> dict[str, np.ndarray]:
+    """Relative errors of three predictions over the rows, and which rows are of what kind."""
+    found: dict[str, list] = {
+        "simulated": [],
+        "roofline": [],
+        "closed form": [],
+        "head_dim": [],
+        "causal": [],
+        "seqlen": [],
+    }
+    with (Path(__file__).parent / "published_h100.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            d, causal, seqlen = int(row["head_dim"]), row["causal"] == "1", int(row["seqlen"])
+            tile_m, tile_n = TILES[d, causal]
+            schedule = Schedule(
+                kernel="flash3", head_dim=d, tile_m=tile_m, tile_n=tile_n, pv_from_registers=(d, causal) != (64, False)
+            )
+            shape = Shape(int(row["batch"]), int(row["nheads"]), seqlen, seqlen, causal)
+            measured = float(row["microseconds"]) * CLOCK_MHZ
+            found["simulated"].append(estimate(shape, schedule, H100, CLOCK_MHZ).cycles / measured - 1)
+            bound = roofline(shape, schedule, H100).cycles + H100["launch_cycles"]
+            found["roofline"].append(bound / measured - 1)
+            found["closed form"].append(closed_form(shape, schedule, H100) / measured - 1)
+            found["head_dim"].append(d)
+            found["causal"].append(causal)
+            found["seqlen"].append(seqlen)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, np.ndarray]:
+    return errors()
+
+
+def test_mean_error_is_what_the_note_says(found) -> None:
+    simulated, bound = (np.abs(found[name]).mean() for name in ("simulated", "roofline"))
+    assert simulated < 0.07
+    assert simulated < bound / 3
+
+
+def test_long_dense_sequences_at_head_dim_128_are_within_two_percent(found) -> None:
+    chosen = (found["head_dim"] == 128) & ~found["causal"] & (found["seqlen"] >= 1024)
+    assert np.abs(found["simulated"][chosen]).max() < 0.02
+
+
+def test_the_roofline_is_a_lower_bound_of_the_hardware(found) -> None:
+    assert found["roofline"].max() < 0.0

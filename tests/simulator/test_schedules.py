@@ -1,0 +1,179 @@
+"""Laws of the simulated schedules: safety, work conservation, bounds, and what tuning may conclude from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa3_simulator import engine, interpreter
+from fa3_simulator.costs import costs
+from fa3_simulator.hazards import check
+from fa3_simulator.machine import Machine, load
+from fa3_simulator.overlap import measure
+from fa3_simulator.program import Op, Program
+from fa3_simulator.roofline import roofline
+from fa3_simulator.run import EXACT_BLOCKS, Shape, _simulate, estimate, longest_cta, row_tiles
+from fa3_simulator.schedules import Schedule, Tile, forward
+
+H200 = load("h200")
+SHIPPED = (
+    Schedule(), Schedule(pingpong=False), Schedule(intra_wg_overlap=False), Schedule(head_dim=64, tile_m=192),
+    Schedule(pingpong=False, intra_wg_overlap=False), Schedule(kernel="flash3", tile_n=176),
+    Schedule(kernel="flash3", head_dim=64, tile_m=192, tile_n=192, pv_from_registers=False),
+    Schedule(kernel="flash3", head_dim=256, tile_n=80), Schedule(kernel="flash3", dtype="e4m3", tile_n=224, v_transpose=True),
+    Schedule(dtype="e4m3", v_transpose=True, promotion_interval=128),
+)  # fmt: skip
+each_schedule = pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: forward(s, [Tile(1)]).name.replace(" ", "_"))
+
+
+def changed(machine: Machine, **values: float) -> Machine:
+    return replace(machine, **{k: replace(getattr(machine, k), value=v) for k, v in values.items()})
+
+
+def cycles(schedule: Schedule, tiles: list[Tile], machine: Machine = H200, clock: float | None = None) -> float:
+    program = forward(schedule, tiles)
+    return interpreter.simulate(program, costs(program, machine, clock)).cycles
+
+
+@each_schedule
+def test_shipped_programs_have_no_race_and_no_deadlock(schedule: Schedule) -> None:
+    assert check(forward(schedule, [Tile(5, 1), Tile(1), Tile(4)]), orders=10) == []
+
+
+@each_schedule
+def test_instruction_counts_are_those_of_the_algorithm(schedule: Schedule) -> None:
+    blocks = 7
+    program = forward(schedule, [Tile(blocks)])
+    trace = engine.simulate(program, costs(program, H200))
+    k = 256 // schedule.bits
+    per_block = schedule.head_dim // k + schedule.tile_n // k
+    assert len(trace.bursts) == schedule.consumers * blocks * per_block
+    loads = sum(int((actor.ops[:, 0] == Op.LOAD).sum()) for actor in program.actors)
+    assert loads == schedule.consumers + 2 * blocks
+    size = schedule.bits // 8 * schedule.head_dim
+    copied = sum(int(actor.ops[actor.ops[:, 0] == Op.LOAD, 2].sum()) for actor in program.actors)
+    assert copied == size * (schedule.tile_m + 2 * blocks * schedule.tile_n)
+
+
+@each_schedule
+def test_time_is_at_least_every_resources_work(schedule: Schedule) -> None:
+    program = forward(schedule, [Tile(9)] * 2)
+    timing = interpreter.simulate(program, costs(program, H200))
+    assert all(timing.end >= busy for busy in timing.busy.values())
+
+
+@each_schedule
+def test_the_ledger_sums_to_the_idle_tensor_ticks(schedule: Schedule) -> None:
+    program = forward(schedule, [Tile(9, 1), Tile(4)])
+    tables = costs(program, H200)
+    trace = engine.simulate(program, tables)
+    found = measure(program, tables, trace)
+    assert sum(found.ledger.values()) == trace.end - trace.busy["tensor"]
+    assert all(ticks > 0 for ticks in found.ledger.values())
+    assert 0 < found.tensor_efficiency <= found.overlap_efficiency <= 1
+
+
+@each_schedule
+def test_a_steady_state_is_affine_in_blocks(schedule: Schedule) -> None:
+    a, b, c = (cycles(schedule, [Tile(n)]) for n in (12, 24, 48))
+    assert (c - b) / 24 == pytest.approx((b - a) / 12, rel=0.01)
+
+
+@each_schedule
+def test_on_chip_cycles_do_not_depend_on_the_clock(schedule: Schedule) -> None:
+    still = changed(H200, memory_latency_ns=0)
+    assert cycles(schedule, [Tile(9)], still, 1000) == cycles(schedule, [Tile(9)], still, 2000)
+
+
+@each_schedule
+def test_more_stages_never_hurt(schedule: Schedule) -> None:
+    deeper = replace(schedule, num_stages=schedule.num_stages + 1)
+    assert cycles(deeper, [Tile(20)] * 2) <= 1.02 * cycles(schedule, [Tile(20)] * 2)
+
+
+def renamed(program: Program) -> Program:
+    actors = tuple(replace(actor, name=f"x{i}") for i, actor in enumerate(program.actors))
+    return replace(program, name="other", actors=actors)
+
+
+@each_schedule
+def test_names_change_nothing(schedule: Schedule) -> None:
+    program = forward(schedule, [Tile(5)])
+    tables = costs(program, H200)
+    assert interpreter.simulate(program, tables) == interpreter.simulate(renamed(program), tables)
+
+
+def test_faster_hardware_gains_or_loses_little() -> None:
+    """Not "never slower": a shorter load can move the warpgroups against each other (a scheduling anomaly of 2 %)."""
+    slow = cycles(Schedule(), [Tile(30)])
+    for name, value in (("mufu_cycles", 4), ("l2_bytes_per_cycle", 128), ("tensor_flops_16bit", 8192)):
+        assert cycles(Schedule(), [Tile(30)], changed(H200, **{name: value})) <= 1.03 * slow
+
+
+@given(
+    seqlen_q=st.integers(1, 700),
+    seqlen_k=st.integers(1, 700),
+    causal=st.booleans(),
+    tile_n=st.sampled_from([64, 128, 176]),
+)
+def test_every_visible_pair_lies_in_a_visited_block(seqlen_q: int, seqlen_k: int, causal: bool, tile_n: int) -> None:
+    shape, schedule = Shape(1, 1, seqlen_q, seqlen_k, causal), Schedule(tile_n=tile_n, kernel="flash3")
+    tiles = row_tiles(shape, schedule)
+    assert len(tiles) == -(-seqlen_q // 128)
+    rows = np.arange(seqlen_q)
+    seen = np.clip(rows + seqlen_k - seqlen_q + 1, 0, seqlen_k) if causal else np.full(seqlen_q, seqlen_k)
+    for i, tile in enumerate(tiles):
+        assert tile.blocks == -(-int(seen[i * 128 : (i + 1) * 128].max()) // tile_n)
+        whole = int(seen[i * 128 : (i + 1) * 128].min()) // tile_n  # blocks that every row sees in full
+        assert tile.masked == tile.blocks - min(whole, tile.blocks)
+
+
+def test_the_longest_cta_has_at_least_the_average_work() -> None:
+    shape = Shape(4, 16, 4096, 4096, True)
+    total = shape.batch * shape.nheads * sum(tile.blocks for tile in row_tiles(shape, Schedule()))
+    longest = sum(tile.blocks for tile in longest_cta(shape, Schedule(), 132))
+    assert total / 132 <= longest <= 1.05 * total / 132
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
+    shape = Shape(2, 16, 8192, 8192, causal)
+    tiles = longest_cta(shape, Schedule(), 132)
+    assert sum(tile.blocks for tile in tiles) > EXACT_BLOCKS
+    exact, tensor, _ = _simulate(Schedule(), tiles, H200, 1980.0)
+    found = estimate(shape, Schedule(), H200)
+    assert found.cta_cycles == pytest.approx(exact, rel=0.01)
+    assert found.tensor_cycles == pytest.approx(tensor, rel=1e-9)
+
+
+def test_time_is_at_least_the_roofline() -> None:
+    for schedule in SHIPPED:
+        for causal in (False, True):
+            shape = Shape(1, 16, 4096, 4096, causal)
+            assert estimate(shape, schedule, H200).cta_cycles >= roofline(shape, schedule, H200).cycles
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": "fp32"}, "dtype must be one of fp16, bf16, e4m3, got 'fp32'"),
+        ({"tile_m": 96}, "tile_m must be 64, 128 or 192"),
+        ({"tile_n": 120}, r"tile_n must be a multiple of 16 in \[16, 256\]"),
+        ({"dtype": "e4m3", "tile_n": 80}, r"tile_n must be a multiple of 32 in \[16, 256\]"),
+        ({"promotion_interval": 64}, "promotion and V transpose are for e4m3"),
+        ({"num_stages": 0}, "num_stages must lie in"),
+        ({"head_dim": 300}, "head_dim must be a multiple of 8"),
+    ],
+)
+def test_impossible_schedules_are_refused(fields: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Schedule(**fields)
+
+
+def test_footprints_that_do_not_fit_are_named_with_their_numbers() -> None:
+    found = check(forward(Schedule(tile_n=256, num_stages=3), [Tile(1)]), H200)
+    assert any("bytes of shared memory, a CTA has 232448" in f.text for f in found)
