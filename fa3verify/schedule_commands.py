@@ -99,7 +99,8 @@ def _trace(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tu
     """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
     from fa3_simulator.costs import costs
     from fa3_simulator.engine import simulate as run
-    from fa3_simulator.schedules import Tile, forward
+    from fa3_simulator.forward import forward
+    from fa3_simulator.schedules import Tile
 
     shown = [Tile(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]]
     program = forward(schedule, shown)

@@ -15,8 +15,9 @@ from functools import lru_cache
 from fa3_kernels.tiles import Mask
 from fa3_simulator import interpreter
 from fa3_simulator.costs import TICKS, costs
+from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine
-from fa3_simulator.schedules import Schedule, Tile, forward
+from fa3_simulator.schedules import Schedule, Tile
 
 EXACT_BLOCKS = 256  # CTAs of at most this many key blocks are simulated in full
 SHORT, LONG = 12, 24  # key blocks of the two short runs

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from fa3_simulator.hazards import footprint
+from fa3_simulator.fit import footprint
+from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import Estimate, Shape, estimate
-from fa3_simulator.schedules import Schedule, Tile, forward
+from fa3_simulator.schedules import Schedule, Tile
 
 # FlashAttention-3's own tiles on SM90 (upstream hopper/tile_size.h): (dtype bits, head_dim, causal) -> (tile_m, tile_n).
 FLASH3_TILES = {

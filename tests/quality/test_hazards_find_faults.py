@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fa3_simulator.forward import forward
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
 from fa3_simulator.program import Actor, Builder, Mbarrier, NamedBarrier, Op, Program, Slot
-from fa3_simulator.schedules import Schedule, Tile, forward
+from fa3_simulator.schedules import Schedule, Tile
 
 TILES = [Tile(5), Tile(3), Tile(4)]
 H200 = load("h200")
@@ -192,6 +193,7 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (55, "the participants of a barrier are split", split_participants),
     (28, "V is overwritten before it is transposed",
      lambda: moved(flash3(**FP8), "producer", "load v_full", "read v_raw", 4)),
+    (0, "a CTA ends while its store reads shared memory", lambda: dropped(gluon(), "consumer 0", "wait store", -1)),
     (0, "O is rescaled while P V runs", lambda: moved(gluon(), "consumer 0", "read O.0", "wait wgmma", 1)),
 )  # fmt: skip
 

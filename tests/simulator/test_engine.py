@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import PIPES, SCALARS, costs
+from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Work
-from fa3_simulator.schedules import Schedule, Tile, forward
+from fa3_simulator.schedules import Schedule, Tile
 from fa3_simulator.trace import DeadlockError
 
 H200 = load("h200")

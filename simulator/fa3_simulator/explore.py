@@ -1,0 +1,172 @@
+"""Every interleaving of a short program: no order of its operations deadlocks, overwrites what is read, or changes what is read.
+
+States are explored depth first and visited once. Operations that touch nothing shared are taken at once and alone (a partial
+order reduction: no other order of them can be told apart); a TMA load may land at any time after its issue, wgmma and TMA
+stores read until the actor has waited for them. Complements :func:`fa3_simulator.hazards.check`, whose vector clocks reason
+about one order: here the conflict itself must occur.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fa3_simulator.fit import Finding
+from fa3_simulator.program import NONE, Op, Program
+
+_LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT}
+
+
+class Explored(NamedTuple):
+    """``states`` visited; ``is_complete`` is False when the limit stopped the search."""
+
+    findings: list[Finding]
+    states: int
+    is_complete: bool
+
+
+class _State(NamedTuple):
+    """All that distinguishes two moments; hashable."""
+
+    pc: tuple[int, ...]
+    waits: tuple[bool, ...]  # inside a named barrier
+    mbarriers: tuple[tuple[int, int, int], ...]  # pending arrivals, pending bytes, completed phases
+    named: tuple[tuple[int, int], ...]  # threads arrived, completed rounds
+    rounds: tuple[int, ...]  # of each actor: the round of the barrier it waits in
+    loads: tuple[tuple[int, int, int], ...]  # in flight: mbarrier, bytes, slot
+    reads: tuple[tuple[tuple[int, ...], ...], ...]  # of each actor: slots of each group in flight, oldest first
+    stores: tuple[tuple[int, ...], ...]  # of each actor: slots its stores may still read
+    versions: tuple[int, ...]  # contents of each slot so far
+
+
+class _Explorer:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.ops = [actor.ops.tolist() for actor in program.actors]
+        self.findings: dict[Finding, None] = {}
+        self.seen_version: dict[tuple[int, int], tuple[int, ...]] = {}  # what an operation read the first time
+
+    def start(self) -> _State:
+        n = len(self.ops)
+        return _State(
+            (0,) * n, (False,) * n, tuple((m.arrivals, 0, 0) for m in self.program.mbarriers),
+            ((0, 0),) * len(self.program.named_barriers), (0,) * n, (), ((),) * n, ((),) * n,
+            (0,) * len(self.program.slots),
+        )  # fmt: skip
+
+    def run(self, limit: int) -> Explored:
+        first = self.start()
+        seen, todo = {first}, [first]
+        while todo and len(seen) < limit:
+            state = todo.pop()
+            following = self.following(state)
+            if not following and any(state.pc[a] < len(ops) for a, ops in enumerate(self.ops)):
+                self.deadlock(state)
+            for new in following:
+                if new not in seen:
+                    seen.add(new)
+                    todo.append(new)
+        return Explored(list(self.findings), len(seen), not todo)
+
+    def deadlock(self, state: _State) -> None:
+        stuck = [a for a, ops in enumerate(self.ops) if state.pc[a] < len(ops)]
+        where = "; ".join(f"{self.program.actors[a].name} at {self.program.describe(a, state.pc[a])}" for a in stuck)
+        self.findings.setdefault(Finding("deadlock", where))
+
+    def following(self, state: _State) -> list[_State]:
+        """States one step away; a single one where a local operation is next."""
+        ready = [a for a in range(len(self.ops)) if self.is_ready(state, a)]
+        for actor in ready:
+            if self.ops[actor][state.pc[actor]][0] in _LOCAL:
+                return [self.step(state, actor)]
+        found = [self.step(state, actor) for actor in ready]
+        for i, (barrier, size, _) in enumerate(state.loads):
+            landed = state._replace(loads=state.loads[:i] + state.loads[i + 1 :])
+            found.append(self.credit(landed, barrier, size=size))
+        return found
+
+    def is_ready(self, state: _State, actor: int) -> bool:
+        if state.pc[actor] >= len(self.ops[actor]):
+            return False
+        kind, x, y, _, _ = self.ops[actor][state.pc[actor]]
+        if kind == Op.WAIT:
+            return state.mbarriers[x][2] & 1 != y
+        if kind == Op.BAR_SYNC and state.waits[actor]:
+            return state.named[x][1] > state.rounds[actor]
+        return True
+
+    def step(self, state: _State, actor: int) -> _State:
+        kind, x, y, z, _ = self.ops[actor][state.pc[actor]]
+        if kind == Op.BAR_SYNC and not state.waits[actor]:
+            entered = state._replace(
+                waits=_set(state.waits, actor, True), rounds=_set(state.rounds, actor, state.named[x][1])
+            )
+            return self.join(entered, actor, x)
+        moved = state._replace(pc=_set(state.pc, actor, state.pc[actor] + 1), waits=_set(state.waits, actor, False))
+        if kind == Op.WGMMA:
+            slots = tuple(slot for slot in (y, z) if slot != NONE)
+            self.check_read(state, actor, slots)
+            return moved._replace(reads=_set(moved.reads, actor, (*moved.reads[actor], slots)))
+        if kind == Op.WGMMA_WAIT:
+            groups = moved.reads[actor]
+            return moved._replace(reads=_set(moved.reads, actor, groups[len(groups) - x :] if x else ()))
+        if kind == Op.LOAD:
+            self.check_write(state, actor, z)
+            counted = moved._replace(versions=_set(moved.versions, z, moved.versions[z] + 1))
+            return counted._replace(loads=tuple(sorted((*counted.loads, (x, y, z)))))
+        if kind == Op.STORE:
+            self.check_read(state, actor, (y,))
+            return moved._replace(stores=_set(moved.stores, actor, (*moved.stores[actor], y)))
+        if kind == Op.STORE_WAIT:
+            return moved._replace(stores=_set(moved.stores, actor, ()))
+        if kind == Op.READ and self.program.slots[x].bytes:
+            self.check_read(state, actor, (x,))
+        if kind == Op.WRITE:
+            self.check_write(state, actor, x)
+            return moved._replace(versions=_set(moved.versions, x, moved.versions[x] + 1))
+        if kind in (Op.ARRIVE, Op.EXPECT):
+            return self.credit(moved, x, arrivals=1, expected=y if kind == Op.EXPECT else 0)
+        return self.join(moved, actor, x) if kind == Op.BAR_ARRIVE else moved
+
+    def credit(self, state: _State, barrier: int, *, arrivals: int = 0, size: int = 0, expected: int = 0) -> _State:
+        """An arrival, or bytes that are expected or have landed, at an mbarrier."""
+        pending, tx, phase = state.mbarriers[barrier]
+        pending, tx = pending - arrivals, tx + expected - size
+        if pending <= 0 and tx <= 0:
+            pending, phase = pending + self.program.mbarriers[barrier].arrivals, phase + 1
+        return state._replace(mbarriers=_set(state.mbarriers, barrier, (pending, tx, phase)))
+
+    def join(self, state: _State, actor: int, barrier: int) -> _State:
+        arrived, rounds = state.named[barrier]
+        arrived += self.program.actors[actor].threads
+        if arrived >= self.program.named_barriers[barrier].threads:
+            arrived, rounds = 0, rounds + 1
+        return state._replace(named=_set(state.named, barrier, (arrived, rounds)))
+
+    def race(self, actor: int, state: _State, slot: int, why: str) -> None:
+        where = f"{self.program.actors[actor].name} ({self.program.describe(actor, state.pc[actor])}, row {state.pc[actor]})"
+        self.findings.setdefault(Finding("race", f"slot {self.program.slots[slot].name}: {where} {why}"))
+
+    def check_read(self, state: _State, actor: int, slots: tuple[int, ...]) -> None:
+        for slot in slots:
+            if any(load[2] == slot for load in state.loads):
+                self.race(actor, state, slot, "reads it while a load is under way")
+        versions = tuple(state.versions[slot] for slot in slots)
+        key = (actor, state.pc[actor])
+        if self.seen_version.setdefault(key, versions) != versions:
+            self.race(actor, state, slots[0], "reads other contents in another order")
+
+    def check_write(self, state: _State, actor: int, slot: int) -> None:
+        if any(load[2] == slot for load in state.loads):
+            self.race(actor, state, slot, "overwrites it while a load is under way")
+        for other in range(len(self.ops)):
+            if any(slot in group for group in state.reads[other]) or slot in state.stores[other]:
+                self.race(actor, state, slot, f"overwrites it while {self.program.actors[other].name} reads it")
+
+
+def _set(values: tuple, index: int, value) -> tuple:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def explore(program: Program, limit: int = 200_000) -> Explored:
+    """Visit every state a program can reach, at most ``limit`` of them."""
+    return _Explorer(program).run(limit)

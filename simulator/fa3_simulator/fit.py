@@ -1,0 +1,62 @@
+"""Does a program fit: registers, shared memory, threads, named barriers, and copies no larger than their slots."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fa3_simulator.machine import Machine
+from fa3_simulator.program import Op, Program
+
+HARDWARE_BARRIERS = 16
+
+
+class Finding(NamedTuple):
+    """``kind`` is race, deadlock, barrier or footprint; ``text`` names slot, barrier and actors."""
+
+    kind: str
+    text: str
+
+
+def footprint(program: Program, machine: Machine) -> list[Finding]:
+    """What does not fit: registers, shared memory, threads, named barrier identities."""
+    found = []
+    registers = sum(actor.registers * -(-actor.threads // 128) * 128 for actor in program.actors)
+    threads = sum(-(-actor.threads // 128) * 128 for actor in program.actors)
+    rules = (
+        (registers <= machine["registers"], f"{registers} registers, an SM has {machine['registers']:.0f}"),
+        (
+            program.smem_bytes <= machine["smem_bytes"],
+            f"{program.smem_bytes} bytes of shared memory, a CTA has {machine['smem_bytes']:.0f}",
+        ),
+        (threads <= 1024, f"{threads} threads, a CTA has at most 1024"),
+    )
+    found += [Finding("footprint", text) for ok, text in rules if not ok]
+    owners: dict[int, str] = {}
+    for barrier in program.named_barriers:
+        if not 0 <= barrier.identity < HARDWARE_BARRIERS:
+            found.append(
+                Finding("barrier", f"named barrier {barrier.name} has id {barrier.identity}, legal are 0 to 15")
+            )
+        if barrier.identity in owners:
+            text = f"named barriers {owners[barrier.identity]} and {barrier.name} share id {barrier.identity}"
+            found.append(Finding("barrier", text))
+        owners[barrier.identity] = barrier.name
+        if barrier.threads % 32:
+            found.append(
+                Finding("barrier", f"named barrier {barrier.name} counts {barrier.threads} threads, not warps")
+            )
+    return found + _oversized(program)
+
+
+def _oversized(program: Program) -> list[Finding]:
+    """TMA copies larger than the slot they write or read."""
+    found: dict[Finding, None] = {}
+    for actor in program.actors:
+        for kind, x, y, z, _ in actor.ops.tolist():
+            if kind in (Op.LOAD, Op.STORE):
+                size, slot = (y, program.slots[z]) if kind == Op.LOAD else (x, program.slots[y])
+                if size > slot.bytes:
+                    found[Finding("footprint", f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}")] = (
+                        None
+                    )
+    return list(found)

@@ -1,0 +1,36 @@
+"""Programs of forward kernels: one CTA that works through a list of tiles."""
+
+from __future__ import annotations
+
+from fa3_simulator.actors import Consumer, Producer, parts_of
+from fa3_simulator.lockstep import Lockstep
+from fa3_simulator.program import Builder, Program
+from fa3_simulator.schedules import Schedule, Tile
+
+
+def forward(schedule: Schedule, tiles: list[Tile]) -> Program:
+    """Program of one CTA that works through ``tiles``.
+
+    Raises
+    ------
+    ValueError
+        For a tile without a key block.
+    """
+    if not tiles or any(tile.blocks < 1 or not 0 <= tile.masked <= tile.blocks for tile in tiles):
+        raise ValueError("every tile needs at least one key block and at most as many masked ones")
+    s = schedule
+    builder = Builder(f"{s.kernel} {s.dtype} d{s.head_dim} {s.tile_m}x{s.tile_n}")
+    parts = parts_of(s)
+    for slot in (*parts.q, *parts.k, *parts.v, *parts.v_raw):  # the footprint does not depend on how many are used
+        builder.slots(slot)
+    if not s.warp_specialized:
+        for index in range(s.consumers):
+            Lockstep(builder, parts, index).run(tiles)
+        return builder.build()
+    producer_regs, consumer_regs = {1: (56, 256), 2: (24, 240), 3: (32, 160)}[s.consumers]
+    if s.v_transpose and s.consumers == 2:
+        producer_regs, consumer_regs = 40, 232
+    for index in range(s.consumers):
+        Consumer(builder, parts, index, min(consumer_regs, 255)).run(tiles)
+    Producer(builder, parts, producer_regs).run(tiles)
+    return builder.build()

@@ -1,0 +1,73 @@
+"""The forward without warp specialisation: two warpgroups in lock-step, as :mod:`fa3_kernels.gluon.forward_lockstep`."""
+
+from __future__ import annotations
+
+from fa3_simulator.actors import Consumer, Parts
+from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Slot
+from fa3_simulator.schedules import WARPGROUP, Tile
+
+
+class Lockstep(Consumer):
+    """One of the warpgroups of a kernel without warp specialisation: warpgroup 0 starts every load, after a CTA barrier."""
+
+    def __init__(self, builder: Builder, parts: Parts, index: int) -> None:
+        super().__init__(builder, parts, index, 255)
+        self.barrier = NamedBarrier("cta", 0, WARPGROUP * parts.schedule.consumers)
+
+    def load(self, barriers: tuple[Mbarrier, ...], slots: tuple[Slot, ...], step: int, wanted: bool) -> None:
+        self.stream.bar_sync(self.barrier)
+        if wanted and self.index == 0:
+            self.stream.load(barriers[step % len(barriers)], (slots[step % len(slots)],))
+
+    def run(self, tiles: list[Tile]) -> None:
+        stream, parts, stages = self.stream, self.parts, self.s.num_stages
+        base = 0  # steps of the tiles before: parities go on, as in one long kernel
+        for number, tile in enumerate(tiles):
+            self.tile = number
+            stream.mark("tile")
+            stream.delay("tile_overhead_cycles")
+            stream.store_wait()
+            stream.bar_sync(self.barrier)
+            if self.index == 0:
+                stream.load(parts.q_full[0], parts.q)
+            for j in range(min(stages, tile.blocks)):
+                self.load(parts.k_full, parts.k, base + j, wanted=True)
+                self.load(parts.v_full, parts.v, base + j, wanted=True)
+            self.wait_full(parts.q_full, number)
+            self.wait_full(parts.k_full, base)
+            self.issue_scores(number, base)
+            stream.wgmma_wait(0)
+            self.load(parts.k_full, parts.k, base + stages, wanted=tile.blocks > stages)
+            self.softmax(tile.masked > 0)
+            self.convert()
+            for j in range(1, tile.blocks):
+                self.block(base, j, tile)
+            self.step = base + tile.blocks - 1
+            self.wait_full(parts.v_full, self.step)
+            self.issue_output(self.step)
+            stream.wgmma_wait(0)
+            self.epilogue(number)
+            base += tile.blocks
+        stream.store_wait()
+        stream.mark("end")
+
+    def block(self, base: int, j: int, tile: Tile) -> None:
+        """Block ``j`` of a tile whose first step is ``base``."""
+        stream, parts, stages = self.stream, self.parts, self.s.num_stages
+        self.wait_full(parts.k_full, base + j)
+        self.wait_full(parts.v_full, base + j - 1)
+        if self.s.intra_wg_overlap:
+            self.issue_scores(self.tile, base + j)
+            self.issue_output(base + j - 1)
+            stream.wgmma_wait(1)
+        else:
+            self.issue_output(base + j - 1)
+            stream.wgmma_wait(0)
+            self.issue_scores(self.tile, base + j)
+            stream.wgmma_wait(0)
+        self.load(parts.k_full, parts.k, base + j + stages, wanted=j + stages < tile.blocks)
+        self.softmax(j < tile.masked)
+        stream.wgmma_wait(0)
+        self.load(parts.v_full, parts.v, base + j - 1 + stages, wanted=j - 1 + stages < tile.blocks)
+        self.rescale()
+        self.convert()

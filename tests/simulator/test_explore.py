@@ -1,0 +1,71 @@
+"""Every interleaving of short programs: shipped ones are clean, and what occurs in some order the vector clocks saw in one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fa3_simulator.explore import explore
+from fa3_simulator.forward import forward
+from fa3_simulator.hazards import check
+from fa3_simulator.program import Actor, Builder, NamedBarrier, Op, Program
+from fa3_simulator.schedules import Schedule, Tile
+
+SHORT = ([Tile(4)], [Tile(2), Tile(1)])
+SHIPPED = (
+    Schedule(), Schedule(pingpong=False), Schedule(intra_wg_overlap=False), Schedule(kernel="flash3"),
+    Schedule(dtype="e4m3", v_transpose=True), Schedule(pingpong=False, warp_specialized=False), Schedule(head_dim=256, tile_n=64),
+)  # fmt: skip
+SYNCHRONISING = {Op.ARRIVE, Op.WAIT, Op.BAR_ARRIVE, Op.BAR_SYNC, Op.WGMMA_WAIT, Op.FENCE, Op.STORE_WAIT}
+
+
+def without(program: Program, actor: int, row: int) -> Program:
+    """The program with one operation left out."""
+    actors = list(program.actors)
+    old = actors[actor]
+    actors[actor] = Actor(old.name, old.threads, old.registers, np.delete(old.ops, row, 0))
+    return replace(program, actors=tuple(actors))
+
+
+@pytest.mark.parametrize("tiles", SHORT, ids=str)
+@pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: f"{s.kernel}-{s.dtype}-{s.head_dim}-{s.warp_specialized}")
+def test_no_interleaving_of_a_shipped_program_conflicts(schedule: Schedule, tiles: list[Tile]) -> None:
+    found = explore(forward(schedule, tiles))
+    assert found.is_complete
+    assert found.findings == []
+    assert found.states > 1000
+
+
+@pytest.mark.parametrize("schedule", [SHIPPED[1], SHIPPED[5]], ids=["gluon", "lockstep"])
+def test_a_conflict_in_any_order_is_found_by_the_vector_clocks(schedule: Schedule) -> None:
+    program = forward(schedule, [Tile(3)])
+    planted = conflicts = 0
+    for index, actor in enumerate(program.actors):
+        for row, (kind, *_) in enumerate(actor.ops.tolist()):
+            if kind in SYNCHRONISING:
+                broken = without(program, index, row)
+                planted += 1
+                if explore(broken, 30_000).findings:
+                    conflicts += 1
+                    assert check(broken, orders=4), f"{actor.name}: {program.describe(index, row)}"
+    assert conflicts > planted / 3
+
+
+def test_a_deadlock_of_one_order_is_found() -> None:
+    """Two actors meet at two barriers in opposite orders."""
+    builder = Builder("crossed")
+    first, second = NamedBarrier("a", 1, 256), NamedBarrier("b", 2, 256)
+    for name, order in (("one", (first, second)), ("two", (second, first))):
+        stream = builder.actor(name, 128, 100)
+        for barrier in order:
+            stream.bar_sync(barrier)
+    found = explore(builder.build())
+    assert [f.text for f in found.findings] == ["one at wait a; two at wait b"]
+
+
+def test_the_search_says_when_it_stopped_early() -> None:
+    found = explore(forward(Schedule(), [Tile(4)]), limit=100)
+    assert not found.is_complete
+    assert found.states == pytest.approx(100, abs=5)
