@@ -23,7 +23,7 @@ class _Access:
 
     written: int = 0  # number of writes so far
     writer: str = "nobody"
-    loads: int = 0  # of them by TMA
+    loads: list[int] = field(default_factory=list)  # those of them that TMA loaded
     readers: list[set[str]] = field(default_factory=lambda: [set()])  # actors that read each content, from none at all
     issue: tuple[int, int] | None = None  # accumulators: the wgmma group that writes
     reads: list[tuple[int, int, str]] = field(default_factory=list)
@@ -91,10 +91,11 @@ class _Checker:
                     None
                 )
         for slot, access in zip(self.program.slots, self.access, strict=True):
-            everyone = set().union(*access.readers)
-            for number, readers in enumerate(access.readers[1:], 1):
-                for missing in sorted(everyone - readers) or (["anyone"] if access.loads and not everyone else []):
-                    text = f"slot {slot.name}: its content number {number} is not read by {missing}"
+            loaded = [access.readers[n] for n in access.loads]
+            everyone = set().union(*loaded)
+            for number, readers in enumerate(loaded):
+                for missing in sorted(everyone - readers) or ([] if everyone else ["anyone"]):
+                    text = f"slot {slot.name}: load number {number} is not read by {missing}"
                     self.found[Finding("race", text)] = None
         return list(self.found)
 
@@ -213,7 +214,8 @@ class _Checker:
         if not self.sees(actor, self.by_proxy(slot), access.written):
             self.race(slot, access.writer, self.name(actor))
         self.after_reads(actor, slot)
-        access.written, access.writer, access.loads = access.written + 1, self.name(actor), access.loads + 1
+        access.written, access.writer = access.written + 1, self.name(actor)
+        access.loads.append(access.written)
         access.readers.append(set())
         clock = self.clock[actor][:]
         clock[self.by_threads(slot)] = clock[self.by_proxy(slot)] = access.written

@@ -15,7 +15,8 @@ from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import Trace
 
 CAUSES = (
-    "prologue", "wait Q", "wait K", "wait V", "turn", "mask", "row max", "exp2 and row sum", "convert P", "rescale O",
+    "prologue", "wait Q", "wait K", "wait V", "wait dO", "turn", "other warpgroup", "mask", "exp2", "dS",
+    "dQ to shared memory", "row max", "exp2 and row sum", "convert P", "rescale O",
     "row statistics", "wgmma latency", "issue", "operand fetch", "tile change", "epilogue", "other",
 )  # fmt: skip
 
@@ -51,9 +52,9 @@ def _cause(program: Program, actor: int, index: int) -> str:
     kind = int(program.actors[actor].ops[index][0])
     text = program.describe(actor, index)
     if kind == Op.WAIT:
-        return {"q": "wait Q", "k": "wait K", "v": "wait V"}.get(text.removeprefix("wait ")[0], "other")
+        return {"q": "wait Q", "k": "wait K", "v": "wait V", "d": "wait dO"}.get(text.removeprefix("wait ")[0], "other")
     if kind == Op.BAR_SYNC:
-        return "turn" if "turn" in text else "epilogue"
+        return "turn" if "turn" in text else "other warpgroup" if "both" in text else "epilogue"
     if kind == Op.WGMMA_WAIT:
         return "wgmma latency"
     if kind == Op.WGMMA:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fa3_simulator.backward import BackwardSchedule, backward
 from fa3_simulator.forward import forward
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
@@ -78,6 +79,10 @@ def gluon(**changes) -> Program:
 
 def flash3(**changes) -> Program:
     return forward(Schedule(kernel="flash3", **changes), TILES)
+
+
+def gradients() -> Program:
+    return backward(BackwardSchedule(), [4, 3])
 
 
 FP8 = {"dtype": "e4m3", "v_transpose": True}
@@ -193,6 +198,11 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (55, "the participants of a barrier are split", split_participants),
     (28, "V is overwritten before it is transposed",
      lambda: moved(flash3(**FP8), "producer", "load v_full", "read v_raw", 4)),
+    (45, "the backward overwrites K while dK is stored from it", lambda: dropped(gradients(), "producer", "wait kv_empty", 0)),
+    (46, "dQ is staged while the one before is still being added", lambda: dropped(gradients(), "consumer 0", "wait store", 2)),
+    (46, "dQ is computed from half of dS", lambda: dropped(gradients(), "consumer 1", "wait both warpgroups", 1)),
+    (47, "delta is read before it is there", lambda: dropped(gradients(), "consumer 0", "wait dout_full", 1)),
+    (56, "dQ is read before its GEMM is done", lambda: dropped(gradients(), "consumer 1", "wait wgmma", 2)),
     (0, "a CTA ends while its store reads shared memory", lambda: dropped(gluon(), "consumer 0", "wait store", -1)),
     (0, "O is rescaled while P V runs", lambda: moved(gluon(), "consumer 0", "read O.0", "wait wgmma", 1)),
 )  # fmt: skip

@@ -1,0 +1,68 @@
+"""The backward program: safe in every order, with the algorithm's instructions, bound by shared memory as others found."""
+
+from __future__ import annotations
+
+import pytest
+
+from fa3_simulator import engine, interpreter
+from fa3_simulator.backward import BackwardSchedule, backward
+from fa3_simulator.costs import costs
+from fa3_simulator.explore import explore
+from fa3_simulator.hazards import check
+from fa3_simulator.machine import load
+from fa3_simulator.overlap import measure
+
+H200 = load("h200")
+SCHEDULES = (BackwardSchedule(), BackwardSchedule(head_dim=64), BackwardSchedule(head_dim=64, tile_m=128))
+each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"d{s.head_dim}-m{s.tile_m}")
+
+
+@each_schedule
+def test_the_program_is_safe_and_fits(schedule: BackwardSchedule) -> None:
+    assert check(backward(schedule, [5, 1, 3]), H200, orders=10) == []
+
+
+def test_no_interleaving_conflicts() -> None:
+    found = explore(backward(BackwardSchedule(), [3]))
+    assert (found.findings, found.is_complete) == ([], True)
+
+
+@each_schedule
+def test_five_gemms_per_query_block(schedule: BackwardSchedule) -> None:
+    blocks = 3
+    trace = engine.simulate(program := backward(schedule, [blocks]), costs(program, H200))
+    flops = 0
+    for burst in trace.bursts:
+        gemm = program.gemms[int(program.actors[burst.actor].ops[burst.row][1])]
+        flops += 2 * 64 * gemm.n * 16
+    assert flops == blocks * 5 * 2 * schedule.tile_m * schedule.tile_n * schedule.head_dim
+
+
+@each_schedule
+def test_both_engines_agree_and_the_ledger_sums(schedule: BackwardSchedule) -> None:
+    program = backward(schedule, [4, 2])
+    tables = costs(program, H200)
+    trace, timing = engine.simulate(program, tables), interpreter.simulate(program, tables)
+    assert (trace.end, trace.busy) == (timing.end, timing.busy)
+    assert sum(measure(program, tables, trace).ledger.values()) == trace.end - trace.busy["tensor"]
+
+
+def test_shared_memory_binds_at_head_dim_128() -> None:
+    """n = 64 wgmma with both operands in shared memory fetch 128 bytes per cycle: all the port has."""
+    program = backward(BackwardSchedule(), [24])
+    tables = costs(program, H200)
+    assert measure(program, tables, engine.simulate(program, tables)).binds == "smem"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"head_dim": 96}, "head_dim must be 64 or 128, got 96"),
+        ({"tile_m": 80}, "tile_m must be 64 or 128"),
+        ({"tile_n": 64}, "tile_n must be 128"),
+        ({"num_stages": 5}, "num_stages must lie in"),
+    ],
+)
+def test_impossible_schedules_are_refused(fields: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BackwardSchedule(**fields)
