@@ -112,9 +112,13 @@ def _trace(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tu
 @_problem_options
 @_schedule_options
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the timeline as SVG.")
+@click.option("--backward", is_flag=True, help="The backward kernel of 64 queries x 128 keys instead; fp16 or bf16.")
 def simulate(clock_mhz: float | None, json_target: str | None, svg: Path | None, **options: Any) -> None:
-    """Simulate one forward schedule: cycles, what binds, and where the tensor cores idle."""
+    """Simulate one schedule: cycles, what binds, and where the tensor cores idle."""
     with one_line_errors():
+        if options["backward"]:
+            _print_backward(_backward_figures(clock_mhz, options), json_target)
+            return
         from fa3_simulator.overlap import measure
         from fa3_simulator.roofline import closed_form, roofline
         from fa3_simulator.run import estimate
@@ -152,6 +156,47 @@ def simulate(clock_mhz: float | None, json_target: str | None, svg: Path | None,
         if json_target != "-":
             _print_figures(figures)
             click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end)))
+
+
+def _backward_figures(clock_mhz: float | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The main backward kernel: predicted, and never compared with a timing in cycles."""
+    from fa3_simulator.backward import BackwardSchedule, backward
+    from fa3_simulator.costs import costs
+    from fa3_simulator.engine import simulate as run
+    from fa3_simulator.machine import load
+    from fa3_simulator.overlap import measure
+    from fa3_simulator.run import Shape, estimate
+
+    if options["dtype"] == "e4m3":
+        raise ValueError("the backward is for fp16 and bf16, got e4m3")
+    schedule, machine = BackwardSchedule(head_dim=options["head_dim"]), load(options["machine"])
+    shape = Shape(options["batch"], options["nheads"], options["seqlen"], options["seqlen"], options["causal"])
+    found = estimate(shape, schedule, machine, clock_mhz)
+    program = backward(schedule, [min(found.tiles[0].blocks, 24)])
+    tables = costs(program, machine, clock_mhz)
+    overlap = measure(program, tables, run(program, tables))
+    return {
+        "schedule": program.name,
+        "machine": machine.name,
+        "clock_mhz": found.clock_mhz,
+        "cycles": round(found.cycles),
+        "milliseconds": found.seconds * 1e3,
+        "tflops": 2.5 * shape.flops(schedule.head_dim) / found.seconds / 1e12,
+        "tensor_efficiency": overlap.tensor_efficiency,
+        "overlap_efficiency": overlap.overlap_efficiency,
+        "binds": overlap.binds,
+    }
+
+
+def _print_backward(figures: dict[str, Any], json_target: str | None) -> None:
+    emit(figures, json_target)
+    if json_target != "-":
+        click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
+        click.echo(f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s")
+        click.echo(
+            f"  tensor efficiency {figures['tensor_efficiency']:.3f}, overlap efficiency "
+            f"{figures['overlap_efficiency']:.3f} ({figures['binds']} binds); no timing has been compared with it"
+        )
 
 
 def _print_figures(figures: dict[str, Any]) -> None:

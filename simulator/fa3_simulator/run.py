@@ -11,9 +11,13 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
 
 from fa3_kernels.tiles import Mask
 from fa3_simulator import interpreter
+from fa3_simulator.backward import BackwardSchedule, backward
 from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine
@@ -23,9 +27,20 @@ EXACT_BLOCKS = 256  # CTAs of at most this many key blocks are simulated in full
 SHORT, LONG = 12, 24  # key blocks of the two short runs
 
 
+AnySchedule = Schedule | BackwardSchedule
+
+
+class Cycles(NamedTuple):
+    """Of one CTA: all, and those in which the tensor core and the special-function unit work."""
+
+    cta: float
+    tensor: float
+    mufu: float
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a forward kernel is asked to do; causal is bottom-right aligned."""
+    """What a kernel is asked to do; causal is bottom-right aligned."""
 
     batch: int
     nheads: int
@@ -78,9 +93,21 @@ def row_tiles(shape: Shape, schedule: Schedule) -> list[Tile]:
     return tiles
 
 
-def longest_cta(shape: Shape, schedule: Schedule, ctas: int, tile_cost: float = 0.6) -> tuple[Tile, ...]:
+def key_tiles(shape: Shape, schedule: BackwardSchedule) -> list[Tile]:
+    """Key tiles of one head and the query blocks that see some key of each; backward."""
+    blocks = -(-shape.seqlen_q // schedule.tile_m)
+    offset = shape.seqlen_k - shape.seqlen_q
+    tiles = []
+    for first in range(0, shape.seqlen_k, schedule.tile_n):
+        unseen = max(first - offset, 0) // schedule.tile_m if shape.causal else 0  # query blocks above the diagonal
+        tiles.append(Tile(max(blocks - unseen, 0)))
+    return tiles
+
+
+def longest_cta(shape: Shape, schedule: AnySchedule, ctas: int, tile_cost: float = 0.6) -> tuple[Tile, ...]:
     """Tiles of the CTA with the most work, when tiles go longest first to the CTA that is free first."""
-    per_head = [tile for tile in row_tiles(shape, schedule) if tile.blocks]
+    all_tiles = row_tiles(shape, schedule) if isinstance(schedule, Schedule) else key_tiles(shape, schedule)
+    per_head = [tile for tile in all_tiles if tile.blocks]
     if not per_head:
         return ()
     heads = shape.batch * shape.nheads
@@ -95,45 +122,41 @@ def longest_cta(shape: Shape, schedule: Schedule, ctas: int, tile_cost: float = 
 
 
 @lru_cache(maxsize=4096)
-def _simulate(
-    schedule: Schedule, tiles: tuple[Tile, ...], machine: Machine, clock_mhz: float
-) -> tuple[float, float, float]:
-    """CTA cycles, tensor cycles and MUFU cycles."""
-    program = forward(schedule, list(tiles))
+def _simulate(schedule: AnySchedule, tiles: tuple[Tile, ...], machine: Machine, clock_mhz: float) -> Cycles:
+    """One CTA, in full."""
+    if isinstance(schedule, Schedule):
+        program = forward(schedule, list(tiles))
+    else:
+        program = backward(schedule, [tile.blocks for tile in tiles])
     timing = interpreter.simulate(program, costs(program, machine, clock_mhz))
-    return timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS
+    return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
 
 
-def _cta(schedule: Schedule, tiles: tuple[Tile, ...], machine: Machine, clock: float) -> tuple[float, float, float]:
+def _cta(schedule: AnySchedule, tiles: tuple[Tile, ...], machine: Machine, clock: float) -> Cycles:
     """As :func:`_simulate`; extrapolated from short runs where the CTA is long."""
     if sum(tile.blocks for tile in tiles) <= EXACT_BLOCKS:
         return _simulate(schedule, tiles, machine, clock)
-    total = [0.0, 0.0, 0.0]
+
+    def run(tile: Tile, blocks: int, count: int) -> np.ndarray:
+        short = Tile(blocks, min(tile.masked, blocks))
+        return np.array(_simulate(schedule, (short,) * count, machine, clock))
+
+    total = run(Tile(SHORT), SHORT, 1) - (run(Tile(SHORT), SHORT, 3) - run(Tile(SHORT), SHORT, 1)) / 2  # start and end
     for tile, count in Counter(tiles).items():
-        points = {
-            (blocks, n): _simulate(schedule, (Tile(blocks, min(tile.masked, blocks)),) * n, machine, clock)
-            for blocks in (min(tile.blocks, SHORT), min(tile.blocks, LONG))
-            for n in (1, 3)
-        }
         short, long = min(tile.blocks, SHORT), min(tile.blocks, LONG)
-        for i in range(3):
-            per_tile = {b: (points[b, 3][i] - points[b, 1][i]) / 2 for b in (short, long)}
-            slope = (per_tile[long] - per_tile[short]) / (long - short) if long > short else 0.0
-            total[i] += count * (per_tile[long] + slope * (tile.blocks - long))
-    fixed = [
-        _simulate(schedule, (Tile(SHORT),), machine, clock)[i]
-        - (_simulate(schedule, (Tile(SHORT),) * 3, machine, clock)[i] - _simulate(schedule, (Tile(SHORT),), machine, clock)[i]) / 2
-        for i in range(3)
-    ]  # fmt: skip
-    return total[0] + fixed[0], total[1] + fixed[1], total[2] + fixed[2]
+        some, more = ((run(tile, n, 3) - run(tile, n, 1)) / 2 for n in (short, long))
+        slope = (more - some) / (long - short) if long > short else np.zeros(3)
+        total = total + count * (more + slope * (tile.blocks - long))
+    return Cycles(*total.tolist())
 
 
-def estimate(shape: Shape, schedule: Schedule, machine: Machine, clock_mhz: float | None = None) -> Estimate:
-    """Simulate a launch.
+def estimate(shape: Shape, schedule: AnySchedule, machine: Machine, clock_mhz: float | None = None) -> Estimate:
+    """Simulate a launch; of a backward schedule its main kernel.
 
     Parameters
     ----------
-    shape, schedule, machine
+    shape, machine
+    schedule : Schedule or BackwardSchedule
     clock_mhz : float, optional
         SM clock, the machine's maximum by default.
 
@@ -143,5 +166,5 @@ def estimate(shape: Shape, schedule: Schedule, machine: Machine, clock_mhz: floa
     """
     clock = clock_mhz or machine["max_clock_mhz"]
     tiles = longest_cta(shape, schedule, int(machine["sms"]))
-    cta, tensor, mufu = _cta(schedule, tiles, machine, clock) if tiles else (0.0, 0.0, 0.0)
-    return Estimate(cta + machine["launch_cycles"], cta, tensor, mufu, tiles, clock)
+    found = _cta(schedule, tiles, machine, clock) if tiles else Cycles(0.0, 0.0, 0.0)
+    return Estimate(found.cta + machine["launch_cycles"], found.cta, found.tensor, found.mufu, tiles, clock)

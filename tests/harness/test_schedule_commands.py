@@ -51,6 +51,15 @@ def test_trace_opens_as_chrome_events_that_do_not_overlap(tmp_path: Path) -> Non
         assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(spans))
 
 
+def test_the_backward_says_that_it_is_a_prediction() -> None:
+    code, out, _ = run("simulate", "--backward", "--seqlen", 4096)
+    assert code == 0
+    assert "smem binds" in out
+    assert "no timing has been compared" in out
+    assert run("simulate", "--backward", "--dtype", "e4m3")[0] == 2
+    assert run("simulate", "--backward", "--head-dim", 256)[0] == 2
+
+
 def test_svg_is_one_picture(tmp_path: Path) -> None:
     target = tmp_path / "timeline.svg"
     assert run("simulate", "--seqlen", 1024, "--svg", target)[0] == 0

@@ -11,6 +11,7 @@ from fa3_simulator.explore import explore
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
 from fa3_simulator.overlap import measure
+from fa3_simulator.run import Shape, estimate, key_tiles
 
 H200 = load("h200")
 SCHEDULES = (BackwardSchedule(), BackwardSchedule(head_dim=64), BackwardSchedule(head_dim=64, tile_m=128))
@@ -66,3 +67,23 @@ def test_shared_memory_binds_at_head_dim_128() -> None:
 def test_impossible_schedules_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BackwardSchedule(**fields)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_visible_pair_lies_in_a_tile(causal: bool) -> None:
+    for seqlen_q, seqlen_k in ((256, 256), (100, 500), (512, 300), (64, 128)):
+        shape = Shape(1, 1, seqlen_q, seqlen_k, causal)
+        seen = sum(tile.blocks for tile in key_tiles(shape, BackwardSchedule()))
+        want = 0
+        for first in range(0, seqlen_k, 128):
+            rows = range(seqlen_q) if not causal else range(max(first - (seqlen_k - seqlen_q), 0), seqlen_q)
+            want += len({row // 64 for row in rows})
+        assert seen == want
+
+
+def test_time_is_at_least_the_tensor_work() -> None:
+    shape, schedule = Shape(1, 16, 8192, 8192, True), BackwardSchedule()
+    found = estimate(shape, schedule, H200)
+    work = 2.5 * shape.flops(128) / (132 * H200["tensor_flops_16bit"])
+    assert found.tensor_cycles >= work
+    assert found.cta_cycles > found.tensor_cycles
