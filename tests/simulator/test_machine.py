@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +58,8 @@ def test_unknown_keys_are_refused_by_line() -> None:
 def test_unknown_machines_are_refused() -> None:
     with pytest.raises(ValueError, match=r"one of h100, h200 or a \.toml file, got 'a100'"):
         load("a100")
+
+
+def test_the_frozen_constants_are_those_of_the_decision_record() -> None:
+    record = (Path(__file__).parents[2] / "reports" / "decisions" / "0003-constants-frozen.md").read_text()
+    assert hashlib.sha256(TEXT.encode()).hexdigest() in record, "constants changed: measure, and write a new record"
