@@ -27,10 +27,8 @@ def forward(schedule: Schedule, tiles: list[Tile]) -> Program:
         for index in range(s.consumers):
             Lockstep(builder, parts, index).run(tiles)
         return builder.build()
-    producer_regs, consumer_regs = {1: (56, 256), 2: (24, 240), 3: (32, 160)}[s.consumers]
-    if s.v_transpose and s.consumers == 2:
-        producer_regs, consumer_regs = 40, 232
+    producer_regs, consumer_regs = s.registers
     for index in range(s.consumers):
-        Consumer(builder, parts, index, min(consumer_regs, 255)).run(tiles)
+        Consumer(builder, parts, index, consumer_regs).run(tiles)
     Producer(builder, parts, producer_regs).run(tiles)
     return builder.build()

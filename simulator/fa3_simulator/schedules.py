@@ -97,6 +97,13 @@ class Schedule:
         return self.tile_m // 64
 
     @property
+    def registers(self) -> tuple[int, int]:
+        """Registers per thread of the producer and of a consumer after setmaxnreg; 255 is all that an instruction can name."""
+        if self.v_transpose and self.consumers == 2:
+            return 40, 232  # the producer's warpgroup transposes V as well
+        return {1: (56, 255), 2: (24, 240), 3: (32, 160)}[self.consumers]
+
+    @property
     def bits(self) -> int:
         return BITS[self.dtype]
 

@@ -20,7 +20,6 @@ FLASH3_TILES = {
     (8, 64, False): (192, 160), (8, 64, True): (192, 160), (8, 128, False): (128, 224), (8, 128, True): (128, 224),
     (8, 256, False): (128, 128), (8, 256, True): (128, 128),
 }  # fmt: skip
-CONSUMER_REGISTERS = {1: 255, 2: 240, 3: 160}
 OTHER_REGISTERS = 24  # addresses, row statistics, loop state: what our kernels need beside the matrices
 
 
@@ -63,7 +62,7 @@ def candidates(dtype: str, head_dim: int, *, kernel: str = "flash3") -> Iterator
 
 def misfit(schedule: Schedule, machine: Machine) -> str | None:
     """Why a schedule does not fit an SM, or None."""
-    limit = CONSUMER_REGISTERS[schedule.consumers]
+    limit = schedule.registers[1]
     if (needed := registers_needed(schedule)) > limit:
         return f"about {needed} registers, a consumer thread has {limit}"
     program = forward(schedule, [Tile(1)])

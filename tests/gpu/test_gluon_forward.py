@@ -11,7 +11,7 @@ import pytest
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Operands
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_memory")]
 
 NUMPY = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 # One key, around one tile and around one warpgroup, GQA, more keys than queries, and rows without a key when causal.
@@ -28,16 +28,6 @@ SHAPES = (
 each_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 each_head_dim = pytest.mark.parametrize("head_dim", [64, 128, 256])
 each_dtype = pytest.mark.parametrize("dtype", list(NUMPY))
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """torch.empty comes filled with NaN."""
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def draw(problem: AttentionProblem, seed: int = 0, special: float = 0.0) -> Operands:

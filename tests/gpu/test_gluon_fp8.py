@@ -12,7 +12,7 @@ from fa3_kernels.gluon.choose import config_of
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_memory")]
 
 E4M3 = ml_dtypes.float8_e4m3fn
 HEAD_DIMS = (64, 128, 256)
@@ -30,16 +30,6 @@ SHAPES = (
 BLOCKS = ((None, None, None), (0, 0, 0), (128, 128, 128), (100, 256, 128), (None, 128, None), (64, None, 384))
 each_head_dim = pytest.mark.parametrize("head_dim", HEAD_DIMS)
 each_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """torch.empty comes filled with NaN."""
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def draw(problem: AttentionProblem, blocks=(None, None, None), seed: int = 0, special: float = 0.0) -> Operands:

@@ -16,10 +16,9 @@ from fa3_simulator.machine import load
 from fa3_simulator.roofline import closed_form, roofline
 from fa3_simulator.run import Shape, estimate
 from fa3_simulator.schedules import Schedule
+from fa3_simulator.tune import FLASH3_TILES
 
 H100, CLOCK_MHZ = load("h100"), 1500.0
-# FlashAttention-3's tiles (upstream hopper/tile_size.h) by (head_dim, causal)
-TILES = {(64, False): (192, 192), (64, True): (192, 128), (128, False): (128, 176), (128, True): (128, 128)}
 
 
 def errors() -> dict[str, np.ndarray]:
@@ -35,7 +34,7 @@ def errors() -> dict[str, np.ndarray]:
     with (Path(__file__).parent / "published_h100.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             d, causal, seqlen = int(row["head_dim"]), row["causal"] == "1", int(row["seqlen"])
-            tile_m, tile_n = TILES[d, causal]
+            tile_m, tile_n = FLASH3_TILES[16, d, causal]
             schedule = Schedule(
                 kernel="flash3", head_dim=d, tile_m=tile_m, tile_n=tile_n, pv_from_registers=(d, causal) != (64, False)
             )
