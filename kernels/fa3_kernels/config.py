@@ -108,22 +108,24 @@ class Config:
         return 8 if self.dtype == "e4m3" else 0
 
 
-# By (is e4m3, head_dim, prefers 128 rows): tile_m, tile_n, consumer warpgroups, producer registers, consumer registers;
-# powers of two in n, as Gluon needs.
-_TILES: dict[tuple[bool, int, bool], tuple[int, int, int, int, int]] = {
-    (False, 64, False): (192, 128, 3, 24, 160),
-    (False, 64, True): (128, 128, 2, 24, 240),
-    (False, 128, False): (128, 128, 2, 24, 240),
-    (False, 128, True): (128, 128, 2, 24, 240),
-    (False, 256, False): (128, 64, 2, 24, 240),
-    (False, 256, True): (128, 64, 2, 24, 240),
-    (True, 64, False): (128, 128, 2, 40, 232),
-    (True, 64, True): (128, 128, 2, 40, 232),
-    (True, 128, False): (128, 128, 2, 40, 232),
-    (True, 128, True): (128, 128, 2, 40, 232),
-    (True, 256, False): (128, 128, 2, 40, 232),
-    (True, 256, True): (128, 128, 2, 40, 232),
+# By (is e4m3, head_dim, prefers 128 rows): tile_m, tile_n; powers of two in n, as Gluon needs.
+_TILES: dict[tuple[bool, int, bool], tuple[int, int]] = {
+    (False, 64, False): (192, 128),
+    (False, 64, True): (128, 128),
+    (False, 128, False): (128, 128),
+    (False, 128, True): (128, 128),
+    (False, 256, False): (128, 64),
+    (False, 256, True): (128, 64),
+    (True, 64, False): (128, 128),
+    (True, 64, True): (128, 128),
+    (True, 128, False): (128, 128),
+    (True, 128, True): (128, 128),
+    (True, 256, False): (128, 128),
+    (True, 256, True): (128, 128),
 }
+# By (is e4m3, consumer warpgroups): registers per thread of the producer and of a consumer. The e4m3 producer is a whole
+# warpgroup, which transposes V.
+_REGISTERS: dict[tuple[bool, int], tuple[int, int]] = {(False, 2): (24, 240), (False, 3): (24, 160), (True, 2): (40, 232)}
 
 
 def kernel_head_dim(head_dim: int) -> int:
@@ -148,21 +150,27 @@ def _prefers_128_rows(problem: AttentionProblem) -> bool:
     return needs_registers or problem.seqlen_q <= 128 or (problem.causal and problem.seqlen_q < 4096)
 
 
-def default_config(problem: AttentionProblem, **changes) -> Config:
-    """Return the shipped configuration for a problem, with ``changes`` applied.
+def default_config(problem: AttentionProblem, *, tile: tuple[int, int] | None = None, **changes) -> Config:
+    """Return the shipped configuration for a problem, with ``changes`` applied; ``tile`` replaces (tile_m, tile_n).
 
-    e4m3 promotes every 128 keys: the chained accumulator loses 10 % of the output at 8k keys when V has mean 1.
+    e4m3 promotes every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of the output at 8k keys when
+    V has mean 1. ValueError for a number of rows that no registers are set aside for.
     """
     head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
     fp8 = problem.dtype == "e4m3"
-    tile_m, tile_n, warpgroups, producer_regs, consumer_regs = _TILES[fp8, head_dim, _prefers_128_rows(problem)]
+    tile_m, tile_n = tile or _TILES[fp8, head_dim, _prefers_128_rows(problem)]
+    warpgroups = tile_m // WARPGROUP_ROWS
+    if (fp8, warpgroups) not in _REGISTERS:
+        rows = " or ".join(str(WARPGROUP_ROWS * n) for e4m3, n in _REGISTERS if e4m3 == fp8)
+        raise ValueError(f"tile_m must be {rows} for {problem.dtype}, got {tile_m}")
+    producer_regs, consumer_regs = _REGISTERS[fp8, warpgroups]
     config = Config(
         dtype=problem.dtype,
         head_dim=head_dim,
         tile_m=tile_m,
         tile_n=tile_n,
         out_dtype="bf16" if problem.dtype != "fp16" else "fp16",
-        promotion_interval=128 if fp8 else 0,
+        promotion_interval=min(128, tile_n) if fp8 else 0,
         num_consumer_warpgroups=warpgroups,
         producer_regs=producer_regs,
         consumer_regs=consumer_regs,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fa3_kernels.config import WARPGROUP_ROWS, Config, default_config
 from fa3_kernels.gluon.schedule import TILE_COST, Shape, count_items
+from fa3_kernels.gluon.variant import smem_bytes
 from fa3_kernels.tiles import padded_group
 from fa3_reference.problem import AttentionProblem
 
@@ -13,6 +14,9 @@ MAX_SPLITS = 128
 COMBINE_COST = 5.0  # a second launch, in key blocks of about 0.6 us; assumed
 SPLIT_COST = 0.05  # reading one more partial in the combine, in key blocks; assumed
 H200_SMS = 132
+SMEM_BYTES = 232448  # of a CTA (CUDA programming guide, compute capability 9.0)
+SMEM_OVERHEAD_BYTES = 512  # mbarriers and what partitions are handed: 188 to 384 in the shipped kernels (audit.json)
+FREE_REGISTERS = 128  # of the 160 of a consumer thread of three warpgroups, what O, S and P may hold
 
 
 def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: int = 1) -> Shape:
@@ -63,7 +67,35 @@ def choose_num_splits(problem: AttentionProblem, config: Config, num_sms: int = 
     return min(range(1, max(1, min(blocks, MAX_SPLITS)) + 1), key=time)
 
 
-def check_lockstep(problem: AttentionProblem, num_splits: int, pack_gqa: bool | None) -> None:
+def check_tile(config: Config) -> None:
+    """Raise ValueError for a tile that Gluon cannot build, or that no SM holds.
+
+    Three warpgroups leave a thread 160 registers, of which O takes head_dim / 2, S tile_n / 2 and P tile_n / 4.
+    """
+    tile_m, tile_n = config.tile_m, config.tile_n
+    held = config.head_dim // 2 + 3 * tile_n // 4
+    needed = smem_bytes(config) + SMEM_OVERHEAD_BYTES
+    rules = (
+        (tile_n in (32, 64, 128, 256), f"tile_n must be a power of two from 32 to 256, got {tile_n}"),
+        (
+            tile_m == 128 or held <= FREE_REGISTERS,
+            f"tile_m 192 needs head_dim / 2 + 3 tile_n / 4 registers of {FREE_REGISTERS} for O, S and P, "
+            f"got {held} with head_dim {config.head_dim} and tile_n {tile_n}",
+        ),
+        (
+            needed <= SMEM_BYTES,
+            f"a tile must fit {SMEM_BYTES} bytes of shared memory, {tile_m} x {tile_n} at head_dim {config.head_dim} "
+            f"and {config.dtype} needs {needed}",
+        ),
+    )
+    for ok, rule in rules:
+        if not ok:
+            raise ValueError(rule)
+
+
+def check_lockstep(
+    problem: AttentionProblem, num_splits: int, pack_gqa: bool | None, tile: tuple[int, int] | None = None
+) -> None:
     """Raise ValueError for what the kernel without warp specialisation, which exists for the ablation, does not take."""
     rules = (
         (problem.dtype != "e4m3", f"fp16 or bf16, got {problem.dtype}"),
@@ -80,6 +112,7 @@ def check_lockstep(problem: AttentionProblem, num_splits: int, pack_gqa: bool | 
             f"at least one key for every row, got {problem.seqlen_q} queries and {problem.seqlen_k} keys",
         ),
         (num_splits == 1 and not pack_gqa, f"num_splits 1 and no pack_gqa, got {num_splits} and {pack_gqa}"),
+        (tile in (None, (128, 128)), f"tiles of 128 x 128, got {tile}"),
     )
     for ok, rule in rules:
         if not ok:
@@ -94,6 +127,7 @@ def config_of(
     pingpong: bool = True,
     intra_wg_overlap: bool = True,
     warp_specialize: bool = True,
+    tile: tuple[int, int] | None = None,
     num_sms: int = H200_SMS,
     **changes,
 ) -> Config:
@@ -109,6 +143,9 @@ def config_of(
     pingpong, intra_wg_overlap : bool
     warp_specialize : bool
         False is the kernel of the ablation, see :func:`check_lockstep`.
+    tile : (int, int), optional
+        Query rows, 128 or for fp16 and bf16 192, and keys of a tile, instead of the shipped ones; see
+        :func:`check_tile`. Bits depend on the keys.
     num_sms : int
         Multiprocessors of the GPU; num_splits = 0 alone depends on it.
     **changes
@@ -123,9 +160,11 @@ def config_of(
     for name in ("head_dim", "head_dim_v"):
         if getattr(problem, name) % multiple:
             raise ValueError(f"{name} must be a multiple of {multiple} (TMA), got {getattr(problem, name)}")
-    config = default_config(problem, pingpong=pingpong, intra_wg_overlap=intra_wg_overlap, **changes)
+    config = default_config(problem, tile=tile, pingpong=pingpong, intra_wg_overlap=intra_wg_overlap, **changes)
+    if tile:
+        check_tile(config)
     if not warp_specialize:
-        check_lockstep(problem, num_splits, pack_gqa)
+        check_lockstep(problem, num_splits, pack_gqa, tile)
         return config
     if pack_gqa and problem.group > 1 and not can_pack(problem):
         raise ValueError(

@@ -17,7 +17,7 @@ from fa3_kernels.gluon.descriptors import DTYPES, key_view, query_view
 from fa3_kernels.gluon.forward_fp8 import forward_fp8
 from fa3_kernels.gluon.forward_fp16 import forward_fp16
 from fa3_kernels.gluon.forward_lockstep import forward_lockstep
-from fa3_kernels.gluon.launch_descale import DescaleBlocks, Descales, descales_of
+from fa3_kernels.gluon.launch_descale import DescaleBlocks, Descales, descales_of, differ_by_tile
 from fa3_kernels.gluon.schedule import Shape, count_items, static_schedule
 from fa3_kernels.gluon.variant import Variant, variant_of
 from fa3_reference.problem import AttentionProblem
@@ -177,6 +177,7 @@ def forward(
     pingpong: bool = True,
     intra_wg_overlap: bool = True,
     warp_specialize: bool = True,
+    tile: tuple[int, int] | None = None,
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
@@ -214,15 +215,17 @@ def forward(
         Schedule only: no bit depends on them.
     warp_specialize : bool
         False runs the kernel of the ablation, for few problems: :func:`fa3_kernels.gluon.choose.check_lockstep`.
+    tile : (int, int), optional
+        Query rows and keys of a tile, for experiments: :func:`fa3_kernels.gluon.choose.check_tile`. By default what ships.
     q_descale, k_descale, v_descale : float32 (batch, heads) or (batch, heads, blocks), optional
         e4m3 only: multiply the stored operand to give its value; finite and > 0, which is not checked (it would wait for
         the GPU). Heads are those of the operand, or kv heads for q too.
     descale_blocks : (int, int, int)
         Rows per block of q, k and v, counted from the start of each sequence; 0 is one block. Blocks of k and v are
-        whole key tiles of 128.
+        whole key tiles (of 128 unless ``tile`` says otherwise).
     promotion_interval : int, optional
-        e4m3 only: keys the tensor core sums before O takes the sum in fp32; 128 by default, 0 chains through the
-        13-bit accumulator.
+        e4m3 only: keys the tensor core sums before O takes the sum in fp32; 128, or the keys of a smaller tile, by
+        default, 0 chains through the 13-bit accumulator.
     out_dtype : bfloat16 or float16, optional
         e4m3 only: bfloat16 by default.
 
@@ -241,13 +244,15 @@ def forward(
     semantics = {"causal": causal, "window": tuple(window), "softcap": softcap, "softmax_scale": softmax_scale or 0.0}
     problem = _problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **semantics)
     changes = _changes(problem, promotion_interval, out_dtype)
+    if tile:
+        changes["tile"] = tuple(tile)
     if not warp_specialize:
-        check_lockstep(problem, num_splits, pack_gqa)
+        check_lockstep(problem, num_splits, pack_gqa, changes.get("tile"))
         return launch_lockstep(problem, q, k, v, intra_wg_overlap=intra_wg_overlap)
-    descales = descales_of(problem, (q_descale, k_descale, v_descale), tuple(descale_blocks), q.device)
-    plan = _plan(
-        problem, num_splits, pack_gqa, pingpong, intra_wg_overlap, q.device, descales.by_block, **changes
-    )  # fmt: skip
+    values, blocks = (q_descale, k_descale, v_descale), tuple(descale_blocks)
+    by_tile = differ_by_tile(values, blocks)
+    plan = _plan(problem, num_splits, pack_gqa, pingpong, intra_wg_overlap, q.device, by_tile, **changes)
+    descales = descales_of(problem, values, blocks, plan.config.tile_n, q.device)
     if math.prod(problem.lse_shape) * max(plan.config.num_splits, plan.config.head_dim) >= 1 << 31:
         raise ValueError(f"at most 2^31 output elements and partial rows, got {problem.out_shape}")
     out = torch.empty(problem.out_shape, dtype=_OUT_DTYPES[plan.config.out_dtype], device=q.device)

@@ -9,7 +9,6 @@ import torch
 
 from fa3_reference.problem import AttentionProblem
 
-TILE_N = 128  # keys of a tile, which blocks of K and V are made of
 ONE_BLOCK = 1 << 30  # rows: every sequence is one block
 
 DescaleBlocks = tuple[int, int, int]
@@ -17,13 +16,9 @@ DescaleBlocks = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Descales:
-    """``arguments`` of the kernel: values and strides (batch, head, block) of Q, K and V, then the block rows of Q.
-
-    ``by_block``: those of K or V differ by key tile.
-    """
+    """``arguments`` of the kernel: values and strides (batch, head, block) of Q, K and V, then the block rows of Q."""
 
     arguments: tuple
-    by_block: bool
 
 
 @lru_cache(maxsize=8)
@@ -45,8 +40,19 @@ def _check(name: str, x: torch.Tensor, problem: AttentionProblem, block_rows: in
         )
 
 
+def differ_by_tile(values: tuple[torch.Tensor | None, ...], blocks: DescaleBlocks) -> bool:
+    """Whether descales of K or V differ by key tile; ValueError unless ``blocks`` are three integers >= 0."""
+    if len(blocks) != 3 or any(not isinstance(n, int) or n < 0 for n in blocks):
+        raise ValueError(f"descale_blocks must be three integers >= 0, got {blocks!r}")
+    return any(x is not None and rows for x, rows in zip(values[1:], blocks[1:], strict=True))
+
+
 def descales_of(
-    problem: AttentionProblem, values: tuple[torch.Tensor | None, ...], blocks: DescaleBlocks, device: torch.device
+    problem: AttentionProblem,
+    values: tuple[torch.Tensor | None, ...],
+    blocks: DescaleBlocks,
+    tile_n: int,
+    device: torch.device,
 ) -> Descales:
     """Check the descales of a launch and bring them to the kernel's form.
 
@@ -55,18 +61,18 @@ def descales_of(
     values : three tensors float32 (batch, heads) or (batch, heads, blocks), or None for 1
     blocks : (int, int, int)
         Rows per block of q, k and v; 0 is one block.
+    tile_n : int
+        Keys of a tile, which blocks of k and v are made of.
 
     Raises
     ------
     ValueError
         For descales of 16-bit operands, or shapes, dtypes, devices and block sizes the kernel does not take.
     """
-    if len(blocks) != 3 or any(not isinstance(n, int) or n < 0 for n in blocks):
-        raise ValueError(f"descale_blocks must be three integers >= 0, got {blocks!r}")
     arguments: list = []
     for name, x, block_rows in zip("qkv", values, blocks, strict=True):
-        if name != "q" and block_rows % TILE_N:
-            raise ValueError(f"{name}_descale blocks must be whole key tiles of {TILE_N} rows, got {block_rows}")
+        if name != "q" and block_rows % tile_n:
+            raise ValueError(f"{name}_descale blocks must be whole key tiles of {tile_n} rows, got {block_rows}")
         if x is None:
             arguments += [_one(device), 0, 0, 0]
             continue
@@ -76,8 +82,7 @@ def descales_of(
         x = x[:, :, None] if x.ndim == 2 else x
         if name == "q" and x.shape[1] != problem.nheads:
             x = x.repeat_interleave(problem.group, dim=1)
-        if name != "q" and block_rows > TILE_N:
-            x = x.repeat_interleave(block_rows // TILE_N, dim=2)
+        if name != "q" and block_rows > tile_n:
+            x = x.repeat_interleave(block_rows // tile_n, dim=2)
         arguments += [x, x.stride(0), x.stride(1), x.stride(2) if block_rows else 0]
-    by_block = any(x is not None and rows for x, rows in zip(values[1:], blocks[1:], strict=True))
-    return Descales((*arguments, blocks[0] or ONE_BLOCK), by_block)
+    return Descales((*arguments, blocks[0] or ONE_BLOCK))

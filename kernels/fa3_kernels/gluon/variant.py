@@ -24,6 +24,27 @@ def _slices(config: Config) -> int:
     return 1 if config.head_dim == 128 and not config.promotion_interval else 2
 
 
+def query_slots(config: Config) -> int:
+    """Return how many Q tiles are held: 2, or 1 at head_dim 256 (fp16: Q, K, V and O buffers of 256 would need 256 KiB)."""
+    return 1 if config.head_dim == 256 else 2
+
+
+def smem_bytes(config: Config) -> int:
+    """Return the shared memory of the tiles of a kernel, in bytes; barriers and what partitions are handed come on top.
+
+    >>> from fa3_kernels.config import default_config
+    >>> smem_bytes(default_config(AttentionProblem(1, 1, 1, 1024, 1024, 128)))
+    229376
+    """
+    is_fp8 = config.dtype == "e4m3"
+    element = 1 if is_fp8 else 2
+    queries = query_slots(config) * config.tile_m * config.head_dim * element
+    keys = (3 if is_fp8 else 2) * config.num_stages * config.tile_n * config.head_dim * element  # K, V; e4m3: V^T too
+    out = 0 if query_slots(config) == 1 else config.tile_m * config.head_dim * 2
+    factors = 2 * config.num_stages * WARPGROUP_ROWS * 4 if is_fp8 else 0  # of blocks that have their own descales
+    return queries + keys + out + factors
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """Compile-time switches of a forward kernel. Tile shapes are those of the descriptors' blocks.
@@ -125,7 +146,7 @@ def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block
         consumer_regs=config.consumer_regs,
         producer_regs=config.producer_regs,
         stages=config.num_stages,
-        query_slots=1 if config.head_dim == 256 else 2,  # fp16: Q, K, V and O buffers of 256 would need 256 KiB
+        query_slots=query_slots(config),
         pack=padded_group(problem.group) if config.pack_gqa else 1,
         has_key_tail=problem.is_varlen or problem.seqlen_k % config.tile_n != 0,
         is_left_limited=shape.left >= 0,

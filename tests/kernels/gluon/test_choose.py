@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fa3_kernels.gluon.choose import config_of, shape_of
-from fa3_kernels.gluon.variant import variant_of
+from fa3_kernels.audit import read_golden
+from fa3_kernels.gluon.choose import SMEM_OVERHEAD_BYTES, config_of, shape_of
+from fa3_kernels.gluon.variant import smem_bytes, variant_of
+from fa3_kernels.shipped import shipped
 from fa3_reference.problem import AttentionProblem
 
 DECODE = AttentionProblem(8, 32, 8, 1, 8192, 128)
@@ -61,3 +63,63 @@ def test_varlen_packs_only_powers_of_two():
 def test_what_no_kernel_does_is_refused(problem, choices, rule):
     with pytest.raises(ValueError, match=rule):
         config_of(problem, **choices)
+
+
+def small(dtype: str = "fp16", head_dim: int = 128) -> AttentionProblem:
+    return AttentionProblem(1, 2, 2, 1000, 1000, head_dim, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "expected"),
+    [
+        (small(), (128, 64), (2, 24, 240, 0)),
+        (small(), (192, 64), (3, 24, 160, 0)),
+        (small("bf16", 64), (192, 128), (3, 24, 160, 0)),
+        (small("e4m3"), (128, 64), (2, 40, 232, 64)),  # promotion cannot span more keys than a tile
+        (small("e4m3", 64), (128, 256), (2, 40, 232, 128)),
+    ],
+)
+def test_a_tile_brings_its_warpgroups_registers_and_promotion(problem, tile, expected):
+    config = config_of(problem, tile=tile)
+    assert (config.tile_m, config.tile_n) == tile
+    got = (config.num_consumer_warpgroups, config.producer_regs, config.consumer_regs, config.promotion_interval)
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "rule"),
+    [
+        (small(), (64, 128), "tile_m must be 128 or 192 for fp16, got 64"),
+        (small("e4m3"), (192, 64), "tile_m must be 128 for e4m3, got 192"),
+        (small(), (128, 96), "tile_n must be a power of two from 32 to 256, got 96"),
+        (small(), (192, 128), "got 160 with head_dim 128 and tile_n 128"),  # 64 of O, 64 of S, 32 of P
+        (small(), (128, 256), "must fit 232448 bytes of shared memory, 128 x 256 at head_dim 128 and fp16 needs 360960"),
+        (small("e4m3"), (128, 256), "at head_dim 128 and e4m3 needs 263680"),
+    ],
+)
+def test_a_tile_no_sm_holds_is_refused(problem, tile, rule):
+    with pytest.raises(ValueError, match=rule):
+        config_of(problem, tile=tile)
+
+
+def test_the_kernel_without_warp_specialisation_has_one_tile():
+    assert config_of(small(), warp_specialize=False, tile=(128, 128)).tile_n == 128
+    with pytest.raises(ValueError, match="takes tiles of 128 x 128, got"):
+        config_of(small(), warp_specialize=False, tile=(128, 64))
+
+
+def test_shared_memory_is_what_the_compiler_allocated():
+    """Launches with splits stage no O and are smaller."""
+    golden = read_golden()
+    checked = 0
+    for launch in shipped():
+        figures = golden.get(f"{launch.name}/forward_{'fp8' if launch.problem.dtype == 'e4m3' else 'fp16'}")
+        if figures is None or "num_splits" in launch.choices:
+            continue
+        choices = {n: x for n, x in launch.choices.items() if n != "descale_blocks"}
+        config = config_of(launch.problem, **choices)
+        unused = 1024 if config.dtype == "e4m3" and "descale_blocks" not in launch.choices else 0
+        overhead = figures["memory"]["smem_bytes"] - (smem_bytes(config) - unused)
+        assert 0 < overhead <= SMEM_OVERHEAD_BYTES, launch.name
+        checked += 1
+    assert checked > 40
