@@ -125,7 +125,11 @@ _TILES: dict[tuple[bool, int, bool], tuple[int, int]] = {
 }
 # By (is e4m3, consumer warpgroups): registers per thread of the producer and of a consumer. The e4m3 producer is a whole
 # warpgroup, which transposes V.
-_REGISTERS: dict[tuple[bool, int], tuple[int, int]] = {(False, 2): (24, 240), (False, 3): (24, 160), (True, 2): (40, 232)}
+_REGISTERS: dict[tuple[bool, int], tuple[int, int]] = {
+    (False, 2): (24, 240),
+    (False, 3): (24, 160),
+    (True, 2): (40, 232),
+}
 
 
 def kernel_head_dim(head_dim: int) -> int:

@@ -93,7 +93,11 @@ def test_a_tile_brings_its_warpgroups_registers_and_promotion(problem, tile, exp
         (small("e4m3"), (192, 64), "tile_m must be 128 for e4m3, got 192"),
         (small(), (128, 96), "tile_n must be a power of two from 32 to 256, got 96"),
         (small(), (192, 128), "got 160 with head_dim 128 and tile_n 128"),  # 64 of O, 64 of S, 32 of P
-        (small(), (128, 256), "must fit 232448 bytes of shared memory, 128 x 256 at head_dim 128 and fp16 needs 360960"),
+        (
+            small(),
+            (128, 256),
+            "must fit 232448 bytes of shared memory, 128 x 256 at head_dim 128 and fp16 needs 360960",
+        ),
         (small("e4m3"), (128, 256), "at head_dim 128 and e4m3 needs 263680"),
     ],
 )
