@@ -159,7 +159,10 @@ def audit(
 
 @main.command(epilog=EPILOG)
 @click.option(
-    "--grid", type=click.Choice(["paper", "ablation", "decode", "gqa", "drift"]), default="paper", show_default=True
+    "--grid",
+    type=click.Choice(["paper", "ablation", "decode", "gqa", "drift", "schedules"]),
+    default="paper",
+    show_default=True,
 )
 @click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
 @click.option("--head-dim", "head_dims", type=int, multiple=True, help="All of the grid by default.")

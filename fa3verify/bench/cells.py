@@ -11,7 +11,8 @@ from fa3_reference.problem import AttentionProblem, Dtype
 HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-GRIDS = ("paper", "ablation", "decode", "gqa", "drift")
+GRIDS = ("paper", "ablation", "decode", "gqa", "drift", "schedules")
+SCHEDULE_SEQLENS = (1024, 4096, 16384)
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
 
 
@@ -84,12 +85,17 @@ class Cell:
 
 
 def paper(
-    dtypes: Iterable[Dtype], head_dims: Iterable[int], seqlens: Iterable[int], causal: Iterable[bool]
+    dtypes: Iterable[Dtype],
+    head_dims: Iterable[int],
+    seqlens: Iterable[int],
+    causal: Iterable[bool],
+    *,
+    grid: str = "paper",
 ) -> list[Cell]:
     """The paper's grid: hidden size 2048 and 16k tokens, split into heads and sequences."""
     seqlens, causal, head_dims = list(seqlens), list(causal), list(head_dims)
     return [
-        Cell("paper", dtype, TOKENS // n, n, n, HIDDEN // d, HIDDEN // d, d, masked)
+        Cell(grid, dtype, TOKENS // n, n, n, HIDDEN // d, HIDDEN // d, d, masked)
         for dtype in dtypes
         for d in head_dims
         for masked in causal
@@ -109,6 +115,9 @@ def _fixed(grid: str, dtypes: Iterable[Dtype]) -> list[Cell]:
                 Cell(grid, dtype, batch, 1, keys, 32, 8, 128, False)
                 for batch, keys in ((32, 8192), (4, 65536), (1, 65536))
             ]
+        elif grid == "schedules":  # bf16 is the code of fp16 but for the formats
+            head_dims = (128,) if dtype == "bf16" else HEAD_DIMS
+            cells += paper([dtype], head_dims, SCHEDULE_SEQLENS, (False, True), grid=grid)
         elif grid == "drift" and dtype == "e4m3":
             cells += [
                 Cell(grid, dtype, 1, 256, keys, 4, 4, d, False, 1.0)

@@ -6,6 +6,7 @@ whole: the twin computes it in under a second where the whole shape would take m
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -34,12 +35,15 @@ class Sample(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a sample showed; -1 where there is no twin."""
+    """What a sample showed; bits are -1 where there is no twin or nothing was compared."""
 
     outputs: int
     bits_differing: int
     rel_rmse: float  # against float64 attention of the dequantised operands
     gain: float  # regression of the output on the truth, less 1: negative is shrunk towards zero
+
+
+NOT_JUDGED = Verdict(0, -1, math.nan, math.nan)
 
 
 def last_rows(cell: Cell, config: Config | None) -> int:

@@ -8,9 +8,20 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from fa3_kernels.config import Config
+from fa3_kernels.config import Config, default_config
 from fa3verify.bench.cells import Cell
 from fa3verify.bench.timing import GraphTimed, Timed
+
+EVERY = ("fp16", "bf16", "e4m3")
+# Tiles tried beside the shipped ones in grid "schedules", good and bad; 128 x 256 of fp16 spills and its wgmma is serialised.
+TILES: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {
+    ("fp16", 64): ((128, 64), (128, 128), (128, 256), (192, 64), (192, 128)),
+    ("fp16", 128): ((128, 32), (128, 64), (192, 64)),
+    ("fp16", 256): ((128, 32),),
+    ("e4m3", 64): ((128, 64), (128, 256)),
+    ("e4m3", 128): ((128, 32), (128, 64)),
+    ("e4m3", 256): ((128, 64),),
+}
 
 
 class Unsupported(Exception):
@@ -63,6 +74,8 @@ class Kernel:
         Ours only: the launch options for a cell.
     missing : str, optional
         Why it cannot be loaded here.
+    belongs : callable
+        ``belongs(cell) -> bool``: whether it is wanted there.
     """
 
     name: str
@@ -72,11 +85,11 @@ class Kernel:
     configure: Callable[[Cell], Config] | None = None
     options: Callable[[Cell], dict[str, Any]] | None = None
     missing: str | None = None
-    grids: tuple[str, ...] = ()
+    belongs: Callable[[Cell], bool] = lambda cell: True
 
     def takes(self, cell: Cell) -> bool:
         """Whether the kernel belongs in this cell's table at all."""
-        return cell.dtype in self.dtypes and (not self.grids or cell.grid in self.grids)
+        return cell.dtype in self.dtypes and self.belongs(cell)
 
 
 def graph_run(launch: Callable[[Inputs], Any], inputs: Sequence[Inputs], output: Callable[[Any], Output]) -> Run:
@@ -118,7 +131,13 @@ def descales(cell: Cell, given: Inputs) -> dict[str, Any]:
     return {n: torch.full(shape, getattr(given, n), dtype=torch.float32, device="cuda") for n in names}
 
 
-def _ours(name: str, about: str, dtypes: tuple[str, ...], grids: tuple[str, ...] = (), **options: Any) -> Kernel:
+def _ours(
+    name: str,
+    about: str,
+    dtypes: tuple[str, ...] = EVERY,
+    belongs: Callable[[Cell], bool] = lambda cell: True,
+    **options: Any,
+) -> Kernel:
     """One of our kernels, or a variant of it by launch options."""
 
     def configure(cell: Cell) -> Config:
@@ -144,7 +163,7 @@ def _ours(name: str, about: str, dtypes: tuple[str, ...], grids: tuple[str, ...]
             raise Unsupported(str(error)) from None
         return Run(GraphTimed(launch), lambda: Output(*launch(0)))
 
-    return Kernel(name, about, dtypes, prepare, configure, lambda cell: _defaults(cell) | options, grids=grids)
+    return Kernel(name, about, dtypes, prepare, configure, lambda cell: _defaults(cell) | options, belongs=belongs)
 
 
 def _defaults(cell: Cell) -> dict[str, Any]:
@@ -152,15 +171,69 @@ def _defaults(cell: Cell) -> dict[str, Any]:
     return {"num_splits": 0} if cell.grid == "decode" else {}
 
 
+def _is_varied(cell: Cell) -> bool:
+    """Whether schedules are tried out in this cell."""
+    return cell.grid == "schedules" and cell.dtype != "bf16"
+
+
+def _is_ablated(cell: Cell) -> bool:
+    return _is_varied(cell) or (cell.grid == "ablation" and cell.dtype != "e4m3")
+
+
+def _has_overlap(cell: Cell) -> bool:
+    """e4m3 at head_dim 256 has none to switch off."""
+    return _is_ablated(cell) and (cell.dtype, cell.head_dim) != ("e4m3", 256)
+
+
+def _has_lockstep(cell: Cell) -> bool:
+    return cell.grid == "ablation" or (_is_varied(cell) and (cell.dtype, cell.head_dim) == ("fp16", 128))
+
+
+def _tries(tile: tuple[int, int]) -> Callable[[Cell], bool]:
+    """Whether a tile is tried in a cell: listed, and not the one that ships."""
+
+    def belongs(cell: Cell) -> bool:
+        shipped = default_config(cell.problem)
+        is_listed = tile in TILES.get((cell.dtype, cell.head_dim), ())
+        return _is_varied(cell) and is_listed and tile != (shipped.tile_m, shipped.tile_n)
+
+    return belongs
+
+
+def _tiles() -> list[Kernel]:
+    """Our kernels with other tiles; those of 64 keys also with every overlap switched off."""
+    found = []
+    for tile in sorted({tile for tiles in TILES.values() for tile in tiles}):
+        name, about = f"gluon.{tile[0]}x{tile[1]}", f"this package, tiles of {tile[0]} x {tile[1]}"
+        found.append(_ours(name, about, belongs=_tries(tile), tile=tile))
+        if tile == (128, 64):
+            found.append(
+                _ours(
+                    f"{name}.serial",
+                    f"{about}, no overlap",
+                    belongs=_tries(tile),
+                    tile=tile,
+                    pingpong=False,
+                    intra_wg_overlap=False,
+                )
+            )
+    return found
+
+
 def ours() -> list[Kernel]:
-    """Our kernels: as shipped, FP8 without promotion, and with parts of the schedule switched off."""
+    """Our kernels: as shipped, FP8 without promotion, with parts of the schedule switched off, and with other tiles."""
     rest = ("fp16", "bf16")
-    off = ("ablation",)
     return [
-        _ours("gluon", "this package, as shipped", ("fp16", "bf16", "e4m3")),
+        _ours("gluon", "this package, as shipped"),
         _ours("gluon.chained", "this package, FP8 without promotion to fp32", ("e4m3",), promotion_interval=0),
-        _ours("gluon.one_split", "this package, keys not split", (*rest, "e4m3"), ("decode",), num_splits=1),
-        _ours("gluon.no_pingpong", "this package, warpgroups not taking turns", rest, off, pingpong=False),
-        _ours("gluon.no_overlap", "this package, softmax not under the GEMMs", rest, off, intra_wg_overlap=False),
-        _ours("gluon.no_specialisation", "this package, no producer warp", rest, off, warp_specialize=False),
+        _ours("gluon.one_split", "this package, keys not split", belongs=lambda c: c.grid == "decode", num_splits=1),
+        _ours("gluon.no_pingpong", "this package, warpgroups not taking turns", belongs=_is_ablated, pingpong=False),
+        _ours(
+            "gluon.no_overlap",
+            "this package, softmax not under the GEMMs",
+            belongs=_has_overlap,
+            intra_wg_overlap=False,
+        ),
+        _ours("gluon.no_specialisation", "this package, no producer warp", rest, _has_lockstep, warp_specialize=False),
+        *_tiles(),
     ]

@@ -9,32 +9,52 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fa3verify.bench.cells import Cell
 from fa3verify.bench.check import Verdict
-from fa3verify.bench.timing import Times
+from fa3verify.bench.timing import Burst, Times
 from fa3verify.files import plain
 
-SCHEMA = "fa3verify.bench/1"
+SCHEMA = "fa3verify.bench/2"
 MEASURED = "ok"
+FIGURES = (
+    "burst_ms", "burst_sm_mhz", "burst_cycles", "burst_driver_mhz", "sustained_ms", "sustained_sm_mhz",
+    "sustained_driver_mhz", "rel_rmse", "gain",
+)  # fmt: skip
+
+
+class Schedule(NamedTuple):
+    """How one of our kernels was scheduled."""
+
+    tile_m: int
+    tile_n: int
+    pingpong: bool
+    overlap: bool
+    warp_specialized: bool
+    promotion_interval: int
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One kernel in one cell; times are medians, NaN where there is none.
 
-    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong has none.
+    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong has none. ``*_sm_mhz`` is counted
+    on the SMs during the run, ``*_driver_mhz`` what the driver reports; ``burst_cycles`` are SM cycles per launch.
     """
 
     name: str
     status: str
     timed_by: str = ""
     burst_ms: float = math.nan
-    burst_mhz: float = math.nan
+    burst_sm_mhz: float = math.nan
+    burst_cycles: float = math.nan
+    burst_driver_mhz: float = math.nan
     sustained_ms: float = math.nan
-    sustained_mhz: float = math.nan
+    sustained_sm_mhz: float = math.nan
+    sustained_driver_mhz: float = math.nan
     rounds_ms: tuple[float, ...] = ()
+    schedule: Schedule | None = None
     outputs: int = 0
     bits_differing: int = -1
     rel_rmse: float = math.nan
@@ -46,7 +66,16 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def measured(name: str, timed_by: str, times: Times, verdict: Verdict) -> Measured:
+def cycles(burst: Burst) -> float:
+    """SM cycles of one launch.
+
+    >>> cycles(Burst(ms=0.5, sm_mhz=1800.0))
+    900000.0
+    """
+    return burst.ms * burst.sm_mhz * 1e3
+
+
+def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule: Schedule | None = None) -> Measured:
     """Build the record of one kernel from its times and its verdict."""
     status = MEASURED
     if verdict.bits_differing > 0:
@@ -56,11 +85,15 @@ def measured(name: str, timed_by: str, times: Times, verdict: Verdict) -> Measur
         name,
         status,
         timed_by,
-        _median(times.burst_ms),
-        _median(times.burst_mhz),
-        _median(times.sustained_ms),
-        _median(times.sustained_mhz),
-        tuple(times.burst_ms),
+        _median(b.ms for b in times.bursts),
+        _median(b.sm_mhz for b in times.bursts),
+        _median(cycles(b) for b in times.bursts),
+        _median(times.burst_driver_mhz),
+        _median(b.ms for b in times.sustained),
+        _median(b.sm_mhz for b in times.sustained),
+        _median(times.sustained_driver_mhz),
+        tuple(b.ms for b in times.bursts),
+        schedule,
         *verdict,
     )
 
@@ -91,7 +124,10 @@ class CellRecord:
         return self.tflops(name) / self.tflops(peer)
 
     def to_json(self) -> dict[str, Any]:
-        kernels = [{f: getattr(m, f) for f in Measured.__slots__} for m in self.kernels]
+        kernels = [
+            {f: getattr(m, f) for f in Measured.__slots__} | {"schedule": m.schedule and m.schedule._asdict()}
+            for m in self.kernels
+        ]
         return {"kind": "cell", "run": self.run, "cell": self.cell.to_json(), "copies": self.copies, "kernels": kernels}
 
 
@@ -109,6 +145,20 @@ class Results:
             return False
         return set(names) <= {m.name for m in record.kernels}
 
+    def judged(self, cell: Cell, kernel_hash: str) -> set[tuple[str, Schedule | None]]:
+        """Kernels whose bits need no second look: found right in another cell of grid ``schedules``, on these sources.
+
+        Its cells of one dtype, head_dim and mask run the same compiled kernels.
+        """
+        found: set[tuple[str, Schedule | None]] = set()
+        kind = (cell.dtype, cell.head_dim, cell.causal)
+        for record in self.cells.values():
+            c = record.cell
+            is_alike = c.grid == cell.grid == "schedules" and (c.dtype, c.head_dim, c.causal) == kind
+            if is_alike and self.runs[record.run]["kernel_sources_sha256"] == kernel_hash:
+                found |= {(m.name, m.schedule) for m in record.kernels if m.status == MEASURED and m.outputs}
+        return found
+
     def missing(self) -> dict[str, str]:
         """Peers that were wanted and did not load, with the reason."""
         return {name: reason for run in self.runs.values() for name, reason in run["missing"].items()}
@@ -121,8 +171,8 @@ def _number(value: Any) -> float:
 def _read_cell(body: Mapping[str, Any]) -> CellRecord:
     kernels = []
     for m in body["kernels"]:
-        numbers = ("burst_ms", "burst_mhz", "sustained_ms", "sustained_mhz", "rel_rmse", "gain")
-        fields = {**m, **{n: _number(m[n]) for n in numbers}, "rounds_ms": tuple(map(float, m["rounds_ms"]))}
+        fields = {**m, **{n: _number(m[n]) for n in FIGURES}, "rounds_ms": tuple(map(float, m["rounds_ms"]))}
+        fields["schedule"] = m["schedule"] and Schedule(**m["schedule"])
         kernels.append(Measured(**fields))
     return CellRecord(body["run"], Cell(**body["cell"]), body["copies"], tuple(kernels))
 

@@ -6,7 +6,7 @@ import fnmatch
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
@@ -18,7 +18,7 @@ from fa3verify.bench import check, results, tables
 from fa3verify.bench.cells import Cell
 from fa3verify.bench.kernels import Inputs, Kernel, Run, Unsupported, draw, ours
 from fa3verify.bench.peers import peers
-from fa3verify.bench.results import CellRecord, Measured, Results, measured
+from fa3verify.bench.results import CellRecord, Measured, Results, Schedule, measured
 from fa3verify.bench.timing import LAUNCHES, Clock, EventTimed, GraphTimed, Pace, Timed, measure, query
 from fa3verify.bench.warm import warm_up
 
@@ -139,8 +139,9 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
         if not is_announced:
             results.append(path, facts)
             known.runs[facts["run"]], is_announced = facts, True
+        judged = known.judged(cell, facts["kernel_sources_sha256"])
         try:
-            record = measure_cell(cell, chosen[cell], settings, clock, facts["run"], copies_for(cell, cache))
+            record = measure_cell(cell, chosen[cell], settings, clock, facts["run"], copies_for(cell, cache), judged)
         except ContextLost as lost:
             _keep(path, lost.record, known, tell)
             tables.write(known, settings.out)
@@ -170,19 +171,49 @@ def line(record: CellRecord) -> str:
     return f"{record.cell.key}: " + ", ".join(parts)
 
 
+def schedule_of(kernel: Kernel, cell: Cell) -> Schedule | None:
+    """Schedule of one of our kernels in a cell, as configured; None for a peer."""
+    if kernel.configure is None or kernel.options is None:
+        return None
+    config = kernel.configure(cell)
+    is_specialized = kernel.options(cell).get("warp_specialize", True)
+    return Schedule(
+        config.tile_m,
+        config.tile_n,
+        config.pingpong and is_specialized,
+        config.intra_wg_overlap,
+        is_specialized,
+        config.promotion_interval,
+    )
+
+
 def measure_cell(
-    cell: Cell, kernels: Sequence[Kernel], settings: Settings, clock: Callable[[], float], run_id: str, copies: int
+    cell: Cell,
+    kernels: Sequence[Kernel],
+    settings: Settings,
+    clock: Callable[[], float],
+    run_id: str,
+    copies: int,
+    judged: Collection[tuple[str, Schedule | None]] = (),
 ) -> CellRecord:
-    """Prepare, judge and time all kernels of one cell; one that fails is a status, never the end."""
+    """Prepare, judge and time all kernels of one cell; one that fails is a status, never the end.
+
+    The bits of kernels in ``judged`` were found right in another cell and are not compared again.
+    """
     inputs = draw(cell, copies, settings.seed)
     runs: dict[str, Timed] = {}
+    schedules: dict[str, Schedule | None] = {}
     verdicts: dict[str, check.Verdict] = {}
     failed: dict[str, str] = {}
     for kernel in kernels:
         try:
             prepared = kernel.prepare(cell, inputs)
-            config = kernel.configure(cell) if kernel.configure else None
-            verdicts[kernel.name] = check.judge(cell, inputs[0], prepared.output(), config)
+            schedules[kernel.name] = schedule_of(kernel, cell)
+            if (kernel.name, schedules[kernel.name]) in judged:
+                verdicts[kernel.name] = check.NOT_JUDGED
+            else:
+                config = kernel.configure(cell) if kernel.configure else None
+                verdicts[kernel.name] = check.judge(cell, inputs[0], prepared.output(), config)
             runs[kernel.name] = ready(prepared)
         except Unsupported as error:
             failed[kernel.name] = f"unsupported: {error}"
@@ -198,7 +229,8 @@ def measure_cell(
         if name in failed:
             rows.append(Measured(name, failed[name]))
         else:
-            rows.append(measured(name, runs[name].timed_by, times.get(name, results.Times()), verdicts[name]))
+            found = times.get(name, results.Times())
+            rows.append(measured(name, runs[name].timed_by, found, verdicts[name], schedules[name]))
     return CellRecord(run_id, cell, copies, tuple(rows))
 
 

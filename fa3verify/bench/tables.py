@@ -12,12 +12,13 @@ from typing import Any
 
 from fa3_kernels.evidence import FORWARD_SOURCES
 from fa3verify.bench.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
-from fa3verify.bench.results import MEASURED, CellRecord, Measured, Results
+from fa3verify.bench.results import FIGURES, MEASURED, CellRecord, Measured, Results, Schedule
 from fa3verify.files import json_text, replacing, write_text
 
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
 CELL_FIELDS = ("grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
-TIMES = ("burst_ms", "burst_mhz", "sustained_ms", "sustained_mhz", "rel_rmse", "gain", "bits_differing", "outputs")
+COLUMNS = (*FIGURES, "bits_differing", "outputs")
+UNITS = {"ms": "ms", "mhz": "MHz", "tflops": "TFLOP/s", "cycles": "cycles"}  # by the last word of a name
 
 
 def _flat(records: Iterable[CellRecord]) -> Iterable[dict[str, Any]]:
@@ -25,9 +26,12 @@ def _flat(records: Iterable[CellRecord]) -> Iterable[dict[str, Any]]:
         for m in record.kernels:
             row = {name: getattr(record.cell, name) for name in CELL_FIELDS}
             row |= {"kernel": m.name, "status": m.status, "timed_by": m.timed_by, "input_copies": record.copies}
-            row |= {"burst_ms": m.burst_ms, "burst_tflops": record.tflops(m.name), "burst_sm_mhz": m.burst_mhz}
+            row |= m.schedule._asdict() if m.schedule else dict.fromkeys(Schedule._fields, "")
+            row |= {"burst_ms": m.burst_ms, "burst_tflops": record.tflops(m.name), "burst_sm_mhz": m.burst_sm_mhz}
+            row |= {"burst_cycles": m.burst_cycles, "burst_driver_mhz": m.burst_driver_mhz}
             row |= {"sustained_ms": m.sustained_ms, "sustained_tflops": record.tflops(m.name, sustained=True)}
-            row |= {"sustained_sm_mhz": m.sustained_mhz, "kv_tb_per_s": record.cell.kv_bytes / 1e9 / m.burst_ms}
+            row |= {"sustained_sm_mhz": m.sustained_sm_mhz, "sustained_driver_mhz": m.sustained_driver_mhz}
+            row |= {"kv_tb_per_s": record.cell.kv_bytes / 1e9 / m.burst_ms}
             row |= {"ratio_to_best_peer": record.ratio(m.name, best_peer(record) or "")}
             row |= {"outputs_checked": m.outputs, "bits_differing": m.bits_differing, "rel_rmse": m.rel_rmse}
             row |= {"gain": m.gain, "run": record.run}
@@ -59,26 +63,25 @@ def dataset(results: Results) -> Any:
     records = list(results.cells.values())
     names = sorted({m.name for r in records for m in r.kernels}, key=lambda n: (not is_ours(n), n))
     rounds = max((len(m.rounds_ms) for r in records for m in r.kernels), default=0)
-    figures = {name: np.full((len(records), len(names)), np.nan) for name in (*TIMES, "burst_tflops")}
+    figures = {name: np.full((len(records), len(names)), np.nan) for name in (*COLUMNS, "burst_tflops")}
     every = np.full((len(records), len(names), rounds), np.nan)
     status = np.full((len(records), len(names)), "not measured", dtype=object)
+    schedules: list[list[Schedule | None]] = [[None] * len(names) for _ in records]
     for i, record in enumerate(records):
         for m in record.kernels:
             j = names.index(m.name)
-            status[i, j] = m.status
+            status[i, j], schedules[i][j] = m.status, m.schedule
             every[i, j, : len(m.rounds_ms)] = m.rounds_ms
-            for name in TIMES:
+            for name in COLUMNS:
                 figures[name][i, j] = getattr(m, name)
             figures["burst_tflops"][i, j] = record.tflops(m.name)
     axes = ("cell", "kernel")
-    units = {
-        "burst_ms": "ms",
-        "sustained_ms": "ms",
-        "burst_mhz": "MHz",
-        "sustained_mhz": "MHz",
-        "burst_tflops": "TFLOP/s",
+    variables: dict[str, Any] = {
+        n: (axes, x, {"units": UNITS.get(n.rpartition("_")[2], "1")}) for n, x in figures.items()
     }
-    variables: dict[str, Any] = {n: (axes, x, {"units": units.get(n, "1")}) for n, x in figures.items()}
+    for name in Schedule._fields:  # NaN for peers
+        values = [[getattr(s, name, math.nan) for s in row] for row in schedules]
+        variables[name] = (axes, np.array(values, float).reshape(len(records), len(names)), {"units": "1"})
     variables["rounds_ms"] = ((*axes, "round"), every, {"units": "ms"})
     variables["status"] = (axes, status.astype(str))
     coordinates = {"cell": [r.cell.key for r in records], "kernel": names, "run": ("cell", [r.run for r in records])}
@@ -153,6 +156,9 @@ def _paper(grid: str, records: Sequence[CellRecord]) -> list[str]:
         for name in names_of(list(by_length.values())):
             rows.append([name, *(_speed(by_length[n], name) for n in lengths)])
         parts += _table(["kernel", *map(str, lengths)], rows)
+    counted = [m.burst_sm_mhz for r in records for m in r.kernels if m.burst_sm_mhz > 0]
+    if counted:
+        parts += [f"SM clock counted in the bursts: {min(counted):.0f} to {max(counted):.0f} MHz", ""]
     return parts
 
 
@@ -168,10 +174,11 @@ def _listed(grid: str, records: Sequence[CellRecord]) -> list[str]:
         for m in r.kernels:
             us = m.burst_ms * 1e3
             figures = [_figure(us, 1), _figure(r.tflops(m.name)), _figure(r.tflops(m.name, sustained=True))]
-            figures += [_figure(r.cell.kv_bytes / 1e9 / m.burst_ms, 2), _figure(m.burst_mhz)]
+            figures += [_figure(r.cell.kv_bytes / 1e9 / m.burst_ms, 2), _figure(m.burst_sm_mhz)]
+            figures.append(_figure(m.burst_cycles / 1e3, 1))
             extra = [f"{PAPER_ABLATION.get(m.name, '-')}"] if grid == "ablation" else []
             rows.append([r.cell.key, m.name, *figures, *extra, "" if m.status == MEASURED else m.status])
-    header = ["cell", "kernel", "us", "TFLOP/s", "sustained", "TB/s of KV", "SM MHz"]
+    header = ["cell", "kernel", "us", "TFLOP/s", "sustained", "TB/s of KV", "SM MHz", "kilocycles"]
     header += ["paper, H100"] if grid == "ablation" else []
     return parts + _table([*header, "note"], rows)
 

@@ -1,19 +1,31 @@
-"""How a launch is timed: CUDA graphs and events where possible, pauses that keep the chip cool, and the SM clock beside it."""
+"""How a launch is timed: CUDA graphs and events where possible, pauses that keep the chip cool, and the SMs' cycles beside it."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-LAUNCHES = 3  # launches of one burst
+import numpy as np
+
+LAUNCHES = 3  # launches of one burst, at least
+BURST_MS = 1.0  # at least: the time an SM reads may move in steps of 1 us, which is then 0.1 %
 DUTY = 0.03  # share of the time a burst may fill: 9 ms of 0.3 s. Measured: H200 bursts then end at its 1980 MHz
 SUSTAINED_MS = 40.0
 WARM_REPLAYS = 4  # times SUSTAINED_MS of the kernel's own heat: clocks otherwise depend on what ran before
+
+
+class Burst(NamedTuple):
+    """Milliseconds per launch, and the MHz the SMs ran at by their own counters."""
+
+    ms: float
+    sm_mhz: float
 
 
 class Timed(Protocol):
@@ -21,8 +33,8 @@ class Timed(Protocol):
 
     timed_by: str
 
-    def time(self, launches: int, probe: Callable[[], None]) -> float:
-        """Milliseconds per launch of ``launches`` back to back; ``probe`` is called while they run."""
+    def time(self, launches: int, probe: Callable[[], None]) -> Burst:
+        """Run ``launches`` back to back; ``probe`` is called while they run."""
         ...
 
 
@@ -37,12 +49,12 @@ class Pace:
 
 @dataclass(slots=True)
 class Times:
-    """Milliseconds per launch and SM MHz of every burst, and of the sustained runs."""
+    """Every burst and sustained run: what was measured, and the SM clock in MHz as the driver reports it."""
 
-    burst_ms: list[float] = field(default_factory=list)
-    burst_mhz: list[float] = field(default_factory=list)
-    sustained_ms: list[float] = field(default_factory=list)
-    sustained_mhz: list[float] = field(default_factory=list)
+    bursts: list[Burst] = field(default_factory=list)
+    burst_driver_mhz: list[float] = field(default_factory=list)
+    sustained: list[Burst] = field(default_factory=list)
+    sustained_driver_mhz: list[float] = field(default_factory=list)
 
 
 def measure(
@@ -58,7 +70,7 @@ def measure(
     runs : mapping of name to Timed
     pace : Pace
     clock : callable
-        SM clock in MHz, read while a run is under way.
+        SM clock in MHz as the driver reports it, read while a run is under way.
     sleep : callable
         Replaced in tests.
 
@@ -67,24 +79,35 @@ def measure(
     dict of name to Times
     """
     times = {name: Times() for name in runs}
+    launches = {name: _burst_launches(run) for name, run in runs.items()} if pace.rounds else {}
     pause = pace.pause_s
     for _ in range(pace.rounds):
         for name, run in runs.items():
             sleep(pause)
             record = times[name]
-            record.burst_ms.append(run.time(LAUNCHES, lambda record=record: record.burst_mhz.append(clock())))
-            pause = min(pace.pause_s, LAUNCHES * record.burst_ms[-1] / 1e3 / DUTY)
+            probe = lambda record=record: record.burst_driver_mhz.append(clock())  # noqa: E731
+            record.bursts.append(run.time(launches[name], probe))
+            pause = min(pace.pause_s, launches[name] * record.bursts[-1].ms / 1e3 / DUTY)
     if not pace.sustained:
         return times
-    launches = {name: max(LAUNCHES, int(SUSTAINED_MS / statistics.median(t.burst_ms))) for name, t in times.items()}
+    for name, record in times.items():
+        launches[name] = max(LAUNCHES, int(SUSTAINED_MS / statistics.median(b.ms for b in record.bursts)))
     for _ in range(3):
         for name, run in runs.items():
             for _ in range(WARM_REPLAYS):
                 run.time(launches[name], _no_probe)
             record = times[name]
-            probe = lambda record=record: record.sustained_mhz.append(clock())  # noqa: E731
-            record.sustained_ms.append(run.time(launches[name], probe))
+            probe = lambda record=record: record.sustained_driver_mhz.append(clock())  # noqa: E731
+            record.sustained.append(run.time(launches[name], probe))
     return times
+
+
+def _burst_launches(run: Timed) -> int:
+    """Launches that last :data:`BURST_MS`; a graph of as many is captured now, not in the first round."""
+    launches = max(LAUNCHES, math.ceil(BURST_MS / run.time(LAUNCHES, _no_probe).ms))
+    if launches > LAUNCHES:
+        run.time(launches, _no_probe)
+    return launches
 
 
 def _no_probe() -> None:
@@ -100,10 +123,10 @@ class GraphTimed:
         self.launch = launch
         self._graphs: dict[int, object] = {}
 
-    def time(self, launches: int, probe: Callable[[], None]) -> float:
+    def time(self, launches: int, probe: Callable[[], None]) -> Burst:
         torch = import_module("torch")
         graph = self._graphs.get(launches) or self._capture(launches)
-        return _between_events(torch, graph.replay, probe) / launches  # type: ignore[attr-defined]
+        return _between_events(torch, graph.replay, launches, probe)  # type: ignore[attr-defined]
 
     def _capture(self, launches: int):
         torch = import_module("torch")
@@ -128,25 +151,79 @@ class EventTimed:
     def __init__(self, launch: Callable[[int], object]) -> None:
         self.launch = launch
 
-    def time(self, launches: int, probe: Callable[[], None]) -> float:
+    def time(self, launches: int, probe: Callable[[], None]) -> Burst:
         torch = import_module("torch")
         self.launch(0)
         torch.cuda.synchronize()
-        return _between_events(torch, lambda: [self.launch(i) for i in range(launches)], probe) / launches
+        return _between_events(torch, lambda: [self.launch(i) for i in range(launches)], launches, probe)
 
 
-def _between_events(torch, run: Callable[[], object], probe: Callable[[], None]) -> float:
+def _between_events(torch, run: Callable[[], object], launches: int, probe: Callable[[], None]) -> Burst:
+    """Time ``run``; the counters are read just outside the two events, on the same stream."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    counters = _counters()
+    counters.begin()
     start.record()
     run()
     stop.record()
+    counters.end()
     probe()
     torch.cuda.synchronize()
-    return start.elapsed_time(stop)
+    return Burst(start.elapsed_time(stop) / launches, sm_mhz(*counters.readings()))
+
+
+def sm_mhz(before: np.ndarray, after: np.ndarray) -> float:
+    """Clock that the SMs ran at between two readings.
+
+    Parameters
+    ----------
+    before, after : int64 (slots, 2)
+        Cycles and nanoseconds of every SM; 0 where there is none.
+
+    Returns
+    -------
+    float
+        MHz, the median over the SMs in both readings; NaN without one.
+
+    >>> sm_mhz(np.array([[1000, 5], [0, 0]]), np.array([[2000, 505], [7, 9]]))  # 1000 cycles in 500 ns
+    2000.0
+    """
+    seen = (before[:, 1] > 0) & (after[:, 1] > before[:, 1])
+    cycles, time_ns = (after - before)[seen].T
+    return float(np.median(cycles / time_ns) * 1e3) if seen.any() else math.nan
+
+
+class Counters:
+    """Cycle counter and time of every SM, read on the GPU before and after a run."""
+
+    def __init__(self) -> None:
+        torch, clock = import_module("torch"), import_module("fa3_kernels.gluon.clock")
+        self._sms = torch.cuda.get_device_properties(0).multi_processor_count
+        self._readings = torch.zeros((2, clock.SLOTS, 2), dtype=torch.int64, device="cuda")
+        self._clock = clock
+
+    def _read(self, which: int) -> None:
+        self._clock.read_clocks[(self._sms,)](self._readings[which], self._clock.SLOTS, num_warps=1)
+
+    def begin(self) -> None:
+        self._readings.zero_()
+        self._read(0)
+
+    def end(self) -> None:
+        self._read(1)
+
+    def readings(self) -> tuple[np.ndarray, np.ndarray]:
+        before, after = self._readings.cpu().numpy()
+        return before, after
+
+
+@lru_cache(maxsize=1)
+def _counters() -> Counters:
+    return Counters()
 
 
 class Clock:
-    """SM clock in MHz, by query only: NVML where its bindings are installed, else nvidia-smi."""
+    """SM clock in MHz as the driver reports it, by query only: NVML where its bindings are installed, else nvidia-smi."""
 
     def __init__(self) -> None:
         try:

@@ -6,6 +6,7 @@ import json
 import lzma
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3_kernels.config import default_config
+from fa3_kernels.gluon.choose import config_of
 from fa3_kernels.twin.forward import forward
-from fa3_reference.problem import Operands
-from fa3verify.bench import cells, check, peers, results, run
+from fa3_reference.problem import Dtype, Operands
+from fa3verify.bench import cells, check, kernels, peers, results, run, timing
 from fa3verify.bench.kernels import Inputs, Kernel, Output, Run, Unsupported
-from fa3verify.bench.timing import LAUNCHES, Pace, Times, measure
+from fa3verify.bench.timing import LAUNCHES, Burst, Pace, Times, measure, sm_mhz
 
 CELL = cells.Cell("paper", "fp16", 2, 512, 512, 4, 4, 128, False)
 SOUND = check.Verdict(1000, 0, 1e-4, 0.0)
+SCHEDULE = results.Schedule(128, 128, True, True, True, 0)
 
 
 class FakeTimed:
@@ -31,38 +34,92 @@ class FakeTimed:
     def __init__(self, name: str, milliseconds: list[float], log: list) -> None:
         self.name, self.milliseconds, self.log = name, iter(milliseconds), log
 
-    def time(self, launches: int, probe) -> float:
+    def time(self, launches: int, probe) -> Burst:
         self.log.append((self.name, launches))
         probe()
-        return next(self.milliseconds)
+        return Burst(next(self.milliseconds), 1700.0)
 
 
 def test_bursts_are_interleaved_and_each_waits_for_the_chip_to_cool():
     log: list = []
-    runs = {name: FakeTimed(name, [4.0, 5.0, 9.0], log) for name in "ab"}
+    runs = {name: FakeTimed(name, [4.0, 4.0, 5.0, 9.0], log) for name in "ab"}
     times = measure(runs, Pace(3, 0.25, False), lambda: 1980.0, lambda s: log.append(("pause", s)))
-    assert log == [("pause", 0.25), ("a", LAUNCHES), ("pause", 0.25), ("b", LAUNCHES)] * 3
-    assert times["a"] == Times([4.0, 5.0, 9.0], [1980.0] * 3)
+    assert log[:2] == [("a", LAUNCHES), ("b", LAUNCHES)]  # how many launches a burst has
+    assert log[2:] == [("pause", 0.25), ("a", LAUNCHES), ("pause", 0.25), ("b", LAUNCHES)] * 3
+    assert times["a"] == Times([Burst(ms, 1700.0) for ms in (4.0, 5.0, 9.0)], [1980.0] * 3)
     log.clear()
-    measure({"a": FakeTimed("a", [0.5] * 2, log)}, Pace(2, 0.25, False), lambda: 0.0, lambda s: log.append(round(s, 6)))
-    assert log == [0.25, ("a", LAUNCHES), 0.05, ("a", LAUNCHES)]  # 1.5 ms are 3 % of 50 ms
+    measure({"a": FakeTimed("a", [0.5] * 3, log)}, Pace(2, 0.25, False), lambda: 0.0, lambda s: log.append(round(s, 6)))
+    assert log[1:] == [0.25, ("a", LAUNCHES), 0.05, ("a", LAUNCHES)]  # 1.5 ms are 3 % of 50 ms
+
+
+def test_a_burst_of_a_short_kernel_lasts_a_millisecond():
+    log: list = []
+    pauses: list[float] = []
+    measure({"a": FakeTimed("a", [0.03] * 4, log)}, Pace(2, 0.25, False), lambda: 0.0, pauses.append)
+    assert log == [("a", LAUNCHES), ("a", 34), ("a", 34), ("a", 34)]  # the second captures the graph
+    assert pauses == [0.25, pytest.approx(34 * 0.03e-3 / 0.03)]
 
 
 def test_sustained_runs_fill_40_ms_after_four_times_their_own_heat():
     log: list = []
-    measure({"a": FakeTimed("a", [8.0] * 16, log)}, Pace(1, 0.0, True), lambda: 0.0, lambda s: None)
-    assert log[1:] == [("a", 5)] * 15  # 3 times (4 warm, 1 timed) of 5 launches
+    measure({"a": FakeTimed("a", [8.0] * 17, log)}, Pace(1, 0.0, True), lambda: 0.0, lambda s: None)
+    assert log[2:] == [("a", 5)] * 15  # 3 times (4 warm, 1 timed) of 5 launches
 
 
-def test_a_record_holds_medians():
-    record = results.measured("k", "script", Times([1.0, 9.0, 2.0], [1900, 1980, 1970], [3.0], [1500.0]), SOUND)
-    assert (record.burst_ms, record.burst_mhz, record.sustained_ms) == (2.0, 1970, 3.0)
+def test_counters_are_read_outside_the_events_and_the_driver_is_asked_during_the_run(monkeypatch):
+    log: list[str] = []
+
+    class FakeEvent:
+        names = iter(("start", "stop"))
+
+        def __init__(self, enable_timing: bool) -> None:
+            self.name = next(self.names)
+
+        def record(self) -> None:
+            log.append(self.name)
+
+        def elapsed_time(self, _other) -> float:
+            return 6.0
+
+    class FakeCounters:
+        def begin(self) -> None:
+            log.append("begin")
+
+        def end(self) -> None:
+            log.append("end")
+
+        def readings(self) -> tuple[np.ndarray, np.ndarray]:
+            return np.array([[1, 1]]), np.array([[7, 4]])
+
+    cuda = SimpleNamespace(Event=FakeEvent, synchronize=lambda: log.append("synchronize"))
+    monkeypatch.setattr(timing, "_counters", FakeCounters)
+    found = timing._between_events(SimpleNamespace(cuda=cuda), lambda: log.append("run"), 3, lambda: log.append("ask"))
+    assert log == ["begin", "start", "run", "stop", "end", "ask", "synchronize"]
+    assert found == Burst(2.0, 2000.0)
+
+
+def test_the_clock_is_the_median_over_the_sms_that_were_read_twice():
+    before = np.array([[10, 100], [20, 100], [0, 0], [30, 100], [5, 100]])
+    after = np.array([[17010, 10100], [18020, 10100], [99, 10100], [19030, 10100], [5, 100]])
+    assert sm_mhz(before, after) == 1800.0  # 1700, 1800, 1900; SM 2 was not read before, SM 4 not after
+    assert math.isnan(sm_mhz(np.zeros((4, 2), np.int64), after[:4]))
+
+
+def test_a_record_holds_medians_and_cycles_are_those_of_each_burst():
+    bursts = [Burst(1.0, 1900.0), Burst(9.0, 1000.0), Burst(2.0, 1000.0)]
+    times = Times(bursts, [1900, 1980, 1970], [Burst(3.0, 1400.0)], [1500.0])
+    record = results.measured("k", "script", times, SOUND)
+    assert (record.burst_ms, record.burst_driver_mhz, record.burst_sm_mhz) == (2.0, 1970, 1000.0)
+    assert (record.sustained_ms, record.sustained_sm_mhz, record.sustained_driver_mhz) == (3.0, 1400.0, 1500.0)
+    assert record.burst_cycles == 2e6  # of 1.9, 9 and 2 million
     assert record.status == "ok"
 
 
 def test_a_kernel_whose_bits_differ_has_no_speed():
-    record = results.measured("k", "script", Times([1.0], [1980.0], [1.0], [1.0]), SOUND._replace(bits_differing=3))
+    times = Times([Burst(1.0, 1.0)], [1980.0], [Burst(1.0, 1.0)], [1.0])
+    record = results.measured("k", "script", times, SOUND._replace(bits_differing=3))
     assert math.isnan(record.burst_ms)
+    assert math.isnan(record.burst_cycles)
     assert math.isnan(record.sustained_ms)
     assert record.rounds_ms == ()
     assert "bits differ from the twin: 3 of 1000" in record.status
@@ -113,13 +170,13 @@ def without_gpu(monkeypatch):
 
 
 def test_one_failing_kernel_is_a_status_and_the_others_are_timed(without_gpu):
-    kernels = [
+    candidates = [
         fake_kernel("gluon", 1.0),
         fake_kernel("picky", 1.0, error=Unsupported("takes no such thing")),
         fake_kernel("broken", 1.0, error=RuntimeError("two\nlines")),
     ]
     settings = run.Settings([CELL], Path("out"), pace=Pace(2, 0.0, False))
-    record = run.measure_cell(CELL, kernels, settings, lambda: 1980.0, "now", 1)
+    record = run.measure_cell(CELL, candidates, settings, lambda: 1980.0, "now", 1)
     assert [m.status for m in record.kernels] == [
         "ok",
         "unsupported: takes no such thing",
@@ -134,13 +191,13 @@ def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gp
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(run, "synchronize", gone)
-    kernels = [
+    candidates = [
         fake_kernel("gluon", 1.0),
         fake_kernel("wild", 1.0, error=RuntimeError("illegal")),
         fake_kernel("fa3", 1.0),
     ]
     with pytest.raises(run.ContextLost, match="wild took the CUDA context") as caught:
-        run.measure_cell(CELL, kernels, run.Settings([CELL], Path("out")), lambda: 1980.0, "now", 1)
+        run.measure_cell(CELL, candidates, run.Settings([CELL], Path("out")), lambda: 1980.0, "now", 1)
     lost = "not measured: wild took the CUDA context with it"
     assert [m.status for m in caught.value.record.kernels] == [lost, "failed: RuntimeError: illegal", lost]
 
@@ -160,11 +217,11 @@ def records_file(tmp_path: Path, *records: results.CellRecord, sources: str = "a
 
 
 def record(cell: cells.Cell = CELL, **milliseconds: float) -> results.CellRecord:
-    kernels = [
-        results.measured(name.replace("_", "."), "script", Times([ms], [1980.0]), SOUND)
+    measured = [
+        results.measured(name.replace("_", "."), "script", Times([Burst(ms, 1700.0)], [1980.0]), SOUND, SCHEDULE)
         for name, ms in milliseconds.items()
     ]
-    return results.CellRecord("r", cell, 1, tuple(kernels))
+    return results.CellRecord("r", cell, 1, tuple(measured))
 
 
 def test_records_survive_the_file(tmp_path):
@@ -203,6 +260,59 @@ def test_a_foreign_line_is_refused_by_number(tmp_path):
     path.write_text(path.read_text() + json.dumps({"kind": "other"}) + "\n" + json.dumps({"kind": "run"}) + "\n")
     with pytest.raises(ValueError, match="line 2: not a record"):
         results.read(path)
+
+
+def test_a_file_of_the_schema_before_is_refused_by_name(tmp_path):
+    path = records_file(tmp_path)
+    path.write_text(path.read_text().replace("fa3verify.bench/2", "fa3verify.bench/1"))
+    with pytest.raises(ValueError, match=r"line 1: .* schema must be fa3verify\.bench/2, got fa3verify\.bench/1"):
+        results.read(path)
+
+
+SHORT, LONG = cells.select("schedules", ["fp16"], head_dims=[128], causal=False)[::2]
+
+
+def test_bits_of_a_schedule_are_judged_once_for_every_kind_of_kernel(tmp_path, without_gpu, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(check, "judge", lambda cell, *_: asked.append(cell.key) or SOUND)
+    monkeypatch.setattr(run, "schedule_of", lambda kernel, cell: SCHEDULE)
+    known = results.read(records_file(tmp_path, record(SHORT, gluon=1.0)))
+    settings = run.Settings([LONG], tmp_path, pace=Pace(1, 0.0, False))
+    judged = known.judged(LONG, "abc")
+    assert judged == {("gluon", SCHEDULE)}
+    candidates = [fake_kernel("gluon", 1.0), fake_kernel("gluon.128x64", 1.0)]
+    found = run.measure_cell(LONG, candidates, settings, lambda: 0.0, "now", 1, judged)
+    assert asked == [LONG.key]  # for the second kernel
+    assert [(m.status, m.outputs, m.bits_differing) for m in found.kernels] == [("ok", 0, -1), ("ok", 1000, 0)]
+
+
+def test_bits_count_for_no_other_kernel_mask_grid_or_source(tmp_path):
+    known = results.read(records_file(tmp_path, record(SHORT, gluon=1.0)))
+    causal = cells.select("schedules", ["fp16"], head_dims=[128], causal=True)[0]
+    paper = cells.select("paper", ["fp16"], head_dims=[128], causal=False)[0]
+    assert known.judged(LONG, "changed") == known.judged(causal, "abc") == known.judged(paper, "abc") == set()
+
+
+def test_tiles_are_tried_where_they_are_listed_and_do_not_ship():
+    def names(dtype: Dtype, head_dim: int, **filters) -> set[str]:
+        (cell, *_) = cells.select("schedules", [dtype], head_dims=[head_dim], **filters)
+        return {k.name for k in kernels.ours() if k.takes(cell)}
+
+    assert {"gluon", "gluon.128x64", "gluon.192x64", "gluon.no_specialisation"} <= names("fp16", 128)
+    assert "gluon.128x128" not in names("fp16", 128)  # ships
+    assert names("bf16", 128) == {"gluon"}
+    assert "gluon.192x128" in names("fp16", 64, causal=True, seqlens=[1024])  # ships from 4096 rows on
+    assert "gluon.192x128" not in names("fp16", 64, causal=True, seqlens=[4096])
+    assert "gluon.no_overlap" not in names("e4m3", 256)
+    ablation = cells.select("ablation", ["e4m3"])[0]
+    assert {k.name for k in kernels.ours() if k.takes(ablation)} == {"gluon", "gluon.chained"}
+
+
+def test_every_variant_of_the_schedules_has_a_configuration():
+    for cell in cells.select("schedules", ["fp16", "bf16", "e4m3"]):
+        for kernel in kernels.ours():
+            if kernel.takes(cell) and kernel.options:
+                config_of(cell.problem, **kernel.options(cell))
 
 
 def test_input_copies_exceed_the_cache_twice_but_are_at_most_three():

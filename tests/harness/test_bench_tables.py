@@ -10,7 +10,7 @@ import pytest
 
 from fa3verify.bench import cells, ratios, results, tables
 from fa3verify.bench.check import Verdict
-from fa3verify.bench.timing import Times
+from fa3verify.bench.timing import Burst, Times
 
 A, B = cells.paper(["fp16"], [64, 128], [512], [False])
 
@@ -19,7 +19,9 @@ def record(cell: cells.Cell, run: str = "r", **milliseconds: float) -> results.C
     kernels = []
     for name, ms in milliseconds.items():
         verdict = Verdict(100, 5 if ms < 0 else 0, 1e-3, -0.5)
-        kernels.append(results.measured(name.replace("_", "."), "script", Times([abs(ms)], [1980.0]), verdict))
+        times = Times([Burst(abs(ms), 1500.0)], [1980.0])
+        schedule = results.Schedule(128, 64, True, False, True, 0) if name == "gluon" else None
+        kernels.append(results.measured(name.replace("_", "."), "script", times, verdict, schedule))
     return results.CellRecord(run, cell, 1, tuple(kernels))
 
 
@@ -74,6 +76,15 @@ def test_csv_has_one_line_per_cell_and_kernel_and_no_speed_without_bits():
     assert rows[3]["status"].startswith("bits differ")
 
 
+def test_csv_has_the_counted_clock_beside_the_drivers_and_the_schedule_of_ours_alone():
+    ours, peer = list(csv.DictReader(io.StringIO(tables.csv_text([record(A, gluon=2.0, fa3=1.0)]))))
+    figures = ("burst_sm_mhz", "burst_cycles", "burst_driver_mhz", "sustained_sm_mhz")
+    assert [ours[name] for name in figures] == ["1500", "3e+06", "1980", ""]  # 2 ms at 1.5 GHz
+    fields = results.Schedule._fields
+    assert [ours[name] for name in fields] == ["128", "64", "True", "False", "True", "0"]
+    assert [peer[name] for name in fields] == [""] * len(fields)
+
+
 def test_markdown_names_missing_peers_kernels_without_speed_and_the_machine():
     text = tables.markdown(collected(BOTH[0], record(B, gluon=-2.0, fa3=1.0)))
     assert "missing peer fa4: no such package" in text
@@ -99,6 +110,10 @@ def test_netcdf_holds_figures_rounds_and_provenance(tmp_path):
         assert float(data["burst_ms"].sel(cell=B.key, kernel="torch.cudnn")) == 8.0
         assert float(data["rounds_ms"].sel(cell=A.key, kernel="fa3", round=0)) == 2.0
         assert data["kernel"].values.tolist()[0] == "gluon"
+        assert float(data["burst_cycles"].sel(cell=A.key, kernel="fa3")) == 3e6
+        assert (data["burst_cycles"].units, data["burst_sm_mhz"].units) == ("cycles", "MHz")
+        assert float(data["tile_n"].sel(cell=A.key, kernel="gluon")) == 64
+        assert math.isnan(float(data["tile_n"].sel(cell=A.key, kernel="fa3")))
         assert "no such package" in data.attrs["runs_json"]
     names = {"bench.csv", "bench.md", "bench.nc", "bench_provenance.json"}
     assert {p.name for p in tmp_path.iterdir()} == names
