@@ -8,19 +8,11 @@ from pathlib import Path
 
 # What the forward kernels are made of, host side included: evidence of their bits and speed is of these files.
 FORWARD_SOURCES = (
-    "config.py", "gluon/choose.py", "gluon/combine.py", "gluon/descale.py", "gluon/descriptors.py",
+    "barriers.py", "config.py", "gluon/choose.py", "gluon/combine.py", "gluon/descale.py", "gluon/descriptors.py",
     "gluon/forward_fp16.py", "gluon/forward_fp8.py", "gluon/forward_lockstep.py", "gluon/geometry.py",
     "gluon/launch.py", "gluon/launch_descale.py", "gluon/operand_fp8.py", "gluon/pipeline.py", "gluon/schedule.py",
-    "gluon/softmax.py", "gluon/v_transpose.py", "gluon/variant.py",
+    "gluon/softmax.py", "gluon/v_transpose.py", "gluon/variant.py", "tiles.py",
 )  # fmt: skip
-
-
-def source_sha256(package: str = "gluon") -> str:
-    """Hash of every module of a kernel package, in name order."""
-    digest = hashlib.sha256()
-    for path in sorted((Path(__file__).parent / package).glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def files_sha256(names: Sequence[str]) -> str:

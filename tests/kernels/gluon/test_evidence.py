@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 from pathlib import Path
 
 import pytest
 
-from fa3_kernels.evidence import files_sha256, source_sha256
+from fa3_kernels.evidence import FORWARD_SOURCES, files_sha256
 
+PACKAGE = Path(__file__).parents[3] / "kernels" / "fa3_kernels"
 H200 = Path(__file__).parents[3] / "reports" / "h200"
 
 
 @pytest.mark.parametrize("path", sorted(H200.rglob("*_provenance.json")), ids=lambda path: path.stem)
 def test_evidence_is_of_this_kernel_or_marked_stale(path):
     facts = json.loads(path.read_text())
-    files = facts.get("kernel_files")  # where given, only changes of these make it stale
-    is_stale = facts["kernel_sources_sha256"] != (files_sha256(files) if files else source_sha256())
+    is_stale = not all((PACKAGE / name).exists() for name in facts["kernel_files"])
+    is_stale = is_stale or facts["kernel_sources_sha256"] != files_sha256(facts["kernel_files"])
     assert facts.get("stale", False) == is_stale, f"{path.name}: measure again, or add '\"stale\": true'"
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of the package that a module imports, as paths from the package's folder."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        paths = [name.removeprefix("fa3_kernels.").replace(".", "/") + ".py" for name in names]
+        found |= {path for path in paths if (PACKAGE / path).exists()}
+    return found
+
+
+def test_forward_sources_are_all_modules_that_the_launch_reaches():
+    found, left = set(), {"gluon/launch.py", *(f"gluon/{p.name}" for p in (PACKAGE / "gluon").glob("forward_*.py"))}
+    while left:
+        found |= left
+        left = {name for module in left for name in imports(PACKAGE / module)} - found
+    assert found == set(FORWARD_SOURCES)
+    assert not any(name.startswith("twin/") for name in found)
 
 
 def rows(name: str) -> list[dict[str, str]]:
