@@ -1,173 +1,55 @@
-"""Compare the Gluon forward with the CPU twin bit for bit on an H200: every head_dim, mask, packing, split and varlen.
+"""Compare the Gluon forward with the CPU twin bit for bit on an H200: every head_dim, mask, packing, split, varlen and scope.
 
-    PYTHONPATH=kernels:reference python3 tests/gpu/measure_gluon_bits.py OUT_DIR [SUBSTRING of a feature ...]
+    PYTHONPATH=.:kernels:reference python3 tests/gpu/measure_gluon_bits.py OUT_DIR [FEATURE ...] [--dtype fp16,bf16,e4m3]
+    ... measure_gluon_bits.py OUT_DIR --merge DIR DIR    tables of different dtypes into one
+    ... measure_gluon_bits.py OUT_DIR --dry N            the twin alone, on N random cases; no GPU
 
-Writes gluon_forward_{bits,controls}.csv and gluon_forward_bits_provenance.json. Needs torch and triton 3.6. Cases run in
-processes that each hold the GPU and run the twin beside it; exit code 1 if a bit differs or a process hangs.
+Writes gluon_forward_{bits,controls}.csv and gluon_forward_bits_provenance.json; FEATURE is a part of a feature's name. Needs
+torch and triton 3.6. Cases run in processes that each hold the GPU and run the twin beside it; exit code 1 if a bit differs
+or a process hangs.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import multiprocessing
+import random
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
+from bit_cases import DEFAULTS, DTYPES, Case, cases, operands
 
 from fa3_kernels.evidence import FORWARD_SOURCES, files_sha256
-from fa3_kernels.gluon.choose import config_of
+from fa3_kernels.gluon.choose import config_of, shape_of
+from fa3_kernels.gluon.variant import variant_of
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Operands
 
-NUMPY = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
-FAMILIES = ("normal", "outlier", "peaky", "subnormal", "special")
 CONTROLS = ("truncated_p", "coarse_exp2", "fp16_row_sum", "kv_head_modulo", "swapped_v_rows")
-WORKERS, HANG_SECONDS = 14, 100
+E4M3_CONTROLS = (
+    *CONTROLS, "neighbour_q_descale", "neighbour_k_descale", "neighbour_v_descale", "descales_ignored", "no_p_offset",
+    "no_promotion",
+)  # fmt: skip
+WORKERS, HANG_SECONDS, BATCH = 16, 100, 40
 SWITCHES = ((False, True), (True, False))  # pingpong, overlap
 SWITCHED = ("dense", "causal", "varlen", "packed-splits")  # features whose cases also run with the switches
 COLUMNS = (
-    "feature", "dtype", "head_dim", "head_dim_v", "causal", "left", "right", "softcap", "batch", "nheads", "nheads_kv",
-    "seqlen_q", "seqlen_k", "varlen", "pack_gqa", "num_splits", "softmax_scale", "family", "seed", "values",
-    "values_differing", "lse", "lse_differing", "variants_differing",
+    "feature", "dtype", "out_dtype", "head_dim", "head_dim_v", "causal", "left", "right", "softcap", "batch", "nheads",
+    "nheads_kv", "seqlen_q", "seqlen_k", "varlen", "pack_gqa", "num_splits", "promotion_interval", "q_scope", "k_scope",
+    "v_scope", "softmax_scale", "family", "seed", "values", "values_differing", "lse", "lse_differing",
+    "variants_differing",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Case:
-    """One launch: ``choices`` are num_splits and pack_gqa as the launcher takes them."""
-
-    feature: str
-    problem: AttentionProblem
-    family: str = "normal"
-    seed: int = 0
-    choices: dict = field(default_factory=dict)
-
-
-def operands(case: Case) -> Operands:
-    """Draw q, k and v; every family is a fixed recipe of one generator."""
-    rng = np.random.default_rng(case.seed)
-    arrays = []
-    for shape in (case.problem.q_shape, case.problem.k_shape, case.problem.v_shape):
-        x = rng.standard_normal(shape)
-        if case.family == "outlier":
-            x += rng.standard_normal(shape) * 10 * (rng.random(shape) < 0.001)
-        elif case.family == "peaky":
-            x *= 6
-        elif case.family == "subnormal":
-            x *= 2.0 ** rng.integers(-24, 3, shape)
-        elif case.family == "special":
-            values = np.array([np.inf, -np.inf, np.nan, 60000.0, -0.0])
-            x = np.where(rng.random(shape) < 1e-5, rng.choice(values, shape), x)
-        arrays.append(x.astype(NUMPY[case.problem.dtype]))
-    return Operands(*arrays)
-
-
-def dense_cases(dtype: str, head_dim: int, seeds) -> list[Case]:
-    """Whole tiles, every kind of tail, GQA, more keys than queries and the reverse; masks and the cap."""
-    shapes = [(512, 512), (1024, 1024), (1000, 1000), (384, 1000), (1000, 384), (777, 640), (129, 1023)]
-    rng = np.random.default_rng(2026)
-    tails = [tuple(int(n) for n in rng.integers(1, 301, 2)) for _ in range(30)] + [
-        (n, n) for n in (1, 127, 128, 129, 300)
-    ]
-    masks = {
-        "dense": {},
-        "causal": {"causal": True},
-        "window": {"window": (200, 0)},
-        "band": {"window": (90, 150)},
-        "left": {"window": (250, -1)},
-        "right": {"window": (-1, 40)},
-        "softcap": {"softcap": 20.0},
-        "softcap-window": {"softcap": 5.0, "window": (300, 20)},
-    }
-    if dtype == "bf16":  # the same code but for the formats: fewer kernels to compile
-        masks = {name: masks[name] for name in ("dense", "causal", "window")}
-    found = []
-    for name, mask in masks.items():
-        for i, (m, n) in enumerate(shapes):
-            heads, kv = ((4, 4), (4, 2), (6, 1))[i % 3]
-            problem = AttentionProblem(2 - i % 2, heads, kv, m, n, head_dim, dtype=dtype, **mask)
-            families = FAMILIES if name in ("dense", "causal") else (FAMILIES[i % 5],)
-            found += [Case(name, problem, family, next(seeds)) for family in families]
-        for i, (m, n) in enumerate(tails):
-            heads, kv = ((2, 2), (4, 2), (3, 1))[i % 3]
-            scale = (0.0, 1.0, 0.003)[i // 3 % 3]
-            problem = AttentionProblem(2, heads, kv, m, n, head_dim, dtype=dtype, softmax_scale=scale, **mask)
-            found.append(Case(name, problem, FAMILIES[i % 5], next(seeds)))
-    return found
-
-
-def grouped_cases(dtype: str, head_dim: int, seeds) -> list[Case]:
-    """PackGQA with every padded group, splits with and without empty ones, decode shapes."""
-    groups = [(8, 4), (6, 2), (12, 3), (8, 1), (28, 2), (32, 1), (48, 1)]
-    if (dtype, head_dim) != ("fp16", 128):
-        groups = [(6, 2), (8, 1)] if dtype == "fp16" else [(8, 1)]
-    found = []
-    for heads, kv in groups:
-        for m, n, mask in ((1, 900, {}), (70, 333, {"causal": True}), (130, 520, {"window": (100, 0)})):
-            problem = AttentionProblem(2, heads, kv, m, n, head_dim, dtype=dtype, **mask)
-            family = FAMILIES[next(seeds) % 5]
-            found.append(Case("packed", problem, family, next(seeds), {"pack_gqa": True}))
-            found.append(Case("packed-splits", problem, family, next(seeds), {"pack_gqa": True, "num_splits": 3}))
-    for m, n, mask in (
-        (1, 4000, {}), (300, 1100, {"causal": True}), (200, 40, {"causal": True}), (333, 777, {"window": (150, 30)}),
-        (64, 700, {"softcap": 15.0}),
-    ):  # fmt: skip
-        if dtype == "bf16" and mask:
-            continue
-        for splits in (2, 5, 0):
-            problem = AttentionProblem(3, 4, 2, m, n, head_dim, dtype=dtype, **mask)
-            choices = {"num_splits": splits, "pack_gqa": False}
-            found += [Case("splits", problem, family, next(seeds), choices) for family in FAMILIES]
-    return found
-
-
-def varlen_cases(dtype: str, head_dim: int, seeds) -> list[Case]:
-    """Packed sequences, empty ones among them; family special and the neighbours' rows test the clipping."""
-    lengths = (
-        ((100, 1, 0, 257, 64), (130, 500, 70, 0, 64)),
-        ((513, 128, 7), (385, 129, 1000)),
-        ((1, 1, 1, 1), (1, 300, 0, 700)),
-    )
-    masks = ({}, {"causal": True}, {"window": (120, 10)}, {"causal": True, "softcap": 10.0})
-    masks = masks if dtype == "fp16" else masks[1:2]
-    found = []
-    for i, (m, n) in enumerate(lengths):
-        for mask in masks:
-            for family in (FAMILIES[i], "special"):
-                problem = AttentionProblem.varlen(m, n, nheads=4, nheads_kv=2, head_dim=head_dim, dtype=dtype, **mask)
-                found.append(Case("varlen", problem, family, next(seeds), {"pack_gqa": False}))
-                found.append(Case("varlen-packed", problem, family, next(seeds), {"pack_gqa": True}))
-                choices = {"pack_gqa": True, "num_splits": 3}
-                found.append(Case("varlen-packed-splits", problem, family, next(seeds), choices))
-    return found
-
-
-def cases() -> list[Case]:
-    seeds = count()
-    found = []
-    for dtype in NUMPY:
-        for head_dim in (64, 128, 256):
-            for family in (dense_cases, grouped_cases, varlen_cases):
-                found += family(dtype, head_dim, seeds)
-        for head_dim in (8, 40, 72, 96, 120, 136, 200):  # zero-padded to 64, 128 or 256
-            problem = AttentionProblem(2, 4, 2, 515, 515, head_dim, dtype=dtype, causal=True)
-            found.append(Case("padded", problem, "normal", next(seeds)))
-        for dim, dim_v in ((192, 128), (64, 256), (128, 72)):
-            problem = AttentionProblem(2, 4, 2, 300, 515, dim, dim_v, dtype=dtype, causal=True)
-            found.append(Case("head_dim_v", problem, "outlier", next(seeds)))
-    for head_dim in (64, 128, 256):  # more tiles than SMs
-        for dtype, n, causal in (("fp16", 1024, True), ("bf16", 1000, False)):
-            problem = AttentionProblem(2, 40, 8, n, n, head_dim, dtype=dtype, causal=causal)
-            found.append(Case("wraps", problem, "outlier", next(seeds)))
-    return found
+CONTROL_COLUMNS = ("dtype", "fault", "values", "values_differing", "lse", "lse_differing")
+BITS, CONTROL_ROWS, PROVENANCE = (
+    "gluon_forward_bits.csv", "gluon_forward_controls.csv", "gluon_forward_bits_provenance.json",
+)  # fmt: skip
 
 
 def device_bits(case: Case, given: Operands, **switches) -> tuple[np.ndarray, np.ndarray]:
@@ -176,39 +58,56 @@ def device_bits(case: Case, given: Operands, **switches) -> tuple[np.ndarray, np
     from fa3_kernels.gluon.launch import forward
 
     p = case.problem
-    kind = {"fp16": torch.float16, "bf16": torch.bfloat16}[p.dtype]
-    tensors = [torch.from_numpy(x.view(np.int16)).cuda().view(kind) for x in (given.q, given.k, given.v)]
-    starts = {}
+    kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+    raw = np.int8 if p.dtype == "e4m3" else np.int16
+    tensors = [torch.from_numpy(x.view(raw)).cuda().view(kinds[p.dtype]) for x in (given.q, given.k, given.v)]
+    options = dict(case.choices)
     if p.is_varlen:
-        starts = {name: torch.from_numpy(getattr(p, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+        options |= {name: torch.from_numpy(getattr(p, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    if p.dtype == "e4m3":
+        descales = {"q": given.q_descale, "k": given.k_descale, "v": given.v_descale}
+        options["out_dtype"] = kinds[options["out_dtype"]]
+        options["descale_blocks"] = tuple(d.block_rows if d else 0 for d in descales.values())
+        options |= {f"{name}_descale": torch.from_numpy(d.values).cuda() for name, d in descales.items() if d}
     out, lse = forward(
-        *tensors, causal=p.causal, window=p.window, softcap=p.softcap, softmax_scale=p.softmax_scale, **starts,
-        **case.choices, **switches,
+        *tensors, causal=p.causal, window=p.window, softcap=p.softcap, softmax_scale=p.softmax_scale, **options,
+        **switches,
     )  # fmt: skip
     return out.view(torch.int16).cpu().numpy(), lse.view(torch.int32).cpu().numpy()
+
+
+def twin_bits(case: Case, given: Operands, fault: Fault | None = None) -> tuple[np.ndarray, np.ndarray]:
+    want = twin_forward(case.problem, given, config_of(case.problem, **case.choices), fault=fault)
+    return want.out.view(np.int16), want.lse.view(np.int32)
 
 
 def differing(got: tuple[np.ndarray, np.ndarray], want: tuple[np.ndarray, np.ndarray]) -> tuple[int, int]:
     return int((got[0] != want[0]).sum()), int((got[1] != want[1]).sum())
 
 
+def switches_of(case: Case) -> list[tuple[bool, bool]]:
+    """A repeat, and where they are tried the switches of the schedule: no bit may depend on them."""
+    is_tried = case.problem.dtype == "fp16" or DEFAULTS.items() <= case.choices.items()
+    return [(True, True), *(SWITCHES if case.feature in SWITCHED and is_tried else ())]
+
+
 def run_case(case: Case) -> list:
     """One row of the table."""
     p, given = case.problem, operands(case)
     config = config_of(p, **case.choices)
-    want = twin_forward(p, given, config)
-    want = want.out.view(np.int16), want.lse.view(np.int32)
+    want = twin_bits(case, given)
     got = device_bits(case, given)
     o, lse = differing(got, want)
-    again = [(True, True), *(SWITCHES if case.feature in SWITCHED and p.dtype == "fp16" else ())]
-    variants = sum(sum(differing(device_bits(case, given, pingpong=a, intra_wg_overlap=b), got)) for a, b in again)
+    again = [device_bits(case, given, pingpong=a, intra_wg_overlap=b) for a, b in switches_of(case)]
+    variants = sum(sum(differing(bits, got)) for bits in again)
     if o or lse or variants:
         where = np.argwhere(got[0] != want[0])[:3].tolist(), np.argwhere(got[1] != want[1])[:3].tolist()
         print("DIFFERS", case, config, o, lse, variants, where, flush=True)
     return [
-        case.feature, p.dtype, p.head_dim, p.head_dim_v, p.causal, *p.window, p.softcap, p.batch, p.nheads, p.nheads_kv,
-        p.seqlen_q, p.seqlen_k, p.is_varlen, config.pack_gqa, config.num_splits, p.softmax_scale, case.family,
-        case.seed, want[0].size, o, want[1].size, lse, variants,
+        case.feature, p.dtype, config.out_dtype, p.head_dim, p.head_dim_v, p.causal, *p.window, p.softcap, p.batch,
+        p.nheads, p.nheads_kv, p.seqlen_q, p.seqlen_k, p.is_varlen, config.pack_gqa, config.num_splits,
+        config.promotion_interval, *case.scopes, p.softmax_scale, case.family, case.seed, want[0].size, o, want[1].size,
+        lse, variants,
     ]  # fmt: skip
 
 
@@ -219,34 +118,60 @@ def run_batch(batch: list[Case]) -> list[list]:
     return [run_case(case) for case in batch]
 
 
+def control_case(dtype: str) -> Case:
+    problem = AttentionProblem(2, 4, 2, 500, 900, 128, dtype=dtype, causal=True)
+    if dtype != "e4m3":
+        return Case("control", problem)
+    return Case("control", problem, choices=dict(DEFAULTS), scopes=("64", "128", "128"))
+
+
 def run_control(control: tuple[str, str]) -> list:
     """Negative control: the twin with a planted fault must differ from the device."""
     dtype, fault = control
-    case = Case("control", AttentionProblem(2, 4, 2, 500, 900, 128, dtype=dtype, causal=True))
+    case = control_case(dtype)
     given = operands(case)
     got = device_bits(case, given)
-    wrong = twin_forward(case.problem, given, config_of(case.problem), fault=Fault(fault))
-    o, lse = differing(got, (wrong.out.view(np.int16), wrong.lse.view(np.int32)))
+    o, lse = differing(got, twin_bits(case, given, Fault(fault)))
     return [dtype, fault, got[0].size, o, got[1].size, lse]
 
 
+def kind(case: Case) -> tuple:
+    """What of a case changes the compiled kernel."""
+    config = config_of(case.problem, **case.choices)
+    shape = shape_of(case.problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
+    by_tile = any(scope.isdigit() for scope in case.scopes[1:])
+    variant = variant_of(config, case.problem, shape, block_descales=by_tile)
+    return config.dtype, config.out_dtype, config.head_dim, config.tile_n, variant
+
+
+def cost(case: Case) -> int:
+    """Products of the two GEMMs: what the twin's time goes with."""
+    p = case.problem
+    return p.nheads * p.q_shape[0] * (1 if p.is_varlen else p.seqlen_q) * p.seqlen_k * (p.head_dim + p.head_dim_v)
+
+
 def batches(grid: list[Case]) -> list[list[Case]]:
-    """Cases that share compiled kernels, in pieces of about equal work."""
+    """Cases that share a compiled kernel, a few at a time, the longest first."""
     alike: dict[tuple, list[Case]] = {}
     for case in grid:
-        p = case.problem
-        padded = max(64, 1 << (p.head_dim - 1).bit_length())
-        pack = (p.nheads, p.nheads_kv) if "packed" in case.feature else ()
-        alike.setdefault((case.feature, p.dtype, padded, pack), []).append(case)
-    return [group[i : i + 40] for group in alike.values() for i in range(0, len(group), 40)]
+        alike.setdefault(kind(case), []).append(case)
+    pieces = [group[i : i + BATCH] for group in alike.values() for i in range(0, len(group), BATCH)]
+    return sorted(pieces, key=lambda piece: -sum(map(cost, piece)))
 
 
-def write(path: Path, columns: tuple[str, ...], rows: list[list]) -> None:
+def write(path: Path, columns: Sequence[str], rows: Sequence[Sequence]) -> None:
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([columns, *rows])
 
 
-def provenance() -> dict:
+def write_all(out: Path, rows: list[list], controls: list[list], facts: dict) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    write(out / BITS, COLUMNS, sorted(rows, key=lambda row: int(row[COLUMNS.index("seed")])))
+    write(out / CONTROL_ROWS, CONTROL_COLUMNS, controls)
+    (out / PROVENANCE).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def provenance(dtypes: Sequence[str]) -> dict:
     import torch
     import triton
 
@@ -255,16 +180,72 @@ def provenance() -> dict:
     versions = {module.__name__: module.__version__ for module in (torch, triton, np)}
     date = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
     kernels = {"kernel_files": FORWARD_SOURCES, "kernel_sources_sha256": files_sha256(FORWARD_SOURCES)}
-    return {"gpu": name, "driver": driver, **versions, **kernels, "date_utc": date}
+    return {"gpu": name, "driver": driver, **versions, "dtypes": list(dtypes), **kernels, "date_utc": date}
+
+
+def merge(out: Path, folders: Sequence[Path]) -> None:
+    """Join the tables of several runs; ValueError unless they are of the same sources and of different dtypes."""
+    found = [json.loads((folder / PROVENANCE).read_text()) for folder in folders]
+    dtypes = [dtype for facts in found for dtype in facts["dtypes"]]
+    if len({facts["kernel_sources_sha256"] for facts in found}) != 1 or len(set(dtypes)) != len(dtypes):
+        raise ValueError(f"tables to merge must be of one kernel and different dtypes, got {dtypes} of {found}")
+    tables = []
+    for name, columns in ((BITS, COLUMNS), (CONTROL_ROWS, CONTROL_COLUMNS)):
+        rows = []
+        for folder in folders:
+            with (folder / name).open(newline="") as file:
+                head, *body = csv.reader(file)
+            if tuple(head) != columns:
+                raise ValueError(f"columns of {folder / name} must be {columns}, got {head}")
+            rows += body
+        tables.append(rows)
+    write_all(out, *tables, {**found[-1], "dtypes": dtypes, "date_utc": max(f["date_utc"] for f in found)})
+
+
+def dry(grid: list[Case], number: int) -> None:
+    """Run the twin of some cases and say what all of them will take."""
+    kinds = {(kind(case), switches) for case in grid for switches in switches_of(case)}
+    chosen = random.Random(0).sample(grid, min(number, len(grid)))
+    seconds, values = 0.0, 0
+    for case in chosen:
+        given = operands(case)
+        start = time.monotonic()
+        values += twin_bits(case, given)[0].size
+        seconds += time.monotonic() - start
+    share = sum(map(cost, chosen)) / sum(map(cost, grid))
+    print(f"{len(grid)} cases, {sum(np.prod(case.problem.out_shape) for case in grid)} values, {len(kinds)} kernels")
+    print(
+        f"twin: {len(chosen)} cases, {values} values in {seconds:.1f} s; all of them {seconds / share:.0f} s of one core"
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("features", nargs="*")
+    parser.add_argument("--dtype", default=",".join(DTYPES))
+    parser.add_argument("--merge", nargs="+", type=Path)
+    parser.add_argument("--dry", type=int)
+    return parser.parse_args()
 
 
 def main() -> None:
-    out_dir, wanted = Path(sys.argv[1]), sys.argv[2:]
-    grid = [case for case in cases() if not wanted or any(word in case.feature for word in wanted)]
-    for dtype in NUMPY:  # compile the twin before forking
+    given = arguments()
+    if given.merge:
+        merge(given.out, given.merge)
+        return
+    dtypes = given.dtype.split(",")
+    if unknown := sorted(set(dtypes) - set(DTYPES)):
+        sys.exit(f"--dtype takes {', '.join(DTYPES)}, got {', '.join(unknown)}")
+    grid = [case for case in cases() if case.problem.dtype in dtypes]
+    grid = [case for case in grid if not given.features or any(word in case.feature for word in given.features)]
+    for dtype in dtypes:  # compile the twin before forking
         case = Case("warm", AttentionProblem(1, 1, 1, 8, 8, 64, dtype=dtype))
         twin_forward(case.problem, operands(case))
-    work = sorted(batches(grid), key=len, reverse=True)
+    if given.dry:
+        dry(grid, given.dry)
+        return
+    work, started = batches(grid), time.monotonic()
     rows: list[list] = []
     with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
         results = pool.imap_unordered(run_batch, work)
@@ -273,15 +254,16 @@ def main() -> None:
                 rows += results.next(HANG_SECONDS)
             except multiprocessing.TimeoutError:
                 sys.exit(f"no result for {HANG_SECONDS} s with {done} of {len(work)} batches done: a kernel hangs")
-        controls = pool.map(run_control, [(dtype, fault) for dtype in NUMPY for fault in CONTROLS])
-    rows.sort(key=lambda row: row[COLUMNS.index("seed")])
-    write(out_dir / "gluon_forward_bits.csv", COLUMNS, rows)
-    columns = ("dtype", "fault", "values", "values_differing", "lse", "lse_differing")
-    write(out_dir / "gluon_forward_controls.csv", columns, controls)
-    (out_dir / "gluon_forward_bits_provenance.json").write_text(json.dumps(provenance(), indent=1) + "\n")
+        wanted = [(dtype, f) for dtype in dtypes for f in (E4M3_CONTROLS if dtype == "e4m3" else CONTROLS)]
+        controls = pool.map(run_control, wanted)
+    write_all(given.out, rows, controls, provenance(dtypes))
     values, wrong, lse, lse_wrong, variants = (sum(row[i] for row in rows) for i in range(-5, 0))
-    print(f"{len(rows)} cases: O {values} values, {wrong} differ; LSE {lse}, {lse_wrong} differ; switches {variants}")
-    sys.exit(int(bool(wrong or lse_wrong or variants or any(row[3] == 0 for row in controls))))
+    print(f"{len(rows)} cases in {time.monotonic() - started:.0f} s: O {values} values, {wrong} differ; "
+          f"LSE {lse}, {lse_wrong} differ; switches {variants}")  # fmt: skip
+    silent = [row[:2] for row in controls if row[3] == 0]
+    if silent:
+        print(f"controls that differ in no bit: {silent}")
+    sys.exit(int(bool(wrong or lse_wrong or variants or silent)))
 
 
 if __name__ == "__main__":
