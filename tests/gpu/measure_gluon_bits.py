@@ -37,7 +37,7 @@ E4M3_CONTROLS = (
     *CONTROLS, "neighbour_q_descale", "neighbour_k_descale", "neighbour_v_descale", "descales_ignored", "no_p_offset",
     "no_promotion",
 )  # fmt: skip
-WORKERS, HANG_SECONDS, BATCH = 16, 100, 40
+WORKERS, HANG_SECONDS = 16, 100
 SWITCHES = ((False, True), (True, False))  # pingpong, overlap
 SWITCHED = ("dense", "causal", "varlen", "packed-splits")  # features whose cases also run with the switches
 COLUMNS = (
@@ -151,12 +151,15 @@ def cost(case: Case) -> int:
 
 
 def batches(grid: list[Case]) -> list[list[Case]]:
-    """Cases that share a compiled kernel, a few at a time, the longest first."""
-    alike: dict[tuple, list[Case]] = {}
+    """Cases that share a compiled kernel, up to a share of the work at a time, the longest first."""
+    alike: dict[tuple, list[list[Case]]] = {}
+    limit = sum(map(cost, grid)) / (2 * WORKERS)
     for case in grid:
-        alike.setdefault(kind(case), []).append(case)
-    pieces = [group[i : i + BATCH] for group in alike.values() for i in range(0, len(group), BATCH)]
-    return sorted(pieces, key=lambda piece: -sum(map(cost, piece)))
+        pieces = alike.setdefault(kind(case), [[]])
+        if sum(map(cost, pieces[-1])) + cost(case) > limit and pieces[-1]:
+            pieces.append([])
+        pieces[-1].append(case)
+    return sorted((x for pieces in alike.values() for x in pieces), key=lambda piece: -sum(map(cost, piece)))
 
 
 def write(path: Path, columns: Sequence[str], rows: Sequence[Sequence]) -> None:
