@@ -116,19 +116,22 @@ _TILES: dict[tuple[bool, int, bool], tuple[int, int]] = {
     (False, 128, True): (128, 128),
     (False, 256, False): (128, 64),
     (False, 256, True): (128, 64),
-    (True, 64, False): (128, 128),
+    (True, 64, False): (192, 128),
     (True, 64, True): (128, 128),
     (True, 128, False): (128, 128),
     (True, 128, True): (128, 128),
     (True, 256, False): (128, 128),
     (True, 256, True): (128, 128),
 }
-# By (is e4m3, consumer warpgroups): registers per thread of the producer and of a consumer. The e4m3 producer is a whole
-# warpgroup, which transposes V.
-_REGISTERS: dict[tuple[bool, int], tuple[int, int]] = {
-    (False, 2): (24, 240),
-    (False, 3): (24, 160),
-    (True, 2): (40, 232),
+# By (is e4m3, head_dim, consumer warpgroups): registers per thread of the producer and of a consumer. The e4m3 producer is
+# a whole warpgroup, which transposes V; at head_dim 256 the consumers need what it could use.
+_REGISTERS: dict[tuple[bool, int, int], tuple[int, int]] = {
+    **{(False, d, 2): (24, 240) for d in KERNEL_HEAD_DIMS},
+    **{(False, d, 3): (24, 160) for d in KERNEL_HEAD_DIMS},
+    (True, 64, 2): (40, 232),
+    (True, 64, 3): (32, 160),
+    (True, 128, 2): (40, 232),
+    (True, 256, 2): (24, 240),
 }
 
 
@@ -147,11 +150,12 @@ def kernel_head_dim(head_dim: int) -> int:
 def _prefers_128_rows(problem: AttentionProblem) -> bool:
     """Whether tiles of 192 rows do not pay, where registers would allow them.
 
-    With 160 registers a window, or a causal mask with varlen, spills. Causal: on an H200 192 rows take 1.31 x the time at
-    1k, 1.00 x at 4k and 0.94 x at 16k, since a taller tile visits more hidden keys.
+    With 160 registers a window, or a causal mask with varlen, spills. Causal, since a taller tile visits more hidden keys:
+    on an H200 192 rows take 1.31 x the time at 1k, 1.00 x at 4k and 0.94 x at 16k, in e4m3 0.97 x at 2k and 0.86 x at 16k.
     """
     needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
-    return needs_registers or problem.seqlen_q <= 128 or (problem.causal and problem.seqlen_q < 4096)
+    pays_from = 2048 if problem.dtype == "e4m3" else 4096
+    return needs_registers or problem.seqlen_q <= 128 or (problem.causal and problem.seqlen_q < pays_from)
 
 
 def default_config(problem: AttentionProblem, *, tile: tuple[int, int] | None = None, **changes) -> Config:
@@ -164,10 +168,10 @@ def default_config(problem: AttentionProblem, *, tile: tuple[int, int] | None = 
     fp8 = problem.dtype == "e4m3"
     tile_m, tile_n = tile or _TILES[fp8, head_dim, _prefers_128_rows(problem)]
     warpgroups = tile_m // WARPGROUP_ROWS
-    if (fp8, warpgroups) not in _REGISTERS:
-        rows = " or ".join(str(WARPGROUP_ROWS * n) for e4m3, n in _REGISTERS if e4m3 == fp8)
-        raise ValueError(f"tile_m must be {rows} for {problem.dtype}, got {tile_m}")
-    producer_regs, consumer_regs = _REGISTERS[fp8, warpgroups]
+    if (fp8, head_dim, warpgroups) not in _REGISTERS:
+        rows = " or ".join(str(WARPGROUP_ROWS * n) for e4m3, d, n in _REGISTERS if (e4m3, d) == (fp8, head_dim))
+        raise ValueError(f"tile_m must be {rows} for {problem.dtype} at head_dim {head_dim}, got {tile_m}")
+    producer_regs, consumer_regs = _REGISTERS[fp8, head_dim, warpgroups]
     config = Config(
         dtype=problem.dtype,
         head_dim=head_dim,

@@ -10,8 +10,9 @@ from pathlib import Path
 FORWARD_SOURCES = (
     "barriers.py", "config.py", "gluon/choose.py", "gluon/combine.py", "gluon/descale.py", "gluon/descriptors.py",
     "gluon/forward_fp16.py", "gluon/forward_fp8.py", "gluon/forward_lockstep.py", "gluon/geometry.py",
-    "gluon/launch.py", "gluon/launch_descale.py", "gluon/operand_fp8.py", "gluon/pipeline.py", "gluon/schedule.py",
-    "gluon/softmax.py", "gluon/v_transpose.py", "gluon/variant.py", "tiles.py",
+    "gluon/launch.py", "gluon/launch_descale.py", "gluon/operand_fp8.py", "gluon/pipeline.py",
+    "gluon/produce_fp8.py", "gluon/schedule.py", "gluon/softmax.py", "gluon/stamps.py", "gluon/v_transpose.py",
+    "gluon/variant.py", "tiles.py", "timeline.py",
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ _MASKS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 }
 _BFLOAT16 = ("dense", "causal")  # otherwise the same code but for the format in its instructions
 _FP8 = ("dense", "causal", "window", "softcap", "splits")
-_CHAINED = ("dense", "causal")
+_E4M3_ONLY = ("dense", "causal")  # chained, and with descales by block
 
 
 def _of_head_dim(dtype: Dtype, d: int) -> list[Launch]:
@@ -46,8 +46,8 @@ def _of_head_dim(dtype: Dtype, d: int) -> list[Launch]:
     ]
     if dtype == "e4m3":
         plain = {x.name: x.problem for x in launches}
-        launches += [Launch(f"{name}_chained", plain[name], {"promotion_interval": 0}) for name in _CHAINED]
-        launches += [Launch("causal_blocks", plain["causal"], {"descale_blocks": (64, 128, 128)})]
+        launches += [Launch(f"{name}_chained", plain[name], {"promotion_interval": 0}) for name in _E4M3_ONLY]
+        launches += [Launch(f"{name}_blocks", plain[name], {"descale_blocks": (64, 128, 128)}) for name in _E4M3_ONLY]
     if dtype == "fp16":
         decode = AttentionProblem(2, 16, 2, 20, 1000, d, dtype=dtype, causal=True)
         lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 200)}
@@ -61,7 +61,7 @@ def _of_head_dim(dtype: Dtype, d: int) -> list[Launch]:
             Launch("varlen_causal", AttentionProblem.varlen(**lengths, causal=True), {"pack_gqa": False}),
             Launch("varlen_window_packed", AttentionProblem.varlen(**lengths, window=(100, 0)), {"pack_gqa": True}),
         ]
-    if dtype != "e4m3" and d == 64:  # tiles of 192 rows pay from 4096 query rows on
+    if d == 64:  # tiles of 192 rows pay from 4096 query rows on
         launches.append(Launch("causal_long", AttentionProblem(1, 1, 1, 4096, 4096, d, dtype=dtype, causal=True)))
     return [Launch(f"{dtype}_d{d}_{x.name}", x.problem, x.choices) for x in launches]
 

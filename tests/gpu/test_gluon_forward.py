@@ -269,6 +269,6 @@ def test_illegal_operands_are_refused() -> None:
         forward(*[tensor(8, 2, 64)] * 3, cu_seqlens_q=starts, cu_seqlens_k=starts)
     with pytest.raises(ValueError, match="must be given together"):
         forward(*[tensor(8, 2, 64)] * 3, cu_seqlens_q=starts)
-    with pytest.raises(ValueError, match="all be fp16 or all bf16"):
+    with pytest.raises(ValueError, match="must all be fp16, all bf16 or all e4m3"):
         forward(*[tensor(1, 8, 2, 128, dtype=torch.float32)] * 3)
     assert math.isfinite(float(forward(k, k, k)[1].sum()))

@@ -63,21 +63,26 @@ def value_descale(x, tile, block):
 
 
 @gluon.jit
-def load_factors(p, x, tile, block):
-    """Producer: descales of K and V in a key block."""
+def load_factors(p, x, tile, block, first_visited):
+    """Producer: descale of K in a key block, of V in the block visited before it, and of V in this one.
+
+    All are loaded: of two values of which one is what the other was a step before, Triton 3.6 carries one round the loop.
+    """
     if p.v.block_descales:
-        return _key_descale(x, tile, block), value_descale(x, tile, block)
+        before = value_descale(x, tile, gl.minimum(block + 1, first_visited))
+        return _key_descale(x, tile, block), before, value_descale(x, tile, block)
     else:
-        return 1.0, 1.0
+        return 1.0, 1.0, 1.0
 
 
 @gluon.jit
-def descale_ratio(p, v_last, v_this):
-    """Producer: what O takes on with a block: descale of V in the block before / in this one, correctly rounded."""
+def store_factors(p, x, k_factor, v_before, v_this, slot):
+    """Producer: put the factors of a block beside its K: the ratio is what O takes on with it, correctly rounded."""
     if p.v.block_descales:
-        return gl.div_rn(v_last, v_this)
-    else:
-        return 1.0
+        layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        ones = gl.full([WARPGROUP_ROWS], 1.0, gl.float32, layout)
+        x.factor_smem.index(2 * slot).store(ones * k_factor)
+        x.factor_smem.index(2 * slot + 1).store(ones * gl.div_rn(v_before, v_this))
 
 
 @gluon.jit
@@ -112,7 +117,10 @@ def _read(buffer, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def block_factors(p, x, row_factor, step):
-    """Consumer: factor of the scores of block ``step`` per row, and what O takes on with it; before its slot is released."""
+    """Consumer: factor of the scores of block ``step`` per row, and what O takes on with it.
+
+    Between the wait for K, with which they travel, and the release of its slot: under the GEMM that makes the scores.
+    """
     if p.v.block_descales:
         slot = step % p.v.stages
         layout: gl.constexpr = row_factor.type.layout

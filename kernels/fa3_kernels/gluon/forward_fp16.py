@@ -22,6 +22,7 @@ from fa3_kernels.gluon import softmax
 from fa3_kernels.gluon.geometry import (
     WARPGROUP_ROWS,
     key_blocks,
+    matrix,
     output_rows,
     query_coordinates,
     read_tile,
@@ -39,24 +40,22 @@ from fa3_kernels.gluon.pipeline import (
     release,
     take_turn,
 )
-
-
-@gluon.jit
-def _rows(buffer):
-    """Shared tile of 64 rows, of any rank, as a matrix."""
-    return buffer.reshape([WARPGROUP_ROWS, buffer.shape[-1]])
-
-
-@gluon.jit
-def _keys(buffer):
-    """Shared key tile, of any rank, as a matrix."""
-    return buffer.reshape([buffer.shape[-2], buffer.shape[-1]])
+from fa3_kernels.gluon.stamps import (
+    ISSUED,
+    OUTPUT,
+    SCORES,
+    TURN_TAKEN,
+    at_step,
+    begin_stamps,
+    declare_stamps,
+    stamp,
+)
 
 
 @gluon.jit
 def _issue_scores(p, q, zeros, step):
     """Start S = Q K^T with C = 0."""
-    k = _keys(p.k_smem.index(step % p.v.stages))
+    k = matrix(p.k_smem.index(step % p.v.stages))
     return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
@@ -87,47 +86,46 @@ def _issue_output(p, probabilities, o, step):
     dtype: gl.constexpr = p.q_desc.dtype
     pairs = gl.join(even.to(dtype, bitcast=True), odd.to(dtype, bitcast=True))
     a = gl.convert_layout(gl.reshape(pairs, [WARPGROUP_ROWS, keys]), operand, assert_trivial=True)
-    return warpgroup_mma(a, _keys(p.v_smem.index(step % p.v.stages)), o, is_async=True)
+    return warpgroup_mma(a, matrix(p.v_smem.index(step % p.v.stages)), o, is_async=True)
 
 
 @gluon.jit
-def _scaled(o, factor):
-    """O times one factor per row."""
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout), assert_trivial=True)
-    return o * gl.expand_dims(factor, 1)
-
-
-@gluon.jit
-def _softmax(p, tile, s, row_max, thread_sums, first_key, MASKED: gl.constexpr, WARPGROUP: gl.constexpr):
+def _softmax(p, tile, s, row_max, thread_sums, first_key, IS_FIRST: gl.constexpr, MASKED: gl.constexpr,
+             WARPGROUP: gl.constexpr):  # fmt: skip
     """Cap and mask one block and advance the running statistics."""
     if p.v.softcap:
         s = softmax.capped(s, p.cap_scale)
     if MASKED:
         s = visible_scores(p, s, tile, first_key, WARPGROUP)
-    return softmax.update(s, row_max, thread_sums, p.scale_log2)
+    return softmax.update(s, row_max, thread_sums, p.scale_log2, 0, p.v.integer_max, IS_FIRST)
 
 
 @gluon.jit
 def _step(p, tile, q, zeros, o, operand, row_max, thread_sums, step, first_key,
           MASKED: gl.constexpr, WARPGROUP: gl.constexpr):  # fmt: skip
     """P V of block ``step`` and scores and softmax of the next one."""
+    at_step(p, step)
     v_slot = step % p.v.stages
     v_phase = phase(step, p.v.stages)
     k_slot = (step + 1) % p.v.stages
     if p.v.overlap:
         mbarrier.wait(p.k_full.index(k_slot), phase(step + 1, p.v.stages))
         take_turn(p, WARPGROUP)
+        stamp(p, TURN_TAKEN)
         s = _issue_scores(p, q, zeros, step + 1)
         mbarrier.wait(p.v_full.index(v_slot), v_phase)
         o = _issue_output(p, operand, o, step)
         pass_turn(p, WARPGROUP)
+        stamp(p, ISSUED)
         s = warpgroup_mma_wait(1, deps=(s,))
         release(p, K_EMPTY, k_slot)
+        stamp(p, SCORES)
         probabilities, row_max, thread_sums, rescale = _softmax(
-            p, tile, s, row_max, thread_sums, first_key, MASKED, WARPGROUP
+            p, tile, s, row_max, thread_sums, first_key, False, MASKED, WARPGROUP
         )
         o = warpgroup_mma_wait(0, deps=(o,))
         release(p, V_EMPTY, v_slot)
+        stamp(p, OUTPUT)
     else:
         thread_sums = softmax.executed(thread_sums)
         mbarrier.wait(p.v_full.index(v_slot), v_phase)
@@ -139,9 +137,9 @@ def _step(p, tile, q, zeros, o, operand, row_max, thread_sums, step, first_key,
         release(p, K_EMPTY, k_slot)
         pass_turn(p, WARPGROUP)
         probabilities, row_max, thread_sums, rescale = _softmax(
-            p, tile, s, row_max, thread_sums, first_key, MASKED, WARPGROUP
+            p, tile, s, row_max, thread_sums, first_key, False, MASKED, WARPGROUP
         )
-    o = _scaled(o, rescale)
+    o = softmax.scaled(o, rescale)
     return o, _rounded(p, probabilities), row_max, thread_sums, step + 1
 
 
@@ -159,7 +157,7 @@ def _queries_again(p, number, WARPGROUP: gl.constexpr):
     loop is skipped: seen in SASS, and as an illegal memory access, when P was first carried packed.
     """
     number = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
-    return _rows(_queries(p, number, WARPGROUP))
+    return matrix(_queries(p, number, WARPGROUP))
 
 
 @gluon.jit
@@ -168,7 +166,7 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
     mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
     take_turn(p, WARPGROUP)
-    s = _issue_scores(p, _rows(_queries(p, number, WARPGROUP)), zeros, step)
+    s = _issue_scores(p, matrix(_queries(p, number, WARPGROUP)), zeros, step)
     pass_turn(p, WARPGROUP)
     return s
 
@@ -195,7 +193,7 @@ def _finish_and_start(p, zeros, operand, o, number, step, is_more, WARPGROUP: gl
     o = _issue_output(p, operand, o, step)
     k_full = p.k_full.index((step + 1) % p.v.stages)
     mbarrier.wait(k_full, phase(step + 1, p.v.stages), pred=is_more)
-    s = _issue_scores(p, _rows(_queries(p, number, WARPGROUP)), zeros, step + 1)
+    s = _issue_scores(p, matrix(_queries(p, number, WARPGROUP)), zeros, step + 1)
     pass_turn(p, WARPGROUP)
     o = warpgroup_mma_wait(1, deps=(o,))
     release(p, V_EMPTY, step % p.v.stages)
@@ -210,7 +208,7 @@ def _store(p, tile, o, row_max, thread_sums, buffer, WARPGROUP: gl.constexpr):
     """
     row_layout: gl.constexpr = row_max.type.layout
     inverse, lse = softmax.finalize(row_max, thread_sums)
-    o = _scaled(o, inverse)
+    o = softmax.scaled(o, inverse)
     lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
     if p.v.is_split:
         layout: gl.constexpr = o.type.layout
@@ -225,7 +223,7 @@ def _store(p, tile, o, row_max, thread_sums, buffer, WARPGROUP: gl.constexpr):
         gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
     else:
         tma.store_wait(0)
-        _rows(buffer).store(o.to(p.q_desc.dtype))
+        matrix(buffer).store(o.to(p.q_desc.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(p.out_desc, query_coordinates(p, tile, WARPGROUP), buffer)
         gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
@@ -245,6 +243,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         pass_turn(p, WARPGROUP)
     number = 0
     step = 0
+    begin_stamps(p, WARPGROUP)
     entry = gl.load(p.tiles)
     if crosses_tiles:
         s_next = _start_tile(p, zeros, 0, 0, WARPGROUP)
@@ -262,7 +261,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         release(p, K_EMPTY, step % p.v.stages)
         block = blocks.stop - 1
         probabilities, row_max, thread_sums, _ = _softmax(
-            p, tile, s, row_max, thread_sums, block * tile_n, mask_first, WARPGROUP
+            p, tile, s, row_max, thread_sums, block * tile_n, True, mask_first, WARPGROUP
         )
         operand = _rounded(p, probabilities)
         unmasked = block - blocks.first  # blocks still to come; those with a mask are taken off
@@ -305,13 +304,16 @@ def _consume(p, WARPGROUP: gl.constexpr):
 @gluon.jit(do_not_specialize=[
     "max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "num_splits", "num_rows"
 ])  # fmt: skip
-def forward_fp16(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequences, schedule, max_tiles, nheads, group,
-                 seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_scale,
+def forward_fp16(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequences, stamps, schedule, max_tiles, nheads,
+                 group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_scale,
                  VARIANT: gl.constexpr):  # fmt: skip
     """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
+    declare_stamps(VARIANT)
+    if VARIANT.integer_max:
+        softmax.declare_sign()
     p = program(
         (q_desc, k_desc, v_desc, out_desc),
-        (lse_ptr, partial_ptr, sequences, schedule + gl.program_id(0) * max_tiles),
+        (lse_ptr, partial_ptr, sequences, stamps, schedule + gl.program_id(0) * max_tiles),
         (nheads, group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_scale),
         VARIANT,
     )

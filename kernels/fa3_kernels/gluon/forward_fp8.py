@@ -23,116 +23,48 @@ from fa3_kernels.gluon.descale import (
     P_OFFSET_LOG2,
     Scaling,
     block_factors,
-    descale_ratio,
-    load_factors,
     row_factors,
     value_descale,
 )
 from fa3_kernels.gluon.geometry import (
     WARPGROUP_ROWS,
     key_blocks,
-    key_coordinates,
+    matrix,
     output_rows,
     query_coordinates,
     read_tile,
     visible_scores,
 )
-from fa3_kernels.gluon.operand_fp8 import pack_chunks, unpack
+from fa3_kernels.gluon.operand_fp8 import key_halves, pack_chunks, unpack
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
     V_EMPTY,
-    acquire,
     full_barriers,
-    load_queries,
     pass_turn,
     phase,
     program,
     release,
     take_turn,
 )
-from fa3_kernels.gluon.v_transpose import transpose
-
-
-@gluon.jit
-def _keys(buffer):
-    """Shared key tile, of any rank, as a matrix."""
-    return buffer.reshape([buffer.shape[-2], buffer.shape[-1]])
-
-
-@gluon.jit
-def _load_block(p, x, tile, block, k_factor, ratio, step):
-    """Start the loads of K and V of a block and put its factors beside them."""
-    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
-    slot = step % p.v.stages
-    if step >= p.v.stages:
-        acquire(p, K_EMPTY, slot)
-    if p.v.block_descales:
-        layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-        ones = gl.full([WARPGROUP_ROWS], 1.0, gl.float32, layout)
-        x.factor_smem.index(2 * slot).store(ones * k_factor)
-        x.factor_smem.index(2 * slot + 1).store(ones * ratio)
-    where = key_coordinates(p, tile, block * tile_n)
-    k_full = p.k_full.index(slot)
-    v_full = p.v_full.index(slot)
-    mbarrier.expect(k_full, p.k_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(p.k_desc, where, k_full, p.k_smem.index(slot))
-    mbarrier.expect(v_full, p.v_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(p.v_desc, where, v_full, p.v_smem.index(slot))
-
-
-@gluon.jit
-def _transpose_block(p, x, step):
-    slot = step % p.v.stages
-    mbarrier.wait(p.v_full.index(slot), phase(step, p.v.stages))
-    if step >= p.v.stages:
-        acquire(p, V_EMPTY, slot)
-    transpose(_keys(p.v_smem.index(slot)), x.vt_smem.index(slot))
-    fence_async_shared()
-    mbarrier.arrive(x.vt_full.index(slot), count=1)
-
-
-@gluon.jit
-def _produce(p, x):
-    """Load Q, then K and V from right to left, of every tile of this CTA; V is transposed one step behind its load.
-
-    A slot of V as loaded is free when this warpgroup has transposed it; V_EMPTY hands back the transposed one. Factors
-    are loaded one step ahead. With one Q slot a tile must be finished, its last V transposed, before the next Q fits.
-    """
-    number = 0
-    step = 0
-    pending = 0  # steps loaded but not transposed
-    entry = gl.load(p.tiles)
-    while entry >= 0:
-        tile = read_tile(p, entry)
-        entry = gl.load(p.tiles + number + 1)
-        blocks = key_blocks(p, tile)
-        k_next, v_next = load_factors(p, x, tile, blocks.stop - 1)
-        if p.v.query_slots == 1:  # noqa: SIM102 (one at compile time, one at run time)
-            if pending > 0:
-                _transpose_block(p, x, step - 1)
-                pending = 0
-        load_queries(p, tile, number)
-        v_last = v_next
-        for j in range(1, blocks.stop - blocks.first + 1):
-            k_factor = k_next
-            v_this = v_next
-            k_next, v_next = load_factors(p, x, tile, gl.maximum(blocks.stop - 1 - j, blocks.first))
-            _load_block(p, x, tile, blocks.stop - j, k_factor, descale_ratio(p, v_last, v_this), step)
-            v_last = v_this
-            if pending > 0:
-                _transpose_block(p, x, step - 1)
-            pending = 1
-            step += 1
-        number += 1
-    if pending > 0:
-        _transpose_block(p, x, step - 1)
+from fa3_kernels.gluon.produce_fp8 import produce_fp8
+from fa3_kernels.gluon.stamps import (
+    ISSUED,
+    OUTPUT,
+    SCORES,
+    TURN_TAKEN,
+    at_step,
+    begin_stamps,
+    declare_stamps,
+    stamp,
+)
+from fa3_kernels.gluon.v_transpose import channels_in_order
 
 
 @gluon.jit
 def _issue_scores(p, q, zeros, step):
     """Start S = Q K^T from zero."""
-    k = _keys(p.k_smem.index(step % p.v.stages))
+    k = matrix(p.k_smem.index(step % p.v.stages))
     return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
@@ -157,19 +89,13 @@ def _issue_part(p, x, words, o, step, UNIT: gl.constexpr):
 
 
 @gluon.jit
-def _column(factor, o):
-    """A factor per row as a column beside ``o``."""
-    return gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout), assert_trivial=True), 1)
-
-
-@gluon.jit
 def _with_part(p, o, rescale, part, UNIT: gl.constexpr):
     """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
     index: gl.constexpr = UNIT % p.v.slices
     if not p.v.promotion_interval:
         changed = part
     elif p.v.slices > UNIT:
-        changed = gl.fma(o[index], gl.broadcast(_column(rescale, part), part)[0], part)
+        changed = gl.fma(o[index], gl.broadcast(softmax.column(rescale, part), part)[0], part)
     else:
         changed = o[index] + part
     return o[:index] + (changed,) + o[index + 1 :]
@@ -179,7 +105,20 @@ def _with_part(p, o, rescale, part, UNIT: gl.constexpr):
 def _scaled(o, factor):
     result = ()
     for i in gl.static_range(len(o)):
-        result = result + (o[i] * _column(factor, o[i]),)
+        result = result + (softmax.scaled(o[i], factor),)
+    return result
+
+
+@gluon.jit
+def _in_order(o, WIDTH: gl.constexpr):
+    """O as slices of at most WIDTH channels, with their columns in the order of V's."""
+    result = ()
+    for i in gl.static_range(len(o)):
+        if o[i].shape[1] > WIDTH:
+            left, right = key_halves(o[i])
+            result = result + (channels_in_order(left), channels_in_order(right))
+        else:
+            result = result + (channels_in_order(o[i]),)
     return result
 
 
@@ -194,6 +133,7 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
     k_full = p.k_full.index((step + 1) % stages)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
     take_turn(p, WARPGROUP)
+    stamp(p, TURN_TAKEN)
     part = _issue_part(p, x, words, o, step, 0)
     following = part
     for unit in gl.static_range(units):
@@ -210,6 +150,7 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
             following = _issue_part(p, x, words, o, step, unit + 1)
         part = following
     release(p, V_EMPTY, step % stages)
+    stamp(p, OUTPUT)
     if not EARLY:
         mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
         s = _issue_scores(p, q, zeros, step + 1)
@@ -223,6 +164,7 @@ def _start_both(p, x, q, zeros, o, words, step, WARPGROUP: gl.constexpr):
     stages: gl.constexpr = p.v.stages
     mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
     take_turn(p, WARPGROUP)
+    stamp(p, TURN_TAKEN)
     s = _issue_scores(p, q, zeros, step + 1)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
     part = _issue_part(p, x, words, o, step, 0)
@@ -267,18 +209,23 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
     layout: gl.constexpr = gl.DotOperandLayout(0, o[0].type.layout, 4)
     stages: gl.constexpr = p.v.stages
     limited: gl.constexpr = p.v.is_right_limited or p.v.is_left_limited
-    scores_first: gl.constexpr = p.v.overlap and p.v.slices * len(words) == 1
+    scores_first: gl.constexpr = p.v.overlap and p.v.slices * len(words) == 1 and o[0].shape[1] <= 128
+    at_step(p, step)
     is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
     if scores_first:
         s, part = _start_both(p, x, q, zeros, o, words, step, WARPGROUP)
+        stamp(p, ISSUED)
+        c, ratio = block_factors(p, x, c, step + 1)
         s = warpgroup_mma_wait(1, deps=(s,))
     else:
         o, s = _add_block(p, x, q, zeros, o, words, rescale, step, True, p.v.overlap, WARPGROUP)
+        stamp(p, ISSUED)
+        c, ratio = block_factors(p, x, c, step + 1)
         s = warpgroup_mma_wait(0, deps=(s,))
-    c, ratio = block_factors(p, x, c, step + 1)
     release(p, K_EMPTY, (step + 1) % stages)
+    stamp(p, SCORES)
     s, c = _scores(p, x, tile, s, c, block, is_masked, limited, WARPGROUP)
-    new_max = softmax.advance_max(s, row_max, c, P_OFFSET_LOG2)
+    new_max = softmax.advance_max(s, row_max, c, P_OFFSET_LOG2, p.v.integer_max, False)
     if scores_first and o[0].shape[1] == 128:
         # Measured on an H200 at 16k keys: 861 TFLOP/s so, 823 with ptxas' choice of order; at head_dim 64: 490 and 544.
         _await(new_max)
@@ -287,6 +234,7 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
     if scores_first:
         part = warpgroup_mma_wait(0, deps=(part,))
         release(p, V_EMPTY, step % stages)
+        stamp(p, OUTPUT)
         o = _with_part(p, o, rescale, part, 0)
     rescale = alpha * ratio
     if not p.v.promotion_interval:
@@ -302,28 +250,27 @@ def _store(p, x, tile, blocks, o, row_max, thread_sums, buffer, WARPGROUP: gl.co
     A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
     """
     row_layout: gl.constexpr = row_max.type.layout
-    layout: gl.constexpr = o[0].type.layout
-    width: gl.constexpr = o[0].shape[1]
+    out_width: gl.constexpr = p.out_desc.block_type.shape[-1]
     v_descale = value_descale(x, tile, blocks.first)
     inverse, lse = softmax.finalize(row_max, thread_sums)
-    o = _scaled(o, inverse * v_descale)
+    o = _in_order(_scaled(o, inverse * v_descale), out_width)
+    layout: gl.constexpr = o[0].type.layout
+    width: gl.constexpr = o[0].shape[1]
+    slices: gl.constexpr = len(o)
     lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
     if p.v.is_split:
-        head_dim: gl.constexpr = width * p.v.slices
         _, row, is_row = output_rows(p, tile, gl.SliceLayout(1, layout), WARPGROUP)
         rows = p.num_rows * tile.split  # rows of the splits before
         columns = gl.arange(0, width, gl.SliceLayout(0, layout))
-        first = p.partial_ptr + rows.to(gl.int64) * head_dim
-        offsets = gl.expand_dims(row * head_dim, 1) + gl.expand_dims(columns, 0)
-        slices: gl.constexpr = p.v.slices
+        first = p.partial_ptr + rows.to(gl.int64) * (width * slices)
+        offsets = gl.expand_dims(row * (width * slices), 1) + gl.expand_dims(columns, 0)
         for i in gl.static_range(slices):
             gl.store(first + offsets + i * width, o[i], mask=gl.expand_dims(is_row, 1))
         gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
     else:
-        out_width: gl.constexpr = p.out_desc.block_type.shape[-1]
         where = query_coordinates(p, tile, WARPGROUP)
         at_once: gl.constexpr = out_width // width
-        parts: gl.constexpr = p.v.slices // at_once
+        parts: gl.constexpr = slices // at_once
         for part in gl.static_range(parts):
             tma.store_wait(0)
             for i in gl.static_range(at_once):
@@ -337,8 +284,7 @@ def _store(p, x, tile, blocks, o, row_max, thread_sums, buffer, WARPGROUP: gl.co
 @gluon.jit
 def _queries(p, number, WARPGROUP: gl.constexpr):
     """Q of a warpgroup in tile ``number``."""
-    buffer = p.q_smem.index(number % p.v.query_slots * p.v.consumers + WARPGROUP)
-    return buffer.reshape([WARPGROUP_ROWS, buffer.shape[-1]])
+    return matrix(p.q_smem.index(number % p.v.query_slots * p.v.consumers + WARPGROUP))
 
 
 @gluon.jit
@@ -393,6 +339,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
         pass_turn(p, WARPGROUP)
     number = 0
     step = 0
+    begin_stamps(p, WARPGROUP)
     entry = gl.load(p.tiles)
     c_next = row_factors(p, x, entry, rows, WARPGROUP)
     if crosses_tiles:
@@ -409,11 +356,13 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
             o = o + (gl.zeros([WARPGROUP_ROWS, width], gl.float32, o_layout),)
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
-        s = warpgroup_mma_wait(0, deps=(s_next,))
         c, _ = block_factors(p, x, c_next, step)
+        s = warpgroup_mma_wait(0, deps=(s_next,))
         release(p, K_EMPTY, step % p.v.stages)
         s, c = _scores(p, x, tile, s, c, blocks.stop - 1, True, p.v.is_first_block_masked, WARPGROUP)
-        probabilities, row_max, thread_sums, rescale = softmax.update(s, row_max, thread_sums, c, P_OFFSET_LOG2)
+        probabilities, row_max, thread_sums, rescale = softmax.update(
+            s, row_max, thread_sums, c, P_OFFSET_LOG2, p.v.integer_max, True
+        )
         words = pack_chunks(probabilities, operand, interval)
         for j in range(2, blocks.stop - blocks.first + 1):
             o, words, rescale, row_max, thread_sums, step = _step(
@@ -445,7 +394,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
     "max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "num_splits", "num_rows", "q_block_rows",
     "q_batch", "q_head", "q_block", "k_batch", "k_head", "k_block", "v_batch", "v_head", "v_block",
 ])  # fmt: skip
-def forward_fp8(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequences, schedule,
+def forward_fp8(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequences, stamps, schedule,
                 q_descale, q_batch, q_head, q_block, k_descale, k_batch, k_head, k_block,
                 v_descale, v_batch, v_head, v_block, q_block_rows, cap_factor, cap_log2, max_tiles, nheads, group,
                 seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, VARIANT: gl.constexpr):  # fmt: skip
@@ -453,6 +402,9 @@ def forward_fp8(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequence
     head_dim: gl.constexpr = v_desc.block_type.shape[-1]
     tile_n: gl.constexpr = k_desc.block_type.shape[-2]
     stages: gl.constexpr = VARIANT.stages
+    declare_stamps(VARIANT)
+    if VARIANT.integer_max:
+        softmax.declare_sign()
     vt_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([head_dim, tile_n], v_desc.dtype)
     vt_smem = gl.allocate_shared_memory(v_desc.dtype, [stages, head_dim, tile_n], vt_layout)
     factor_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -466,19 +418,19 @@ def forward_fp8(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequence
     )
     p = program(
         (q_desc, k_desc, v_desc, out_desc),
-        (lse_ptr, partial_ptr, sequences, schedule + gl.program_id(0) * max_tiles),
+        (lse_ptr, partial_ptr, sequences, stamps, schedule + gl.program_id(0) * max_tiles),
         (nheads, group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_factor),
         VARIANT,
     )
     if VARIANT.consumers == 2:
         gl.warp_specialize(
-            [(_consume, (p, x, 0)), (_consume, (p, x, 1)), (_produce, (p, x))],
+            [(_consume, (p, x, 0)), (_consume, (p, x, 1)), (produce_fp8, (p, x))],
             [4, 4],
             [VARIANT.consumer_regs, VARIANT.producer_regs],
         )
     else:
         gl.warp_specialize(
-            [(_consume, (p, x, 0)), (_consume, (p, x, 1)), (_consume, (p, x, 2)), (_produce, (p, x))],
+            [(_consume, (p, x, 0)), (_consume, (p, x, 1)), (_consume, (p, x, 2)), (produce_fp8, (p, x))],
             [4, 4, 4],
             [VARIANT.consumer_regs, VARIANT.consumer_regs, VARIANT.producer_regs],
         )

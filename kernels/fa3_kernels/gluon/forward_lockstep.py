@@ -18,15 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.geometry import matrix
 from fa3_kernels.gluon.pipeline import full_barriers
 
 STAGES = gl.constexpr(2)
-
-
-@gluon.jit
-def _matrix(buffer):
-    """Shared tile (1, 1, rows, columns) as a matrix."""
-    return buffer.reshape([buffer.shape[-2], buffer.shape[-1]])
 
 
 @gluon.jit
@@ -40,13 +35,6 @@ def _load(desc, smem, full, where, step, pred):
 @gluon.jit
 def _wait(full, step):
     mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
-
-
-@gluon.jit
-def _scaled(o, factor):
-    """O times one factor per row."""
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout), assert_trivial=True)
-    return o * gl.expand_dims(factor, 1)
 
 
 @gluon.jit
@@ -96,14 +84,14 @@ def forward_lockstep(q_desc, k_desc, v_desc, out_desc, lse_ptr, nheads, group, s
         _load(k_desc, k_smem, k_full, where, j, j < blocks)
         _load(v_desc, v_smem, v_full, where, j, j < blocks)
 
-    q = _matrix(q_smem)
+    q = matrix(q_smem)
     zeros = gl.zeros([tile_m, tile_n], gl.float32, s_layout)
     row_max = gl.full([tile_m], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
     thread_sums = softmax.thread_row_sums(zeros)
     o = gl.zeros([tile_m, head_dim], gl.float32, o_layout)
     mbarrier.wait(q_full.index(0), 0)
     _wait(k_full, 0)
-    s = warpgroup_mma(q, _matrix(k_smem.index(0)).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma(q, matrix(k_smem.index(0)).permute((1, 0)), zeros, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
     _load(k_desc, k_smem, k_full, [batch, kv_head, (blocks - 1 - STAGES) * tile_n, 0], STAGES, blocks > STAGES)
     if IS_CAUSAL or HAS_KEY_TAIL:
@@ -114,8 +102,8 @@ def forward_lockstep(q_desc, k_desc, v_desc, out_desc, lse_ptr, nheads, group, s
         key = (blocks - 1 - j) * tile_n
         _wait(k_full, j)
         _wait(v_full, j - 1)
-        k = _matrix(k_smem.index(j % STAGES)).permute((1, 0))
-        v = _matrix(v_smem.index((j - 1) % STAGES))
+        k = matrix(k_smem.index(j % STAGES)).permute((1, 0))
+        v = matrix(v_smem.index((j - 1) % STAGES))
         if OVERLAP:
             s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
             sums = warpgroup_mma(operand, v, o, is_async=True)
@@ -132,13 +120,13 @@ def forward_lockstep(q_desc, k_desc, v_desc, out_desc, lse_ptr, nheads, group, s
         if OVERLAP:
             o = warpgroup_mma_wait(0, deps=(sums,))
         _load(v_desc, v_smem, v_full, [batch, kv_head, later + tile_n, 0], j + 1, j + 1 < blocks)
-        o = _scaled(o, rescale)
+        o = softmax.scaled(o, rescale)
         operand = gl.convert_layout(probabilities.to(dtype), operand_layout, assert_trivial=True)
     _wait(v_full, blocks - 1)
-    v = _matrix(v_smem.index((blocks - 1) % STAGES))
+    v = matrix(v_smem.index((blocks - 1) % STAGES))
     o = warpgroup_mma_wait(0, deps=(warpgroup_mma(operand, v, o, is_async=True),))
     inverse, lse = softmax.finalize(row_max, thread_sums)
-    _matrix(q_smem).store(_scaled(o, inverse).to(dtype))
+    matrix(q_smem).store(softmax.scaled(o, inverse).to(dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(out_desc, [batch, head, first_row, 0], q_smem)
     rows = first_row + gl.arange(0, tile_m, gl.SliceLayout(1, s_layout))

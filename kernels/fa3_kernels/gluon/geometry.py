@@ -4,6 +4,8 @@ The rules are those of :mod:`fa3_kernels.tiles`, which the twin follows and whic
 :class:`fa3_kernels.gluon.pipeline.Program`.
 """
 
+import math
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
@@ -53,6 +55,18 @@ class KeyBlocks:
         self.stop = stop
         self.right_unmasked = right_unmasked
         self.left_masked = left_masked
+
+
+@gluon.constexpr_function
+def _rows(shape):
+    return math.prod(shape[:-1])
+
+
+@gluon.jit
+def matrix(buffer):
+    """Shared tile of any rank as a matrix: its last dimension and all the others."""
+    rows: gl.constexpr = _rows(buffer.shape)
+    return buffer.reshape([rows, buffer.shape[-1]])
 
 
 @gluon.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from fa3_kernels.gluon.forward_lockstep import forward_lockstep
 from fa3_kernels.gluon.launch_descale import DescaleBlocks, Descales, descales_of, differ_by_tile
 from fa3_kernels.gluon.schedule import Shape, count_items, static_schedule
 from fa3_kernels.gluon.variant import Variant, variant_of
+from fa3_kernels.timeline import COLUMNS
 from fa3_reference.problem import AttentionProblem
 
 LOG2_E = 1.4426950408889634
@@ -184,6 +185,7 @@ def forward(
     descale_blocks: DescaleBlocks = (0, 0, 0),
     promotion_interval: int | None = None,
     out_dtype: torch.dtype | None = None,
+    stamps: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the forward kernel.
 
@@ -228,6 +230,8 @@ def forward(
         default, 0 chains through the 13-bit accumulator.
     out_dtype : bfloat16 or float16, optional
         e4m3 only: bfloat16 by default.
+    stamps : int32 (ctas, consumer warpgroups + 1, steps, 8), zeros, optional
+        Filled by an instrumented kernel, see :mod:`fa3_kernels.timeline`; ``ctas`` at least that of the launch.
 
     Returns
     -------
@@ -248,6 +252,8 @@ def forward(
         changes["tile"] = tuple(tile)
     if not warp_specialize:
         check_lockstep(problem, num_splits, pack_gqa, changes.get("tile"))
+        if stamps is not None:
+            raise ValueError("stamps are taken by warp-specialised kernels alone")
         return launch_lockstep(problem, q, k, v, intra_wg_overlap=intra_wg_overlap)
     values, blocks = (q_descale, k_descale, v_descale), tuple(descale_blocks)
     by_tile = differ_by_tile(values, blocks)
@@ -259,13 +265,38 @@ def forward(
     lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
     with torch.cuda.device(q.device):
         if plan.config.num_splits > 1:
+            if stamps is not None:
+                raise ValueError(f"stamps are taken where keys are not split, got num_splits {plan.config.num_splits}")
             _launch_splits(plan, problem, q, k, v, out, lse, descales)
         else:
             if not plan.is_complete:
                 out.zero_()
                 lse.fill_(-math.inf)
-            _launch(plan, problem, q, k, v, out, lse, lse, descales)
+            _launch(
+                plan if stamps is None else _instrumented(plan, stamps),
+                problem,
+                q,
+                k,
+                v,
+                out,
+                lse,
+                lse,
+                descales,
+                stamps,
+            )
     return out, lse
+
+
+def _instrumented(plan: Plan, stamps: torch.Tensor) -> Plan:
+    """The plan of a kernel that keeps a timeline in ``stamps``."""
+    ctas, actors = plan.schedule.shape[0], plan.variant.consumers + 1
+    fits = stamps.ndim == 4 and stamps.shape[0] >= ctas and stamps.shape[1] == actors and stamps.shape[3] == COLUMNS
+    if not fits or stamps.dtype != torch.int32 or not stamps.is_contiguous():
+        raise ValueError(
+            f"stamps must be contiguous int32 ({ctas} or more, {actors}, steps, {COLUMNS}), "
+            f"got {stamps.dtype} {tuple(stamps.shape)}"
+        )
+    return replace(plan, variant=replace(plan.variant, stamps=stamps.shape[2]))
 
 
 def launch_lockstep(
@@ -287,7 +318,7 @@ def launch_lockstep(
     return out, lse
 
 
-def _launch(plan: Plan, problem: AttentionProblem, q, k, v, out, lse, partial, descales: Descales) -> None:
+def _launch(plan: Plan, problem: AttentionProblem, q, k, v, out, lse, partial, descales: Descales, stamps=None) -> None:
     """Start the main kernel; ``lse`` and ``partial`` are workspaces when the launch is split."""
     if not plan.schedule.shape[0]:
         return
@@ -300,7 +331,7 @@ def _launch(plan: Plan, problem: AttentionProblem, q, k, v, out, lse, partial, d
         query_view(q, config.head_dim, **rows), key_view(k, **keys), key_view(v, **keys),
         query_view(out, out_channels, **rows),
     )  # fmt: skip
-    workspace = (lse, partial, plan.sequences, plan.schedule)
+    workspace = (lse, partial, plan.sequences, plan.sequences if stamps is None else stamps, plan.schedule)
     sizes = (
         plan.schedule.shape[1], problem.nheads, problem.group, problem.out_shape[-3], problem.seqlen_k, shape.left,
         shape.right, config.num_splits, math.prod(problem.lse_shape),

@@ -20,27 +20,36 @@ _ROUND_FOUR = gl.constexpr(
 
 @gluon.jit
 def pack(p, OPERAND: gl.constexpr):
-    """Round P float32 (rows, keys) to e4m3: int16 (rows, keys / 4, octet), each the two bytes of one octet.
+    """Round P float32 (rows, keys) to e4m3: int32 (rows, keys / 4), the bytes of two octets.
 
-    Carried over a loop edge as e4m3, every byte would get a register of its own (112 byte moves per block).
+    Carried over a loop edge as 32 bits: of 16 or 8, every half or byte would get a register of its own and be put
+    together again in each step (16 or 112 byte moves).
     """
     rows: gl.constexpr = p.shape[0]
     keys: gl.constexpr = p.shape[1]
     p = gl.permute(gl.reshape(p, [rows, keys // 16, 2, 4, 2]), (0, 1, 3, 2, 4))  # 16 keys, lane, octet, element
     p = gl.convert_layout(gl.reshape(p, [rows, keys]), OPERAND, assert_trivial=True)
-    even, odd = gl.split(gl.permute(gl.reshape(p, [rows, keys // 4, 2, 2]), (0, 1, 3, 2)))  # by octet
-    return gl.inline_asm_elementwise(_ROUND_FOUR, "=r,f,f,f,f", [even, odd], dtype=gl.int16, is_pure=True, pack=2)
+    even, odd = gl.split(gl.reshape(p, [rows, keys // 4, 2, 2]))
+    even_0, even_1 = gl.split(even)  # by octet
+    odd_0, odd_1 = gl.split(odd)
+    return gl.inline_asm_elementwise(
+        _ROUND_FOUR, "=r,f,f,f,f", [even_0, odd_0, even_1, odd_1], dtype=gl.int32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
 def unpack(words, OPERAND: gl.constexpr):
     """The operand e4m3 (rows, keys) of packed words: names for registers, no instruction.
 
-    Two registers of words are the same four keys of rows r and r + 8. As int8 each becomes one output whose four
-    elements the tensor calls (element, row + 8); the second of these is in truth the octet, and the output the row.
+    Two words are the same four keys of rows r and r + 8. As int8 each becomes one output whose four elements the tensor
+    calls (element, row + 8); the second of these is in truth the octet, and the output the row.
     """
     rows: gl.constexpr = words.shape[0]
     quads: gl.constexpr = words.shape[1]
+    octets = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
+    )
+    words = gl.join(octets[0], octets[1])
     upper, lower = gl.inline_asm_elementwise(
         "mov.b32 $0, $2; mov.b32 $1, $3;", "=&r,=r,r,r", [words], dtype=(gl.int8, gl.int8), is_pure=True, pack=4
     )

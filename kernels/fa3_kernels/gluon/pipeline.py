@@ -13,6 +13,7 @@ from triton.language.core import _aggregate as aggregate
 from fa3_kernels import barriers
 from fa3_kernels.barriers import NamedBarrier
 from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, query_coordinates, read_tile
+from fa3_kernels.gluon.stamps import K_FREE, V_FREE, at_step, begin_stamps, stamp
 
 K_EMPTY = gl.constexpr(int(NamedBarrier.K_EMPTY))
 V_EMPTY = gl.constexpr(int(NamedBarrier.V_EMPTY))
@@ -77,6 +78,7 @@ class Program:
     lse_ptr: gl.tensor
     partial_ptr: gl.tensor  # float32 (splits, rows, nheads, head_dim): used by split-KV alone
     sequences: gl.tensor  # int32 (batch, 4): q_start, seqlen_q, k_start, seqlen_k; used by varlen alone
+    stamps: gl.tensor  # int32 (ctas, consumers + 1, steps, EVENTS): used by timelines alone
     tiles: gl.tensor  # pointer to this CTA's row of the schedule
     nheads: gl.tensor
     group: gl.tensor
@@ -100,7 +102,7 @@ class Program:
     @gluon.constexpr_function
     def __init__(self, descriptors, pointers, sizes, buffers, full, variant):
         self.q_desc, self.k_desc, self.v_desc, self.out_desc = descriptors
-        self.lse_ptr, self.partial_ptr, self.sequences, self.tiles = pointers
+        self.lse_ptr, self.partial_ptr, self.sequences, self.stamps, self.tiles = pointers
         (
             self.nheads,
             self.group,
@@ -171,13 +173,15 @@ def load_queries(p, tile, number):
 
 
 @gluon.jit
-def load_keys(p, desc, smem, full, EMPTY: gl.constexpr, coordinates, step):
-    """Start the load of one key tile of K or V."""
+def load_keys(p, desc, smem, full, EMPTY: gl.constexpr, coordinates, step, FREE: gl.constexpr):
+    """Start the load of one key tile of K or V; FREE and the event behind it are its stamps."""
     slot = step % p.v.stages
     if step >= p.v.stages:
         acquire(p, EMPTY, slot)
+    stamp(p, FREE)
     mbarrier.expect(full.index(slot), desc.block_type.nbytes)
     tma.async_copy_global_to_shared(desc, coordinates, full.index(slot), smem.index(slot))
+    stamp(p, FREE + 1)
 
 
 @gluon.jit
@@ -186,6 +190,7 @@ def produce(p):
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
     number = 0
     step = 0
+    begin_stamps(p, p.v.consumers)
     entry = gl.load(p.tiles)
     while entry >= 0:
         tile = read_tile(p, entry)
@@ -194,7 +199,8 @@ def produce(p):
         load_queries(p, tile, number)
         for j in range(blocks.stop - blocks.first):
             where = key_coordinates(p, tile, (blocks.stop - 1 - j) * tile_n)
-            load_keys(p, p.k_desc, p.k_smem, p.k_full, K_EMPTY, where, step)
-            load_keys(p, p.v_desc, p.v_smem, p.v_full, V_EMPTY, where, step)
+            at_step(p, step)
+            load_keys(p, p.k_desc, p.k_smem, p.k_full, K_EMPTY, where, step, K_FREE)
+            load_keys(p, p.v_desc, p.v_smem, p.v_full, V_EMPTY, where, step, V_FREE)
             step += 1
         number += 1

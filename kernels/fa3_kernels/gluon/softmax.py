@@ -89,9 +89,61 @@ def per_row(x):
 
 
 @gluon.jit
-def advance_max(s, row_max, scale_log2, P_OFFSET_LOG2: gl.constexpr = 0):
-    """Running maximum, in log2 units less the offset, after one block of masked scores."""
-    return gl.maximum(row_max, gl.fma(gl.max(s, axis=1), scale_log2, 0.0 - P_OFFSET_LOG2))
+def declare_sign():
+    """Declare, at the head of a kernel, the register in which a warp keeps whether no running maximum of its is negative."""
+    gl.inline_asm_elementwise(
+        ".reg .b32 %none_negative; mov.b32 %none_negative, 0; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def _keep_sign_asm(zero):
+    """``zero`` is what a score of 0 has become in the maxima, the two of a thread."""
+    return (
+        "{ .reg .pred %first, %any; "
+        f"setp.lt.f32 %first, $2, {zero}; setp.lt.or.f32 %any, $3, {zero}, %first; "
+        "vote.sync.any.pred %any, %any, 0xffffffff; selp.b32 %none_negative, 0, 1, %any; "
+        "mov.b32 $0, 0; mov.b32 $1, 0; }"
+    )
+
+
+@gluon.jit
+def _largest_where_none_is_negative(s):
+    """Largest score per row, or below 0 any other, if no running maximum of the warp is negative; else the largest.
+
+    Bits of a float >= 0 are ordered as integers, of which one instruction compares three where of floats it compares two
+    at the same cost (68 of the 460 instructions of a step become 36). If the largest score is negative, the integers give
+    another negative one, which a running maximum that is not negative does not notice.
+    """
+    is_simple = gl.inline_asm_elementwise(
+        "mov.b32 $0, %none_negative;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+    if is_simple != 0:
+        largest = gl.max(s.to(gl.int32, bitcast=True), axis=1).to(gl.float32, bitcast=True)
+    else:
+        largest = gl.max(s, axis=1)
+    return largest
+
+
+@gluon.jit
+def advance_max(
+    s, row_max, scale_log2, P_OFFSET_LOG2: gl.constexpr = 0, INTEGER_MAX: gl.constexpr = False,
+    IS_FIRST: gl.constexpr = True,
+):  # fmt: skip
+    """Running maximum, in log2 units less the offset, after one block of masked scores.
+
+    INTEGER_MAX: by integers where their order is known to be right, see :func:`declare_sign`; no bit depends on it.
+    """
+    if INTEGER_MAX and not IS_FIRST:
+        largest = _largest_where_none_is_negative(s)
+    else:
+        largest = gl.max(s, axis=1)
+    new_max = gl.maximum(row_max, gl.fma(largest, scale_log2, 0.0 - P_OFFSET_LOG2))
+    if INTEGER_MAX:
+        asm: gl.constexpr = _keep_sign_asm(0.0 - P_OFFSET_LOG2)
+        gl.inline_asm_elementwise(asm, "=r,=r,f,f", [new_max], dtype=gl.int32, is_pure=False, pack=2)
+    return new_max
 
 
 @gluon.jit
@@ -106,15 +158,30 @@ def exponentials(s, row_max, new_max, thread_sums, scale_log2):
 
 
 @gluon.jit
-def update(s, row_max, thread_sums, scale_log2, P_OFFSET_LOG2: gl.constexpr = 0):
+def update(
+    s, row_max, thread_sums, scale_log2, P_OFFSET_LOG2: gl.constexpr = 0, INTEGER_MAX: gl.constexpr = False,
+    IS_FIRST: gl.constexpr = True,
+):  # fmt: skip
     """Advance the running statistics by one block of masked scores.
 
     ``scale_log2`` takes them to log2 units, > 0, a scalar or one factor per row. P is scaled by 2 ** P_OFFSET_LOG2.
     Returns p, row_max, thread_sums, rescale.
     """
-    new_max = advance_max(s, row_max, scale_log2, P_OFFSET_LOG2)
+    new_max = advance_max(s, row_max, scale_log2, P_OFFSET_LOG2, INTEGER_MAX, IS_FIRST)
     p, thread_sums, rescale = exponentials(s, row_max, new_max, thread_sums, scale_log2)
     return p, new_max, thread_sums, rescale
+
+
+@gluon.jit
+def column(factor, o):
+    """One factor per row as a column beside ``o``."""
+    return gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout), assert_trivial=True), 1)
+
+
+@gluon.jit
+def scaled(o, factor):
+    """O times one factor per row."""
+    return o * column(factor, o)
 
 
 @gluon.jit

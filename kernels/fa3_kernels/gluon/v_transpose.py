@@ -4,6 +4,10 @@ Two bytes (channels 2c, 2c + 1 of one key) are moved as one 16-bit element: ldma
 neighbouring keys of a channel pair, two byte permutations sort two such registers (keys n, n + 1 and n + 8, n + 9) by
 channel, and stmatrix writes four keys of one channel as one word. That is exactly the key order of
 :mod:`fa3_kernels.gluon.operand_fp8`.
+
+Of 16 channels the even ones are written as rows 0 to 7 of V^T and the odd ones as rows 8 to 15: one stmatrix then writes
+eight neighbouring rows, which lie in different banks (rows two apart, in pairs in the same ones). O has its columns in
+that order, and :func:`channels_in_order` gives them back theirs.
 """
 
 from __future__ import annotations
@@ -55,7 +59,15 @@ def transpose(source, destination):
         even, odd = gl.inline_asm_elementwise(
             _SORT_CHANNELS, "=&r,=r,r,r", [low, high], dtype=(gl.int16, gl.int16), is_pure=True, pack=2
         )
-        y = gl.permute(gl.join(even, odd), (2, 3, 0, 1))  # pairs, channel of the pair, 16 keys, 8 words
-        destination.slice(chunk * (CHUNK_KEYS // 2), CHUNK_KEYS // 2, dim=1).store(
-            gl.reshape(y, [head_dim, CHUNK_KEYS // 2])
-        )
+        y = gl.reshape(gl.join(even, odd), [CHUNK_KEYS // 16, 8, pairs // 8, 8, 2])  # 16 keys, words, ., pair, channel
+        y = gl.reshape(gl.permute(y, (2, 4, 3, 0, 1)), [head_dim, CHUNK_KEYS // 2])
+        destination.slice(chunk * (CHUNK_KEYS // 2), CHUNK_KEYS // 2, dim=1).store(y)
+
+
+@gluon.jit
+def channels_in_order(o):
+    """O (rows, channels) with its columns in the order of V's channels: four neighbours per thread, names for registers."""
+    rows: gl.constexpr = o.shape[0]
+    channels: gl.constexpr = o.shape[1]
+    o = gl.permute(gl.reshape(o, [rows, channels // 16, 2, 8]), (0, 1, 3, 2))
+    return gl.reshape(o, [rows, channels])

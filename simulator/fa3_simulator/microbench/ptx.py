@@ -90,6 +90,7 @@ VECTOR = {
     "fadd": "add.rn.f32 %v{i}, %v{i}, %shift;",
     "fmul": "mul.rn.f32 %v{i}, %v{i}, %scale;",
     "fmnmx": "max.f32 %v{i}, %v{i}, %w{i};",
+    "vimnmx3": "max.s32 %x{i}, %u{i}, %h{i};\nmax.s32 %u{i}, %x{i}, %id;",
     "f2fp_f16": "cvt.rn.f16x2.f32 %h{i}, %v{i}, %w{i};\nmov.b32 %v{i}, %h{i};",
     "f2fp_e4m3": "cvt.rn.satfinite.e4m3x2.f32 %q{i}, %v{i}, %w{i};\nmov.b32 %v{i}, {{%q{i}, %q{i}}};",
     "shfl": "shfl.sync.bfly.b32 %u{i}, %u{i}, 1, 31, 0xffffffff;",
@@ -97,7 +98,7 @@ VECTOR = {
 }
 _CHAINS = 8
 _VECTOR_DECLARES = (
-    f".reg .f32 %v<{_CHAINS}>, %w<{_CHAINS}>;\n.reg .b32 %h<{_CHAINS}>, %u<{_CHAINS}>;\n.reg .b16 %q<{_CHAINS}>;\n"
+    f".reg .f32 %v<{_CHAINS}>, %w<{_CHAINS}>;\n.reg .b32 %h<{_CHAINS}>, %u<{_CHAINS}>, %x<{_CHAINS}>;\n.reg .b16 %q<{_CHAINS}>;\n"
     ".reg .f32 %scale, %shift;\ncvt.rn.f32.u32 %scale, %id;\nmul.rn.f32 %shift, %scale, 0f3F000000;\n"
     + "".join(
         f"mov.f32 %v{i}, %scale; add.rn.f32 %w{i}, %scale, 0f3F800000; mov.b32 %u{i}, %v{i}; mov.b32 %h{i}, %w{i};\n"

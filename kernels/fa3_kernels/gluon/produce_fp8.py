@@ -1,0 +1,89 @@
+"""The producer warpgroup of the e4m3 forward: TMA loads, factors that travel with K, and the transposition of V."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from fa3_kernels.gluon.descale import load_factors, store_factors
+from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, matrix, read_tile
+from fa3_kernels.gluon.pipeline import (
+    K_EMPTY,
+    V_EMPTY,
+    acquire,
+    load_queries,
+    phase,
+)
+from fa3_kernels.gluon.stamps import K_FREE, K_ISSUED, V_FREE, V_ISSUED, at_step, begin_stamps, stamp
+from fa3_kernels.gluon.v_transpose import transpose
+
+
+@gluon.jit
+def _load_block(p, x, tile, block, factors, step):
+    """Start the loads of K and V of a block and put its factors beside them."""
+    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    slot = step % p.v.stages
+    at_step(p, step)
+    if step >= p.v.stages:
+        acquire(p, K_EMPTY, slot)
+    stamp(p, K_FREE)
+    store_factors(p, x, factors[0], factors[1], factors[2], slot)
+    where = key_coordinates(p, tile, block * tile_n)
+    k_full = p.k_full.index(slot)
+    v_full = p.v_full.index(slot)
+    mbarrier.expect(k_full, p.k_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(p.k_desc, where, k_full, p.k_smem.index(slot))
+    mbarrier.expect(v_full, p.v_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(p.v_desc, where, v_full, p.v_smem.index(slot))
+    stamp(p, K_ISSUED)
+
+
+@gluon.jit
+def _transpose_block(p, x, step):
+    slot = step % p.v.stages
+    at_step(p, step)
+    mbarrier.wait(p.v_full.index(slot), phase(step, p.v.stages))
+    if step >= p.v.stages:
+        acquire(p, V_EMPTY, slot)
+    stamp(p, V_FREE)
+    transpose(matrix(p.v_smem.index(slot)), x.vt_smem.index(slot))
+    fence_async_shared()
+    mbarrier.arrive(x.vt_full.index(slot), count=1)
+    stamp(p, V_ISSUED)
+
+
+@gluon.jit
+def produce_fp8(p, x):
+    """Load Q, then K and V from right to left, of every tile of this CTA; V is transposed one step behind its load.
+
+    A slot of V as loaded is free when this warpgroup has transposed it; V_EMPTY hands back the transposed one. Factors
+    are loaded one step ahead. With one Q slot a tile must be finished, its last V transposed, before the next Q fits.
+    """
+    number = 0
+    step = 0
+    begin_stamps(p, p.v.consumers)
+    pending = 0  # steps loaded but not transposed
+    entry = gl.load(p.tiles)
+    while entry >= 0:
+        tile = read_tile(p, entry)
+        entry = gl.load(p.tiles + number + 1)
+        blocks = key_blocks(p, tile)
+        last = blocks.stop - 1
+        next_factors = load_factors(p, x, tile, last, last)
+        if p.v.query_slots == 1:  # noqa: SIM102 (one at compile time, one at run time)
+            if pending > 0:
+                _transpose_block(p, x, step - 1)
+                pending = 0
+        load_queries(p, tile, number)
+        for j in range(1, blocks.stop - blocks.first + 1):
+            factors = next_factors
+            next_factors = load_factors(p, x, tile, gl.maximum(last - j, blocks.first), last)
+            _load_block(p, x, tile, blocks.stop - j, factors, step)
+            if pending > 0:
+                _transpose_block(p, x, step - 1)
+            pending = 1
+            step += 1
+        number += 1
+    if pending > 0:
+        _transpose_block(p, x, step - 1)
