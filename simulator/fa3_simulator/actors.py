@@ -55,6 +55,7 @@ def parts_of(schedule: Schedule) -> Parts:
         return tuple(Slot(f"{name}[{i}]", size) for i in range(stages))
 
     first = int(NamedBarrierId.K_EMPTY)  # where our kernels' rings fit two slots; deeper rings follow on
+    turns = first if s.kernel == "flash3" else first + 2 * stages + q_stages
     transposes = s.v_transpose
     v_full = full("v")
     return Parts(
@@ -72,7 +73,7 @@ def parts_of(schedule: Schedule) -> Parts:
             "v": empty("v", first + stages),
             "q": empty("q", first + 2 * stages, q_stages),
         },
-        tuple(NamedBarrier(f"turn[{w}]", first + 2 * stages + q_stages + w, 2 * WARPGROUP) for w in range(s.consumers)),
+        tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP) for w in range(s.consumers)),
         tuple(NamedBarrier(f"epilogue[{w}]", w + (w > 0), WARPGROUP) for w in range(s.consumers)),
     )
 

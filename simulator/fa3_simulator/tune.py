@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from fa3_simulator.fit import footprint
-from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import roofline
-from fa3_simulator.run import Estimate, Shape, estimate
+from fa3_simulator.run import AnySchedule, Estimate, Shape, estimate, program_of
 from fa3_simulator.schedules import Schedule, Tile
 
 # FlashAttention-3's own tiles on SM90 (upstream hopper/tile_size.h): (dtype bits, head_dim, causal) -> (tile_m, tile_n).
@@ -60,13 +59,11 @@ def candidates(dtype: str, head_dim: int, *, kernel: str = "flash3") -> Iterator
         )  # fmt: skip
 
 
-def misfit(schedule: Schedule, machine: Machine) -> str | None:
-    """Why a schedule does not fit an SM, or None."""
-    limit = schedule.registers[1]
-    if (needed := registers_needed(schedule)) > limit:
-        return f"about {needed} registers, a consumer thread has {limit}"
-    program = forward(schedule, [Tile(1)])
-    found = [f.text for f in footprint(program, machine) if f.kind == "footprint"]
+def misfit(schedule: AnySchedule, machine: Machine) -> str | None:
+    """Why a schedule does not fit an SM, or None. Registers of the backward are not counted."""
+    if isinstance(schedule, Schedule) and (needed := registers_needed(schedule)) > schedule.registers[1]:
+        return f"about {needed} registers, a consumer thread has {schedule.registers[1]}"
+    found = [f.text for f in footprint(program_of(schedule, [Tile(1)]), machine)]
     return found[0] if found else None
 
 
