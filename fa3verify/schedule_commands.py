@@ -14,7 +14,6 @@ from click.core import ParameterSource
 
 from fa3verify.exits import EPILOG, emit, one_line_errors
 
-SWITCHES = {"pingpong": "pingpong", "overlap": "intra_wg_overlap"}
 BACKWARD_TILE = (64, 128)
 FORWARD_ONLY = {"schedule": "--schedule", "kernel": "--kernel", "p_in_smem": "--p-in-smem",
                 "promotion_interval": "--promotion-interval"}  # fmt: skip
@@ -54,7 +53,7 @@ def _schedule_options(command: Callable) -> Callable:
             "--schedule",
             default="pingpong+overlap",
             show_default=True,
-            help="pingpong and overlap joined by +, or none.",
+            help="pingpong, and overlap or overlap3 (three stages), joined by +, or none.",
         ),
         click.option(
             "--promotion-interval", type=click.IntRange(0), default=0, help="e4m3: keys per promotion of P V."
@@ -70,13 +69,10 @@ def _schedule_options(command: Callable) -> Callable:
 
 
 def _schedule(options: dict[str, Any]) -> Any:
-    from fa3_simulator.schedules import Schedule
+    from fa3_simulator.schedules import Schedule, read_switches
 
     if options["backward"]:
         return _backward_schedule(options)
-    names = [] if options["schedule"] == "none" else options["schedule"].split("+")
-    if unknown := set(names) - set(SWITCHES):
-        raise ValueError(f"schedule is made of {' and '.join(SWITCHES)}, or none, got {', '.join(sorted(unknown))}")
     tile_m, tile_n = options["tile"]
     return Schedule(
         dtype=options["dtype"],
@@ -88,7 +84,7 @@ def _schedule(options: dict[str, Any]) -> Any:
         v_transpose=options["dtype"] == "e4m3",
         pv_from_registers=not options["p_in_smem"],
         kernel=options["kernel"],
-        **{field: name in names for name, field in SWITCHES.items()},
+        **read_switches(options["schedule"]),  # type: ignore[arg-type]
     )
 
 

@@ -40,11 +40,10 @@ def tune(clock_mhz: float | None, json_target: str | None, top: int, **options: 
 
 def _row(entry: Any, shape: Any) -> dict[str, Any]:
     s = entry.schedule
-    switches = [name for name, on in (("pingpong", s.pingpong), ("overlap", s.intra_wg_overlap)) if on]
     return {
         "tile": f"{s.tile_m}x{s.tile_n}",
         "stages": s.num_stages,
-        "schedule": "+".join(switches) or "none",
+        "schedule": s.switches,
         "p": "registers" if s.pv_from_registers else "smem",
         "cycles": round(entry.estimate.cycles),
         "tflops": shape.flops(s.head_dim) / entry.estimate.seconds / 1e12,

@@ -34,9 +34,9 @@ class Ranked:
 
 
 def registers_needed(schedule: Schedule) -> int:
-    """Registers of a consumer thread: S, O, P in the operand format, a partial of P V when promoted, and the rest."""
+    """Registers of a consumer thread: S (two in three stages), O, P as operand, a partial of P V when promoted, the rest."""
     s = schedule
-    scores, output = s.tile_n // 2, s.head_dim // 2
+    scores, output = (s.softmax_stages - 1) * s.tile_n // 2, s.head_dim // 2
     p = s.tile_n * s.bits // 64 if s.pv_from_registers and s.intra_wg_overlap else 0
     return scores + output + p + (output if s.promotion_interval else 0) + OTHER_REGISTERS
 
@@ -48,14 +48,20 @@ def is_power_of_two(n: int) -> bool:
 def candidates(dtype: str, head_dim: int, *, kernel: str = "flash3") -> Iterator[Schedule]:
     """Schedules whose fields are legal; most do not fit and are dropped by :func:`misfit`."""
     step = 32 if dtype == "e4m3" else 16
-    for tile_m, tile_n, stages, pingpong, overlap, registers in product(
-        (64, 128, 192), range(32, 257, step), (2, 3, 4), (True, False), (True, False), (True, False)
+    for tile_m, tile_n, stages, pingpong, (overlap, softmax_stages), registers in product(
+        (64, 128, 192),
+        range(32, 257, step),
+        (2, 3, 4),
+        (True, False),
+        ((True, 2), (True, 3), (False, 2)),
+        (True, False),
     ):
         if tile_m == 64 and pingpong:
             continue
         yield Schedule(
             dtype=dtype, head_dim=head_dim, tile_m=tile_m, tile_n=tile_n, num_stages=stages, pingpong=pingpong,
             intra_wg_overlap=overlap, pv_from_registers=registers, v_transpose=dtype == "e4m3", kernel=kernel,  # type: ignore[arg-type]
+            softmax_stages=softmax_stages,
         )  # fmt: skip
 
 
@@ -87,7 +93,10 @@ def tune(shape: Shape, dtype: str, head_dim: int, machine: Machine, clock_mhz: f
                 found,
                 found.cta_cycles / roofline(shape, schedule, machine).cycles - 1,
                 is_power_of_two(schedule.tile_n),
-                (schedule.tile_m, schedule.tile_n) == chosen and schedule.num_stages == 2 and schedule.intra_wg_overlap,
+                (schedule.tile_m, schedule.tile_n) == chosen
+                and schedule.num_stages == 2
+                and schedule.intra_wg_overlap
+                and schedule.softmax_stages == 2,
             )
         )
     return sorted(ranked, key=lambda r: r.estimate.cycles)

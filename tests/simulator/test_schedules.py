@@ -19,6 +19,7 @@ from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import EXACT_BLOCKS, Shape, _simulate, estimate, longest_cta, row_tiles
 from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.tune import candidates, misfit, registers_needed
 
 H200 = load("h200")
 SHIPPED = (
@@ -27,6 +28,8 @@ SHIPPED = (
     Schedule(kernel="flash3", head_dim=64, tile_m=192, tile_n=192, pv_from_registers=False),
     Schedule(kernel="flash3", head_dim=256, tile_n=80), Schedule(kernel="flash3", dtype="e4m3", tile_n=224, v_transpose=True),
     Schedule(dtype="e4m3", v_transpose=True, promotion_interval=128), Schedule(pingpong=False, warp_specialized=False),
+    Schedule(tile_n=96, softmax_stages=3), Schedule(kernel="flash3", head_dim=256, tile_n=64, softmax_stages=3),
+    Schedule(dtype="e4m3", v_transpose=True, softmax_stages=3),
 )  # fmt: skip
 each_schedule = pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: forward(s, [Tile(1)]).name.replace(" ", "_"))
 
@@ -98,6 +101,20 @@ def test_the_papers_ablation_has_its_order() -> None:
         for s in (Schedule(), Schedule(intra_wg_overlap=False), Schedule(pingpong=False, warp_specialized=False))
     )
     assert full < no_overlap < no_specialisation
+
+
+@pytest.mark.parametrize("tile_n", [64, 96])
+def test_three_stages_gain_where_the_softmax_shows_and_at_most_a_few_percent(tile_n: int) -> None:
+    """The GEMMs bind already, so that there is little to gain: the paper's appendix found none in practice."""
+    two = Schedule(tile_n=tile_n)
+    three = replace(two, softmax_stages=3)
+    steady = [cycles(s, [Tile(48)]) - cycles(s, [Tile(24)]) for s in (two, three)]
+    assert 0.95 * steady[0] < steady[1] < steady[0]
+
+
+def test_three_stages_keep_two_score_tiles_in_registers() -> None:
+    assert registers_needed(Schedule(tile_n=128, softmax_stages=3)) - registers_needed(Schedule(tile_n=128)) == 64
+    assert misfit(Schedule(tile_n=128, softmax_stages=3), H200) == "about 248 registers, a consumer thread has 240"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +197,9 @@ def test_time_is_at_least_the_roofline() -> None:
         ({"promotion_interval": 64}, "promotion and V transpose are for e4m3"),
         ({"num_stages": 0}, "num_stages must lie in"),
         ({"head_dim": 300}, "head_dim must be a multiple of 8"),
+        ({"softmax_stages": 4}, "softmax_stages must be 2 or 3, got 4"),
+        ({"softmax_stages": 3, "intra_wg_overlap": False}, "three softmax stages need intra_wg_overlap"),
+        ({"softmax_stages": 3, "num_stages": 1}, "two stages of K"),
     ],
 )
 def test_impossible_schedules_are_refused(fields: dict, message: str) -> None:
@@ -190,3 +210,8 @@ def test_impossible_schedules_are_refused(fields: dict, message: str) -> None:
 def test_footprints_that_do_not_fit_are_named_with_their_numbers() -> None:
     found = check(forward(Schedule(tile_n=256, num_stages=3), [Tile(1)]), H200)
     assert any("bytes of shared memory, a CTA has 232448" in f.text for f in found)
+
+
+def test_tune_enumerates_three_stages() -> None:
+    kinds = {(s.intra_wg_overlap, s.softmax_stages) for s in candidates("fp16", 128)}
+    assert kinds == {(True, 2), (True, 3), (False, 2)}
