@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from click.core import ParameterSource
 from fa3verify.exits import EPILOG, emit, one_line_errors
 
 BACKWARD_TILE = (64, 128)
-FORWARD_ONLY = {"schedule": "--schedule", "kernel": "--kernel", "p_in_smem": "--p-in-smem",
-                "promotion_interval": "--promotion-interval"}  # fmt: skip
+FORWARD_ONLY = ("schedule", "kernel", "p_in_smem", "promotion_interval")
+VALIDATES_WITH = ("validate", "machine", "json_target")
 
 
 def _tile(_context: Any, _parameter: Any, value: str) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def _schedule(options: dict[str, Any]) -> Any:
 def _backward_schedule(options: dict[str, Any]) -> Any:
     from fa3_simulator.backward import BackwardSchedule
 
-    if given := [option for name, option in FORWARD_ONLY.items() if _is_given(name)]:
+    if given := _given(FORWARD_ONLY):
         raise ValueError(f"--backward does not take {', '.join(given)}: there is one backward schedule")
     if options["dtype"] == "e4m3":
         raise ValueError("the backward is for fp16 and bf16, got e4m3")
@@ -102,6 +102,12 @@ def _backward_schedule(options: dict[str, Any]) -> Any:
 def _is_given(name: str) -> bool:
     """Whether an option was given, whatever its default."""
     return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _given(names: Iterable[str] | None = None, *, but: Iterable[str] = ()) -> list[str]:
+    """Options among ``names`` (all by default) that were given, as they are written."""
+    known = {p.name: p.opts[-1] for p in get_current_context().command.params if p.name and p.name not in but}
+    return [known[name] for name in (known if names is None else names) if _is_given(name)]
 
 
 def shape_of(options: dict[str, Any]) -> Any:
@@ -137,9 +143,20 @@ def _trace(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tu
 @problem_options
 @_schedule_options
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the timeline as SVG.")
-def simulate(clock_mhz: float | None, json_target: str | None, svg: Path | None, **options: Any) -> None:
+@click.option(
+    "--validate",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="BENCH.csv",
+    help="Instead compare with every measured row of a bench.csv: errors, rank agreement, regret.",
+)
+def simulate(
+    clock_mhz: float | None, json_target: str | None, svg: Path | None, validate: Path | None, **options: Any
+) -> None:
     """Simulate one schedule: cycles, what binds, and where the tensor cores idle."""
     with one_line_errors():
+        if validate:
+            _validate(validate, options["machine"], json_target)
+            return
         from fa3_simulator.run import estimate
         from fa3_simulator.timeline import bars, svg_gantt, text_gantt
 
@@ -157,6 +174,18 @@ def simulate(clock_mhz: float | None, json_target: str | None, svg: Path | None,
         if json_target != "-":
             _print_figures(figures)
             click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end)))
+
+
+def _validate(path: Path, machine: str, json_target: str | None) -> None:
+    from fa3_simulator import validate
+    from fa3_simulator.machine import load
+
+    if given := _given(but=VALIDATES_WITH):
+        raise ValueError(f"--validate takes schedules from the file and does not take {', '.join(given)}")
+    figures = validate.validate(path, load(machine))
+    emit(figures, json_target)
+    if json_target != "-":
+        click.echo(validate.markdown(figures))
 
 
 def _figures(shape: Any, schedule: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:

@@ -65,6 +65,15 @@ def candidates(dtype: str, head_dim: int, *, kernel: str = "flash3") -> Iterator
         )  # fmt: skip
 
 
+def flash3_schedule(dtype: str, head_dim: int, causal: bool) -> Schedule | None:
+    """What FlashAttention-3 runs (upstream hopper/tile_size.h), or None where its tile is not in the table."""
+    fp8 = dtype == "e4m3"
+    if (tile := FLASH3_TILES.get((8 if fp8 else 16, head_dim, causal))) is None:
+        return None
+    p_in_smem = not fp8 and (head_dim, causal) == (64, False)
+    return Schedule(dtype, head_dim, *tile, pv_from_registers=not p_in_smem, v_transpose=fp8, kernel="flash3")
+
+
 def misfit(schedule: AnySchedule, machine: Machine) -> str | None:
     """Why a schedule does not fit an SM, or None. Registers of the backward are not counted."""
     if isinstance(schedule, Schedule) and (needed := registers_needed(schedule)) > schedule.registers[1]:
