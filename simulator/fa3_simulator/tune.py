@@ -10,7 +10,7 @@ from fa3_simulator.fit import footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import AnySchedule, Estimate, Shape, estimate, program_of
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.schedules import Kernel, Schedule, Tile
 
 # FlashAttention-3's own tiles on SM90 (upstream hopper/tile_size.h): (dtype bits, head_dim, causal) -> (tile_m, tile_n).
 FLASH3_TILES = {
@@ -37,17 +37,25 @@ def registers_needed(schedule: Schedule) -> int:
     """Registers of a consumer thread: S (two in three stages), O, P as operand, a partial of P V when promoted, the rest."""
     s = schedule
     scores, output = (s.softmax_stages - 1) * s.tile_n // 2, s.head_dim // 2
-    p = s.tile_n * s.bits // 64 if s.pv_from_registers and s.intra_wg_overlap else 0
-    return scores + output + p + (output if s.promotion_interval else 0) + OTHER_REGISTERS
+    p = s.tile_n * s.bits // 64 if s.pv_from_registers else 0
+    partial = 0
+    if s.promotion_interval:  # our kernel sums it in two slices of the channels where registers are short
+        partial = output // (1 if s.head_dim == 64 else 2)
+    held = scores + p + partial if s.intra_wg_overlap else max(scores, p + partial)
+    return held + output + OTHER_REGISTERS
 
 
 def is_power_of_two(n: int) -> bool:
     return n & (n - 1) == 0
 
 
-def candidates(dtype: str, head_dim: int, *, kernel: str = "flash3") -> Iterator[Schedule]:
-    """Schedules whose fields are legal; most do not fit and are dropped by :func:`misfit`."""
+def candidates(dtype: str, head_dim: int, *, kernel: Kernel = "flash3") -> Iterator[Schedule]:
+    """Schedules whose fields are legal; most do not fit and are dropped by :func:`misfit`.
+
+    Those of our FP8 kernel promote every 128 keys, or every tile of fewer, as it ships.
+    """
     step = 32 if dtype == "e4m3" else 16
+    promotes = dtype == "e4m3" and kernel == "gluon"
     for tile_m, tile_n, stages, pingpong, (overlap, softmax_stages), registers in product(
         (64, 128, 192),
         range(32, 257, step),
@@ -60,8 +68,8 @@ def candidates(dtype: str, head_dim: int, *, kernel: str = "flash3") -> Iterator
             continue
         yield Schedule(
             dtype=dtype, head_dim=head_dim, tile_m=tile_m, tile_n=tile_n, num_stages=stages, pingpong=pingpong,
-            intra_wg_overlap=overlap, pv_from_registers=registers, v_transpose=dtype == "e4m3", kernel=kernel,  # type: ignore[arg-type]
-            softmax_stages=softmax_stages,
+            intra_wg_overlap=overlap, pv_from_registers=registers, v_transpose=dtype == "e4m3", kernel=kernel,
+            softmax_stages=softmax_stages, promotion_interval=next(n for n in (128, 96, 64, 32) if tile_n % n == 0) if promotes else 0,
         )  # fmt: skip
 
 
@@ -82,7 +90,23 @@ def misfit(schedule: AnySchedule, machine: Machine) -> str | None:
     return found[0] if found else None
 
 
-def tune(shape: Shape, dtype: str, head_dim: int, machine: Machine, clock_mhz: float | None = None) -> list[Ranked]:
+def is_launchable(schedule: Schedule) -> bool:
+    """Whether our kernels take a schedule as launch options; they refuse a few more tiles themselves, by name."""
+    s = schedule
+    rows = (128,) if s.dtype == "e4m3" else (128, 192)
+    fixed = (s.kernel, s.num_stages, s.softmax_stages, s.pv_from_registers, s.warp_specialized)
+    return fixed == ("gluon", 2, 2, True, True) and s.tile_m in rows and s.tile_n >= 32 and is_power_of_two(s.tile_n)
+
+
+def tune(
+    shape: Shape,
+    dtype: str,
+    head_dim: int,
+    machine: Machine,
+    clock_mhz: float | None = None,
+    *,
+    kernel: Kernel = "flash3",
+) -> list[Ranked]:
     """Simulate every schedule that fits and rank by time.
 
     Returns
@@ -92,7 +116,7 @@ def tune(shape: Shape, dtype: str, head_dim: int, machine: Machine, clock_mhz: f
     """
     chosen = FLASH3_TILES.get((16 if dtype != "e4m3" else 8, head_dim, shape.causal))
     ranked = []
-    for schedule in candidates(dtype, head_dim):
+    for schedule in candidates(dtype, head_dim, kernel=kernel):
         if misfit(schedule, machine):
             continue
         found = estimate(shape, schedule, machine, clock_mhz)

@@ -83,6 +83,16 @@ def accuracy(errors: np.ndarray) -> dict[str, float]:
     return dict(zip(("mape", "low", "high", "max", "bias"), map(float, values)))
 
 
+def agreement(simulated: np.ndarray, measured: np.ndarray) -> tuple[float, tuple[float, ...]]:
+    """Kendall's tau of two (schedules,) arrays of cycles, 0 where one is all ties; and the regret of choosing by the first.
+
+    The regret of the top k: the best measured of the k simulated fastest, over the best measured of all, minus 1.
+    """
+    order = measured[np.argsort(simulated, kind="stable")]
+    tau, _ = map(float, kendalltau(simulated, measured))
+    return 0.0 if np.isnan(tau) else tau, tuple(float(order[:k].min() / order.min() - 1) for k in TOP)
+
+
 def rankings(compared: Sequence[Compared]) -> list[Ranking]:
     """Rank the schedules of every problem that has at least three; a schedule measured twice counts with its median."""
     problems: dict[str, dict[Any, list[Compared]]] = {}
@@ -98,10 +108,7 @@ def rankings(compared: Sequence[Compared]) -> list[Ranking]:
                 for items in schedules.values()
             ]
         )
-        measured = pairs[np.argsort(pairs[:, 0], kind="stable"), 1]
-        regret = tuple(float(measured[:k].min() / measured.min() - 1) for k in TOP)
-        tau, _ = map(float, kendalltau(pairs[:, 0], pairs[:, 1]))
-        found.append(Ranking(problem, len(pairs), 0.0 if np.isnan(tau) else tau, regret))  # NaN: all tied
+        found.append(Ranking(problem, len(pairs), *agreement(pairs[:, 0], pairs[:, 1])))
     return found
 
 
