@@ -10,7 +10,8 @@ from click.exceptions import Exit
 
 from fa3verify import __version__
 from fa3verify.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, emit, fail, one_line_errors, write
-from fa3verify.schedule_commands import simulate, trace
+from fa3verify.schedule_commands import simulate
+from fa3verify.trace_command import trace
 from fa3verify.tune_command import tune
 
 

@@ -1,8 +1,7 @@
-"""Verbs about one schedule: simulate it, draw it."""
+"""Verb simulate, and the options that say which problem and schedule."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -44,7 +43,7 @@ def problem_options(command: Callable) -> Callable:
     return command
 
 
-def _schedule_options(command: Callable) -> Callable:
+def schedule_options(command: Callable) -> Callable:
     """Options that say how."""
     for option in (
         click.option("--tile", callback=_tile, default="128x128", show_default=True, metavar="ROWSxKEYS"),
@@ -91,23 +90,23 @@ def _schedule(options: dict[str, Any]) -> Any:
 def _backward_schedule(options: dict[str, Any]) -> Any:
     from fa3_simulator.backward import BackwardSchedule
 
-    if given := _given(FORWARD_ONLY):
+    if given := given_options(FORWARD_ONLY):
         raise ValueError(f"--backward does not take {', '.join(given)}: there is one backward schedule")
     if options["dtype"] == "e4m3":
         raise ValueError("the backward is for fp16 and bf16, got e4m3")
-    tile_m, tile_n = options["tile"] if _is_given("tile") else BACKWARD_TILE
+    tile_m, tile_n = options["tile"] if _isgiven_options("tile") else BACKWARD_TILE
     return BackwardSchedule(options["head_dim"], tile_m, tile_n, options["stages"])
 
 
-def _is_given(name: str) -> bool:
+def _isgiven_options(name: str) -> bool:
     """Whether an option was given, whatever its default."""
     return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def _given(names: Iterable[str] | None = None, *, but: Iterable[str] = ()) -> list[str]:
+def given_options(names: Iterable[str] | None = None, *, but: Iterable[str] = ()) -> list[str]:
     """Options among ``names`` (all by default) that were given, as they are written."""
     known = {p.name: p.opts[-1] for p in get_current_context().command.params if p.name and p.name not in but}
-    return [known[name] for name in (known if names is None else names) if _is_given(name)]
+    return [known[name] for name in (known if names is None else names) if _isgiven_options(name)]
 
 
 def shape_of(options: dict[str, Any]) -> Any:
@@ -116,7 +115,7 @@ def shape_of(options: dict[str, Any]) -> Any:
     return Shape(options["batch"], options["nheads"], options["seqlen"], options["seqlen"], options["causal"])
 
 
-def _setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
+def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Shape, schedule and machine; ValueError when the schedule does not fit."""
     from fa3_simulator.machine import load
     from fa3_simulator.tune import misfit
@@ -127,7 +126,7 @@ def _setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
     return shape_of(options), schedule, machine
 
 
-def _trace(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
+def trace_cta(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
     """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
     from fa3_simulator.costs import costs
     from fa3_simulator.engine import simulate as run
@@ -141,7 +140,7 @@ def _trace(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tu
 
 @click.command(epilog=EPILOG)
 @problem_options
-@_schedule_options
+@schedule_options
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the timeline as SVG.")
 @click.option(
     "--validate",
@@ -160,9 +159,9 @@ def simulate(
         from fa3_simulator.run import estimate
         from fa3_simulator.timeline import bars, svg_gantt, text_gantt
 
-        shape, schedule, machine = _setup(options)
+        shape, schedule, machine = setup(options)
         found = estimate(shape, schedule, machine, clock_mhz)
-        program, tables, trace = _trace(schedule, machine, clock_mhz, found.tiles)
+        program, tables, trace = trace_cta(schedule, machine, clock_mhz, found.tiles)
         figures = _figures(shape, schedule, machine, found, (program, tables, trace))
         drawn = bars(program, trace)
         end = trace.cycles
@@ -180,7 +179,7 @@ def _validate(path: Path, machine: str, json_target: str | None) -> None:
     from fa3_simulator import validate
     from fa3_simulator.machine import load
 
-    if given := _given(but=VALIDATES_WITH):
+    if given := given_options(but=VALIDATES_WITH):
         raise ValueError(f"--validate takes schedules from the file and does not take {', '.join(given)}")
     figures = validate.validate(path, load(machine))
     emit(figures, json_target)
@@ -234,25 +233,3 @@ def _print_figures(figures: dict[str, Any]) -> None:
     idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
     click.echo("  idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005))
     click.echo(f"  assumed, not measured: {', '.join(figures['assumed_constants'])}")
-
-
-@click.command(epilog=EPILOG)
-@problem_options
-@_schedule_options
-@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
-def trace(out: Path, clock_mhz: float | None, json_target: str | None, **options: Any) -> None:
-    """Write the simulated timeline of one CTA to OUT as Chrome JSON, for Perfetto."""
-    with one_line_errors():
-        from fa3_simulator.run import longest_cta
-        from fa3_simulator.timeline import bars, chrome_trace
-        from fa3verify.files import write_text
-
-        shape, schedule, machine = _setup(options)
-        tiles = longest_cta(shape, schedule, int(machine["sms"]))
-        program, _, run = _trace(schedule, machine, clock_mhz, tiles)
-        clock = clock_mhz or machine["max_clock_mhz"]
-        events = chrome_trace(bars(program, run), clock, f"{program.name}, simulated {machine.name}")
-        write_text(out, json.dumps(events))
-        emit({"events": len(events["traceEvents"]), "cycles": run.cycles}, json_target)
-        if json_target != "-":
-            click.echo(f"{out}: {len(events['traceEvents'])} events, {run.cycles:.0f} cycles")
