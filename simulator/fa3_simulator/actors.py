@@ -138,7 +138,7 @@ class Consumer:
             self.stream.fence()
 
     def rescale(self) -> None:
-        self.stream.read(self.output)
+        self.read_output()
         self.stream.vector(self.work["rescale"])
 
     def overlapped_step(self, masked: bool) -> None:
@@ -250,23 +250,29 @@ class Consumer:
         if not self.stages_output_in_q:
             self.release("q", number % self.parts.q_stages)
         self.wait_full(self.parts.v_ready, self.step)
-        if lead is None:
-            self.issue_output(self.step)
-            stream.wgmma_wait(0)
-        else:
-            self.wait_full(self.parts.q_full, number + 1)
-            self.take_turn()
-            self.issue_output(self.step)
-            self.wait_full(self.parts.k_full, self.step + 1)
-            self.first_scores(number + 1, self.step + 1, lead)
-            self.pass_turn()
-            stream.wgmma_wait(1 + lead)
+        self.last_output(number, lead)
         self.release("v", self.step % self.s.num_stages)
         self.step += 1
         self.epilogue(number)
         if self.stages_output_in_q:
             stream.store_wait()
             self.release("q", number % self.parts.q_stages)
+
+    def last_output(self, number: int, lead: int | None) -> None:
+        if lead is None:
+            self.issue_output(self.step)
+            self.stream.wgmma_wait(0)
+            return
+        self.wait_full(self.parts.q_full, number + 1)
+        self.take_turn()
+        self.issue_output(self.step)
+        self.wait_full(self.parts.k_full, self.step + 1)
+        self.first_scores(number + 1, self.step + 1, lead)
+        self.pass_turn()
+        self.stream.wgmma_wait(1 + lead)
+
+    def read_output(self) -> None:
+        self.stream.read(self.output)
 
     @property
     def stages_output_in_q(self) -> bool:
@@ -275,7 +281,7 @@ class Consumer:
 
     def epilogue(self, tile: int) -> None:
         stream, size = self.stream, 64 * self.s.head_dim * 2
-        stream.read(self.output)
+        self.read_output()
         stream.vector(self.work["epilogue"])
         stream.store_wait()
         if self.stages_output_in_q:

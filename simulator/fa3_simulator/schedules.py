@@ -184,6 +184,19 @@ def softmax_work(schedule: Schedule) -> dict[str, Work]:
     }
 
 
+def pv_parts(schedule: Schedule) -> tuple[int, int]:
+    """Slices of the channels and chunks of the keys in which a kernel sums P V, as :mod:`fa3_kernels.gluon.variant` chooses.
+
+    >>> pv_parts(Schedule("e4m3", promotion_interval=64))
+    (2, 2)
+    """
+    s = schedule
+    if s.dtype != "e4m3" or s.kernel != "gluon":
+        return 1, 1
+    slices = 1 if s.head_dim <= 64 or (s.head_dim <= 128 and not s.promotion_interval) else 2
+    return slices, s.tile_n // s.promotion_interval if s.promotion_interval else 1
+
+
 def transpose_work(schedule: Schedule) -> Work:
     """V transpose of one key block by four warps: 8 KiB per 16 LDSM / STSM of each warp, two PRMT per eight bytes."""
     size = schedule.tile_n * schedule.head_dim

@@ -10,7 +10,7 @@ from fa3_simulator.fit import footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import AnySchedule, Estimate, Shape, estimate, program_of
-from fa3_simulator.schedules import Kernel, Schedule, Tile
+from fa3_simulator.schedules import Kernel, Schedule, Tile, pv_parts
 
 # FlashAttention-3's own tiles on SM90 (upstream hopper/tile_size.h): (dtype bits, head_dim, causal) -> (tile_m, tile_n).
 FLASH3_TILES = {
@@ -38,9 +38,7 @@ def registers_needed(schedule: Schedule) -> int:
     s = schedule
     scores, output = (s.softmax_stages - 1) * s.tile_n // 2, s.head_dim // 2
     p = s.tile_n * s.bits // 64 if s.pv_from_registers else 0
-    partial = 0
-    if s.promotion_interval:  # our kernel sums it in two slices of the channels where registers are short
-        partial = output // (1 if s.head_dim == 64 else 2)
+    partial = output // pv_parts(s)[0] if s.promotion_interval else 0
     held = scores + p + partial if s.intra_wg_overlap else max(scores, p + partial)
     return held + output + OTHER_REGISTERS
 

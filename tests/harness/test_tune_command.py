@@ -128,6 +128,4 @@ def test_options_are_those_of_the_launch_and_a_sound_schedule_compiles() -> None
     built = tune_build.compile_schedule(CELL, Schedule(tile_n=64))
     assert (built.spill_bytes, built.note) == (0, "")
     assert 100 < built.registers <= 240
-    assert tune_build.compile_schedule(CELL, Schedule(tile_n=48)).note.startswith(
-        "refused: tile_n must be a power of two"
-    )
+    assert tune_build.compile_schedule(CELL, Schedule(tile_n=48)).note.startswith("refused: tile_n must be")

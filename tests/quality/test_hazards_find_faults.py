@@ -185,6 +185,8 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
      lambda: dropped(flash3(softmax_stages=3, pingpong=False), "consumer 1", "wait v_full", 2)),
     (0, "three stages: the scores of the next block are read while Q K^T runs",
      lambda: moved(gluon(softmax_stages=3), "consumer 0", "read S.0[0]", "wait wgmma", 1)),
+    (0, "a part of P V is added to O while it is summed",
+     lambda: moved(gluon(**FP8, promotion_interval=64), "consumer 0", "read O.0[1]", "wait wgmma", 1)),
     (40, "a full barrier is not waited for", lambda: dropped(gluon(), "consumer 0", "wait v_full", 4)),
     (41, "a wait for a parity that has passed", wrong_parity),
     (42, "no fence between P in shared memory and P V",

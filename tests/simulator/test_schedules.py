@@ -18,7 +18,7 @@ from fa3_simulator.overlap import measure
 from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import EXACT_BLOCKS, Shape, _simulate, estimate, longest_cta, row_tiles
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.schedules import Schedule, Tile, pv_parts
 from fa3_simulator.tune import candidates, misfit, registers_needed
 
 H200 = load("h200")
@@ -30,6 +30,9 @@ SHIPPED = (
     Schedule(dtype="e4m3", v_transpose=True, promotion_interval=128), Schedule(pingpong=False, warp_specialized=False),
     Schedule(tile_n=96, softmax_stages=3), Schedule(kernel="flash3", head_dim=256, tile_n=64, softmax_stages=3),
     Schedule(dtype="e4m3", v_transpose=True, softmax_stages=3),
+    Schedule(dtype="e4m3", v_transpose=True, promotion_interval=64, intra_wg_overlap=False),
+    Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128),
+    Schedule(dtype="e4m3", v_transpose=True, head_dim=256),
 )  # fmt: skip
 each_schedule = pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: forward(s, [Tile(1)]).name.replace(" ", "_"))
 
@@ -54,7 +57,7 @@ def test_instruction_counts_are_those_of_the_algorithm(schedule: Schedule) -> No
     program = forward(schedule, [Tile(blocks)])
     trace = engine.simulate(program, costs(program, H200))
     k = 256 // schedule.bits
-    per_block = schedule.head_dim // k + schedule.tile_n // k
+    per_block = schedule.head_dim // k + schedule.tile_n // k * pv_parts(schedule)[0]
     assert len(trace.bursts) == schedule.consumers * blocks * per_block
     loads = sum(int((actor.ops[:, 0] == Op.LOAD).sum()) for actor in program.actors)
     assert loads == schedule.consumers + 2 * blocks
@@ -101,6 +104,21 @@ def test_the_papers_ablation_has_its_order() -> None:
         for s in (Schedule(), Schedule(intra_wg_overlap=False), Schedule(pingpong=False, warp_specialized=False))
     )
     assert full < no_overlap < no_specialisation
+
+
+@pytest.mark.parametrize("promotion_interval", [0, 128])
+def test_our_fp8_kernel_has_no_overlap_to_switch_off_at_head_dim_256(promotion_interval: int) -> None:
+    """O, S and a part of P V do not fit the registers together (fa3_kernels.gluon.variant), whatever the switch says."""
+    on = Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=promotion_interval)
+    off = replace(on, intra_wg_overlap=False)
+    assert cycles(on, [Tile(20)]) == cycles(off, [Tile(20)]) > 1.1 * cycles(replace(on, kernel="flash3"), [Tile(20)])
+
+
+def test_p_v_in_more_parts_takes_longer() -> None:
+    parts = [Schedule(dtype="e4m3", v_transpose=True, promotion_interval=n) for n in (128, 64, 32)]
+    times = [cycles(s, [Tile(30)]) for s in parts]
+    assert times == sorted(times)
+    assert times[0] < times[2]
 
 
 @pytest.mark.parametrize("tile_n", [64, 96])
