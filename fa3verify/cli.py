@@ -10,7 +10,9 @@ from click.exceptions import Exit
 
 from fa3verify import __version__
 from fa3verify.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, emit, fail, one_line_errors, write
-from fa3verify.schedule_commands import simulate, trace, tune
+from fa3verify.schedule_commands import simulate
+from fa3verify.trace_command import trace
+from fa3verify.tune_command import tune
 
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,18 +1,21 @@
-"""Verbs about schedules: simulate one, draw it, rank all of them."""
+"""Verb simulate, and the options that say which problem and schedule."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click import get_current_context
+from click.core import ParameterSource
 
 from fa3verify.exits import EPILOG, emit, one_line_errors
 
-_SWITCHES = {"pingpong": "pingpong", "overlap": "intra_wg_overlap"}
+BACKWARD_TILE = (64, 128)
+FORWARD_ONLY = ("schedule", "kernel", "p_in_smem", "promotion_interval")
+VALIDATES_WITH = ("validate", "machine", "json_target")
 
 
 def _tile(_context: Any, _parameter: Any, value: str) -> tuple[int, int]:
@@ -21,7 +24,7 @@ def _tile(_context: Any, _parameter: Any, value: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _problem_options(command: Callable) -> Callable:
+def problem_options(command: Callable) -> Callable:
     """Options that say what is computed, and where."""
     for option in (
         click.option("--dtype", type=click.Choice(["fp16", "bf16", "e4m3"]), default="fp16", show_default=True),
@@ -40,7 +43,7 @@ def _problem_options(command: Callable) -> Callable:
     return command
 
 
-def _schedule_options(command: Callable) -> Callable:
+def schedule_options(command: Callable) -> Callable:
     """Options that say how."""
     for option in (
         click.option("--tile", callback=_tile, default="128x128", show_default=True, metavar="ROWSxKEYS"),
@@ -49,24 +52,26 @@ def _schedule_options(command: Callable) -> Callable:
             "--schedule",
             default="pingpong+overlap",
             show_default=True,
-            help="pingpong and overlap joined by +, or none.",
+            help="pingpong, and overlap or overlap3 (three stages), joined by +, or none.",
         ),
         click.option(
             "--promotion-interval", type=click.IntRange(0), default=0, help="e4m3: keys per promotion of P V."
         ),
         click.option("--kernel", type=click.Choice(["gluon", "flash3"]), default="gluon", show_default=True),
         click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
+        click.option(
+            "--backward", is_flag=True, help="The backward kernel, of 64 queries x 128 keys by default; fp16 or bf16."
+        ),
     ):
         command = option(command)
     return command
 
 
 def _schedule(options: dict[str, Any]) -> Any:
-    from fa3_simulator.schedules import Schedule
+    from fa3_simulator.schedules import Schedule, read_switches
 
-    names = [] if options["schedule"] == "none" else options["schedule"].split("+")
-    if unknown := set(names) - set(_SWITCHES):
-        raise ValueError(f"schedule is made of {' and '.join(_SWITCHES)}, or none, got {', '.join(sorted(unknown))}")
+    if options["backward"]:
+        return _backward_schedule(options)
     tile_m, tile_n = options["tile"]
     return Schedule(
         dtype=options["dtype"],
@@ -78,74 +83,86 @@ def _schedule(options: dict[str, Any]) -> Any:
         v_transpose=options["dtype"] == "e4m3",
         pv_from_registers=not options["p_in_smem"],
         kernel=options["kernel"],
-        **{field: name in names for name, field in _SWITCHES.items()},
+        **read_switches(options["schedule"]),  # type: ignore[arg-type]
     )
 
 
-def _setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _backward_schedule(options: dict[str, Any]) -> Any:
+    from fa3_simulator.backward import BackwardSchedule
+
+    if given := given_options(FORWARD_ONLY):
+        raise ValueError(f"--backward does not take {', '.join(given)}: there is one backward schedule")
+    if options["dtype"] == "e4m3":
+        raise ValueError("the backward is for fp16 and bf16, got e4m3")
+    tile_m, tile_n = options["tile"] if _isgiven_options("tile") else BACKWARD_TILE
+    return BackwardSchedule(options["head_dim"], tile_m, tile_n, options["stages"])
+
+
+def _isgiven_options(name: str) -> bool:
+    """Whether an option was given, whatever its default."""
+    return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def given_options(names: Iterable[str] | None = None, *, but: Iterable[str] = ()) -> list[str]:
+    """Options among ``names`` (all by default) that were given, as they are written."""
+    known = {p.name: p.opts[-1] for p in get_current_context().command.params if p.name and p.name not in but}
+    return [known[name] for name in (known if names is None else names) if _isgiven_options(name)]
+
+
+def shape_of(options: dict[str, Any]) -> Any:
+    from fa3_simulator.run import Shape
+
+    return Shape(options["batch"], options["nheads"], options["seqlen"], options["seqlen"], options["causal"])
+
+
+def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Shape, schedule and machine; ValueError when the schedule does not fit."""
     from fa3_simulator.machine import load
-    from fa3_simulator.run import Shape
     from fa3_simulator.tune import misfit
 
     machine, schedule = load(options["machine"]), _schedule(options)
     if problem := misfit(schedule, machine):
         raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {problem}")
-    shape = Shape(options["batch"], options["nheads"], options["seqlen"], options["seqlen"], options["causal"])
-    return shape, schedule, machine
+    return shape_of(options), schedule, machine
 
 
-def _trace(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
+def trace_cta(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
     """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
     from fa3_simulator.costs import costs
     from fa3_simulator.engine import simulate as run
-    from fa3_simulator.forward import forward
+    from fa3_simulator.run import program_of
     from fa3_simulator.schedules import Tile
 
-    shown = [Tile(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]]
-    program = forward(schedule, shown)
+    program = program_of(schedule, [Tile(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
     tables = costs(program, machine, clock)
     return program, tables, run(program, tables)
 
 
 @click.command(epilog=EPILOG)
-@_problem_options
-@_schedule_options
+@problem_options
+@schedule_options
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the timeline as SVG.")
-@click.option("--backward", is_flag=True, help="The backward kernel of 64 queries x 128 keys instead; fp16 or bf16.")
-def simulate(clock_mhz: float | None, json_target: str | None, svg: Path | None, **options: Any) -> None:
+@click.option(
+    "--validate",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="BENCH.csv",
+    help="Instead compare with every measured row of a bench.csv: errors, rank agreement, regret.",
+)
+def simulate(
+    clock_mhz: float | None, json_target: str | None, svg: Path | None, validate: Path | None, **options: Any
+) -> None:
     """Simulate one schedule: cycles, what binds, and where the tensor cores idle."""
     with one_line_errors():
-        if options["backward"]:
-            _print_backward(_backward_figures(clock_mhz, options), json_target)
+        if validate:
+            _validate(validate, options["machine"], json_target)
             return
-        from fa3_simulator.overlap import measure
-        from fa3_simulator.roofline import closed_form, roofline
         from fa3_simulator.run import estimate
         from fa3_simulator.timeline import bars, svg_gantt, text_gantt
 
-        shape, schedule, machine = _setup(options)
+        shape, schedule, machine = setup(options)
         found = estimate(shape, schedule, machine, clock_mhz)
-        program, tables, trace = _trace(schedule, machine, clock_mhz, found.tiles)
-        overlap, bound = measure(program, tables, trace), roofline(shape, schedule, machine)
-        ticks = sum(overlap.ledger.values()) or 1
-        figures = {
-            "schedule": program.name,
-            "machine": machine.name,
-            "clock_mhz": found.clock_mhz,
-            "cycles": round(found.cycles),
-            "milliseconds": found.seconds * 1e3,
-            "tflops": shape.flops(schedule.head_dim) / found.seconds / 1e12,
-            "roofline_cycles": round(bound.cycles),
-            "roofline_binds": bound.binds,
-            "closed_form_cycles": round(closed_form(shape, schedule, machine)),
-            "tensor_efficiency": overlap.tensor_efficiency,
-            "overlap_efficiency": overlap.overlap_efficiency,
-            "hidden_softmax": overlap.hidden_softmax,
-            "binds": overlap.binds,
-            "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
-            "assumed_constants": machine.assumed(),
-        }
+        program, tables, trace = trace_cta(schedule, machine, clock_mhz, found.tiles)
+        figures = _figures(shape, schedule, machine, found, (program, tables, trace))
         drawn = bars(program, trace)
         end = trace.cycles
         if svg:
@@ -158,52 +175,56 @@ def simulate(clock_mhz: float | None, json_target: str | None, svg: Path | None,
             click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end)))
 
 
-def _backward_figures(clock_mhz: float | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The main backward kernel: predicted, and never compared with a timing in cycles."""
-    from fa3_simulator.backward import BackwardSchedule, backward
-    from fa3_simulator.costs import costs
-    from fa3_simulator.engine import simulate as run
+def _validate(path: Path, machine: str, json_target: str | None) -> None:
+    from fa3_simulator import validate
     from fa3_simulator.machine import load
-    from fa3_simulator.overlap import measure
-    from fa3_simulator.run import Shape, estimate
 
-    if options["dtype"] == "e4m3":
-        raise ValueError("the backward is for fp16 and bf16, got e4m3")
-    schedule, machine = BackwardSchedule(head_dim=options["head_dim"]), load(options["machine"])
-    shape = Shape(options["batch"], options["nheads"], options["seqlen"], options["seqlen"], options["causal"])
-    found = estimate(shape, schedule, machine, clock_mhz)
-    program = backward(schedule, [min(found.tiles[0].blocks, 24)])
-    tables = costs(program, machine, clock_mhz)
-    overlap = measure(program, tables, run(program, tables))
+    if given := given_options(but=VALIDATES_WITH):
+        raise ValueError(f"--validate takes schedules from the file and does not take {', '.join(given)}")
+    figures = validate.validate(path, load(machine))
+    emit(figures, json_target)
+    if json_target != "-":
+        click.echo(validate.markdown(figures))
+
+
+def _figures(shape: Any, schedule: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:
+    """What is printed and written as JSON; the closed form is the forward's alone."""
+    from fa3_simulator.overlap import measure
+    from fa3_simulator.roofline import closed_form, roofline
+    from fa3_simulator.schedules import Schedule
+
+    is_forward = isinstance(schedule, Schedule)
+    overlap, bound = measure(*traced), roofline(shape, schedule, machine)
+    ticks = sum(overlap.ledger.values()) or 1
+    flops = shape.flops(schedule.head_dim) * (1 if is_forward else 2.5)
     return {
-        "schedule": program.name,
+        "schedule": traced[0].name,
         "machine": machine.name,
         "clock_mhz": found.clock_mhz,
         "cycles": round(found.cycles),
         "milliseconds": found.seconds * 1e3,
-        "tflops": 2.5 * shape.flops(schedule.head_dim) / found.seconds / 1e12,
+        "tflops": flops / found.seconds / 1e12,
+        "roofline_cycles": round(bound.cycles),
+        "roofline_binds": bound.binds,
+        **({"closed_form_cycles": round(closed_form(shape, schedule, machine))} if is_forward else {}),
         "tensor_efficiency": overlap.tensor_efficiency,
         "overlap_efficiency": overlap.overlap_efficiency,
+        "hidden_softmax": overlap.hidden_softmax,
         "binds": overlap.binds,
+        "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
+        "assumed_constants": machine.assumed(),
     }
-
-
-def _print_backward(figures: dict[str, Any], json_target: str | None) -> None:
-    emit(figures, json_target)
-    if json_target != "-":
-        click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
-        click.echo(f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s")
-        click.echo(
-            f"  tensor efficiency {figures['tensor_efficiency']:.3f}, overlap efficiency "
-            f"{figures['overlap_efficiency']:.3f} ({figures['binds']} binds); no timing has been compared with it"
-        )
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
     click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
+    beside = f"roofline {figures['roofline_cycles']}, {figures['roofline_binds']}"
+    if "closed_form_cycles" in figures:
+        beside += f"; closed form {figures['closed_form_cycles']}"
+    else:
+        beside += "; no timing has been compared with the backward"
     click.echo(
-        f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s "
-        f"(roofline {figures['roofline_cycles']}, {figures['roofline_binds']}; closed form {figures['closed_form_cycles']})"
+        f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s ({beside})"
     )
     click.echo(
         f"  tensor efficiency {figures['tensor_efficiency']:.3f}, overlap efficiency {figures['overlap_efficiency']:.3f} "
@@ -212,84 +233,3 @@ def _print_figures(figures: dict[str, Any]) -> None:
     idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
     click.echo("  idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005))
     click.echo(f"  assumed, not measured: {', '.join(figures['assumed_constants'])}")
-
-
-@click.command(epilog=EPILOG)
-@_problem_options
-@_schedule_options
-@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
-def trace(out: Path, clock_mhz: float | None, json_target: str | None, **options: Any) -> None:
-    """Write the simulated timeline of one CTA to OUT as Chrome JSON, for Perfetto."""
-    with one_line_errors():
-        from fa3_simulator.run import longest_cta
-        from fa3_simulator.timeline import bars, chrome_trace
-        from fa3verify.files import write_text
-
-        shape, schedule, machine = _setup(options)
-        tiles = longest_cta(shape, schedule, int(machine["sms"]))
-        program, _, run = _trace(schedule, machine, clock_mhz, tiles)
-        clock = clock_mhz or machine["max_clock_mhz"]
-        events = chrome_trace(bars(program, run), clock, f"{program.name}, simulated {machine.name}")
-        write_text(out, json.dumps(events))
-        emit({"events": len(events["traceEvents"]), "cycles": run.cycles}, json_target)
-        if json_target != "-":
-            click.echo(f"{out}: {len(events['traceEvents'])} events, {run.cycles:.0f} cycles")
-
-
-@click.command(epilog=EPILOG)
-@_problem_options
-@click.option("--top", type=click.IntRange(1), default=10, show_default=True)
-def tune(clock_mhz: float | None, json_target: str | None, top: int, **options: Any) -> None:
-    """Simulate every tile and schedule that fits, and rank them."""
-    with one_line_errors():
-        from fa3_simulator import tune as tuning
-        from fa3_simulator.machine import load
-        from fa3_simulator.run import Shape
-
-        machine = load(options["machine"])
-        shape = Shape(options["batch"], options["nheads"], options["seqlen"], options["seqlen"], options["causal"])
-        ranked = tuning.tune(shape, options["dtype"], options["head_dim"], machine, clock_mhz)
-        if not ranked:
-            raise ValueError(f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
-        best = tuning.without_duplicates(ranked)
-        gluon = [r for r in ranked if r.is_gluon_buildable]
-        flash3 = [r for r in ranked if r.is_flash3_choice]
-        figures = {
-            "schedules": len(ranked),
-            "regret_gluon": tuning.regret(ranked, gluon),
-            "regret_flash3": tuning.regret(ranked, flash3),
-            "ranked": [_row(r, shape) for r in best[:top]],
-        }
-        emit(figures, json_target)
-        if json_target != "-":
-            _print_ranking(figures)
-
-
-def _row(entry: Any, shape: Any) -> dict[str, Any]:
-    s = entry.schedule
-    switches = [name for name, on in (("pingpong", s.pingpong), ("overlap", s.intra_wg_overlap)) if on]
-    return {
-        "tile": f"{s.tile_m}x{s.tile_n}",
-        "stages": s.num_stages,
-        "schedule": "+".join(switches) or "none",
-        "p": "registers" if s.pv_from_registers else "smem",
-        "cycles": round(entry.estimate.cycles),
-        "tflops": shape.flops(s.head_dim) / entry.estimate.seconds / 1e12,
-        "gap_to_roofline": entry.gap,
-        "gluon": entry.is_gluon_buildable,
-        "flash3_choice": entry.is_flash3_choice,
-    }
-
-
-def _print_ranking(figures: dict[str, Any]) -> None:
-    click.echo(f"{figures['schedules']} schedules fit; the best of every tile:")
-    click.echo(f"  {'tile':>8} {'stages':>6} {'schedule':>17} {'P':>9} {'cycles':>10} {'TFLOP/s':>8} {'gap':>6}")
-    for row in figures["ranked"]:
-        note = ("gluon" if row["gluon"] else "CUTLASS only") + (", FA3's choice" if row["flash3_choice"] else "")
-        click.echo(
-            f"  {row['tile']:>8} {row['stages']:>6} {row['schedule']:>17} {row['p']:>9} {row['cycles']:>10} "
-            f"{row['tflops']:>8.0f} {row['gap_to_roofline']:>6.1%}  {note}"
-        )
-    click.echo(
-        f"regret of the best Gluon tile {figures['regret_gluon']:.1%}, of FlashAttention-3's own {figures['regret_flash3']:.1%}"
-    )

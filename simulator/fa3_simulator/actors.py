@@ -1,4 +1,4 @@
-"""The actors of a warp-specialised forward kernel, transcribed from real ones: what each does for a list of tiles.
+"""What the actors of a forward kernel share, and its consumers, transcribed from real ones (:mod:`fa3_simulator.producer` loads).
 
 ``gluon`` is :mod:`fa3_kernels.gluon`: consumers hand slots back through named barriers, and the first Q K^T of a tile is issued
 with the last P V of the tile before. ``flash3`` is upstream FlashAttention-3 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp): slots
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from fa3_kernels.barriers import NamedBarrier as NamedBarrierId
 from fa3_kernels.barriers import slot_threads
-from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Slot, Stream
-from fa3_simulator.schedules import WARP, WARPGROUP, Schedule, Tile, softmax_work, transpose_work
+from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Slot
+from fa3_simulator.schedules import WARPGROUP, Schedule, Tile, softmax_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ def parts_of(schedule: Schedule) -> Parts:
         return tuple(Slot(f"{name}[{i}]", size) for i in range(stages))
 
     first = int(NamedBarrierId.K_EMPTY)  # where our kernels' rings fit two slots; deeper rings follow on
+    turns = first if s.kernel == "flash3" else first + 2 * stages + q_stages
     transposes = s.v_transpose
     v_full = full("v")
     return Parts(
@@ -72,7 +73,7 @@ def parts_of(schedule: Schedule) -> Parts:
             "v": empty("v", first + stages),
             "q": empty("q", first + 2 * stages, q_stages),
         },
-        tuple(NamedBarrier(f"turn[{w}]", first + 2 * stages + q_stages + w, 2 * WARPGROUP) for w in range(s.consumers)),
+        tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP) for w in range(s.consumers)),
         tuple(NamedBarrier(f"epilogue[{w}]", w + (w > 0), WARPGROUP) for w in range(s.consumers)),
     )
 
@@ -87,7 +88,9 @@ class Consumer:
         self.work = softmax_work(s)
         self.qk = Gemm("Q K^T", -(-s.head_dim * s.bits // 256), s.tile_n, s.bits, False)
         self.pv = Gemm("P V", s.tile_n * s.bits // 256, s.head_dim, s.bits, s.pv_from_registers)
-        self.scores, self.output = Slot(f"S.{index}", 0), Slot(f"O.{index}", 0)
+        self.ahead = s.softmax_stages - 2  # blocks whose scores are begun before the softmax of the current one
+        self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
+        self.output = Slot(f"O.{index}", 0)
         self.p = None if s.pv_from_registers else Slot(f"P.{index}", 64 * s.tile_n * s.bits // 8)
         self.step = self.tile = 0
 
@@ -111,14 +114,17 @@ class Consumer:
 
     def issue_scores(self, tile: int, step: int) -> None:
         q = self.parts.q[tile % self.parts.q_stages * self.s.consumers + self.index]
-        self.stream.wgmma(self.qk, q, self.parts.k[step % self.s.num_stages], self.scores)
+        self.stream.wgmma(self.qk, q, self.parts.k[step % self.s.num_stages], self.scores_of(step))
+
+    def scores_of(self, step: int) -> Slot:
+        return self.scores[step % len(self.scores)]
 
     def issue_output(self, step: int) -> None:
         self.stream.wgmma(self.pv, self.p, self.parts.v[step % self.s.num_stages], self.output)
 
-    def softmax(self, masked: bool) -> None:
+    def softmax(self, step: int, masked: bool) -> None:
         stream = self.stream
-        stream.read(self.scores)
+        stream.read(self.scores_of(step))
         if masked:
             stream.vector(self.work["mask"])
         stream.vector(self.work["max"])
@@ -132,7 +138,7 @@ class Consumer:
             self.stream.fence()
 
     def rescale(self) -> None:
-        self.stream.read(self.output)
+        self.read_output()
         self.stream.vector(self.work["rescale"])
 
     def overlapped_step(self, masked: bool) -> None:
@@ -146,8 +152,28 @@ class Consumer:
         self.pass_turn()
         self.stream.wgmma_wait(1)
         self.release("k", (step + 1) % stages)
-        self.softmax(masked)
+        self.softmax(step + 1, masked)
         self.stream.wgmma_wait(0)
+        self.release("v", step % stages)
+        self.rescale()
+        self.convert()
+        self.step += 1
+
+    def three_stage_step(self, masked: bool, more: bool) -> None:
+        """P V of this block and, unless the tile ends, Q K^T of the one after next under the softmax of the next one."""
+        step, stages = self.step, self.s.num_stages
+        if more:
+            self.wait_full(self.parts.k_full, step + 2)
+        self.take_turn()
+        if more:
+            self.issue_scores(self.tile, step + 2)
+        self.wait_full(self.parts.v_ready, step)
+        self.issue_output(step)
+        self.pass_turn()
+        self.softmax(step + 1, masked)
+        self.stream.wgmma_wait(0)
+        if more:
+            self.release("k", (step + 2) % stages)
         self.release("v", step % stages)
         self.rescale()
         self.convert()
@@ -166,22 +192,33 @@ class Consumer:
         self.stream.wgmma_wait(0)
         self.release("k", (step + 1) % stages)
         self.pass_turn()
-        self.softmax(masked)
+        self.softmax(step + 1, masked)
         self.rescale()
         self.convert()
         self.step += 1
 
-    def first_scores(self, tile: int, step: int) -> None:
-        self.wait_full(self.parts.q_full, tile)
-        self.wait_full(self.parts.k_full, step)
-        self.take_turn()
+    def first_scores(self, tile: int, step: int, lead: int) -> None:
+        """Q K^T of a tile's first block, whose K is there, and ``lead`` more."""
         self.issue_scores(tile, step)
-        self.pass_turn()
+        for ahead in range(1, lead + 1):
+            self.wait_full(self.parts.k_full, step + ahead)
+            self.issue_scores(tile, step + ahead)
+
+    def block(self, block: int, tile: Tile) -> None:
+        """Softmax of a block and P V of the one before."""
+        masked = block < tile.masked
+        if self.s.softmax_stages == 3:
+            self.three_stage_step(masked, block + 1 < tile.blocks)
+        elif self.s.intra_wg_overlap:
+            self.overlapped_step(masked)
+        else:
+            self.serial_step(masked)
 
     def run(self, tiles: list[Tile]) -> None:
         """All tiles of the CTA."""
-        stream, stages = self.stream, self.s.num_stages
+        stream = self.stream
         crosses = self.s.kernel == "gluon" and self.s.head_dim <= 128
+        leads = [min(self.ahead, tile.blocks - 1) for tile in tiles]
         if self.index == self.s.consumers - 1:
             self.pass_turn()
         for number, tile in enumerate(tiles):
@@ -189,37 +226,53 @@ class Consumer:
             stream.mark("tile")
             stream.delay("tile_overhead_cycles")
             if number == 0 or not crosses:
-                self.first_scores(number, self.step)
-            stream.wgmma_wait(0)
-            self.release("k", self.step % stages)
-            self.softmax(tile.masked > 0)
-            self.convert()
-            for block in range(1, tile.blocks):
-                step = self.overlapped_step if self.s.intra_wg_overlap else self.serial_step
-                step(block < tile.masked)
-            if not self.stages_output_in_q:
-                self.release("q", number % self.parts.q_stages)
-            more = number + 1 < len(tiles)
-            self.wait_full(self.parts.v_ready, self.step)
-            if crosses and more:
-                self.wait_full(self.parts.q_full, number + 1)
+                self.wait_full(self.parts.q_full, number)
+                self.wait_full(self.parts.k_full, self.step)
                 self.take_turn()
-                self.issue_output(self.step)
-                self.wait_full(self.parts.k_full, self.step + 1)
-                self.issue_scores(number + 1, self.step + 1)
+                self.first_scores(number, self.step, leads[number])
                 self.pass_turn()
-                stream.wgmma_wait(1)
-            else:
-                self.issue_output(self.step)
+            stream.wgmma_wait(leads[number])
+            self.release("k", self.step % self.s.num_stages)
+            self.softmax(self.step, tile.masked > 0)
+            self.convert()
+            if leads[number]:
                 stream.wgmma_wait(0)
-            self.release("v", self.step % stages)
-            self.step += 1
-            self.epilogue(number)
-            if self.stages_output_in_q:
-                stream.store_wait()
-                self.release("q", number % self.parts.q_stages)
+                self.release("k", (self.step + 1) % self.s.num_stages)
+            for block in range(1, tile.blocks):
+                self.block(block, tile)
+            self.finish_tile(number, leads[number + 1] if crosses and number + 1 < len(tiles) else None)
         stream.store_wait()
         stream.mark("end")
+
+    def finish_tile(self, number: int, lead: int | None) -> None:
+        """The last P V, with the first Q K^T of the next tile (and ``lead`` more) unless that is None, and the epilogue."""
+        stream = self.stream
+        if not self.stages_output_in_q:
+            self.release("q", number % self.parts.q_stages)
+        self.wait_full(self.parts.v_ready, self.step)
+        self.last_output(number, lead)
+        self.release("v", self.step % self.s.num_stages)
+        self.step += 1
+        self.epilogue(number)
+        if self.stages_output_in_q:
+            stream.store_wait()
+            self.release("q", number % self.parts.q_stages)
+
+    def last_output(self, number: int, lead: int | None) -> None:
+        if lead is None:
+            self.issue_output(self.step)
+            self.stream.wgmma_wait(0)
+            return
+        self.wait_full(self.parts.q_full, number + 1)
+        self.take_turn()
+        self.issue_output(self.step)
+        self.wait_full(self.parts.k_full, self.step + 1)
+        self.first_scores(number + 1, self.step + 1, lead)
+        self.pass_turn()
+        self.stream.wgmma_wait(1 + lead)
+
+    def read_output(self) -> None:
+        self.stream.read(self.output)
 
     @property
     def stages_output_in_q(self) -> bool:
@@ -228,7 +281,7 @@ class Consumer:
 
     def epilogue(self, tile: int) -> None:
         stream, size = self.stream, 64 * self.s.head_dim * 2
-        stream.read(self.output)
+        self.read_output()
         stream.vector(self.work["epilogue"])
         stream.store_wait()
         if self.stages_output_in_q:
@@ -240,65 +293,3 @@ class Consumer:
         stream.fence()
         stream.bar_sync(self.parts.epilogue[self.index])
         stream.store(out, size)
-
-
-def _acquire(stream: Stream, barriers: tuple, use: int) -> None:
-    """The producer waits until a slot's ``use``-th occupant (from 0) may be written."""
-    slot, turn = use % len(barriers), use // len(barriers)
-    if turn == 0:
-        return
-    barrier = barriers[slot]
-    if isinstance(barrier, NamedBarrier):
-        stream.bar_sync(barrier)
-    else:
-        stream.wait(barrier, turn - 1)
-
-
-class Producer:
-    """Loads Q, K and V by TMA; a warpgroup that transposes V too does so a step behind the loads."""
-
-    def __init__(self, builder: Builder, parts: Parts, registers: int) -> None:
-        self.parts, self.s = parts, parts.schedule
-        self.stream = builder.actor("producer", WARPGROUP if self.s.v_transpose else WARP, registers)
-        self.step = 0
-        self.pending: int | None = None  # step whose V is loaded and not yet transposed
-
-    def run(self, tiles: list[Tile]) -> None:
-        s, parts = self.s, self.parts
-        for number, tile in enumerate(tiles):
-            if parts.q_stages == 1:
-                self.transpose_pending()  # or the tile before could not end and hand Q back
-            _acquire(self.stream, parts.empty["q"], number)
-            first = number % parts.q_stages * s.consumers
-            self.stream.load(parts.q_full[number % parts.q_stages], parts.q[first : first + s.consumers])
-            for _ in range(tile.blocks):
-                self.load_block()
-        self.transpose_pending()
-
-    def load_block(self) -> None:
-        s, parts, slot = self.s, self.parts, self.step % self.s.num_stages
-        _acquire(self.stream, parts.empty["k"], self.step)
-        self.stream.load(parts.k_full[slot], parts.k[slot : slot + 1])
-        if not s.v_transpose:
-            _acquire(self.stream, parts.empty["v"], self.step)
-            self.stream.load(parts.v_full[slot], parts.v[slot : slot + 1])
-        else:  # the slot was transposed by these very warps
-            if s.num_stages == 1:
-                self.transpose_pending()
-            self.stream.load(parts.v_full[slot], parts.v_raw[slot : slot + 1])
-            self.transpose_pending()
-            self.pending = self.step
-        self.step += 1
-
-    def transpose_pending(self) -> None:
-        if self.pending is None:
-            return
-        parts, slot = self.parts, self.pending % self.s.num_stages
-        self.stream.wait(parts.v_full[slot], self.pending // self.s.num_stages)
-        _acquire(self.stream, parts.empty["v"], self.pending)
-        self.stream.read(parts.v_raw[slot])
-        self.stream.write(parts.v[slot])
-        self.stream.vector(transpose_work(self.s))
-        self.stream.fence()
-        self.stream.arrive(parts.v_ready[slot])
-        self.pending = None

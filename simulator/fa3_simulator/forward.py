@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from fa3_simulator.actors import Consumer, Producer, parts_of
+from fa3_simulator.actors import Consumer, parts_of
 from fa3_simulator.lockstep import Lockstep
+from fa3_simulator.partial_sums import PartsConsumer
+from fa3_simulator.producer import Producer
 from fa3_simulator.program import Builder, Program
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.schedules import Schedule, Tile, pv_parts
 
 
 def forward(schedule: Schedule, tiles: list[Tile]) -> Program:
@@ -28,7 +30,8 @@ def forward(schedule: Schedule, tiles: list[Tile]) -> Program:
             Lockstep(builder, parts, index).run(tiles)
         return builder.build()
     producer_regs, consumer_regs = s.registers
+    consumer = PartsConsumer if pv_parts(s) != (1, 1) and s.softmax_stages == 2 else Consumer
     for index in range(s.consumers):
-        Consumer(builder, parts, index, consumer_regs).run(tiles)
+        consumer(builder, parts, index, consumer_regs).run(tiles)
     Producer(builder, parts, producer_regs).run(tiles)
     return builder.build()

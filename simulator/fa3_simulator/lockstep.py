@@ -38,10 +38,10 @@ class Lockstep(Consumer):
             self.issue_scores(number, base)
             stream.wgmma_wait(0)
             self.load(parts.k_full, parts.k, base + stages, wanted=tile.blocks > stages)
-            self.softmax(tile.masked > 0)
+            self.softmax(base, tile.masked > 0)
             self.convert()
             for j in range(1, tile.blocks):
-                self.block(base, j, tile)
+                self.step_of(base, j, tile)
             self.step = base + tile.blocks - 1
             self.wait_full(parts.v_full, self.step)
             self.issue_output(self.step)
@@ -51,7 +51,7 @@ class Lockstep(Consumer):
         stream.store_wait()
         stream.mark("end")
 
-    def block(self, base: int, j: int, tile: Tile) -> None:
+    def step_of(self, base: int, j: int, tile: Tile) -> None:
         """Block ``j`` of a tile whose first step is ``base``."""
         stream, parts, stages = self.stream, self.parts, self.s.num_stages
         self.wait_full(parts.k_full, base + j)
@@ -66,7 +66,7 @@ class Lockstep(Consumer):
             self.issue_scores(self.tile, base + j)
             stream.wgmma_wait(0)
         self.load(parts.k_full, parts.k, base + j + stages, wanted=j + stages < tile.blocks)
-        self.softmax(j < tile.masked)
+        self.softmax(base + j, j < tile.masked)
         stream.wgmma_wait(0)
         self.load(parts.v_full, parts.v, base + j - 1 + stages, wanted=j - 1 + stages < tile.blocks)
         self.rescale()

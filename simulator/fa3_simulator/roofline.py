@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa3_simulator.costs import WARPGROUP_ROWS
+from fa3_simulator.costs import TICKS, WARPGROUP_ROWS, costs
 from fa3_simulator.machine import Machine
-from fa3_simulator.run import Shape, longest_cta, row_tiles
-from fa3_simulator.schedules import Schedule, softmax_work
+from fa3_simulator.program import Op
+from fa3_simulator.run import AnySchedule, Shape, head_tiles, longest_cta, program_of
+from fa3_simulator.schedules import Schedule, Tile
 
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.
 CLOSED_FORM_MUFU, CLOSED_FORM_TILE_CYCLES = 1.5, 3500
@@ -19,6 +20,7 @@ class Roofline:
 
     tensor: float
     mufu: float
+    smem: float
     l2: float
     vector: float
 
@@ -31,31 +33,50 @@ class Roofline:
         return getattr(self, self.binds)
 
 
-def tensor_cycles_per_block(schedule: Schedule, machine: Machine) -> float:
-    """Both GEMMs of one row tile and one key block."""
-    flops = 4.0 * schedule.tile_m * schedule.tile_n * schedule.head_dim
-    return flops / (machine["tensor_flops_16bit"] * (16 // schedule.bits))
+def tensor_cycles_per_block(schedule: AnySchedule, machine: Machine) -> float:
+    """All GEMMs of one tile and one block: two forward, five backward."""
+    gemms, bits = (2, schedule.bits) if isinstance(schedule, Schedule) else (5, 16)
+    flops = 2.0 * gemms * schedule.tile_m * schedule.tile_n * schedule.head_dim
+    return flops / (machine["tensor_flops_16bit"] * (16 // bits))
 
 
-def mufu_cycles_per_block(schedule: Schedule, machine: Machine) -> float:
+def mufu_cycles_per_block(schedule: AnySchedule, machine: Machine) -> float:
     """One exponential per score, at full rate."""
     per_warp = schedule.tile_n / 2  # instructions for 16 rows
     return per_warp * machine["mufu_cycles"] * (schedule.tile_m // WARPGROUP_ROWS)
 
 
-def roofline(shape: Shape, schedule: Schedule, machine: Machine) -> Roofline:
-    """Lower bounds of the busiest CTA, whose blocks are at least the average."""
+def _traffic(schedule: AnySchedule, machine: Machine, blocks: int) -> tuple[float, float, float]:
+    """Of the program of one tile: cycles of the shared memory port, bytes loaded, instructions issued by a sub-core's warps."""
+    program = program_of(schedule, [Tile(blocks)])
+    tables = costs(program, machine)
+    port = loaded = stored = issued = 0
+    for actor in program.actors:
+        for kind, x, y, _, _ in actor.ops.tolist():
+            if kind == Op.WGMMA:
+                port += int(tables.gemm[x, 0] * tables.gemm[x, 2])
+            elif kind == Op.VECTOR:
+                work = program.works[x]
+                port += int(tables.work[x, 0] * tables.work[x, -1])
+                issued += work.fma + work.alu + work.mufu + work.convert
+            elif kind == Op.LOAD:
+                loaded += y
+            elif kind == Op.STORE:
+                stored += x
+    return port / TICKS + (loaded + stored) / machine["smem_bytes_per_cycle"], loaded, issued
+
+
+def roofline(shape: Shape, schedule: AnySchedule, machine: Machine) -> Roofline:
+    """Lower bounds of the busiest CTA, whose blocks are at least the average; of each resource only what every block needs."""
     blocks = sum(tile.blocks for tile in longest_cta(shape, schedule, int(machine["sms"])))
-    total = shape.batch * shape.nheads * sum(tile.blocks for tile in row_tiles(shape, schedule))
-    average = total / machine["sms"]
-    work = softmax_work(schedule)
-    issue = sum(w.fma + w.alu + w.mufu + w.convert for w in (work["max"], work["exp"], work["convert"]))
-    size = 2 * schedule.tile_n * schedule.head_dim * schedule.bits / 8
+    total = shape.batch * shape.nheads * sum(tile.blocks for tile in head_tiles(shape, schedule))
+    smem, size, issue = (b - a for a, b in zip(_traffic(schedule, machine, 4), _traffic(schedule, machine, 5)))
     return Roofline(
         blocks * tensor_cycles_per_block(schedule, machine),
         blocks * mufu_cycles_per_block(schedule, machine),
-        average * size / machine["l2_bytes_per_cycle"],
-        blocks * issue * (schedule.tile_m // WARPGROUP_ROWS),
+        blocks * smem,
+        total / machine["sms"] * size / machine["l2_bytes_per_cycle"],
+        blocks * issue,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from fa3_simulator.backward import BackwardSchedule, backward
 from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine
+from fa3_simulator.program import Program
 from fa3_simulator.schedules import Schedule, Tile
 
 EXACT_BLOCKS = 256  # CTAs of at most this many key blocks are simulated in full
@@ -104,10 +106,14 @@ def key_tiles(shape: Shape, schedule: BackwardSchedule) -> list[Tile]:
     return tiles
 
 
+def head_tiles(shape: Shape, schedule: AnySchedule) -> list[Tile]:
+    """Tiles of one head: row tiles forward, key tiles backward."""
+    return row_tiles(shape, schedule) if isinstance(schedule, Schedule) else key_tiles(shape, schedule)
+
+
 def longest_cta(shape: Shape, schedule: AnySchedule, ctas: int, tile_cost: float = 0.6) -> tuple[Tile, ...]:
     """Tiles of the CTA with the most work, when tiles go longest first to the CTA that is free first."""
-    all_tiles = row_tiles(shape, schedule) if isinstance(schedule, Schedule) else key_tiles(shape, schedule)
-    per_head = [tile for tile in all_tiles if tile.blocks]
+    per_head = [tile for tile in head_tiles(shape, schedule) if tile.blocks]
     if not per_head:
         return ()
     heads = shape.batch * shape.nheads
@@ -121,13 +127,23 @@ def longest_cta(shape: Shape, schedule: AnySchedule, ctas: int, tile_cost: float
     return tuple(assigned[max(free)[1]])
 
 
+def program_of(schedule: AnySchedule, tiles: Sequence[Tile]) -> Program:
+    """Program of one CTA that works through ``tiles``: row tiles forward, key tiles backward.
+
+    Raises
+    ------
+    ValueError
+        For a tile without a block.
+    """
+    if isinstance(schedule, Schedule):
+        return forward(schedule, list(tiles))
+    return backward(schedule, [tile.blocks for tile in tiles])
+
+
 @lru_cache(maxsize=4096)
 def _simulate(schedule: AnySchedule, tiles: tuple[Tile, ...], machine: Machine, clock_mhz: float) -> Cycles:
     """One CTA, in full."""
-    if isinstance(schedule, Schedule):
-        program = forward(schedule, list(tiles))
-    else:
-        program = backward(schedule, [tile.blocks for tile in tiles])
+    program = program_of(schedule, tiles)
     timing = interpreter.simulate(program, costs(program, machine, clock_mhz))
     return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
 

@@ -39,6 +39,9 @@ class Schedule:
     v_transpose : bool
         e4m3: V transposed in the kernel.
     kernel : {"gluon", "flash3"}
+    softmax_stages : {2, 3}
+        With intra_wg_overlap: 2, the softmax of block j waits for its own Q K^T and runs over P V of block j - 1; 3, Q K^T of
+        block j + 1 is under way as well, so that two S tiles are alive (arXiv 2407.08608, appendix B.3).
 
     Raises
     ------
@@ -58,6 +61,7 @@ class Schedule:
     promotion_interval: int = 0
     v_transpose: bool = False
     kernel: Kernel = "gluon"
+    softmax_stages: int = 2
 
     def __post_init__(self) -> None:
         fp8 = self.dtype == "e4m3"
@@ -87,6 +91,11 @@ class Schedule:
                 f"promotion_interval must divide tile_n {self.tile_n}, got {self.promotion_interval}",
             ),
             (self.kernel in ("gluon", "flash3"), f"kernel must be gluon or flash3, got {self.kernel!r}"),
+            (self.softmax_stages in (2, 3), f"softmax_stages must be 2 or 3, got {self.softmax_stages}"),
+            (
+                self.softmax_stages == 2 or (self.intra_wg_overlap and self.warp_specialized and self.num_stages >= 2),
+                "three softmax stages need intra_wg_overlap, warp specialisation and two stages of K",
+            ),
         )
         for ok, rule in rules:
             if not ok:
@@ -106,6 +115,50 @@ class Schedule:
     @property
     def bits(self) -> int:
         return BITS[self.dtype]
+
+    @property
+    def switches(self) -> str:
+        """The schedule's name, which :func:`read_switches` reads.
+
+        >>> Schedule(softmax_stages=3).switches
+        'pingpong+overlap3'
+        """
+        fields = {
+            "pingpong": self.pingpong,
+            "intra_wg_overlap": self.intra_wg_overlap,
+            "softmax_stages": self.softmax_stages,
+        }
+        names = [name for name, values in SWITCHES.items() if values.items() <= fields.items()]
+        return "+".join(names) or "none"
+
+
+SWITCHES: dict[str, dict[str, int]] = {
+    "pingpong": {"pingpong": True},
+    "overlap": {"intra_wg_overlap": True, "softmax_stages": 2},
+    "overlap3": {"intra_wg_overlap": True, "softmax_stages": 3},
+}
+
+
+def read_switches(text: str) -> dict[str, int]:
+    """Fields of a schedule named by switches joined with ``+``, or ``none``.
+
+    Raises
+    ------
+    ValueError
+        For an unknown switch, or for both overlaps.
+
+    >>> read_switches("overlap3")
+    {'pingpong': False, 'intra_wg_overlap': True, 'softmax_stages': 3}
+    """
+    names = [] if text == "none" else text.split("+")
+    if unknown := sorted(set(names) - set(SWITCHES)):
+        raise ValueError(f"schedule is made of {', '.join(SWITCHES)}, or none, got {', '.join(unknown)}")
+    if {"overlap", "overlap3"} <= set(names):
+        raise ValueError(f"schedule takes overlap (two stages) or overlap3 (three), got {text}")
+    fields: dict[str, int] = {"pingpong": False, "intra_wg_overlap": False, "softmax_stages": 2}
+    for name in names:
+        fields |= SWITCHES[name]
+    return fields
 
 
 def _work(name: str, per_lane: int, chunk: int = ELEMENTS_PER_CHUNK, **pipes: float) -> Work:
@@ -129,6 +182,19 @@ def softmax_work(schedule: Schedule) -> dict[str, Work]:
             "O to shared memory", max(1, s.head_dim // 16), alu=s.head_dim // 16, smem_bytes=64 * s.head_dim * 2
         ),
     }
+
+
+def pv_parts(schedule: Schedule) -> tuple[int, int]:
+    """Slices of the channels and chunks of the keys in which a kernel sums P V, as :mod:`fa3_kernels.gluon.variant` chooses.
+
+    >>> pv_parts(Schedule("e4m3", promotion_interval=64))
+    (2, 2)
+    """
+    s = schedule
+    if s.dtype != "e4m3" or s.kernel != "gluon":
+        return 1, 1
+    slices = 1 if s.head_dim <= 64 or (s.head_dim <= 128 and not s.promotion_interval) else 2
+    return slices, s.tile_n // s.promotion_interval if s.promotion_interval else 1
 
 
 def transpose_work(schedule: Schedule) -> Work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
@@ -46,26 +47,33 @@ def bars(program: Program, trace: Trace) -> list[Bar]:
     return drawn
 
 
-def chrome_trace(drawn: list[Bar], clock_mhz: float, process: str) -> dict:
-    """Chrome trace-event JSON, which Perfetto opens; one thread per row, microseconds at ``clock_mhz``."""
+def chrome_trace(processes: Mapping[str, Sequence[Bar]], clock_mhz: float) -> dict:
+    """Chrome trace-event JSON, which Perfetto opens: processes by name, one thread per row, microseconds at ``clock_mhz``."""
+    found: list[dict] = []
+    for number, (name, drawn) in enumerate(processes.items(), 1):
+        found += _events(drawn, clock_mhz, name, number)
+    return {"traceEvents": found, "displayTimeUnit": "ns"}
+
+
+def _events(drawn: Sequence[Bar], clock_mhz: float, process: str, pid: int) -> list[dict]:
     rows = {name: i for i, name in enumerate(dict.fromkeys(bar.row for bar in drawn))}
-    events: list[dict] = [{"ph": "M", "pid": 1, "tid": 0, "name": "process_name", "args": {"name": process}}]
+    events: list[dict] = [{"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": process}}]
     for name, tid in rows.items():
-        events.append({"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}})
-        events.append({"ph": "M", "pid": 1, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
+        events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}})
+        events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
     for bar in drawn:
         events.append({
-            "ph": "X", "pid": 1, "tid": rows[bar.row], "cat": bar.kind, "name": bar.name,
+            "ph": "X", "pid": pid, "tid": rows[bar.row], "cat": bar.kind, "name": bar.name,
             "ts": bar.start / clock_mhz, "dur": (bar.stop - bar.start) / clock_mhz,
             "args": {"start_cycle": bar.start, "cycles": bar.stop - bar.start},
         })  # fmt: skip
-    return {"traceEvents": events, "displayTimeUnit": "ns"}
+    return events
 
 
-def text_gantt(drawn: list[Bar], start: float, stop: float, width: int = 100) -> str:
+def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100) -> str:
     """Rows of one letter per slice of time: what filled most of it."""
     rows = list(dict.fromkeys(bar.row for bar in drawn))
-    label = max(map(len, rows)) + 1
+    label = max(len("tensor core"), *map(len, rows)) + 1  # pictures under one another begin in one column
     step = (stop - start) / width
     lines = []
     for row in rows:
@@ -84,7 +92,7 @@ def text_gantt(drawn: list[Bar], start: float, stop: float, width: int = 100) ->
     return "\n".join([*lines, f"{'':<{label}}{legend}; {step:.0f} cycles a letter from cycle {start:.0f}"])
 
 
-def svg_gantt(drawn: list[Bar], start: float, stop: float, title: str, width: int = 1200) -> str:
+def svg_gantt(drawn: Sequence[Bar], start: float, stop: float, title: str, width: int = 1200) -> str:
     """The same as a standalone SVG picture with a tooltip on every bar."""
     rows = list(dict.fromkeys(bar.row for bar in drawn))
     left, height, top = 130, 26, 40

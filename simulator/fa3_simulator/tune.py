@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from fa3_simulator.fit import footprint
-from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import roofline
-from fa3_simulator.run import Estimate, Shape, estimate
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.run import AnySchedule, Estimate, Shape, estimate, program_of
+from fa3_simulator.schedules import Kernel, Schedule, Tile, pv_parts
 
 # FlashAttention-3's own tiles on SM90 (upstream hopper/tile_size.h): (dtype bits, head_dim, causal) -> (tile_m, tile_n).
 FLASH3_TILES = {
@@ -35,42 +34,77 @@ class Ranked:
 
 
 def registers_needed(schedule: Schedule) -> int:
-    """Registers of a consumer thread: S, O, P in the operand format, a partial of P V when promoted, and the rest."""
+    """Registers of a consumer thread: S (two in three stages), O, P as operand, a partial of P V when promoted, the rest."""
     s = schedule
-    scores, output = s.tile_n // 2, s.head_dim // 2
-    p = s.tile_n * s.bits // 64 if s.pv_from_registers and s.intra_wg_overlap else 0
-    return scores + output + p + (output if s.promotion_interval else 0) + OTHER_REGISTERS
+    scores, output = (s.softmax_stages - 1) * s.tile_n // 2, s.head_dim // 2
+    p = s.tile_n * s.bits // 64 if s.pv_from_registers else 0
+    partial = output // pv_parts(s)[0] if s.promotion_interval else 0
+    held = scores + p + partial if s.intra_wg_overlap else max(scores, p + partial)
+    return held + output + OTHER_REGISTERS
 
 
 def is_power_of_two(n: int) -> bool:
     return n & (n - 1) == 0
 
 
-def candidates(dtype: str, head_dim: int, *, kernel: str = "flash3") -> Iterator[Schedule]:
-    """Schedules whose fields are legal; most do not fit and are dropped by :func:`misfit`."""
+def candidates(dtype: str, head_dim: int, *, kernel: Kernel = "flash3") -> Iterator[Schedule]:
+    """Schedules whose fields are legal; most do not fit and are dropped by :func:`misfit`.
+
+    Those of our FP8 kernel promote every 128 keys, or every tile of fewer, as it ships.
+    """
     step = 32 if dtype == "e4m3" else 16
-    for tile_m, tile_n, stages, pingpong, overlap, registers in product(
-        (64, 128, 192), range(32, 257, step), (2, 3, 4), (True, False), (True, False), (True, False)
+    promotes = dtype == "e4m3" and kernel == "gluon"
+    for tile_m, tile_n, stages, pingpong, (overlap, softmax_stages), registers in product(
+        (64, 128, 192),
+        range(32, 257, step),
+        (2, 3, 4),
+        (True, False),
+        ((True, 2), (True, 3), (False, 2)),
+        (True, False),
     ):
         if tile_m == 64 and pingpong:
             continue
         yield Schedule(
             dtype=dtype, head_dim=head_dim, tile_m=tile_m, tile_n=tile_n, num_stages=stages, pingpong=pingpong,
-            intra_wg_overlap=overlap, pv_from_registers=registers, v_transpose=dtype == "e4m3", kernel=kernel,  # type: ignore[arg-type]
+            intra_wg_overlap=overlap, pv_from_registers=registers, v_transpose=dtype == "e4m3", kernel=kernel,
+            softmax_stages=softmax_stages, promotion_interval=next(n for n in (128, 96, 64, 32) if tile_n % n == 0) if promotes else 0,
         )  # fmt: skip
 
 
-def misfit(schedule: Schedule, machine: Machine) -> str | None:
-    """Why a schedule does not fit an SM, or None."""
-    limit = schedule.registers[1]
-    if (needed := registers_needed(schedule)) > limit:
-        return f"about {needed} registers, a consumer thread has {limit}"
-    program = forward(schedule, [Tile(1)])
-    found = [f.text for f in footprint(program, machine) if f.kind == "footprint"]
+def flash3_schedule(dtype: str, head_dim: int, causal: bool) -> Schedule | None:
+    """What FlashAttention-3 runs (upstream hopper/tile_size.h), or None where its tile is not in the table."""
+    fp8 = dtype == "e4m3"
+    if (tile := FLASH3_TILES.get((8 if fp8 else 16, head_dim, causal))) is None:
+        return None
+    p_in_smem = not fp8 and (head_dim, causal) == (64, False)
+    return Schedule(dtype, head_dim, *tile, pv_from_registers=not p_in_smem, v_transpose=fp8, kernel="flash3")
+
+
+def misfit(schedule: AnySchedule, machine: Machine) -> str | None:
+    """Why a schedule does not fit an SM, or None. Registers of the backward are not counted."""
+    if isinstance(schedule, Schedule) and (needed := registers_needed(schedule)) > schedule.registers[1]:
+        return f"about {needed} registers, a consumer thread has {schedule.registers[1]}"
+    found = [f.text for f in footprint(program_of(schedule, [Tile(1)]), machine)]
     return found[0] if found else None
 
 
-def tune(shape: Shape, dtype: str, head_dim: int, machine: Machine, clock_mhz: float | None = None) -> list[Ranked]:
+def is_launchable(schedule: Schedule) -> bool:
+    """Whether our kernels take a schedule as launch options; they refuse a few more tiles themselves, by name."""
+    s = schedule
+    rows = (128,) if s.dtype == "e4m3" else (128, 192)
+    fixed = (s.kernel, s.num_stages, s.softmax_stages, s.pv_from_registers, s.warp_specialized)
+    return fixed == ("gluon", 2, 2, True, True) and s.tile_m in rows and s.tile_n >= 32 and is_power_of_two(s.tile_n)
+
+
+def tune(
+    shape: Shape,
+    dtype: str,
+    head_dim: int,
+    machine: Machine,
+    clock_mhz: float | None = None,
+    *,
+    kernel: Kernel = "flash3",
+) -> list[Ranked]:
     """Simulate every schedule that fits and rank by time.
 
     Returns
@@ -80,7 +114,7 @@ def tune(shape: Shape, dtype: str, head_dim: int, machine: Machine, clock_mhz: f
     """
     chosen = FLASH3_TILES.get((16 if dtype != "e4m3" else 8, head_dim, shape.causal))
     ranked = []
-    for schedule in candidates(dtype, head_dim):
+    for schedule in candidates(dtype, head_dim, kernel=kernel):
         if misfit(schedule, machine):
             continue
         found = estimate(shape, schedule, machine, clock_mhz)
@@ -90,7 +124,10 @@ def tune(shape: Shape, dtype: str, head_dim: int, machine: Machine, clock_mhz: f
                 found,
                 found.cta_cycles / roofline(shape, schedule, machine).cycles - 1,
                 is_power_of_two(schedule.tile_n),
-                (schedule.tile_m, schedule.tile_n) == chosen and schedule.num_stages == 2 and schedule.intra_wg_overlap,
+                (schedule.tile_m, schedule.tile_n) == chosen
+                and schedule.num_stages == 2
+                and schedule.intra_wg_overlap
+                and schedule.softmax_stages == 2,
             )
         )
     return sorted(ranked, key=lambda r: r.estimate.cycles)

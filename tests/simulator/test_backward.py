@@ -11,6 +11,7 @@ from fa3_simulator.explore import explore
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
 from fa3_simulator.overlap import measure
+from fa3_simulator.roofline import roofline
 from fa3_simulator.run import Shape, estimate, key_tiles
 
 H200 = load("h200")
@@ -87,3 +88,21 @@ def test_time_is_at_least_the_tensor_work() -> None:
     work = 2.5 * shape.flops(128) / (132 * H200["tensor_flops_16bit"])
     assert found.tensor_cycles >= work
     assert found.cta_cycles > found.tensor_cycles
+
+
+@each_schedule
+def test_no_schedule_beats_its_roofline(schedule: BackwardSchedule) -> None:
+    shape = Shape(1, 16, 4096, 4096)
+    bound = roofline(shape, schedule, H200)
+    assert bound.binds == "smem"
+    assert bound.cycles <= estimate(shape, schedule, H200).cta_cycles
+
+
+def test_the_roofline_of_shared_memory_counts_operands_loads_and_dq() -> None:
+    """Bytes of one query block of 64 x 128, head_dim 128, by hand: operand fetches, copies, and what threads write and read."""
+    fetch = 2 * 2 * 8 * (64 + 64) * 32 + 2 * 2 * 4 * 128 * 32 + 2 * 2 * 4 * (64 + 64) * 32  # S, dP; dV, dK; dQ
+    copies = 2 * (64 * 256 + 64 * 4) + 2 * 64 * 64 * 4  # Q, dO, LSE, delta; dQ of both warpgroups
+    threads = 2 * (4 * 64 * 16 + (64 * 64 * 2 + 4 * 64 * 16) + 64 * 128 * 2)  # LSE; dS and delta; dQ
+    blocks = 4096 // 64 * 4  # 512 key tiles on 132 SMs
+    bound = roofline(Shape(1, 16, 4096, 4096), BackwardSchedule(), H200)
+    assert bound.smem == pytest.approx(blocks * (fetch + copies + threads) / 128, rel=2e-3)

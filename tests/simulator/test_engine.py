@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import simpy
 from hypothesis import given
@@ -181,6 +183,9 @@ schedules = st.builds(
     promotion_interval=st.sampled_from([0, 32, 64]),
     v_transpose=st.booleans(),
     kernel=st.sampled_from(["gluon", "flash3"]),
+)
+schedules |= schedules.filter(lambda s: s.intra_wg_overlap and s.num_stages > 1).map(
+    lambda s: replace(s, softmax_stages=3)
 )
 tiles = st.lists(
     st.integers(1, 9).flatmap(lambda n: st.integers(0, n).map(lambda masked: Tile(n, masked))), min_size=1, max_size=4

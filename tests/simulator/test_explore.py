@@ -17,6 +17,8 @@ SHORT = ([Tile(4)], [Tile(2), Tile(1)])
 SHIPPED = (
     Schedule(), Schedule(pingpong=False), Schedule(intra_wg_overlap=False), Schedule(kernel="flash3"),
     Schedule(dtype="e4m3", v_transpose=True), Schedule(pingpong=False, warp_specialized=False), Schedule(head_dim=256, tile_n=64),
+    Schedule(dtype="e4m3", v_transpose=True, promotion_interval=128), Schedule(tile_n=96, softmax_stages=3),
+    Schedule(kernel="flash3", tile_n=96, pingpong=False, softmax_stages=3),
 )  # fmt: skip
 SYNCHRONISING = {Op.ARRIVE, Op.WAIT, Op.BAR_ARRIVE, Op.BAR_SYNC, Op.WGMMA_WAIT, Op.FENCE, Op.STORE_WAIT}
 

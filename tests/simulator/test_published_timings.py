@@ -15,8 +15,7 @@ import pytest
 from fa3_simulator.machine import load
 from fa3_simulator.roofline import closed_form, roofline
 from fa3_simulator.run import Shape, estimate
-from fa3_simulator.schedules import Schedule
-from fa3_simulator.tune import FLASH3_TILES
+from fa3_simulator.tune import flash3_schedule
 
 H100, CLOCK_MHZ = load("h100"), 1500.0
 
@@ -34,10 +33,8 @@ def errors() -> dict[str, np.ndarray]:
     with (Path(__file__).parent / "published_h100.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             d, causal, seqlen = int(row["head_dim"]), row["causal"] == "1", int(row["seqlen"])
-            tile_m, tile_n = FLASH3_TILES[16, d, causal]
-            schedule = Schedule(
-                kernel="flash3", head_dim=d, tile_m=tile_m, tile_n=tile_n, pv_from_registers=(d, causal) != (64, False)
-            )
+            schedule = flash3_schedule("fp16", d, causal)
+            assert schedule
             shape = Shape(int(row["batch"]), int(row["nheads"]), seqlen, seqlen, causal)
             measured = float(row["microseconds"]) * CLOCK_MHZ
             found["simulated"].append(estimate(shape, schedule, H100, CLOCK_MHZ).cycles / measured - 1)

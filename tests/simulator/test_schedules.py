@@ -18,7 +18,8 @@ from fa3_simulator.overlap import measure
 from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import EXACT_BLOCKS, Shape, _simulate, estimate, longest_cta, row_tiles
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.schedules import Schedule, Tile, pv_parts
+from fa3_simulator.tune import candidates, misfit, registers_needed
 
 H200 = load("h200")
 SHIPPED = (
@@ -27,6 +28,11 @@ SHIPPED = (
     Schedule(kernel="flash3", head_dim=64, tile_m=192, tile_n=192, pv_from_registers=False),
     Schedule(kernel="flash3", head_dim=256, tile_n=80), Schedule(kernel="flash3", dtype="e4m3", tile_n=224, v_transpose=True),
     Schedule(dtype="e4m3", v_transpose=True, promotion_interval=128), Schedule(pingpong=False, warp_specialized=False),
+    Schedule(tile_n=96, softmax_stages=3), Schedule(kernel="flash3", head_dim=256, tile_n=64, softmax_stages=3),
+    Schedule(dtype="e4m3", v_transpose=True, softmax_stages=3),
+    Schedule(dtype="e4m3", v_transpose=True, promotion_interval=64, intra_wg_overlap=False),
+    Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128),
+    Schedule(dtype="e4m3", v_transpose=True, head_dim=256),
 )  # fmt: skip
 each_schedule = pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: forward(s, [Tile(1)]).name.replace(" ", "_"))
 
@@ -51,7 +57,7 @@ def test_instruction_counts_are_those_of_the_algorithm(schedule: Schedule) -> No
     program = forward(schedule, [Tile(blocks)])
     trace = engine.simulate(program, costs(program, H200))
     k = 256 // schedule.bits
-    per_block = schedule.head_dim // k + schedule.tile_n // k
+    per_block = schedule.head_dim // k + schedule.tile_n // k * pv_parts(schedule)[0]
     assert len(trace.bursts) == schedule.consumers * blocks * per_block
     loads = sum(int((actor.ops[:, 0] == Op.LOAD).sum()) for actor in program.actors)
     assert loads == schedule.consumers + 2 * blocks
@@ -98,6 +104,35 @@ def test_the_papers_ablation_has_its_order() -> None:
         for s in (Schedule(), Schedule(intra_wg_overlap=False), Schedule(pingpong=False, warp_specialized=False))
     )
     assert full < no_overlap < no_specialisation
+
+
+@pytest.mark.parametrize("promotion_interval", [0, 128])
+def test_our_fp8_kernel_has_no_overlap_to_switch_off_at_head_dim_256(promotion_interval: int) -> None:
+    """O, S and a part of P V do not fit the registers together (fa3_kernels.gluon.variant), whatever the switch says."""
+    on = Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=promotion_interval)
+    off = replace(on, intra_wg_overlap=False)
+    assert cycles(on, [Tile(20)]) == cycles(off, [Tile(20)]) > 1.1 * cycles(replace(on, kernel="flash3"), [Tile(20)])
+
+
+def test_p_v_in_more_parts_takes_longer() -> None:
+    parts = [Schedule(dtype="e4m3", v_transpose=True, promotion_interval=n) for n in (128, 64, 32)]
+    times = [cycles(s, [Tile(30)]) for s in parts]
+    assert times == sorted(times)
+    assert times[0] < times[2]
+
+
+@pytest.mark.parametrize("tile_n", [64, 96])
+def test_three_stages_gain_where_the_softmax_shows_and_at_most_a_few_percent(tile_n: int) -> None:
+    """The GEMMs bind already, so that there is little to gain: the paper's appendix found none in practice."""
+    two = Schedule(tile_n=tile_n)
+    three = replace(two, softmax_stages=3)
+    steady = [cycles(s, [Tile(48)]) - cycles(s, [Tile(24)]) for s in (two, three)]
+    assert 0.95 * steady[0] < steady[1] < steady[0]
+
+
+def test_three_stages_keep_two_score_tiles_in_registers() -> None:
+    assert registers_needed(Schedule(tile_n=128, softmax_stages=3)) - registers_needed(Schedule(tile_n=128)) == 64
+    assert misfit(Schedule(tile_n=128, softmax_stages=3), H200) == "about 248 registers, a consumer thread has 240"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +215,9 @@ def test_time_is_at_least_the_roofline() -> None:
         ({"promotion_interval": 64}, "promotion and V transpose are for e4m3"),
         ({"num_stages": 0}, "num_stages must lie in"),
         ({"head_dim": 300}, "head_dim must be a multiple of 8"),
+        ({"softmax_stages": 4}, "softmax_stages must be 2 or 3, got 4"),
+        ({"softmax_stages": 3, "intra_wg_overlap": False}, "three softmax stages need intra_wg_overlap"),
+        ({"softmax_stages": 3, "num_stages": 1}, "two stages of K"),
     ],
 )
 def test_impossible_schedules_are_refused(fields: dict, message: str) -> None:
@@ -190,3 +228,8 @@ def test_impossible_schedules_are_refused(fields: dict, message: str) -> None:
 def test_footprints_that_do_not_fit_are_named_with_their_numbers() -> None:
     found = check(forward(Schedule(tile_n=256, num_stages=3), [Tile(1)]), H200)
     assert any("bytes of shared memory, a CTA has 232448" in f.text for f in found)
+
+
+def test_tune_enumerates_three_stages() -> None:
+    kinds = {(s.intra_wg_overlap, s.softmax_stages) for s in candidates("fp16", 128)}
+    assert kinds == {(True, 2), (True, 3), (False, 2)}

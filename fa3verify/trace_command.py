@@ -1,0 +1,81 @@
+"""Verb trace: the simulated timeline of one CTA for Perfetto, beside a measured one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from fa3verify.exits import EPILOG, emit, one_line_errors
+from fa3verify.schedule_commands import given_options, problem_options, schedule_options, setup, trace_cta
+
+
+@click.command(epilog=EPILOG)
+@problem_options
+@schedule_options
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="STAMPS.csv",
+    help="Draw a measured timeline beside it; problem, tile and clock are those of the file.",
+)
+@click.option("--quiet", is_flag=True, help="Print the path only.")
+def trace(
+    out: Path, clock_mhz: float | None, json_target: str | None, measured: Path | None, quiet: bool, **options: Any
+) -> None:
+    """Write the simulated timeline of one CTA to OUT as Chrome JSON, for Perfetto."""
+    with one_line_errors():
+        from fa3_simulator.run import longest_cta
+        from fa3_simulator.timeline import bars, chrome_trace, text_gantt
+        from fa3verify.files import write_text
+
+        stamps = _stamps(measured, options) if measured else None
+        shape, schedule, machine = setup(options)
+        tiles = longest_cta(shape, schedule, int(machine["sms"]))
+        clock = stamps.sm_mhz if stamps else clock_mhz or machine["max_clock_mhz"]
+        program, _, run = trace_cta(schedule, machine, clock, tiles)
+        processes = {f"{program.name}, simulated {machine.name}": bars(program, run)}
+        figures = {"cycles": run.cycles}
+        if stamps:
+            figures |= _add_measured(processes, stamps)
+        events = chrome_trace(processes, clock)
+        write_text(out, json.dumps(events))
+        figures = {"events": len(events["traceEvents"]), **figures}
+        emit(figures, json_target)
+        if json_target != "-":
+            click.echo(out if quiet else f"{out}: {figures['events']} events, {run.cycles:.0f} cycles")
+        if stamps and not quiet and json_target != "-":
+            start = 0.3 * min(max(bar.stop for bar in drawn) for drawn in processes.values())
+            for name, drawn in processes.items():
+                click.echo(f"{name}\n{text_gantt(drawn, start, start + 6000)}")
+            each = " and ".join(
+                f"{figures[f'{kind}_cycles_per_block']:.0f} {kind}" for kind in ("simulated", "measured")
+            )
+            click.echo(f"cycles per key block: {each}")
+
+
+def _stamps(path: Path, options: dict[str, Any]) -> Any:
+    """Read measured stamps; what they say of the problem becomes the options."""
+    from fa3_simulator.stamps import read
+
+    if given := given_options(("backward", "dtype", "head_dim", "tile", "seqlen", "causal", "clock_mhz")):
+        raise ValueError(f"--measured takes problem, tile and clock from the file and does not take {', '.join(given)}")
+    stamps = read(path)
+    options.update({name: getattr(stamps, name) for name in ("dtype", "head_dim", "tile", "seqlen", "causal")})
+    return stamps
+
+
+def _add_measured(processes: dict[str, Any], stamps: Any) -> dict[str, float]:
+    """Put the measured bars beside the simulated ones, and say how long a key block takes in each."""
+    from fa3_simulator.stamps import aligned, cycles_per_block
+
+    (simulated,) = processes.values()
+    slowed = f"{stamps.slowdown - 1:+.1%} by the stamps"
+    processes[f"{stamps.kernel}, measured at {stamps.sm_mhz:.0f} MHz, {slowed}"] = aligned(stamps, simulated)
+    return {
+        "simulated_cycles_per_block": cycles_per_block(simulated),
+        "measured_cycles_per_block": stamps.cycles_per_block,
+    }

@@ -1,0 +1,79 @@
+"""A consumer of our FP8 kernel where P V is summed in parts, transcribed from :mod:`fa3_kernels.gluon.forward_fp8`.
+
+A part is a chunk of the keys (``promotion_interval``) and a slice of the channels (as many as registers allow). Two parts are in
+flight at a time and Q K^T of the next block follows the last one; the softmax then waits for all of them, so that only the
+other warpgroup's GEMMs run under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fa3_simulator.actors import Consumer, Parts
+from fa3_simulator.program import Builder, Gemm, Slot, Work
+from fa3_simulator.schedules import ELEMENTS_PER_CHUNK, Tile, pv_parts
+
+
+class PartsConsumer(Consumer):
+    """One consumer warpgroup whose P V has more than one part."""
+
+    def __init__(self, builder: Builder, parts: Parts, index: int, registers: int) -> None:
+        super().__init__(builder, parts, index, registers)
+        s = self.s
+        slices, chunks = pv_parts(s)
+        self.pv = Gemm("P V", s.tile_n * s.bits // 256 // chunks, s.head_dim // slices, s.bits, True)
+        self.outputs = [Slot(f"O.{index}[{part}]", 0) for part in range(slices * chunks)]
+        elements = s.head_dim // 2 // slices  # of a lane
+        self.add = Work("add P V", max(1, elements // ELEMENTS_PER_CHUNK), fma=elements)
+
+    def issue_part(self, part: int) -> None:
+        self.stream.wgmma(self.pv, None, self.parts.v[self.step % self.s.num_stages], self.outputs[part])
+
+    def add_parts(self, early: bool, last: Callable[[], None]) -> None:
+        """All parts of P V; ``last`` starts what follows, before the last part is waited for if ``early``."""
+        count = len(self.outputs)
+        self.issue_part(0)
+        for part in range(count):
+            is_last = part + 1 == count
+            if early:
+                last() if is_last else self.issue_part(part + 1)
+            self.stream.wgmma_wait(1 if early else 0)
+            if self.s.promotion_interval:  # the factor of the rescaling is part of the same instruction
+                self.stream.read(self.outputs[part])
+                self.stream.vector(self.add)
+            if not early:
+                last() if is_last else self.issue_part(part + 1)
+
+    def start_scores(self, tile: int, step: int) -> None:
+        self.wait_full(self.parts.k_full, step)
+        self.issue_scores(tile, step)
+        self.pass_turn()
+
+    def block(self, block: int, tile: Tile) -> None:
+        step, stages = self.step, self.s.num_stages
+        self.wait_full(self.parts.v_ready, step)
+        self.take_turn()
+        # at head_dim 256 O, S and a part do not fit the registers together
+        early = self.s.intra_wg_overlap and self.s.head_dim <= 128
+        self.add_parts(early, lambda: self.start_scores(self.tile, step + 1))
+        self.release("v", step % stages)
+        self.stream.wgmma_wait(0)
+        self.release("k", (step + 1) % stages)
+        self.softmax(step + 1, block < tile.masked)
+        if not self.s.promotion_interval:
+            self.rescale()
+        self.convert()
+        self.step += 1
+
+    def last_output(self, number: int, lead: int | None) -> None:
+        if lead is not None:
+            self.wait_full(self.parts.q_full, number + 1)
+        self.take_turn()
+        if lead is None:
+            self.add_parts(False, self.pass_turn)
+        else:
+            self.add_parts(True, lambda: self.start_scores(number + 1, self.step + 1))
+
+    def read_output(self) -> None:
+        for slot in self.outputs:
+            self.stream.read(slot)

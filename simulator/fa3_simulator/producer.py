@@ -1,0 +1,81 @@
+"""The producer of a warp-specialised forward kernel: loads by TMA, and for e4m3 the transpose of V."""
+
+from __future__ import annotations
+
+from fa3_simulator.actors import Parts
+from fa3_simulator.program import Builder, NamedBarrier, Stream
+from fa3_simulator.schedules import WARP, WARPGROUP, Tile, transpose_work
+
+
+def _acquire(stream: Stream, barriers: tuple, use: int) -> None:
+    """The producer waits until a slot's ``use``-th occupant (from 0) may be written."""
+    slot, turn = use % len(barriers), use // len(barriers)
+    if turn == 0:
+        return
+    barrier = barriers[slot]
+    if isinstance(barrier, NamedBarrier):
+        stream.bar_sync(barrier)
+    else:
+        stream.wait(barrier, turn - 1)
+
+
+class Producer:
+    """Loads Q, K and V by TMA; a warpgroup that transposes V too does so a step behind the loads."""
+
+    def __init__(self, builder: Builder, parts: Parts, registers: int) -> None:
+        self.parts, self.s = parts, parts.schedule
+        self.stream = builder.actor("producer", WARPGROUP if self.s.v_transpose else WARP, registers)
+        self.step = 0
+        self.pending: int | None = None  # step whose V is not handed over yet
+
+    def run(self, tiles: list[Tile]) -> None:
+        s, parts = self.s, self.parts
+        for number, tile in enumerate(tiles):
+            if parts.q_stages == 1:
+                self.finish_pending()  # or the tile before could not end and hand Q back
+            _acquire(self.stream, parts.empty["q"], number)
+            first = number % parts.q_stages * s.consumers
+            self.stream.load(parts.q_full[number % parts.q_stages], parts.q[first : first + s.consumers])
+            for _ in range(tile.blocks):
+                self.load_block()
+        self.finish_pending()
+
+    def load_block(self) -> None:
+        s, parts, slot = self.s, self.parts, self.step % self.s.num_stages
+        _acquire(self.stream, parts.empty["k"], self.step)
+        self.stream.load(parts.k_full[slot], parts.k[slot : slot + 1])
+        if s.softmax_stages == 3 and not s.v_transpose:
+            # V waits for P V of two blocks before; in front of the next K it would hold up what is needed two blocks ahead
+            self.finish_pending()
+            self.pending = self.step
+        elif not s.v_transpose:
+            self.load_v(self.step)
+        else:  # the slot was transposed by these very warps
+            if s.num_stages == 1:
+                self.finish_pending()
+            self.stream.load(parts.v_full[slot], parts.v_raw[slot : slot + 1])
+            self.finish_pending()
+            self.pending = self.step
+        self.step += 1
+
+    def load_v(self, step: int) -> None:
+        parts, slot = self.parts, step % self.s.num_stages
+        _acquire(self.stream, parts.empty["v"], step)
+        self.stream.load(parts.v_full[slot], parts.v[slot : slot + 1])
+
+    def finish_pending(self) -> None:
+        """Hand over the V that is behind: transpose it, or load it only now."""
+        if self.pending is None:
+            return
+        step, self.pending = self.pending, None
+        if not self.s.v_transpose:
+            self.load_v(step)
+            return
+        parts, slot = self.parts, step % self.s.num_stages
+        self.stream.wait(parts.v_full[slot], step // self.s.num_stages)
+        _acquire(self.stream, parts.empty["v"], step)
+        self.stream.read(parts.v_raw[slot])
+        self.stream.write(parts.v[slot])
+        self.stream.vector(transpose_work(self.s))
+        self.stream.fence()
+        self.stream.arrive(parts.v_ready[slot])

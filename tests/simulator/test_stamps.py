@@ -1,0 +1,142 @@
+"""Measured timelines: stamps become bars of the simulated kinds, aligned at the first; what is no evidence is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fa3_simulator import stamps
+from fa3_simulator.timeline import COLOURS, Bar
+from fa3verify.cli import main
+
+FACTS = {"kernel": "gluon", "dtype": "fp16", "head_dim": "128", "tile": "128x128", "seqlen": "1024", "causal": "false",
+         "sm_mhz": "1500", "slowdown": "1.012"}  # fmt: skip
+# Two steps of a consumer, one of the other, and a producer that is stamped from its second V on; cycles as a counter gives them.
+ROWS = """consumer 0,0,turn,5000
+consumer 0,0,issued,5200
+consumer 0,0,scores,5600
+consumer 0,0,softmax,6700
+consumer 0,0,output,6750
+consumer 0,1,turn,7300
+consumer 0,1,issued,7500
+consumer 1,0,turn,6100
+consumer 1,0,issued,6300
+producer,0,v_free,5100
+producer,0,v_issued,5140
+producer,1,k_free,7600
+producer,1,v_free,7700""".splitlines()
+
+
+def write(folder: Path, rows: list[str] = ROWS, **facts: str) -> Path:
+    path = folder / "stamps.csv"
+    head = [f"# {key}={value}" for key, value in (FACTS | facts).items()]
+    path.write_text("\n".join([*head, "actor,step,event,cycle", *rows]) + "\n")
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_time_between_neighbouring_events_is_a_bar(tmp_path: Path) -> None:
+    found = stamps.read(write(tmp_path))
+    assert [tuple(bar) for bar in found.bars if bar.row == "consumer 0"] == [
+        ("consumer 0", "issue Q K^T and P V", "issue", 0, 200),
+        ("consumer 0", "wait Q K^T", "wait", 200, 600),
+        ("consumer 0", "softmax", "vector", 600, 1700),
+        ("consumer 0", "wait P V", "wait", 1700, 1750),
+        ("consumer 0", "rescale O, convert P, wait for turn", "vector", 1750, 2300),
+        ("consumer 0", "issue Q K^T and P V", "issue", 2300, 2500),
+    ]
+    assert found.cycles_per_block == 2300
+    assert {bar.kind for bar in found.bars} <= set(COLOURS)
+
+
+def test_a_missing_stamp_leaves_a_gap(tmp_path: Path) -> None:
+    """Between k_free and v_free k_issued is missing: nobody knows where the load ended and the wait began."""
+    found = stamps.read(write(tmp_path))
+    assert [tuple(bar)[1:] for bar in found.bars if bar.row == "producer"] == [
+        ("load V", "copy", 100, 140), ("wait for a slot of K", "wait", 140, 2600),
+    ]  # fmt: skip
+
+
+def test_the_first_stamp_lies_where_the_simulated_actor_does_the_same(tmp_path: Path) -> None:
+    found = stamps.read(write(tmp_path))
+    simulated = [
+        Bar("consumer 0", "wait q_full[0]", "wait", 0, 900),
+        Bar("consumer 1", "issue Q K^T", "issue", 800, 990),
+    ]
+    simulated.append(Bar("consumer 0", "issue Q K^T", "issue", 950, 1000))
+    moved = stamps.aligned(found, simulated)
+    assert min(bar.start for bar in moved) == 950
+    assert [b.stop - b.start for b in moved] == [b.stop - b.start for b in found.bars]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (ROWS[1], "consumer 0,0,done,5200", r"line 11: event of a consumer must be one of turn, .*, got 'done'"),
+        (ROWS[1], "consumer 0,0,k_free,5200", "line 11: event of a consumer must be one of turn"),
+        (ROWS[1], "consumer 0,0,issued", "line 11: must have 4 fields"),
+        (ROWS[1], "tensor,0,issued,5200", "line 11: actor must be 'consumer N' or 'producer', got 'tensor'"),
+        (ROWS[1], "consumer 0,-1,issued,5200", "line 11: step must be a whole number, got '-1'"),
+        (ROWS[1], "consumer 0,0,issued,5e3", "line 11: cycle must be a whole number, got '5e3'"),
+        (ROWS[1], "consumer 0,0,issued,4999", "line 11: cycle must not fall, got 4999 after 5000"),
+        (ROWS[2], "consumer 0,0,turn,5600", "line 12: turn of step 0 must not follow issued of step 0"),
+        ("# sm_mhz=1500", "# sm_mhz=fast", "line 7: sm_mhz must be a clock in MHz, got 'fast'"),
+        ("# causal=false", "# causal=maybe", "line 6: causal must be true or false"),
+        ("# tile=128x128", "# tile=128", "line 4: tile must be ROWSxKEYS"),
+        ("# slowdown=1.012", "# slow=1.012", "misses the line '# slowdown=...'"),
+        (
+            "# slowdown=1.012",
+            "# slowdown=1.031",
+            "slowdown must be at most 1.03 for the stamps to be evidence, got 1.031",
+        ),
+        ("actor,step,event,cycle", "actor,step,cycle", "line 9: columns must be actor,step,event,cycle"),
+        ("\n".join(ROWS), "", "has no stamps"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_line(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=message):
+        stamps.read(path)
+
+
+def test_trace_puts_both_timelines_into_one_file(tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    code, out, _ = run("trace", target, "--measured", write(tmp_path))
+    assert code == 0
+    events = json.loads(target.read_text())["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert processes == {
+        1: "gluon fp16 d128 128x128, simulated H200",
+        2: "gluon, measured at 1500 MHz, +1.2% by the stamps",
+    }
+    rows = {
+        pid: {e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == pid} for pid in (1, 2)
+    }
+    assert rows[2] == {"consumer 0", "consumer 1", "producer"} == rows[1] - {"tensor core"}
+    first = {pid: min(e["ts"] for e in events if e["pid"] == pid and e.get("cat") == "issue") for pid in (1, 2)}
+    assert first[1] == pytest.approx(first[2])
+    softmax = next(e for e in events if e["name"] == "softmax")
+    assert softmax["dur"] == pytest.approx(1100 / 1500)
+    assert out.count("consumer 0") == 2
+    assert "2300 measured" in out
+
+
+def test_quiet_prints_the_path_only(tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    assert run("trace", target, "--measured", write(tmp_path), "--quiet")[1] == f"{target}\n"
+
+
+def test_what_the_file_says_is_not_taken_twice(tmp_path: Path) -> None:
+    code, _, err = run("trace", tmp_path / "x.json", "--measured", write(tmp_path), "--tile", "128x64", "--causal")
+    assert code == 2
+    assert "does not take --tile, --causal" in err
+    assert not (tmp_path / "x.json").exists()
