@@ -2,10 +2,11 @@
 
 P V of a block is summed by the tensor core from zero and then added to O in fp32 (promotion), where the rescaling of O
 is the same fused multiply-add: e4m3 wgmma keeps 13 bits of its sum, and chained through it the output loses 10 % at 8k
-keys when V has mean 1. Registers decide the order: O, S, a whole partial sum and P do not fit at head_dim 128, so that
-O is kept in slices of the channels, two partial sums in flight, and S of the next block is started behind the last of
-them. In one part (head_dim 64, or no promotion) S is started first. The order of every operation on a value is that of
-:mod:`fa3_kernels.twin.forward`.
+keys when V has mean 1. Registers decide the order. S of the next block is started first, and P V in one part behind it, at
+head_dim 64 and without promotion at 128. O, S, a whole partial sum and P do not fit at head_dim 128: O is kept in slices
+of the channels, two partial sums in flight, and S is started behind the last of them; so it is without promotion at 256,
+in one part. With promotion at 256 a slice, and S, is started when the one before is done. The order of every operation on
+a value is that of :mod:`fa3_kernels.twin.forward`.
 """
 
 from triton.experimental import gluon

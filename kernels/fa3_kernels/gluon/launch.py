@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from fa3_kernels.config import Config
+from fa3_kernels.config import Config, kernel_head_dim
 from fa3_kernels.gluon.choose import check_lockstep, config_of, shape_of
 from fa3_kernels.gluon.combine import combine
 from fa3_kernels.gluon.descriptors import DTYPES, key_view, query_view
@@ -126,6 +126,13 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_varlen: bool) -
     for ok, rule in rules:
         if not ok:
             raise ValueError(rule)
+
+
+def _check_size(problem: AttentionProblem, num_splits: int) -> None:
+    """Raise ValueError for outputs that 32-bit offsets do not reach."""
+    head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
+    if math.prod(problem.lse_shape) * max(num_splits, head_dim) >= 1 << 31:
+        raise ValueError(f"at most 2^31 output elements and partial rows, got {problem.out_shape}")
 
 
 def _problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **semantics) -> AttentionProblem:
@@ -254,13 +261,15 @@ def forward(
         check_lockstep(problem, num_splits, pack_gqa, changes.get("tile"))
         if stamps is not None:
             raise ValueError("stamps are taken by warp-specialised kernels alone")
+        if q_descale is not None or k_descale is not None or v_descale is not None:
+            raise ValueError(f"descales are for e4m3 operands, got dtype {problem.dtype}")
+        _check_size(problem, 1)
         return launch_lockstep(problem, q, k, v, intra_wg_overlap=intra_wg_overlap)
     values, blocks = (q_descale, k_descale, v_descale), tuple(descale_blocks)
     by_tile = differ_by_tile(values, blocks)
     plan = _plan(problem, num_splits, pack_gqa, pingpong, intra_wg_overlap, q.device, by_tile, **changes)
     descales = descales_of(problem, values, blocks, plan.config.tile_n, q.device)
-    if math.prod(problem.lse_shape) * max(plan.config.num_splits, plan.config.head_dim) >= 1 << 31:
-        raise ValueError(f"at most 2^31 output elements and partial rows, got {problem.out_shape}")
+    _check_size(problem, plan.config.num_splits)
     out = torch.empty(problem.out_shape, dtype=_OUT_DTYPES[plan.config.out_dtype], device=q.device)
     lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
     with torch.cuda.device(q.device):
