@@ -86,18 +86,30 @@ def shipped() -> tuple[Launch, ...]:
 
 
 # Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a tile,
-# stored once per tile: the loop over unmasked blocks has no load of them, a masked step at most one (the golden file's loops).
+# stored once per tile, and at head_dim 256 of the producer (24 registers): no loop over unmasked blocks loads them, a masked
+# step at most one, but for e4m3_d64_dense_blocks, with four loads and two stores a step (the golden file's loops).
 ALLOWED_SPILL_BYTES: dict[str, int] = {
-    "fp16_d256_window/forward_fp16": 96,
-    "fp16_d256_packed_splits/forward_fp16": 8,
-    "fp16_d256_varlen_window_packed/forward_fp16": 136,
-    "e4m3_d128_causal_blocks/forward_fp8": 8,
-    "e4m3_d256_dense/forward_fp8": 32,
-    "e4m3_d256_causal/forward_fp8": 56,
-    "e4m3_d256_window/forward_fp8": 152,
-    "e4m3_d256_softcap/forward_fp8": 64,
-    "e4m3_d256_splits/forward_fp8": 60,
-    "e4m3_d256_dense_chained/forward_fp8": 16,
-    "e4m3_d256_causal_chained/forward_fp8": 32,
-    "e4m3_d256_causal_blocks/forward_fp8": 132,
+    "fp16_d256_window/forward_fp16": 120,
+    "fp16_d256_packed/forward_fp16": 32,
+    "fp16_d256_packed_splits/forward_fp16": 16,
+    "fp16_d256_varlen_window_packed/forward_fp16": 72,
+    "e4m3_d64_dense/forward_fp8": 96,
+    "e4m3_d64_splits/forward_fp8": 60,
+    "e4m3_d64_dense_blocks/forward_fp8": 176,
+    "e4m3_d64_causal_long/forward_fp8": 120,
+    "e4m3_d128_causal/forward_fp8": 24,
+    "e4m3_d128_window/forward_fp8": 32,
+    "e4m3_d128_softcap/forward_fp8": 24,
+    "e4m3_d128_causal_chained/forward_fp8": 16,
+    "e4m3_d128_dense_blocks/forward_fp8": 8,
+    "e4m3_d128_causal_blocks/forward_fp8": 24,
+    "e4m3_d256_dense/forward_fp8": 128,
+    "e4m3_d256_causal/forward_fp8": 160,
+    "e4m3_d256_window/forward_fp8": 232,
+    "e4m3_d256_softcap/forward_fp8": 136,
+    "e4m3_d256_splits/forward_fp8": 96,
+    "e4m3_d256_dense_chained/forward_fp8": 112,
+    "e4m3_d256_causal_chained/forward_fp8": 164,
+    "e4m3_d256_dense_blocks/forward_fp8": 212,
+    "e4m3_d256_causal_blocks/forward_fp8": 196,
 }
