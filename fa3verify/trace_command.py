@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from fa3verify.exits import EPILOG, emit, one_line_errors
+from fa3verify.exits import ENVIRONMENT, EPILOG, FINDING, emit, fail, one_line_errors
 from fa3verify.schedule_commands import given_options, problem_options, schedule_options, setup, trace_cta
 
 
@@ -22,17 +22,28 @@ from fa3verify.schedule_commands import given_options, problem_options, schedule
     metavar="STAMPS.csv",
     help="Draw a measured timeline beside it; problem, tile and clock are those of the file.",
 )
+@click.option("--measure", is_flag=True, help="Record that timeline now, on a GPU, as OUT with suffix .stamps.csv.")
 @click.option("--quiet", is_flag=True, help="Print the path only.")
 def trace(
-    out: Path, clock_mhz: float | None, json_target: str | None, measured: Path | None, quiet: bool, **options: Any
+    out: Path,
+    clock_mhz: float | None,
+    json_target: str | None,
+    measured: Path | None,
+    measure: bool,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Write the simulated timeline of one CTA to OUT as Chrome JSON, for Perfetto."""
     with one_line_errors():
         from fa3_simulator.run import longest_cta
-        from fa3_simulator.timeline import bars, chrome_trace, text_gantt
+        from fa3_simulator.timeline import bars, chrome_trace
         from fa3verify.files import write_text
 
-        stamps = _stamps(measured, options) if measured else None
+        if measure and measured:
+            raise ValueError("--measure records what --measured reads: give one of them")
+        stamps, refusal = _stamps(measured, options) if measured else None, ""
+        if measure:
+            clock_mhz, stamps, refusal = _measure(out.with_suffix(".stamps.csv"), options)
         shape, schedule, machine = setup(options)
         tiles = longest_cta(shape, schedule, int(machine["sms"]))
         clock = stamps.sm_mhz if stamps else clock_mhz or machine["max_clock_mhz"]
@@ -48,13 +59,49 @@ def trace(
         if json_target != "-":
             click.echo(out if quiet else f"{out}: {figures['events']} events, {run.cycles:.0f} cycles")
         if stamps and not quiet and json_target != "-":
-            start = 0.3 * min(max(bar.stop for bar in drawn) for drawn in processes.values())
-            for name, drawn in processes.items():
-                click.echo(f"{name}\n{text_gantt(drawn, start, start + 6000)}")
-            each = " and ".join(
-                f"{figures[f'{kind}_cycles_per_block']:.0f} {kind}" for kind in ("simulated", "measured")
-            )
-            click.echo(f"cycles per key block: {each}")
+            _print_both(processes, figures)
+        if refusal:
+            fail(FINDING, refusal)
+
+
+def _print_both(processes: dict[str, Any], figures: dict[str, Any]) -> None:
+    """Both timelines as text, of the same cycles."""
+    from fa3_simulator.timeline import text_gantt
+
+    start = 0.3 * min(max(bar.stop for bar in drawn) for drawn in processes.values())
+    for name, drawn in processes.items():
+        click.echo(f"{name}\n{text_gantt(drawn, start, start + 6000)}")
+    each = " and ".join(f"{figures[f'{kind}_cycles_per_block']:.0f} {kind}" for kind in ("simulated", "measured"))
+    click.echo(f"cycles per key block: {each}")
+
+
+def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
+    """Record stamps on the GPU here: the clock it ran at, and the stamps or why they are no evidence."""
+    from fa3_simulator.stamps import read
+    from fa3verify.bench import run
+    from fa3verify.bench.cells import Cell
+    from fa3verify.bench.timelines import record
+    from fa3verify.tune_build import options_of
+
+    if given := given_options(("backward", "p_in_smem", "clock_mhz")):
+        raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
+    shape, schedule, _ = setup(options)
+    found = (schedule.kernel, schedule.num_stages, schedule.softmax_stages)
+    if found != ("gluon", 2, 2):
+        raise ValueError(
+            "--measure runs kernel gluon with 2 stages and a softmax of 2, got {} with {} and {}".format(*found)
+        )
+    try:
+        run.check_device()
+    except run.NoDevice as error:
+        fail(ENVIRONMENT, f"trace --measure needs a GPU: {error}")
+    sizes = (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.nheads, shape.nheads)
+    cell = Cell("schedules", schedule.dtype, *sizes, schedule.head_dim, shape.causal)
+    recorded = record(cell, options_of(schedule), path)
+    try:
+        return recorded.sm_mhz, read(path), ""
+    except ValueError as error:
+        return recorded.sm_mhz, None, str(error)
 
 
 def _stamps(path: Path, options: dict[str, Any]) -> Any:
