@@ -178,15 +178,15 @@ def _scores(p, x, tile, s, c, block, is_masked, MASKED: gl.constexpr, WARPGROUP:
     """Cap and mask the scores of one block; they and the factor that takes them to log2 units.
 
     One loop over the blocks, with the mask in a branch: of two loops, masked and unmasked, ptxas 12.8 computed the wgmma
-    descriptors of Q only on the path through the first (seen in SASS; wrong bits on an H200 when it was empty). At
-    head_dim 256 every block is masked: the branch would cost 4.8 kB of spills, the comparisons hide behind the GEMMs.
+    descriptors of Q only on the path through the first (seen in SASS; wrong bits on an H200 when it was empty). With
+    promotion at head_dim 256 every block is masked: the branch would cost 4.6 kB of spills.
     """
     tile_n: gl.constexpr = s.shape[1]
     if p.v.softcap:
         s = softmax.capped(s, c * x.cap_factor)
         c = x.cap_log2
     if MASKED:
-        if p.v.query_slots == 1:  # noqa: SIM114 (one at compile time, one at run time)
+        if p.v.query_slots == 1 and p.v.promotion_interval:  # noqa: SIM114 (one at compile time, one at run time)
             s = visible_scores(p, s, tile, block * tile_n, WARPGROUP)
         elif is_masked:
             s = visible_scores(p, s, tile, block * tile_n, WARPGROUP)

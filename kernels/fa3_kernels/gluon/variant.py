@@ -23,13 +23,13 @@ def _integer_max(config: Config, is_limited: bool) -> bool:
     """Whether maxima are taken by integers: fewer instructions, but ptxas orders the rest of a step differently.
 
     Measured on an H200 at 2k and 16k keys, against floats: fp16 head_dim 64 +2 %, 128 -2 %, 256 +1 to 5 %; e4m3 head_dim
-    64 promoted +9 % dense and -5 % masked, chained -7 % and +4 %; 128 +1 to 3 %; 256 chained +7 % dense and -5 % masked,
-    promoted not to be had (its wgmma are serialised for want of registers).
+    64 promoted +9 % dense and -5 % masked, chained -7 % and +4 %; 128 +1 to 3 %; 256 chained +7 to 10 %, promoted not to be
+    had (its wgmma are serialised for want of registers).
     """
     if config.dtype != "e4m3":
         return config.head_dim != 128
     is_promoted = config.promotion_interval > 0
-    return {64: is_promoted != is_limited, 128: True, 256: not (is_promoted or is_limited)}[config.head_dim]
+    return {64: is_promoted != is_limited, 128: True, 256: not is_promoted}[config.head_dim]
 
 
 def query_slots(config: Config) -> int:
