@@ -122,14 +122,22 @@ class Consumer:
     def issue_output(self, step: int) -> None:
         self.stream.wgmma(self.pv, self.p, self.parts.v[step % self.s.num_stages], self.output)
 
-    def softmax(self, step: int, masked: bool) -> None:
+    def join_warps(self) -> None:
+        """Triton's barrier over the four warps in front of a step's wait for K (BAR.SYNC in the SASS)."""
+        if self.s.kernel == "gluon":
+            self.stream.bar_sync(self.parts.epilogue[self.index])
+
+    def row_max(self, step: int, masked: bool, is_first: bool = False) -> None:
         stream = self.stream
         stream.read(self.scores_of(step))
         if masked:
             stream.vector(self.work["mask"])
-        stream.vector(self.work["max"])
+        stream.vector(self.work["first max" if is_first else "max"])
         stream.delay("row_reduction_cycles")
-        stream.vector(self.work["exp"])
+
+    def softmax(self, step: int, masked: bool, is_first: bool = False) -> None:
+        self.row_max(step, masked, is_first)
+        self.stream.vector(self.work["exp"])
 
     def convert(self) -> None:
         self.stream.vector(self.work["convert"])
@@ -144,15 +152,20 @@ class Consumer:
     def overlapped_step(self, masked: bool) -> None:
         """P V of this block under the softmax of the next one."""
         step, stages = self.step, self.s.num_stages
+        self.join_warps()
         self.wait_full(self.parts.k_full, step + 1)
         self.take_turn()
         self.issue_scores(self.tile, step + 1)
         self.wait_full(self.parts.v_ready, step)
         self.issue_output(step)
         self.pass_turn()
+        self.stream.vector(self.work["other"])
         self.stream.wgmma_wait(1)
         self.release("k", (step + 1) % stages)
-        self.softmax(step + 1, masked)
+        self.row_max(step + 1, masked)
+        if self.s.is_gluon_fp8 and self.s.head_dim > 64:  # exponentials only behind P V
+            self.stream.wgmma_wait(0)
+        self.stream.vector(self.work["exp"])
         self.stream.wgmma_wait(0)
         self.release("v", step % stages)
         self.rescale()
@@ -162,6 +175,7 @@ class Consumer:
     def three_stage_step(self, masked: bool, more: bool) -> None:
         """P V of this block and, unless the tile ends, Q K^T of the one after next under the softmax of the next one."""
         step, stages = self.step, self.s.num_stages
+        self.join_warps()
         if more:
             self.wait_full(self.parts.k_full, step + 2)
         self.take_turn()
@@ -170,6 +184,7 @@ class Consumer:
         self.wait_full(self.parts.v_ready, step)
         self.issue_output(step)
         self.pass_turn()
+        self.stream.vector(self.work["other"])
         self.softmax(step + 1, masked)
         self.stream.wgmma_wait(0)
         if more:
@@ -182,6 +197,7 @@ class Consumer:
     def serial_step(self, masked: bool) -> None:
         """P V, then Q K^T of the next block, then its softmax."""
         step, stages = self.step, self.s.num_stages
+        self.join_warps()
         self.wait_full(self.parts.v_ready, step)
         self.wait_full(self.parts.k_full, step + 1)
         self.take_turn()
@@ -189,6 +205,7 @@ class Consumer:
         self.stream.wgmma_wait(0)
         self.release("v", step % stages)
         self.issue_scores(self.tile, step + 1)
+        self.stream.vector(self.work["other"])
         self.stream.wgmma_wait(0)
         self.release("k", (step + 1) % stages)
         self.pass_turn()
@@ -233,7 +250,7 @@ class Consumer:
                 self.pass_turn()
             stream.wgmma_wait(leads[number])
             self.release("k", self.step % self.s.num_stages)
-            self.softmax(self.step, tile.masked > 0)
+            self.softmax(self.step, tile.masked > 0, is_first=True)
             self.convert()
             if leads[number]:
                 stream.wgmma_wait(0)
@@ -247,14 +264,16 @@ class Consumer:
     def finish_tile(self, number: int, lead: int | None) -> None:
         """The last P V, with the first Q K^T of the next tile (and ``lead`` more) unless that is None, and the epilogue."""
         stream = self.stream
-        if not self.stages_output_in_q:
+        if not self.s.stages_output_in_q:
             self.release("q", number % self.parts.q_stages)
         self.wait_full(self.parts.v_ready, self.step)
         self.last_output(number, lead)
+        if self.s.is_gluon_fp8 and self.s.starts_both and self.s.promotion_interval:
+            self.rescale()  # adds the part
         self.release("v", self.step % self.s.num_stages)
         self.step += 1
         self.epilogue(number)
-        if self.stages_output_in_q:
+        if self.s.stages_output_in_q:
             stream.store_wait()
             self.release("q", number % self.parts.q_stages)
 
@@ -264,6 +283,7 @@ class Consumer:
             self.stream.wgmma_wait(0)
             return
         self.wait_full(self.parts.q_full, number + 1)
+        self.join_warps()
         self.take_turn()
         self.issue_output(self.step)
         self.wait_full(self.parts.k_full, self.step + 1)
@@ -274,22 +294,19 @@ class Consumer:
     def read_output(self) -> None:
         self.stream.read(self.output)
 
-    @property
-    def stages_output_in_q(self) -> bool:
-        """Where shared memory is short our kernel stages O in the Q buffer; FlashAttention-3 always in V's."""
-        return self.s.kernel == "gluon" and (self.s.head_dim > 128 or not self.s.warp_specialized) and self.s.bits == 16
-
     def epilogue(self, tile: int) -> None:
+        """O to global memory through a buffer; through Q's of FP8 in two parts, as it has half the bytes."""
         stream, size = self.stream, 64 * self.s.head_dim * 2
         self.read_output()
         stream.vector(self.work["epilogue"])
-        stream.store_wait()
-        if self.stages_output_in_q:
+        if self.s.stages_output_in_q:
             out = self.parts.q[tile % self.parts.q_stages * self.s.consumers + self.index]
         else:
             out = Slot(f"out.{self.index}", size, "v" if self.s.kernel == "flash3" else "")
-        stream.write(out)
-        stream.vector(self.work["store"])
-        stream.fence()
-        stream.bar_sync(self.parts.epilogue[self.index])
-        stream.store(out, size)
+        for _ in range(size // out.bytes):
+            stream.store_wait()
+            stream.write(out)
+            stream.vector(self.work["store"])
+            stream.fence()
+            stream.bar_sync(self.parts.epilogue[self.index])
+            stream.store(out, out.bytes)

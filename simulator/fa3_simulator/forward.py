@@ -7,7 +7,7 @@ from fa3_simulator.lockstep import Lockstep
 from fa3_simulator.partial_sums import PartsConsumer
 from fa3_simulator.producer import Producer
 from fa3_simulator.program import Builder, Program
-from fa3_simulator.schedules import Schedule, Tile, pv_parts
+from fa3_simulator.schedules import Schedule, Tile
 
 
 def forward(schedule: Schedule, tiles: list[Tile]) -> Program:
@@ -30,7 +30,7 @@ def forward(schedule: Schedule, tiles: list[Tile]) -> Program:
             Lockstep(builder, parts, index).run(tiles)
         return builder.build()
     producer_regs, consumer_regs = s.registers
-    consumer = PartsConsumer if pv_parts(s) != (1, 1) and s.softmax_stages == 2 else Consumer
+    consumer = Consumer if s.starts_both or s.softmax_stages == 3 else PartsConsumer
     for index in range(s.consumers):
         consumer(builder, parts, index, consumer_regs).run(tiles)
     Producer(builder, parts, producer_regs).run(tiles)

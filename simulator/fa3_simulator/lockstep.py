@@ -38,7 +38,7 @@ class Lockstep(Consumer):
             self.issue_scores(number, base)
             stream.wgmma_wait(0)
             self.load(parts.k_full, parts.k, base + stages, wanted=tile.blocks > stages)
-            self.softmax(base, tile.masked > 0)
+            self.softmax(base, tile.masked > 0, is_first=True)
             self.convert()
             for j in range(1, tile.blocks):
                 self.step_of(base, j, tile)
@@ -65,6 +65,7 @@ class Lockstep(Consumer):
             stream.wgmma_wait(0)
             self.issue_scores(self.tile, base + j)
             stream.wgmma_wait(0)
+        stream.vector(self.work["other"])
         self.load(parts.k_full, parts.k, base + j + stages, wanted=j + stages < tile.blocks)
         self.softmax(base + j, j < tile.masked)
         stream.wgmma_wait(0)

@@ -16,7 +16,7 @@ from fa3_simulator.trace import Trace
 
 CAUSES = (
     "prologue", "wait Q", "wait K", "wait V", "wait dO", "turn", "other warpgroup", "mask", "exp2", "dS",
-    "dQ to shared memory", "row max", "exp2 and row sum", "convert P", "rescale O",
+    "dQ to shared memory", "row max", "exp2 and row sum", "convert P", "rescale O", "add P V", "addresses", "warp barrier",
     "row statistics", "wgmma latency", "issue", "operand fetch", "tile change", "epilogue", "other",
 )  # fmt: skip
 
@@ -54,6 +54,9 @@ def _cause(program: Program, actor: int, index: int) -> str:
     if kind == Op.WAIT:
         return {"q": "wait Q", "k": "wait K", "v": "wait V", "d": "wait dO"}.get(text.removeprefix("wait ")[0], "other")
     if kind == Op.BAR_SYNC:
+        if "epilogue" in text:  # our kernels use one barrier for the store of O and in every step
+            following = int(program.actors[actor].ops[index + 1][0])
+            return "epilogue" if following == Op.STORE else "warp barrier"
         return "turn" if "turn" in text else "other warpgroup" if "both" in text else "epilogue"
     if kind == Op.WGMMA_WAIT:
         return "wgmma latency"

@@ -1,8 +1,9 @@
 """A consumer of our FP8 kernel where P V is summed in parts, transcribed from :mod:`fa3_kernels.gluon.forward_fp8`.
 
-A part is a chunk of the keys (``promotion_interval``) and a slice of the channels (as many as registers allow). Two parts are in
-flight at a time and Q K^T of the next block follows the last one; the softmax then waits for all of them, so that only the
-other warpgroup's GEMMs run under it.
+A part is a chunk of the keys (``promotion_interval``) and a slice of the channels (as many as registers allow); without
+promotion at head_dim 256 there is one, straight into O. Two parts are in flight at a time and Q K^T of the next block follows the
+last one; with promotion at 256, or without overlap, each is waited for before the next. The softmax then waits for all of them, so
+that only the other warpgroup's GEMMs run under it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fa3_simulator.schedules import ELEMENTS_PER_CHUNK, Tile, pv_parts
 
 
 class PartsConsumer(Consumer):
-    """One consumer warpgroup whose P V has more than one part."""
+    """One consumer warpgroup that starts P V in front of the next scores."""
 
     def __init__(self, builder: Builder, parts: Parts, index: int, registers: int) -> None:
         super().__init__(builder, parts, index, registers)
@@ -45,6 +46,7 @@ class PartsConsumer(Consumer):
                 last() if is_last else self.issue_part(part + 1)
 
     def start_scores(self, tile: int, step: int) -> None:
+        self.join_warps()
         self.wait_full(self.parts.k_full, step)
         self.issue_scores(tile, step)
         self.pass_turn()
@@ -53,10 +55,13 @@ class PartsConsumer(Consumer):
         step, stages = self.step, self.s.num_stages
         self.wait_full(self.parts.v_ready, step)
         self.take_turn()
-        # at head_dim 256 O, S and a part do not fit the registers together
-        early = self.s.intra_wg_overlap and self.s.head_dim <= 128
-        self.add_parts(early, lambda: self.start_scores(self.tile, step + 1))
-        self.release("v", step % stages)
+        if self.s.overlaps:
+            self.add_parts(True, lambda: self.start_scores(self.tile, step + 1))
+            self.release("v", step % stages)
+        else:
+            self.add_parts(False, lambda: self.release("v", step % stages))
+            self.start_scores(self.tile, step + 1)
+        self.stream.vector(self.work["other"])
         self.stream.wgmma_wait(0)
         self.release("k", (step + 1) % stages)
         self.softmax(step + 1, block < tile.masked)
@@ -66,7 +71,7 @@ class PartsConsumer(Consumer):
         self.step += 1
 
     def last_output(self, number: int, lead: int | None) -> None:
-        if lead is not None:
+        if lead is not None:  # with two slots for Q, whatever the switches say
             self.wait_full(self.parts.q_full, number + 1)
         self.take_turn()
         if lead is None:

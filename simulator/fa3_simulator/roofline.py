@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fa3_simulator.costs import TICKS, WARPGROUP_ROWS, costs
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
-from fa3_simulator.run import AnySchedule, Shape, head_tiles, longest_cta, program_of
+from fa3_simulator.run import AnySchedule, Shape, head_tiles, launched, longest_cta, program_of
 from fa3_simulator.schedules import Schedule, Tile
 
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.
@@ -70,6 +70,7 @@ def roofline(shape: Shape, schedule: AnySchedule, machine: Machine) -> Roofline:
     """Lower bounds of the busiest CTA, whose blocks are at least the average; of each resource only what every block needs."""
     blocks = sum(tile.blocks for tile in longest_cta(shape, schedule, int(machine["sms"])))
     total = shape.batch * shape.nheads * sum(tile.blocks for tile in head_tiles(shape, schedule))
+    schedule = launched(shape, schedule)
     smem, size, issue = (b - a for a, b in zip(_traffic(schedule, machine, 4), _traffic(schedule, machine, 5)))
     return Roofline(
         blocks * tensor_cycles_per_block(schedule, machine),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.schedules import Schedule, Tile, ships_integer_max
 
 EXACT_BLOCKS = 256  # CTAs of at most this many key blocks are simulated in full
 SHORT, LONG = 12, 24  # key blocks of the two short runs
@@ -91,6 +91,8 @@ def row_tiles(shape: Shape, schedule: Schedule) -> list[Tile]:
         unmasked = shape.seqlen_k // schedule.tile_n
         if shape.causal:
             unmasked = min(unmasked, max(first + mask.offset + 1, 0) // schedule.tile_n)
+        if shape.causal and schedule.masks_every_block:
+            unmasked = 0
         tiles.append(Tile(blocks, blocks - min(unmasked, blocks)))
     return tiles
 
@@ -104,6 +106,13 @@ def key_tiles(shape: Shape, schedule: BackwardSchedule) -> list[Tile]:
         unseen = max(first - offset, 0) // schedule.tile_m if shape.causal else 0  # query blocks above the diagonal
         tiles.append(Tile(max(blocks - unseen, 0)))
     return tiles
+
+
+def launched(shape: Shape, schedule: AnySchedule) -> AnySchedule:
+    """The schedule as compiled for a shape: how row maxima are taken depends on whether keys are hidden."""
+    if not isinstance(schedule, Schedule) or schedule.integer_max is not None:
+        return schedule
+    return replace(schedule, integer_max=ships_integer_max(schedule, shape.causal))
 
 
 def head_tiles(shape: Shape, schedule: AnySchedule) -> list[Tile]:
@@ -181,6 +190,7 @@ def estimate(shape: Shape, schedule: AnySchedule, machine: Machine, clock_mhz: f
     Estimate
     """
     clock = clock_mhz or machine["max_clock_mhz"]
+    schedule = launched(shape, schedule)
     tiles = longest_cta(shape, schedule, int(machine["sms"]))
     found = _cta(schedule, tiles, machine, clock) if tiles else Cycles(0.0, 0.0, 0.0)
     return Estimate(found.cta + machine["launch_cycles"], found.cta, found.tensor, found.mufu, tiles, clock)

@@ -5,12 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from fa3_kernels.config import kernel_head_dim
 from fa3_simulator.program import Work
 
 Kernel = Literal["gluon", "flash3"]
-WARPGROUP, WARP = 128, 32
+WARPGROUP, WARP = 128, 32  # threads
+WARPGROUP_ROWS = 64
 BITS = {"fp16": 16, "bf16": 16, "e4m3": 8}
 ELEMENTS_PER_CHUNK = 8  # of a lane: granularity at which two warpgroups share a pipe
+# Per key block and warp, of what each lane keeps of its two rows: the running maximum and the factor that rescales the sums.
+STATISTICS_FMA, STATISTICS_ALU, STATISTICS_MUFU = 6, 6, 2
+# Instructions of a step that are in no class of Work, by (is e4m3, head_dim, promotes): addresses and descriptors of wgmma
+# (uniform datapath), moves, predicates, branches, shuffles. "instructions" of the first loop of each dense kernel in
+# fa3_kernels/audit.json less the classes, the wgmma, the barriers and the branch that takes maxima the other way.
+OTHER_INSTRUCTIONS: dict[tuple[bool, int, bool], int] = {
+    (False, 64, False): 75, (False, 128, False): 73, (False, 256, False): 123,
+    (True, 64, True): 77, (True, 128, True): 88, (True, 256, True): 81,
+    (True, 64, False): 65, (True, 128, False): 84, (True, 256, False): 104,
+}  # fmt: skip
+OTHER_INSTRUCTIONS_LOCKSTEP = 118  # of fp16_d128_lockstep, whose consumers load as well
 
 
 class Tile(NamedTuple):
@@ -42,6 +55,9 @@ class Schedule:
     softmax_stages : {2, 3}
         With intra_wg_overlap: 2, the softmax of block j waits for its own Q K^T and runs over P V of block j - 1; 3, Q K^T of
         block j + 1 is under way as well, so that two S tiles are alive (arXiv 2407.08608, appendix B.3).
+    integer_max : bool, optional
+        Whether row maxima are taken by 3-input integer instructions; by default what ships for a launch without a mask, see
+        :func:`ships_integer_max`.
 
     Raises
     ------
@@ -62,6 +78,7 @@ class Schedule:
     v_transpose: bool = False
     kernel: Kernel = "gluon"
     softmax_stages: int = 2
+    integer_max: bool | None = None
 
     def __post_init__(self) -> None:
         fp8 = self.dtype == "e4m3"
@@ -107,14 +124,48 @@ class Schedule:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers per thread of the producer and of a consumer after setmaxnreg; 255 is all that an instruction can name."""
-        if self.v_transpose and self.consumers == 2:
+        """Registers per thread of the producer and of a consumer after setmaxnreg; 255 is all that an instruction can name.
+
+        Of our kernels those of :func:`fa3_kernels.config.default_config`.
+        """
+        if self.v_transpose and self.consumers == 2 and not (self.is_gluon_fp8 and self.head_dim > 128):
             return 40, 232  # the producer's warpgroup transposes V as well
-        return {1: (56, 255), 2: (24, 240), 3: (32, 160)}[self.consumers]
+        loads_only = self.kernel == "gluon" and not self.v_transpose  # by a single warp
+        return {1: (56, 255), 2: (24, 240), 3: (24 if loads_only else 32, 160)}[self.consumers]
 
     @property
     def bits(self) -> int:
         return BITS[self.dtype]
+
+    @property
+    def is_gluon_fp8(self) -> bool:
+        return self.kernel == "gluon" and self.dtype == "e4m3"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a warpgroup's GEMMs run under its own other work: with promotion at head_dim 256, O, S and a part of P V
+        do not fit the registers together, whatever the switch says (:mod:`fa3_kernels.gluon.variant`)."""
+        is_large = self.is_gluon_fp8 and self.promotion_interval > 0 and self.head_dim > 128
+        return self.intra_wg_overlap and not is_large
+
+    @property
+    def starts_both(self) -> bool:
+        """Whether Q K^T of the next block is issued first and P V, in one part, behind it; our FP8 kernel does not always."""
+        return not self.is_gluon_fp8 or (self.overlaps and pv_parts(self) == (1, 1) and self.head_dim <= 128)
+
+    @property
+    def stages_output_in_q(self) -> bool:
+        """Where shared memory is short our kernel stages O in the Q buffer; FlashAttention-3 always in V's."""
+        return self.kernel == "gluon" and (self.head_dim > 128 or not self.warp_specialized)
+
+    @property
+    def masks_every_block(self) -> bool:
+        """Whether a launch that hides keys compares every block's: a branch would cost our FP8 kernel spills at head_dim 256."""
+        return self.is_gluon_fp8 and self.head_dim > 128
+
+    @property
+    def max_by_integers(self) -> bool:
+        return ships_integer_max(self, False) if self.integer_max is None else self.integer_max
 
     @property
     def switches(self) -> str:
@@ -166,20 +217,54 @@ def _work(name: str, per_lane: int, chunk: int = ELEMENTS_PER_CHUNK, **pipes: fl
     return Work(name, -(-per_lane // chunk), **{pipe: round(count * per_lane) for pipe, count in pipes.items()})
 
 
+def ships_integer_max(schedule: Schedule, is_masked: bool) -> bool:
+    """Whether our kernel takes row maxima by integers, as :mod:`fa3_kernels.gluon.variant` chooses by launch.
+
+    ``is_masked``: the launch hides keys, causal or by a window.
+    """
+    s, head_dim = schedule, kernel_head_dim(schedule.head_dim)
+    if s.kernel != "gluon" or not s.warp_specialized:
+        return False
+    if s.dtype != "e4m3":
+        return head_dim != 128
+    promotes = s.promotion_interval > 0
+    return {64: promotes != is_masked, 128: True, 256: not (promotes or is_masked)}[head_dim]
+
+
+def _row_max(schedule: Schedule, by_integers: bool) -> Work:
+    """One comparison per score, of integers half as many (VIMNMX3 takes two); the quad's and the running maximum."""
+    scores = schedule.tile_n // 2
+    return Work(
+        "row max", -(-scores // ELEMENTS_PER_CHUNK), alu=(scores // 2 if by_integers else scores - 2) + STATISTICS_ALU
+    )
+
+
+def other_work(schedule: Schedule) -> Work:
+    """What a step executes beside the classes of Work, one dispatch cycle each; of flash3 it is assumed to be as much."""
+    s = schedule
+    key = (s.dtype == "e4m3", kernel_head_dim(s.head_dim), s.promotion_interval > 0)
+    count = OTHER_INSTRUCTIONS[key] if s.warp_specialized else OTHER_INSTRUCTIONS_LOCKSTEP
+    return Work("addresses", -(-count // ELEMENTS_PER_CHUNK), fma=count)
+
+
 def softmax_work(schedule: Schedule) -> dict[str, Work]:
     """Vector work of one key block and one warp of a consumer (16 rows)."""
     s = schedule
     scores, outputs = s.tile_n // 2, s.head_dim // 2  # per lane
+    chunks = -(-scores // ELEMENTS_PER_CHUNK)
+    width = s.head_dim // (16 // s.bits if s.stages_output_in_q else 1)  # of O at a time
     parts = s.tile_n // s.promotion_interval if s.promotion_interval else 1
     return {
         "mask": _work("mask", scores, alu=2),
-        "max": _work("row max", scores, alu=1),
-        "exp": _work("exp2 and row sum", scores, fma=2, mufu=1),
+        "first max": _row_max(s, False),  # no sign is known before a tile's first block
+        "max": _row_max(s, s.max_by_integers),
+        "exp": Work("exp2 and row sum", chunks, fma=2 * scores + STATISTICS_FMA, mufu=scores + STATISTICS_MUFU),
+        "other": other_work(s),
         "convert": _work("convert P", scores, convert=0.5),
         "rescale": _work("rescale O", outputs * parts, fma=1),
         "epilogue": _work("normalise O", outputs, fma=1, convert=0.5),
         "store": Work(
-            "O to shared memory", max(1, s.head_dim // 16), alu=s.head_dim // 16, smem_bytes=64 * s.head_dim * 2
+            "O to shared memory", max(1, width // 16), alu=width // 16, smem_bytes=WARPGROUP_ROWS * width * 2
         ),
     }
 
@@ -193,7 +278,7 @@ def pv_parts(schedule: Schedule) -> tuple[int, int]:
     s = schedule
     if s.dtype != "e4m3" or s.kernel != "gluon":
         return 1, 1
-    slices = 1 if s.head_dim <= 64 or (s.head_dim <= 128 and not s.promotion_interval) else 2
+    slices = 2 if s.promotion_interval and s.head_dim > 64 else 1
     return slices, s.tile_n // s.promotion_interval if s.promotion_interval else 1
 
 

@@ -20,6 +20,9 @@ FLASH3_TILES = {
     (8, 256, False): (128, 128), (8, 256, True): (128, 128),
 }  # fmt: skip
 OTHER_REGISTERS = 24  # addresses, row statistics, loop state: what our kernels need beside the matrices
+# Of our FP8 kernel, which keeps scalars of a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers, and no
+# loop over key blocks loads any of them (fa3_kernels/audit.json, e4m3_d64_dense).
+OTHER_REGISTERS_FP8 = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ def registers_needed(schedule: Schedule) -> int:
     scores, output = (s.softmax_stages - 1) * s.tile_n // 2, s.head_dim // 2
     p = s.tile_n * s.bits // 64 if s.pv_from_registers else 0
     partial = output // pv_parts(s)[0] if s.promotion_interval else 0
-    held = scores + p + partial if s.intra_wg_overlap else max(scores, p + partial)
-    return held + output + OTHER_REGISTERS
+    held = scores + p + partial if s.overlaps else max(scores, p + partial)
+    return held + output + (OTHER_REGISTERS_FP8 if s.is_gluon_fp8 else OTHER_REGISTERS)
 
 
 def is_power_of_two(n: int) -> bool:
@@ -91,7 +94,7 @@ def misfit(schedule: AnySchedule, machine: Machine) -> str | None:
 def is_launchable(schedule: Schedule) -> bool:
     """Whether our kernels take a schedule as launch options; they refuse a few more tiles themselves, by name."""
     s = schedule
-    rows = (128,) if s.dtype == "e4m3" else (128, 192)
+    rows = (128,) if s.dtype == "e4m3" and s.head_dim > 64 else (128, 192)
     fixed = (s.kernel, s.num_stages, s.softmax_stages, s.pv_from_registers, s.warp_specialized)
     return fixed == ("gluon", 2, 2, True, True) and s.tile_m in rows and s.tile_n >= 32 and is_power_of_two(s.tile_n)
 

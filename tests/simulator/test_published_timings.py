@@ -54,13 +54,14 @@ def found() -> dict[str, np.ndarray]:
 
 def test_mean_error_is_what_the_note_says(found) -> None:
     simulated, bound = (np.abs(found[name]).mean() for name in ("simulated", "roofline"))
-    assert simulated < 0.07
-    assert simulated < bound / 3
+    assert simulated < 0.05
+    assert simulated < bound / 5
 
 
-def test_long_dense_sequences_at_head_dim_128_are_within_two_percent(found) -> None:
+def test_long_dense_sequences_at_head_dim_128_are_within_five_percent(found) -> None:
+    """Up to 4.6 % too slow; 1.1 % before the instructions of a step were all counted (reports/decisions/0004)."""
     chosen = (found["head_dim"] == 128) & ~found["causal"] & (found["seqlen"] >= 1024)
-    assert np.abs(found["simulated"][chosen]).max() < 0.02
+    assert np.abs(found["simulated"][chosen]).max() < 0.05
 
 
 def test_the_roofline_is_a_lower_bound_of_the_hardware(found) -> None:

@@ -17,7 +17,7 @@ from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import measure
 from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import roofline
-from fa3_simulator.run import EXACT_BLOCKS, Shape, _simulate, estimate, longest_cta, row_tiles
+from fa3_simulator.run import EXACT_BLOCKS, Shape, _simulate, estimate, launched, longest_cta, row_tiles
 from fa3_simulator.schedules import Schedule, Tile, pv_parts
 from fa3_simulator.tune import candidates, misfit, registers_needed
 
@@ -33,6 +33,8 @@ SHIPPED = (
     Schedule(dtype="e4m3", v_transpose=True, promotion_interval=64, intra_wg_overlap=False),
     Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128),
     Schedule(dtype="e4m3", v_transpose=True, head_dim=256),
+    Schedule(dtype="e4m3", v_transpose=True, head_dim=64, tile_m=192, promotion_interval=128),
+    Schedule(dtype="e4m3", v_transpose=True, head_dim=64, intra_wg_overlap=False),
 )  # fmt: skip
 each_schedule = pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: forward(s, [Tile(1)]).name.replace(" ", "_"))
 
@@ -106,12 +108,59 @@ def test_the_papers_ablation_has_its_order() -> None:
     assert full < no_overlap < no_specialisation
 
 
-@pytest.mark.parametrize("promotion_interval", [0, 128])
-def test_our_fp8_kernel_has_no_overlap_to_switch_off_at_head_dim_256(promotion_interval: int) -> None:
+def test_promotion_leaves_no_overlap_to_switch_off_at_head_dim_256() -> None:
     """O, S and a part of P V do not fit the registers together (fa3_kernels.gluon.variant), whatever the switch says."""
-    on = Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=promotion_interval)
-    off = replace(on, intra_wg_overlap=False)
-    assert cycles(on, [Tile(20)]) == cycles(off, [Tile(20)]) > 1.1 * cycles(replace(on, kernel="flash3"), [Tile(20)])
+    promoted = Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128)
+    chained = replace(promoted, promotion_interval=0)
+    on, off = (cycles(s, [Tile(20)]) for s in (promoted, replace(promoted, intra_wg_overlap=False)))
+    assert on == off > 1.1 * cycles(replace(chained, kernel="flash3"), [Tile(20)])
+    assert cycles(chained, [Tile(20)]) < 0.95 * cycles(replace(chained, intra_wg_overlap=False), [Tile(20)])
+
+
+def step_of(schedule: Schedule) -> list[str]:
+    """What the first consumer does in the third block of a tile, from one release of K to the next."""
+    program = forward(schedule, [Tile(6)])
+    index = [actor.name for actor in program.actors].index("consumer 0")
+    names = [program.describe(index, i) for i in range(len(program.actors[index].ops))]
+    ends = [i for i, name in enumerate(names) if name.startswith("arrive k_empty")]
+    return [name.split("[")[0] for name in names[ends[1] + 1 : ends[2] + 1] if not name.startswith("read")]
+
+
+SOFTMAX = ["row max", "row_reduction_cycles", "exp2 and row sum"]
+
+
+def test_e4m3_at_head_dim_256_starts_scores_behind_p_v_in_one_turn() -> None:
+    """fa3_kernels.gluon.forward_fp8, _add_block with EARLY."""
+    chained = Schedule(dtype="e4m3", v_transpose=True, head_dim=256)
+    assert step_of(chained) == [
+        *SOFTMAX, "rescale O", "convert P", "wait v_ready", "wait turn", "issue P V", "wait epilogue", "wait k_full",
+        "issue Q K^T", "arrive turn", "wait wgmma", "arrive v_empty", "addresses", "wait wgmma", "arrive k_empty",
+    ]  # fmt: skip
+
+
+def test_promoted_e4m3_at_head_dim_256_takes_slices_and_scores_one_after_the_other() -> None:
+    """The same without EARLY; the rescaling of O is part of adding a slice."""
+    promoted = Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128)
+    add = ["issue P V", "wait wgmma", "add P V"]
+    assert step_of(promoted) == [
+        *SOFTMAX, "convert P", "wait v_ready", "wait turn", *add, *add, "arrive v_empty", "wait epilogue", "wait k_full",
+        "issue Q K^T", "arrive turn", "addresses", "wait wgmma", "arrive k_empty",
+    ]  # fmt: skip
+
+
+def test_chained_e4m3_at_head_dim_128_waits_for_p_v_in_front_of_the_exponentials() -> None:
+    """_step with scores_first and 128 channels: 861 instead of 823 TFLOP/s on an H200."""
+    step = step_of(Schedule(dtype="e4m3", v_transpose=True))
+    assert step[:4] == ["row max", "row_reduction_cycles", "wait wgmma", "exp2 and row sum"]
+    assert step_of(replace(Schedule(dtype="e4m3", v_transpose=True), head_dim=64))[:3] == SOFTMAX
+
+
+def test_a_causal_launch_is_compiled_for_its_mask() -> None:
+    promoted = Schedule(dtype="e4m3", v_transpose=True, head_dim=64, tile_m=192, promotion_interval=128)
+    assert [launched(Shape(1, 1, 512, 512, c), promoted).max_by_integers for c in (False, True)] == [True, False]
+    large = Schedule(dtype="e4m3", v_transpose=True, head_dim=256)
+    assert [t.masked for t in row_tiles(Shape(1, 1, 512, 512, True), large)] == [1, 2, 3, 4]
+    assert [t.masked for t in row_tiles(Shape(1, 1, 512, 512, True), replace(large, head_dim=128))] == [1] * 4
 
 
 def test_p_v_in_more_parts_takes_longer() -> None:
@@ -122,12 +171,12 @@ def test_p_v_in_more_parts_takes_longer() -> None:
 
 
 @pytest.mark.parametrize("tile_n", [64, 96])
-def test_three_stages_gain_where_the_softmax_shows_and_at_most_a_few_percent(tile_n: int) -> None:
-    """The GEMMs bind already, so that there is little to gain: the paper's appendix found none in practice."""
+def test_three_stages_gain_nothing(tile_n: int) -> None:
+    """The dispatch port binds already, so that there is nothing to gain: the paper's appendix found none in practice."""
     two = Schedule(tile_n=tile_n)
     three = replace(two, softmax_stages=3)
     steady = [cycles(s, [Tile(48)]) - cycles(s, [Tile(24)]) for s in (two, three)]
-    assert 0.95 * steady[0] < steady[1] < steady[0]
+    assert steady[0] <= steady[1] < 1.1 * steady[0]
 
 
 def test_three_stages_keep_two_score_tiles_in_registers() -> None:
