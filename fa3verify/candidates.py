@@ -114,7 +114,7 @@ def model_of(config: Config) -> KernelModel:
 class _Twin:
     """Callable side of a twin candidate; a record so that it can travel to worker processes."""
 
-    changes: tuple[tuple[str, object], ...] = ()
+    changes: tuple[tuple[str, Any], ...] = ()
     fault: Fault | None = None
 
     def configure(self, problem: AttentionProblem) -> Config:
