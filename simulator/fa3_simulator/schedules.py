@@ -160,8 +160,8 @@ class Schedule:
 
     @property
     def masks_every_block(self) -> bool:
-        """Whether a launch that hides keys compares every block's: a branch would cost our FP8 kernel spills at head_dim 256."""
-        return self.is_gluon_fp8 and self.head_dim > 128
+        """Whether a launch that hides keys compares every block's: with promotion at head_dim 256 a branch would cost spills."""
+        return self.is_gluon_fp8 and self.head_dim > 128 and self.promotion_interval > 0
 
     @property
     def max_by_integers(self) -> bool:
@@ -228,7 +228,7 @@ def ships_integer_max(schedule: Schedule, is_masked: bool) -> bool:
     if s.dtype != "e4m3":
         return head_dim != 128
     promotes = s.promotion_interval > 0
-    return {64: promotes != is_masked, 128: True, 256: not (promotes or is_masked)}[head_dim]
+    return {64: promotes != is_masked, 128: True, 256: not promotes}[head_dim]
 
 
 def _row_max(schedule: Schedule, by_integers: bool) -> Work:

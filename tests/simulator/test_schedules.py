@@ -158,9 +158,10 @@ def test_chained_e4m3_at_head_dim_128_waits_for_p_v_in_front_of_the_exponentials
 def test_a_causal_launch_is_compiled_for_its_mask() -> None:
     promoted = Schedule(dtype="e4m3", v_transpose=True, head_dim=64, tile_m=192, promotion_interval=128)
     assert [launched(Shape(1, 1, 512, 512, c), promoted).max_by_integers for c in (False, True)] == [True, False]
-    large = Schedule(dtype="e4m3", v_transpose=True, head_dim=256)
+    large = replace(promoted, head_dim=256, tile_m=128)
     assert [t.masked for t in row_tiles(Shape(1, 1, 512, 512, True), large)] == [1, 2, 3, 4]
-    assert [t.masked for t in row_tiles(Shape(1, 1, 512, 512, True), replace(large, head_dim=128))] == [1] * 4
+    for branched in (replace(large, head_dim=128), replace(large, promotion_interval=0)):
+        assert [t.masked for t in row_tiles(Shape(1, 1, 512, 512, True), branched)] == [1] * 4
 
 
 def test_p_v_in_more_parts_takes_longer() -> None:

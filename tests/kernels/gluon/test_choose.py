@@ -77,6 +77,8 @@ def small(dtype: str = "fp16", head_dim: int = 128) -> AttentionProblem:
         (small("bf16", 64), (192, 128), (3, 24, 160, 0)),
         (small("e4m3"), (128, 64), (2, 40, 232, 64)),  # promotion cannot span more keys than a tile
         (small("e4m3", 64), (128, 256), (2, 40, 232, 128)),
+        (small("e4m3", 64), (192, 128), (3, 32, 160, 128)),
+        (small("e4m3", 256), (128, 128), (2, 24, 240, 128)),
     ],
 )
 def test_a_tile_brings_its_warpgroups_registers_and_promotion(problem, tile, expected):
@@ -89,8 +91,8 @@ def test_a_tile_brings_its_warpgroups_registers_and_promotion(problem, tile, exp
 @pytest.mark.parametrize(
     ("problem", "tile", "rule"),
     [
-        (small(), (64, 128), "tile_m must be 128 or 192 for fp16, got 64"),
-        (small("e4m3"), (192, 64), "tile_m must be 128 for e4m3, got 192"),
+        (small(), (64, 128), "tile_m must be 128 or 192 for fp16 at head_dim 128, got 64"),
+        (small("e4m3"), (192, 64), "tile_m must be 128 for e4m3 at head_dim 128, got 192"),
         (small(), (128, 96), "tile_n must be a power of two from 32 to 256, got 96"),
         (small(), (192, 128), "got 160 with head_dim 128 and tile_n 128"),  # 64 of O, 64 of S, 32 of P
         (
