@@ -223,7 +223,13 @@ def test_ctrl_c_stops_at_once_and_keeps_finished_work(tmp_path):
         "--out",
         tmp_path / "out",
     ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs inherit it ignored
+    )
     journal = tmp_path / "out" / ".partial"
     for _ in range(600):
         if journal.exists() and any(journal.glob("*.json")):
