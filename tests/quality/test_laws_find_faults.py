@@ -27,6 +27,7 @@ FOUND_BY: dict[Fault, tuple[Dtype, tuple[str, ...]]] = {
         "e4m3",
         ("block_descale_moves_into_stored_values", "rotation_and_centring_keep_attention"),
     ),
+    Fault.FROZEN_V_RATIO: ("e4m3", ("block_descale_moves_into_stored_values", "numeric_switches_stay_within_bound")),
     Fault.DESCALES_IGNORED: ("e4m3", ("value_scaling_by_powers_of_two", "error_within_bound")),
     Fault.NO_P_OFFSET: ("e4m3", ("error_within_bound", "key_order_is_irrelevant")),
     Fault.NO_PROMOTION: ("e4m3", ("equal_scores_average_values", "error_within_bound_on_long_rows")),

@@ -27,6 +27,7 @@ FOUND_BY: dict[Fault, tuple[str, str, str]] = {
     Fault.NEIGHBOUR_Q_DESCALE: ("e4m3", "block_scaled", "L1"),
     Fault.NEIGHBOUR_K_DESCALE: ("e4m3", "block_scaled", "L1"),
     Fault.NEIGHBOUR_V_DESCALE: ("e4m3", "block_scaled", "L1"),
+    Fault.FROZEN_V_RATIO: ("e4m3", "block_scaled", "L1"),
     Fault.DESCALES_IGNORED: ("e4m3", "normal", "L1"),
     Fault.NO_P_OFFSET: ("e4m3", "peaky", "L1"),
     Fault.NO_PROMOTION: ("e4m3", "offset_v", "L2"),

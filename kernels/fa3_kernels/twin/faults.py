@@ -20,6 +20,7 @@ class Fault(StrEnum):
     NEIGHBOUR_Q_DESCALE = "neighbour_q_descale"
     NEIGHBOUR_K_DESCALE = "neighbour_k_descale"
     NEIGHBOUR_V_DESCALE = "neighbour_v_descale"
+    FROZEN_V_RATIO = "frozen_v_ratio"
     DESCALES_IGNORED = "descales_ignored"
     NO_P_OFFSET = "no_p_offset"
     NO_PROMOTION = "no_promotion"
@@ -53,6 +54,7 @@ DESCRIPTIONS: dict[Fault, str] = {
     Fault.NEIGHBOUR_Q_DESCALE: "Q rows use the descale of the block before theirs",
     Fault.NEIGHBOUR_K_DESCALE: "K tiles use the descale of the block before theirs",
     Fault.NEIGHBOUR_V_DESCALE: "V tiles use the descale of the block before theirs",
+    Fault.FROZEN_V_RATIO: "O takes on the V descale of the first visited block over this one's (our own kernel, see reports/notes)",
     Fault.DESCALES_IGNORED: "every descale is taken as 1 (vLLM issue 51363)",
     Fault.NO_P_OFFSET: "P is not scaled by 2^8 before it is rounded to e4m3 (flash-attention PR 1173)",
     Fault.NO_PROMOTION: "P V is chained in the 13-bit accumulator although promotion is on (vLLM issue 23813)",

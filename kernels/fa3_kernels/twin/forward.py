@@ -279,7 +279,8 @@ def _run_blocks(
             pending = None
         s = _masked(s, tile, mask, block, kernel)
         p, alpha = softmax.update(state, s, unit, kernel.p_offset_log2, arithmetic)
-        ratio = np.float32(1) if previous is None else keys.v_descale[previous] / keys.v_descale[block]
+        before = blocks.stop - 1 if kernel.fault is Fault.FROZEN_V_RATIO else previous
+        ratio = np.float32(1) if previous is None else keys.v_descale[before] / keys.v_descale[block]
         second = block == blocks.stop - 2
         rescale = np.ones_like(alpha) if second and kernel.fault is Fault.MISSED_RESCALE else alpha * ratio
         pending = (p, rescale, block + 1 if second and kernel.fault is Fault.STALE_V else block)
