@@ -9,7 +9,18 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify import __version__
-from fa3verify.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, emit, fail, one_line_errors, write
+from fa3verify.exits import (
+    ENVIRONMENT,
+    EPILOG,
+    FINDING,
+    NOTHING,
+    OK,
+    emit,
+    fail,
+    one_line_errors,
+    require_device,
+    write,
+)
 from fa3verify.schedule_commands import simulate
 from fa3verify.trace_command import trace
 from fa3verify.tune_command import tune
@@ -200,10 +211,7 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
         settings = bench_run.Settings(
             cells, out, options["peers"], options["names"], pace, options["budget"], options["seed"]
         )
-        try:
-            bench_run.check_device()
-        except bench_run.NoDevice as error:
-            fail(ENVIRONMENT, f"bench needs a GPU: {error}")
+        require_device("bench")
         try:
             results, left = bench_run.run(settings, console.teller(quiet))
         except bench_run.ContextLost as error:

@@ -24,6 +24,16 @@ def fail(code: int, message: str) -> NoReturn:
     raise Exit(code)
 
 
+def require_device(what: str) -> None:
+    """Leave, with the reason, unless the GPU kernels can run here."""
+    from fa3verify.bench import run
+
+    try:
+        run.check_device()
+    except run.NoDevice as error:
+        fail(ENVIRONMENT, f"{what} needs a GPU: {error}")
+
+
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turn exceptions into one line and the documented exit code."""

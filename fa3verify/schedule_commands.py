@@ -94,11 +94,11 @@ def _backward_schedule(options: dict[str, Any]) -> Any:
         raise ValueError(f"--backward does not take {', '.join(given)}: there is one backward schedule")
     if options["dtype"] == "e4m3":
         raise ValueError("the backward is for fp16 and bf16, got e4m3")
-    tile_m, tile_n = options["tile"] if _isgiven_options("tile") else BACKWARD_TILE
+    tile_m, tile_n = options["tile"] if _is_given("tile") else BACKWARD_TILE
     return BackwardSchedule(options["head_dim"], tile_m, tile_n, options["stages"])
 
 
-def _isgiven_options(name: str) -> bool:
+def _is_given(name: str) -> bool:
     """Whether an option was given, whatever its default."""
     return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
@@ -106,7 +106,7 @@ def _isgiven_options(name: str) -> bool:
 def given_options(names: Iterable[str] | None = None, *, but: Iterable[str] = ()) -> list[str]:
     """Options among ``names`` (all by default) that were given, as they are written."""
     known = {p.name: p.opts[-1] for p in get_current_context().command.params if p.name and p.name not in but}
-    return [known[name] for name in (known if names is None else names) if _isgiven_options(name)]
+    return [known[name] for name in (known if names is None else names) if _is_given(name)]
 
 
 def shape_of(options: dict[str, Any]) -> Any:

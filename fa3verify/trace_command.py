@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from fa3verify.exits import ENVIRONMENT, EPILOG, FINDING, emit, fail, one_line_errors
+from fa3verify.exits import EPILOG, FINDING, emit, fail, one_line_errors, require_device
 from fa3verify.schedule_commands import given_options, problem_options, schedule_options, setup, trace_cta
 
 
@@ -78,10 +78,8 @@ def _print_both(processes: dict[str, Any], figures: dict[str, Any]) -> None:
 def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
     """Record stamps on the GPU here: the clock it ran at, and the stamps or why they are no evidence."""
     from fa3_simulator.stamps import read
-    from fa3verify.bench import run
-    from fa3verify.bench.cells import Cell
     from fa3verify.bench.timelines import record
-    from fa3verify.tune_build import options_of
+    from fa3verify.tune_build import cell_of, options_of
 
     if given := given_options(("backward", "p_in_smem", "clock_mhz")):
         raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
@@ -91,13 +89,8 @@ def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
         raise ValueError(
             "--measure runs kernel gluon with 2 stages and a softmax of 2, got {} with {} and {}".format(*found)
         )
-    try:
-        run.check_device()
-    except run.NoDevice as error:
-        fail(ENVIRONMENT, f"trace --measure needs a GPU: {error}")
-    sizes = (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.nheads, shape.nheads)
-    cell = Cell("schedules", schedule.dtype, *sizes, schedule.head_dim, shape.causal)
-    recorded = record(cell, options_of(schedule), path)
+    require_device("trace --measure")
+    recorded = record(cell_of(schedule, shape), options_of(schedule), path)
     try:
         return recorded.sm_mhz, read(path), ""
     except ValueError as error:

@@ -9,12 +9,18 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from fa3_simulator.run import Shape
 from fa3_simulator.schedules import Schedule
 from fa3verify.bench.cells import Cell
 
 ROUNDS, PAUSE_S = 5, 0.3
-COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
 _REGISTER = re.compile(r"\bR(\d+)\b")
+
+
+def cell_of(schedule: Schedule, shape: Shape) -> Cell:
+    """What is launched where a schedule is simulated for a shape."""
+    sizes = (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.nheads, shape.nheads)
+    return Cell("schedules", schedule.dtype, *sizes, schedule.head_dim, shape.causal)  # type: ignore[arg-type]
 
 
 class Built(NamedTuple):
@@ -83,12 +89,12 @@ def measure_cycles(cell: Cell, options: Sequence[Mapping[str, Any]]) -> list[flo
         Median cycles of a launch, or why there are none: refused, or bits that differ from the twin's.
     """
     kernels, timing = import_module("fa3verify.bench.kernels"), import_module("fa3verify.bench.timing")
-    check = import_module("fa3verify.bench.check")
-    inputs = kernels.draw(cell, COPIES, 0)
+    check, results = import_module("fa3verify.bench.check"), import_module("fa3verify.bench.results")
+    inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
     runs: dict[int, Any] = {}
     found: list[float | str] = ["not timed"] * len(options)
     for i, chosen in enumerate(options):
-        kernel = kernels._ours(f"tune {i}", "a schedule of tune", (cell.dtype,), **chosen)
+        kernel = kernels.our_kernel(f"tune {i}", "a schedule of tune", (cell.dtype,), **chosen)
         try:
             run = kernel.prepare(cell, inputs)
             verdict = check.judge(cell, inputs[0], run.output(), kernel.configure(cell))
@@ -101,5 +107,5 @@ def measure_cycles(cell: Cell, options: Sequence[Mapping[str, Any]]) -> list[flo
             runs[i] = run.timed
     times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S, sustained=False), timing.Clock())
     for i, record in times.items():
-        found[i] = statistics.median(burst.ms * burst.sm_mhz * 1e3 for burst in record.bursts)
+        found[i] = statistics.median(map(results.cycles, record.bursts))
     return found

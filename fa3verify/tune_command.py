@@ -6,7 +6,7 @@ from typing import Any
 
 import rich_click as click
 
-from fa3verify.exits import ENVIRONMENT, EPILOG, emit, fail, one_line_errors
+from fa3verify.exits import EPILOG, emit, one_line_errors, require_device
 from fa3verify.schedule_commands import problem_options, shape_of
 
 
@@ -31,7 +31,7 @@ def tune(
         if builds and kernel != "gluon":
             raise ValueError(f"--compile and --measure are for --kernel gluon, got {kernel}")
         if measure is not None:
-            _check_device()
+            require_device("tune --measure")
         machine, shape = load(options["machine"]), shape_of(options)
         ranked = tuning.tune(shape, options["dtype"], options["head_dim"], machine, clock_mhz, kernel=kernel)
         if not ranked:
@@ -60,22 +60,6 @@ def tune(
             _print_ranking(figures, builds)
 
 
-def _check_device() -> None:
-    from fa3verify.bench import run
-
-    try:
-        run.check_device()
-    except run.NoDevice as error:
-        fail(ENVIRONMENT, f"tune --measure needs a GPU: {error}")
-
-
-def _cell(schedule: Any, shape: Any) -> Any:
-    from fa3verify.bench.cells import Cell
-
-    sizes = (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.nheads, shape.nheads)
-    return Cell("schedules", schedule.dtype, *sizes, schedule.head_dim, shape.causal)
-
-
 def _compile(best: list[Any], rows: list[dict[str, Any]], shape: Any) -> dict[str, Any]:
     """Add what ptxas made of each schedule to its row; or say why nothing can be compiled."""
     from fa3verify import tune_build
@@ -83,7 +67,7 @@ def _compile(best: list[Any], rows: list[dict[str, Any]], shape: Any) -> dict[st
     if reason := tune_build.cannot_compile():
         return {"not_compiled": reason}
     for entry, row in zip(best, rows, strict=True):
-        row |= tune_build.compile_schedule(_cell(entry.schedule, shape), entry.schedule)._asdict()
+        row |= tune_build.compile_schedule(tune_build.cell_of(entry.schedule, shape), entry.schedule)._asdict()
     return {}
 
 
@@ -94,7 +78,7 @@ def _measure(best: list[Any], rows: list[dict[str, Any]], shape: Any) -> dict[st
     from fa3_simulator.validate import agreement
     from fa3verify import tune_build
 
-    cell = _cell(best[0].schedule, shape)
+    cell = tune_build.cell_of(best[0].schedule, shape)
     measured = tune_build.measure_cycles(cell, [tune_build.options_of(r.schedule) for r in best])
     for row, cycles in zip(rows, measured):
         row |= {"measured_cycles": cycles} if isinstance(cycles, float) else {"not_measured": cycles}

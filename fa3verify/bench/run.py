@@ -16,14 +16,13 @@ from fa3_kernels.evidence import FORWARD_SOURCES, files_sha256
 from fa3verify import __version__
 from fa3verify.bench import check, results, tables
 from fa3verify.bench.cells import Cell
-from fa3verify.bench.kernels import Inputs, Kernel, Run, Unsupported, draw, ours
+from fa3verify.bench.kernels import MAX_COPIES, Inputs, Kernel, Run, Unsupported, draw, ours
 from fa3verify.bench.peers import peers
 from fa3verify.bench.results import CellRecord, Measured, Results, Schedule, measured
 from fa3verify.bench.timing import LAUNCHES, Clock, EventTimed, GraphTimed, Pace, Timed, measure, query
 from fa3verify.bench.warm import warm_up
 
 RECORDS = "bench.jsonl"
-MAX_COPIES = 3
 
 
 class NoDevice(Exception):

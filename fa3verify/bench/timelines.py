@@ -22,7 +22,6 @@ from fa3verify.files import write_text
 
 STEPS = 512  # for which a CTA has room; it stamps nothing behind them
 BLOCKS = 24  # that are kept, as many as a simulated timeline shows
-COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
 PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
 
 
@@ -57,7 +56,7 @@ def record(cell: Cell, options: Mapping[str, Any], path: Path) -> Recorded:
     """
     torch = import_module("torch")
     forward = import_module("fa3_kernels.gluon.launch").forward
-    inputs = kernels.draw(cell, COPIES, 0)
+    inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
     factors = [kernels.descales(cell, x) for x in inputs]
     config = import_module("fa3_kernels.gluon.choose").config_of(cell.problem, **options)
     ctas = torch.cuda.get_device_properties(0).multi_processor_count
@@ -65,8 +64,8 @@ def record(cell: Cell, options: Mapping[str, Any], path: Path) -> Recorded:
     stamps = torch.zeros(shape, dtype=torch.int32, device="cuda")
 
     def launch(i: int, **more: Any) -> tuple[Any, Any]:
-        x = inputs[i % COPIES]
-        return forward(x.q, x.k, x.v, causal=cell.causal, **factors[i % COPIES], **options, **more)
+        x = inputs[i % len(inputs)]
+        return forward(x.q, x.k, x.v, causal=cell.causal, **factors[i % len(factors)], **options, **more)
 
     def stamped(i: int) -> tuple[Any, Any]:
         return launch(i, stamps=stamps)

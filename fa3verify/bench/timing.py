@@ -16,7 +16,7 @@ import numpy as np
 
 LAUNCHES = 3  # launches of one burst, at least
 BURST_MS = 1.0  # at least: the time an SM reads may move in steps of 1 us, which is then 0.1 %
-DUTY = 0.03  # share of the time a burst may fill: 9 ms of 0.3 s. Measured: H200 bursts then end at its 1980 MHz
+DUTY = 0.03  # share of the time a burst may fill: 9 ms of 0.3 s
 SUSTAINED_MS = 40.0
 WARM_REPLAYS = 4  # times SUSTAINED_MS of the kernel's own heat: clocks otherwise depend on what ran before
 

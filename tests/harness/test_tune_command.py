@@ -106,7 +106,7 @@ def test_cycles_are_time_at_the_counted_clock_and_wrong_bits_have_none(monkeypat
         bursts = [SimpleNamespace(ms=ms, sm_mhz=1500.0) for ms in (0.3, 0.2, 0.1)]
         return {name: SimpleNamespace(bursts=bursts) for name in runs}
 
-    monkeypatch.setattr(kernels, "_ours", ours)
+    monkeypatch.setattr(kernels, "our_kernel", ours)
     monkeypatch.setattr(kernels, "draw", lambda cell, copies, seed: ["inputs"] * copies)
     monkeypatch.setattr(check, "judge", lambda c, i, out, g: SimpleNamespace(bits_differing=7 * (out == (128, 32))))
     monkeypatch.setattr(timing, "Clock", object)
