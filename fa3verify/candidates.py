@@ -136,7 +136,7 @@ def twin(
     return Candidate(name, dtype, side.run, side.configure, FEATURES, description, None, fault)
 
 
-_CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch
+_CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
 _FP8_CHOICES = ("promotion_interval", "out_dtype")
 
 
@@ -154,13 +154,18 @@ class _Gluon:
 
         return config_of(problem, **dict(self.options))
 
-    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+    def launch_options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
+        """Options with which the launch has this very configuration; ValueError where none give it."""
         from fa3_kernels.gluon.choose import config_of
 
         names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
-        options = {name: getattr(config, name) for name in names}
+        options = {name: getattr(config, name) for name in names} | {"tile": (config.tile_m, config.tile_n)}
         if config_of(problem, **options) != config:
-            raise ValueError(f"GPU kernels are compiled for one tiling; only {', '.join(names)} can be changed")
+            raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
+        return options
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+        options = self.launch_options(problem, config)
         torch = importlib.import_module("torch")
         launch = importlib.import_module("fa3_kernels.gluon.launch")
         semantics: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "softcap": problem.softcap}

@@ -93,7 +93,8 @@ def repeated_heads(setup: Setup) -> Setup:
         k_descale=repeat(operands.k_descale),
         v_descale=repeat(operands.v_descale),
     )
-    return Setup(replace(problem, nheads_kv=problem.nheads), wide, setup.config)
+    unpacked = replace(setup.config, pack_gqa=False)  # a group of one head has nothing to pack
+    return Setup(replace(problem, nheads_kv=problem.nheads), wide, unpacked)
 
 
 def reordered(setup: Setup, batch: np.ndarray, kv_heads: np.ndarray) -> Setup:

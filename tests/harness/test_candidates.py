@@ -14,6 +14,8 @@ from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates
 from fa3verify.cli import main
+from fa3verify.properties import runner
+from fa3verify.properties.structure import STRUCTURE_LAWS
 
 
 @pytest.fixture
@@ -118,11 +120,26 @@ def test_a_gpu_kernel_and_its_twin_have_one_configuration():
         assert kernel.configure(problem) == candidates.find(kernel.twin).configure(problem)
 
 
-def test_a_gpu_kernel_refuses_a_tiling_it_is_not_compiled_for():
+def test_a_gpu_kernel_refuses_a_configuration_that_no_launch_has():
     kernel = candidates.gpu()[0]
     problem = AttentionProblem(1, 4, 4, 256, 512, 128)
-    with pytest.raises(ValueError, match="compiled for one tiling; only num_splits, pack_gqa"):
-        kernel.run(problem, None, replace(kernel.configure(problem), tile_n=64))
+    for change, match in (({"num_stages": 3}, "only tile, num_splits"), ({"tile_n": 96}, "tile_n must be a power")):
+        with pytest.raises(ValueError, match=match):
+            kernel.run(problem, None, replace(kernel.configure(problem), **change))
+
+
+@pytest.mark.parametrize("law", STRUCTURE_LAWS, ids=lambda law: law.name)
+@pytest.mark.parametrize("name", ["gluon.fp16", "gluon.e4m3"])
+def test_no_law_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name, law):
+    kernel = next(c for c in candidates.gpu() if c.name == name)
+    twin = candidates.find(kernel.twin)
+
+    def run(problem, operands, config):
+        kernel.run.__self__.launch_options(problem, config)
+        return twin.run(problem, operands, config)
+
+    judged = runner.run_law(law, replace(kernel, run=run), max_examples=6, seed=0, shrink_seconds=0)
+    assert judged.status == "pass", judged.finding
 
 
 def test_a_kernel_without_block_descales_is_never_sent_any():
