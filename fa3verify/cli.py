@@ -150,11 +150,12 @@ def audit(
     with one_line_errors():
         from importlib import import_module
 
+        from fa3_kernels.accepted import GOLDEN, golden_text, read_golden
         from fa3verify import console
 
         audits: Any = import_module("fa3_kernels.audit")
-        path = golden or audits.GOLDEN
-        accepted = audits.read_golden(path) if path.exists() else {}
+        path = golden or GOLDEN
+        accepted = read_golden(path) if path.exists() else {}
         with console.counting("compiling", quiet) as tell:
             try:
                 figures = audits.compile_all(launches, workers=workers, tell=tell)
@@ -163,7 +164,7 @@ def audit(
         broken = audits.broken_rules(figures)
         moved = audits.compare(accepted, figures, partial=bool(launches))
         if accept:
-            write(audits.golden_text({**accepted, **figures} if launches else figures), str(path))
+            write(golden_text({**accepted, **figures} if launches else figures), str(path))
         emit({"kernels": figures, "broken": broken, "moved": moved, "accepted": accept}, json_target)
         if json_target != "-":
             console.print_audit(figures, broken, moved, accept, quiet=quiet)

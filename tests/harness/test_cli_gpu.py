@@ -8,7 +8,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from fa3_kernels import audit
+from fa3_kernels import accepted, audit
 from fa3verify.bench import run as bench_run
 from fa3verify.bench.results import Results
 from fa3verify.cli import main
@@ -47,7 +47,7 @@ def compiled(monkeypatch):
 @pytest.fixture
 def golden(tmp_path):
     path = tmp_path / "golden.json"
-    path.write_text(audit.golden_text(FIGURES))
+    path.write_text(accepted.golden_text(FIGURES))
     return path
 
 
@@ -63,7 +63,7 @@ def test_a_figure_that_moved_fails_by_name_until_it_is_accepted(compiled, golden
     assert result.exit_code == 1
     assert "MOVED fp16_d64_dense/forward_fp16: registers.entry 168 -> 128" in result.stdout
     assert invoke("audit", "--golden", golden, "--accept").exit_code == 0
-    assert audit.read_golden(golden) == compiled
+    assert accepted.read_golden(golden) == compiled
     assert invoke("audit", "--golden", golden).exit_code == 0
 
 
@@ -76,9 +76,9 @@ def test_a_broken_rule_fails_even_when_accepted(compiled, golden):
 
 def test_accepting_some_launches_keeps_the_others(compiled, golden):
     other = {"bf16_d64_dense/forward_fp16": FIGURES["fp16_d64_dense/forward_fp16"]}
-    golden.write_text(audit.golden_text(FIGURES | other))
+    golden.write_text(accepted.golden_text(FIGURES | other))
     assert invoke("audit", "fp16_d64_dense", "--golden", golden, "--accept").exit_code == 0
-    assert set(audit.read_golden(golden)) == set(FIGURES | other)
+    assert set(accepted.read_golden(golden)) == set(FIGURES | other)
 
 
 def test_figures_are_json_on_request(compiled, golden):

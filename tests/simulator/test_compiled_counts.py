@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fa3_kernels.audit import read_golden
+from fa3_kernels.accepted import read_golden
 from fa3_kernels.config import Config, default_config
 from fa3_kernels.shipped import Launch, shipped
 from fa3_simulator.forward import forward

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import pytest
 
-from fa3_kernels import audit
+from fa3_kernels import accepted, audit
 from fa3_kernels.config import Config
 from fa3_kernels.gluon.choose import config_of, shape_of
 from fa3_kernels.gluon.variant import Variant, variant_of
 from fa3_kernels.shipped import Launch, shipped
 
-FIGURES = audit.read_golden()
+FIGURES = accepted.read_golden()
 ROWS = 2  # rows per thread
 LAUNCHES = {x.name: x for x in shipped() if x.function == "forward" and "warp_specialize" not in x.choices}
 PLAIN = ("dense", "causal", "dense_chained", "causal_chained", "causal_long")  # kinds without other features

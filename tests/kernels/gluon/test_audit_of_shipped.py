@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fa3_kernels import audit
+from fa3_kernels import accepted, audit
 from fa3_kernels.gluon import unsupported
 
 pytestmark = [
@@ -23,4 +23,4 @@ def test_no_rule_is_broken(figures) -> None:
 
 
 def test_nothing_moved_since_it_was_accepted(figures) -> None:
-    assert audit.compare(audit.read_golden(), figures) == []
+    assert audit.compare(accepted.read_golden(), figures) == []

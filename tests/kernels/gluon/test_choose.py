@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fa3_kernels.audit import read_golden
+from fa3_kernels.accepted import read_golden
 from fa3_kernels.gluon.choose import SMEM_OVERHEAD_BYTES, config_of, shape_of
 from fa3_kernels.gluon.variant import smem_bytes, variant_of
 from fa3_kernels.shipped import shipped

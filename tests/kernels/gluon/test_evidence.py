@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fa3_kernels.evidence import FORWARD_SOURCES, files_sha256
+from fa3_kernels import evidence
+from fa3_kernels.accepted import read_golden
+from fa3_kernels.evidence import FORWARD_PTX, FORWARD_SOURCES, files_sha256
 
 PACKAGE = Path(__file__).parents[3] / "kernels" / "fa3_kernels"
 H200 = Path(__file__).parents[3] / "reports" / "h200"
@@ -18,7 +20,7 @@ H200 = Path(__file__).parents[3] / "reports" / "h200"
 @pytest.mark.parametrize("path", sorted(H200.rglob("*_provenance.json")), ids=lambda path: path.stem)
 def test_evidence_is_of_this_kernel_or_marked_stale(path):
     facts = json.loads(path.read_text())
-    is_stale = not all((PACKAGE / name).exists() for name in facts["kernel_files"])
+    is_stale = not all((PACKAGE / name).exists() or name == FORWARD_PTX for name in facts["kernel_files"])
     is_stale = is_stale or facts["kernel_sources_sha256"] != files_sha256(facts["kernel_files"])
     assert facts.get("stale", False) == is_stale, f"{path.name}: measure again, or add '\"stale\": true'"
 
@@ -38,13 +40,29 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def test_forward_sources_are_all_modules_that_the_launch_reaches():
+def test_every_module_that_the_launch_reaches_is_hashed_or_compiled():
     found, left = set(), {"gluon/launch.py", *(f"gluon/{p.name}" for p in (PACKAGE / "gluon").glob("forward_*.py"))}
     while left:
         found |= left
         left = {name for module in left for name in imports(PACKAGE / module)} - found
-    assert found == set(FORWARD_SOURCES)
+    of_device = {name for name in found if "@gluon.jit" in (PACKAGE / name).read_text()}
+    stamps_alone = {"timeline.py"}
+    assert found - of_device - stamps_alone == set(FORWARD_SOURCES) - {FORWARD_PTX}
     assert not any(name.startswith("twin/") for name in found)
+
+
+def test_evidence_is_of_the_accepted_ptx_of_every_forward_kernel_and_of_no_other(monkeypatch):
+    golden = read_golden()
+    before = files_sha256(FORWARD_SOURCES)
+    for kernel, changes in (
+        ("fp16_d128_dense/forward_fp16", True),
+        ("fp16_d128_splits/combine", True),
+        ("fp16_d128_lockstep/forward_lockstep", True),
+        ("quantize_d64_plain/quantize", False),
+    ):
+        edited = golden | {kernel: golden[kernel] | {"ptx_sha256": "0" * 64}}
+        monkeypatch.setattr(evidence, "read_golden", lambda edited=edited: edited)
+        assert (files_sha256(FORWARD_SOURCES) != before) == changes
 
 
 def rows(name: str) -> list[dict[str, str]]:
