@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import numpy as np
 
-_DYNAMIC_SMEM, _MULTIPROCESSORS = 8, 16  # CUfunction_attribute, CUdevice_attribute
+_DYNAMIC_SMEM, _LOCAL_BYTES, _MULTIPROCESSORS = 8, 3, 16  # CUfunction_attribute (two), CUdevice_attribute
+_NON_BLOCKING, _RELAXED = 1, 2  # CUstream_flags, CUstreamCaptureMode: other threads may load modules meanwhile
 
 
 class Driver:
@@ -50,13 +53,68 @@ class Driver:
     def run(self, function: c_void_p, ctas: int, threads: int, smem: int, *arguments: c_uint64 | c_uint) -> None:
         """Launch and wait."""
         self._call("cuFuncSetAttribute", function, _DYNAMIC_SMEM, smem)
+        self._launch(function, (ctas, threads, smem), arguments, None)
+        self._call("cuCtxSynchronize")
+
+    def _launch(
+        self, function: c_void_p, shape: tuple[int, int, int], arguments: Sequence, stream: c_void_p | None
+    ) -> None:
+        """``shape``: CTAs, threads of each, bytes of dynamic shared memory. Arguments are copied before this returns."""
+        ctas, threads, smem = shape
         slots = (c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
         grid = [c_uint(n) for n in (ctas, 1, 1, threads, 1, 1, smem)]
-        self._call("cuLaunchKernel", function, *grid, None, slots, None)
-        self._call("cuCtxSynchronize")
+        self._call("cuLaunchKernel", function, *grid, stream, slots, None)
+
+    def local_bytes(self, function: c_void_p) -> int:
+        """Bytes of local memory of a thread: 0 unless registers were spilled."""
+        count = c_int()
+        self._call("cuFuncGetAttribute", byref(count), _LOCAL_BYTES, function)
+        return count.value
+
+    @contextmanager
+    def graph(
+        self, function: c_void_p, ctas: int, threads: int, smem: int, arguments: Sequence[tuple[c_uint64, ...]]
+    ) -> Iterator[Graph]:
+        """A graph of one launch after another, one for each of ``arguments``, which has run once."""
+        self.run(function, ctas, threads, smem, *arguments[0])  # loads the code: nothing may while a stream is captured
+        stream, graph, executable = c_void_p(), c_void_p(), c_void_p()
+        self._call("cuStreamCreate", byref(stream), c_uint(_NON_BLOCKING))
+        self._call("cuStreamBeginCapture_v2", stream, c_int(_RELAXED))
+        for some in arguments:
+            self._launch(function, (ctas, threads, smem), some, stream)
+        self._call("cuStreamEndCapture", stream, byref(graph))
+        self._call("cuGraphInstantiateWithFlags", byref(executable), graph, ctypes.c_ulonglong(0))
+        try:
+            yield Graph(self, executable, stream)
+        finally:
+            self._call("cuGraphExecDestroy", executable)
+            self._call("cuGraphDestroy", graph)
+            self._call("cuStreamDestroy_v2", stream)
 
     def read(self, pointer: c_uint64, shape: tuple[int, ...]) -> np.ndarray:
         """Copy 64-bit integers back."""
         out = np.empty(shape, np.int64)
         self._call("cuMemcpyDtoH_v2", out.ctypes.data_as(c_void_p), pointer, c_size_t(out.nbytes))
         return out
+
+
+class Graph:
+    """An executable graph on a stream of its own."""
+
+    def __init__(self, driver: Driver, executable: c_void_p, stream: c_void_p) -> None:
+        self._call, self.executable, self.stream = driver._call, executable, stream
+
+    def nanoseconds(self) -> float:
+        """Time of one execution, between events; one before it keeps the device busy until it is enqueued."""
+        begin, end, milliseconds = c_void_p(), c_void_p(), c_float()
+        for event in (begin, end):
+            self._call("cuEventCreate", byref(event), c_uint(0))
+        self._call("cuGraphLaunch", self.executable, self.stream)
+        self._call("cuEventRecord", begin, self.stream)
+        self._call("cuGraphLaunch", self.executable, self.stream)
+        self._call("cuEventRecord", end, self.stream)
+        self._call("cuStreamSynchronize", self.stream)
+        self._call("cuEventElapsedTime", byref(milliseconds), begin, end)
+        for event in (begin, end):
+            self._call("cuEventDestroy_v2", event)
+        return milliseconds.value * 1e6

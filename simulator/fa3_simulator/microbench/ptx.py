@@ -7,6 +7,7 @@ below and may be chained. Shared memory holds operands of any value: no timing h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}
 TYPES = {"fp16": "f16", "bf16": "bf16", "e4m3": "e4m3"}
@@ -15,6 +16,7 @@ OPERANDS = 0  # offsets in shared memory: operands of wgmma, then space for copi
 COPIES = 65536
 MBARRIERS = 196608
 SMEM_BYTES = MBARRIERS + 1024
+SCRATCH_BYTES = 32768  # of a warpgroup, in global memory
 
 _HEADER = """.version 8.3
 .target sm_90a
@@ -40,6 +42,11 @@ def stamp() -> Body:
     return Body("mov.u64 %now, %clock64;\n@%first st.global.u64 [%slot], %now;\nadd.u64 %slot, %slot, 8;\n")
 
 
+def stamp_entry() -> Body:
+    """Store the clock as it was at the kernel's first instruction as the next stamp."""
+    return Body("@%first st.global.u64 [%slot], %entry;\nadd.u64 %slot, %slot, 8;\n")
+
+
 def repeat(body: Body, times: int) -> Body:
     """The body ``times`` times in a loop with its own counter, which no assembler can see through; labels are local to braces."""
     head = f"{{ .reg .u32 %count; .reg .pred %again;\nadd.u32 %count, %zero, {times};\nloop:\n"
@@ -47,7 +54,7 @@ def repeat(body: Body, times: int) -> Body:
     return Body(head + body.text + tail, body.declares)
 
 
-def _descriptor(offset: int) -> str:
+def matrix_descriptor(offset: int) -> str:
     """Matrix descriptor of a K-major tile with 128-byte swizzle: rows of 128 bytes, eight rows 1024 bytes apart."""
     return str((1 << 62) | (64 << 32) | (1 << 16) | (offset >> 4))
 
@@ -65,7 +72,7 @@ def wgmma(dtype: str, n: int, count: int, *, a_in_registers: bool = False, wait:
     declares = (
         f".reg .f32 %acc<{n // 2}>;\n.reg .b32 %a<4>;\n.reg .b64 %desc_a, %desc_b;\n.reg .pred %one;\n"
         "mov.b32 %a0, 0; mov.b32 %a1, 0; mov.b32 %a2, 0; mov.b32 %a3, 0;\nsetp.eq.u32 %one, 0, 0;\n"
-        f"mov.b64 %desc_a, {_descriptor(OPERANDS)};\nmov.b64 %desc_b, {_descriptor(OPERANDS + 16384)};\n"
+        f"mov.b64 %desc_a, {matrix_descriptor(OPERANDS)};\nmov.b64 %desc_b, {matrix_descriptor(OPERANDS + 16384)};\n"
         + "".join(f"mov.f32 %acc{i}, 0f00000000;\n" for i in range(n // 2))
     )
     text = "wgmma.fence.sync.aligned;\n" + one * count + "wgmma.commit_group.sync.aligned;\n"
@@ -107,9 +114,9 @@ _VECTOR_DECLARES = (
 )
 
 
-def vector(operation: str, per_chain: int) -> Body:
-    """``per_chain`` instructions on each of eight independent chains, round robin; see :data:`VECTOR`."""
-    text = "".join(VECTOR[operation].format(i=i) + "\n" for _ in range(per_chain) for i in range(_CHAINS))
+def vector(operation: str, per_chain: int, chains: int = _CHAINS) -> Body:
+    """``per_chain`` instructions on each of at most eight independent chains, round robin; see :data:`VECTOR`."""
+    text = "".join(VECTOR[operation].format(i=i) + "\n" for _ in range(per_chain) for i in range(chains))
     return Body(text, _VECTOR_DECLARES)
 
 
@@ -192,29 +199,39 @@ def fence_proxy() -> Body:
     return Body("fence.proxy.async.shared::cta;\n")
 
 
-def kernel(bodies: list[Body], mbarrier_arrivals: tuple[int, ...] = ()) -> str:
-    """PTX module with one entry ``bench(out, source, zero)``; warpgroup i runs ``bodies[i]``.
+def kernel(
+    bodies: list[Body], mbarrier_arrivals: tuple[int, ...] = (), *, shared: bool = False, directives: str = ""
+) -> str:
+    """PTX module with one entry ``bench(out, source, zero, scratch)``; warpgroup i runs ``bodies[i]``.
 
-    ``source`` is read by bulk loads: every CTA starts 4 MiB after the one before, modulo 32 MiB.
+    ``source`` is read by bulk loads: every CTA starts 4 MiB after the one before, modulo 32 MiB. ``scratch`` is written by bulk stores:
+    :data:`SCRATCH_BYTES` of every warpgroup. ``shared``: equal bodies that follow each other are one piece of code, instead of one each.
     """
     threads = 128 * len(bodies)
     init = "".join(
         f"@%p0 mbarrier.init.shared::cta.b64 [%bars+{8 * i}], {count};\n" for i, count in enumerate(mbarrier_arrivals)
     )
     parts = [
-        _HEADER, f".visible .entry bench(.param .u64 out, .param .u64 source, .param .u32 zero)\n.maxntid {threads}, 1, 1\n{{\n",
-        ".reg .u64 %out, %slot, %now, %from, %wide;\n.reg .u32 %id, %group, %base, %bars, %copies, %cta, %offset, %zero;\n",
-        ".reg .pred %first, %p0, %is;\nmov.u32 %base, smem;\n",
+        _HEADER, ".visible .entry bench(.param .u64 out, .param .u64 source, .param .u32 zero, .param .u64 scratch)\n",
+        f".maxntid {threads}, 1, 1\n{directives}{{\n",
+        ".reg .u64 %out, %slot, %now, %from, %wide, %scratch, %entry;\n",
+        ".reg .u32 %id, %group, %base, %bars, %copies, %cta, %offset, %zero;\n",
+        ".reg .pred %first, %p0, %is;\nmov.u64 %entry, %clock64;\nmov.u32 %base, smem;\n",
         f"add.u32 %bars, %base, {MBARRIERS};\nadd.u32 %copies, %base, {COPIES};\n",
         "mov.u32 %id, %tid.x;\nshr.u32 %group, %id, 7;\nand.b32 %offset, %id, 127;\nsetp.eq.u32 %first, %offset, 0;\n",
         "setp.eq.u32 %p0, %id, 0;\nmov.u32 %cta, %ctaid.x;\nld.param.u64 %out, [out];\nld.param.u64 %from, [source];\nld.param.u32 %zero, [zero];\n",
         "and.b32 %offset, %cta, 7;\nmul.wide.u32 %wide, %offset, 4194304;\nadd.u64 %from, %from, %wide;\n",
         f"mul.lo.u32 %cta, %cta, {len(bodies)};\nadd.u32 %cta, %cta, %group;\n",
         f"mul.wide.u32 %wide, %cta, {8 * MAX_STAMPS};\nadd.u64 %slot, %out, %wide;\n",
+        f"ld.param.u64 %scratch, [scratch];\nmul.wide.u32 %wide, %cta, {SCRATCH_BYTES};\nadd.u64 %scratch, %scratch, %wide;\n",
         init, "fence.proxy.async.shared::cta;\nbar.sync 0;\n",
     ]  # fmt: skip
-    for i, body in enumerate(bodies):
-        role = f"setp.eq.u32 %is, %group, {i};\n@!%is bra next{i};\n"
-        parts.append(f"{role}{{\n{body.declares}{body.text}}}\nnext{i}:\n")
+    runs = [(body, len(list(same))) for body, same in groupby(bodies)] if shared else [(body, 1) for body in bodies]
+    stop = 0
+    for i, (body, members) in enumerate(runs):
+        stop += members  # those before have returned
+        parts.append(
+            f"setp.lt.u32 %is, %group, {stop};\n@!%is bra next{i};\n{{\n{body.declares}{body.text}}}\nret;\nnext{i}:\n"
+        )
     parts.append("ret;\n}\n")
     return "".join(parts)

@@ -1,6 +1,6 @@
 """The microbenchmarks: what is run, and the table of stamps they leave.
 
-    python -m fa3_simulator.microbench.suite OUT.csv
+    python -m fa3_simulator.microbench.suite OUT.csv [--only NAME ...]
 
 Every experiment runs on one CTA unless it says otherwise, so that power does not limit the clock; cycles are SM clocks.
 Columns: experiment, its parameters, warpgroup, and the differences of consecutive stamps (median over repetitions).
@@ -8,22 +8,17 @@ Columns: experiment, its parameters, warpgroup, and the differences of consecuti
 
 from __future__ import annotations
 
+import argparse
 import csv
-import json
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_uint
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from fa3_simulator.microbench.driver import Driver
+from fa3_simulator.microbench import latency, tiles
+from fa3_simulator.microbench.experiment import COLUMNS, Bench, Experiment, timed
+from fa3_simulator.microbench.launch import Launch, launches
 from fa3_simulator.microbench.ptx import (
-    MAX_STAMPS,
-    SMEM_BYTES,
     VECTOR,
     Body,
     bar_arrive,
@@ -31,7 +26,6 @@ from fa3_simulator.microbench.ptx import (
     bulk_load,
     fence_proxy,
     keep_accumulators,
-    kernel,
     matrix_load,
     matrix_store,
     mbarrier_arrive,
@@ -45,23 +39,7 @@ from fa3_simulator.microbench.ptx import (
     wgmma_wait,
 )
 
-REPETITIONS = 7
-SOURCE_BYTES = 64 << 20
 PER_STAMP = 32  # instructions of a lane between two stamps of a burst
-
-
-@dataclass(frozen=True, slots=True)
-class Experiment:
-    name: str
-    parameters: dict
-    bodies: list[Body]
-    mbarrier_arrivals: tuple[int, ...] = ()
-    ctas: int = 1
-    stamps: list[int] = field(default_factory=lambda: [2])  # per warpgroup
-
-
-def _timed(body: Body) -> Body:
-    return stamp() + body + stamp()
 
 
 def wgmma_chains() -> Iterator[Experiment]:
@@ -72,7 +50,7 @@ def wgmma_chains() -> Iterator[Experiment]:
             for registers in (False, True):
                 for count in (4, 12, 20 if registers else 36):  # more would not fit the registers of A
                     for groups in (1, 2) if dtype == "fp16" and n in (64, 128, 256) else (1,):
-                        body = _timed(wgmma(dtype, n, count, a_in_registers=registers)) + keep_accumulators(n)
+                        body = timed(wgmma(dtype, n, count, a_in_registers=registers)) + keep_accumulators(n)
                         parameters = {"dtype": dtype, "n": n, "rs": registers, "count": count, "warpgroups": groups}
                         yield Experiment("wgmma", parameters, [body] * groups, stamps=[2] * groups)
 
@@ -89,12 +67,12 @@ def vector_rates() -> Iterator[Experiment]:
     """One operation on eight chains, by one to three warpgroups (one to three warps per sub-core)."""
     for name in VECTOR:
         for groups in (1, 2, 3):
-            body = _timed(repeat(vector(name, 8), 16)) + sink()
+            body = timed(repeat(vector(name, 8), 16)) + sink()
             yield Experiment(
                 "vector", {"op": name, "count": 1024, "warpgroups": groups}, [body] * groups, stamps=[2] * groups
             )
     for groups in (1, 2, 3):
-        body = _timed(repeat(softmax_chunk(), 64)) + sink()
+        body = timed(repeat(softmax_chunk(), 64)) + sink()
         yield Experiment("softmax", {"chunks": 64, "warpgroups": groups}, [body] * groups, stamps=[2] * groups)
 
 
@@ -106,7 +84,7 @@ def vector_under_wgmma() -> Iterator[Experiment]:
         for name, body in operations.items():
             for others in (1, 2):
                 load = stamp() + repeat(busy, 48 if others == 1 else 80) + stamp() + keep_accumulators(n)
-                work = _timed(repeat(body, 8)) + sink()
+                work = timed(repeat(body, 8)) + sink()
                 parameters = {"op": name, "count": 512, "dtype": dtype, "n": n, "rs": registers, "warpgroups": others}
                 yield Experiment("under_wgmma", parameters, [load] + [work] * others, stamps=[2] * (1 + others))
             own = stamp() + wgmma(dtype, n, 16, a_in_registers=registers, wait=False)
@@ -132,25 +110,25 @@ def barriers() -> Iterator[Experiment]:
     rounds = 64
     there = repeat(bar_arrive(1, 256) + bar_sync(2, 256), rounds)
     back = repeat(bar_sync(1, 256) + bar_arrive(2, 256), rounds)
-    yield Experiment("named_barrier", {"rounds": rounds}, [_timed(there), _timed(back)], stamps=[2, 2])
+    yield Experiment("named_barrier", {"rounds": rounds}, [timed(there), timed(back)], stamps=[2, 2])
     there = repeat(mbarrier_arrive(0) + mbarrier_wait(1), rounds)
     back = repeat(mbarrier_wait(0) + mbarrier_arrive(1), rounds)
-    yield Experiment("mbarrier", {"rounds": rounds}, [_timed(there), _timed(back)], (1, 1), stamps=[2, 2])
+    yield Experiment("mbarrier", {"rounds": rounds}, [timed(there), timed(back)], (1, 1), stamps=[2, 2])
     poll = repeat(mbarrier_arrive(0) + mbarrier_wait(0), rounds)
-    yield Experiment("mbarrier_alone", {"rounds": rounds}, [_timed(poll)], (1,))
+    yield Experiment("mbarrier_alone", {"rounds": rounds}, [timed(poll)], (1,))
     yield Experiment("stamp", {}, [stamp() + stamp() + stamp()], stamps=[3])
-    yield Experiment("bar_sync_alone", {"rounds": rounds}, [_timed(repeat(bar_sync(1, 128), rounds))])
+    yield Experiment("bar_sync_alone", {"rounds": rounds}, [timed(repeat(bar_sync(1, 128), rounds))])
 
 
 def copies(multiprocessors: int) -> Iterator[Experiment]:
     """TMA bulk copies: latency by size, and bandwidth with two in flight, of one SM and of all."""
     for size in (1024, 2048, 4096, 8192, 16384, 32768):
-        first = _timed(bulk_load(0, size, 0) + mbarrier_wait(0))
+        first = timed(bulk_load(0, size, 0) + mbarrier_wait(0))
         again = Body(f"sub.u64 %from, %from, {size};\n") + first
         yield Experiment("copy_latency", {"bytes": size}, [first + again + again], (1,), stamps=[6])
         body = bulk_load(0, size, 0) + bulk_load(1, size, 1)
         step = mbarrier_wait(0) + bulk_load(0, size, 0) + mbarrier_wait(1) + bulk_load(1, size, 1)
-        stream = _timed(body + repeat(step, 31) + mbarrier_wait(0) + mbarrier_wait(1))
+        stream = timed(body + repeat(step, 31) + mbarrier_wait(0) + mbarrier_wait(1))
         for ctas in (1, multiprocessors):
             yield Experiment("copy_stream", {"bytes": size, "copies": 64, "ctas": ctas}, [stream], (1, 1), ctas=ctas)
 
@@ -161,17 +139,17 @@ def shared_memory() -> Iterator[Experiment]:
     for name, work in works.items():
         for groups in (1, 2):
             yield Experiment(
-                name, {"count": 256, "warpgroups": groups}, [_timed(repeat(work, 16))] * groups, stamps=[2] * groups
+                name, {"count": 256, "warpgroups": groups}, [timed(repeat(work, 16))] * groups, stamps=[2] * groups
             )
         for n in (64, 128, 256):
             busy = stamp() + wgmma("fp16", n, 32) + stamp() + keep_accumulators(n)
             yield Experiment(
-                f"{name}_under_wgmma", {"n": n, "count": 256}, [busy, _timed(repeat(work, 16))], stamps=[2, 2]
+                f"{name}_under_wgmma", {"n": n, "count": 256}, [busy, timed(repeat(work, 16))], stamps=[2, 2]
             )
     for n in (64, 128, 256):
         stream = repeat(bulk_load(0, 16384, 0) + mbarrier_wait(0), 8)
         busy = stamp() + wgmma("fp16", n, 64) + stamp() + keep_accumulators(n)
-        yield Experiment("copy_under_wgmma", {"n": n, "bytes": 8 * 16384}, [busy, _timed(stream)], (1,), stamps=[2, 2])
+        yield Experiment("copy_under_wgmma", {"n": n, "bytes": 8 * 16384}, [busy, timed(stream)], (1,), stamps=[2, 2])
     for count in (0, 8, 16):
         body = stamp() + matrix_store(count) + fence_proxy() + stamp()
         yield Experiment("fence_proxy", {"stores": count}, [body])
@@ -187,7 +165,7 @@ def arbitration() -> Iterator[Experiment]:
         yield Experiment("arbitration", {"dtype": dtype, "n": n, "count": 8}, [body, body], stamps=[13, 13])
 
 
-def experiments(multiprocessors: int) -> Iterator[Experiment]:
+def experiments(multiprocessors: int) -> Iterator[Experiment | Launch]:
     """All of them."""
     for group in (
         wgmma_chains,
@@ -201,43 +179,42 @@ def experiments(multiprocessors: int) -> Iterator[Experiment]:
     ):
         yield from group()
     yield from copies(multiprocessors)
+    yield from tiles.tiles(multiprocessors)
+    yield from latency.latencies(multiprocessors)
+    yield from launches(multiprocessors)
 
 
-def run(experiment: Experiment, function, driver: Driver, out, source) -> np.ndarray:
-    """Stamps, int64 (repetitions, ctas, warpgroups, MAX_STAMPS); the first run is left out as a warm-up."""
-    groups = len(experiment.bodies)
-    found = []
-    for _ in range(REPETITIONS + 1):
-        driver.run(function, experiment.ctas, 128 * groups, SMEM_BYTES, out, source, c_uint(0))
-        found.append(driver.read(out, (experiment.ctas, groups, MAX_STAMPS)))
-    return np.stack(found[1:])
+def chosen(multiprocessors: int, names: list[str] | None) -> list[Experiment | Launch]:
+    """Those with one of the names, or all.
 
-
-def rows(experiment: Experiment, stamps: np.ndarray) -> Iterator[list]:
-    """Per warpgroup: differences of stamps (median over repetitions, maximum over CTAs), and start after warpgroup 0."""
-    origin = stamps[:, :, 0, 0]
-    for group, count in enumerate(experiment.stamps):
-        mine = stamps[:, :, group, :count]
-        steps = np.median(np.diff(mine, axis=2), axis=0).max(axis=0)
-        lag = float(np.median(mine[:, :, 0] - origin))
-        yield [experiment.name, json.dumps(experiment.parameters), group, lag, " ".join(f"{x:g}" for x in steps)]
+    Raises
+    ------
+    ValueError
+        For a name that no experiment has.
+    """
+    suite = list(experiments(multiprocessors))
+    known = {experiment.name for experiment in suite}
+    if unknown := set(names or ()) - known:
+        raise ValueError(f"no experiment is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    return [experiment for experiment in suite if not names or experiment.name in names]
 
 
 def main() -> None:
-    target = Path(sys.argv[1])
-    driver = Driver()
-    out, source = driver.allocate(driver.multiprocessors * 4 * 8 * MAX_STAMPS), driver.allocate(SOURCE_BYTES)
+    parser = argparse.ArgumentParser(prog="fa3_simulator.microbench.suite")
+    parser.add_argument("target", type=Path, metavar="OUT.csv")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="experiments by the first column of the table")
+    options = parser.parse_args()
     begin = time.time()
-    with target.open("w", newline="") as file:
+    bench = Bench.open()
+    suite = chosen(bench.driver.multiprocessors, options.only)
+    with options.target.open("w", newline="") as file, ThreadPoolExecutor() as pool:
         writer = csv.writer(file)
-        writer.writerow(["experiment", "parameters", "warpgroup", "start_after_first_cycles", "cycles"])
-        suite = list(experiments(driver.multiprocessors))
-        with ThreadPoolExecutor() as pool:  # the driver assembles PTX outside Python's lock
-            functions = pool.map(lambda e: driver.load(kernel(e.bodies, e.mbarrier_arrivals)), suite)
-            for experiment, function in zip(suite, functions, strict=True):
-                writer.writerows(rows(experiment, run(experiment, function, driver, out, source)))
-                file.flush()
-    print(f"{len(suite)} experiments on {driver.name} in {time.time() - begin:.0f} s -> {target}")
+        writer.writerow(COLUMNS)
+        functions = list(pool.map(lambda e: bench.driver.load(e.ptx()), suite))  # assembled outside Python's lock
+        for experiment, function in zip(suite, functions, strict=True):  # and all of them before any is timed
+            writer.writerows(experiment.rows(function, bench))
+            file.flush()
+    print(f"{len(suite)} experiments on {bench.driver.name} in {time.time() - begin:.0f} s -> {options.target}")
 
 
 if __name__ == "__main__":
