@@ -232,4 +232,5 @@ def _print_figures(figures: dict[str, Any]) -> None:
     )
     idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
     click.echo("  idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005))
-    click.echo(f"  assumed, not measured: {', '.join(figures['assumed_constants'])}")
+    if figures["assumed_constants"]:
+        click.echo(f"  assumed, not measured: {', '.join(figures['assumed_constants'])}")

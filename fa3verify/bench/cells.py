@@ -115,9 +115,6 @@ def _fixed(grid: str, dtypes: Iterable[Dtype]) -> list[Cell]:
                 Cell(grid, dtype, batch, 1, keys, 32, 8, 128, False)
                 for batch, keys in ((32, 8192), (4, 65536), (1, 65536))
             ]
-        elif grid == "schedules":  # bf16 is the code of fp16 but for the formats
-            head_dims = (128,) if dtype == "bf16" else HEAD_DIMS
-            cells += paper([dtype], head_dims, SCHEDULE_SEQLENS, (False, True), grid=grid)
         elif grid == "drift" and dtype == "e4m3":
             cells += [
                 Cell(grid, dtype, 1, 256, keys, 4, 4, d, False, 1.0)
@@ -140,18 +137,21 @@ def select(
     Raises
     ------
     ValueError
-        For an unknown grid, or a length or head_dim the paper's grid cannot have.
+        For an unknown grid, or a length or head_dim that the grids of any ("paper", "schedules") cannot have.
     """
     if grid not in GRIDS:
         raise ValueError(f"grid must be one of {', '.join(GRIDS)}, got {grid!r}")
     head_dims, seqlens = tuple(head_dims), tuple(seqlens)
-    if grid == "paper":
+    if grid in ("paper", "schedules"):
         masks = (False, True) if causal is None else (causal,)
         for name, values, total in (("head_dim", head_dims, HIDDEN), ("seqlen", seqlens, TOKENS)):
             for value in values:
                 if value < 1 or total % value:
                     raise ValueError(f"{name} must divide {total}, got {value}")
-        return paper(dtypes, head_dims or HEAD_DIMS, seqlens or SEQLENS, masks)
+        lengths, chosen = seqlens or (SEQLENS if grid == "paper" else SCHEDULE_SEQLENS), head_dims or HEAD_DIMS
+        cells = paper(dtypes, chosen, lengths, masks, grid=grid)
+        # Of the schedules bf16 is the code of fp16 but for the formats.
+        return [c for c in cells if grid == "paper" or c.dtype != "bf16" or c.head_dim == 128]
     return [
         c
         for c in _fixed(grid, dtypes)

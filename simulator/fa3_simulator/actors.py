@@ -133,7 +133,7 @@ class Consumer:
         if masked:
             stream.vector(self.work["mask"])
         stream.vector(self.work["first max" if is_first else "max"])
-        stream.delay("row_reduction_cycles")
+        stream.vector(self.work["quad"])
 
     def softmax(self, step: int, masked: bool, is_first: bool = False) -> None:
         self.row_max(step, masked, is_first)

@@ -13,14 +13,17 @@ TICKS = 64  # per cycle
 PIPES = ("dispatch", "mufu")
 WARPGROUP_ROWS = 64
 OPERAND_BYTES = 32  # of k per wgmma: 256 bits
+SMEM, ALONE, TAKEN = (1 + len(PIPES) + i for i in range(3))  # columns of Costs.work behind the pipes
 PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share the shared memory port
 
 
 class Costs(NamedTuple):
     """Arrays the engines read. Ticks throughout; one row per gemm, work or delay of the program."""
 
-    gemm: np.ndarray  # (gemms, 3): instructions, tensor ticks, shared memory ticks of one instruction
-    work: np.ndarray  # (works, 4): chunks, then per chunk the pipes of PIPES and the shared memory port
+    gemm: (
+        np.ndarray
+    )  # (gemms, 4): instructions; of one, tensor and shared memory ticks and the share of TAKEN that it loses, in 1/64
+    work: np.ndarray  # (works, 6): chunks, then of each the pipes of PIPES, the shared memory port, one warp alone, and what wgmma loses
     work_slow: np.ndarray  # the same while wgmma runs
     delay: np.ndarray
     scalars: np.ndarray  # in the order of SCALARS
@@ -28,7 +31,7 @@ class Costs(NamedTuple):
 
 SCALARS = (
     "wgmma_tail", "wgmma_issue", "wgmma_window", "mbarrier_hop", "mbarrier_poll",
-    "named_barrier", "tma_issue", "tma_box_bytes", "memory_latency", "piece", "piece_port",
+    "named_barrier", "tma_issue", "tma_box_bytes", "memory_latency", "piece", "piece_port", "piece_store",
 )  # fmt: skip
 
 
@@ -37,25 +40,37 @@ def tick(cycles: float) -> int:
     return round(cycles * TICKS)
 
 
-def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, int, int]:
+def _loss(n: int, machine: Machine) -> int:
+    """Share, in 1/64, of ``fma_tensor_cycles`` that a wgmma of n columns loses: all up to 128, less beyond."""
+    wide = machine["fma_tensor_wide"]
+    return round(64 * (1 - (1 - wide) * (min(max(n, 128), 256) - 128) / 128))
+
+
+def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, int, int, int]:
     rate = machine["tensor_flops_16bit"] * (16 // gemm.bits)
     k = 256 // gemm.bits
     tensor = tick(2 * WARPGROUP_ROWS * gemm.n * k / rate)
     rows = gemm.n + (0 if gemm.a_in_registers else WARPGROUP_ROWS)
     if gemm.a_in_registers:
         tensor += tick(machine["wgmma_rs_cycles"])
-    return gemm.instructions, tensor, tick(rows * OPERAND_BYTES / machine["smem_bytes_per_cycle"])
+    port = tick(rows * OPERAND_BYTES / machine["smem_bytes_per_cycle"])
+    return gemm.instructions, tensor, port, _loss(gemm.n, machine)
 
 
 def _work(work: Work, machine: Machine, *, under_wgmma: bool) -> tuple[int, ...]:
     def interval(name: str) -> float:
+        name = "fma" if name == "other" else name  # one dispatch slot
         return machine[f"{name}_cycles"] * (machine[f"{name}_under_wgmma"] if under_wgmma else 1)
 
-    classes = {"fma": work.fma, "alu": work.alu, "convert": work.convert, "mufu_dispatch": work.mufu}
+    shared = {"alu": work.alu, "convert": work.convert, "other": work.other}
+    classes = shared | {"fma": work.fma, "mufu_dispatch": work.mufu, "shuffle": work.shuffle}
+    alone = shared | {"fma_lone": work.fma, "mufu_lone": work.mufu, "shuffle_lone": work.shuffle}
     pipes = (
         sum(count * interval(name) for name, count in classes.items()),
         work.mufu * interval("mufu"),
         work.smem_bytes / machine["smem_bytes_per_cycle"],
+        sum(count * interval(name) for name, count in alone.items()),
+        work.fma * machine["fma_tensor_cycles"] if under_wgmma else 0,
     )
     return (work.chunks, *(tick(cycles / work.chunks) for cycles in pipes))
 
@@ -69,11 +84,12 @@ def costs(program: Program, machine: Machine, clock_mhz: float | None = None) ->
         tick(machine["mbarrier_poll_cycles"]), tick(machine["named_barrier_cycles"]), tick(machine["tma_issue_cycles"]),
         int(machine["tma_box_bytes"]), tick(machine["memory_latency_ns"] * clock / 1000),
         tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]), tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]),
+        tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
     )  # fmt: skip
     return Costs(
-        np.array([_gemm(g, machine) for g in program.gemms], np.int64).reshape(-1, 3),
-        np.array([_work(w, machine, under_wgmma=False) for w in program.works], np.int64).reshape(-1, 4),
-        np.array([_work(w, machine, under_wgmma=True) for w in program.works], np.int64).reshape(-1, 4),
+        np.array([_gemm(g, machine) for g in program.gemms], np.int64).reshape(-1, 4),
+        np.array([_work(w, machine, under_wgmma=False) for w in program.works], np.int64).reshape(-1, 1 + TAKEN),
+        np.array([_work(w, machine, under_wgmma=True) for w in program.works], np.int64).reshape(-1, 1 + TAKEN),
         np.array([tick(machine[name]) for name in program.delays], np.int64),
         np.array(scalars, np.int64),
     )

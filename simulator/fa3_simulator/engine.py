@@ -4,12 +4,13 @@ Events are ordered by (time, priority, actor, sequence), all integers, so that a
 engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. Model:
 
 - Tensor core: one server per SM, n / 2 cycles per 64 x n wgmma, first come first served; each warpgroup has at most
-  ``wgmma_window`` instructions admitted.
+  ``wgmma_window`` instructions admitted. Multiply-adds issued while it is busy take ``fma_tensor_cycles`` from it, so that
+  completions are kept less what had been taken by then, and read with what has been taken since.
 - Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk reserves the dispatch
-  port for all its instructions and the special-function unit for its exponentials, and ends when the later is done. Both are
-  slower while wgmma runs (``*_under_wgmma``).
+  port for all its instructions and the special-function unit for its exponentials, and ends when the later is done, but not before
+  the time that a warp alone needs (``*_lone``). All are slower while wgmma runs (``*_under_wgmma``).
 - Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
-- TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``.
+- TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``; stores leave at ``store_bytes_per_cycle``.
 - mbarriers and named barriers as in the PTX ISA; a waiter runs a hop after the last arrival.
 """
 
@@ -19,12 +20,11 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from fa3_simulator.costs import PIECE_BYTES, PIPES, TICKS, Costs
+from fa3_simulator.costs import ALONE, PIECE_BYTES, PIPES, SMEM, TAKEN, TICKS, Costs
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import Burst, DeadlockError, Mark, Span, Trace
 
 TMA = -1  # stands for the copy engine where an actor is expected
-SMEM = 1 + len(PIPES)
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class _Actor:
     pc: int = 0
     part: int = 0  # chunks or instructions of the current operation that are done
     began: int = 0  # when the current operation did
-    groups: list[int] = field(default_factory=list)  # completion of each wgmma group
-    in_flight: deque[int] = field(default_factory=deque)  # completion of each admitted instruction
+    groups: list[int] = field(default_factory=list)  # completion of each wgmma group, less Engine.taken
+    in_flight: deque[int] = field(default_factory=deque)  # of each admitted instruction, likewise
     stored: int = 0  # when the last store has read its slot
     done: bool = False
     waits_for: str = ""
@@ -53,7 +53,7 @@ class Engine:
     def __init__(self, program: Program, costs: Costs) -> None:
         self.program, self.costs = program, costs
         (self.tail, self.issue, self.window, self.hop, self.poll, self.bar_hop, self.tma_issue,
-         self.box, self.latency, self.piece, self.piece_port) = (int(v) for v in costs.scalars)  # fmt: skip
+         self.box, self.latency, self.piece, self.piece_port, self.piece_store) = (int(v) for v in costs.scalars)  # fmt: skip
         self.gemm, self.work, self.slow = costs.gemm.tolist(), costs.work.tolist(), costs.work_slow.tolist()
         self.ops = [actor.ops.tolist() for actor in program.actors]
         self.actors = [_Actor() for _ in program.actors]
@@ -63,7 +63,8 @@ class Engine:
         self.events: list[tuple[int, int, int, int, int, int]] = []  # time, priority, actor, sequence, load
         self.sequence = 0
         self.pipes = [0] * len(PIPES)
-        self.tensor = self.port = self.ingress = 0
+        self.tensor = self.port = self.ingress = self.egress = 0
+        self.taken = self.loss = 0  # from the tensor core by vector work so far; share that the last instruction loses
         self.trace = Trace(busy=dict.fromkeys(("tensor", "smem", *PIPES, "l2"), 0))
 
     def push(self, tick: int, actor: int, priority: int = 1, barrier: int = 0, pieces: int = 0) -> None:
@@ -109,11 +110,12 @@ class Engine:
     # Each returns the tick at which the actor goes on (it calls again unless the operation is over), or None to sleep.
 
     def vector(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
-        state, row = self.actors[actor], (self.slow if tick < self.tensor else self.work)[x]
+        state, row = self.actors[actor], (self.slow if tick < self.tensor + self.taken else self.work)[x]
         if state.part == row[0]:
             return tick
         state.part += 1
-        end = tick
+        self.taken += row[TAKEN] * self.loss // 64
+        end = tick + row[ALONE]
         for pipe in range(len(PIPES)):
             if cost := row[1 + pipe]:
                 self.pipes[pipe] = max(tick, self.pipes[pipe]) + cost
@@ -127,28 +129,28 @@ class Engine:
 
     def wgmma(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         state = self.actors[actor]
-        count, ticks, fetch = self.gemm[x]
+        count, ticks, fetch, loss = self.gemm[x]
         if state.part == count:
             return tick
-        while state.in_flight and state.in_flight[0] <= tick:
+        while state.in_flight and state.in_flight[0] + self.taken <= tick:
             state.in_flight.popleft()
         if len(state.in_flight) >= self.window:
-            return state.in_flight[0]
+            return state.in_flight[0] + self.taken
         self.port = max(tick, self.port) + fetch
-        stop = max(max(tick, self.tensor) + ticks, self.port)
-        self.tensor = stop
-        state.in_flight.append(stop)
+        stop = max(max(tick, self.tensor + self.taken) + ticks, self.port)
+        self.tensor, self.loss = stop - self.taken, loss
+        state.in_flight.append(self.tensor)
         self.trace.bursts.append(Burst(actor, state.pc, stop - ticks, stop))
         self.trace.busy["tensor"] += ticks
         self.trace.busy["smem"] += fetch
         state.part += 1
         if state.part == count:
-            state.groups.append(stop + self.tail)
+            state.groups.append(self.tensor + self.tail)
         return tick + self.issue
 
     def wgmma_wait(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         groups = self.actors[actor].groups
-        return max(tick, groups[-1 - x]) if len(groups) > x else tick
+        return max(tick, groups[-1 - x] + self.taken) if len(groups) > x else tick
 
     def expect(self, _actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
         self.mbarriers[x].bytes += y
@@ -184,7 +186,8 @@ class Engine:
         pieces = -(-x // PIECE_BYTES)
         self.port = max(tick + self.tma_issue, self.port) + pieces * self.piece_port
         self.trace.busy["smem"] += pieces * self.piece_port
-        state.stored = max(state.stored, self.port)
+        self.egress = max(tick + self.tma_issue, self.egress) + pieces * self.piece_store
+        state.stored = max(state.stored, self.port, self.egress)
         return tick + self.tma_issue
 
     def store_wait(self, actor: int, tick: int, _x: int, _y: int, _z: int) -> int | None:

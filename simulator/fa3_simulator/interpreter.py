@@ -22,13 +22,13 @@ OPS = (
 )  # fmt: skip
 (VECTOR, WGMMA, WGMMA_WAIT, EXPECT, LOAD, STORE, STORE_WAIT, ARRIVE, WAIT, BAR_ARRIVE, BAR_SYNC, DELAY, READ, WRITE, FENCE,
  MARK) = range(len(OPS))  # fmt: skip
-(TAIL, ISSUE, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_PORT) = range(11)
+(TAIL, ISSUE, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_PORT, PIECE_STORE) = range(12)
 PIPE_COUNT, PIECE_SIZE = 2, 4096
 RESOURCES = ("tensor", "smem", *PIPES, "l2")
 NEVER = np.iinfo(np.int64).max
 _SCALARS = (
     "wgmma_tail", "wgmma_issue", "wgmma_window", "mbarrier_hop", "mbarrier_poll", "named_barrier", "tma_issue",
-    "tma_box_bytes", "memory_latency", "piece", "piece_port",
+    "tma_box_bytes", "memory_latency", "piece", "piece_port", "piece_store",
 )  # fmt: skip
 if (tuple(op.name for op in Op), SCALARS, len(PIPES), PIECE_BYTES) != (OPS, _SCALARS, PIPE_COUNT, PIECE_SIZE):
     raise ImportError("the interpreter's constants differ from those of program and costs")
@@ -74,7 +74,9 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
     arrived = np.zeros(bar_threads.size, np.int64)
     pipes = np.zeros(PIPE_COUNT, np.int64)
     busy = np.zeros(3 + PIPE_COUNT, np.int64)
-    tensor = port = ingress = np.int64(0)
+    tensor = port = ingress = egress = taken = loss = np.int64(
+        0
+    )  # tensor, groups and flight are kept less what was taken by then
     window = scalar[WINDOW]
     flight = np.zeros((actors, window), np.int64)  # ring: completion of the last instructions
     issued = np.zeros(actors, np.int64)
@@ -112,7 +114,9 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                 if part[actor] < work[x, 0]:
                     part[actor] += 1
                     finished = False
-                    row = work_slow[x] if now < tensor else work[x]
+                    row = work_slow[x] if now < tensor + taken else work[x]
+                    taken += row[3 + PIPE_COUNT] * loss // 64
+                    resume = now + row[2 + PIPE_COUNT]
                     for p in range(PIPE_COUNT):
                         cost = row[1 + p]
                         if cost > 0:
@@ -126,12 +130,13 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
             elif kind == WGMMA:
                 if part[actor] < gemm[x, 0]:
                     finished = False
-                    oldest = flight[actor, issued[actor] % window]
-                    if oldest > now:
+                    oldest = flight[actor, issued[actor] % window] + taken
+                    if issued[actor] >= window and oldest > now:
                         resume = oldest
                     else:
                         port = max(now, port) + gemm[x, 2]
-                        tensor = max(max(now, tensor) + gemm[x, 1], port)
+                        tensor = max(max(now, tensor + taken) + gemm[x, 1], port) - taken
+                        loss = gemm[x, 3]
                         flight[actor, issued[actor] % window] = tensor
                         issued[actor] += 1
                         busy[0] += gemm[x, 1]
@@ -143,8 +148,8 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                             counted[actor] += 1
                         resume = now + scalar[ISSUE]
             elif kind == WGMMA_WAIT:
-                if counted[actor] > x and groups[actor, x] > now:
-                    finished, resume = False, groups[actor, x]
+                if counted[actor] > x and groups[actor, x] + taken > now:
+                    finished, resume = False, groups[actor, x] + taken
             elif kind == EXPECT:
                 tx[x] += y
                 completes = x
@@ -167,7 +172,8 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                     pieces = -(-x // PIECE_SIZE)
                     port = max(now + scalar[TMA_ISSUE], port) + pieces * scalar[PIECE_PORT]
                     busy[1] += pieces * scalar[PIECE_PORT]
-                    stored[actor] = max(stored[actor], port)
+                    egress = max(now + scalar[TMA_ISSUE], egress) + pieces * scalar[PIECE_STORE]
+                    stored[actor] = max(stored[actor], max(port, egress))
                     resume = now + scalar[TMA_ISSUE]
             elif kind == STORE_WAIT:
                 if stored[actor] > now:

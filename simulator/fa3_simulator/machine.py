@@ -54,7 +54,18 @@ class Machine:
     fma_under_wgmma: Constant
     alu_under_wgmma: Constant
     convert_under_wgmma: Constant
-    row_reduction_cycles: Constant  # quad shuffles and scalar work of the row statistics, per block
+    fma_lone_cycles: Constant  # a multiply-add of a warp that has the sub-core's port to itself
+    fma_lone_under_wgmma: Constant
+    mufu_lone_cycles: Constant
+    mufu_lone_under_wgmma: Constant
+    shuffle_cycles: Constant
+    shuffle_under_wgmma: Constant
+    shuffle_lone_cycles: Constant  # of a chain of two exchanges in a quad, for two rows at once
+    shuffle_lone_under_wgmma: Constant
+    fma_tensor_cycles: (
+        Constant  # what a multiply-add takes from the tensor core while it runs wgmma of up to 128 columns
+    )
+    fma_tensor_wide: Constant  # share of that for 256 columns
     mbarrier_hop_cycles: Constant  # last arrival to a waiting warp running
     mbarrier_poll_cycles: Constant  # a wait that finds its phase complete
     named_barrier_cycles: Constant  # last arrival to a waiting warp running
@@ -62,6 +73,7 @@ class Machine:
     tma_box_bytes: Constant
     memory_latency_ns: Constant  # TMA load from L2 to a complete barrier, empty pipeline
     l2_bytes_per_cycle: Constant  # per SM, all SMs loading
+    store_bytes_per_cycle: Constant  # of TMA stores of one SM
     tile_overhead_cycles: Constant  # scheduling, descriptor fetch and address work of a tile, per consumer
     launch_cycles: Constant  # kernel launch to the first instruction of a CTA, and the drain at the end
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from fa3_simulator.costs import PIPES, Costs
+from fa3_simulator.costs import ALONE, PIPES, Costs
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import Trace
 
@@ -41,9 +41,7 @@ def softmax_ticks(program: Program, costs: Costs) -> int:
             continue
         for kind, x, *_ in rows:
             if kind == Op.VECTOR:
-                total += int(costs.work[x, 0] * costs.work[x, 1:].max())
-            elif kind == Op.DELAY and program.delays[x] == "row_reduction_cycles":
-                total += int(costs.delay[x])
+                total += int(costs.work[x, 0] * costs.work[x, 1 : 1 + ALONE].max())
     return total
 
 
@@ -65,8 +63,8 @@ def _cause(program: Program, actor: int, index: int) -> str:
     if kind in (Op.STORE, Op.STORE_WAIT) or text in ("normalise O", "O to shared memory"):
         return "epilogue"
     if kind == Op.DELAY:
-        return "row statistics" if text == "row_reduction_cycles" else "tile change"
-    return text if text in CAUSES else "other"
+        return "tile change"
+    return "row statistics" if text == "row reduction" else text if text in CAUSES else "other"
 
 
 def ledger(program: Program, trace: Trace) -> dict[str, int]:

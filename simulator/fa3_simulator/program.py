@@ -56,6 +56,8 @@ class Work(NamedTuple):
     alu: int = 0
     mufu: int = 0
     convert: int = 0
+    shuffle: int = 0
+    other: int = 0  # what needs the dispatch port alone: addresses, moves, branches
     smem_bytes: int = 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa3_simulator.costs import TICKS, WARPGROUP_ROWS, costs
+from fa3_simulator.costs import SMEM, TICKS, WARPGROUP_ROWS, costs
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
 from fa3_simulator.run import AnySchedule, Shape, head_tiles, launched, longest_cta, program_of
@@ -57,8 +57,8 @@ def _traffic(schedule: AnySchedule, machine: Machine, blocks: int) -> tuple[floa
                 port += int(tables.gemm[x, 0] * tables.gemm[x, 2])
             elif kind == Op.VECTOR:
                 work = program.works[x]
-                port += int(tables.work[x, 0] * tables.work[x, -1])
-                issued += work.fma + work.alu + work.mufu + work.convert
+                port += int(tables.work[x, 0] * tables.work[x, SMEM])
+                issued += work.fma + work.alu + work.mufu + work.convert + work.shuffle + work.other
             elif kind == Op.LOAD:
                 loaded += y
             elif kind == Op.STORE:

@@ -29,6 +29,7 @@ _FOR_V, _FOR_K = ("wait for a slot of V", "wait"), ("wait for a slot of K", "wai
 # Name and kind of what lies between two events, and by how many steps the second one may be ahead. A kernel that sums P V in
 # parts waits for it in front of issuing Q K^T, the others behind.
 BARS: dict[tuple[str, str], tuple[tuple[str, str], tuple[int, ...]]] = {
+    ("turn", "turn"): (("Q K^T, P V and softmax, from turn to turn", "vector"), (1,)),
     ("turn", "issued"): (("issue Q K^T and P V", "issue"), (0,)),
     ("turn", "output"): (("P V", "wait"), (0,)),
     ("output", "issued"): (("issue Q K^T", "issue"), (0,)),

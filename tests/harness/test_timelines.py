@@ -100,7 +100,7 @@ def test_a_recorded_file_is_one_that_is_read(device: Device, tmp_path: Path) -> 
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert "# gpu=some name" in head
     assert {"# pingpong=False", "# driver=some driver_version", "# nheads=4"} < set(head)
-    assert any(line.startswith("# kernel_files=") and "gluon/forward_fp16.py" in line for line in head)
+    assert any(line.startswith("# kernel_files=") and "gluon/launch.py" in line for line in head)
 
 
 def test_what_is_written_comes_from_one_launch_with_zeroed_stamps(device: Device, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fa3_simulator.schedules import Schedule, Tile, other_work, pv_parts, ships_
 from fa3_simulator.tune import is_launchable, misfit
 
 GOLDEN, H200 = read_golden(), load("h200")
+CLASSES = ("fma", "alu", "mufu", "convert", "shuffle", "other")
 WARP_SPECIALIZED = [x for x in shipped() if x.function == "forward" and "warp_specialize" not in x.choices]
 # Without a mask, a cap or splits: the loop is that of the plain step.
 PLAIN = [
@@ -59,8 +60,7 @@ def consumer_counts(program: Program) -> Counter[str]:
             found["wgmma"] += program.gemms[x].instructions
         elif kind == Op.VECTOR:
             work = program.works[x]
-            name = "other" if work.name == "addresses" else "fma"
-            found += Counter({name: work.fma, "alu": work.alu, "mufu": work.mufu, "convert": work.convert})
+            found += Counter({name: getattr(work, name) for name in CLASSES})
         found["barriers"] += kind in BARRIERS
     return found
 

@@ -96,9 +96,9 @@ def test_a_deadlock_names_named_barrier_and_cycle() -> None:
     stream.delay("tile_overhead_cycles")
     stream.bar_sync(NamedBarrier("turn", 11, 256))
     program = builder.build()
-    with pytest.raises(DeadlockError, match=r"cycle 600: one at named barrier 11 \(turn\)"):
+    with pytest.raises(DeadlockError, match=r"cycle 1500: one at named barrier 11 \(turn\)"):
         run(program)
-    with pytest.raises(DeadlockError, match=r"cycle 600: one at wait turn"):
+    with pytest.raises(DeadlockError, match=r"cycle 1500: one at wait turn"):
         interpreter.simulate(program, costs(program, H200))
 
 

