@@ -112,8 +112,8 @@ def rankings(compared: Sequence[Compared]) -> list[Ranking]:
     return found
 
 
-def validate(path: Path, machine: Machine) -> dict[str, Any]:
-    """Compare all rows of ``bench.csv`` that a program can be simulated for.
+def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[str, Any]:
+    """Compare all rows of ``bench.csv`` that a program can be simulated for; of some numbers of keys alone where ``seqlens`` are given.
 
     Returns
     -------
@@ -126,6 +126,8 @@ def validate(path: Path, machine: Machine) -> dict[str, Any]:
         As :func:`fa3_simulator.measured.read`, and when no row is left.
     """
     rows, left_out = read(path)
+    if seqlens:
+        rows = [row for row in rows if row.shape.seqlen_k in seqlens]
     if not rows:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in left_out.items()) or "it has no rows"
         raise ValueError(f"{path.name} has no row to compare: {reasons}")
@@ -194,11 +196,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m fa3_simulator.validate", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("bench", type=Path, metavar="BENCH.csv")
+    parser.add_argument(
+        "--seqlen", type=int, nargs="+", default=(), metavar="N", help="rows with these numbers of keys alone"
+    )
     parser.add_argument("--machine", default="h200", help="h100, h200 or a .toml file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables there")
     chosen = parser.parse_args(arguments)
     try:
-        text = markdown(validate(chosen.bench, load(chosen.machine)))
+        text = markdown(validate(chosen.bench, load(chosen.machine), chosen.seqlen))
         if chosen.markdown:
             chosen.markdown.write_text(text + "\n", encoding="utf-8")
     except (ValueError, OSError) as error:

@@ -12,9 +12,15 @@ import pytest
 
 from fa3_simulator.machine import load
 from fa3_simulator.measured import read
-from fa3_simulator.validate import Compared, compare, rankings
+from fa3_simulator.validate import Compared, compare, rankings, validate
 
-BENCH = Path(__file__).parents[2] / "reports" / "h200" / "schedules" / "bench.csv"
+H200 = Path(__file__).parents[2] / "reports" / "h200"
+BENCH = H200 / "schedules" / "bench.csv"
+# Read after model and constants were frozen: other lengths of the same schedules, and what ships at lengths never compared.
+SECOND = (
+    (H200 / "schedules_second" / "bench.csv", (), 63, 0.096),
+    (H200 / "bench" / "bench.csv", (512, 2048, 8192), 160, 0.096),
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,14 @@ def test_flash3_in_16_bits_from_4k_tokens_on_is_within_five_percent_on_average(c
     ]
     assert len(chosen) == 20
     assert np.abs(errors(chosen)[:, 0]).mean() < 0.05
+
+
+@pytest.mark.parametrize(("path", "seqlens", "rows", "error"), SECOND, ids=["schedules", "shipped"])
+def test_timings_that_no_model_had_seen_are_as_far_off(path, seqlens, rows, error) -> None:
+    every = validate(path, load("h200"), seqlens)["groups"][-1]
+    assert (every["group"], every["rows"]) == ("all", rows)
+    assert every["models"]["simulated"]["mape"] == pytest.approx(error, abs=0.001)
+    assert every["models"]["simulated"]["mape"] < 0.63 * every["models"]["closed form"]["mape"]
 
 
 def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fa3_kernels.evidence import FORWARD_SOURCES, files_sha256
 from fa3_simulator import stamps
 from fa3_simulator.timeline import COLOURS, Bar
 from fa3verify.cli import main
@@ -208,3 +209,23 @@ def test_what_the_file_says_is_not_taken_twice(tmp_path: Path) -> None:
     assert code == 2
     assert "does not take --tile, --causal" in err
     assert not (tmp_path / "x.json").exists()
+
+
+MEASURED = sorted((Path(__file__).parents[2] / "reports" / "h200" / "timelines").glob("*.stamps.csv"))
+
+
+def test_the_measured_timelines_are_evidence_of_these_kernels() -> None:
+    assert [path.name.partition(".")[0] for path in MEASURED] == ["e4m3_d128", "e4m3_d64", "fp16_d128", "fp16_d64"]
+    now = f"# kernel_sources_sha256={files_sha256(FORWARD_SOURCES)}"
+    assert all(now in path.read_text().splitlines() for path in MEASURED), "measure again"
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.name.partition(".")[0])
+def test_a_measured_key_block_lasts_as_long_as_the_simulated_within_a_seventh(path: Path, tmp_path: Path) -> None:
+    assert abs(stamps.read(path).slowdown - 1) < 0.03
+    promotion = ("--promotion-interval", 128) if path.name.startswith("e4m3") else ()
+    code, out, err = run("trace", tmp_path / "both.json", "--measured", path, *promotion, "--json", "-")
+    assert code == 0, err
+    figures = json.loads(out)
+    assert figures["measured_cycles_per_block"] > 1000
+    assert figures["simulated_cycles_per_block"] == pytest.approx(figures["measured_cycles_per_block"], rel=1 / 7)
