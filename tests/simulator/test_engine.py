@@ -68,6 +68,50 @@ def test_two_warpgroups_share_the_mufu() -> None:
     assert run(builder.build()) == 2 * 64 * 8
 
 
+def beside_wgmma(columns: int, work: Work) -> float:
+    """Cycles of 64 wgmma and their wait by one warpgroup while another does some work that ends before them."""
+    builder = Builder("beside")
+    stream = builder.actor("issuer", 128, 240)
+    stream.wgmma(Gemm("S", 64, columns, 16, True), None, Slot("k", 0), Slot("s", 0))
+    stream.wgmma_wait(0)
+    builder.actor("other", 128, 240).vector(work)
+    return run(builder.build())
+
+
+@pytest.mark.parametrize(("columns", "share"), [(64, 1.0), (128, 1.0), (256, H200["fma_tensor_wide"])])
+def test_a_multiply_add_beside_wgmma_takes_its_time_from_the_tensor_core(columns: int, share: float) -> None:
+    fma, chunks = 320, 40
+    lost = beside_wgmma(columns, Work("fma", chunks, fma=fma)) - beside_wgmma(columns, Work("nothing", 0))
+    first = fma / chunks  # the first chunk may begin before wgmma does
+    want = fma * H200["fma_tensor_cycles"] * share
+    assert want - first <= lost <= want + 0.01 * want
+    for pipe in ("mufu", "alu", "convert", "other"):
+        assert beside_wgmma(columns, Work(pipe, chunks, **{pipe: 80})) == beside_wgmma(columns, Work("nothing", 0))
+
+
+def test_a_warp_alone_issues_less_densely_than_two() -> None:
+    """Multiply-adds hide under the exponentials' rate, conversions do not."""
+
+    def cycles(warpgroups: int) -> float:
+        builder = Builder("mix")
+        for i in range(warpgroups):
+            builder.actor(f"w{i}", 128, 240).vector(Work("softmax", 8, fma=128, mufu=64, convert=32))
+        return run(builder.build())
+
+    alone = 128 * H200["fma_lone_cycles"] + 64 * H200["mufu_lone_cycles"] + 32 * H200["convert_cycles"]
+    assert cycles(1) == pytest.approx(alone, abs=1)
+    assert alone < cycles(2) < 1.95 * alone
+
+
+def test_stores_leave_at_the_measured_rate_not_at_that_of_shared_memory() -> None:
+    builder, slot = Builder("store"), Slot("o", 16384)
+    stream = builder.actor("warpgroup", 128, 240)
+    stream.store(slot, slot.bytes)
+    stream.store_wait()
+    want = H200["tma_issue_cycles"] + slot.bytes / H200["store_bytes_per_cycle"]
+    assert run(builder.build()) == pytest.approx(want, abs=0.1)
+
+
 def test_a_load_takes_latency_bandwidth_and_the_barrier_hop() -> None:
     builder, full, slot = Builder("load"), Mbarrier("full", 1), Slot("k", 32768)
     builder.actor("producer", 32, 24).load(full, (slot,))
