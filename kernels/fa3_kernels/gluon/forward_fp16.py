@@ -33,6 +33,7 @@ from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
     V_EMPTY,
+    issue_scores,
     pass_turn,
     phase,
     produce,
@@ -50,13 +51,6 @@ from fa3_kernels.gluon.stamps import (
     declare_stamps,
     stamp,
 )
-
-
-@gluon.jit
-def _issue_scores(p, q, zeros, step):
-    """Start S = Q K^T with C = 0."""
-    k = matrix(p.k_smem.index(step % p.v.stages))
-    return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -112,7 +106,7 @@ def _step(p, tile, q, zeros, o, operand, row_max, thread_sums, step, first_key,
         mbarrier.wait(p.k_full.index(k_slot), phase(step + 1, p.v.stages))
         take_turn(p, WARPGROUP)
         stamp(p, TURN_TAKEN)
-        s = _issue_scores(p, q, zeros, step + 1)
+        s = issue_scores(p, q, zeros, step + 1)
         mbarrier.wait(p.v_full.index(v_slot), v_phase)
         o = _issue_output(p, operand, o, step)
         pass_turn(p, WARPGROUP)
@@ -133,7 +127,7 @@ def _step(p, tile, q, zeros, o, operand, row_max, thread_sums, step, first_key,
         take_turn(p, WARPGROUP)
         o = warpgroup_mma_wait(0, deps=(_issue_output(p, operand, o, step),))
         release(p, V_EMPTY, v_slot)
-        s = warpgroup_mma_wait(0, deps=(_issue_scores(p, q, zeros, step + 1),))
+        s = warpgroup_mma_wait(0, deps=(issue_scores(p, q, zeros, step + 1),))
         release(p, K_EMPTY, k_slot)
         pass_turn(p, WARPGROUP)
         probabilities, row_max, thread_sums, rescale = _softmax(
@@ -166,7 +160,7 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
     mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
     take_turn(p, WARPGROUP)
-    s = _issue_scores(p, matrix(_queries(p, number, WARPGROUP)), zeros, step)
+    s = issue_scores(p, matrix(_queries(p, number, WARPGROUP)), zeros, step)
     pass_turn(p, WARPGROUP)
     return s
 
@@ -193,7 +187,7 @@ def _finish_and_start(p, zeros, operand, o, number, step, is_more, WARPGROUP: gl
     o = _issue_output(p, operand, o, step)
     k_full = p.k_full.index((step + 1) % p.v.stages)
     mbarrier.wait(k_full, phase(step + 1, p.v.stages), pred=is_more)
-    s = _issue_scores(p, matrix(_queries(p, number, WARPGROUP)), zeros, step + 1)
+    s = issue_scores(p, matrix(_queries(p, number, WARPGROUP)), zeros, step + 1)
     pass_turn(p, WARPGROUP)
     o = warpgroup_mma_wait(1, deps=(o,))
     release(p, V_EMPTY, step % p.v.stages)

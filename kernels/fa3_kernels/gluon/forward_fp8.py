@@ -12,10 +12,8 @@ a value is that of :mod:`fa3_kernels.twin.forward`.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
@@ -25,23 +23,22 @@ from fa3_kernels.gluon.descale import (
     Scaling,
     block_factors,
     row_factors,
-    value_descale,
 )
 from fa3_kernels.gluon.geometry import (
     WARPGROUP_ROWS,
     key_blocks,
     matrix,
-    output_rows,
-    query_coordinates,
     read_tile,
     visible_scores,
 )
-from fa3_kernels.gluon.operand_fp8 import key_halves, pack_chunks, unpack
+from fa3_kernels.gluon.operand_fp8 import pack_chunks
+from fa3_kernels.gluon.output_fp8 import issue_part, out_buffer, scaled, store, with_part
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
     V_EMPTY,
     full_barriers,
+    issue_scores,
     pass_turn,
     phase,
     program,
@@ -59,68 +56,6 @@ from fa3_kernels.gluon.stamps import (
     declare_stamps,
     stamp,
 )
-from fa3_kernels.gluon.v_transpose import channels_in_order
-
-
-@gluon.jit
-def _issue_scores(p, q, zeros, step):
-    """Start S = Q K^T from zero."""
-    k = matrix(p.k_smem.index(step % p.v.stages))
-    return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _issue_part(p, x, words, o, step, UNIT: gl.constexpr):
-    """Start one part of P V: a chunk of the keys, a slice of the channels; from zero, or without promotion from O."""
-    chunk: gl.constexpr = UNIT // p.v.slices
-    index: gl.constexpr = UNIT % p.v.slices
-    layout: gl.constexpr = o[0].type.layout
-    width: gl.constexpr = o[0].shape[1]
-    operand = unpack(words[chunk], gl.DotOperandLayout(0, layout, 4))
-    vt = x.vt_smem.index(step % p.v.stages)  # head_dim, keys
-    if p.v.slices > 1:
-        vt = vt.slice(index * width, width, dim=0)
-    if operand.shape[1] != vt.shape[1]:
-        vt = vt.slice(chunk * operand.shape[1], operand.shape[1], dim=1)
-    if p.v.promotion_interval:
-        zeros = gl.zeros([WARPGROUP_ROWS, width], gl.float32, layout)
-        return warpgroup_mma(operand, vt.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    else:
-        return warpgroup_mma(operand, vt.permute((1, 0)), o[index], is_async=True)
-
-
-@gluon.jit
-def _with_part(p, o, rescale, part, UNIT: gl.constexpr):
-    """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
-    index: gl.constexpr = UNIT % p.v.slices
-    if not p.v.promotion_interval:
-        changed = part
-    elif p.v.slices > UNIT:
-        changed = gl.fma(o[index], gl.broadcast(softmax.column(rescale, part), part)[0], part)
-    else:
-        changed = o[index] + part
-    return o[:index] + (changed,) + o[index + 1 :]
-
-
-@gluon.jit
-def _scaled(o, factor):
-    result = ()
-    for i in gl.static_range(len(o)):
-        result = result + (softmax.scaled(o[i], factor),)
-    return result
-
-
-@gluon.jit
-def _in_order(o, WIDTH: gl.constexpr):
-    """O as slices of at most WIDTH channels, with their columns in the order of V's."""
-    result = ()
-    for i in gl.static_range(len(o)):
-        if o[i].shape[1] > WIDTH:
-            left, right = key_halves(o[i])
-            result = result + (channels_in_order(left), channels_in_order(right))
-        else:
-            result = result + (channels_in_order(o[i]),)
-    return result
 
 
 @gluon.jit
@@ -135,26 +70,26 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
     take_turn(p, WARPGROUP)
     stamp(p, TURN_TAKEN)
-    part = _issue_part(p, x, words, o, step, 0)
+    part = issue_part(p, x, words, o, step, 0)
     following = part
     for unit in gl.static_range(units):
         if EARLY:
             if unit + 1 < units:
-                following = _issue_part(p, x, words, o, step, unit + 1)
+                following = issue_part(p, x, words, o, step, unit + 1)
             else:
                 mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
-                s = _issue_scores(p, q, zeros, step + 1)
+                s = issue_scores(p, q, zeros, step + 1)
                 pass_turn(p, WARPGROUP)
         part = warpgroup_mma_wait(1 if EARLY else 0, deps=(part,))
-        o = _with_part(p, o, rescale, part, unit)
+        o = with_part(p, o, rescale, part, unit)
         if not EARLY and unit + 1 < units:
-            following = _issue_part(p, x, words, o, step, unit + 1)
+            following = issue_part(p, x, words, o, step, unit + 1)
         part = following
     release(p, V_EMPTY, step % stages)
     stamp(p, OUTPUT)
     if not EARLY:
         mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
-        s = _issue_scores(p, q, zeros, step + 1)
+        s = issue_scores(p, q, zeros, step + 1)
         pass_turn(p, WARPGROUP)
     return o, s
 
@@ -166,9 +101,9 @@ def _start_both(p, x, q, zeros, o, words, step, WARPGROUP: gl.constexpr):
     mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
     take_turn(p, WARPGROUP)
     stamp(p, TURN_TAKEN)
-    s = _issue_scores(p, q, zeros, step + 1)
+    s = issue_scores(p, q, zeros, step + 1)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
-    part = _issue_part(p, x, words, o, step, 0)
+    part = issue_part(p, x, words, o, step, 0)
     pass_turn(p, WARPGROUP)
     return s, part
 
@@ -236,50 +171,12 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
         part = warpgroup_mma_wait(0, deps=(part,))
         release(p, V_EMPTY, step % stages)
         stamp(p, OUTPUT)
-        o = _with_part(p, o, rescale, part, 0)
+        o = with_part(p, o, rescale, part, 0)
     rescale = alpha * ratio
     if not p.v.promotion_interval:
-        o = _scaled(o, rescale)
+        o = scaled(o, rescale)
     words = pack_chunks(probabilities, layout, probabilities.shape[1] // len(words))
     return o, words, rescale, new_max, thread_sums, step + 1
-
-
-@gluon.jit
-def _store(p, x, tile, blocks, o, row_max, thread_sums, buffer, WARPGROUP: gl.constexpr):
-    """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
-
-    A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
-    """
-    row_layout: gl.constexpr = row_max.type.layout
-    out_width: gl.constexpr = p.out_desc.block_type.shape[-1]
-    v_descale = value_descale(x, tile, blocks.first)
-    inverse, lse = softmax.finalize(row_max, thread_sums)
-    o = _in_order(_scaled(o, inverse * v_descale), out_width)
-    layout: gl.constexpr = o[0].type.layout
-    width: gl.constexpr = o[0].shape[1]
-    slices: gl.constexpr = len(o)
-    lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
-    if p.v.is_split:
-        _, row, is_row = output_rows(p, tile, gl.SliceLayout(1, layout), WARPGROUP)
-        rows = p.num_rows * tile.split  # rows of the splits before
-        columns = gl.arange(0, width, gl.SliceLayout(0, layout))
-        first = p.partial_ptr + rows.to(gl.int64) * (width * slices)
-        offsets = gl.expand_dims(row * (width * slices), 1) + gl.expand_dims(columns, 0)
-        for i in gl.static_range(slices):
-            gl.store(first + offsets + i * width, o[i], mask=gl.expand_dims(is_row, 1))
-        gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
-    else:
-        where = query_coordinates(p, tile, WARPGROUP)
-        at_once: gl.constexpr = out_width // width
-        parts: gl.constexpr = slices // at_once
-        for part in gl.static_range(parts):
-            tma.store_wait(0)
-            for i in gl.static_range(at_once):
-                rounded = o[part * at_once + i].to(p.out_desc.dtype)
-                buffer.reshape([WARPGROUP_ROWS, out_width]).slice(i * width, width, dim=1).store(rounded)
-            fence_async_shared()
-            tma.async_copy_shared_to_global(p.out_desc, where[:-1] + [part * out_width], buffer)
-        gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
 
 
 @gluon.jit
@@ -289,22 +186,12 @@ def _queries(p, number, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
-def _out_buffer(p, WARPGROUP: gl.constexpr):
-    """Where O is staged: a buffer of its own, or that of Q in parts of its size."""
-    if p.v.out_in_query_slot:
-        buffer = p.q_smem.index(WARPGROUP)
-        return buffer._reinterpret(p.out_desc.dtype, p.out_desc.block_type.shape, p.out_desc.layout)
-    else:
-        return p.out_smem.index(WARPGROUP)
-
-
-@gluon.jit
 def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     """Wait for Q and the first K of a tile and start its first scores."""
     mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
     mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
     take_turn(p, WARPGROUP)
-    s = _issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
+    s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
     pass_turn(p, WARPGROUP)
     return s
 
@@ -316,8 +203,8 @@ def _finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
     mbarrier.wait(x.vt_full.index(step % p.v.stages), phase(step, p.v.stages))
     take_turn(p, WARPGROUP)
     for unit in gl.static_range(units):
-        part = warpgroup_mma_wait(0, deps=(_issue_part(p, x, words, o, step, unit),))
-        o = _with_part(p, o, rescale, part, unit)
+        part = warpgroup_mma_wait(0, deps=(issue_part(p, x, words, o, step, unit),))
+        o = with_part(p, o, rescale, part, unit)
     pass_turn(p, WARPGROUP)
     release(p, V_EMPTY, step % p.v.stages)
     return o
@@ -379,10 +266,10 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
             mbarrier.wait(p.q_full.index(slot), phase(number, p.v.query_slots), pred=is_more)
             q = _queries(p, number, WARPGROUP)
             o, s_next = _add_block(p, x, q, zeros, o, words, rescale, step, is_more, True, WARPGROUP)
-            _store(p, x, tile, blocks, o, row_max, thread_sums, _out_buffer(p, WARPGROUP), WARPGROUP)
+            store(p, x, tile, blocks, o, row_max, thread_sums, out_buffer(p, WARPGROUP), WARPGROUP)
         else:
             o = _finish(p, x, o, words, rescale, step, WARPGROUP)
-            _store(p, x, tile, blocks, o, row_max, thread_sums, _out_buffer(p, WARPGROUP), WARPGROUP)
+            store(p, x, tile, blocks, o, row_max, thread_sums, out_buffer(p, WARPGROUP), WARPGROUP)
             tma.store_wait(0)
             release(p, Q_EMPTY, 0)
         step += 1

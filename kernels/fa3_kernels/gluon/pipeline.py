@@ -7,12 +7,12 @@ warpgroup issues its GEMMs only when the one before it has issued its own. Ids: 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.language.core import _aggregate as aggregate
 
 from fa3_kernels import barriers
 from fa3_kernels.barriers import NamedBarrier
-from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, query_coordinates, read_tile
+from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, matrix, query_coordinates, read_tile
 from fa3_kernels.gluon.stamps import K_FREE, V_FREE, at_step, begin_stamps, stamp
 
 K_EMPTY = gl.constexpr(int(NamedBarrier.K_EMPTY))
@@ -156,6 +156,13 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
         (q_desc, k_desc, v_desc, out_desc), pointers, sizes, (q_smem, k_smem, v_smem, out_smem),
         (q_full, k_full, v_full), v,
     )  # fmt: skip
+
+
+@gluon.jit
+def issue_scores(p, q, zeros, step):
+    """Start S = Q K^T from zero."""
+    k = matrix(p.k_smem.index(step % p.v.stages))
+    return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit

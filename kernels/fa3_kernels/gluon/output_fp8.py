@@ -1,0 +1,114 @@
+"""O of the e4m3 forward: kept in slices of the channels, summed from parts of P V, stored with its columns in V's order."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
+
+from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.descale import value_descale
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, output_rows, query_coordinates
+from fa3_kernels.gluon.operand_fp8 import key_halves, unpack
+from fa3_kernels.gluon.v_transpose import channels_in_order
+
+
+@gluon.jit
+def issue_part(p, x, words, o, step, UNIT: gl.constexpr):
+    """Start one part of P V: a chunk of the keys, a slice of the channels; from zero, or without promotion from O."""
+    chunk: gl.constexpr = UNIT // p.v.slices
+    index: gl.constexpr = UNIT % p.v.slices
+    layout: gl.constexpr = o[0].type.layout
+    width: gl.constexpr = o[0].shape[1]
+    operand = unpack(words[chunk], gl.DotOperandLayout(0, layout, 4))
+    vt = x.vt_smem.index(step % p.v.stages)  # head_dim, keys
+    if p.v.slices > 1:
+        vt = vt.slice(index * width, width, dim=0)
+    if operand.shape[1] != vt.shape[1]:
+        vt = vt.slice(chunk * operand.shape[1], operand.shape[1], dim=1)
+    if p.v.promotion_interval:
+        zeros = gl.zeros([WARPGROUP_ROWS, width], gl.float32, layout)
+        return warpgroup_mma(operand, vt.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    else:
+        return warpgroup_mma(operand, vt.permute((1, 0)), o[index], is_async=True)
+
+
+@gluon.jit
+def with_part(p, o, rescale, part, UNIT: gl.constexpr):
+    """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
+    index: gl.constexpr = UNIT % p.v.slices
+    if not p.v.promotion_interval:
+        changed = part
+    elif p.v.slices > UNIT:
+        changed = gl.fma(o[index], gl.broadcast(softmax.column(rescale, part), part)[0], part)
+    else:
+        changed = o[index] + part
+    return o[:index] + (changed,) + o[index + 1 :]
+
+
+@gluon.jit
+def scaled(o, factor):
+    """Every slice of O times a factor per row."""
+    result = ()
+    for i in gl.static_range(len(o)):
+        result = result + (softmax.scaled(o[i], factor),)
+    return result
+
+
+@gluon.jit
+def _in_order(o, WIDTH: gl.constexpr):
+    """O as slices of at most WIDTH channels, with their columns in the order of V's."""
+    result = ()
+    for i in gl.static_range(len(o)):
+        if o[i].shape[1] > WIDTH:
+            left, right = key_halves(o[i])
+            result = result + (channels_in_order(left), channels_in_order(right))
+        else:
+            result = result + (channels_in_order(o[i]),)
+    return result
+
+
+@gluon.jit
+def store(p, x, tile, blocks, o, row_max, thread_sums, buffer, WARPGROUP: gl.constexpr):
+    """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
+
+    A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
+    """
+    row_layout: gl.constexpr = row_max.type.layout
+    out_width: gl.constexpr = p.out_desc.block_type.shape[-1]
+    v_descale = value_descale(x, tile, blocks.first)
+    inverse, lse = softmax.finalize(row_max, thread_sums)
+    o = _in_order(scaled(o, inverse * v_descale), out_width)
+    layout: gl.constexpr = o[0].type.layout
+    width: gl.constexpr = o[0].shape[1]
+    slices: gl.constexpr = len(o)
+    lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
+    if p.v.is_split:
+        _, row, is_row = output_rows(p, tile, gl.SliceLayout(1, layout), WARPGROUP)
+        rows = p.num_rows * tile.split  # rows of the splits before
+        columns = gl.arange(0, width, gl.SliceLayout(0, layout))
+        first = p.partial_ptr + rows.to(gl.int64) * (width * slices)
+        offsets = gl.expand_dims(row * (width * slices), 1) + gl.expand_dims(columns, 0)
+        for i in gl.static_range(slices):
+            gl.store(first + offsets + i * width, o[i], mask=gl.expand_dims(is_row, 1))
+        gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
+    else:
+        where = query_coordinates(p, tile, WARPGROUP)
+        at_once: gl.constexpr = out_width // width
+        parts: gl.constexpr = slices // at_once
+        for part in gl.static_range(parts):
+            tma.store_wait(0)
+            for i in gl.static_range(at_once):
+                rounded = o[part * at_once + i].to(p.out_desc.dtype)
+                buffer.reshape([WARPGROUP_ROWS, out_width]).slice(i * width, width, dim=1).store(rounded)
+            fence_async_shared()
+            tma.async_copy_shared_to_global(p.out_desc, where[:-1] + [part * out_width], buffer)
+        gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
+
+
+@gluon.jit
+def out_buffer(p, WARPGROUP: gl.constexpr):
+    """Where O is staged: a buffer of its own, or that of Q in parts of its size."""
+    if p.v.out_in_query_slot:
+        buffer = p.q_smem.index(WARPGROUP)
+        return buffer._reinterpret(p.out_desc.dtype, p.out_desc.block_type.shape, p.out_desc.layout)
+    else:
+        return p.out_smem.index(WARPGROUP)
