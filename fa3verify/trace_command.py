@@ -20,7 +20,7 @@ from fa3verify.schedule_commands import given_options, problem_options, schedule
     "--measured",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="STAMPS.csv",
-    help="Draw a measured timeline beside it; problem, tile and clock are those of the file.",
+    help="Draw a measured timeline beside it; problem, schedule and clock are those of the file.",
 )
 @click.option("--measure", is_flag=True, help="Record that timeline now, on a GPU, as OUT with suffix .stamps.csv.")
 @click.option("--quiet", is_flag=True, help="Print the path only.")
@@ -101,10 +101,13 @@ def _stamps(path: Path, options: dict[str, Any]) -> Any:
     """Read measured stamps; what they say of the problem becomes the options."""
     from fa3_simulator.stamps import read
 
-    if given := given_options(("backward", "dtype", "head_dim", "tile", "seqlen", "causal", "clock_mhz")):
-        raise ValueError(f"--measured takes problem, tile and clock from the file and does not take {', '.join(given)}")
     stamps = read(path)
-    options.update({name: getattr(stamps, name) for name in ("dtype", "head_dim", "tile", "seqlen", "causal")})
+    stated = {
+        name: getattr(stamps, name) for name in ("dtype", "head_dim", "tile", "seqlen", "causal")
+    } | stamps.options
+    if given := given_options(("backward", "clock_mhz", *stated)):
+        raise ValueError(f"--measured takes problem, tile and clock from the file and does not take {', '.join(given)}")
+    options.update(stated)
     return stamps
 
 

@@ -23,6 +23,8 @@ from fa3_simulator.timeline import Bar
 
 MAX_SLOWDOWN = 1.03  # of the instrumented kernel: beyond it, what was measured is the instrument
 KEYS = ("kernel", "dtype", "head_dim", "tile", "seqlen", "causal", "sm_mhz", "slowdown")
+SIZES = ("batch", "nheads", "promotion_interval")  # may be there
+SWITCHES = {"pingpong": "pingpong", "intra_wg_overlap": "overlap"}  # likewise; names in a schedule
 COLUMNS = ["actor", "step", "event", "cycle"]
 EVENTS = {"consumer": CONSUMER_EVENTS, "producer": PRODUCER_EVENTS}
 _FOR_V, _FOR_K = ("wait for a slot of V", "wait"), ("wait for a slot of K", "wait")
@@ -63,6 +65,7 @@ class Stamps:
     causal: bool
     sm_mhz: float
     slowdown: float
+    options: dict[str, int | str]  # of SIZES what is there, and ``schedule`` where all switches are
     first: tuple[str, str]
     cycles_per_block: float  # median, from one turn of the first consumer to its next; NaN for fewer than two
     bars: tuple[Bar, ...]
@@ -114,7 +117,7 @@ def read(path: Path) -> Stamps:
 
 
 def _facts(lines: Sequence[str], origin: str) -> dict:
-    """The values of :data:`KEYS`, in their types."""
+    """The values of :data:`KEYS`, in their types, and ``options``."""
     found: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(lines, 1):
         if line.startswith("#") and "=" in line:
@@ -129,7 +132,14 @@ def _facts(lines: Sequence[str], origin: str) -> dict:
             raise ValueError(f"{origin}, line {number}: {key} must be {rule}, got {value!r}")
         return value
 
-    number, whole = r"\d+(\.\d+)?", r"[1-9]\d*"
+    number, whole, boolean = r"\d+(\.\d+)?", r"[1-9]\d*", "(?i:true|false|0|1)"
+
+    def flag(key: str) -> bool:
+        return fact(key, boolean, "true or false").lower() in ("true", "1")
+
+    options: dict[str, int | str] = {key: int(fact(key, r"\d+", "a whole number")) for key in SIZES if key in found}
+    if SWITCHES.keys() <= found.keys():
+        options["schedule"] = "+".join(name for key, name in SWITCHES.items() if flag(key)) or "none"
     tile_m, tile_n = fact("tile", r"\d+x\d+", "ROWSxKEYS").split("x")
     return {
         "kernel": found["kernel"][1],
@@ -137,9 +147,10 @@ def _facts(lines: Sequence[str], origin: str) -> dict:
         "head_dim": int(fact("head_dim", whole, "a whole number")),
         "tile": (int(tile_m), int(tile_n)),
         "seqlen": int(fact("seqlen", whole, "a whole number")),
-        "causal": fact("causal", "(?i:true|false|0|1)", "true or false").lower() in ("true", "1"),
+        "causal": flag("causal"),
         "sm_mhz": float(fact("sm_mhz", r"[1-9]\d*(\.\d+)?", "a clock in MHz")),
         "slowdown": float(fact("slowdown", number, "a ratio of times")),
+        "options": options,
     }
 
 

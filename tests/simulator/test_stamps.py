@@ -223,9 +223,19 @@ def test_the_measured_timelines_are_evidence_of_these_kernels() -> None:
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.name.partition(".")[0])
 def test_a_measured_key_block_lasts_as_long_as_the_simulated_within_a_seventh(path: Path, tmp_path: Path) -> None:
     assert abs(stamps.read(path).slowdown - 1) < 0.03
-    promotion = ("--promotion-interval", 128) if path.name.startswith("e4m3") else ()
-    code, out, err = run("trace", tmp_path / "both.json", "--measured", path, *promotion, "--json", "-")
+    code, out, err = run("trace", tmp_path / "both.json", "--measured", path, "--json", "-")
     assert code == 0, err
     figures = json.loads(out)
     assert figures["measured_cycles_per_block"] > 1000
     assert figures["simulated_cycles_per_block"] == pytest.approx(figures["measured_cycles_per_block"], rel=1 / 7)
+
+
+def test_what_the_file_states_of_the_schedule_is_simulated(tmp_path: Path) -> None:
+    path = write(tmp_path, batch="2", promotion_interval="128", pingpong="True", intra_wg_overlap="false")
+    assert stamps.read(path).options == {"batch": 2, "promotion_interval": 128, "schedule": "pingpong"}
+    code, _, err = run("trace", tmp_path / "x.json", "--measured", path, "--schedule", "none")
+    assert (code, "does not take --schedule" in err) == (2, True)
+    assert stamps.read(write(tmp_path, pingpong="False", intra_wg_overlap="0")).options == {"schedule": "none"}
+    assert stamps.read(write(tmp_path)).options == {}
+    with pytest.raises(ValueError, match="line 9: promotion_interval must be a whole number, got 'many'"):
+        stamps.read(write(tmp_path, promotion_interval="many"))
