@@ -22,8 +22,8 @@ class Costs(NamedTuple):
 
     gemm: (
         np.ndarray
-    )  # (gemms, 4): instructions; of one, tensor and shared memory ticks and the share of TAKEN that it loses, in 1/64
-    work: np.ndarray  # (works, 6): chunks, then of each the pipes of PIPES, the shared memory port, one warp alone, and what wgmma loses
+    )  # (gemms, 4): instructions; of one, tensor and shared memory ticks, share of TAKEN it loses in 1/64
+    work: np.ndarray  # (works, 6): chunks; of one, PIPES, shared memory port, a warp alone, what wgmma loses
     work_slow: np.ndarray  # the same while wgmma runs
     delay: np.ndarray
     scalars: np.ndarray  # in the order of SCALARS

@@ -5,7 +5,8 @@ engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. Model:
 
 - Tensor core: one server per SM, n / 2 cycles per 64 x n wgmma, first come first served; each warpgroup has at most
   ``wgmma_window`` instructions admitted. Multiply-adds issued while it is busy take ``fma_tensor_cycles`` from it, so that
-  completions are kept less what had been taken by then, and read with what has been taken since.
+  completions are kept less what had been taken by then, and read with what has been taken since. That grows slower than time
+  (a multiply-add holds the dispatch port for longer), so that what is complete stays so.
 - Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk reserves the dispatch
   port for all its instructions and the special-function unit for its exponentials, and ends when the later is done, but not before
   the time that a warp alone needs (``*_lone``). All are slower while wgmma runs (``*_under_wgmma``).

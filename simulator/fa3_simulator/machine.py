@@ -62,9 +62,7 @@ class Machine:
     shuffle_under_wgmma: Constant
     shuffle_lone_cycles: Constant  # of a chain of two exchanges in a quad, for two rows at once
     shuffle_lone_under_wgmma: Constant
-    fma_tensor_cycles: (
-        Constant  # what a multiply-add takes from the tensor core while it runs wgmma of up to 128 columns
-    )
+    fma_tensor_cycles: Constant  # what a multiply-add takes from the tensor core, beside wgmma of up to 128 columns
     fma_tensor_wide: Constant  # share of that for 256 columns
     mbarrier_hop_cycles: Constant  # last arrival to a waiting warp running
     mbarrier_poll_cycles: Constant  # a wait that finds its phase complete
