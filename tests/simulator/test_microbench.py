@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fa3_simulator.microbench.experiment import digest
 from fa3_simulator.microbench.latency import DEPENDENT, PER_PASS
 from fa3_simulator.microbench.ptx import VECTOR, repeat, vector
 from fa3_simulator.microbench.softmax import Step, convert, exponentials, maxima, pv, qk, rescale
@@ -17,8 +19,20 @@ from fa3_simulator.microbench.suite import chosen
 MULTIPROCESSORS = 132
 NAMES = {
     "softmax_step", "softmax_step_under_wgmma", "softmax_step_own_wgmma", "serial_step", "epilogue", "tile_chain",
-    "chain", "cold_code", "tma_store", "setmaxnreg", "launch",
+    "chain", "cold_code", "tma_store", "setmaxnreg", "launch", "transposition",
 }  # fmt: skip
+
+
+RECORDED = Path(__file__).parents[2] / "reports" / "h200" / "microbench.csv"
+
+
+def test_every_recorded_row_is_of_the_ptx_that_its_experiment_has_now():
+    now = {(e.name, digest(e.ptx())) for e in chosen(MULTIPROCESSORS, None)}
+    with RECORDED.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 1400
+    changed = {row["experiment"] for row in rows if (row["experiment"], row["ptx_sha256"]) not in now}
+    assert not changed, "measure these again (--only), or take their rows out"
 
 
 def _tool(name: str) -> Path:

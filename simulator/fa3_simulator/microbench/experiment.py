@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from ctypes import c_uint, c_uint64, c_void_p
@@ -15,7 +16,7 @@ from fa3_simulator.microbench.ptx import MAX_STAMPS, SCRATCH_BYTES, SMEM_BYTES, 
 
 REPETITIONS = 7
 SOURCE_BYTES = 64 << 20
-COLUMNS = ("experiment", "parameters", "warpgroup", "start_after_first_cycles", "cycles")
+COLUMNS = ("experiment", "parameters", "warpgroup", "start_after_first_cycles", "cycles", "ptx_sha256")
 ONE_CTA = ".minnctapersm 1\n"
 _WARPGROUPS = 4  # of a CTA, at most
 
@@ -85,6 +86,11 @@ class Experiment:
 
 
 one_cta = partial(Experiment, shared=True, directives=ONE_CTA)
+
+
+def digest(ptx: str) -> str:
+    """What a row belongs to: the first half of the hash of the PTX that was run."""
+    return hashlib.sha256(ptx.encode()).hexdigest()[:32]
 
 
 def timed(body: Body) -> Body:

@@ -184,9 +184,48 @@ def matrix_store(count: int) -> Body:
 
 
 def matrix_load(count: int) -> Body:
-    """``count`` transposing ldmatrix of four 8 x 8 matrices per warp."""
-    line = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%t0, %t1, %t2, %t3}, [%mine];\n"
-    return Body(line * count, _MATRIX_DECLARES)
+    """``count`` transposing ldmatrix of four 8 x 8 matrices per warp, from places of their own that change from pass to pass.
+
+    Each is used by an exclusive or; see :func:`keep_loaded`. Otherwise ptxas leaves the loads out.
+    """
+    text = "".join(
+        f"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{%t0, %t1, %t2, %t3}}, [%mine+{512 * i}];\n"
+        "xor.b32 %kept, %kept, %t0;\n"
+        for i in range(count)
+    )
+    declares = _MATRIX_DECLARES + ".reg .b32 %kept;\nmov.b32 %kept, 0;\n"
+    return Body(text + "xor.b32 %mine, %mine, 32768;\n", declares)
+
+
+def transpose(head_dim: int, passes: int) -> Body:
+    """V^T of ``passes`` times 32 keys of e4m3 by a warpgroup, as the producer of our FP8 kernel does it.
+
+    Per 64 channels and pass a warp loads four matrices, sorts them by four byte permutations and stores four; the proxy fence ends it.
+    """
+    text = ""
+    for p in range(passes):
+        units = range(head_dim // 64)
+        for u in units:
+            place = 512 * (p * len(units) + u)
+            registers = ", ".join(f"%v{4 * u + i}" for i in range(4))
+            text += f"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{registers}}}, [%mine+{place}];\n"
+        for u in units:
+            for i in (0, 2):
+                for j, order in enumerate(("0x6420", "0x7531")):
+                    text += f"prmt.b32 %w{4 * u + i + j}, %v{4 * u + i}, %v{4 * u + i + 1}, {order};\n"
+        for u in units:
+            place = 65536 + 512 * (p * len(units) + u)
+            registers = ", ".join(f"%w{4 * u + i}" for i in range(4))
+            text += f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [%mine+{place}], {{{registers}}};\n"
+    count = head_dim // 16
+    return Body(text, _MATRIX_DECLARES + f".reg .b32 %v<{count}>, %w<{count}>;\n") + fence_proxy()
+
+
+def keep_loaded() -> Body:
+    """A never-taken store that keeps what :func:`matrix_load` loads alive: shared memory holds anything but this word."""
+    return Body(
+        "{ .reg .pred %never;\nsetp.eq.u32 %never, %kept, 0x7B12345;\n@%never st.global.u32 [%out], %kept;\n}\n"
+    )
 
 
 _MATRIX_DECLARES = (

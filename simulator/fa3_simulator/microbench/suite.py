@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fa3_simulator.microbench import latency, tiles
-from fa3_simulator.microbench.experiment import COLUMNS, Bench, Experiment, one_cta, timed
+from fa3_simulator.microbench.experiment import COLUMNS, Bench, Experiment, digest, one_cta, timed
 from fa3_simulator.microbench.launch import Launch, launches
 from fa3_simulator.microbench.ptx import (
     VECTOR,
@@ -26,6 +26,7 @@ from fa3_simulator.microbench.ptx import (
     bulk_load,
     fence_proxy,
     keep_accumulators,
+    keep_loaded,
     matrix_load,
     matrix_store,
     mbarrier_arrive,
@@ -153,17 +154,14 @@ def copies(multiprocessors: int) -> Iterator[Experiment]:
 
 def shared_memory() -> Iterator[Experiment]:
     """Matrix stores and transposing loads, alone and against wgmma with both operands in shared memory."""
-    works = {"stmatrix": matrix_store(16), "ldmatrix_trans": matrix_load(16)}
-    for name, work in works.items():
+    works = {"stmatrix": (matrix_store(16), Body("")), "ldmatrix_trans": (matrix_load(16), keep_loaded())}
+    for name, (work, end) in works.items():
+        body = timed(repeat(work, 16)) + end
         for groups in (1, 2):
-            yield Experiment(
-                name, {"count": 256, "warpgroups": groups}, [timed(repeat(work, 16))] * groups, stamps=[2] * groups
-            )
+            yield Experiment(name, {"count": 256, "warpgroups": groups}, [body] * groups, stamps=[2] * groups)
         for n in (64, 128, 256):
             busy = stamp() + wgmma("fp16", n, 32) + stamp() + keep_accumulators(n)
-            yield Experiment(
-                f"{name}_under_wgmma", {"n": n, "count": 256}, [busy, timed(repeat(work, 16))], stamps=[2, 2]
-            )
+            yield Experiment(f"{name}_under_wgmma", {"n": n, "count": 256}, [busy, body], stamps=[2, 2])
     for n in (64, 128, 256):
         stream = repeat(bulk_load(0, 16384, 0) + mbarrier_wait(0), 8)
         busy = stamp() + wgmma("fp16", n, 64) + stamp() + keep_accumulators(n)
@@ -231,7 +229,7 @@ def main() -> None:
         writer.writerow(COLUMNS)
         functions = list(pool.map(lambda e: bench.driver.load(e.ptx()), suite))  # assembled outside Python's lock
         for experiment, function in zip(suite, functions, strict=True):  # and all of them before any is timed
-            writer.writerows(experiment.rows(function, bench))
+            writer.writerows([*row, digest(experiment.ptx())] for row in experiment.rows(function, bench))
             file.flush()
     print(f"{len(suite)} experiments on {bench.driver.name} in {time.time() - begin:.0f} s -> {options.target}")
 

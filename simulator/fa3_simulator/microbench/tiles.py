@@ -19,6 +19,7 @@ from fa3_simulator.microbench.ptx import (
     repeat,
     stamp,
     stamp_entry,
+    transpose,
     wgmma,
     wgmma_wait,
 )
@@ -125,6 +126,23 @@ def serial_step() -> Iterator[Experiment]:
                 yield one_cta("serial_step", parameters, [body] * groups, stamps=[count] * groups)
 
 
+def transposition() -> Iterator[Experiment]:
+    """V^T of 128 keys of e4m3 by one warpgroup: alone, beside softmax steps, and beside those and wgmma that outlast it.
+
+    Eight times, cold and warm. Warpgroup 0 transposes, the next ones are busy, the last one issues wgmma.
+    """
+    for head_dim in (64, 128, 256):
+        body = repeat(stamp() + repeat(transpose(head_dim, 4), STEPS), 2) + stamp()
+        step = Step("e4m3", 128, 64)
+        vector = stamp() + repeat(Body("".join(_vector(step))), 8 * STEPS) + stamp() + keep(step)
+        load = stamp() + repeat(wgmma("e4m3", 128, 8, a_in_registers=True), BUSY) + stamp() + keep_accumulators(128)
+        for busy in (0, 1, 2):
+            for beside in ([], [load]) if busy < 2 else ([],):
+                parameters = {"head_dim": head_dim, "blocks": STEPS, "softmax": busy, "wgmma": bool(beside)}
+                bodies, stamps = [body] + [vector] * busy + beside, [3] + [2] * (busy + len(beside))
+                yield one_cta("transposition", parameters, bodies, stamps=stamps)
+
+
 def epilogue() -> Iterator[Experiment]:
     """O / l to fp16, to shared memory and by TMA to global memory, three times; the first is cold.
 
@@ -183,6 +201,6 @@ def tile_chain(multiprocessors: int) -> Iterator[Experiment]:
 
 def tiles(multiprocessors: int) -> Iterator[Experiment]:
     """All of them."""
-    for group in (softmax_step, softmax_step_under_wgmma, softmax_step_own_wgmma, serial_step, epilogue):
+    for group in (softmax_step, softmax_step_under_wgmma, softmax_step_own_wgmma, serial_step, transposition, epilogue):
         yield from group()
     yield from tile_chain(multiprocessors)
