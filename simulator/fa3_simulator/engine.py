@@ -65,7 +65,8 @@ class Engine:
         self.sequence = 0
         self.pipes = [0] * len(PIPES)
         self.tensor = self.port = self.ingress = self.egress = 0
-        self.taken = self.loss = 0  # from the tensor core by vector work so far; share that the last instruction loses
+        self.taken = self.seen = 0  # from the tensor core by vector work: so far, and by the last instruction
+        self.loss = 0  # share that the last instruction loses
         self.trace = Trace(busy=dict.fromkeys(("tensor", "smem", *PIPES, "l2"), 0))
 
     def push(self, tick: int, actor: int, priority: int = 1, barrier: int = 0, pieces: int = 0) -> None:
@@ -141,7 +142,8 @@ class Engine:
         stop = max(max(tick, self.tensor + self.taken) + ticks, self.port)
         self.tensor, self.loss = stop - self.taken, loss
         state.in_flight.append(self.tensor)
-        self.trace.bursts.append(Burst(actor, state.pc, stop - ticks, stop))
+        self.trace.bursts.append(Burst(actor, state.pc, stop - ticks, stop, self.taken - self.seen))
+        self.seen = self.taken
         self.trace.busy["tensor"] += ticks
         self.trace.busy["smem"] += fetch
         state.part += 1

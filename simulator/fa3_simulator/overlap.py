@@ -17,7 +17,7 @@ from fa3_simulator.trace import Trace
 CAUSES = (
     "prologue", "wait Q", "wait K", "wait V", "wait dO", "turn", "other warpgroup", "mask", "exp2", "dS",
     "dQ to shared memory", "row max", "exp2 and row sum", "convert P", "rescale O", "add P V", "addresses", "warp barrier",
-    "row statistics", "wgmma latency", "issue", "operand fetch", "tile change", "epilogue", "other",
+    "row statistics", "wgmma latency", "multiply-adds", "issue", "operand fetch", "tile change", "epilogue", "other",
 )  # fmt: skip
 
 
@@ -70,8 +70,8 @@ def _cause(program: Program, actor: int, index: int) -> str:
 def ledger(program: Program, trace: Trace) -> dict[str, int]:
     """Attribute every tick in which the tensor core idles.
 
-    An idle stretch belongs to the warpgroup that ends it by issuing: what that one was doing is the cause. Before the first
-    instruction all is prologue, after the last one epilogue.
+    What multiply-adds took from wgmma under way comes first. The rest of an idle stretch belongs to the warpgroup that ends it
+    by issuing: what that one was doing is the cause. Before the first instruction all is prologue, after the last one epilogue.
 
     Returns
     -------
@@ -85,6 +85,9 @@ def ledger(program: Program, trace: Trace) -> dict[str, int]:
     cursor = dict.fromkeys(spans, 0)
     free = 0
     for number, burst in enumerate(trace.bursts):
+        lost = min(burst.taken, max(0, burst.start - free))
+        found["multiply-adds"] += lost
+        free += lost
         idle = burst.start - free
         if idle > 0 and number == 0:
             found["prologue"] += idle

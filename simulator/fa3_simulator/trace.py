@@ -18,12 +18,13 @@ class Span(NamedTuple):
 
 
 class Burst(NamedTuple):
-    """Tensor core time of one wgmma instruction."""
+    """Tensor core time of one wgmma instruction; what vector work took since the one before comes on top of that one's."""
 
     actor: int
     row: int
     start: int
     stop: int
+    taken: int
 
 
 class Mark(NamedTuple):

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3_simulator import engine, interpreter
-from fa3_simulator.costs import PIPES, SCALARS, costs
+from fa3_simulator.costs import PIPES, SCALARS, TICKS, costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
+from fa3_simulator.overlap import ledger
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Work
 from fa3_simulator.schedules import Schedule, Tile
 from fa3_simulator.trace import DeadlockError
@@ -68,25 +69,29 @@ def test_two_warpgroups_share_the_mufu() -> None:
     assert run(builder.build()) == 2 * 64 * 8
 
 
-def beside_wgmma(columns: int, work: Work) -> float:
-    """Cycles of 64 wgmma and their wait by one warpgroup while another does some work that ends before them."""
+def beside_wgmma(columns: int, work: Work) -> Program:
+    """64 wgmma and their wait by one warpgroup while another does some work that ends before them."""
     builder = Builder("beside")
     stream = builder.actor("issuer", 128, 240)
     stream.wgmma(Gemm("S", 64, columns, 16, True), None, Slot("k", 0), Slot("s", 0))
     stream.wgmma_wait(0)
     builder.actor("other", 128, 240).vector(work)
-    return run(builder.build())
+    return builder.build()
 
 
 @pytest.mark.parametrize(("columns", "share"), [(64, 1.0), (128, 1.0), (256, H200["fma_tensor_wide"])])
 def test_a_multiply_add_beside_wgmma_takes_its_time_from_the_tensor_core(columns: int, share: float) -> None:
     fma, chunks = 320, 40
-    lost = beside_wgmma(columns, Work("fma", chunks, fma=fma)) - beside_wgmma(columns, Work("nothing", 0))
+    alone = run(beside_wgmma(columns, Work("nothing", 0)))
+    program = beside_wgmma(columns, Work("fma", chunks, fma=fma))
+    lost = run(program) - alone
     first = fma / chunks  # the first chunk may begin before wgmma does
     want = fma * H200["fma_tensor_cycles"] * share
     assert want - first <= lost <= want + 0.01 * want
+    found = ledger(program, engine.simulate(program, costs(program, H200)))
+    assert found["multiply-adds"] / TICKS == pytest.approx(lost, abs=1)
     for pipe in ("mufu", "alu", "convert", "other"):
-        assert beside_wgmma(columns, Work(pipe, chunks, **{pipe: 80})) == beside_wgmma(columns, Work("nothing", 0))
+        assert run(beside_wgmma(columns, Work(pipe, chunks, **{pipe: 80}))) == alone
 
 
 def test_a_warp_alone_issues_less_densely_than_two() -> None:
