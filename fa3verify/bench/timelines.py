@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa3_kernels.evidence import FORWARD_SOURCES, files_sha256
+from fa3_kernels.evidence import TIMELINE_SOURCES, files_sha256
 from fa3_kernels.timeline import COLUMNS, Stamp, read_stamps
 from fa3_simulator import stamps as measured
 from fa3verify.bench import kernels, results, timing
@@ -146,6 +146,6 @@ def _provenance(cell: Cell, options: Mapping[str, Any]) -> dict[str, Any]:
         "gpu": timing.query("name"),
         "driver": timing.query("driver_version"),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "kernel_sources_sha256": files_sha256(FORWARD_SOURCES),
-        "kernel_files": " ".join(FORWARD_SOURCES),
+        "kernel_sources_sha256": files_sha256(TIMELINE_SOURCES),
+        "kernel_files": " ".join(TIMELINE_SOURCES),
     }

@@ -16,9 +16,14 @@ FORWARD_SOURCES = (
     "barriers.py", "config.py", "gluon/choose.py", "gluon/descriptors.py", "gluon/launch.py", "gluon/launch_descale.py",
     "gluon/schedule.py", "gluon/variant.py", "tiles.py", FORWARD_PTX,
 )  # fmt: skip
+# A timeline is of an instrumented kernel, which the audit does not compile: of the modules that stamp, too.
+TIMELINE_SOURCES = (
+    *FORWARD_SOURCES, "gluon/forward_fp16.py", "gluon/forward_fp8.py", "gluon/pipeline.py", "gluon/produce_fp8.py",
+    "gluon/stamps.py", "timeline.py",
+)  # fmt: skip
 
 
-def is_forward(name: str) -> bool:
+def _is_forward(name: str) -> bool:
     """Whether a kernel of the audit, ``launch/kernel``, belongs to the forward."""
     return name.partition("/")[2].startswith(("forward_", "combine"))
 
@@ -26,7 +31,7 @@ def is_forward(name: str) -> bool:
 def _content(name: str) -> bytes:
     if name != FORWARD_PTX:
         return (Path(__file__).parent / name).read_bytes()
-    accepted = {kernel: figures["ptx_sha256"] for kernel, figures in read_golden().items() if is_forward(kernel)}
+    accepted = {kernel: figures["ptx_sha256"] for kernel, figures in read_golden().items() if _is_forward(kernel)}
     return "".join(f"{kernel} {accepted[kernel]}\n" for kernel in sorted(accepted)).encode()
 
 

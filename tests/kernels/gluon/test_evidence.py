@@ -11,7 +11,7 @@ import pytest
 
 from fa3_kernels import evidence
 from fa3_kernels.accepted import read_golden
-from fa3_kernels.evidence import FORWARD_PTX, FORWARD_SOURCES, files_sha256
+from fa3_kernels.evidence import FORWARD_PTX, FORWARD_SOURCES, TIMELINE_SOURCES, files_sha256
 
 PACKAGE = Path(__file__).parents[3] / "kernels" / "fa3_kernels"
 H200 = Path(__file__).parents[3] / "reports" / "h200"
@@ -53,6 +53,11 @@ def test_every_module_that_the_launch_reaches_is_hashed_or_compiled():
     stamps_alone = {"timeline.py"}
     assert found - of_device - stamps_alone == set(FORWARD_SOURCES) - {FORWARD_PTX}
     assert not any(name.startswith("twin/") for name in found)
+
+
+def test_timelines_are_of_every_module_that_stamps():
+    stamping = {f"gluon/{p.name}" for p in (PACKAGE / "gluon").glob("*.py") if "gluon/stamps.py" in imports(p)}
+    assert {*stamping, "gluon/stamps.py", "timeline.py"} == set(TIMELINE_SOURCES) - set(FORWARD_SOURCES)
 
 
 def test_evidence_is_of_the_accepted_ptx_of_every_forward_kernel_and_of_no_other(monkeypatch):
