@@ -159,9 +159,8 @@ class _Gluon:
         from fa3_kernels.gluon.choose import config_of
 
         names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
-        options: dict[str, Any] = {name: getattr(config, name) for name in names} | {
-            "tile": (config.tile_m, config.tile_n)
-        }
+        options: dict[str, Any] = {name: getattr(config, name) for name in names}
+        options["tile"] = (config.tile_m, config.tile_n)
         if config_of(problem, **options) != config:
             raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
         return options

@@ -102,11 +102,12 @@ def _stamps(path: Path, options: dict[str, Any]) -> Any:
     from fa3_simulator.stamps import read
 
     stamps = read(path)
-    stated = {
-        name: getattr(stamps, name) for name in ("dtype", "head_dim", "tile", "seqlen", "causal")
-    } | stamps.options
+    names = ("dtype", "head_dim", "tile", "seqlen", "causal")
+    stated = {name: getattr(stamps, name) for name in names} | stamps.options
     if given := given_options(("backward", "clock_mhz", *stated)):
-        raise ValueError(f"--measured takes problem, tile and clock from the file and does not take {', '.join(given)}")
+        raise ValueError(
+            f"--measured takes problem, schedule and clock from the file and does not take {', '.join(given)}"
+        )
     options.update(stated)
     return stamps
 

@@ -137,7 +137,7 @@ def select(
     Raises
     ------
     ValueError
-        For an unknown grid, or a length or head_dim that the grids of any ("paper", "schedules") cannot have.
+        For an unknown grid, or a length or head_dim that grids "paper" and "schedules" cannot have.
     """
     if grid not in GRIDS:
         raise ValueError(f"grid must be one of {', '.join(GRIDS)}, got {grid!r}")
@@ -148,10 +148,10 @@ def select(
             for value in values:
                 if value < 1 or total % value:
                     raise ValueError(f"{name} must divide {total}, got {value}")
-        lengths, chosen = seqlens or (SEQLENS if grid == "paper" else SCHEDULE_SEQLENS), head_dims or HEAD_DIMS
-        cells = paper(dtypes, chosen, lengths, masks, grid=grid)
-        # Of the schedules bf16 is the code of fp16 but for the formats.
-        return [c for c in cells if grid == "paper" or c.dtype != "bf16" or c.head_dim == 128]
+        if grid == "paper":
+            return paper(dtypes, head_dims or HEAD_DIMS, seqlens or SEQLENS, masks)
+        cells = paper(dtypes, head_dims or HEAD_DIMS, seqlens or SCHEDULE_SEQLENS, masks, grid=grid)
+        return [c for c in cells if c.dtype != "bf16" or c.head_dim == 128]  # the code of fp16 but for the formats
     return [
         c
         for c in _fixed(grid, dtypes)

@@ -20,9 +20,7 @@ PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share 
 class Costs(NamedTuple):
     """Arrays the engines read. Ticks throughout; one row per gemm, work or delay of the program."""
 
-    gemm: (
-        np.ndarray
-    )  # (gemms, 4): instructions; of one, tensor and shared memory ticks, share of TAKEN it loses in 1/64
+    gemm: np.ndarray  # (gemms, 4): instructions; of one, tensor and shared memory, and its share of TAKEN in 1/64
     work: np.ndarray  # (works, 6): chunks; of one, PIPES, shared memory port, a warp alone, what wgmma loses
     work_slow: np.ndarray  # the same while wgmma runs
     delay: np.ndarray

@@ -74,9 +74,8 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
     arrived = np.zeros(bar_threads.size, np.int64)
     pipes = np.zeros(PIPE_COUNT, np.int64)
     busy = np.zeros(3 + PIPE_COUNT, np.int64)
-    tensor = port = ingress = egress = taken = loss = np.int64(
-        0
-    )  # tensor, groups and flight are kept less what was taken by then
+    # tensor, groups and flight are kept less what was taken by then
+    tensor = port = ingress = egress = taken = loss = np.int64(0)
     window = scalar[WINDOW]
     flight = np.zeros((actors, window), np.int64)  # ring: completion of the last instructions
     issued = np.zeros(actors, np.int64)

@@ -72,7 +72,7 @@ class Machine:
     memory_latency_ns: Constant  # TMA load from L2 to a complete barrier, empty pipeline
     l2_bytes_per_cycle: Constant  # per SM, all SMs loading
     store_bytes_per_cycle: Constant  # of TMA stores of one SM
-    tile_overhead_cycles: Constant  # scheduling, descriptor fetch and address work of a tile, per consumer
+    tile_overhead_cycles: Constant  # instruction fetch of what a tile executes once, per consumer
     launch_cycles: Constant  # kernel launch to the first instruction of a CTA, and the drain at the end
 
     def __getitem__(self, name: str) -> float:

@@ -47,11 +47,10 @@ def _representatives() -> Iterator:
     """Of each kind the one with most registers per lane, which is where ptxas gives up first, and every seventh."""
     suite = chosen(MULTIPROCESSORS, sorted(NAMES))
     for i, experiment in enumerate(suite):
-        wide = getattr(experiment, "parameters", {}).get("head_dim", 0) + getattr(experiment, "parameters", {}).get(
-            "n", 0
-        )
+        parameters = getattr(experiment, "parameters", {"i": i})
+        wide = parameters.get("head_dim", 0) + parameters.get("n", 0)
         if i % 7 == 0 or wide >= 256:
-            label = "-".join(str(x) for x in getattr(experiment, "parameters", {"i": i}).values())
+            label = "-".join(map(str, parameters.values()))
             yield pytest.param(experiment, id=f"{experiment.name}-{label}")
 
 

@@ -54,8 +54,8 @@ def at_step(p, step):
 
 
 @gluon.constexpr_function
-def _is_stamped(event):
-    return _EVENTS[event] in timeline.STAMPED
+def _is_stamped(variant, event):
+    return variant.stamps > 0 and _EVENTS[event] in timeline.STAMPED
 
 
 @gluon.constexpr_function
@@ -69,7 +69,6 @@ def _stamp_asm(event):
 @gluon.jit
 def stamp(p, EVENT: gl.constexpr):
     """Store the clock as an event of the step."""
-    if p.v.stamps:  # noqa: SIM102 (constexprs, decided one at a time)
-        if _is_stamped(EVENT):
-            asm: gl.constexpr = _stamp_asm(EVENT)
-            gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    if _is_stamped(p.v, EVENT):
+        asm: gl.constexpr = _stamp_asm(EVENT)
+        gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)

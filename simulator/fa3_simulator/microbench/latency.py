@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from itertools import chain as joined
 
 from fa3_simulator.microbench.experiment import Experiment, one_cta, timed
-from fa3_simulator.microbench.ptx import VECTOR, Body, bar_sync, repeat, sink, stamp, vector
+from fa3_simulator.microbench.ptx import (
+    VECTOR,
+    Body,
+    bar_sync,
+    bulk_store,
+    bulk_store_wait,
+    repeat,
+    sink,
+    stamp,
+    vector,
+)
 
 INSTRUCTION_BYTES = 16
 DEPENDENT = 512  # instructions of a chain
@@ -43,13 +53,9 @@ def cold_code() -> Iterator[Experiment]:
 def tma_store(multiprocessors: int) -> Iterator[Experiment]:
     """Bulk store, three times. Stamps: start, issued, source free (wait_group.read), written (wait_group)."""
     for size in (4096, 8192, 16384, 32768):
-        issue = (
-            f"@%first cp.async.bulk.global.shared::cta.bulk_group [%scratch], [%copies], {size};\n"
-            "@%first cp.async.bulk.commit_group;\n"
-        )
-        waits = ("@%first cp.async.bulk.wait_group.read 0;\n", "@%first cp.async.bulk.wait_group 0;\n")
         for ctas in (1, multiprocessors):
-            one = stamp() + Body(issue) + stamp() + Body(waits[0]) + stamp() + Body(waits[1]) + stamp()
+            one = stamp() + bulk_store("%copies", size) + stamp() + bulk_store_wait(".read") + stamp()
+            one = one + bulk_store_wait() + stamp()
             parameters = {"bytes": size, "ctas": ctas, "passes": 3}
             yield one_cta("tma_store", parameters, [one + one + one], ctas=ctas, stamps=[12])
 

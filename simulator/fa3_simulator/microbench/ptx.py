@@ -177,6 +177,19 @@ def bulk_load(index: int, size: int, slot: int) -> Body:
     )
 
 
+def bulk_store(source: str, size: int) -> Body:
+    """TMA bulk copy of ``size`` bytes from the address in a register to the warpgroup's scratch space, as one group."""
+    return Body(
+        f"@%first cp.async.bulk.global.shared::cta.bulk_group [%scratch], [{source}], {size};\n"
+        "@%first cp.async.bulk.commit_group;\n"
+    )
+
+
+def bulk_store_wait(kind: str = "") -> Body:
+    """Until every group is written, or with kind ".read" until its source is free."""
+    return Body(f"@%first cp.async.bulk.wait_group{kind} 0;\n")
+
+
 def matrix_store(count: int) -> Body:
     """``count`` stmatrix of four 8 x 8 matrices per warp."""
     line = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%mine], {%t0, %t1, %t2, %t3};\n"

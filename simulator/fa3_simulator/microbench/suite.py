@@ -103,9 +103,8 @@ def wgmma_under_vector() -> Iterator[Experiment]:
             parameters = {"n": n, "rs": registers, "count": 512}
             yield one_cta("wgmma_under_vector", parameters | {"op": "none", "warpgroups": 0}, [load])
             for name, body in operations.items():
-                passes = (
-                    150_000 // 64 // (8 if name == "ex2" else 1)
-                )  # of 64 instructions: longer than 512 wgmma of 128 cycles
+                # Passes of 64 instructions, which last longer than 512 wgmma of 128 cycles.
+                passes = 150_000 // 64 // (8 if name == "ex2" else 1)
                 work = stamp() + repeat(body, passes) + stamp() + sink()
                 for groups in (1, 2) if n < 256 else (1,):
                     more = parameters | {"op": name, "warpgroups": groups}

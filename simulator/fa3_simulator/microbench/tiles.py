@@ -14,6 +14,8 @@ from fa3_simulator.microbench.ptx import (
     COPIES,
     Body,
     bulk_load,
+    bulk_store,
+    bulk_store_wait,
     keep_accumulators,
     mbarrier_wait,
     repeat,
@@ -60,6 +62,12 @@ def _vector(step: Step) -> tuple[str, str, str]:
     return maxima(step), exponentials(step) + convert(step, carry=True), rescale(step)
 
 
+def _busy(dtype: Dtype) -> Body:
+    """wgmma of 128 columns that keep the tensor cores busy for longer than what runs beside them."""
+    chain = repeat(wgmma(dtype, 128, 8, a_in_registers=True), BUSY)
+    return stamp() + chain + stamp() + keep_accumulators(128)
+
+
 def softmax_step() -> Iterator[Experiment]:
     """The vector part of one step by one to three warpgroups, idle tensor cores."""
     for (n, head_dim), most in SIZES.items():
@@ -81,12 +89,10 @@ def softmax_step_under_wgmma() -> Iterator[Experiment]:
     for (n, head_dim), most in SIZES.items():
         for dtype in _dtypes(n):
             step = Step(dtype, n, head_dim)
-            busy = repeat(wgmma(dtype, 128, 8, a_in_registers=True), BUSY)
-            load = stamp() + busy + stamp() + keep_accumulators(128)
             body = _whole(step, "".join(_vector(step)))
             for groups in range(1, most):
                 parameters = step.parameters | {"steps": STEPS, "stamps": "whole", "warpgroups": groups}
-                bodies, stamps = [load] + [body] * groups, [2] + [3] * groups
+                bodies, stamps = [_busy(dtype)] + [body] * groups, [2] + [3] * groups
                 yield one_cta("softmax_step_under_wgmma", parameters, bodies, stamps=stamps)
 
 
@@ -135,9 +141,8 @@ def transposition() -> Iterator[Experiment]:
         body = repeat(stamp() + repeat(transpose(head_dim, 4), STEPS), 2) + stamp()
         step = Step("e4m3", 128, 64)
         vector = stamp() + repeat(Body("".join(_vector(step))), 8 * STEPS) + stamp() + keep(step)
-        load = stamp() + repeat(wgmma("e4m3", 128, 8, a_in_registers=True), BUSY) + stamp() + keep_accumulators(128)
         for busy in (0, 1, 2):
-            for beside in ([], [load]) if busy < 2 else ([],):
+            for beside in ([], [_busy("e4m3")]) if busy < 2 else ([],):
                 parameters = {"head_dim": head_dim, "blocks": STEPS, "softmax": busy, "wgmma": bool(beside)}
                 bodies, stamps = [body] + [vector] * busy + beside, [3] + [2] * (busy + len(beside))
                 yield one_cta("transposition", parameters, bodies, stamps=stamps)
@@ -167,10 +172,7 @@ def epilogue() -> Iterator[Experiment]:
                 i = 8 * matrix + 2 * j
                 store += f"cvt.rn.f16x2.f32 %h{j}, %o{i + 1}, %o{i};\n"
             store += f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [%to+{512 * matrix}], {{%h0, %h1, %h2, %h3}};\n"
-        bulk = (
-            f"@%first cp.async.bulk.global.shared::cta.bulk_group [%scratch], [%area], {size};\n"
-            "@%first cp.async.bulk.commit_group;\n@%first cp.async.bulk.wait_group.read 0;\n"
-        )
+        bulk = (bulk_store("%area", size) + bulk_store_wait(".read")).text
         phases = (store + "fence.proxy.async.shared::cta;\n", "bar.sync %bar, 128;\n", bulk, "bar.sync %bar, 128;\n")
         body = Body("")
         for phase in phases:
