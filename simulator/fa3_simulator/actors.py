@@ -1,4 +1,4 @@
-"""What the actors of a forward kernel share, and its consumers, transcribed from real ones (:mod:`fa3_simulator.producer` loads).
+"""The consumers of a forward kernel, transcribed from real ones (:mod:`fa3_simulator.producer` loads).
 
 ``gluon`` is :mod:`fa3_kernels.gluon`: consumers hand slots back through named barriers, and the first Q K^T of a tile is issued
 with the last P V of the tile before. ``flash3`` is upstream FlashAttention-3 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp): slots
@@ -7,75 +7,10 @@ go back through mbarriers and a tile begins with its own Q K^T.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fa3_kernels.barriers import NamedBarrier as NamedBarrierId
-from fa3_kernels.barriers import slot_threads
+from fa3_simulator.parts import Parts
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Slot
-from fa3_simulator.schedules import WARPGROUP, Schedule, Tile, softmax_work
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Names shared by the actors of one CTA."""
-
-    schedule: Schedule
-    q: tuple[Slot, ...]  # of one warpgroup each; one ring slot after the other
-    k: tuple[Slot, ...]
-    v: tuple[Slot, ...]
-    v_raw: tuple[Slot, ...]  # as loaded, before the transpose
-    q_full: tuple[Mbarrier, ...]
-    k_full: tuple[Mbarrier, ...]
-    v_full: tuple[Mbarrier, ...]
-    v_ready: tuple[Mbarrier, ...]  # transposed; v_full itself without a transpose
-    empty: dict[str, tuple]  # of NamedBarrier (gluon) or Mbarrier (flash3), by ring
-    turn: tuple[NamedBarrier, ...]
-    epilogue: tuple[NamedBarrier, ...]  # over one warpgroup
-
-    @property
-    def q_stages(self) -> int:
-        return len(self.q_full)
-
-
-def parts_of(schedule: Schedule) -> Parts:
-    s, stages = schedule, schedule.num_stages
-    row = s.head_dim * s.bits // 8
-    q_stages = 2 if s.kernel == "gluon" and s.head_dim <= 128 and s.warp_specialized else 1
-    threads = slot_threads(s.consumers, 4 if s.v_transpose else 1)
-
-    def full(name: str, count: int = stages) -> tuple[Mbarrier, ...]:
-        return tuple(Mbarrier(f"{name}_full[{i}]", 1) for i in range(count))
-
-    def empty(name: str, first: int, count: int = stages) -> tuple:
-        if s.kernel == "flash3":
-            return tuple(Mbarrier(f"{name}_empty[{i}]", s.consumers) for i in range(count))
-        return tuple(NamedBarrier(f"{name}_empty[{i}]", first + i, threads) for i in range(count))
-
-    def ring(name: str, size: int) -> tuple[Slot, ...]:
-        return tuple(Slot(f"{name}[{i}]", size) for i in range(stages))
-
-    first = int(NamedBarrierId.K_EMPTY)  # where our kernels' rings fit two slots; deeper rings follow on
-    turns = first if s.kernel == "flash3" else first + 2 * stages + q_stages
-    transposes = s.v_transpose
-    v_full = full("v")
-    return Parts(
-        schedule,
-        tuple(Slot(f"q[{i}].{w}", 64 * row) for i in range(q_stages) for w in range(s.consumers)),
-        ring("k", s.tile_n * row),
-        ring("v", s.tile_n * row),
-        ring("v_raw", s.tile_n * row) if transposes else (),
-        full("q", q_stages),
-        full("k"),
-        v_full,
-        tuple(Mbarrier(f"v_ready[{i}]", 1) for i in range(stages)) if transposes else v_full,
-        {
-            "k": empty("k", first),
-            "v": empty("v", first + stages),
-            "q": empty("q", first + 2 * stages, q_stages),
-        },
-        tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP) for w in range(s.consumers)),
-        tuple(NamedBarrier(f"epilogue[{w}]", w + (w > 0), WARPGROUP) for w in range(s.consumers)),
-    )
+from fa3_simulator.schedules import WARPGROUP, Tile, adds_in_place
+from fa3_simulator.works import softmax_work
 
 
 class Consumer:
@@ -112,18 +47,28 @@ class Consumer:
     def wait_full(self, barriers: tuple[Mbarrier, ...], step: int) -> None:
         self.stream.wait(barriers[step % len(barriers)], step // len(barriers))
 
+    def issue(self, gemm: Gemm, a: Slot | None, b: Slot, accumulator: Slot) -> None:
+        if not self.s.serializes:
+            self.stream.wgmma(gemm, a, b, accumulator)
+            return
+        for _ in range(gemm.instructions):
+            self.stream.wgmma(gemm._replace(instructions=1), a, b, accumulator)
+            self.stream.wgmma_wait(0)
+
     def issue_scores(self, tile: int, step: int) -> None:
         q = self.parts.q[tile % self.parts.q_stages * self.s.consumers + self.index]
-        self.stream.wgmma(self.qk, q, self.parts.k[step % self.s.num_stages], self.scores_of(step))
+        self.issue(self.qk, q, self.parts.k[step % self.s.num_stages], self.scores_of(step))
 
     def scores_of(self, step: int) -> Slot:
         return self.scores[step % len(self.scores)]
 
     def issue_output(self, step: int) -> None:
-        self.stream.wgmma(self.pv, self.p, self.parts.v[step % self.s.num_stages], self.output)
+        self.issue(self.pv, self.p, self.parts.v[step % self.s.num_stages], self.output)
 
     def join_warps(self) -> None:
-        """Triton's barrier over the four warps in front of a step's wait for K (BAR.SYNC in the SASS)."""
+        """The four warps meet for the next wgmma; in our kernels at Triton's barrier in front of the wait for K."""
+        if self.s.consumers > 1:  # else nothing drives them apart
+            self.stream.delay("warp_skew_cycles")
         if self.s.kernel == "gluon":
             self.stream.bar_sync(self.parts.epilogue[self.index])
 
@@ -135,19 +80,24 @@ class Consumer:
         stream.vector(self.work["first max" if is_first else "max"])
         stream.vector(self.work["quad"])
 
-    def softmax(self, step: int, masked: bool, is_first: bool = False) -> None:
-        self.row_max(step, masked, is_first)
-        self.stream.vector(self.work["exp"])
+    def early(self) -> None:
+        """The exponentials that come before what the source has behind all of them."""
+        self.stream.vector(self.work["early"])
 
-    def convert(self) -> None:
-        self.stream.vector(self.work["convert"])
+    def finish_softmax(self, work: str = "rest") -> None:
+        """The other ones, the conversion to P and, but for a tile's first block, the rescaling of O."""
+        if work == "rest":
+            self.read_output()
+        self.stream.vector(self.work[work])
+        if work == "rest" and self.work["drain"].stall:
+            self.stream.vector(self.work["drain"])
         if self.p:
             self.stream.write(self.p)
             self.stream.fence()
 
-    def rescale(self) -> None:
-        self.read_output()
-        self.stream.vector(self.work["rescale"])
+    def prepare(self) -> None:
+        """Addresses and descriptors: half of them in front of a step's waits."""
+        self.stream.vector(self.work["other"])
 
     def overlapped_step(self, masked: bool) -> None:
         """P V of this block under the softmax of the next one."""
@@ -159,17 +109,16 @@ class Consumer:
         self.wait_full(self.parts.v_ready, step)
         self.issue_output(step)
         self.pass_turn()
-        self.stream.vector(self.work["other"])
+        self.prepare()
         self.stream.wgmma_wait(1)
         self.release("k", (step + 1) % stages)
-        self.row_max(step + 1, masked)
-        if self.s.is_gluon_fp8 and self.s.head_dim > 64:  # exponentials only behind P V
+        if self.s.early_exponentials < 0:
             self.stream.wgmma_wait(0)
-        self.stream.vector(self.work["exp"])
+        self.row_max(step + 1, masked)
+        self.early()
         self.stream.wgmma_wait(0)
         self.release("v", step % stages)
-        self.rescale()
-        self.convert()
+        self.finish_softmax()
         self.step += 1
 
     def three_stage_step(self, masked: bool, more: bool) -> None:
@@ -184,14 +133,14 @@ class Consumer:
         self.wait_full(self.parts.v_ready, step)
         self.issue_output(step)
         self.pass_turn()
-        self.stream.vector(self.work["other"])
-        self.softmax(step + 1, masked)
+        self.prepare()
+        self.row_max(step + 1, masked)
+        self.early()
         self.stream.wgmma_wait(0)
         if more:
             self.release("k", (step + 2) % stages)
         self.release("v", step % stages)
-        self.rescale()
-        self.convert()
+        self.finish_softmax()
         self.step += 1
 
     def serial_step(self, masked: bool) -> None:
@@ -205,13 +154,13 @@ class Consumer:
         self.stream.wgmma_wait(0)
         self.release("v", step % stages)
         self.issue_scores(self.tile, step + 1)
-        self.stream.vector(self.work["other"])
+        self.prepare()
         self.stream.wgmma_wait(0)
+        self.row_max(step + 1, masked)
+        self.early()
         self.release("k", (step + 1) % stages)
         self.pass_turn()
-        self.softmax(step + 1, masked)
-        self.rescale()
-        self.convert()
+        self.finish_softmax()
         self.step += 1
 
     def first_scores(self, tile: int, step: int, lead: int) -> None:
@@ -241,17 +190,17 @@ class Consumer:
         for number, tile in enumerate(tiles):
             self.tile = number
             stream.mark("tile")
-            stream.delay("tile_overhead_cycles")
             if number == 0 or not crosses:
                 self.wait_full(self.parts.q_full, number)
                 self.wait_full(self.parts.k_full, self.step)
                 self.take_turn()
                 self.first_scores(number, self.step, leads[number])
                 self.pass_turn()
+            self.tile_code()
             stream.wgmma_wait(leads[number])
             self.release("k", self.step % self.s.num_stages)
-            self.softmax(self.step, tile.masked > 0, is_first=True)
-            self.convert()
+            self.row_max(self.step, tile.masked > 0, is_first=True)
+            self.finish_softmax("first")
             if leads[number]:
                 stream.wgmma_wait(0)
                 self.release("k", (self.step + 1) % self.s.num_stages)
@@ -261,6 +210,11 @@ class Consumer:
         stream.store_wait()
         stream.mark("end")
 
+    def tile_code(self) -> None:
+        """Half of the instructions that a tile executes once: fetched anew, and with stalls; around its main loop."""
+        self.stream.delay("cold_code_cycles")
+        self.stream.vector(self.work["tile"])
+
     def finish_tile(self, number: int, lead: int | None) -> None:
         """The last P V, with the first Q K^T of the next tile (and ``lead`` more) unless that is None, and the epilogue."""
         stream = self.stream
@@ -268,8 +222,8 @@ class Consumer:
             self.release("q", number % self.parts.q_stages)
         self.wait_full(self.parts.v_ready, self.step)
         self.last_output(number, lead)
-        if self.s.is_gluon_fp8 and self.s.starts_both and self.s.promotion_interval:
-            self.rescale()  # adds the part
+        self.tile_code()
+        self.add_last()
         self.release("v", self.step % self.s.num_stages)
         self.step += 1
         self.epilogue(number)
@@ -291,6 +245,12 @@ class Consumer:
         self.pass_turn()
         self.stream.wgmma_wait(1 + lead)
 
+    def add_last(self) -> None:
+        """The promoted sum of a tile's last block, if it has accumulators of its own."""
+        if self.s.is_gluon_fp8 and self.s.promotion_interval and not adds_in_place(self.s):
+            self.read_output()
+            self.stream.vector(self.work["last"])
+
     def read_output(self) -> None:
         self.stream.read(self.output)
 
@@ -299,10 +259,13 @@ class Consumer:
         stream, size = self.stream, 64 * self.s.head_dim * 2
         self.read_output()
         stream.vector(self.work["epilogue"])
+        if self.s.kernel == "flash3":
+            self.store_together(size)
+            return
         if self.s.stages_output_in_q:
             out = self.parts.q[tile % self.parts.q_stages * self.s.consumers + self.index]
         else:
-            out = Slot(f"out.{self.index}", size, "v" if self.s.kernel == "flash3" else "")
+            out = Slot(f"out.{self.index}", size)
         for _ in range(size // out.bytes):
             stream.store_wait()
             stream.write(out)
@@ -310,3 +273,18 @@ class Consumer:
             stream.fence()
             stream.bar_sync(self.parts.epilogue[self.index])
             stream.store(out, out.bytes)
+
+    def store_together(self, size: int) -> None:
+        """O of all consumers through V's memory: the last one stores it, and V may be loaded when it has left."""
+        stream, last = self.stream, self.s.consumers - 1
+        stream.write(Slot(f"out.{self.index}", size, "v"))
+        stream.vector(self.work["store"])
+        stream.fence()
+        if self.index < last:
+            stream.bar_arrive(self.parts.together)
+            return
+        stream.bar_sync(self.parts.together)
+        for consumer in range(self.s.consumers):
+            stream.store(Slot(f"out.{consumer}", size, "v"), size)
+        stream.store_wait()
+        stream.arrive(self.parts.stored)

@@ -102,10 +102,11 @@ class _Consumer:
         stream, parts, w = self.stream, self.parts, self.index
         for number, blocks in enumerate(tiles):
             stream.mark("tile")
-            stream.delay("tile_overhead_cycles")
+            stream.delay("cold_code_cycles")
             stream.wait(parts.kv_full, number)
             for _ in range(blocks):
                 self.query_block()
+            stream.delay("cold_code_cycles")
             stream.bar_sync(parts.both)  # the other one reads this half of K for dQ
             for name, slot in (("dV", parts.v[w]), ("dK", parts.k[w])):
                 stream.read(self.accumulators[name])

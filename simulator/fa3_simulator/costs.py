@@ -10,7 +10,7 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.program import Gemm, Program, Work
 
 TICKS = 64  # per cycle
-PIPES = ("dispatch", "mufu")
+PIPES = ("port", "mufu")
 WARPGROUP_ROWS = 64
 OPERAND_BYTES = 32  # of k per wgmma: 256 bits
 SMEM, ALONE, TAKEN = (1 + len(PIPES) + i for i in range(3))  # columns of Costs.work behind the pipes
@@ -20,7 +20,7 @@ PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share 
 class Costs(NamedTuple):
     """Arrays the engines read. Ticks throughout; one row per gemm, work or delay of the program."""
 
-    gemm: np.ndarray  # (gemms, 4): instructions; of one, tensor and shared memory, and its share of TAKEN in 1/64
+    gemm: np.ndarray  # (gemms, 5): instructions; of one, tensor, shared memory port, share of TAKEN in 1/64, issue
     work: np.ndarray  # (works, 6): chunks; of one, PIPES, shared memory port, a warp alone, what wgmma loses
     work_slow: np.ndarray  # the same while wgmma runs
     delay: np.ndarray
@@ -28,8 +28,8 @@ class Costs(NamedTuple):
 
 
 SCALARS = (
-    "wgmma_tail", "wgmma_issue", "wgmma_window", "mbarrier_hop", "mbarrier_poll",
-    "named_barrier", "tma_issue", "tma_box_bytes", "memory_latency", "piece", "piece_port", "piece_store",
+    "wgmma_tail", "wgmma_window", "mbarrier_hop", "mbarrier_poll",
+    "named_barrier", "tma_issue", "tma_box_bytes", "memory_latency", "piece", "piece_far", "piece_port", "piece_store",
 )  # fmt: skip
 
 
@@ -39,12 +39,12 @@ def tick(cycles: float) -> int:
 
 
 def _loss(n: int, machine: Machine) -> int:
-    """Share, in 1/64, of ``fma_tensor_cycles`` that a wgmma of n columns loses: all up to 128, less beyond."""
-    wide = machine["fma_tensor_wide"]
-    return round(64 * (1 - (1 - wide) * (min(max(n, 128), 256) - 128) / 128))
+    """Share, in 1/64, of ``fma_tensor_cycles`` that a wgmma of n columns loses: all at 128, less for fewer and for more."""
+    shares = (machine["fma_tensor_narrow"], 1.0, machine["fma_tensor_wide"])
+    return round(64 * float(np.interp(n, (64, 128, 256), shares)))
 
 
-def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, int, int, int]:
+def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, int, int, int, int]:
     rate = machine["tensor_flops_16bit"] * (16 // gemm.bits)
     k = 256 // gemm.bits
     tensor = tick(2 * WARPGROUP_ROWS * gemm.n * k / rate)
@@ -52,40 +52,38 @@ def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, int, int, int]:
     if gemm.a_in_registers:
         tensor += tick(machine["wgmma_rs_cycles"])
     port = tick(rows * OPERAND_BYTES / machine["smem_bytes_per_cycle"])
-    return gemm.instructions, tensor, port, _loss(gemm.n, machine)
+    issue = tick(machine["wgmma_issue_cycles"] * gemm.n / 128)
+    return gemm.instructions, tensor, port, _loss(gemm.n, machine), issue
 
 
 def _work(work: Work, machine: Machine, *, under_wgmma: bool) -> tuple[int, ...]:
-    def interval(name: str) -> float:
-        name = "fma" if name == "other" else name  # one dispatch slot
+    def cycles(name: str) -> float:
         return machine[f"{name}_cycles"] * (machine[f"{name}_under_wgmma"] if under_wgmma else 1)
 
-    shared = {"alu": work.alu, "convert": work.convert, "other": work.other}
-    classes = shared | {"fma": work.fma, "mufu_dispatch": work.mufu, "shuffle": work.shuffle}
-    alone = shared | {"fma_lone": work.fma, "mufu_lone": work.mufu, "shuffle_lone": work.shuffle}
-    pipes = (
-        sum(count * interval(name) for name, count in classes.items()),
-        work.mufu * interval("mufu"),
-        work.smem_bytes / machine["smem_bytes_per_cycle"],
-        sum(count * interval(name) for name, count in alone.items()),
-        work.fma * machine["fma_tensor_cycles"] if under_wgmma else 0,
-    )
-    return (work.chunks, *(tick(cycles / work.chunks) for cycles in pipes))
+    alu = work.alu + work.convert + 2 * work.convert_e4m3
+    port = alu * cycles("alu") + work.mufu * cycles("mufu_port")
+    issued = (work.fma + work.other + work.shuffle + alu + work.mufu) * cycles("issue")
+    waits = work.stall + work.shuffle * cycles("shuffle") + work.trips * cycles("trip")
+    alone = max(issued, port, work.mufu * cycles("mufu_lone")) + waits
+    smem = work.smem_bytes / machine["smem_bytes_per_cycle"]
+    taken = work.fma * machine["fma_tensor_cycles"] if under_wgmma else 0
+    return (work.chunks, *(tick(x / work.chunks) for x in (port, work.mufu * cycles("mufu"), smem, alone, taken)))
 
 
 def costs(program: Program, machine: Machine, clock_mhz: float | None = None) -> Costs:
     """Cost tables of a program; ``clock_mhz`` (the maximum by default) sets the cycles of a memory latency."""
     clock = clock_mhz or machine["max_clock_mhz"]
     scalars = (
-        tick(machine["wgmma_tail_cycles"]), tick(machine["wgmma_issue_cycles"]), int(machine["wgmma_window"]),
+        tick(machine["wgmma_tail_cycles"]), int(machine["wgmma_window"]),
         tick(machine["mbarrier_hop_cycles"]),
         tick(machine["mbarrier_poll_cycles"]), tick(machine["named_barrier_cycles"]), tick(machine["tma_issue_cycles"]),
         int(machine["tma_box_bytes"]), tick(machine["memory_latency_ns"] * clock / 1000),
-        tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]), tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]),
+        tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]), tick(PIECE_BYTES / machine["hbm_bytes_per_ns"] * clock / 1000),
+        tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
     )  # fmt: skip
     return Costs(
-        np.array([_gemm(g, machine) for g in program.gemms], np.int64).reshape(-1, 4),
+        np.array([_gemm(g, machine) for g in program.gemms], np.int64).reshape(-1, 5),
         np.array([_work(w, machine, under_wgmma=False) for w in program.works], np.int64).reshape(-1, 1 + TAKEN),
         np.array([_work(w, machine, under_wgmma=True) for w in program.works], np.int64).reshape(-1, 1 + TAKEN),
         np.array([tick(machine[name]) for name in program.delays], np.int64),

@@ -6,12 +6,14 @@ engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. Model:
 - Tensor core: one server per SM, n / 2 cycles per 64 x n wgmma, first come first served; each warpgroup has at most
   ``wgmma_window`` instructions admitted. Multiply-adds issued while it is busy take ``fma_tensor_cycles`` from it, so that
   completions are kept less what had been taken by then, and read with what has been taken since. That grows slower than time
-  (a multiply-add holds the dispatch port for longer), so that what is complete stays so.
-- Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk reserves the dispatch
-  port for all its instructions and the special-function unit for its exponentials, and ends when the later is done, but not before
-  the time that a warp alone needs (``*_lone``). All are slower while wgmma runs (``*_under_wgmma``).
+  (a warp takes longer to issue a multiply-add), so that what is complete stays so.
+- Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk takes what a warp alone needs, or
+  longer where warps that are in a chunk of their own want the same pipe: what they would take alone is left to them, down to an even share.
+  Pipes are the port of maxima, conversions and exponentials, and the special-function unit. All are slower while wgmma runs
+  (``*_under_wgmma``).
 - Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
-- TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``; stores leave at ``store_bytes_per_cycle``.
+- TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``, Q beside them at ``hbm_bytes_per_ns``; stores
+  leave at ``store_bytes_per_cycle``.
 - mbarriers and named barriers as in the PTX ISA; a waiter runs a hop after the last arrival.
 """
 
@@ -36,6 +38,8 @@ class _Actor:
     groups: list[int] = field(default_factory=list)  # completion of each wgmma group, less Engine.taken
     in_flight: deque[int] = field(default_factory=deque)  # of each admitted instruction, likewise
     stored: int = 0  # when the last store has read its slot
+    until: int = 0  # end of the chunk of vector work under way
+    wants: list[int] = field(default_factory=lambda: [0] * len(PIPES))  # of each pipe, alone, in 1/64
     done: bool = False
     waits_for: str = ""
 
@@ -53,8 +57,8 @@ class Engine:
 
     def __init__(self, program: Program, costs: Costs) -> None:
         self.program, self.costs = program, costs
-        (self.tail, self.issue, self.window, self.hop, self.poll, self.bar_hop, self.tma_issue,
-         self.box, self.latency, self.piece, self.piece_port, self.piece_store) = (int(v) for v in costs.scalars)  # fmt: skip
+        (self.tail, self.window, self.hop, self.poll, self.bar_hop, self.tma_issue,
+         self.box, self.latency, self.piece, self.piece_far, self.piece_port, self.piece_store) = (int(v) for v in costs.scalars)  # fmt: skip
         self.gemm, self.work, self.slow = costs.gemm.tolist(), costs.work.tolist(), costs.work_slow.tolist()
         self.ops = [actor.ops.tolist() for actor in program.actors]
         self.actors = [_Actor() for _ in program.actors]
@@ -64,7 +68,8 @@ class Engine:
         self.events: list[tuple[int, int, int, int, int, int]] = []  # time, priority, actor, sequence, load
         self.sequence = 0
         self.pipes = [0] * len(PIPES)
-        self.tensor = self.port = self.ingress = self.egress = 0
+        self.tensor = self.port = self.egress = 0
+        self.ingress = [0, 0]  # from L2 and from HBM
         self.taken = self.seen = 0  # from the tensor core by vector work: so far, and by the last instruction
         self.loss = 0  # share that the last instruction loses
         self.trace = Trace(busy=dict.fromkeys(("tensor", "smem", *PIPES, "l2"), 0))
@@ -119,19 +124,24 @@ class Engine:
         self.taken += row[TAKEN] * self.loss // 64
         end = tick + row[ALONE]
         for pipe in range(len(PIPES)):
-            if cost := row[1 + pipe]:
+            cost = row[1 + pipe]
+            state.wants[pipe] = min(64, 64 * cost // max(1, row[ALONE]))
+            if cost:
+                others = [a.wants[pipe] for a in self.actors if a is not state and a.until > tick and a.wants[pipe]]
+                left = max(64 - sum(others), 64 // (1 + len(others)))
                 self.pipes[pipe] = max(tick, self.pipes[pipe]) + cost
                 self.trace.busy[PIPES[pipe]] += cost
-                end = max(end, self.pipes[pipe])
+                end = max(end, self.pipes[pipe], tick + 64 * cost // left)
         if row[SMEM]:
             self.port = max(tick, self.port) + row[SMEM]
             self.trace.busy["smem"] += row[SMEM]
             end = max(end, self.port)
+        state.until = end
         return end if end > tick else self.vector(actor, tick, x, _y, _z)
 
     def wgmma(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         state = self.actors[actor]
-        count, ticks, fetch, loss = self.gemm[x]
+        count, ticks, fetch, loss, issue = self.gemm[x]
         if state.part == count:
             return tick
         while state.in_flight and state.in_flight[0] + self.taken <= tick:
@@ -149,7 +159,7 @@ class Engine:
         state.part += 1
         if state.part == count:
             state.groups.append(self.tensor + self.tail)
-        return tick + self.issue
+        return tick + issue
 
     def wgmma_wait(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         groups = self.actors[actor].groups
@@ -166,11 +176,13 @@ class Engine:
             return tick
         state.part = 1
         pieces = -(-y // PIECE_BYTES)
-        begin = max(tick + self.latency, self.ingress)
-        self.ingress = begin + pieces * self.piece
-        self.trace.busy["l2"] += pieces * self.piece
+        far = self.ops[actor][state.pc][4]
+        begin, piece = max(tick + self.latency, self.ingress[far]), self.piece_far if far else self.piece
+        self.ingress[far] = begin + pieces * piece
+        if not far:
+            self.trace.busy["l2"] += pieces * piece
         for i in range(1, pieces + 1):
-            self.push(begin + i * self.piece, TMA, 0, x, y if i == pieces else 0)
+            self.push(begin + i * piece, TMA, 0, x, y if i == pieces else 0)
         return tick + -(-y // self.box) * self.tma_issue
 
     def piece_written(self, tick: int, barrier: int, last: int) -> None:

@@ -42,8 +42,20 @@ class _Explorer:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.ops = [actor.ops.tolist() for actor in program.actors]
+        self.own = self.barriers_of_one_actor()
         self.findings: dict[Finding, None] = {}
         self.seen_version: dict[tuple[int, int], tuple[int, ...]] = {}  # what an operation read the first time
+
+    def barriers_of_one_actor(self) -> set[int]:
+        """Named barriers that only the warps of one actor meet at, which is one operation here."""
+        users: dict[int, set[int]] = {}
+        for a, ops in enumerate(self.ops):
+            for kind, x, *_ in ops:
+                if kind in (Op.BAR_SYNC, Op.BAR_ARRIVE):
+                    users.setdefault(x, set()).add(a)
+        threads = [actor.threads for actor in self.program.actors]
+        barriers = self.program.named_barriers
+        return {x for x, who in users.items() if len(who) == 1 and threads[min(who)] == barriers[x].threads}
 
     def start(self) -> _State:
         n = len(self.ops)
@@ -76,7 +88,8 @@ class _Explorer:
         """States one step away; a single one where a local operation is next."""
         ready = [a for a in range(len(self.ops)) if self.is_ready(state, a)]
         for actor in ready:
-            if self.ops[actor][state.pc[actor]][0] in _LOCAL:
+            kind, barrier, *_ = self.ops[actor][state.pc[actor]]
+            if kind in _LOCAL or (kind == Op.BAR_SYNC and barrier in self.own):
                 return [self.step(state, actor)]
         found = [self.step(state, actor) for actor in ready]
         for i, (barrier, size, _) in enumerate(state.loads):
@@ -167,6 +180,6 @@ def _set(values: tuple, index: int, value) -> tuple:
     return (*values[:index], value, *values[index + 1 :])
 
 
-def explore(program: Program, limit: int = 200_000) -> Explored:
+def explore(program: Program, limit: int = 300_000) -> Explored:
     """Visit every state a program can reach, at most ``limit`` of them."""
     return _Explorer(program).run(limit)

@@ -22,13 +22,13 @@ OPS = (
 )  # fmt: skip
 (VECTOR, WGMMA, WGMMA_WAIT, EXPECT, LOAD, STORE, STORE_WAIT, ARRIVE, WAIT, BAR_ARRIVE, BAR_SYNC, DELAY, READ, WRITE, FENCE,
  MARK) = range(len(OPS))  # fmt: skip
-(TAIL, ISSUE, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_PORT, PIECE_STORE) = range(12)
+(TAIL, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_FAR, PIECE_PORT, PIECE_STORE) = range(12)
 PIPE_COUNT, PIECE_SIZE = 2, 4096
 RESOURCES = ("tensor", "smem", *PIPES, "l2")
 NEVER = np.iinfo(np.int64).max
 _SCALARS = (
-    "wgmma_tail", "wgmma_issue", "wgmma_window", "mbarrier_hop", "mbarrier_poll", "named_barrier", "tma_issue",
-    "tma_box_bytes", "memory_latency", "piece", "piece_port", "piece_store",
+    "wgmma_tail", "wgmma_window", "mbarrier_hop", "mbarrier_poll", "named_barrier", "tma_issue",
+    "tma_box_bytes", "memory_latency", "piece", "piece_far", "piece_port", "piece_store",
 )  # fmt: skip
 if (tuple(op.name for op in Op), SCALARS, len(PIPES), PIECE_BYTES) != (OPS, _SCALARS, PIPE_COUNT, PIECE_SIZE):
     raise ImportError("the interpreter's constants differ from those of program and costs")
@@ -73,14 +73,17 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
     pending, tx, phase = arrivals.copy(), np.zeros(arrivals.size, np.int64), np.zeros(arrivals.size, np.int64)
     arrived = np.zeros(bar_threads.size, np.int64)
     pipes = np.zeros(PIPE_COUNT, np.int64)
+    until = np.zeros(actors, np.int64)
+    wants = np.zeros((actors, PIPE_COUNT), np.int64)  # in 1/64 of a pipe
     busy = np.zeros(3 + PIPE_COUNT, np.int64)
     # tensor, groups and flight are kept less what was taken by then
-    tensor = port = ingress = egress = taken = loss = np.int64(0)
+    tensor = port = egress = taken = loss = np.int64(0)
+    ingress = np.zeros(2, np.int64)  # from L2 and from HBM
     window = scalar[WINDOW]
     flight = np.zeros((actors, window), np.int64)  # ring: completion of the last instructions
     issued = np.zeros(actors, np.int64)
-    loads = np.zeros((64, 4), np.int64)  # ring of loads: first piece, pieces left, mbarrier, bytes
-    head = tail = 0
+    loads = np.zeros((2, 64, 4), np.int64)  # rings of loads from each: first piece, pieces left, mbarrier, bytes
+    head, tail = np.zeros(2, np.int64), np.zeros(2, np.int64)
     end = np.int64(0)
     while True:
         actor = -1
@@ -88,16 +91,22 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
             if wake[a] != NEVER and (actor < 0 or wake[a] < wake[actor]):
                 actor = a
         now = wake[actor] if actor >= 0 else NEVER
-        if head != tail and loads[head % 64, 0] <= now:
-            entry = loads[head % 64]
+        far = -1  # origin of the next piece that is not after the actor
+        for origin in range(2):
+            if head[origin] != tail[origin]:
+                when = loads[origin, head[origin] % 64, 0]
+                if when <= now and (far < 0 or when < loads[far, head[far] % 64, 0]):
+                    far = origin
+        if far >= 0:
+            entry = loads[far, head[far] % 64]
             now = entry[0]
             end = max(end, now)
             port = max(now, port) + scalar[PIECE_PORT]
             busy[1] += scalar[PIECE_PORT]
             entry[1] -= 1
-            entry[0] += scalar[PIECE]
+            entry[0] += scalar[PIECE_FAR] if far else scalar[PIECE]
             if entry[1] == 0:
-                head += 1
+                head[far] += 1
                 tx[entry[2]] -= entry[3]
                 _complete(entry[2], now, scalar[HOP], pending, tx, phase, arrivals, sleeps_on, parity, wake)
             continue
@@ -118,14 +127,20 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                     resume = now + row[2 + PIPE_COUNT]
                     for p in range(PIPE_COUNT):
                         cost = row[1 + p]
+                        wants[actor, p] = min(64, 64 * cost // max(1, row[2 + PIPE_COUNT]))
                         if cost > 0:
+                            wanted = sharing = 0
+                            for a in range(actors):
+                                if a != actor and until[a] > now and wants[a, p] > 0:
+                                    wanted, sharing = wanted + wants[a, p], sharing + 1
                             pipes[p] = max(now, pipes[p]) + cost
                             busy[2 + p] += cost
-                            resume = max(resume, pipes[p])
+                            resume = max(resume, pipes[p], now + 64 * cost // max(64 - wanted, 64 // (1 + sharing)))
                     if row[1 + PIPE_COUNT] > 0:
                         port = max(now, port) + row[1 + PIPE_COUNT]
                         busy[1] += row[1 + PIPE_COUNT]
                         resume = max(resume, port)
+                    until[actor] = resume
             elif kind == WGMMA:
                 if part[actor] < gemm[x, 0]:
                     finished = False
@@ -145,7 +160,7 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                             groups[actor, 2], groups[actor, 1] = groups[actor, 1], groups[actor, 0]
                             groups[actor, 0] = tensor + scalar[TAIL]
                             counted[actor] += 1
-                        resume = now + scalar[ISSUE]
+                        resume = now + gemm[x, 4]
             elif kind == WGMMA_WAIT:
                 if counted[actor] > x and groups[actor, x] + taken > now:
                     finished, resume = False, groups[actor, x] + taken
@@ -158,12 +173,15 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                 if part[actor] == 0:
                     part[actor], finished = 1, False
                     pieces = -(-y // PIECE_SIZE)
-                    begin = max(now + scalar[LATENCY], ingress)
-                    ingress = begin + pieces * scalar[PIECE]
-                    busy[2 + PIPE_COUNT] += pieces * scalar[PIECE]
-                    entry = loads[tail % 64]
-                    entry[0], entry[1], entry[2], entry[3] = begin + scalar[PIECE], pieces, x, y
-                    tail += 1
+                    source = ops[pc[actor], 4]
+                    piece = scalar[PIECE_FAR] if source else scalar[PIECE]
+                    begin = max(now + scalar[LATENCY], ingress[source])
+                    ingress[source] = begin + pieces * piece
+                    if not source:
+                        busy[2 + PIPE_COUNT] += pieces * piece
+                    entry = loads[source, tail[source] % 64]
+                    entry[0], entry[1], entry[2], entry[3] = begin + piece, pieces, x, y
+                    tail[source] += 1
                     resume = now + -(-y // scalar[BOX]) * scalar[TMA_ISSUE]
             elif kind == STORE:
                 if part[actor] == 0:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fa3_simulator.actors import Consumer, Parts
+from fa3_simulator.actors import Consumer
+from fa3_simulator.parts import Parts
 from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Slot
 from fa3_simulator.schedules import WARPGROUP, Tile
 
@@ -13,6 +14,11 @@ class Lockstep(Consumer):
     def __init__(self, builder: Builder, parts: Parts, index: int) -> None:
         super().__init__(builder, parts, index, 255)
         self.barrier = NamedBarrier("cta", 0, WARPGROUP * parts.schedule.consumers)
+
+    def join_warps(self) -> None:
+        """Triton's barrier over the CTA in front of the wait for K; another is in front of that for V."""
+        self.stream.delay("warp_skew_cycles")
+        self.stream.bar_sync(self.barrier)
 
     def load(self, barriers: tuple[Mbarrier, ...], slots: tuple[Slot, ...], step: int, wanted: bool) -> None:
         self.stream.bar_sync(self.barrier)
@@ -25,11 +31,11 @@ class Lockstep(Consumer):
         for number, tile in enumerate(tiles):
             self.tile = number
             stream.mark("tile")
-            stream.delay("tile_overhead_cycles")
+            self.tile_code()
             stream.store_wait()
             stream.bar_sync(self.barrier)
             if self.index == 0:
-                stream.load(parts.q_full[0], parts.q)
+                stream.load(parts.q_full[0], parts.q, is_far=True)
             for j in range(min(stages, tile.blocks)):
                 self.load(parts.k_full, parts.k, base + j, wanted=True)
                 self.load(parts.v_full, parts.v, base + j, wanted=True)
@@ -38,14 +44,15 @@ class Lockstep(Consumer):
             self.issue_scores(number, base)
             stream.wgmma_wait(0)
             self.load(parts.k_full, parts.k, base + stages, wanted=tile.blocks > stages)
-            self.softmax(base, tile.masked > 0, is_first=True)
-            self.convert()
+            self.row_max(base, tile.masked > 0, is_first=True)
+            self.finish_softmax("first")
             for j in range(1, tile.blocks):
                 self.step_of(base, j, tile)
             self.step = base + tile.blocks - 1
             self.wait_full(parts.v_full, self.step)
             self.issue_output(self.step)
             stream.wgmma_wait(0)
+            self.tile_code()
             self.epilogue(number)
             base += tile.blocks
         stream.store_wait()
@@ -54,7 +61,9 @@ class Lockstep(Consumer):
     def step_of(self, base: int, j: int, tile: Tile) -> None:
         """Block ``j`` of a tile whose first step is ``base``."""
         stream, parts, stages = self.stream, self.parts, self.s.num_stages
+        self.join_warps()
         self.wait_full(parts.k_full, base + j)
+        stream.bar_sync(self.barrier)
         self.wait_full(parts.v_full, base + j - 1)
         if self.s.intra_wg_overlap:
             self.issue_scores(self.tile, base + j)
@@ -65,10 +74,11 @@ class Lockstep(Consumer):
             stream.wgmma_wait(0)
             self.issue_scores(self.tile, base + j)
             stream.wgmma_wait(0)
-        stream.vector(self.work["other"])
+        self.prepare()
         self.load(parts.k_full, parts.k, base + j + stages, wanted=j + stages < tile.blocks)
-        self.softmax(base + j, j < tile.masked)
+        self.row_max(base + j, j < tile.masked)
+        self.early()
         stream.wgmma_wait(0)
+        stream.delay("warp_skew_cycles")  # the CTA meets behind the exponentials
         self.load(parts.v_full, parts.v, base + j - 1 + stages, wanted=j - 1 + stages < tile.blocks)
-        self.rescale()
-        self.convert()
+        self.finish_softmax()

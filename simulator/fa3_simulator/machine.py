@@ -30,7 +30,7 @@ class Constant:
 class Machine:
     """One GPU. Cycles are SM clocks; pipe intervals are cycles per warp instruction on one of the four sub-cores.
 
-    Times at another SM clock: on-chip cycles stay, memory latency is a wall-clock constant (``memory_latency_ns``).
+    Times at another SM clock: on-chip cycles stay; memory latency and HBM bandwidth are wall-clock constants (``*_ns``).
     """
 
     name: str
@@ -40,39 +40,40 @@ class Machine:
     registers: Constant  # 32-bit, per SM
     tensor_flops_16bit: Constant  # dense FLOP per cycle and SM; e4m3 twice that
     wgmma_tail_cycles: Constant  # last instruction's issue slot to visible accumulators
-    wgmma_issue_cycles: Constant  # between two wgmma of one warpgroup
+    wgmma_issue_cycles: Constant  # between two wgmma of one warpgroup, of 128 columns; others in proportion
     wgmma_window: Constant  # instructions admitted per warpgroup
     wgmma_rs_cycles: Constant  # more per instruction whose A comes from registers
     smem_bytes_per_cycle: Constant  # port shared by operand fetch, TMA writes and matrix stores
-    mufu_cycles: Constant  # the special-function unit itself
-    mufu_dispatch_cycles: Constant  # and what its instruction takes of the dispatch port, which all others share
-    fma_cycles: Constant
-    alu_cycles: Constant
-    convert_cycles: Constant
-    mufu_under_wgmma: Constant  # factors on these intervals while wgmma runs
-    mufu_dispatch_under_wgmma: Constant
-    fma_under_wgmma: Constant
+    issue_cycles: Constant  # of one warp, between two instructions of any kind
+    alu_cycles: (
+        Constant  # of the port that maxima, permutations, conversions and exponentials share: one of the first three
+    )
+    mufu_port_cycles: Constant  # an exponential
+    mufu_cycles: Constant  # of the special-function unit
+    mufu_lone_cycles: Constant  # of one warp alone, among the other instructions of a softmax, which it hides
+    shuffle_cycles: Constant  # of one of four that reduce two rows over a quad, and what waits for them
+    trip_cycles: Constant  # matrices loaded, permuted and stored by one warp: latency
+    issue_under_wgmma: Constant  # factors on these intervals while wgmma runs
     alu_under_wgmma: Constant
-    convert_under_wgmma: Constant
-    fma_lone_cycles: Constant  # a multiply-add of a warp that has the sub-core's port to itself
-    fma_lone_under_wgmma: Constant
-    mufu_lone_cycles: Constant
+    mufu_port_under_wgmma: Constant
+    mufu_under_wgmma: Constant
     mufu_lone_under_wgmma: Constant
-    shuffle_cycles: Constant
     shuffle_under_wgmma: Constant
-    shuffle_lone_cycles: Constant  # of a chain of two exchanges in a quad, for two rows at once
-    shuffle_lone_under_wgmma: Constant
-    fma_tensor_cycles: Constant  # what a multiply-add takes from the tensor core, beside wgmma of up to 128 columns
-    fma_tensor_wide: Constant  # share of that for 256 columns
+    trip_under_wgmma: Constant
+    fma_tensor_cycles: Constant  # what a multiply-add takes from the tensor core, beside wgmma of 128 columns
+    fma_tensor_narrow: Constant  # share of that for 64 columns
+    fma_tensor_wide: Constant  # and for 256
     mbarrier_hop_cycles: Constant  # last arrival to a waiting warp running
     mbarrier_poll_cycles: Constant  # a wait that finds its phase complete
     named_barrier_cycles: Constant  # last arrival to a waiting warp running
+    warp_skew_cycles: Constant  # from the first to the last of a warpgroup's warps, beside another warpgroup
     tma_issue_cycles: Constant  # producer warp, per bulk instruction of at most tma_box_bytes
     tma_box_bytes: Constant
-    memory_latency_ns: Constant  # TMA load from L2 to a complete barrier, empty pipeline
+    memory_latency_ns: Constant  # TMA load to a complete barrier but for its bytes, all SMs loading
     l2_bytes_per_cycle: Constant  # per SM, all SMs loading
+    hbm_bytes_per_ns: Constant  # likewise from HBM: Q, which no other CTA loads
     store_bytes_per_cycle: Constant  # of TMA stores of one SM
-    tile_overhead_cycles: Constant  # instruction fetch of what a tile executes once, per consumer
+    cold_code_cycles: Constant  # instruction fetch of half of what a tile executes once, per consumer
     launch_cycles: Constant  # kernel launch to the first instruction of a CTA, and the drain at the end
 
     def __getitem__(self, name: str) -> float:

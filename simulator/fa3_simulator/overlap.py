@@ -16,7 +16,7 @@ from fa3_simulator.trace import Trace
 
 CAUSES = (
     "prologue", "wait Q", "wait K", "wait V", "wait dO", "turn", "other warpgroup", "mask", "exp2", "dS",
-    "dQ to shared memory", "row max", "exp2 and row sum", "convert P", "rescale O", "add P V", "addresses", "warp barrier",
+    "dQ to shared memory", "row max", "exp2 and rescale O", "last sums", "rescale O", "add P V", "addresses", "warp barrier",
     "row statistics", "wgmma latency", "multiply-adds", "issue", "operand fetch", "tile change", "epilogue", "other",
 )  # fmt: skip
 
@@ -63,7 +63,7 @@ def _cause(program: Program, actor: int, index: int) -> str:
     if kind in (Op.STORE, Op.STORE_WAIT) or text in ("normalise O", "O to shared memory"):
         return "epilogue"
     if kind == Op.DELAY:
-        return "tile change"
+        return "warp barrier" if text == "warp_skew_cycles" else "tile change"
     return "row statistics" if text == "row reduction" else text if text in CAUSES else "other"
 
 

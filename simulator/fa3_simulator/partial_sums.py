@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fa3_simulator.actors import Consumer, Parts
+from fa3_simulator.actors import Consumer
+from fa3_simulator.parts import Parts
 from fa3_simulator.program import Builder, Gemm, Slot, Work
-from fa3_simulator.schedules import ELEMENTS_PER_CHUNK, Tile, pv_parts
+from fa3_simulator.schedules import Tile, adds_in_place, pv_parts
+from fa3_simulator.works import ELEMENTS_PER_CHUNK
 
 
 class PartsConsumer(Consumer):
@@ -22,16 +24,20 @@ class PartsConsumer(Consumer):
         super().__init__(builder, parts, index, registers)
         s = self.s
         slices, chunks = pv_parts(s)
+        self.slices = slices
         self.pv = Gemm("P V", s.tile_n * s.bits // 256 // chunks, s.head_dim // slices, s.bits, True)
         self.outputs = [Slot(f"O.{index}[{part}]", 0) for part in range(slices * chunks)]
         elements = s.head_dim // 2 // slices  # of a lane
         self.add = Work("add P V", max(1, elements // ELEMENTS_PER_CHUNK), fma=elements)
 
     def issue_part(self, part: int) -> None:
-        self.stream.wgmma(self.pv, None, self.parts.v[self.step % self.s.num_stages], self.outputs[part])
+        self.issue(self.pv, None, self.parts.v[self.step % self.s.num_stages], self.outputs[part])
 
     def add_parts(self, early: bool, last: Callable[[], None]) -> None:
-        """All parts of P V; ``last`` starts what follows, before the last part is waited for if ``early``."""
+        """All parts of P V; ``last`` starts what follows, before the last part is waited for if ``early``.
+
+        Those of the last chunk of the keys are added in the softmax, unless registers are too short for that.
+        """
         count = len(self.outputs)
         self.issue_part(0)
         for part in range(count):
@@ -39,8 +45,8 @@ class PartsConsumer(Consumer):
             if early:
                 last() if is_last else self.issue_part(part + 1)
             self.stream.wgmma_wait(1 if early else 0)
-            if self.s.promotion_interval:  # the factor of the rescaling is part of the same instruction
-                self.stream.read(self.outputs[part])
+            if self.s.promotion_interval and (adds_in_place(self.s) or part < count - self.slices):
+                self.stream.read(self.outputs[part])  # the factor of the rescaling is part of the same instruction
                 self.stream.vector(self.add)
             if not early:
                 last() if is_last else self.issue_part(part + 1)
@@ -61,13 +67,12 @@ class PartsConsumer(Consumer):
         else:
             self.add_parts(False, lambda: self.release("v", step % stages))
             self.start_scores(self.tile, step + 1)
-        self.stream.vector(self.work["other"])
+        self.prepare()
         self.stream.wgmma_wait(0)
         self.release("k", (step + 1) % stages)
-        self.softmax(step + 1, block < tile.masked)
-        if not self.s.promotion_interval:
-            self.rescale()
-        self.convert()
+        self.row_max(step + 1, block < tile.masked)
+        self.early()
+        self.finish_softmax()
         self.step += 1
 
     def last_output(self, number: int, lead: int | None) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fa3_simulator.actors import Parts
-from fa3_simulator.program import Builder, NamedBarrier, Stream
-from fa3_simulator.schedules import WARP, WARPGROUP, Tile, transpose_work
+from fa3_simulator.parts import Parts
+from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Stream
+from fa3_simulator.schedules import WARP, WARPGROUP, Tile
+from fa3_simulator.works import transpose_trip, transpose_trips
 
 
 def _acquire(stream: Stream, barriers: tuple, use: int) -> None:
@@ -35,15 +36,20 @@ class Producer:
                 self.finish_pending()  # or the tile before could not end and hand Q back
             _acquire(self.stream, parts.empty["q"], number)
             first = number % parts.q_stages * s.consumers
-            self.stream.load(parts.q_full[number % parts.q_stages], parts.q[first : first + s.consumers])
-            for _ in range(tile.blocks):
-                self.load_block()
+            self.stream.load(parts.q_full[number % parts.q_stages], parts.q[first : first + s.consumers], is_far=True)
+            for block in range(tile.blocks):
+                self.load_block(parts.stored if number and block == 0 and s.kernel == "flash3" else None, number - 1)
         self.finish_pending()
 
-    def load_block(self) -> None:
+    def load_block(self, stored: Mbarrier | None, tile: int) -> None:
+        """K, then V; in front of it ``stored`` is waited for, of the tile before, as O borrows V's memory."""
         s, parts, slot = self.s, self.parts, self.step % self.s.num_stages
         _acquire(self.stream, parts.empty["k"], self.step)
+        self.join_warps(2)
         self.stream.load(parts.k_full[slot], parts.k[slot : slot + 1])
+        if stored:
+            self.finish_pending()
+            self.stream.wait(stored, tile)
         if s.softmax_stages == 3 and not s.v_transpose:
             # V waits for P V of two blocks before; in front of the next K it would hold up what is needed two blocks ahead
             self.finish_pending()
@@ -53,6 +59,7 @@ class Producer:
         else:  # the slot was transposed by these very warps
             if s.num_stages == 1:
                 self.finish_pending()
+            self.join_warps(1)
             self.stream.load(parts.v_full[slot], parts.v_raw[slot : slot + 1])
             self.finish_pending()
             self.pending = self.step
@@ -72,10 +79,22 @@ class Producer:
             self.load_v(step)
             return
         parts, slot = self.parts, step % self.s.num_stages
+        self.join_warps(1)
         self.stream.wait(parts.v_full[slot], step // self.s.num_stages)
         _acquire(self.stream, parts.empty["v"], step)
         self.stream.read(parts.v_raw[slot])
         self.stream.write(parts.v[slot])
-        self.stream.vector(transpose_work(self.s))
+        trip = transpose_trip(self.s)
+        trips = transpose_trips(self.s)
+        for number in range(trips):
+            self.join_warps(number > 0)
+            self.stream.vector(trip)
         self.stream.fence()
+        self.join_warps(1)
         self.stream.arrive(parts.v_ready[slot])
+
+    def join_warps(self, times: int) -> None:
+        """Barriers over a transposing producer's four warps that Triton puts around copies and trips through shared memory."""
+        if self.s.v_transpose and self.s.kernel == "gluon":
+            for _ in range(times):
+                self.stream.bar_sync(self.parts.producer)

@@ -23,7 +23,7 @@ class Op(IntEnum):
     WGMMA = 1  # gemm, slot of A or NONE (registers), slot of B, accumulator slot: asynchronous, one commit group
     WGMMA_WAIT = 2  # groups that may stay in flight
     EXPECT = 3  # mbarrier, bytes: one arrival, and bytes its phase waits for
-    LOAD = 4  # mbarrier, bytes, slot: TMA, asynchronous
+    LOAD = 4  # mbarrier, bytes, slot, whether from HBM and not L2: TMA, asynchronous
     STORE = 5  # bytes, slot: TMA, asynchronous
     STORE_WAIT = 6  # until the actor's stores have read their slots
     ARRIVE = 7  # mbarrier: one arrival
@@ -55,10 +55,13 @@ class Work(NamedTuple):
     fma: int = 0
     alu: int = 0
     mufu: int = 0
-    convert: int = 0
+    convert: int = 0  # two scores to 16 bits
+    convert_e4m3: int = 0  # two scores to e4m3, by an instruction of twice the length
     shuffle: int = 0
     other: int = 0  # what needs the dispatch port alone: addresses, moves, branches
     smem_bytes: int = 0
+    stall: int = 0  # cycles in which nothing can be issued, as results are awaited
+    trips: int = 0  # one behind the other: load matrices, wait, permute, store
 
 
 class Mbarrier(NamedTuple):
@@ -172,13 +175,13 @@ class Stream:
     def wgmma_wait(self, in_flight: int) -> None:
         self._add(Op.WGMMA_WAIT, in_flight)
 
-    def load(self, barrier: Mbarrier, slots: Iterable[Slot]) -> None:
-        """Expect the bytes of all slots and load them."""
+    def load(self, barrier: Mbarrier, slots: Iterable[Slot], *, is_far: bool = False) -> None:
+        """Expect the bytes of all slots and load them; ``is_far``, from HBM, as no other CTA has loaded them."""
         slots = tuple(slots)
         index = self.program.mbarriers(barrier)
         self._add(Op.EXPECT, index, sum(slot.bytes for slot in slots))
         for slot in slots:
-            self._add(Op.LOAD, index, slot.bytes, self.program.slots(slot))
+            self._add(Op.LOAD, index, slot.bytes, self.program.slots(slot), int(is_far))
 
     def store(self, slot: Slot, size: int) -> None:
         self._add(Op.STORE, size, self.program.slots(slot))

@@ -1,4 +1,4 @@
-"""Which forward schedule: tile shape, switches, and the vector work of one key block."""
+"""Which forward schedule: tile shape, switches, and what a compiler made of them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fa3_kernels.config import kernel_head_dim
-from fa3_simulator.program import Work
 
 Kernel = Literal["gluon", "flash3"]
 WARPGROUP, WARP = 128, 32  # threads
 WARPGROUP_ROWS = 64
 BITS = {"fp16": 16, "bf16": 16, "e4m3": 8}
-ELEMENTS_PER_CHUNK = 8  # of a lane: granularity at which two warpgroups share a pipe
-# Per key block and warp, of what each lane keeps of its two rows: the running maximum and the factor that rescales the sums.
-STATISTICS_FMA, STATISTICS_ALU, STATISTICS_MUFU, STATISTICS_SHUFFLES = 6, 6, 2, 4
-# Instructions of a step that are in no class of Work, by (is e4m3, head_dim, promotes): addresses and descriptors of wgmma
-# (uniform datapath), moves, predicates, branches. "instructions" of the first loop of each dense kernel in
-# fa3_kernels/audit.json less the classes, the wgmma, the barriers and the branch that takes maxima the other way.
-OTHER_INSTRUCTIONS: dict[tuple[bool, int, bool], int] = {
-    (False, 64, False): 71, (False, 128, False): 69, (False, 256, False): 119,
-    (True, 64, True): 73, (True, 128, True): 84, (True, 256, True): 77,
-    (True, 64, False): 61, (True, 128, False): 80, (True, 256, False): 100,
-}  # fmt: skip
-OTHER_INSTRUCTIONS_LOCKSTEP = 114  # of fp16_d128_lockstep, whose consumers load as well
+OTHER_REGISTERS = 24  # addresses, row statistics, loop state: what our kernels need beside the matrices
+# Of our FP8 kernel, which keeps scalars of a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers, and no
+# loop over key blocks loads any of them (fa3_kernels/audit.json, e4m3_d64_dense).
+OTHER_REGISTERS_FP8 = 16
+# Where ptxas puts, among a block's exponentials, what the source has in front of or behind all of them; shares of them, read off
+# the SASS. Maxima by integers are behind a branch, which keeps the order of the source.
+EARLY_EXPONENTIALS = 0.38  # in front of the wait for P V: 26 of 66, 12 of 34, 8 of 18 (fp16_d128)
+EARLY_EXPONENTIALS_CHAINED = 0.24  # 16 of 66 (e4m3_d64_dense_chained)
+# FlashAttention-3 (fa3-fwd 0.0.3), by (bits, head_dim): 17 of 90 and 25 of 66; 17 of 42; 35 of 114; 8 of 66; at 64 none
+EARLY_EXPONENTIALS_FLASH3 = {(16, 128): 0.28, (16, 256): 0.4, (8, 128): 0.31, (8, 256): 0.12}
+LATE_TURN = 0.5  # without overlap, in front of handing on the turn: 35 of 66, 14 of 34 (fp16_d128_no_overlap)
 
 
 class Tile(NamedTuple):
@@ -168,6 +166,27 @@ class Schedule:
         return ships_integer_max(self, False) if self.integer_max is None else self.integer_max
 
     @property
+    def early_exponentials(self) -> float:
+        """Share of a block's exponentials in front of the wait for P V of the block before; -1, the maxima are behind it too."""
+        if self.kernel == "flash3":
+            return EARLY_EXPONENTIALS_FLASH3.get((self.bits, kernel_head_dim(self.head_dim)), 0.0)
+        if self.max_by_integers:
+            return 0.0
+        if self.promotion_interval:
+            return -1.0
+        return EARLY_EXPONENTIALS_CHAINED if self.is_gluon_fp8 else EARLY_EXPONENTIALS
+
+    @property
+    def late_turn(self) -> float:
+        """Share of a block's exponentials in front of handing on the turn, without overlap."""
+        return 0.0 if self.max_by_integers or self.dtype == "e4m3" else LATE_TURN
+
+    @property
+    def serializes(self) -> bool:
+        """Whether ptxas, short of registers, waits for every single wgmma (its warning C7512)."""
+        return self.kernel == "gluon" and registers_needed(self) > self.registers[1]
+
+    @property
     def switches(self) -> str:
         """The schedule's name, which :func:`read_switches` reads.
 
@@ -212,11 +231,6 @@ def read_switches(text: str) -> dict[str, int]:
     return fields
 
 
-def _work(name: str, per_lane: int, chunk: int = ELEMENTS_PER_CHUNK, **pipes: float) -> Work:
-    """Work on ``per_lane`` elements; ``pipes`` in warp instructions per element."""
-    return Work(name, -(-per_lane // chunk), **{pipe: round(count * per_lane) for pipe, count in pipes.items()})
-
-
 def ships_integer_max(schedule: Schedule, is_masked: bool) -> bool:
     """Whether our kernel takes row maxima by integers, as :mod:`fa3_kernels.gluon.variant` chooses by launch.
 
@@ -231,43 +245,19 @@ def ships_integer_max(schedule: Schedule, is_masked: bool) -> bool:
     return {64: promotes != is_masked, 128: True, 256: not promotes}[head_dim]
 
 
-def _row_max(schedule: Schedule, by_integers: bool) -> Work:
-    """One comparison per score, of integers half as many (VIMNMX3 takes two); the quad's and the running maximum."""
-    scores = schedule.tile_n // 2
-    return Work(
-        "row max", -(-scores // ELEMENTS_PER_CHUNK), alu=(scores // 2 if by_integers else scores - 2) + STATISTICS_ALU
-    )
+def adds_in_place(schedule: Schedule) -> bool:
+    """Whether promoted partial sums are added where they are awaited, as registers are short, and not in the softmax."""
+    return schedule.is_gluon_fp8 and schedule.promotion_interval > 0 and schedule.head_dim > 128
 
 
-def other_work(schedule: Schedule) -> Work:
-    """What a step executes beside the classes of Work, one dispatch cycle each; of flash3 it is assumed to be as much."""
+def registers_needed(schedule: Schedule) -> int:
+    """Registers of a consumer thread: S (two in three stages), O, P as operand, a partial of P V when promoted, the rest."""
     s = schedule
-    key = (s.dtype == "e4m3", kernel_head_dim(s.head_dim), s.promotion_interval > 0)
-    count = OTHER_INSTRUCTIONS[key] if s.warp_specialized else OTHER_INSTRUCTIONS_LOCKSTEP
-    return Work("addresses", -(-count // ELEMENTS_PER_CHUNK), other=count)
-
-
-def softmax_work(schedule: Schedule) -> dict[str, Work]:
-    """Vector work of one key block and one warp of a consumer (16 rows)."""
-    s = schedule
-    scores, outputs = s.tile_n // 2, s.head_dim // 2  # per lane
-    chunks = -(-scores // ELEMENTS_PER_CHUNK)
-    width = s.head_dim // (16 // s.bits if s.stages_output_in_q else 1)  # of O at a time
-    parts = s.tile_n // s.promotion_interval if s.promotion_interval else 1
-    return {
-        "mask": _work("mask", scores, alu=2),
-        "first max": _row_max(s, False),  # no sign is known before a tile's first block
-        "max": _row_max(s, s.max_by_integers),
-        "quad": Work("row reduction", 1, shuffle=STATISTICS_SHUFFLES),  # two rows, two exchanges in the quad
-        "exp": Work("exp2 and row sum", chunks, fma=2 * scores + STATISTICS_FMA, mufu=scores + STATISTICS_MUFU),
-        "other": other_work(s),
-        "convert": _work("convert P", scores, convert=0.5),
-        "rescale": _work("rescale O", outputs * parts, fma=1),
-        "epilogue": _work("normalise O", outputs, fma=1, convert=0.5),
-        "store": Work(
-            "O to shared memory", max(1, width // 16), alu=width // 16, smem_bytes=WARPGROUP_ROWS * width * 2
-        ),
-    }
+    scores, output = (s.softmax_stages - 1) * s.tile_n // 2, s.head_dim // 2
+    p = s.tile_n * s.bits // 64 if s.pv_from_registers else 0
+    partial = output // pv_parts(s)[0] if s.promotion_interval else 0
+    held = scores + p + partial if s.overlaps else max(scores, p + partial)
+    return held + output + (OTHER_REGISTERS_FP8 if s.is_gluon_fp8 else OTHER_REGISTERS)
 
 
 def pv_parts(schedule: Schedule) -> tuple[int, int]:
@@ -281,10 +271,3 @@ def pv_parts(schedule: Schedule) -> tuple[int, int]:
         return 1, 1
     slices = 2 if s.promotion_interval and s.head_dim > 64 else 1
     return slices, s.tile_n // s.promotion_interval if s.promotion_interval else 1
-
-
-def transpose_work(schedule: Schedule) -> Work:
-    """V transpose of one key block by four warps: 8 KiB per 16 LDSM / STSM of each warp, two PRMT per eight bytes."""
-    size = schedule.tile_n * schedule.head_dim
-    words = size // (4 * WARPGROUP)  # 32-bit registers per lane
-    return Work("transpose V", max(1, words // 8), alu=words, other=words // 2, smem_bytes=2 * size)

@@ -10,7 +10,7 @@ from fa3_simulator.fit import footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import AnySchedule, Estimate, Shape, estimate, program_of
-from fa3_simulator.schedules import Kernel, Schedule, Tile, pv_parts
+from fa3_simulator.schedules import Kernel, Schedule, Tile, registers_needed
 
 # FlashAttention-3's own tiles on SM90 (upstream hopper/tile_size.h): (dtype bits, head_dim, causal) -> (tile_m, tile_n).
 FLASH3_TILES = {
@@ -19,10 +19,6 @@ FLASH3_TILES = {
     (8, 64, False): (192, 160), (8, 64, True): (192, 160), (8, 128, False): (128, 224), (8, 128, True): (128, 224),
     (8, 256, False): (128, 128), (8, 256, True): (128, 128),
 }  # fmt: skip
-OTHER_REGISTERS = 24  # addresses, row statistics, loop state: what our kernels need beside the matrices
-# Of our FP8 kernel, which keeps scalars of a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers, and no
-# loop over key blocks loads any of them (fa3_kernels/audit.json, e4m3_d64_dense).
-OTHER_REGISTERS_FP8 = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +30,6 @@ class Ranked:
     gap: float  # cycles over the roofline's, minus 1
     is_gluon_buildable: bool  # Gluon tiles have powers of two
     is_flash3_choice: bool
-
-
-def registers_needed(schedule: Schedule) -> int:
-    """Registers of a consumer thread: S (two in three stages), O, P as operand, a partial of P V when promoted, the rest."""
-    s = schedule
-    scores, output = (s.softmax_stages - 1) * s.tile_n // 2, s.head_dim // 2
-    p = s.tile_n * s.bits // 64 if s.pv_from_registers else 0
-    partial = output // pv_parts(s)[0] if s.promotion_interval else 0
-    held = scores + p + partial if s.overlaps else max(scores, p + partial)
-    return held + output + (OTHER_REGISTERS_FP8 if s.is_gluon_fp8 else OTHER_REGISTERS)
 
 
 def is_power_of_two(n: int) -> bool:
@@ -80,7 +66,10 @@ def flash3_schedule(dtype: str, head_dim: int, causal: bool) -> Schedule | None:
     if (tile := FLASH3_TILES.get((8 if fp8 else 16, head_dim, causal))) is None:
         return None
     p_in_smem = not fp8 and (head_dim, causal) == (64, False)
-    return Schedule(dtype, head_dim, *tile, pv_from_registers=not p_in_smem, v_transpose=fp8, kernel="flash3")
+    pingpong = head_dim > 64 if fp8 else head_dim < 256  # upstream's UseSchedulerBarrier
+    return Schedule(
+        dtype, head_dim, *tile, pingpong=pingpong, pv_from_registers=not p_in_smem, v_transpose=fp8, kernel="flash3"
+    )
 
 
 def misfit(schedule: AnySchedule, machine: Machine) -> str | None:

@@ -1,4 +1,4 @@
-"""The simulator beside 288 timings of an H200 in cycles, to which no constant was fitted; decision 0005 had seen them.
+"""The simulator beside 288 timings of an H200 in cycles, to which no constant was fitted; decisions 0005 and 0006 had seen them.
 
 The bands say what its model reaches, so that a change of it shows; targets are in reports/notes/simulator.md.
 """
@@ -16,10 +16,11 @@ from fa3_simulator.validate import Compared, compare, rankings, validate
 
 H200 = Path(__file__).parents[2] / "reports" / "h200"
 BENCH = H200 / "schedules" / "bench.csv"
-# Read after model and constants were frozen: other lengths of the same schedules, and what ships at lengths never compared.
-SECOND = (
-    (H200 / "schedules_second" / "bench.csv", (), 63, 0.096),
-    (H200 / "bench" / "bench.csv", (512, 2048, 8192), 160, 0.096),
+# Other lengths of the same schedules, what ships at lengths of its own, and what was read last of all, after the freeze of 0006.
+UNSEEN = (
+    (H200 / "schedules_second" / "bench.csv", (), 63, 0.049),
+    (H200 / "bench" / "bench.csv", (512, 2048, 8192), 160, 0.049),
+    (H200 / "schedules_third" / "bench.csv", (), 108, 0.072),
 )
 
 
@@ -38,26 +39,23 @@ def errors(compared: list[Compared]) -> np.ndarray:
 
 def test_mean_error_is_what_the_note_says(compared) -> None:
     simulated, roofline, closed_form = np.abs(errors(compared)).mean(axis=0)
-    assert simulated == pytest.approx(0.105, abs=0.001)
-    assert simulated < closed_form * 0.43 < roofline * 0.26
+    assert simulated == pytest.approx(0.060, abs=0.001)
+    assert simulated < closed_form * 0.26 < roofline * 0.16
 
 
-def test_flash3_in_16_bits_from_4k_tokens_on_is_within_five_percent_on_average(compared) -> None:
-    chosen = [
-        c
-        for c in compared
-        if c.row.schedule.kernel == "flash3" and c.row.schedule.dtype != "e4m3" and c.row.shape.seqlen_k >= 4096
-    ]
-    assert len(chosen) == 20
-    assert np.abs(errors(chosen)[:, 0]).mean() < 0.05
+@pytest.mark.parametrize(("kernels", "rows", "error"), [(("fa3", "fa3.dew"), 30, 0.03), (("gluon",), 24, 0.023)])
+def test_what_is_in_use_in_16_bits_is_within_three_percent_on_average(compared, kernels, rows, error) -> None:
+    chosen = [c for c in compared if c.row.kernel in kernels and c.row.schedule.dtype != "e4m3"]
+    assert len(chosen) == rows
+    assert np.abs(errors(chosen)[:, 0]).mean() < error
 
 
-@pytest.mark.parametrize(("path", "seqlens", "rows", "error"), SECOND, ids=["schedules", "shipped"])
+@pytest.mark.parametrize(("path", "seqlens", "rows", "error"), UNSEEN, ids=["second", "shipped", "third"])
 def test_timings_that_no_model_had_seen_are_as_far_off(path, seqlens, rows, error) -> None:
     every = validate(path, load("h200"), seqlens)["groups"][-1]
     assert (every["group"], every["rows"]) == ("all", rows)
     assert every["models"]["simulated"]["mape"] == pytest.approx(error, abs=0.001)
-    assert every["models"]["simulated"]["mape"] < 0.63 * every["models"]["closed form"]["mape"]
+    assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
 def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
@@ -67,5 +65,5 @@ def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
 def test_the_best_of_three_costs_nothing_in_most_problems(compared) -> None:
     found = rankings(compared)
     assert len(found) == 36
-    assert np.median([r.tau for r in found]) == pytest.approx(0.71, abs=0.01)
+    assert np.median([r.tau for r in found]) == pytest.approx(0.75, abs=0.01)
     assert np.median([r.regret[1] for r in found]) == 0

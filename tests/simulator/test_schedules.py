@@ -18,8 +18,8 @@ from fa3_simulator.overlap import measure
 from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import EXACT_BLOCKS, Shape, _simulate, estimate, launched, longest_cta, row_tiles
-from fa3_simulator.schedules import Schedule, Tile, pv_parts
-from fa3_simulator.tune import candidates, misfit, registers_needed
+from fa3_simulator.schedules import Schedule, Tile, pv_parts, registers_needed
+from fa3_simulator.tune import candidates, misfit
 
 H200 = load("h200")
 SHIPPED = (
@@ -94,7 +94,7 @@ def test_a_steady_state_is_affine_in_blocks(schedule: Schedule) -> None:
 
 @each_schedule
 def test_on_chip_cycles_do_not_depend_on_the_clock(schedule: Schedule) -> None:
-    still = changed(H200, memory_latency_ns=0)
+    still = changed(H200, memory_latency_ns=0, hbm_bytes_per_ns=1e9)
     assert cycles(schedule, [Tile(9)], still, 1000) == cycles(schedule, [Tile(9)], still, 2000)
 
 
@@ -114,7 +114,7 @@ def test_promotion_leaves_no_overlap_to_switch_off_at_head_dim_256() -> None:
     chained = replace(promoted, promotion_interval=0)
     on, off = (cycles(s, [Tile(20)]) for s in (promoted, replace(promoted, intra_wg_overlap=False)))
     assert on == off > 1.1 * cycles(replace(chained, kernel="flash3"), [Tile(20)])
-    assert cycles(chained, [Tile(20)]) < 0.96 * cycles(replace(chained, intra_wg_overlap=False), [Tile(20)])
+    assert cycles(chained, [Tile(20)]) < 0.99 * cycles(replace(chained, intra_wg_overlap=False), [Tile(20)])
 
 
 def step_of(schedule: Schedule) -> list[str]:
@@ -126,33 +126,54 @@ def step_of(schedule: Schedule) -> list[str]:
     return [name.split("[")[0] for name in names[ends[1] + 1 : ends[2] + 1] if not name.startswith("read")]
 
 
-SOFTMAX = ["row max", "row reduction", "exp2 and row sum"]
+MAXIMA = ["row max", "row reduction"]
+SOFTMAX = [*MAXIMA, "exp2 and rescale O", "last sums"]
 
 
 def test_e4m3_at_head_dim_256_starts_scores_behind_p_v_in_one_turn() -> None:
     """fa3_kernels.gluon.forward_fp8, _add_block with EARLY."""
     chained = Schedule(dtype="e4m3", v_transpose=True, head_dim=256)
     assert step_of(chained) == [
-        *SOFTMAX, "rescale O", "convert P", "wait v_ready", "wait turn", "issue P V", "wait epilogue", "wait k_full",
-        "issue Q K^T", "arrive turn", "wait wgmma", "arrive v_empty", "addresses", "wait wgmma", "arrive k_empty",
+        *SOFTMAX, "wait v_ready", "wait turn", "issue P V", "warp_skew_cycles", "wait epilogue", "wait k_full", "issue Q K^T",
+        "arrive turn", "wait wgmma", "arrive v_empty", "addresses", "wait wgmma", "arrive k_empty",
     ]  # fmt: skip
 
 
 def test_promoted_e4m3_at_head_dim_256_takes_slices_and_scores_one_after_the_other() -> None:
     """The same without EARLY; the rescaling of O is part of adding a slice."""
     promoted = Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128)
-    add = ["issue P V", "wait wgmma", "add P V"]
+    add = ["issue P V", "wait wgmma", "add P V"] * 2
     assert step_of(promoted) == [
-        *SOFTMAX, "convert P", "wait v_ready", "wait turn", *add, *add, "arrive v_empty", "wait epilogue", "wait k_full",
-        "issue Q K^T", "arrive turn", "addresses", "wait wgmma", "arrive k_empty",
+        *SOFTMAX, "wait v_ready", "wait turn", *add, "arrive v_empty", "warp_skew_cycles", "wait epilogue", "wait k_full", "issue Q K^T",
+        "arrive turn", "addresses", "wait wgmma", "arrive k_empty",
     ]  # fmt: skip
 
 
-def test_chained_e4m3_at_head_dim_128_waits_for_p_v_in_front_of_the_exponentials() -> None:
-    """_step with scores_first and 128 channels: 861 instead of 823 TFLOP/s on an H200."""
-    step = step_of(Schedule(dtype="e4m3", v_transpose=True))
-    assert step[:4] == ["row max", "row reduction", "wait wgmma", "exp2 and row sum"]
-    assert step_of(replace(Schedule(dtype="e4m3", v_transpose=True), head_dim=64))[:3] == SOFTMAX
+def test_the_wait_for_p_v_stands_where_ptxas_put_it() -> None:
+    """Behind the maxima that a branch keeps together, among the exponentials otherwise, and in front of both for promoted e4m3."""
+    behind = ["wait wgmma", "arrive v_empty", "exp2 and rescale O", "last sums"]
+    assert step_of(Schedule(dtype="e4m3", v_transpose=True))[:6] == [*MAXIMA, *behind]
+    assert step_of(Schedule(head_dim=64))[:6] == [*MAXIMA, *behind]
+    assert step_of(Schedule())[:7] == [*MAXIMA, "exp2", *behind]
+    masked = Schedule(dtype="e4m3", v_transpose=True, head_dim=64, promotion_interval=128, integer_max=False)
+    assert step_of(masked)[:4] == ["wait wgmma", *MAXIMA, "wait wgmma"]
+
+
+def test_without_overlap_the_turn_is_handed_on_where_ptxas_put_it() -> None:
+    """Among the exponentials, unless a branch keeps the order of the source."""
+    serial = Schedule(intra_wg_overlap=False)
+    assert step_of(serial)[-4:] == [*MAXIMA, "exp2", "arrive k_empty"]
+    assert step_of(serial)[:2] == ["arrive turn", "exp2 and rescale O"]
+    assert "exp2" not in step_of(replace(serial, head_dim=64))
+
+
+def test_without_registers_every_wgmma_is_waited_for() -> None:
+    """ptxas' warning C7512: fp16 tiles of 128 x 256 at head_dim 64, which no tuning proposes."""
+    short = Schedule(head_dim=64, tile_n=256)
+    assert short.serializes
+    assert misfit(short, H200)
+    assert step_of(short).count("issue Q K^T") == 4
+    assert not any(s.serializes for s in SHIPPED)
 
 
 def test_a_causal_launch_is_compiled_for_its_mask() -> None:

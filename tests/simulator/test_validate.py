@@ -72,7 +72,8 @@ def test_a_right_ranking_has_tau_1_and_no_regret(tmp_path: Path) -> None:
 
 def test_a_swapped_ranking_lowers_tau_and_costs_its_regret(tmp_path: Path) -> None:
     """The schedule simulated fastest is measured 10 % slower than the one simulated second; three of three hold the best."""
-    rows = [line(s, 0.0) for s in SCHEDULES]
+    rows = sorted((line(s, 0.0) for s in SCHEDULES), key=lambda row: float(str(row["burst_cycles"])))
+    rows[2]["burst_cycles"] = 2 * float(str(rows[1]["burst_cycles"]))
     rows[0]["burst_cycles"] = 1.1 * float(str(rows[1]["burst_cycles"]))
     (ranking,) = figures(tmp_path, rows)["rankings"]
     assert ranking["tau"] == pytest.approx(1 / 3)

@@ -91,6 +91,24 @@ class Driver:
             self._call("cuGraphDestroy", graph)
             self._call("cuStreamDestroy_v2", stream)
 
+    def write(self, pointer: c_uint64, data: bytes) -> None:
+        self._call("cuMemcpyHtoD_v2", pointer, ctypes.c_char_p(data), c_size_t(len(data)))
+
+    def tensor_map(self, address: c_uint64, rows: int, box_rows: int) -> bytes:
+        """128 bytes that describe a 4-d tensor of ``rows`` x 128 bytes, of which a copy takes ``box_rows`` with 128-byte swizzle."""
+        room = (ctypes.c_ubyte * 192)()
+        start = -ctypes.addressof(room) % 64  # has to be aligned
+        dims = (c_uint64 * 4)(128, rows, 1, 1)
+        strides = (c_uint64 * 3)(128, 128 * rows, 128 * rows)
+        box, steps = (c_uint * 4)(128, box_rows, 1, 1), (c_uint * 4)(1, 1, 1, 1)
+        kind, plain, swizzle, promotion, fill = (c_int(n) for n in (0, 0, 3, 2, 0))
+        target = ctypes.addressof(room) + start
+        self._call(
+            "cuTensorMapEncodeTiled", c_void_p(target), kind, c_uint(4), c_void_p(address.value), dims, strides, box, steps,
+            plain, swizzle, promotion, fill,
+        )  # fmt: skip
+        return bytes(room[start : start + 128])
+
     def read(self, pointer: c_uint64, shape: tuple[int, ...]) -> np.ndarray:
         """Copy 64-bit integers back."""
         out = np.empty(shape, np.int64)

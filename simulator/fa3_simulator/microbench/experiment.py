@@ -15,7 +15,8 @@ from fa3_simulator.microbench.driver import Driver
 from fa3_simulator.microbench.ptx import MAX_STAMPS, SCRATCH_BYTES, SMEM_BYTES, Body, kernel, stamp
 
 REPETITIONS = 7
-SOURCE_BYTES = 64 << 20
+SOURCE_BYTES = 1280 << 20
+MAP_ROWS, MAP_BOX_ROWS = 131072, 128  # of 128 bytes
 COLUMNS = ("experiment", "parameters", "warpgroup", "start_after_first_cycles", "cycles", "ptx_sha256")
 ONE_CTA = ".minnctapersm 1\n"
 _WARPGROUPS = 4  # of a CTA, at most
@@ -23,7 +24,7 @@ _WARPGROUPS = 4  # of a CTA, at most
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A device and its buffers: stamps, what bulk loads read, what bulk stores write."""
+    """A device and its buffers: stamps, what loads read with a tensor map of its first part behind it, what bulk stores write."""
 
     driver: Driver
     out: c_uint64
@@ -34,8 +35,10 @@ class Bench:
     def open(cls) -> Bench:
         driver = Driver()
         ctas = driver.multiprocessors * _WARPGROUPS
-        sizes = (ctas * 8 * MAX_STAMPS, SOURCE_BYTES, ctas * SCRATCH_BYTES)
-        return cls(driver, *(driver.allocate(size) for size in sizes))
+        sizes = (ctas * 8 * MAX_STAMPS, SOURCE_BYTES + 128, ctas * SCRATCH_BYTES)
+        out, source, scratch = (driver.allocate(size) for size in sizes)
+        driver.write(c_uint64(source.value + SOURCE_BYTES), driver.tensor_map(source, MAP_ROWS, MAP_BOX_ROWS))
+        return cls(driver, out, source, scratch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fa3_simulator.microbench import latency, tiles
+from fa3_simulator.microbench import copies, latency, steps, tiles
 from fa3_simulator.microbench.experiment import COLUMNS, Bench, Experiment, digest, one_cta, timed
 from fa3_simulator.microbench.launch import Launch, launches
 from fa3_simulator.microbench.ptx import (
@@ -138,19 +138,6 @@ def barriers() -> Iterator[Experiment]:
     yield Experiment("bar_sync_alone", {"rounds": rounds}, [timed(repeat(bar_sync(1, 128), rounds))])
 
 
-def copies(multiprocessors: int) -> Iterator[Experiment]:
-    """TMA bulk copies: latency by size, and bandwidth with two in flight, of one SM and of all."""
-    for size in (1024, 2048, 4096, 8192, 16384, 32768):
-        first = timed(bulk_load(0, size, 0) + mbarrier_wait(0))
-        again = Body(f"sub.u64 %from, %from, {size};\n") + first
-        yield Experiment("copy_latency", {"bytes": size}, [first + again + again], (1,), stamps=[6])
-        body = bulk_load(0, size, 0) + bulk_load(1, size, 1)
-        step = mbarrier_wait(0) + bulk_load(0, size, 0) + mbarrier_wait(1) + bulk_load(1, size, 1)
-        stream = timed(body + repeat(step, 31) + mbarrier_wait(0) + mbarrier_wait(1))
-        for ctas in (1, multiprocessors):
-            yield Experiment("copy_stream", {"bytes": size, "copies": 64, "ctas": ctas}, [stream], (1, 1), ctas=ctas)
-
-
 def shared_memory() -> Iterator[Experiment]:
     """Matrix stores and transposing loads, alone and against wgmma with both operands in shared memory."""
     works = {"stmatrix": (matrix_store(16), Body("")), "ldmatrix_trans": (matrix_load(16), keep_loaded())}
@@ -180,6 +167,25 @@ def arbitration() -> Iterator[Experiment]:
         yield Experiment("arbitration", {"dtype": dtype, "n": n, "count": 8}, [body, body], stamps=[13, 13])
 
 
+def late_group() -> Iterator[Experiment]:
+    """A group of eight wgmma is issued; then another warpgroup issues eight: whether those that queue already go first.
+
+    Stamps of both: before the issue, after it, after the wait. "none": the first warpgroup alone.
+    """
+    for n in (64, 128, 256):
+        for registers in (False, True):
+            issue = wgmma("fp16", n, 8, a_in_registers=True, wait=False)
+            first = stamp() + issue + bar_arrive(1, 256) + stamp() + wgmma_wait(0) + stamp()
+            other = (
+                stamp() + wgmma("fp16", n, 8, a_in_registers=registers, wait=False) + stamp() + wgmma_wait(0) + stamp()
+            )
+            rounds = repeat(bar_sync(2, 256) + first, 4) + keep_accumulators(n)
+            late = repeat(bar_sync(2, 256) + bar_sync(1, 256) + other, 4) + keep_accumulators(n)
+            alone = repeat(bar_sync(2, 256) + bar_sync(1, 256) + stamp() + stamp() + stamp(), 4)
+            for what, body in (("wgmma", late), ("none", alone)):
+                yield Experiment("late_group", {"n": n, "rs": registers, "late": what}, [rounds, body], stamps=[12, 12])
+
+
 def experiments(multiprocessors: int) -> Iterator[Experiment | Launch]:
     """All of them."""
     for group in (
@@ -192,10 +198,12 @@ def experiments(multiprocessors: int) -> Iterator[Experiment | Launch]:
         barriers,
         shared_memory,
         arbitration,
+        late_group,
     ):
         yield from group()
-    yield from copies(multiprocessors)
+    yield from copies.all_copies(multiprocessors)
     yield from tiles.tiles(multiprocessors)
+    yield from steps.steps()
     yield from latency.latencies(multiprocessors)
     yield from launches(multiprocessors)
 

@@ -148,6 +148,30 @@ def transposition() -> Iterator[Experiment]:
                 yield one_cta("transposition", parameters, bodies, stamps=stamps)
 
 
+def output_setup(size: int) -> str:
+    """Where a warpgroup of ``size`` bytes of O stages it, ``%area``, and where in it a lane's matrices go, ``%to``."""
+    return (
+        ".reg .b32 %inverse<2>, %to, %area, %bar;\n.reg .b32 %h<4>;\n"
+        f"add.u32 %bar, %group, 1;\nmul.lo.u32 %area, %group, {size};\nadd.u32 %area, %area, %base;\n"
+        f"add.u32 %area, %area, {COPIES};\nand.b32 %to, %id, 127;\nshr.u32 %offset, %to, 5;\n"  # rows of a warp, then 16 bytes of a lane
+        f"mul.lo.u32 %offset, %offset, {size // 4};\nand.b32 %to, %to, 31;\nshl.b32 %to, %to, 4;\n"
+        "add.u32 %to, %to, %offset;\nadd.u32 %to, %to, %area;\n"
+    )
+
+
+def normalise(head_dim: int) -> str:
+    """O / l to fp16, to shared memory."""
+    text = "".join(f"rcp.approx.ftz.f32 %inverse{r}, %sum{r};\n" for r in (0, 1))
+    for matrix in range(head_dim // 16):
+        for i in range(8 * matrix, 8 * matrix + 8):
+            text += f"mul.rn.f32 %o{i}, %o{i}, %inverse{i // 2 % 2};\n"
+        for j in range(4):
+            i = 8 * matrix + 2 * j
+            text += f"cvt.rn.f16x2.f32 %h{j}, %o{i + 1}, %o{i};\n"
+        text += f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [%to+{512 * matrix}], {{%h0, %h1, %h2, %h3}};\n"
+    return text
+
+
 def epilogue() -> Iterator[Experiment]:
     """O / l to fp16, to shared memory and by TMA to global memory, three times; the first is cold.
 
@@ -157,27 +181,13 @@ def epilogue() -> Iterator[Experiment]:
     for head_dim in (64, 128, 256):
         step = Step("fp16", 32, head_dim)
         size = 64 * head_dim * 2
-        head = (
-            ".reg .b32 %inverse<2>, %to, %area, %bar;\n.reg .b32 %h<4>;\n"
-            f"add.u32 %bar, %group, 1;\nmul.lo.u32 %area, %group, {size};\nadd.u32 %area, %area, %base;\n"
-            f"add.u32 %area, %area, {COPIES};\nand.b32 %to, %id, 127;\nshr.u32 %offset, %to, 5;\n"  # rows of a warp, then 16 bytes of a lane
-            f"mul.lo.u32 %offset, %offset, {size // 4};\nand.b32 %to, %to, 31;\nshl.b32 %to, %to, 4;\n"
-            "add.u32 %to, %to, %offset;\nadd.u32 %to, %to, %area;\n"
-        )
-        store = "".join(f"rcp.approx.ftz.f32 %inverse{r}, %sum{r};\n" for r in (0, 1))
-        for matrix in range(head_dim // 16):
-            for i in range(8 * matrix, 8 * matrix + 8):
-                store += f"mul.rn.f32 %o{i}, %o{i}, %inverse{i // 2 % 2};\n"
-            for j in range(4):
-                i = 8 * matrix + 2 * j
-                store += f"cvt.rn.f16x2.f32 %h{j}, %o{i + 1}, %o{i};\n"
-            store += f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [%to+{512 * matrix}], {{%h0, %h1, %h2, %h3}};\n"
+        store = normalise(head_dim)
         bulk = (bulk_store("%area", size) + bulk_store_wait(".read")).text
         phases = (store + "fence.proxy.async.shared::cta;\n", "bar.sync %bar, 128;\n", bulk, "bar.sync %bar, 128;\n")
         body = Body("")
         for phase in phases:
             body = body + stamp() + Body(phase)
-        body = Body((repeat(body, 3) + stamp() + keep(step)).text, setup(step) + head)
+        body = Body((repeat(body, 3) + stamp() + keep(step)).text, setup(step) + output_setup(size))
         for groups in (1, 2, 3):
             parameters = {"head_dim": head_dim, "passes": 3, "warpgroups": groups}
             yield one_cta("epilogue", parameters, [body] * groups, stamps=[13] * groups)

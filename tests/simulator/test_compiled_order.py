@@ -1,0 +1,61 @@
+"""Waits and barriers stand, among the exponentials, where ptxas put them: read off the SASS, no GPU needed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fa3_kernels.shipped import shipped
+from fa3_simulator.schedules import EARLY_EXPONENTIALS, EARLY_EXPONENTIALS_CHAINED, LATE_TURN
+
+pytest.importorskip("triton", reason="triton compiles the kernels")
+EXPONENTIALS = 66
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)$")
+
+
+def first_loop(name: str) -> list[tuple[str, str]]:
+    """Opcodes and operands of one step: from the branch's target back to the branch, of the first loop with exponentials and wgmma."""
+    from fa3_kernels.gluon.compile import compile_kernel
+    from fa3_kernels.record import record
+
+    (call,) = record(next(x for x in shipped() if x.name == name))
+    labels: dict[str, int] = {}
+    found: list[tuple[str, str]] = []
+    for line in compile_kernel(call.kernel, call.args, **call.options).sass.splitlines():
+        if label := re.match(r"^(\.L_\w+):", line):
+            labels[label[1]] = len(found)
+        elif instruction := INSTRUCTION.match(line):
+            found.append((instruction[1], instruction[2]))
+            target = re.search(r"`\((\.L_\w+)\)", instruction[2]) if instruction[1].startswith("BRA") else None
+            if target and target[1] in labels:
+                loop = found[labels[target[1]] :]
+                if exponentials(loop) == EXPONENTIALS and any("GMMA" in opcode for opcode, _ in loop):
+                    return loop
+    raise AssertionError(f"{name} has no loop with {EXPONENTIALS} exponentials")
+
+
+def exponentials(loop: list[tuple[str, str]]) -> int:
+    return sum(opcode == "MUFU.EX2" for opcode, _ in loop)
+
+
+def in_front_of(loop: list[tuple[str, str]], opcode: str, operands: str) -> float:
+    """Share of the exponentials in front of the last such instruction."""
+    last = max(i for i, (name, text) in enumerate(loop) if name.startswith(opcode) and operands in text)
+    return exponentials(loop[:last]) / EXPONENTIALS
+
+
+def test_the_wait_for_p_v_stands_among_the_exponentials() -> None:
+    for name, share in (
+        ("fp16_d128_dense", EARLY_EXPONENTIALS),
+        ("e4m3_d64_dense_chained", EARLY_EXPONENTIALS_CHAINED),
+    ):
+        assert in_front_of(first_loop(name), "WARPGROUP.DEPBAR", "gsb0, 0x0") == pytest.approx(share, abs=0.04)
+
+
+def test_a_branch_keeps_the_wait_in_front_of_them() -> None:
+    assert in_front_of(first_loop("fp16_d64_dense"), "WARPGROUP.DEPBAR", "gsb0, 0x0") == 0
+
+
+def test_without_overlap_the_turn_is_handed_on_among_them() -> None:
+    assert in_front_of(first_loop("fp16_d128_no_overlap"), "BAR.ARV", ", 0x100") == pytest.approx(LATE_TURN, abs=0.04)
