@@ -15,6 +15,7 @@ from fa3verify.exits import EPILOG, emit, one_line_errors
 
 BACKWARD_TILE = (64, 128)
 FORWARD_ONLY = ("schedule", "kernel", "p_in_smem", "promotion_interval")
+GROUPED = ("nheads_kv", "pack_gqa", "seqlen_q")  # what a file of stamps does not say
 VALIDATES_WITH = ("validate", "machine", "json_target")
 
 
@@ -31,7 +32,12 @@ def problem_options(command: Callable) -> Callable:
         click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True),
         click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
         click.option("--nheads", type=click.IntRange(1), default=16, show_default=True),
+        click.option("--nheads-kv", type=click.IntRange(1), help="Heads of K and V; those of Q by default."),
+        click.option(
+            "--pack-gqa", is_flag=True, help="Rows of a tile are the heads of a group, so K and V are read once."
+        ),
         click.option("--seqlen", type=click.IntRange(1), default=8192, show_default=True),
+        click.option("--seqlen-q", type=click.IntRange(1), help="Queries; as many as keys by default."),
         click.option("--causal", is_flag=True),
         click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file."),
         click.option(
@@ -112,18 +118,22 @@ def given_options(names: Iterable[str] | None = None, *, but: Iterable[str] = ()
 def shape_of(options: dict[str, Any]) -> Any:
     from fa3_simulator.run import Shape
 
-    return Shape(options["batch"], options["nheads"], options["seqlen"], options["seqlen"], options["causal"])
+    seqlen, nheads, kv_heads = (options[name] for name in ("seqlen", "nheads", "nheads_kv"))
+    queries = options["seqlen_q"] or seqlen
+    return Shape(options["batch"], nheads, queries, seqlen, options["causal"], kv_heads or nheads, options["pack_gqa"])
 
 
 def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Shape, schedule and machine; ValueError when the schedule does not fit."""
     from fa3_simulator.machine import load
+    from fa3_simulator.run import launched
     from fa3_simulator.tune import misfit
 
     machine, schedule = load(options["machine"]), _schedule(options)
     if problem := misfit(schedule, machine):
         raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {problem}")
-    return shape_of(options), schedule, machine
+    shape = shape_of(options)
+    return shape, launched(shape, schedule), machine
 
 
 def trace_cta(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
@@ -194,7 +204,7 @@ def _figures(shape: Any, schedule: Any, machine: Any, found: Any, traced: tuple[
     from fa3_simulator.schedules import Schedule
 
     is_forward = isinstance(schedule, Schedule)
-    overlap, bound = measure(*traced), roofline(shape, schedule, machine)
+    overlap, bound = measure(*traced), roofline(shape, schedule, machine, found.clock_mhz)
     ticks = sum(overlap.ledger.values()) or 1
     flops = shape.flops(schedule.head_dim) * (1 if is_forward else 2.5)
     return {
@@ -210,7 +220,8 @@ def _figures(shape: Any, schedule: Any, machine: Any, found: Any, traced: tuple[
         "tensor_efficiency": overlap.tensor_efficiency,
         "overlap_efficiency": overlap.overlap_efficiency,
         "hidden_softmax": overlap.hidden_softmax,
-        "binds": overlap.binds,
+        "binds": "hbm" if found.hbm_cycles > found.cta_cycles else overlap.binds,
+        "cta_cycles": round(found.cta_cycles),
         "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
         "assumed_constants": machine.assumed(),
     }
@@ -226,6 +237,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
     click.echo(
         f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s ({beside})"
     )
+    if figures["binds"] == "hbm":
+        click.echo(f"  HBM binds: a CTA that had its keys in time, as below, would take {figures['cta_cycles']} cycles")
     click.echo(
         f"  tensor efficiency {figures['tensor_efficiency']:.3f}, overlap efficiency {figures['overlap_efficiency']:.3f} "
         f"({figures['binds']} binds), hidden softmax {figures['hidden_softmax']:.3f}"

@@ -9,7 +9,7 @@ from typing import Any
 import rich_click as click
 
 from fa3verify.exits import EPILOG, FINDING, emit, fail, one_line_errors, require_device
-from fa3verify.schedule_commands import given_options, problem_options, schedule_options, setup, trace_cta
+from fa3verify.schedule_commands import GROUPED, given_options, problem_options, schedule_options, setup, trace_cta
 
 
 @click.command(epilog=EPILOG)
@@ -81,7 +81,7 @@ def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
     from fa3verify.bench.timelines import record
     from fa3verify.tune_build import cell_of, options_of
 
-    if given := given_options(("backward", "p_in_smem", "clock_mhz")):
+    if given := given_options(("backward", "p_in_smem", "clock_mhz", *GROUPED)):
         raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
     shape, schedule, _ = setup(options)
     found = (schedule.kernel, schedule.num_stages, schedule.softmax_stages)
@@ -90,7 +90,7 @@ def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
             "--measure runs kernel gluon with 2 stages and a softmax of 2, got {} with {} and {}".format(*found)
         )
     require_device("trace --measure")
-    recorded = record(cell_of(schedule, shape), options_of(schedule), path)
+    recorded = record(cell_of(schedule, shape), options_of(schedule, shape), path)
     try:
         return recorded.sm_mhz, read(path), ""
     except ValueError as error:
@@ -104,7 +104,7 @@ def _stamps(path: Path, options: dict[str, Any]) -> Any:
     stamps = read(path)
     names = ("dtype", "head_dim", "tile", "seqlen", "causal")
     stated = {name: getattr(stamps, name) for name in names} | stamps.options
-    if given := given_options(("backward", "clock_mhz", *stated)):
+    if given := given_options(("backward", "clock_mhz", *GROUPED, *stated)):
         raise ValueError(
             f"--measured takes problem, schedule and clock from the file and does not take {', '.join(given)}"
         )

@@ -19,7 +19,7 @@ _REGISTER = re.compile(r"\bR(\d+)\b")
 
 def cell_of(schedule: Schedule, shape: Shape) -> Cell:
     """What is launched where a schedule is simulated for a shape."""
-    sizes = (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.nheads, shape.nheads)
+    sizes = (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.nheads, shape.kv_heads)
     return Cell("schedules", schedule.dtype, *sizes, schedule.head_dim, shape.causal)  # type: ignore[arg-type]
 
 
@@ -34,23 +34,25 @@ class Built(NamedTuple):
     note: str = ""
 
 
-def options_of(schedule: Schedule) -> dict[str, Any]:
-    """Launch options of :func:`fa3_kernels.gluon.launch.forward` that run a schedule.
+def options_of(schedule: Schedule, shape: Shape) -> dict[str, Any]:
+    """Launch options of :func:`fa3_kernels.gluon.launch.forward` that run a schedule for a shape.
 
-    >>> options_of(Schedule(tile_n=64, pingpong=False))
-    {'tile': (128, 64), 'pingpong': False, 'intra_wg_overlap': True}
+    >>> options_of(Schedule(tile_n=64, pingpong=False), Shape(1, 8, 1, 4096, nheads_kv=2, pack_gqa=True))
+    {'tile': (128, 64), 'pingpong': False, 'intra_wg_overlap': True, 'pack_gqa': True}
     """
     s = schedule
     options = {"tile": (s.tile_m, s.tile_n), "pingpong": s.pingpong, "intra_wg_overlap": s.intra_wg_overlap}
-    return options | ({"promotion_interval": s.promotion_interval} if s.dtype == "e4m3" else {})
+    options |= {"promotion_interval": s.promotion_interval} if s.dtype == "e4m3" else {}
+    return options | ({"pack_gqa": shape.pack_gqa} if shape.kv_heads < shape.nheads else {})
 
 
-def compile_schedule(cell: Cell, schedule: Schedule) -> Built:
+def compile_schedule(shape: Shape, schedule: Schedule) -> Built:
     """Compile our kernel for sm_90a as a launch with this schedule would; what goes wrong is the note."""
     audit, compiler = import_module("fa3_kernels.audit"), import_module("fa3_kernels.gluon.compile")
     shipped, recorder = import_module("fa3_kernels.shipped"), import_module("fa3_kernels.record")
     try:
-        (call,) = recorder.record(shipped.Launch("tune", cell.problem, options_of(schedule)))
+        options = options_of(schedule, shape)
+        (call,) = recorder.record(shipped.Launch("tune", cell_of(schedule, shape).problem, options))
         code = compiler.compile_kernel(call.kernel, call.args, **call.options)
     except ValueError as error:
         return Built(note=f"refused: {error}")

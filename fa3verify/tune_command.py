@@ -67,7 +67,7 @@ def _compile(best: list[Any], rows: list[dict[str, Any]], shape: Any) -> dict[st
     if reason := tune_build.cannot_compile():
         return {"not_compiled": reason}
     for entry, row in zip(best, rows, strict=True):
-        row |= tune_build.compile_schedule(tune_build.cell_of(entry.schedule, shape), entry.schedule)._asdict()
+        row |= tune_build.compile_schedule(shape, entry.schedule)._asdict()
     return {}
 
 
@@ -79,7 +79,7 @@ def _measure(best: list[Any], rows: list[dict[str, Any]], shape: Any) -> dict[st
     from fa3verify import tune_build
 
     cell = tune_build.cell_of(best[0].schedule, shape)
-    measured = tune_build.measure_cycles(cell, [tune_build.options_of(r.schedule) for r in best])
+    measured = tune_build.measure_cycles(cell, [tune_build.options_of(r.schedule, shape) for r in best])
     for row, cycles in zip(rows, measured):
         row |= {"measured_cycles": cycles} if isinstance(cycles, float) else {"not_measured": cycles}
     timed = [(r.estimate.cycles, m) for r, m in zip(best, measured) if isinstance(m, float)]

@@ -14,9 +14,10 @@ from fa3_simulator.schedules import Schedule
 from fa3_simulator.tune import flash3_schedule
 
 FLASH3 = ("fa3", "fa3.dew")  # the bench's names of official FlashAttention-3, whose tiles are known and not in its rows
+ONE_SPLIT = "gluon.one_split"  # ours for decoding, keys not split
 SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
 COLUMNS = (
-    "grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "head_dim", "causal", "kernel", "status",
+    "grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "kernel", "status",
     *SCHEDULE_COLUMNS, "burst_sm_mhz", "burst_cycles",
 )  # fmt: skip
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
@@ -93,7 +94,11 @@ def read(path: Path) -> tuple[list[Measured], Counter[str]]:
             left_out[schedule] += 1
             continue
         batch, nheads, seqlen_q, seqlen_k = (row.whole(n) for n in ("batch", "nheads", "seqlen_q", "seqlen_k"))
-        shape = Shape(batch, nheads, seqlen_q, seqlen_k, row.flag("causal"))
+        kv_heads = row.whole("nheads_kv")
+        if nheads % kv_heads:
+            raise row.refuse("nheads_kv", f"a divisor of nheads {nheads}")
+        packs = row.values["grid"] == "decode" and kv_heads < nheads  # one query: a group is one tile
+        shape = Shape(batch, nheads, seqlen_q, seqlen_k, row.flag("causal"), kv_heads, packs)
         cycles, clock = row.positive("burst_cycles"), row.positive("burst_sm_mhz")
         rows.append(Measured(row.line, row.values["kernel"], shape, schedule, cycles, clock))
     return rows, left_out
@@ -121,7 +126,7 @@ def _unusable(row: _Row) -> str | None:
     """Why there is nothing to compare, or None."""
     if row.values["status"] != "ok":
         return "no timing: the kernel failed or does not take the shape"
-    if row.values["grid"] == "decode":
+    if row.values["grid"] == "decode" and row.values["kernel"] != ONE_SPLIT:
         return "decode: keys are split over CTAs and combined"
     if not row.values["burst_cycles"]:
         return "no cycles: the SM clock was not counted"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fa3_simulator.costs import SMEM, TICKS, WARPGROUP_ROWS, costs
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
-from fa3_simulator.run import AnySchedule, Shape, head_tiles, launched, longest_cta, program_of
+from fa3_simulator.run import AnySchedule, Shape, hbm_cycles, head_tiles, launched, longest_cta, program_of
 from fa3_simulator.schedules import Schedule, Tile
 
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.
@@ -22,6 +22,7 @@ class Roofline:
     mufu: float
     smem: float
     l2: float
+    hbm: float
     vector: float
 
     @property
@@ -66,10 +67,13 @@ def _traffic(schedule: AnySchedule, machine: Machine, blocks: int) -> tuple[floa
     return port / TICKS + (loaded + stored) / machine["smem_bytes_per_cycle"], loaded, issued
 
 
-def roofline(shape: Shape, schedule: AnySchedule, machine: Machine) -> Roofline:
-    """Lower bounds of the busiest CTA, whose blocks are at least the average; of each resource only what every block needs."""
+def roofline(shape: Shape, schedule: AnySchedule, machine: Machine, clock_mhz: float | None = None) -> Roofline:
+    """Lower bounds of the busiest CTA, whose blocks are at least the average; of each resource only what every block needs.
+
+    ``clock_mhz``, the maximum by default, is what HBM's time is counted in.
+    """
     blocks = sum(tile.blocks for tile in longest_cta(shape, schedule, int(machine["sms"])))
-    total = shape.batch * shape.nheads * sum(tile.blocks for tile in head_tiles(shape, schedule))
+    total = shape.tile_heads * sum(tile.blocks for tile in head_tiles(shape, schedule))
     schedule = launched(shape, schedule)
     smem, size, issue = (b - a for a, b in zip(_traffic(schedule, machine, 4), _traffic(schedule, machine, 5)))
     return Roofline(
@@ -77,6 +81,7 @@ def roofline(shape: Shape, schedule: AnySchedule, machine: Machine) -> Roofline:
         blocks * mufu_cycles_per_block(schedule, machine),
         blocks * smem,
         total / machine["sms"] * size / machine["l2_bytes_per_cycle"],
+        hbm_cycles(shape, schedule, machine, clock_mhz or machine["max_clock_mhz"]),
         blocks * issue,
     )
 

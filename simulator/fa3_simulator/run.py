@@ -1,8 +1,8 @@
 """A whole kernel: row tiles handed to the SMs, the longest CTA simulated.
 
 Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.gluon` and the dynamic
-scheduler of FlashAttention-3 do. Time is launch + the CTA with the most work; long CTAs are extrapolated from two short runs,
-because a steady state is affine in blocks and in tiles.
+scheduler of FlashAttention-3 do. Time is launch + the CTA with the most work, or what HBM needs for every tensor once; long
+CTAs are extrapolated from two short runs, because a steady state is affine in blocks and in tiles.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_kernels.tiles import Mask
+from fa3_kernels.tiles import Mask, padded_group
 from fa3_simulator import interpreter
 from fa3_simulator.backward import BackwardSchedule, backward
 from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
-from fa3_simulator.schedules import Schedule, Tile, ships_integer_max
+from fa3_simulator.schedules import WARPGROUP_ROWS, Schedule, Tile, ships_integer_max
 
 EXACT_BLOCKS = 256  # CTAs of at most this many key blocks are simulated in full
 SHORT, LONG = 12, 24  # key blocks of the two short runs
@@ -42,29 +42,71 @@ class Cycles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a kernel is asked to do; causal is bottom-right aligned."""
+    """What a kernel is asked to do; causal is bottom-right aligned.
+
+    Parameters
+    ----------
+    batch, nheads, seqlen_q, seqlen_k : int
+        ``nheads`` of Q.
+    causal : bool
+    nheads_kv : int
+        Heads of K and V, which must divide ``nheads``; 0, as many.
+    pack_gqa : bool
+        Rows of a tile are (position, head of the group), so that the heads of a group read its K and V once.
+
+    Raises
+    ------
+    ValueError
+        Where the heads of K and V do not divide those of Q.
+    """
 
     batch: int
     nheads: int
     seqlen_q: int
     seqlen_k: int
     causal: bool = False
+    nheads_kv: int = 0
+    pack_gqa: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nheads % self.kv_heads:
+            raise ValueError(f"nheads must be a multiple of nheads_kv, got {self.nheads} and {self.nheads_kv}")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.nheads_kv or self.nheads
+
+    @property
+    def tile_heads(self) -> int:
+        """Heads of the whole batch with row tiles of their own."""
+        return self.batch * (self.kv_heads if self.pack_gqa else self.nheads)
 
     def flops(self, head_dim: int) -> float:
         """4 * seqlen_q * seqlen_k * head_dim * nheads * batch, halved when causal: the field's convention."""
         full = 4.0 * self.batch * self.nheads * self.seqlen_q * self.seqlen_k * head_dim
         return full / 2 if self.causal else full
 
+    def bytes(self, schedule: AnySchedule) -> float:
+        """What a launch moves at least, every tensor once; a 16-bit output forward, an fp32 dQ backward."""
+        rows, keys = self.nheads * self.seqlen_q, self.kv_heads * self.seqlen_k
+        if isinstance(schedule, Schedule):
+            each = rows * (schedule.bits / 8 + 2) + keys * 2 * schedule.bits / 8  # Q, O; K, V
+        else:
+            each = rows * (2 + 2 + 4) + keys * 4 * 2  # Q, dO, dQ; K, V, dK, dV
+        return self.batch * schedule.head_dim * each
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Simulated time of a launch.
 
-    ``cycles`` counts from launch to the end of the last CTA; ``tensor_cycles`` is the tensor work of that CTA.
+    ``cycles`` counts from launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is later;
+    ``tensor_cycles`` is the tensor work of that CTA.
     """
 
     cycles: float
     cta_cycles: float
+    hbm_cycles: float
     tensor_cycles: float
     mufu_cycles: float
     tiles: tuple[Tile, ...]
@@ -81,11 +123,24 @@ class Estimate:
 
 
 def row_tiles(shape: Shape, schedule: Schedule) -> list[Tile]:
-    """Row tiles of one head, top to bottom; those without a key have 0 blocks."""
+    """Row tiles of one head, of K and V where rows are packed, top to bottom; those without a key have 0 blocks.
+
+    Raises
+    ------
+    ValueError
+        For more than 64 packed heads: our kernel pads them to a power of two, all in one warpgroup.
+    """
     mask = Mask(shape.seqlen_k, shape.seqlen_k - shape.seqlen_q, -1, 0 if shape.causal else -1)
+    heads = shape.nheads // shape.kv_heads if shape.pack_gqa else 1
+    if schedule.kernel == "gluon":
+        heads = padded_group(heads)
+        if heads > WARPGROUP_ROWS:
+            raise ValueError(
+                f"our kernels pack at most {WARPGROUP_ROWS} heads to one of K and V, got {shape.nheads // shape.kv_heads}"
+            )
     tiles = []
-    for first in range(0, shape.seqlen_q, schedule.tile_m):
-        last = min(first + schedule.tile_m, shape.seqlen_q) - 1
+    for row in range(0, shape.seqlen_q * heads, schedule.tile_m):
+        first, last = row // heads, (min(row + schedule.tile_m, shape.seqlen_q * heads) - 1) // heads
         stop = shape.seqlen_k if not shape.causal else min(shape.seqlen_k, last + mask.offset + 1)
         blocks = -(-max(stop, 0) // schedule.tile_n)
         unmasked = shape.seqlen_k // schedule.tile_n
@@ -98,7 +153,15 @@ def row_tiles(shape: Shape, schedule: Schedule) -> list[Tile]:
 
 
 def key_tiles(shape: Shape, schedule: BackwardSchedule) -> list[Tile]:
-    """Key tiles of one head and the query blocks that see some key of each; backward."""
+    """Key tiles of one head and the query blocks that see some key of each; backward.
+
+    Raises
+    ------
+    ValueError
+        For packed heads, which the backward kernel does not know.
+    """
+    if shape.pack_gqa:
+        raise ValueError("the backward kernel does not pack the heads of a group")
     blocks = -(-shape.seqlen_q // schedule.tile_m)
     offset = shape.seqlen_k - shape.seqlen_q
     tiles = []
@@ -125,7 +188,7 @@ def longest_cta(shape: Shape, schedule: AnySchedule, ctas: int, tile_cost: float
     per_head = [tile for tile in head_tiles(shape, schedule) if tile.blocks]
     if not per_head:
         return ()
-    heads = shape.batch * shape.nheads
+    heads = shape.tile_heads
     free = [(0.0, cta) for cta in range(min(ctas, heads * len(per_head)))]
     assigned: list[list[Tile]] = [[] for _ in free]
     for tile in sorted(per_head, reverse=True):
@@ -134,6 +197,11 @@ def longest_cta(shape: Shape, schedule: AnySchedule, ctas: int, tile_cost: float
             assigned[cta].append(tile)
             heapq.heappush(free, (time + tile.blocks + tile_cost, cta))
     return tuple(assigned[max(free)[1]])
+
+
+def hbm_cycles(shape: Shape, schedule: AnySchedule, machine: Machine, clock_mhz: float) -> float:
+    """SM cycles in which HBM moves every tensor of a launch once, at the rate that all SMs together reach; L2 holds none of them before."""
+    return shape.bytes(schedule) / (machine["hbm_bytes_per_ns"] * machine["sms"]) * clock_mhz / 1000
 
 
 def program_of(schedule: AnySchedule, tiles: Sequence[Tile]) -> Program:
@@ -193,4 +261,6 @@ def estimate(shape: Shape, schedule: AnySchedule, machine: Machine, clock_mhz: f
     schedule = launched(shape, schedule)
     tiles = longest_cta(shape, schedule, int(machine["sms"]))
     found = _cta(schedule, tiles, machine, clock) if tiles else Cycles(0.0, 0.0, 0.0)
-    return Estimate(found.cta + machine["launch_cycles"], found.cta, found.tensor, found.mufu, tiles, clock)
+    hbm = hbm_cycles(shape, schedule, machine, clock)
+    cycles = max(found.cta, hbm) + machine["launch_cycles"]
+    return Estimate(cycles, found.cta, hbm, found.tensor, found.mufu, tiles, clock)

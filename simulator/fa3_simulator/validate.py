@@ -58,7 +58,7 @@ def compare(rows: Sequence[Measured], machine: Machine) -> list[Compared]:
     for row in rows:
         problem = (row.shape, row.schedule, machine)
         simulated = estimate(*problem, row.clock_mhz).cycles
-        bound = roofline(*problem).cycles + machine["launch_cycles"]
+        bound = roofline(*problem, row.clock_mhz).cycles + machine["launch_cycles"]
         found.append(Compared(row, (simulated, bound, closed_form(*problem))))
     return found
 

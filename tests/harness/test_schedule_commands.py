@@ -114,14 +114,23 @@ def test_validate_takes_its_schedules_from_the_file(tmp_path: Path) -> None:
     assert "bench.csv, line 1: column grid is missing" in run("simulate", "--validate", path)[2]
     assert "does not take --causal, --seqlen" in run("simulate", "--validate", path, "--causal", "--seqlen", 512)[2]
     assert run("simulate", "--validate", tmp_path / "none.csv")[0] == 3
-    row = {"grid": "paper", "dtype": "fp16", "batch": 1, "seqlen_q": 512, "seqlen_k": 512, "nheads": 4, "head_dim": 128,
-           "causal": False, "kernel": "fa3", "status": "ok", "tile_m": "", "tile_n": "", "pingpong": "", "overlap": "",
+    row = {"grid": "paper", "dtype": "fp16", "batch": 1, "seqlen_q": 512, "seqlen_k": 512, "nheads": 4, "nheads_kv": 4,
+           "head_dim": 128, "causal": False, "kernel": "fa3", "status": "ok", "tile_m": "", "tile_n": "", "pingpong": "", "overlap": "",
            "warp_specialized": "", "promotion_interval": "", "burst_sm_mhz": 1500, "burst_cycles": 12000}  # fmt: skip
     path.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
     code, out, _ = run("simulate", "--validate", path)
     assert code == 0
     assert "| flash3 fp16 d128 dense | 1 |" in out
     assert json.loads(run("simulate", "--validate", path, "--json", "-")[1])["rows"] == 1
+
+
+def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> None:
+    decode = ("--batch", 32, "--seqlen-q", 1, "--seqlen", 8192, "--nheads", 32, "--nheads-kv", 8, "--json", "-")
+    packed, unpacked = (json.loads(run("simulate", *decode, *more)[1]) for more in (("--pack-gqa",), ()))
+    assert packed["roofline_binds"] == packed["binds"] == "hbm" != unpacked["binds"]
+    assert f"would take {packed['cta_cycles']} cycles" in run("simulate", *decode[:-2], "--pack-gqa")[1]
+    assert 1 < packed["cycles"] / packed["roofline_cycles"] < 1.05
+    assert unpacked["cycles"] > 2 * packed["cycles"]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +147,12 @@ def test_validate_takes_its_schedules_from_the_file(tmp_path: Path) -> None:
         (("--promotion-interval", 128), "promotion and V transpose are for e4m3"),
         (("--machine", "a100"), "machine must be one of h100, h200"),
         (("--head-dim", 64, "--tile", "128x32", "--stages", 4), "turn[1] has id 16, legal are 0 to 15"),
+        (("--nheads", 8, "--nheads-kv", 3), "nheads must be a multiple of nheads_kv, got 8 and 3"),
+        (
+            ("--nheads", 66, "--nheads-kv", 1, "--pack-gqa"),
+            "our kernels pack at most 64 heads to one of K and V, got 66",
+        ),
+        (("--backward", "--pack-gqa"), "the backward kernel does not pack the heads of a group"),
         (("--backward", "--dtype", "e4m3"), "the backward is for fp16 and bf16, got e4m3"),
         (("--backward", "--head-dim", 256), "head_dim must be 64 or 128, got 256"),
         (("--backward", "--tile", "128x128"), "329752 bytes of shared memory, a CTA has 232448"),

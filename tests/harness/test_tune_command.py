@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from fa3_simulator.run import Shape
 from fa3_simulator.schedules import Schedule
 from fa3verify import tune_build
 from fa3verify.bench import check, kernels, timing
@@ -18,6 +19,7 @@ from fa3verify.cli import main
 
 SHORT = ("--seqlen", 1024, "--nheads", 4)
 CELL = Cell("schedules", "fp16", 1, 1024, 1024, 4, 4, 128, False)
+SHAPE = Shape(1, 4, 1024, 1024)
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -46,7 +48,7 @@ def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_registers_and_spills_are_shown_and_bad_schedules_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([tune_build.Built(240, 64, "2 spill instructions in the loops"), tune_build.Built(190, 0)])
     monkeypatch.setattr(tune_build, "cannot_compile", lambda: None)
-    monkeypatch.setattr(tune_build, "compile_schedule", lambda cell, schedule: next(answers))
+    monkeypatch.setattr(tune_build, "compile_schedule", lambda shape, schedule: next(answers))
     code, out, _ = run("--compile", "--top", 2)
     first, second = (line for line in out.splitlines() if " registers, " in line)
     assert code == 0
@@ -57,7 +59,7 @@ def test_registers_and_spills_are_shown_and_bad_schedules_marked(monkeypatch: py
 def test_only_what_the_kernels_take_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Schedule] = []
     monkeypatch.setattr(tune_build, "cannot_compile", lambda: None)
-    monkeypatch.setattr(tune_build, "compile_schedule", lambda cell, s: seen.append(s) or tune_build.Built(1))
+    monkeypatch.setattr(tune_build, "compile_schedule", lambda shape, s: seen.append(s) or tune_build.Built(1))
     run("--compile", "--top", 100)
     assert len(seen) == 20
     assert {(s.num_stages, s.softmax_stages, s.pv_from_registers, s.kernel) for s in seen} == {(2, 2, True, "gluon")}
@@ -124,8 +126,10 @@ def test_options_are_those_of_the_launch_and_a_sound_schedule_compiles() -> None
     from fa3_kernels.gluon.launch import forward
 
     fp8 = Schedule(dtype="e4m3", v_transpose=True, promotion_interval=64, tile_n=64)
-    assert set(tune_build.options_of(fp8)) <= set(inspect.signature(forward).parameters)
-    built = tune_build.compile_schedule(CELL, Schedule(tile_n=64))
+    assert set(tune_build.options_of(fp8, Shape(1, 8, 1, 512, nheads_kv=2, pack_gqa=True))) <= set(
+        inspect.signature(forward).parameters
+    )
+    built = tune_build.compile_schedule(SHAPE, Schedule(tile_n=64))
     assert (built.spill_bytes, built.note) == (0, "")
     assert 100 < built.registers <= 240
-    assert tune_build.compile_schedule(CELL, Schedule(tile_n=48)).note.startswith("refused: tile_n must be")
+    assert tune_build.compile_schedule(SHAPE, Schedule(tile_n=48)).note.startswith("refused: tile_n must be")

@@ -58,6 +58,14 @@ def test_timings_that_no_model_had_seen_are_as_far_off(path, seqlens, rows, erro
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
+def test_decoding_with_packed_heads_and_keys_in_one_piece_is_as_far_off() -> None:
+    """Read once, when PackGQA and the bound of HBM were there."""
+    every = validate(H200 / "bench_decode" / "bench.csv", load("h200"))["groups"][-1]
+    assert every["rows"] == 8
+    assert every["models"]["simulated"]["mape"] == pytest.approx(0.064, abs=0.001)
+    assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
+
+
 def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
     assert errors(compared)[:, 1].max() < 0
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa3_kernels.gluon import schedule as kernel
 from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import costs
 from fa3_simulator.forward import forward
@@ -249,6 +250,48 @@ def test_every_visible_pair_lies_in_a_visited_block(seqlen_q: int, seqlen_k: int
         assert tile.blocks == -(-int(seen[i * 128 : (i + 1) * 128].max()) // tile_n)
         whole = int(seen[i * 128 : (i + 1) * 128].min()) // tile_n  # blocks that every row sees in full
         assert tile.masked == tile.blocks - min(whole, tile.blocks)
+
+
+@given(
+    seqlen_q=st.integers(1, 300),
+    seqlen_k=st.integers(1, 900),
+    causal=st.booleans(),
+    group=st.integers(1, 64),
+    pack_gqa=st.booleans(),
+    tile=st.sampled_from([(128, 128), (192, 64)]),
+)
+def test_row_tiles_are_those_our_kernels_are_launched_with(seqlen_q, seqlen_k, causal, group, pack_gqa, tile) -> None:
+    right = 0 if causal else -1
+    launch = kernel.Shape((seqlen_q,), (seqlen_k,), 2 * group, 2, right=right, pack_gqa=pack_gqa)
+    shape = Shape(1, 2 * group, seqlen_q, seqlen_k, causal, nheads_kv=2, pack_gqa=pack_gqa)
+    tiles = row_tiles(shape, Schedule(tile_m=tile[0], tile_n=tile[1]))
+    assert [t.blocks for t in tiles if t.blocks] == [item.blocks for item in kernel.items(launch, 0, *tile)]
+    assert len(tiles) * shape.tile_heads == kernel.count_items(launch, tile[0])
+
+
+def test_packed_rows_of_flash_attention_3_run_on_across_positions() -> None:
+    """Three heads fill 128 rows with 42 and two thirds positions; our kernels pad them to four."""
+    shape = Shape(1, 3, 128, 128, causal=True, nheads_kv=1, pack_gqa=True)
+    assert len(row_tiles(shape, Schedule(kernel="flash3"))) == 3
+    assert len(row_tiles(shape, Schedule())) == 4
+
+
+def test_heads_that_share_a_tile_load_their_keys_once() -> None:
+    shapes = [Shape(1, 8, 1, 4096, nheads_kv=2, pack_gqa=pack) for pack in (True, False)]
+    packed, unpacked = (shape.tile_heads * sum(t.blocks for t in row_tiles(shape, Schedule())) for shape in shapes)
+    assert unpacked == 4 * packed == 4 * 2 * 4096 // 128
+    assert shapes[0].flops(128) == shapes[1].flops(128)
+
+
+def test_no_launch_ends_before_hbm_has_moved_every_tensor_once() -> None:
+    """32 x 8192 keys of 8 heads, read by one tile each: 1.07 GB."""
+    shape = Shape(32, 32, 1, 8192, nheads_kv=8, pack_gqa=True)
+    found, bound = estimate(shape, Schedule(), H200), roofline(shape, Schedule(), H200)
+    assert shape.bytes(Schedule()) == pytest.approx(32 * 128 * 2 * (2 * 8 * 8192 + 2 * 32))
+    assert bound.binds == "hbm"
+    assert found.cycles - H200["launch_cycles"] == found.hbm_cycles == bound.cycles > found.cta_cycles
+    slow = estimate(shape, Schedule(), H200, clock_mhz=990.0)
+    assert slow.hbm_cycles == pytest.approx(found.hbm_cycles / 2)
 
 
 def test_the_longest_cta_has_at_least_the_average_work() -> None:

@@ -26,6 +26,7 @@ def line(schedule: Schedule, error: float, shape: Shape = SHAPE, **changes: obje
     cycles = estimate(shape, schedule, H200, CLOCK).cycles / (1 + error)
     fields = {"grid": "schedules", "dtype": schedule.dtype, "kernel": "gluon.any", "status": "ok"}
     fields |= {name: getattr(shape, name) for name in ("batch", "nheads", "seqlen_q", "seqlen_k", "causal")}
+    fields |= {"nheads_kv": shape.kv_heads}
     fields |= {
         name: getattr(schedule, name) for name in ("head_dim", "tile_m", "tile_n", "pingpong", "warp_specialized")
     }
@@ -95,12 +96,20 @@ def test_official_flash_attention_3_is_simulated_with_its_own_tile(tmp_path: Pat
     assert group["models"]["simulated"]["mape"] == pytest.approx(0.04)
 
 
+def test_decoding_with_keys_in_one_piece_is_compared_with_the_heads_of_a_group_packed(tmp_path: Path) -> None:
+    shape = Shape(2, 32, 1, 8192, nheads_kv=8, pack_gqa=True)
+    (row,), left_out = measured.read(
+        table(tmp_path / "bench.csv", [line(SCHEDULES[0], 0.0, shape, grid="decode", kernel="gluon.one_split")])
+    )
+    assert (row.shape, dict(left_out)) == (shape, {})
+
+
 def test_what_cannot_be_compared_is_counted_by_reason(tmp_path: Path) -> None:
     empty = dict.fromkeys(measured.SCHEDULE_COLUMNS, "")
     rows = [
         line(SCHEDULES[0], 0.0),
         line(SCHEDULES[0], 0.0, kernel="torch.cudnn", **empty),
-        line(SCHEDULES[0], 0.0, grid="decode"),
+        line(SCHEDULES[0], 0.0, grid="decode", kernel="gluon"),
         line(SCHEDULES[0], 0.0, burst_cycles=""),
         line(SCHEDULES[0], 0.0, status="unsupported: no"),
         line(SCHEDULES[0], 0.0, kernel="fa3", head_dim=192, **empty),
@@ -123,6 +132,7 @@ def test_what_cannot_be_compared_is_counted_by_reason(tmp_path: Path) -> None:
         ({"tile_n": "12.5"}, "line 2: tile_n must be a whole number of at least 1, got '12.5'"),
         ({"tile_n": "120"}, r"line 2: tile_n must be a multiple of 16 in \[16, 256\]"),
         ({"head_dim": "300"}, "line 2: head_dim must be at most 256, got 300"),
+        ({"nheads_kv": "3"}, "line 2: nheads_kv must be a divisor of nheads 16, got '3'"),
         ({"dtype": "int8"}, "line 2: dtype must be one of fp16, bf16, e4m3"),
     ],
 )
