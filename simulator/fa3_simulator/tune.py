@@ -102,7 +102,7 @@ def tune(
     Returns
     -------
     list of Ranked
-        Fastest first.
+        Fastest first; where HBM binds all alike, the one whose CTAs would be done first.
     """
     chosen = FLASH3_TILES.get((16 if dtype != "e4m3" else 8, head_dim, shape.causal))
     ranked = []
@@ -122,7 +122,7 @@ def tune(
                 and schedule.softmax_stages == 2,
             )
         )
-    return sorted(ranked, key=lambda r: r.estimate.cycles)
+    return sorted(ranked, key=lambda r: (r.estimate.cycles, r.estimate.cta_cycles))
 
 
 def regret(ranked: list[Ranked], among: list[Ranked]) -> float:

@@ -20,7 +20,7 @@ from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import EXACT_BLOCKS, Shape, _simulate, estimate, launched, longest_cta, row_tiles
 from fa3_simulator.schedules import Schedule, Tile, pv_parts, registers_needed
-from fa3_simulator.tune import candidates, misfit
+from fa3_simulator.tune import candidates, misfit, tune
 
 H200 = load("h200")
 SHIPPED = (
@@ -292,6 +292,13 @@ def test_no_launch_ends_before_hbm_has_moved_every_tensor_once() -> None:
     assert found.cycles - H200["launch_cycles"] == found.hbm_cycles == bound.cycles > found.cta_cycles
     slow = estimate(shape, Schedule(), H200, clock_mhz=990.0)
     assert slow.hbm_cycles == pytest.approx(found.hbm_cycles / 2)
+
+
+def test_where_hbm_binds_the_schedule_with_the_most_room_is_ranked_first() -> None:
+    ranked = tune(Shape(32, 32, 1, 8192, nheads_kv=8, pack_gqa=True), "fp16", 128, H200, kernel="gluon")
+    tied = [r.estimate.cta_cycles for r in ranked if r.estimate.cycles == ranked[0].estimate.cycles]
+    assert len(tied) > 2
+    assert tied == sorted(tied)
 
 
 def test_the_longest_cta_has_at_least_the_average_work() -> None:
