@@ -11,9 +11,10 @@ from typing import NamedTuple
 from fa3_kernels.config import kernel_head_dim
 from fa3_simulator.run import Shape
 from fa3_simulator.schedules import Schedule
-from fa3_simulator.tune import flash3_schedule
+from fa3_simulator.tune import flash3_schedule, flash4_schedule
 
 FLASH3 = ("fa3", "fa3.dew")  # the bench's names of official FlashAttention-3, whose tiles are known and not in its rows
+FLASH4 = "fa4"
 ONE_SPLIT = "gluon.one_split"  # ours for decoding, keys not split
 SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
 COLUMNS = (
@@ -139,6 +140,8 @@ def _schedule(row: _Row) -> Schedule | str:
     try:
         if row.values["kernel"] in FLASH3:
             return flash3_schedule(dtype, head_dim, causal) or "FlashAttention-3 with a tile not in our table"
+        if row.values["kernel"] == FLASH4:
+            return flash4_schedule(dtype, head_dim) or "FlashAttention-4 with a tile not in our table"
         if not row.values["tile_m"]:
             return f"no program for {row.values['kernel']}"
         specialized = row.flag("warp_specialized")

@@ -226,7 +226,10 @@ def _simulate(schedule: AnySchedule, tiles: tuple[Tile, ...], machine: Machine, 
 
 
 def _cta(schedule: AnySchedule, tiles: tuple[Tile, ...], machine: Machine, clock: float) -> Cycles:
-    """As :func:`_simulate`; extrapolated from short runs where the CTA is long."""
+    """As :func:`_simulate`; extrapolated from short runs where the CTA is long. Without persistence, one CTA a tile after another."""
+    if isinstance(schedule, Schedule) and not schedule.persistent and len(tiles) > 1:
+        each = [count * np.array(_cta(schedule, (tile,), machine, clock)) for tile, count in Counter(tiles).items()]
+        return Cycles(*np.sum(each, axis=0).tolist())
     if sum(tile.blocks for tile in tiles) <= EXACT_BLOCKS:
         return _simulate(schedule, tiles, machine, clock)
 

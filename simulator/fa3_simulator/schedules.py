@@ -56,6 +56,8 @@ class Schedule:
     integer_max : bool, optional
         Whether row maxima are taken by 3-input integer instructions; by default what ships for a launch without a mask, see
         :func:`ships_integer_max`.
+    persistent : bool
+        Whether a CTA stays on its SM for all its tiles, or every tile has a CTA of its own.
 
     Raises
     ------
@@ -77,6 +79,7 @@ class Schedule:
     kernel: Kernel = "gluon"
     softmax_stages: int = 2
     integer_max: bool | None = None
+    persistent: bool = True
 
     def __post_init__(self) -> None:
         fp8 = self.dtype == "e4m3"

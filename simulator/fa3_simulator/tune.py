@@ -20,6 +20,8 @@ FLASH3_TILES = {
     (8, 256, False): (128, 128), (8, 256, True): (128, 128),
 }  # fmt: skip
 
+FLASH4_TILES = {64: (192, 128), 128: (128, 128), 256: (128, 80)}  # flash_attn/cute/interface.py, by head_dim
+
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
@@ -69,6 +71,19 @@ def flash3_schedule(dtype: str, head_dim: int, causal: bool) -> Schedule | None:
     pingpong = head_dim > 64 if fp8 else head_dim < 256  # upstream's UseSchedulerBarrier
     return Schedule(
         dtype, head_dim, *tile, pingpong=pingpong, pv_from_registers=not p_in_smem, v_transpose=fp8, kernel="flash3"
+    )
+
+
+def flash4_schedule(dtype: str, head_dim: int) -> Schedule | None:
+    """What FlashAttention-4 (4.0.0b36) runs on Hopper, fp16 and bf16, or None.
+
+    Its step is FlashAttention-3's; tiles are its own and have a CTA each. What ptxas made of it was not read: exponentials
+    stand where they do in FlashAttention-3.
+    """
+    if dtype == "e4m3" or head_dim not in FLASH4_TILES:
+        return None
+    return Schedule(
+        dtype, head_dim, *FLASH4_TILES[head_dim], pingpong=head_dim <= 128, kernel="flash3", persistent=False
     )
 
 

@@ -35,7 +35,8 @@ class Compared(NamedTuple):
     @property
     def group(self) -> str:
         s, shape = self.row.schedule, self.row.shape
-        return f"{s.kernel} {s.dtype} d{s.head_dim} {'causal' if shape.causal else 'dense'}"
+        kernel = s.kernel if s.persistent else "flash4"
+        return f"{kernel} {s.dtype} d{s.head_dim} {'causal' if shape.causal else 'dense'}"
 
     @property
     def problem(self) -> str:

@@ -66,6 +66,15 @@ def test_decoding_with_packed_heads_and_keys_in_one_piece_is_as_far_off() -> Non
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
+def test_flash_attention_4_with_a_cta_for_every_tile_is_as_far_off() -> None:
+    """12 rows, read once, with FlashAttention-3's step and nothing changed."""
+    groups = validate(H200 / "bench_fa4" / "bench.csv", load("h200"))["groups"]
+    chosen = [g for g in groups if g["group"].startswith("flash4")]
+    assert sum(g["rows"] for g in chosen) == 12
+    assert np.average([g["models"]["simulated"]["mape"] for g in chosen]) == pytest.approx(0.042, abs=0.001)
+    assert max(g["models"]["simulated"]["max"] for g in chosen) == pytest.approx(0.092, abs=0.001)
+
+
 def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
     assert errors(compared)[:, 1].max() < 0
 

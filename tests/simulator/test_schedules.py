@@ -294,6 +294,15 @@ def test_no_launch_ends_before_hbm_has_moved_every_tensor_once() -> None:
     assert slow.hbm_cycles == pytest.approx(found.hbm_cycles / 2)
 
 
+def test_tiles_with_a_cta_each_follow_one_another_without_overlap() -> None:
+    shape = Shape(1, 264, 128, 1024)
+    kept, fresh = (Schedule(kernel="flash3", persistent=persistent) for persistent in (True, False))
+    (tile, again) = longest_cta(shape, fresh, 132)
+    assert tile == again
+    assert estimate(shape, fresh, H200).cta_cycles == 2 * cycles(fresh, [tile], clock=1980.0)
+    assert estimate(shape, kept, H200).cta_cycles < estimate(shape, fresh, H200).cta_cycles
+
+
 def test_where_hbm_binds_the_schedule_with_the_most_room_is_ranked_first() -> None:
     ranked = tune(Shape(32, 32, 1, 8192, nheads_kv=8, pack_gqa=True), "fp16", 128, H200, kernel="gluon")
     tied = [r.estimate.cta_cycles for r in ranked if r.estimate.cycles == ranked[0].estimate.cycles]
