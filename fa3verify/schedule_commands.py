@@ -15,7 +15,6 @@ from fa3verify.exits import EPILOG, emit, one_line_errors
 
 BACKWARD_TILE = (64, 128)
 FORWARD_ONLY = ("schedule", "kernel", "p_in_smem", "promotion_interval")
-GROUPED = ("nheads_kv", "pack_gqa", "seqlen_q")  # what a file of stamps does not say
 VALIDATES_WITH = ("validate", "machine", "json_target")
 
 

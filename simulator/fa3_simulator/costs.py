@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fa3_kernels.config import WARPGROUP_ROWS
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Gemm, Program, Work
 
 TICKS = 64  # per cycle
 PIPES = ("port", "mufu")
-WARPGROUP_ROWS = 64
 OPERAND_BYTES = 32  # of k per wgmma: 256 bits
 SMEM, ALONE, TAKEN = (1 + len(PIPES) + i for i in range(3))  # columns of Costs.work behind the pipes
 PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share the shared memory port

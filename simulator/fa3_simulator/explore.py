@@ -180,6 +180,6 @@ def _set(values: tuple, index: int, value) -> tuple:
     return (*values[:index], value, *values[index + 1 :])
 
 
-def explore(program: Program, limit: int = 300_000) -> Explored:
+def explore(program: Program, limit: int = 200_000) -> Explored:
     """Visit every state a program can reach, at most ``limit`` of them."""
     return _Explorer(program).run(limit)

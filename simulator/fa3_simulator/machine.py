@@ -45,9 +45,7 @@ class Machine:
     wgmma_rs_cycles: Constant  # more per instruction whose A comes from registers
     smem_bytes_per_cycle: Constant  # port shared by operand fetch, TMA writes and matrix stores
     issue_cycles: Constant  # of one warp, between two instructions of any kind
-    alu_cycles: (
-        Constant  # of the port that maxima, permutations, conversions and exponentials share: one of the first three
-    )
+    alu_cycles: Constant  # of the port that exponentials share too: a maximum, permutation or conversion
     mufu_port_cycles: Constant  # an exponential
     mufu_cycles: Constant  # of the special-function unit
     mufu_lone_cycles: Constant  # of one warp alone, among the other instructions of a softmax, which it hides

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa3_simulator.costs import SMEM, TICKS, WARPGROUP_ROWS, costs
+from fa3_kernels.config import WARPGROUP_ROWS
+from fa3_simulator.costs import SMEM, TICKS, costs
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
 from fa3_simulator.run import AnySchedule, Shape, hbm_cycles, head_tiles, launched, longest_cta, program_of

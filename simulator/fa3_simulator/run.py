@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fa3_kernels.config import WARPGROUP_ROWS
 from fa3_kernels.tiles import Mask, padded_group
 from fa3_simulator import interpreter
 from fa3_simulator.backward import BackwardSchedule, backward
@@ -23,7 +24,7 @@ from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
-from fa3_simulator.schedules import WARPGROUP_ROWS, Schedule, Tile, ships_integer_max
+from fa3_simulator.schedules import Schedule, Tile, ships_integer_max
 
 EXACT_BLOCKS = 256  # CTAs of at most this many key blocks are simulated in full
 SHORT, LONG = 12, 24  # key blocks of the two short runs

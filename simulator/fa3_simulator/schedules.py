@@ -9,7 +9,6 @@ from fa3_kernels.config import kernel_head_dim
 
 Kernel = Literal["gluon", "flash3"]
 WARPGROUP, WARP = 128, 32  # threads
-WARPGROUP_ROWS = 64
 BITS = {"fp16": 16, "bf16": 16, "e4m3": 8}
 OTHER_REGISTERS = 24  # addresses, row statistics, loop state: what our kernels need beside the matrices
 # Of our FP8 kernel, which keeps scalars of a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers, and no

@@ -129,7 +129,7 @@ def tune(
             Ranked(
                 schedule,
                 found,
-                max(found.cta_cycles, found.hbm_cycles) / roofline(shape, schedule, machine, clock_mhz).cycles - 1,
+                (found.cycles - machine["launch_cycles"]) / roofline(shape, schedule, machine, clock_mhz).cycles - 1,
                 is_power_of_two(schedule.tile_n),
                 (schedule.tile_m, schedule.tile_n) == chosen
                 and schedule.num_stages == 2

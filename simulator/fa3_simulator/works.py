@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fa3_kernels.config import kernel_head_dim
+from fa3_kernels.config import WARPGROUP_ROWS, kernel_head_dim
 from fa3_simulator.program import Work
-from fa3_simulator.schedules import WARPGROUP, WARPGROUP_ROWS, Schedule, adds_in_place
+from fa3_simulator.schedules import WARPGROUP, Schedule, adds_in_place
 
 ELEMENTS_PER_CHUNK = 4  # of a lane: granularity at which two warpgroups share a pipe
 # Per key block and warp, of what each lane keeps of its two rows: the running maximum and the factor that rescales the sums.
@@ -25,9 +25,11 @@ TILE_STALL, TILE_STALL_FP8 = 690, 940  # 550 to 860, 835 to 1220
 TRIP_KEYS = 32
 
 
-def _work(name: str, per_lane: int, chunk: int = ELEMENTS_PER_CHUNK, **pipes: float) -> Work:
+def _work(name: str, per_lane: int, **pipes: float) -> Work:
     """Work on ``per_lane`` elements; ``pipes`` in warp instructions per element."""
-    return Work(name, -(-per_lane // chunk), **{pipe: round(count * per_lane) for pipe, count in pipes.items()})
+    return Work(
+        name, -(-per_lane // ELEMENTS_PER_CHUNK), **{pipe: round(count * per_lane) for pipe, count in pipes.items()}
+    )
 
 
 def _row_max(schedule: Schedule, by_integers: bool) -> Work:

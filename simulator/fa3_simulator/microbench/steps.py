@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fa3_simulator.microbench.experiment import Experiment, one_cta
-from fa3_simulator.microbench.ptx import Body, fence_proxy, repeat, stamp, transpose, wgmma_wait
+from fa3_simulator.microbench.ptx import (
+    Body,
+    bulk_store,
+    bulk_store_wait,
+    fence_proxy,
+    repeat,
+    stamp,
+    transpose,
+    wgmma_wait,
+)
 from fa3_simulator.microbench.softmax import Dtype, Step, convert, exponentials, keep, maxima, pv, qk, rescale, setup
 from fa3_simulator.microbench.tiles import STEPS, normalise, output_setup
 
@@ -273,9 +282,8 @@ def consumer_tile() -> Iterator[Experiment]:
                 last = (
                     "sub.u32 %at, %step, 1;\n" + _place("v", "%at") + _wait_full("v", V) + _turn(part, take=True) + _sum(step)
                     + _turn(part, take=False) + wgmma_wait(0).text + _hand_back("v", 10, consumers)
-                    + normalise(head_dim) + "fence.proxy.async.shared::cta;\n" + f"bar.sync {1 + part.index}, 128;\n"
-                    + "@%first cp.async.bulk.wait_group.read 0;\n"
-                    + f"@%first cp.async.bulk.global.shared::cta.bulk_group [%scratch], [%area], {size};\n@%first cp.async.bulk.commit_group;\n"
+                    + normalise(head_dim) + fence_proxy().text + f"bar.sync {1 + part.index}, 128;\n"
+                    + bulk_store_wait(".read").text + bulk_store("%area", size).text
                     + f"bar.arrive 12, {128 * (consumers + 1)};\nadd.u32 %tile, %tile, 1;\n"
                 )  # fmt: skip
                 text = (
