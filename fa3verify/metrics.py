@@ -24,7 +24,7 @@ MEASURES: dict[str, tuple[str, str]] = {
     "ulp_p99": ("ulp", "99th percentile of the same"),
     "ulp_p999": ("ulp", "99.9th percentile of the same"),
     "ulp_max": ("ulp", "maximum of the same"),
-    "ratio_max": ("1", "largest error / bound; above 1 the kernel is wrong"),
+    "ratio_max": ("1", "largest error / bound; above 1 the kernel is wrong, or the bound is (reports/findings/0001)"),
     "ratio_median": ("1", "median error / bound"),
     "ratio_lse_max": ("1", "largest lse error / bound"),
     "lse_max_error": ("nat", "largest absolute lse error, against seen"),

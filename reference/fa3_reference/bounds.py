@@ -1,7 +1,7 @@
 """A-priori rounding-error bounds, per element of O and LSE, of a FlashAttention-3 forward kernel.
 
 The bound is with respect to the operands the kernel saw; quantising them is bounded in :mod:`fa3_reference.quant_error`.
-It holds for every kernel that computes, in fp32, with key tiles of tile_n visited in one order,
+It is made for every kernel that computes, in fp32, with key tiles of tile_n visited in one order,
 
     s = wgmma(q, k)        p = ex2(fma(s, c, -M))        O = O * alpha + wgmma(round(p), v)        l = l * alpha + sum p
 
@@ -28,6 +28,9 @@ Derivation (per row; x exact log2 scores, M exact running maximum, p = 2^(x - M)
 8. Split-KV: each part as above; the error of its lse is a relative error of its weight in the combine.
 
 Everything is evaluated in float64; ``OUTWARD`` covers that evaluation's own rounding.
+
+Known to be too small (reports/findings/0001): step 5 for subnormal P or V; step 3 where alpha is flushed to 0; where an unnormalised O, a raw
+score, a product or ratio of scales, or 2 / softcap overflows; empty rows beside NaN in V.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class KernelModel:
 
 
 class ErrorBound(NamedTuple):
-    """Largest possible |computed - exact|: ``out`` like the output, ``lse`` like the lse, float64; inf where nothing is promised."""
+    """Bounds of |computed - exact|: ``out`` like the output, ``lse`` like the lse, float64; inf where nothing is promised."""
 
     out: np.ndarray
     lse: np.ndarray
@@ -97,7 +100,7 @@ def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelMo
     -------
     ErrorBound
         float64. Rows without a visible key: 0 (the kernel must return exactly 0 and -inf). Rows whose visible operands hold
-        NaN or Inf, and elements that may overflow the output or saturate P: inf.
+        NaN or Inf, and elements that may overflow the output or saturate P: inf. Too small in the corners that the module names.
     """
     out = np.zeros(problem.out_shape)
     lse = np.zeros(problem.lse_shape)
