@@ -30,7 +30,7 @@ Derivation (per row; x exact log2 scores, M exact running maximum, p = 2^(x - M)
 Everything is evaluated in float64; ``OUTWARD`` covers that evaluation's own rounding.
 
 Known to be too small (reports/findings/0001): step 5 for subnormal P or V; step 3 where alpha is flushed to 0; where an unnormalised O, a raw
-score, a product or ratio of scales, or 2 / softcap overflows; empty rows beside NaN in V.
+score, a product or ratio of scales, or 2 / softcap overflows; empty rows beside NaN in V; Inf with softcap and splits.
 """
 
 from __future__ import annotations

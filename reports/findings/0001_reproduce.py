@@ -28,9 +28,9 @@ def one_query(dtype, keys, softmax_scale=PER_LOG2, **rest):
     return problem, q, k, v
 
 
-def judged(problem, operands):
+def judged(problem, operands, **changes):
     """Return the twin's out, the truth and the bound, and the largest error / bound of out."""
-    config = default_config(problem)
+    config = default_config(problem, **changes)
     with np.errstate(all="ignore"):
         got = forward(problem, operands, config).out.astype(float)
         truth = attention(problem, *operands.dequantized(problem)).out
@@ -39,8 +39,8 @@ def judged(problem, operands):
     return got.flat[0], truth.flat[0], bound.flat[0], ratio
 
 
-def show(row, problem, *arrays):
-    got, truth, bound, ratio = judged(problem, Operands(*arrays))
+def show(row, problem, *arrays, **changes):
+    got, truth, bound, ratio = judged(problem, Operands(*arrays), **changes)
     print(f"{row}: error / bound {ratio:.4g} (computed {got:.6g}, exact {truth:.6g}, bound {bound:.3g})")
 
 
@@ -90,7 +90,7 @@ def v3_and_v4():
     show("V4", problem, q, k, v)
 
 
-def v5_to_v8():
+def v5_to_v9():
     def one(*values, rows=0):
         return Descale(np.array([[values]], np.float32), rows)
 
@@ -106,6 +106,11 @@ def v5_to_v8():
     problem = AttentionProblem(1, 1, 1, 2, 1, 64, dtype="bf16", causal=True)  # row 0 sees no key
     _, q, k, v = one_query("bf16", 1)
     show("V8", problem, np.repeat(q, 2, axis=1), k, v * v.dtype.type(np.nan))
+    problem, q, k, v = one_query("fp16", 300, 1 / 8, softcap=20.0)
+    q[..., 0], k[..., 0] = np.inf, np.where(np.arange(300) % 3, 1, -1)[:, None]
+    v[:, ::2] = 0.3
+    for num_splits in (1, 2):
+        show(f"V9 num_splits {num_splits}", problem, q, k, v, num_splits=num_splits)
 
 
 def lg2():
@@ -118,5 +123,5 @@ def lg2():
 
 
 if __name__ == "__main__":
-    for rows in (v1, v1_sink, v2, v3_and_v4, v5_to_v8, lg2):
+    for rows in (v1, v1_sink, v2, v3_and_v4, v5_to_v9, lg2):
         rows()
