@@ -1,15 +1,16 @@
-"""Kernels of other people, as a user would write them: one sound, one that returns the wrong shape, one that crashes."""
+"""Kernels of other people, as a user would write them: sound ones, one that returns the wrong shape, one that crashes."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
 from fa3_kernels.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
-from fa3verify.candidates import Candidate, Result
+from fa3verify.candidates import FEATURES, Candidate, Result, twin
 
 
 def run(problem, operands, config):
@@ -19,6 +20,11 @@ def run(problem, operands, config):
 
 def sound() -> Candidate:
     return Candidate("anything", "bf16", run, default_config, frozenset({"causal", "gqa"}), "float64, rounded once")
+
+
+def sound_fp8() -> Candidate:
+    """Return a kernel that takes any descales, one per row included."""
+    return Candidate("anything", "e4m3", run, default_config, FEATURES, "float64, rounded once")
 
 
 def _short(problem, operands, config):
@@ -53,3 +59,14 @@ def _only_128(problem):
 
 def narrow() -> Candidate:
     return Candidate("anything", "fp16", run, _only_128, frozenset())
+
+
+def _in_three_splits(problem, operands, config):
+    return twin("fp16").run(problem, operands, replace(config, num_splits=3))
+
+
+def other_bits() -> Candidate:
+    """Return a kernel that promises the twin's bits and stays within its bound, but merges three splits."""
+    return Candidate(
+        "anything", "fp16", _in_three_splits, default_config, frozenset({"causal", "gqa"}), twin="twin.fp16"
+    )

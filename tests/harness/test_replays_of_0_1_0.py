@@ -1,0 +1,192 @@
+"""Replay files written by 0.1.0 (schema fa3verify.replay/1) read, run and end as they did then.
+
+``replays/expected.json`` was written by 0.1.0 as well: verdicts, digests of inputs, operands and results of the kernel, every call that a
+law makes, and every figure. It is not to be renewed: a file that ends otherwise is a change for those who keep such files. One exception: the
+figures of the error bound, when the bound is changed on purpose. Digests have every NaN as one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import sys
+import typing
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fa3verify import candidates, replay
+from fa3verify.cases import Case
+
+HERE = Path(__file__).parent / "replays"
+FILES = tuple(sorted(path for path in HERE.glob("*.json") if path.name != "expected.json"))
+EXPECTED = json.loads((HERE / "expected.json").read_text())
+# Figures that do not pass through float64 sums and powers, which differ in the last digits from machine to machine.
+EXACT = ("outputs", "nonfinite", "unbounded", "bit_equal", "bits_differing")
+# Fields of later versions, which no file of 0.1.0 can have: "Record.field".
+SINCE: frozenset[str] = frozenset()
+# One law at least of each module of laws.
+LAWS = {
+    "bounded": "error_within_bound",
+    "bounded, long rows": "error_within_bound_on_long_rows",
+    "values": "split_keys_merge_by_lse",
+    "structure, varlen": "varlen_equals_separate_calls",
+    "structure, heads": "grouped_heads_equal_repeated_heads",
+    "structure, order": "order_of_sequences_and_heads",
+    "structure, schedule": "schedule_switches_change_no_bit",
+    "exact": "block_descale_moves_into_stored_values",
+    "policy": "special_values_follow_policy",
+    "rotation": "rotation_and_centring_keep_attention",
+}
+
+
+@pytest.fixture(autouse=True)
+def _beside_third_party(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def case_of(body: dict) -> Case:
+    content = body["content"]
+    return Case.from_json(content["case"] if body["what"].startswith("law ") else content)
+
+
+def digest(*arrays: np.ndarray | None) -> str:
+    """Return the SHA-256 of dtypes, shapes and bytes."""
+    total = hashlib.sha256()
+    for x in arrays:
+        if x is None:
+            continue
+        one_nan = np.where(np.isnan(x), np.array(np.nan, x.dtype), x)
+        total.update(f"{x.dtype} {x.shape} ".encode() + np.ascontiguousarray(one_nan).tobytes())
+    return total.hexdigest()
+
+
+def digests(body: dict, kernel: str | None) -> dict[str, str]:
+    """Draw a file's case, run the kernel on it as it stands, and return what came of it."""
+    case, candidate = case_of(body), candidates.find(kernel or body["kernel"])
+    arrays, prepared = case.draw()
+    seen = prepared.operands
+    descales = [x and x.values for x in (seen.q_descale, seen.k_descale, seen.v_descale)]
+    result = candidate.run(case.problem, seen, candidate.config_for(case.problem, case.changes))
+    return {
+        "inputs": digest(*arrays),
+        "operands": digest(seen.q, seen.k, seen.v, *descales),
+        "out": digest(result.out),
+        "lse": digest(result.lse),
+    }
+
+
+def recorded(name: str, calls: list, find=candidates.find) -> candidates.Candidate:
+    """Find a kernel that notes every call: what differs from its own configuration, and a digest of operands and result."""
+    kernel = find(name)
+
+    def run(problem, operands, config):
+        usual = kernel.configure(problem)
+        own = {f.name: getattr(config, f.name) for f in fields(config)}
+        changes = [f"{key}={value}" for key, value in sorted(own.items()) if value != getattr(usual, key)]
+        result = kernel.run(problem, operands, config)
+        calls.append([" ".join(changes), digest(operands.q, operands.k, operands.v, *result)])
+        return result
+
+    return replace(kernel, run=run)
+
+
+def differences(name: str, got: dict[str, float] | None, expected: dict[str, float] | None) -> list[str]:
+    """List the figures that moved."""
+    if got is None or expected is None:
+        return [] if got is expected else [f"{name}: measures {got}, expected {expected}"]
+    moved = [f"{name}: {key} is gone" for key in expected if key not in got]
+    for key in expected.keys() & got.keys():
+        rel, least = (0.0, 0.0) if key in EXACT else (1e-6, 1e-13)
+        if not math.isclose(got[key], expected[key], rel_tol=rel, abs_tol=least):
+            moved.append(f"{name}: {key} = {got[key]!r}, expected {expected[key]!r}")
+    return moved
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_file_of_0_1_0_ends_as_it_did(path, monkeypatch):
+    expected, calls = EXPECTED[path.stem], []
+    body = replay.read(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(candidates, "find", lambda name: recorded(name, calls))
+        holds, message, measures = replay.run(body, expected["kernel"])
+    assert holds is expected["holds"], message
+    assert message.split()[:3] == expected["message"].split()[:3]
+    if expected["numbers"]:  # values of a law broken bit for bit
+        assert re.findall(r"[-\d.e]*\d", message) == expected["numbers"]
+    assert digests(body, expected["kernel"]) == expected["digests"]
+    assert calls == expected["calls"]
+    assert not differences(path.stem, measures, expected["measures"])
+
+
+def test_there_are_twenty_files_and_each_is_expected():
+    assert len(FILES) == 20
+    assert {path.stem for path in FILES} == set(EXPECTED)
+    assert {json.loads(path.read_text())["version"] for path in FILES} == {"0.1.0"}
+
+
+def _usual(record, field) -> object:
+    """Value that a field has where nobody chose it; None where it must be chosen."""
+    if type(record).__name__ == "AttentionProblem":
+        usual = {"head_dim_v": record.head_dim, "softmax_scale": 1 / math.sqrt(record.head_dim)}
+        sizes = {"batch": 1, "nheads": 1, "nheads_kv": 1}
+        return (usual | sizes).get(field.name, field.default)
+    return field.default
+
+
+def _chosen() -> tuple[set[str], set[str]]:
+    """All fields of the records of replay files, and those that some file gives a value of its own."""
+    every, chosen = set(), set()
+    for path in FILES:
+        case = case_of(json.loads(path.read_text()))
+        for record in (case, case.problem, case.recipe, case.scheme, *case.recipe.edits):
+            if record is not None:
+                name = type(record).__name__
+                every |= {f"{name}.{f.name}" for f in fields(record)}
+                given = [f.name for f in fields(record) if getattr(record, f.name) != _usual(record, f)]
+                chosen |= {f"{name}.{field}" for field in given}
+        kernel = candidates.find(EXPECTED[path.stem]["kernel"] or case.kernel)
+        every |= {f"Config.{f.name}" for f in fields(kernel.configure(case.problem))}
+        chosen |= {f"Config.{name}" for name, _ in case.changes}
+    return every, chosen
+
+
+def test_every_field_of_every_record_has_a_value_of_its_own_somewhere():
+    every, chosen = _chosen()
+    assert {name.split(".")[0] for name in every} == {
+        "AttentionProblem", "Case", "Config", "Edit", "QuantScheme", "Recipe"
+    }  # fmt: skip
+    # the operands' format decides the kernel's: it cannot be changed
+    assert every - chosen - SINCE == {"Config.dtype"}
+
+
+def test_every_kind_of_edit_scheme_law_and_verdict_occurs():
+    bodies = [json.loads(path.read_text()) for path in FILES]
+    cases = [case_of(body) for body in bodies]
+    edits = [edit for case in cases for edit in case.recipe.edits]
+    schemes = [case.scheme for case in cases if case.scheme]
+    kinds = typing.get_args(typing.get_type_hints(type(edits[0]))["kind"])
+    assert {edit.kind for edit in edits} >= set(kinds)
+    assert {edit.tensor for edit in edits} == set("qkv")
+    assert {str(edit.value) for edit in edits} >= {"nan", "inf", "-inf"}
+    granularities = typing.get_args(typing.get_type_hints(type(schemes[0]))["granularity"])
+    assert {scheme.granularity for scheme in schemes} == set(granularities)
+    assert {body["what"].removeprefix("law ") for body in bodies} >= set(LAWS.values())
+    first = {" ".join(body["what"].split()[:2]) for body in bodies if not body["what"].startswith("law ")}
+    assert first >= {"largest error", "L0 bits", "L1 error", "L1 lse", "L2 rel_rmse_seen", "L2 abs_bias"}
+    assert {case.problem.dtype for case in cases} == {"fp16", "bf16", "e4m3"}
+    assert {expected["holds"] for expected in EXPECTED.values()} == {True, False}
+
+
+def test_every_distribution_of_0_1_0_is_drawn():
+    drawn = {case_of(json.loads(path.read_text())).recipe.distribution for path in FILES}
+    assert drawn == {
+        "activations", "aligned_outliers", "antialigned_outliers", "block_scaled", "cancelling_v", "constant_rows",
+        "fa3_outliers", "huge", "needle", "normal", "offset_v", "outlier_channels", "peaky", "positive", "ramp", "sink",
+        "subnormals", "ties", "tiny",
+    }  # fmt: skip
