@@ -150,12 +150,12 @@ def audit(
     with one_line_errors():
         from importlib import import_module
 
-        from fa3_kernels.accepted import GOLDEN, golden_text, read_golden
+        from fa3_kernels.accepted import GOLDEN, golden_text, read_rows
         from fa3verify import console
 
         audits: Any = import_module("fa3_kernels.audit")
         path = golden or GOLDEN
-        accepted = read_golden(path) if path.exists() else {}
+        accepted = read_rows(path) if path.exists() else {}
         with console.counting("compiling", quiet) as tell:
             try:
                 figures = audits.compile_all(launches, workers=workers, tell=tell)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fa3_kernels.accepted import is_compiled
 from fa3verify.campaign import Outcome
 from fa3verify.candidates import Candidate
 
@@ -182,13 +183,14 @@ def counting(what: str, quiet: bool) -> Iterator[Callable[[str], None]]:
 def print_audit(figures: dict[str, Any], broken: list[str], moved: list[str], accepted: bool, *, quiet: bool) -> None:
     """Print the figures of every kernel, what broke a rule, what moved, and the verdict."""
     console = Console(width=None if sys.stdout.isatty() else 150)
+    compiled = {name: f for name, f in figures.items() if is_compiled(f)}
     if not quiet:
         table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
         table.add_column("kernel", no_wrap=True)
         for name in ("regs", "spill", "smem", "GMMA", "TMA", "MUFU", "FFMA", "LDSM/STSM", "PRMT", "BAR"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("first step", overflow="fold")
-        for name, f in figures.items():
+        for name, f in compiled.items():
             barriers = f["barriers"]["BAR.SYNC"] + f["barriers"]["BAR.ARV"]
             row = [f["registers"]["entry"], f["memory"]["spill_bytes"], f["memory"]["smem_bytes"]]
             row += [sum(f[group].values()) for group in ("tensor", "tma", "special")]
@@ -202,7 +204,7 @@ def print_audit(figures: dict[str, Any], broken: list[str], moved: list[str], ac
     if moved and accepted:
         console.print(f"accepted: {len(moved)} figures written to the golden file")
     verdict = "fail" if broken or (moved and not accepted) else "pass"
-    console.print(f"[{STYLE[verdict]}]AUDIT {verdict.upper()}[/] {len(figures)} kernels, {len(moved)} figures moved")
+    console.print(f"[{STYLE[verdict]}]AUDIT {verdict.upper()}[/] {len(compiled)} kernels, {len(moved)} figures moved")
 
 
 def teller(quiet: bool) -> Callable[[str], None]:

@@ -131,6 +131,11 @@ class CellRecord:
         return {"kind": "cell", "run": self.run, "cell": self.cell.to_json(), "copies": self.copies, "kernels": kernels}
 
 
+def launches_of(run: Mapping[str, Any]) -> str:
+    """What a run's figures are evidence of; of a file written before evidence was of launches nothing is known."""
+    return run.get("launches_sha256", "unknown")
+
+
 @dataclass(slots=True)
 class Results:
     """Everything in one ``bench.jsonl``: the latest record of every cell, and the provenance of every run."""
@@ -139,14 +144,14 @@ class Results:
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def is_done(self, cell: Cell, names: Iterable[str], kernel_hash: str) -> bool:
-        """Whether a cell was measured with these kernels on these kernel sources."""
+        """Whether a cell was measured with these kernels, launched as they are now."""
         record = self.cells.get(cell.key)
-        if record is None or self.runs[record.run]["kernel_sources_sha256"] != kernel_hash:
+        if record is None or launches_of(self.runs[record.run]) != kernel_hash:
             return False
         return set(names) <= {m.name for m in record.kernels}
 
     def judged(self, cell: Cell, kernel_hash: str) -> set[tuple[str, Schedule | None]]:
-        """Kernels whose bits need no second look: found right in another cell of grid ``schedules``, on these sources.
+        """Kernels whose bits need no second look: found right in another cell of grid ``schedules``, of these launches.
 
         Its cells of one dtype, head_dim and mask run the same compiled kernels.
         """
@@ -155,7 +160,7 @@ class Results:
         for record in self.cells.values():
             c = record.cell
             is_alike = c.grid == cell.grid == "schedules" and (c.dtype, c.head_dim, c.causal) == kind
-            if is_alike and self.runs[record.run]["kernel_sources_sha256"] == kernel_hash:
+            if is_alike and launches_of(self.runs[record.run]) == kernel_hash:
                 found |= {(m.name, m.schedule) for m in record.kernels if m.status == MEASURED and m.outputs}
         return found
 

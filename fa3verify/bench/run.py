@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from fa3_kernels.evidence import FORWARD_SOURCES, files_sha256
+from fa3_kernels.evidence import evidence_sha256
 from fa3verify import __version__
 from fa3verify.bench import check, results, tables
 from fa3verify.bench.cells import Cell
@@ -85,7 +85,7 @@ def provenance(kernels: Sequence[Kernel], missing: dict[str, str]) -> dict[str, 
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         **packages,
-        "kernel_sources_sha256": files_sha256(FORWARD_SOURCES),
+        "launches_sha256": evidence_sha256("forward"),
         "kernels": {k.name: k.about for k in kernels},
         "missing": missing,
     }
@@ -129,7 +129,7 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     clock, left, is_announced = Clock(), 0, False
     chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}
     names = {cell: [k.name for k in some] for cell, some in chosen.items()}
-    todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["kernel_sources_sha256"])]
+    todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["launches_sha256"])]
     warm_up(todo, kernels)
     for cell in todo:
         if time.monotonic() - started > settings.budget_s:
@@ -138,7 +138,7 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
         if not is_announced:
             results.append(path, facts)
             known.runs[facts["run"]], is_announced = facts, True
-        judged = known.judged(cell, facts["kernel_sources_sha256"])
+        judged = known.judged(cell, facts["launches_sha256"])
         try:
             record = measure_cell(cell, chosen[cell], settings, clock, facts["run"], copies_for(cell, cache), judged)
         except ContextLost as lost:

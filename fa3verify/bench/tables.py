@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fa3_kernels.evidence import FORWARD_SOURCES
 from fa3verify.bench.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
-from fa3verify.bench.results import FIGURES, MEASURED, CellRecord, Measured, Results, Schedule
+from fa3verify.bench.results import FIGURES, MEASURED, CellRecord, Measured, Results, Schedule, launches_of
 from fa3verify.files import json_text, replacing, write_text
 
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
@@ -100,10 +99,10 @@ def provenance(results: Results) -> dict[str, Any]:
     """Return the runs behind the figures and the one hash of the kernels they timed, or the word that there is no one."""
     used = {r.run for r in results.cells.values()}
     runs = [facts for name, facts in results.runs.items() if name in used]
-    hashes = {facts["kernel_sources_sha256"] for facts in runs}
+    hashes = {launches_of(facts) for facts in runs}
     return {
-        "kernel_files": FORWARD_SOURCES,
-        "kernel_sources_sha256": hashes.pop() if len(hashes) == 1 else "of several versions",
+        "evidence_of": "forward",
+        "launches_sha256": hashes.pop() if len(hashes) == 1 else "of several versions",
         "runs": runs,
     }
 

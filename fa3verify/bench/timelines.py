@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa3_kernels.evidence import TIMELINE_SOURCES, files_sha256
+from fa3_kernels.evidence import evidence_facts
+from fa3_kernels.probes import STEPS
 from fa3_kernels.timeline import COLUMNS, Stamp, read_stamps
 from fa3_simulator import stamps as measured
 from fa3verify.bench import kernels, results, timing
 from fa3verify.bench.cells import Cell
 from fa3verify.files import write_text
 
-STEPS = 512  # for which a CTA has room; it stamps nothing behind them
 BLOCKS = 24  # that are kept, as many as a simulated timeline shows
 PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
 
@@ -146,6 +146,5 @@ def _provenance(cell: Cell, options: Mapping[str, Any]) -> dict[str, Any]:
         "gpu": timing.query("name"),
         "driver": timing.query("driver_version"),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "kernel_sources_sha256": files_sha256(TIMELINE_SOURCES),
-        "kernel_files": " ".join(TIMELINE_SOURCES),
+        **evidence_facts("timeline"),
     }

@@ -1,4 +1,4 @@
-"""The golden file of the audit: the figures of every shipped kernel as accepted, its PTX's hash among them. Needs no compiler."""
+"""The golden file of the audit: the figures of every audited kernel and what every probe launches, as accepted. Needs no compiler."""
 
 from __future__ import annotations
 
@@ -12,18 +12,28 @@ Figures = dict[str, Any]
 
 
 def read_golden(path: Path = GOLDEN) -> dict[str, Figures]:
-    """Read the accepted figures; ValueError if the file is none of ours."""
+    """Read the accepted figures of the compiled kernels; ValueError if the file is none of ours."""
+    return _read(path)["kernels"]
+
+
+def read_rows(path: Path = GOLDEN) -> dict[str, Figures]:
+    """Read all rows, of launches that are not compiled too; ValueError if the file is none of ours."""
+    body = _read(path)
+    return body["kernels"] | body.get("launches", {})
+
+
+def _read(path: Path) -> dict[str, dict[str, Figures]]:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["schema"] != "fa3verify.audit/1":
             raise ValueError(f"schema must be fa3verify.audit/1, got {body['schema']!r}")
-        return body["kernels"]
+        return {part: body[part] for part in ("kernels", "launches") if part == "kernels" or part in body}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path.name} is not a golden file of the audit: {error}") from None
 
 
 def golden_text(figures: Mapping[str, Figures]) -> str:
-    """Return the golden file: one group of figures per line, so that a diff shows which moved.
+    """Return the golden file: one group of figures per line, so that a diff shows which moved; rows without figures apart.
 
     >>> print(golden_text({"a": {"memory": {"smem_bytes": 8}}}), end="")
     {"schema": "fa3verify.audit/1", "kernels": {
@@ -32,8 +42,20 @@ def golden_text(figures: Mapping[str, Figures]) -> str:
     }
     }}
     """
+    launches = {name: groups for name, groups in figures.items() if not is_compiled(groups)}
+    kernels = {name: groups for name, groups in figures.items() if name not in launches}
+    text = '{"schema": "fa3verify.audit/1", "kernels": {\n' + _rows(kernels) + "\n}"
+    return text + (', "launches": {\n' + _rows(launches) + "\n}" if launches else "") + "}\n"
+
+
+def is_compiled(groups: Figures) -> bool:
+    """Whether a row has figures of the compiled kernel, and not the launch alone."""
+    return set(groups) != {"launch"}
+
+
+def _rows(figures: Mapping[str, Figures]) -> str:
     bodies = []
     for name, groups in figures.items():
         lines = ",\n".join(f"  {json.dumps(group)}: {json.dumps(value)}" for group, value in groups.items())
         bodies.append(f"{json.dumps(name)}: {{\n{lines}\n}}")
-    return '{"schema": "fa3verify.audit/1", "kernels": {\n' + ",\n".join(bodies) + "\n}}\n"
+    return ",\n".join(bodies)

@@ -17,15 +17,6 @@ from fa3_reference.hadamard import random_signs
 Scope = Literal["block", "head"]
 Scale = Literal["amax", "power_of_two"]
 
-# A measurement of the quantiser is stale when one of these changes.
-EVIDENCE_SOURCES = (
-    "gluon/quantize.py",
-    "gluon/quantize_kernel.py",
-    "gluon/quantize_mean.py",
-    "quantization.py",
-    "twin/quantize.py",
-)
-
 E4M3_MAX = 448.0
 # 1 / descale of a normal number must be normal too. Inf gives 2^126: 448 * 2^126 is beyond binary32, so that Inf stays Inf.
 MIN_DESCALE, MAX_DESCALE = 2.0**-126, 2.0**126

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from bit_cases import DEFAULTS, DTYPES, Case, cases, operands
 
-from fa3_kernels.evidence import FORWARD_SOURCES, files_sha256
+from fa3_kernels.evidence import evidence_facts
 from fa3_kernels.gluon.choose import config_of, shape_of
 from fa3_kernels.gluon.variant import variant_of
 from fa3_kernels.twin.faults import Fault
@@ -182,15 +182,21 @@ def provenance(dtypes: Sequence[str]) -> dict:
     name, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().split(", ")
     versions = {module.__name__: module.__version__ for module in (torch, triton, np)}
     date = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
-    kernels = {"kernel_files": FORWARD_SOURCES, "kernel_sources_sha256": files_sha256(FORWARD_SOURCES)}
-    return {"gpu": name, "driver": driver, **versions, "dtypes": list(dtypes), **kernels, "date_utc": date}
+    return {
+        "gpu": name,
+        "driver": driver,
+        **versions,
+        "dtypes": list(dtypes),
+        **evidence_facts("forward"),
+        "date_utc": date,
+    }
 
 
 def merge(out: Path, folders: Sequence[Path]) -> None:
-    """Join the tables of several runs; ValueError unless they are of the same sources and of different dtypes."""
+    """Join the tables of several runs; ValueError unless they are of the same launches and of different dtypes."""
     found = [json.loads((folder / PROVENANCE).read_text()) for folder in folders]
     dtypes = [dtype for facts in found for dtype in facts["dtypes"]]
-    if len({facts["kernel_sources_sha256"] for facts in found}) != 1 or len(set(dtypes)) != len(dtypes):
+    if len({facts["launches_sha256"] for facts in found}) != 1 or len(set(dtypes)) != len(dtypes):
         raise ValueError(f"tables to merge must be of one kernel and different dtypes, got {dtypes} of {found}")
     tables = []
     for name, columns in ((BITS, COLUMNS), (CONTROL_ROWS, CONTROL_COLUMNS)):

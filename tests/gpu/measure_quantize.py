@@ -23,8 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fa3_kernels.evidence import files_sha256
-from fa3_kernels.quantization import EVIDENCE_SOURCES
+from fa3_kernels.evidence import evidence_facts
 from fa3_kernels.twin.quantize import quantize_qkv as twin_quantize
 
 NUMPY = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -402,8 +401,7 @@ def provenance(out_dir: Path, wanted: list[str]) -> None:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "numpy": np.__version__,
-        "kernel_files": list(EVIDENCE_SOURCES),
-        "kernel_sources_sha256": files_sha256(EVIDENCE_SOURCES),
+        **evidence_facts("quantize"),
         "parts": wanted,
         "date_utc": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
     }

@@ -17,7 +17,7 @@ from fa3_kernels.config import default_config
 from fa3_kernels.gluon.choose import config_of
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
-from fa3verify.bench import cells, check, kernels, peers, results, run, timing
+from fa3verify.bench import cells, check, kernels, peers, results, run, tables, timing
 from fa3verify.bench.kernels import Inputs, Kernel, Output, Run, Unsupported
 from fa3verify.bench.timing import LAUNCHES, Burst, Pace, Times, measure, sm_mhz
 
@@ -202,13 +202,13 @@ def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gp
     assert [m.status for m in caught.value.record.kernels] == [lost, "failed: RuntimeError: illegal", lost]
 
 
-def records_file(tmp_path: Path, *records: results.CellRecord, sources: str = "abc") -> Path:
+def records_file(tmp_path: Path, *records: results.CellRecord, launches: str = "abc") -> Path:
     path = tmp_path / "bench.jsonl"
     head = {
         "kind": "run",
         "schema": results.SCHEMA,
         "run": "r",
-        "kernel_sources_sha256": sources,
+        "launches_sha256": launches,
         "missing": {"fa4": "absent"},
     }
     for body in (head, *(r.to_json() for r in records)):
@@ -231,7 +231,16 @@ def test_records_survive_the_file(tmp_path):
     assert read.missing() == {"fa4": "absent"}
 
 
-def test_a_cell_is_done_only_for_the_same_kernels_and_sources(tmp_path):
+def test_a_file_from_before_evidence_was_of_launches_is_read_and_of_no_kernels(tmp_path):
+    path = records_file(tmp_path, record(gluon=1.0))
+    path.write_text(path.read_text().replace("launches_sha256", "kernel_sources_sha256"))
+    read = results.read(path)
+    assert read.cells[CELL.key].kernels[0].burst_ms == 1.0
+    assert not read.is_done(CELL, ["gluon"], "abc")
+    assert tables.provenance(read)["launches_sha256"] == "unknown"
+
+
+def test_a_cell_is_done_only_for_the_same_kernels_and_launches(tmp_path):
     read = results.read(records_file(tmp_path, record(gluon=1.0, fa3=2.0)))
     assert read.is_done(CELL, ["gluon"], "abc")
     assert not read.is_done(CELL, ["gluon", "fa4"], "abc")

@@ -26,7 +26,7 @@ def record(cell: cells.Cell, run: str = "r", **milliseconds: float) -> results.C
 
 
 def collected(*records: results.CellRecord) -> results.Results:
-    facts = {"run": "r", "gpu": "GPU", "kernel_sources_sha256": "abc", "missing": {"fa4": "no such package"}}
+    facts = {"run": "r", "gpu": "GPU", "launches_sha256": "abc", "missing": {"fa4": "no such package"}}
     return results.Results({r.cell.key: r for r in records}, {"r": facts})
 
 
@@ -121,9 +121,9 @@ def test_netcdf_holds_figures_rounds_and_provenance(tmp_path):
 
 def test_figures_of_several_kernel_versions_are_never_of_one(tmp_path):
     mixed = collected(record(A, gluon=1.0), record(B, run="later", gluon=1.0))
-    assert tables.provenance(mixed)["kernel_sources_sha256"] == "abc"
-    mixed.runs["later"] = mixed.runs["r"] | {"kernel_sources_sha256": "def"}
-    assert tables.provenance(mixed)["kernel_sources_sha256"] == "of several versions"
+    assert tables.provenance(mixed)["launches_sha256"] == "abc"
+    mixed.runs["later"] = mixed.runs["r"] | {"launches_sha256": "def"}
+    assert tables.provenance(mixed)["launches_sha256"] == "of several versions"
 
 
 def test_decode_and_drift_tables_show_their_own_figures():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fa3_kernels.evidence import evidence_sha256
 from fa3_kernels.timeline import COLUMNS
 from fa3_simulator import stamps as reader
 from fa3verify.bench import kernels, timelines, timing
@@ -100,7 +101,7 @@ def test_a_recorded_file_is_one_that_is_read(device: Device, tmp_path: Path) -> 
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert "# gpu=some name" in head
     assert {"# pingpong=False", "# driver=some driver_version", "# nheads=4"} < set(head)
-    assert any(line.startswith("# kernel_files=") and "gluon/launch.py" in line for line in head)
+    assert {"# evidence_of=timeline", f"# launches_sha256={evidence_sha256('timeline')}"} < set(head)
 
 
 def test_what_is_written_comes_from_one_launch_with_zeroed_stamps(device: Device, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from fa3_kernels import accepted, audit
-from fa3_kernels.shipped import shipped
+from fa3_kernels.probes import audited, probes
 
 SASS = """
 .L_x_0:
@@ -91,15 +91,27 @@ def test_a_golden_file_is_read_back(tmp_path):
             accepted.read_golden(path)
 
 
-def test_shipped_launches_have_unique_names_and_cover_every_head_dim():
-    names = [x.name for x in shipped()]
+def test_launches_have_unique_names_and_cover_every_head_dim():
+    names = [x.name for x in probes()]
     assert len(set(names)) == len(names)
-    assert {x.problem.head_dim for x in shipped()} == {64, 128, 256}
+    assert {x.problem.head_dim for x in audited()} == {64, 128, 256}
 
 
-def test_the_golden_file_covers_every_shipped_launch():
+def test_the_golden_file_covers_every_audited_launch():
     golden = {name.partition("/")[0] for name in accepted.read_golden()}
-    assert golden == {x.name for x in shipped()}
+    assert golden == {x.name for x in audited()}
+
+
+def test_rows_of_launches_alone_are_kept_apart_and_have_no_rules(tmp_path):
+    launch = {"launch": {"of": "forward", "grid": [132], "sha256": "b" * 64}}
+    rows = {"k": figures() | launch, "l": launch}
+    path = tmp_path / "golden.json"
+    path.write_text(accepted.golden_text(rows))
+    assert accepted.read_rows(path) == rows
+    assert set(accepted.read_golden(path)) == {"k"}
+    assert audit.broken_rules(rows) == []
+    moved = {"l": {"launch": launch["launch"] | {"grid": [131]}}}
+    assert audit.compare(rows, moved, partial=True) == ["l: launch.grid [132] -> [131]"]
 
 
 def test_an_unknown_launch_is_refused_and_a_missing_compiler_named(monkeypatch):

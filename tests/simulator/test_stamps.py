@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fa3_kernels.evidence import TIMELINE_SOURCES, files_sha256
+from fa3_kernels.evidence import evidence_sha256
 from fa3_simulator import stamps
 from fa3_simulator.timeline import COLOURS, Bar
 from fa3verify.cli import main
@@ -216,7 +216,7 @@ MEASURED = sorted((Path(__file__).parents[2] / "reports" / "h200" / "timelines")
 
 def test_the_measured_timelines_are_evidence_of_these_kernels() -> None:
     assert [path.name.partition(".")[0] for path in MEASURED] == ["e4m3_d128", "e4m3_d64", "fp16_d128", "fp16_d64"]
-    now = f"# kernel_sources_sha256={files_sha256(TIMELINE_SOURCES)}"
+    now = f"# launches_sha256={evidence_sha256('timeline')}"
     assert all(now in path.read_text().splitlines() for path in MEASURED), "measure again"
 
 

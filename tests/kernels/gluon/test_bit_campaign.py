@@ -93,8 +93,8 @@ def row(dtype: str, seed: int) -> list:
 
 
 def test_tables_of_different_dtypes_of_one_kernel_merge_and_others_do_not(tmp_path):
-    for name, dtypes, sources in (("a", ["e4m3"], "1"), ("b", ["fp16", "bf16"], "1"), ("c", ["fp16"], "2")):
-        facts = {"kernel_sources_sha256": sources, "dtypes": dtypes, "date_utc": name}
+    for name, dtypes, launches in (("a", ["e4m3"], "1"), ("b", ["fp16", "bf16"], "1"), ("c", ["fp16"], "2")):
+        facts = {"launches_sha256": launches, "dtypes": dtypes, "date_utc": name}
         write_all(tmp_path / name, [row(d, 10 - i) for i, d in enumerate(dtypes)], [[d] * 6 for d in dtypes], facts)
     merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"])
     with (tmp_path / "all" / BITS).open(newline="") as file:
