@@ -27,13 +27,12 @@ def _imports(text: str, package: str) -> bool:
 
 # Modules that cannot be imported here have no doctests here. A Gluon module without Triton drags down those above it.
 _KERNELS = Path(__file__).parent / "kernels" / "fa3_kernels"
-_FREE = {"__init__", "choose", "sass", "schedule", "variant"}  # of torch and Triton
 collect_ignore = [
     str(path)
     for path in sorted(_KERNELS.rglob("*.py"))
     if (_imports(path.read_text(), "torch") and not _HAS_TORCH)
     or (_imports(path.read_text(), "triton") and not _HAS_TRITON)
-    or (path.parent.name == "gluon" and path.stem not in _FREE and not (_HAS_TORCH and _HAS_TRITON))
+    or (path.parent.name == "gluon" and path.stem != "__init__" and not (_HAS_TORCH and _HAS_TRITON))
 ]
 
 

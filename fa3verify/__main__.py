@@ -1,6 +1,6 @@
 """``python -m fa3verify``."""
 
-from fa3verify.cli import main
+from fa3verify.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa3_kernels.config import Config, default_config
 from fa3_kernels.gluon import unsupported
+from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.twin.faults import Fault
-from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.forward import KernelModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 
@@ -150,13 +150,13 @@ class _Gluon:
     options: tuple[tuple[str, Any], ...] = ()
 
     def configure(self, problem: AttentionProblem) -> Config:
-        from fa3_kernels.gluon.choose import config_of
+        from fa3_kernels.plan.choose import config_of
 
         return config_of(problem, **dict(self.options))
 
     def launch_options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
         """Options with which the launch has this very configuration; ValueError where none give it."""
-        from fa3_kernels.gluon.choose import config_of
+        from fa3_kernels.plan.choose import config_of
 
         names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
         options: dict[str, Any] = {name: getattr(config, name) for name in names}

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fa3_kernels.config import Config
+from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, prepare
-from fa3verify.inputs import Recipe
+from fa3verify.inputs.recipe import Recipe
 
 SCHEMA = "fa3verify.case/1"
 

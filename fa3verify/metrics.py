@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fa3_reference.attention import Attention
-from fa3_reference.bounds import ErrorBound
+from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.formats import FORMATS, encode, ulp
 from fa3verify.candidates import Result
 

@@ -1,4 +1,4 @@
-"""Laws that hold within the a-priori rounding-error bound of :func:`fa3_reference.bounds.forward_bound`.
+"""Laws that hold within the a-priori rounding-error bound of :func:`fa3_reference.bounds.forward.forward_bound`.
 
 Two runs of problems with the same exact result may differ by the sum of their bounds. No constant here is a tolerance.
 """

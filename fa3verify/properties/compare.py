@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa3_reference.bounds import ErrorBound
+from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.problem import AttentionProblem
 from fa3verify.candidates import Result
 from fa3verify.metrics import error_ratio, lse_error

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from hypothesis.strategies import SearchStrategy
 
-from fa3_kernels.config import Config
-from fa3_reference.bounds import ErrorBound, forward_bound
+from fa3_kernels.plan.config import Config
+from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.candidates import Candidate, Result, model_of
 from fa3verify.cases import Case

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from fa3_reference.attention import attention
-from fa3_reference.quant_error import quantization_bound
+from fa3_reference.bounds.quantisation import quantization_bound
 from fa3_reference.quantize import condition
 from fa3verify.candidates import Candidate, Result
 from fa3verify.cases import Case

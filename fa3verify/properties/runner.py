@@ -10,7 +10,7 @@ from typing import Literal
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from fa3_kernels.config import Config
+from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.candidates import Candidate, Result
 from fa3verify.properties.law import CandidateError, Finding, Law, Trial

@@ -14,8 +14,8 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
 from fa3verify.properties.law import Finding, Kind, Law, Trial
-from fa3verify.strategies import TILE_EDGES, WINDOW_EDGES, recipes
 
 CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
 MAX_SEQLEN = 300

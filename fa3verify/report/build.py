@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from fa3verify.files import json_text, write_text
-from fa3verify.inputs import DISTRIBUTIONS
+from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.metrics import MEASURES
 from fa3verify.report import dataset, notation, panels, study_tables, tables
 

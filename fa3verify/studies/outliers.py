@@ -16,7 +16,7 @@ from fa3_reference.attention import attention
 from fa3_reference.baselines import emulated_fp8_attention
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme, prepare
-from fa3verify.inputs import Recipe
+from fa3verify.inputs.recipe import Recipe
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from fa3_reference.attention import attention
 from fa3_reference.baselines import emulated_fp8_attention, standard_attention_fp16
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from fa3_reference.quantize import QuantScheme, prepare
-from fa3verify.inputs import Recipe
+from fa3verify.inputs.recipe import Recipe
 from fa3verify.studies.study import Profile, Record, Records, Study, Unit, Variable, flatten, pivot
 
 if TYPE_CHECKING:

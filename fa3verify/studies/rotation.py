@@ -1,7 +1,7 @@
 """Does the Hadamard rotation help on real activations? Gain of every stored head, measured and predicted.
 
 gain = RMSE(one scale per head) / RMSE(Hadamard and scales per 128 rows), both by the e4m3 twin against the unrounded
-inputs, geometric mean over sign vectors; the prediction is :func:`fa3_reference.quant_error.predict_error`.
+inputs, geometric mean over sign vectors; the prediction is :func:`fa3_reference.bounds.quantisation.predict_error`.
 Differences below a quarter on one head are within the luck of a sign vector.
 """
 
@@ -14,10 +14,10 @@ import numpy as np
 
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
+from fa3_reference.bounds.quantisation import predict_error
 from fa3_reference.problem import AttentionProblem
-from fa3_reference.quant_error import predict_error
 from fa3_reference.quantize import QuantScheme, prepare
-from fa3verify import activations
+from fa3verify.inputs import activations
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, condition, quantize_qkv
-from fa3verify import activations
-from fa3verify.inputs import Recipe
+from fa3verify.inputs import activations
+from fa3verify.inputs.recipe import Recipe
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa3_kernels.config import default_config
+from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin import mufu
 from fa3_kernels.twin.forward import forward
-from fa3_reference import device_errors
 from fa3_reference.attention import attention
-from fa3_reference.bounds import forward_bound
+from fa3_reference.bounds import device as device_errors
+from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3_reference.quantize import QuantScheme, prepare

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa3_kernels.barriers import slot_threads
+from fa3_kernels.plan.barriers import slot_threads
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Stream, Work
 from fa3_simulator.schedules import WARP, WARPGROUP
 

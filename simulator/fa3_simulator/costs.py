@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_kernels.config import WARPGROUP_ROWS
+from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Gemm, Program, Work
 

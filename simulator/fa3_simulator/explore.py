@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fa3_simulator.fit import Finding
+from fa3_simulator.footprint import Finding
 from fa3_simulator.program import NONE, Op, Program
 
 _LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT}

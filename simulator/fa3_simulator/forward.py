@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fa3_simulator.actors import Consumer
+from fa3_simulator.consumer import Consumer
 from fa3_simulator.lockstep import Lockstep
 from fa3_simulator.partial_sums import PartsConsumer
-from fa3_simulator.parts import parts_of
 from fa3_simulator.producer import Producer
 from fa3_simulator.program import Builder, Program
+from fa3_simulator.resources import parts_of
 from fa3_simulator.schedules import Schedule, Tile
 
 

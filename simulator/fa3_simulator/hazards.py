@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from fa3_simulator.fit import Finding, footprint
+from fa3_simulator.footprint import Finding, footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import NONE, Op, Program
 

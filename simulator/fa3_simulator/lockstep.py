@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fa3_simulator.actors import Consumer
-from fa3_simulator.parts import Parts
+from fa3_simulator.consumer import Consumer
 from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Slot
+from fa3_simulator.resources import Parts
 from fa3_simulator.schedules import WARPGROUP, Tile
 
 

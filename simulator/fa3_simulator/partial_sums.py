@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fa3_simulator.actors import Consumer
-from fa3_simulator.parts import Parts
+from fa3_simulator.consumer import Consumer
 from fa3_simulator.program import Builder, Gemm, Slot, Work
+from fa3_simulator.resources import Parts
 from fa3_simulator.schedules import Tile, adds_in_place, pv_parts
-from fa3_simulator.works import ELEMENTS_PER_CHUNK
+from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
 
 
 class PartsConsumer(Consumer):

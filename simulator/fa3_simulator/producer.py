@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fa3_simulator.parts import Parts
 from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Stream
+from fa3_simulator.resources import Parts
 from fa3_simulator.schedules import WARP, WARPGROUP, Tile
-from fa3_simulator.works import transpose_trip, transpose_trips
+from fa3_simulator.vector_work import transpose_trip, transpose_trips
 
 
 def _acquire(stream: Stream, barriers: tuple, use: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa3_kernels.config import WARPGROUP_ROWS
+from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_simulator.costs import SMEM, TICKS, costs
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_kernels.config import WARPGROUP_ROWS
-from fa3_kernels.tiles import Mask, padded_group
+from fa3_kernels.plan.config import WARPGROUP_ROWS
+from fa3_kernels.plan.tiles import Mask, padded_group
 from fa3_simulator import interpreter
 from fa3_simulator.backward import BackwardSchedule, backward
 from fa3_simulator.costs import TICKS, costs

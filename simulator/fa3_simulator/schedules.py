@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fa3_kernels.config import kernel_head_dim
+from fa3_kernels.plan.config import kernel_head_dim
 
 Kernel = Literal["gluon", "flash3"]
 WARPGROUP, WARP = 128, 32  # threads
 BITS = {"fp16": 16, "bf16": 16, "e4m3": 8}
 OTHER_REGISTERS = 24  # addresses, row statistics, loop state: what our kernels need beside the matrices
 # Of our FP8 kernel, which keeps scalars of a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers, and no
-# loop over key blocks loads any of them (fa3_kernels/audit.json, e4m3_d64_dense).
+# loop over key blocks loads any of them (fa3_kernels/audit/audit.json, e4m3_d64_dense).
 OTHER_REGISTERS_FP8 = 16
 # Where ptxas puts, among a block's exponentials, what the source has in front of or behind all of them; shares of them, read off
 # the SASS. Maxima by integers are behind a branch, which keeps the order of the source.
@@ -126,7 +126,7 @@ class Schedule:
     def registers(self) -> tuple[int, int]:
         """Registers per thread of the producer and of a consumer after setmaxnreg; 255 is all that an instruction can name.
 
-        Of our kernels those of :func:`fa3_kernels.config.default_config`.
+        Of our kernels those of :func:`fa3_kernels.plan.config.default_config`.
         """
         if self.v_transpose and self.consumers == 2 and not (self.is_gluon_fp8 and self.head_dim > 128):
             return 40, 232  # the producer's warpgroup transposes V as well
@@ -144,7 +144,7 @@ class Schedule:
     @property
     def overlaps(self) -> bool:
         """Whether a warpgroup's GEMMs run under its own other work: with promotion at head_dim 256, O, S and a part of P V
-        do not fit the registers together, whatever the switch says (:mod:`fa3_kernels.gluon.variant`)."""
+        do not fit the registers together, whatever the switch says (:mod:`fa3_kernels.plan.variant`)."""
         is_large = self.is_gluon_fp8 and self.promotion_interval > 0 and self.head_dim > 128
         return self.intra_wg_overlap and not is_large
 
@@ -234,7 +234,7 @@ def read_switches(text: str) -> dict[str, int]:
 
 
 def ships_integer_max(schedule: Schedule, is_masked: bool) -> bool:
-    """Whether our kernel takes row maxima by integers, as :mod:`fa3_kernels.gluon.variant` chooses by launch.
+    """Whether our kernel takes row maxima by integers, as :mod:`fa3_kernels.plan.variant` chooses by launch.
 
     ``is_masked``: the launch hides keys, causal or by a window.
     """
@@ -263,7 +263,7 @@ def registers_needed(schedule: Schedule) -> int:
 
 
 def pv_parts(schedule: Schedule) -> tuple[int, int]:
-    """Slices of the channels and chunks of the keys in which a kernel sums P V, as :mod:`fa3_kernels.gluon.variant` chooses.
+    """Slices of the channels and chunks of the keys in which a kernel sums P V, as :mod:`fa3_kernels.plan.variant` chooses.
 
     >>> pv_parts(Schedule("e4m3", promotion_interval=64))
     (2, 2)

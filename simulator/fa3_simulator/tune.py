@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from fa3_simulator.fit import footprint
+from fa3_simulator.footprint import footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import AnySchedule, Estimate, Shape, estimate, program_of

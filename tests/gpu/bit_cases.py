@@ -15,7 +15,7 @@ import numpy as np
 
 from fa3_kernels.twin.quantize import quantize_qkv
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
-from fa3verify import activations
+from fa3verify.inputs import activations
 
 NUMPY = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn}
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")

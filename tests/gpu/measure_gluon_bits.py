@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 from bit_cases import DEFAULTS, DTYPES, Case, cases, operands
 
-from fa3_kernels.evidence import evidence_facts
-from fa3_kernels.gluon.choose import config_of, shape_of
-from fa3_kernels.gluon.variant import variant_of
+from fa3_kernels.audit.evidence import evidence_facts
+from fa3_kernels.plan.choose import config_of, shape_of
+from fa3_kernels.plan.variant import variant_of
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Operands

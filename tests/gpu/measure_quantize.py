@@ -23,7 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fa3_kernels.evidence import evidence_facts
+from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.twin.quantize import quantize_qkv as twin_quantize
 
 NUMPY = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -338,9 +338,9 @@ def from_device(got: dict[str, np.ndarray | None], rows: tuple[int, int, int]):
 def accuracy_of(name: str) -> list[list]:
     """Measured and predicted error of every scheme on one file of real activations."""
     from fa3_reference.attention import attention
-    from fa3_reference.quant_error import predict_error
+    from fa3_reference.bounds.quantisation import predict_error
     from fa3_reference.quantize import QuantScheme, prepare
-    from fa3verify import activations
+    from fa3verify.inputs import activations
 
     case = activations.find(name)
     problem, *exact = activations.load(name, dtype="e4m3")
@@ -376,7 +376,7 @@ def accuracy_of(name: str) -> list[list]:
 
 
 def tabulate_accuracy(out_dir: Path) -> None:
-    from fa3verify import activations
+    from fa3verify.inputs import activations
 
     columns = ["file", "model", "layer", "head", "tokens", "scope", "rotate", "subtract_k_mean", "quantised_by"]
     names = [case.name for case in activations.list_activations()]

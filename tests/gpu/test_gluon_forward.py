@@ -70,7 +70,7 @@ def device_forward(problem: AttentionProblem, given: Operands, **choices) -> tup
 
 
 def assert_bits(problem: AttentionProblem, given: Operands, **choices) -> None:
-    from fa3_kernels.gluon.choose import config_of
+    from fa3_kernels.plan.choose import config_of
 
     want = twin_forward(problem, given, config_of(problem, **choices))
     got = device_forward(problem, given, **choices)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fa3_kernels.gluon.choose import config_of
+from fa3_kernels.plan.choose import config_of
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 

@@ -9,7 +9,7 @@ from bit_cases import Case, operands
 from measure_gluon_bits import device_bits, differing, twin_bits
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench.kernels import TILES
+from fa3verify.gpu.bench.kernels import TILES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_memory")]
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates
-from fa3verify.cli import main
+from fa3verify.cli.main import main
 from fa3verify.properties import runner
 from fa3verify.properties.structure import STRUCTURE_LAWS
 
@@ -77,8 +77,8 @@ def test_a_kernel_for_one_head_dim_is_judged_on_that_alone(beside_third_party, t
 def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
     from fa3verify.cases import Case
     from fa3verify.gate import bit_rows
-    from fa3verify.inputs import Recipe
-    from fa3verify.oracle import judge
+    from fa3verify.inputs.recipe import Recipe
+    from fa3verify.judge import judge
 
     case = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
     for fault, differs in ((None, False), (Fault.TRUNCATED_OUTPUT, True)):
@@ -143,7 +143,7 @@ def test_no_law_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name, l
 
 
 def test_a_kernel_without_block_descales_is_never_sent_any():
-    from fa3verify.profiles import PROFILES, family_cases
+    from fa3verify.campaign.profiles import PROFILES, family_cases
 
     per_head = replace(candidates.twin("e4m3"), features=candidates.FEATURES - {"block_descale"})
     schemes = {case.scheme.granularity for case in family_cases(per_head, "normal", PROFILES["quick"], 0)}
@@ -151,9 +151,9 @@ def test_a_kernel_without_block_descales_is_never_sent_any():
 
 
 def test_a_replay_fails_while_a_bit_differs_from_the_twin(monkeypatch):
-    from fa3verify import replay
+    from fa3verify.campaign import replay
     from fa3verify.cases import Case
-    from fa3verify.inputs import Recipe
+    from fa3verify.inputs.recipe import Recipe
 
     case = Case("k", AttentionProblem(1, 1, 1, 8, 500, 64), Recipe("normal"))
     body = {"kernel": "k", "what": "L0 bits that differ from the twin", "content": case.to_json()}

@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa3verify import candidates, replay
+from fa3verify import candidates
+from fa3verify.campaign import replay
 from fa3verify.cases import Case
 
 HERE = Path(__file__).parent / "replays"

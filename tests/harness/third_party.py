@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fa3_kernels.config import default_config
+from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
 from fa3verify.candidates import FEATURES, Candidate, Result, twin

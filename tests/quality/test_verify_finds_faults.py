@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from fa3_kernels.twin.faults import Fault
 from fa3verify import candidates, gate
-from fa3verify.campaign import Outcome, plan
-from fa3verify.cli import main
-from fa3verify.summary import summarize
+from fa3verify.campaign.summary import summarize
+from fa3verify.campaign.tasks import Outcome, plan
+from fa3verify.cli.main import main
 
 # fault -> (dtype, task of the quick plan that finds it, layer that says so)
 FOUND_BY: dict[Fault, tuple[str, str, str]] = {

@@ -1,4 +1,4 @@
-"""The simulated work of a step is what the compiled kernels do: their accepted figures (fa3_kernels/audit.json), no GPU needed."""
+"""The simulated work of a step is what the compiled kernels do: their accepted figures (fa3_kernels/audit/audit.json), no GPU needed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import Counter
 
 import pytest
 
-from fa3_kernels.accepted import read_golden
-from fa3_kernels.config import Config, default_config
-from fa3_kernels.shipped import Launch, shipped
+from fa3_kernels.audit.golden import read_golden
+from fa3_kernels.audit.shipped import Launch, shipped
+from fa3_kernels.plan.config import Config, default_config
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
 from fa3_simulator.program import Op, Program
 from fa3_simulator.schedules import Schedule, Tile, pv_parts, ships_integer_max
 from fa3_simulator.tune import is_launchable, misfit
-from fa3_simulator.works import other_work, transpose_trip, transpose_trips
+from fa3_simulator.vector_work import other_work, transpose_trip, transpose_trips
 
 GOLDEN, H200 = read_golden(), load("h200")
 CLASSES = ("fma", "alu", "mufu", "convert", "convert_e4m3", "shuffle", "other")
@@ -131,7 +131,7 @@ def test_a_shipped_kernel_has_its_registers_and_fits(launch: Launch) -> None:
 
 @each_launch
 def test_what_the_kernels_choose_by_launch_is_chosen_alike(launch: Launch) -> None:
-    variant = pytest.importorskip("fa3_kernels.gluon.variant", reason="needs Triton")
+    variant = pytest.importorskip("fa3_kernels.plan.variant", reason="needs Triton")
     config, is_masked = config_of(launch), launch.problem.causal or launch.problem.window != (-1, -1)
     schedule = schedule_of(config)
     assert ships_integer_max(schedule, is_masked) == variant._integer_max(config, is_masked)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fa3_kernels.shipped import shipped
+from fa3_kernels.audit.shipped import shipped
 from fa3_simulator.schedules import EARLY_EXPONENTIALS, EARLY_EXPONENTIALS_CHAINED, LATE_TURN
 
 pytest.importorskip("triton", reason="triton compiles the kernels")
@@ -16,8 +16,8 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(
 
 def first_loop(name: str) -> list[tuple[str, str]]:
     """Opcodes and operands of one step: from the branch's target back to the branch, of the first loop with exponentials and wgmma."""
-    from fa3_kernels.gluon.compile import compile_kernel
-    from fa3_kernels.record import record
+    from fa3_kernels.audit.compile import compile_kernel
+    from fa3_kernels.audit.record import record
 
     (call,) = record(next(x for x in shipped() if x.name == name))
     labels: dict[str, int] = {}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3_kernels.gluon import schedule as kernel
+from fa3_kernels.plan import tile_order as kernel
 from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import costs
 from fa3_simulator.forward import forward
@@ -110,7 +110,7 @@ def test_the_papers_ablation_has_its_order() -> None:
 
 
 def test_promotion_leaves_no_overlap_to_switch_off_at_head_dim_256() -> None:
-    """O, S and a part of P V do not fit the registers together (fa3_kernels.gluon.variant), whatever the switch says."""
+    """O, S and a part of P V do not fit the registers together (fa3_kernels.plan.variant), whatever the switch says."""
     promoted = Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128)
     chained = replace(promoted, promotion_interval=0)
     on, off = (cycles(s, [Tile(20)]) for s in (promoted, replace(promoted, intra_wg_overlap=False)))

@@ -1,6 +1,6 @@
 """What a tile is: entries of the schedule, key blocks, masks, and the coordinates of rows for TMA and for pointers.
 
-The rules are those of :mod:`fa3_kernels.tiles`, which the twin follows and which states them. ``p`` is the
+The rules are those of :mod:`fa3_kernels.plan.tiles`, which the twin follows and which states them. ``p`` is the
 :class:`fa3_kernels.gluon.pipeline.Program`.
 """
 

@@ -10,17 +10,17 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from fa3_kernels.config import Config, kernel_head_dim
-from fa3_kernels.gluon.choose import check_lockstep, config_of, shape_of
 from fa3_kernels.gluon.combine import combine
 from fa3_kernels.gluon.descriptors import DTYPES, key_view, query_view
 from fa3_kernels.gluon.forward_fp8 import forward_fp8
 from fa3_kernels.gluon.forward_fp16 import forward_fp16
 from fa3_kernels.gluon.forward_lockstep import forward_lockstep
 from fa3_kernels.gluon.launch_descale import DescaleBlocks, Descales, descales_of, differ_by_tile
-from fa3_kernels.gluon.schedule import Shape, count_items, static_schedule
-from fa3_kernels.gluon.variant import Variant, variant_of
-from fa3_kernels.timeline import COLUMNS
+from fa3_kernels.plan.choose import check_lockstep, config_of, shape_of
+from fa3_kernels.plan.config import Config, kernel_head_dim
+from fa3_kernels.plan.stamps import COLUMNS
+from fa3_kernels.plan.tile_order import Shape, count_items, static_schedule
+from fa3_kernels.plan.variant import Variant, variant_of
 from fa3_reference.problem import AttentionProblem
 
 LOG2_E = 1.4426950408889634
@@ -223,9 +223,9 @@ def forward(
     pingpong, intra_wg_overlap : bool
         Schedule only: no bit depends on them.
     warp_specialize : bool
-        False runs the kernel of the ablation, for few problems: :func:`fa3_kernels.gluon.choose.check_lockstep`.
+        False runs the kernel of the ablation, for few problems: :func:`fa3_kernels.plan.choose.check_lockstep`.
     tile : (int, int), optional
-        Query rows and keys of a tile, for experiments: :func:`fa3_kernels.gluon.choose.check_tile`. By default what ships.
+        Query rows and keys of a tile, for experiments: :func:`fa3_kernels.plan.choose.check_tile`. By default what ships.
     q_descale, k_descale, v_descale : float32 (batch, heads) or (batch, heads, blocks), optional
         e4m3 only: multiply the stored operand to give its value; finite and > 0, which is not checked (it would wait for
         the GPU). Heads are those of the operand, or kv heads for q too.
@@ -238,14 +238,14 @@ def forward(
     out_dtype : bfloat16 or float16, optional
         e4m3 only: bfloat16 by default.
     stamps : int32 (ctas, consumer warpgroups + 1, steps, 8), zeros, optional
-        Filled by an instrumented kernel, see :mod:`fa3_kernels.timeline`; ``ctas`` at least that of the launch.
+        Filled by an instrumented kernel, see :mod:`fa3_kernels.plan.stamps`; ``ctas`` at least that of the launch.
 
     Returns
     -------
     out : like q (e4m3: out_dtype), with the head_dim of v; contiguous
     lse : float32 (batch, nheads, seqlen_q), or (nheads, total_q)
         Bits of :func:`fa3_kernels.twin.forward.forward` for the configuration that
-        :func:`fa3_kernels.gluon.choose.config_of` returns; it states what NaN, Inf and rows without a key become.
+        :func:`fa3_kernels.plan.choose.config_of` returns; it states what NaN, Inf and rows without a key become.
 
     Raises
     ------

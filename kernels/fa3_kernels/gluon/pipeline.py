@@ -2,7 +2,7 @@
 
 Data arrives on mbarriers (``*_full``). Slots are handed back through named barriers: each consumer thread arrives, the
 producer warp waits; that costs a consumer one instruction instead of a barrier over its warpgroup. Pingpong: a
-warpgroup issues its GEMMs only when the one before it has issued its own. Ids: :mod:`fa3_kernels.barriers`.
+warpgroup issues its GEMMs only when the one before it has issued its own. Ids: :mod:`fa3_kernels.plan.barriers`.
 """
 
 from triton.experimental import gluon
@@ -10,10 +10,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.language.core import _aggregate as aggregate
 
-from fa3_kernels import barriers
-from fa3_kernels.barriers import NamedBarrier
 from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, matrix, query_coordinates, read_tile
 from fa3_kernels.gluon.stamps import K_FREE, V_FREE, at_step, begin_stamps, stamp
+from fa3_kernels.plan import barriers
+from fa3_kernels.plan.barriers import NamedBarrier
 
 K_EMPTY = gl.constexpr(int(NamedBarrier.K_EMPTY))
 V_EMPTY = gl.constexpr(int(NamedBarrier.V_EMPTY))

@@ -10,7 +10,7 @@ import torch
 
 from fa3_kernels.gluon.quantize_kernel import Correction, Operand, quantize
 from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
-from fa3_kernels.quantization import (
+from fa3_kernels.plan.quantizer import (
     MEAN_CHUNK_ROWS,
     MEAN_FINAL_ROWS,
     MEAN_TREE_ROWS,
@@ -201,7 +201,7 @@ def quantize_qkv(
         multiples of 16 elements.
     k, v : same dtype (batch, seqlen_k, nheads_kv, head_dim or head_dim_v) or packed
     block_rows, scope, scale, rotate, subtract_k_mean, seed
-        See :class:`fa3_kernels.quantization.QuantizeOptions`. Scope "block" with 32, 64 or 128 rows reads the data once;
+        See :class:`fa3_kernels.plan.quantizer.QuantizeOptions`. Scope "block" with 32, 64 or 128 rows reads the data once;
         other scopes twice; a K mean reads k once more.
     softmax_scale : float, optional
         Factor of the LSE correction, rounded to binary32; 1 / sqrt(head_dim) by default.

@@ -1,13 +1,13 @@
 """Stamps of the SM's clock inside a kernel, for timelines; a kernel without them has none of this code.
 
 Where the next stamps go is kept in registers of PTX that are declared once, at the head of the kernel: a stamp is a clock
-read and a store by the first thread of an actor, two instructions. Meaning of the events: :mod:`fa3_kernels.timeline`.
+read and a store by the first thread of an actor, two instructions. Meaning of the events: :mod:`fa3_kernels.plan.stamps`.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fa3_kernels import timeline
+from fa3_kernels.plan import stamps as timeline
 
 _EVENTS = (*timeline.CONSUMER_EVENTS, *timeline.PRODUCER_EVENTS)
 TURN_TAKEN, ISSUED, SCORES, OUTPUT, K_FREE, K_ISSUED, V_FREE, V_ISSUED = (gl.constexpr(i) for i in range(len(_EVENTS)))

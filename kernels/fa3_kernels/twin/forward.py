@@ -2,7 +2,7 @@
 
 The production order, which the GPU kernels must follow:
 
-1. Row tiles of tile_m; key blocks right to left (:mod:`fa3_kernels.tiles`). Operands are zero-padded to the kernel's head_dim
+1. Row tiles of tile_m; key blocks right to left (:mod:`fa3_kernels.plan.tiles`). Operands are zero-padded to the kernel's head_dim
    and to whole key tiles; V rows beyond seqlen_k are cleared.
 2. S = Q K^T: one chain of wgmma over head_dim, k ascending, C = 0.
 3. c = max(scale_log2 * q_descale * k_descale, 2^-126), rounded in that order: a factor that underflowed to 0 would turn the
@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_kernels.config import Config, default_config, kernel_head_dim
-from fa3_kernels.tiles import Mask, RowTile, mask_of, row_tiles, split_ranges
+from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
+from fa3_kernels.plan.tiles import Mask, RowTile, mask_of, row_tiles, split_ranges
 from fa3_kernels.twin import float32, softmax
 from fa3_kernels.twin.arithmetic import Arithmetic, Source
 from fa3_kernels.twin.compiled import Backend

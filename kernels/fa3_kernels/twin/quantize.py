@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from fa3_kernels.quantization import (
+from fa3_kernels.plan.quantizer import (
     E4M3_MAX,
     MAX_DESCALE,
     MEAN_CHUNK_ROWS,
@@ -88,7 +88,7 @@ def quantize_qkv(  # noqa: PLR0913
         head_dim a multiple of 16, at most 256; 32, 64, 128 or 256 for a rotation.
     k, v : same dtype (batch, seqlen_k, nheads_kv, head_dim or head_dim_v) or packed
     block_rows, scope, scale, rotate, subtract_k_mean, seed
-        See :class:`fa3_kernels.quantization.QuantizeOptions`.
+        See :class:`fa3_kernels.plan.quantizer.QuantizeOptions`.
     softmax_scale : float, optional
         Factor of the LSE correction, rounded to binary32; 1 / sqrt(head_dim) by default.
     cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,), optional

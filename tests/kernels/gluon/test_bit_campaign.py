@@ -23,7 +23,7 @@ from measure_gluon_bits import (
     write_all,
 )
 
-from fa3_kernels.gluon.choose import config_of
+from fa3_kernels.plan.choose import config_of
 from fa3_kernels.twin.faults import Fault
 
 ALL = cases()

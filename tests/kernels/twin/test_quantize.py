@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
-from fa3_kernels.quantization import MAX_DESCALE, MIN_DESCALE, QuantizeOptions, tile_rows
+from fa3_kernels.plan.quantizer import MAX_DESCALE, MIN_DESCALE, QuantizeOptions, tile_rows
 from fa3_kernels.twin.quantize import butterflies, descale_of, quantize_qkv
 from fa3_reference import quantize as reference
 from fa3_reference.attention import attention

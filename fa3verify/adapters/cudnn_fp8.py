@@ -1,0 +1,84 @@
+"""cuDNN's FP8 attention through its frontend: e4m3 operands and e4m3 output (16-bit outputs need Blackwell)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from fa3verify.gpu.bench.cells import Cell
+from fa3verify.gpu.bench.kernels import Inputs, Output, Run
+from fa3verify.gpu.bench.timing import GraphTimed
+
+P_SCALE = 256.0  # probabilities are stored times this, as in the other FP8 kernels
+LARGEST = 440.0  # of the output; e4m3 ends at 448
+
+
+class _Plan:
+    """One cuDNN graph with its tensors."""
+
+    def __init__(self, cell: Cell, x: Inputs) -> None:
+        self.torch, self.cudnn = import_module("torch"), import_module("cudnn")
+        self.handle = self.cudnn.create_handle()
+        float32 = self.cudnn.data_type.FLOAT
+        graph = self.cudnn.pygraph(
+            io_data_type=self.cudnn.data_type.FP8_E4M3,
+            intermediate_data_type=float32,
+            compute_data_type=float32,
+            handle=self.handle,
+        )
+        self.out = self.torch.empty_like(x.q)
+        self.out_scale, self.out_amax = self._scalar(1.0), self._scalar(0.0)
+        operands = {name: _tensor(graph, self.cudnn, getattr(x, name)) for name in "qkv"}
+        names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+        scalars = {name: graph.tensor(dim=[1] * 4, stride=[1] * 4, data_type=float32) for name in names}
+        results = graph.sdpa_fp8(
+            **operands,
+            **scalars,
+            attn_scale=cell.head_dim**-0.5,
+            use_causal_mask=cell.causal,
+            generate_stats=False,
+        )
+        out, _, p_amax, out_amax = results
+        view = self.out.transpose(1, 2)
+        out.set_output(True).set_dim(list(view.shape)).set_stride(list(view.stride()))
+        out.set_data_type(self.cudnn.data_type.FP8_E4M3)
+        for amax in (p_amax, out_amax):
+            amax.set_output(True).set_dim([1] * 4).set_stride([1] * 4).set_data_type(float32)
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([self.cudnn.heur_mode.A, self.cudnn.heur_mode.FALLBACK])
+        graph.check_support()
+        graph.build_plans()
+        factors = (x.q_descale, x.k_descale, x.v_descale, 1 / P_SCALE, P_SCALE)
+        values = [*map(self._scalar, factors), self.out_scale]
+        self.pack = {operands[name]: getattr(x, name) for name in "qkv"} | dict(zip(scalars.values(), values))
+        self.pack |= {out: self.out, p_amax: self._scalar(0.0), out_amax: self.out_amax}
+        self.workspace = self.torch.empty(max(graph.get_workspace_size(), 16), device="cuda", dtype=self.torch.uint8)
+        self.graph = graph
+        self.run()  # the output's amax, for its scale
+        self.out_scale.fill_(LARGEST / max(float(self.out_amax), 1e-6))
+
+    def _scalar(self, value: float) -> Any:
+        return self.torch.full((1, 1, 1, 1), value, device="cuda", dtype=self.torch.float32)
+
+    def run(self) -> Any:
+        self.cudnn.set_stream(handle=self.handle, stream=self.torch.cuda.current_stream().cuda_stream)
+        self.graph.execute(self.pack, self.workspace, handle=self.handle)
+        return self.out
+
+
+def _tensor(graph: Any, cudnn: Any, x: Any) -> Any:
+    view = x.transpose(1, 2)
+    return graph.tensor(dim=list(view.shape), stride=list(view.stride()), data_type=cudnn.data_type.FP8_E4M3)
+
+
+def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
+    """Prepare a cell; the output's scale is chosen from its own amax, so that nothing is clipped."""
+    plans = [_Plan(cell, x) for x in inputs]
+
+    def output() -> Output:
+        out = plans[0].run()
+        return Output(out, None, 1 / float(plans[0].out_scale))
+
+    return Run(GraphTimed(lambda i: plans[i % len(plans)].run()), output)

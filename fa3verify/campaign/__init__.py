@@ -1,0 +1,1 @@
+"""Campaigns: tasks on any executor, resumable, to one summary, report and verdict."""

@@ -1,0 +1,135 @@
+"""How much each profile runs: shapes, seeds and example counts, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
+from fa3verify.candidates import Candidate
+from fa3verify.cases import Case
+from fa3verify.inputs.activations import list_activations
+from fa3verify.inputs.recipe import FAMILIES, Recipe
+
+ProfileName = Literal["quick", "release", "soak"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One size of campaign.
+
+    Parameters
+    ----------
+    shapes : tuple of dict
+        Fields of AttentionProblem, one problem per entry and family.
+    seeds : int
+        Draws per family and shape.
+    law_examples, bound_examples : int
+        Hypothesis examples per law and for the error bound, per kernel.
+    activation_tokens : int
+        Leading tokens used of each stored activation; 0 is all.
+    task_limit_s : float
+        Time after which one task counts as hung.
+    """
+
+    name: ProfileName
+    shapes: tuple[dict[str, Any], ...]
+    seeds: int
+    law_examples: int
+    bound_examples: int
+    activation_tokens: int
+    task_limit_s: float
+
+
+# Each shape is here for a reason: two kv heads for the head map, seqlen_q != seqlen_k for the diagonal, a short last tile for
+# its mask, a window and a softcap because whole branches of a kernel run under nothing else.
+_GQA_CAUSAL = {
+    "batch": 1,
+    "nheads": 4,
+    "nheads_kv": 2,
+    "seqlen_q": 129,
+    "seqlen_k": 321,
+    "head_dim": 64,
+    "causal": True,
+}
+_DENSE = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 128, "seqlen_k": 509, "head_dim": 128}
+_WINDOW = {
+    "batch": 1,
+    "nheads": 1,
+    "nheads_kv": 1,
+    "seqlen_q": 65,
+    "seqlen_k": 200,
+    "head_dim": 64,
+    "window": (40, 7),
+    "softcap": 4.0,
+}
+_WIDE = {
+    "batch": 1,
+    "nheads": 1,
+    "nheads_kv": 1,
+    "seqlen_q": 128,
+    "seqlen_k": 640,
+    "head_dim": 256,
+    "window": (300, 20),
+}
+_LONG = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 256, "seqlen_k": 8192, "head_dim": 128}
+_SQUARE = {"batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64, "causal": True}
+_ODD = {"batch": 2, "nheads": 2, "nheads_kv": 2, "seqlen_q": 200, "seqlen_k": 500, "head_dim": 96}
+
+_QUICK = (_GQA_CAUSAL, _DENSE, _WINDOW)
+_FULL = (*_QUICK, _WIDE, _LONG, _SQUARE, _ODD)
+
+PROFILES: dict[str, Profile] = {
+    "quick": Profile("quick", _QUICK, 1, 6, 40, 192, 60.0),
+    "release": Profile("release", _FULL, 4, 60, 600, 0, 900.0),
+    "soak": Profile("soak", _FULL, 16, 600, 6000, 0, 3600.0),
+}
+
+ACTIVATIONS = "activations"
+
+# One scheme per shape, in turn: scale faults hide under one of them alone.
+_SCHEMES = (QuantScheme("block"), QuantScheme("head"), QuantScheme("block", hadamard_seed=0))
+
+
+def scheme_for(candidate: Candidate, index: int) -> QuantScheme | None:
+    """Quantisation of the index-th shape, with scales per head where a kernel takes no blocks; None for 16-bit kernels."""
+    if candidate.dtype != "e4m3":
+        return None
+    scheme = _SCHEMES[index % len(_SCHEMES)]
+    return scheme if "block_descale" in candidate.features else replace(scheme, granularity="head")
+
+
+def family_names(candidate: Candidate) -> tuple[str, ...]:
+    """Families a campaign sends to a kernel, real activations by model last."""
+    synthetic = tuple(f.name for f in FAMILIES if f.distribution != ACTIVATIONS)
+    models = tuple(sorted({f"{ACTIVATIONS}:{a.model}" for a in list_activations()}))
+    return synthetic + models
+
+
+def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int) -> list[Case]:
+    """Return the deterministic cases of one family; the drift baseline rests on these."""
+    if family.startswith(ACTIVATIONS):
+        return _activation_cases(candidate, family.partition(":")[2], profile)
+    template = next(f for f in FAMILIES if f.name == family)
+    cases = []
+    for index, shape in enumerate(profile.shapes):
+        problem = AttentionProblem(dtype=candidate.dtype, **shape)
+        scheme = scheme_for(candidate, index)
+        cases += [
+            Case(candidate.name, problem, template.recipe(seed=seed + draw), scheme)
+            for draw in range(profile.seeds)
+            if candidate.supports(problem)
+        ]
+    return cases
+
+
+def _activation_cases(candidate: Candidate, model: str, profile: Profile) -> list[Case]:
+    cases = []
+    for index, stored in enumerate(a for a in list_activations() if a.model == model):
+        tokens = min(stored.seqlen, profile.activation_tokens or stored.seqlen)
+        problem = stored.problem(dtype=candidate.dtype, tokens=tokens)
+        if candidate.supports(problem):
+            recipe = Recipe(ACTIVATIONS, {"name": stored.name, "tokens": tokens})
+            cases.append(Case(candidate.name, problem, recipe, scheme_for(candidate, index)))
+    return cases

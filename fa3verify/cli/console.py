@@ -1,0 +1,251 @@
+"""What the terminal shows: progress on stderr, results on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fa3_kernels.audit.golden import is_compiled
+from fa3verify.campaign.tasks import Outcome
+from fa3verify.candidates import Candidate
+
+STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow"}
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
+    """Show a progress bar on stderr; yields the callback of :func:`fa3verify.campaign.verify.run`."""
+    console = Console(stderr=True, quiet=quiet)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("compiling the twins", total=None)
+
+        def advance(total: int, outcome: Outcome | None) -> None:
+            if outcome is None:
+                bar.update(task, total=total, description="verifying")
+                return
+            bar.update(task, advance=1, description=escape(outcome.task.label))
+            if outcome.error:
+                console.print(f"[red]lost[/red] {escape(outcome.task.label)}: {escape(outcome.error)}")
+
+        yield advance
+
+
+def _figure(value: float | None) -> str:
+    """Two significant digits, exponents without padding."""
+    if value is None:
+        return "-"
+    text = f"{value:.2g}"
+    return text.replace("e-0", "e-").replace("e+0", "e")
+
+
+def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
+    """Print per kernel and family figures, the gate and the verdict; the last line is the report's path."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if not quiet:
+        for kernel in summary["kernels"]:
+            console.print(_family_table(kernel, console.width))
+            console.print(_law_line(kernel))
+            if line := _quantisation_line(kernel):
+                console.print(line)
+        layers = "  ".join(f"{k} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())
+        console.print(f"\n{layers}")
+    for failure in summary["failures"][:20]:
+        where = f"  replay: fa3verify replay {out / failure['replay']}" if failure["replay"] else ""
+        console.print(
+            f"[red]FAIL[/red] {escape(failure['kernel'])} {escape(failure['what'])}: {escape(failure['message'])}{escape(where)}",
+            soft_wrap=True,
+        )
+    if len(summary["failures"]) > 20:
+        console.print(f"... and {len(summary['failures']) - 20} more in {out / 'summary.json'}")
+    verdict = summary["verdict"]
+    cases = sum(k["cases"] for k in summary["kernels"])
+    outputs = sum(k["outputs"] for k in summary["kernels"])
+    console.print(
+        f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {len(summary['kernels'])} kernels, {cases} cases, "
+        f"{outputs:,} outputs in {summary['wall_s']:.0f} s"
+    )
+    console.print(f"report {out / 'report.html'}", soft_wrap=True)
+
+
+COLUMNS = {  # measure: heading; the last ones go first when the terminal is narrow
+    "rel_rmse_seen": "rel rmse\nseen",
+    "rel_rmse_unrounded": "rel rmse\nunrounded",
+    "ratio_max": "error /\nbound",
+    "ratio_lse_max": "lse /\nbound",
+    "bias": "signed\nbias",
+    "ulp_p99": "ulp\np99",
+    "ulp_max": "ulp\nmax",
+    "max_error": "max\nerror",
+}
+
+
+def _family_table(kernel: dict[str, Any], width: int) -> Table:
+    title = f"{escape(kernel['name'])}: {escape(kernel['description'])}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
+    shown = list(COLUMNS)[: max(3, (width - 34) // 10)]
+    table.add_column("family", no_wrap=True, max_width=22)
+    for measure in shown:
+        table.add_column(COLUMNS[measure], justify="right", no_wrap=True)
+    table.add_column("bit\nequal", justify="right", no_wrap=True)
+    for f in kernel["families"]:
+        judged = f["outputs"] > f["unbounded"]
+        figures = [_figure(f[measure]) if judged else "-" for measure in shown]
+        name = f["family"].replace("activations:", "real:")
+        table.add_row(name, *figures, f"{f['bit_equal']:.0%}" if judged else "-")
+    return table
+
+
+def _law_line(kernel: dict[str, Any]) -> str:
+    held = sum(law["status"] == "pass" for law in kernel["laws"])
+    return f"laws {held}/{len(kernel['laws'])} hold, {sum(law['examples'] for law in kernel['laws'])} examples"
+
+
+def _quantisation_line(kernel: dict[str, Any]) -> str:
+    """What quantising the inputs cost, beside the gate and never part of it; empty for 16-bit kernels."""
+    predicted = [f["quantisation_ratio"] for f in kernel["families"] if f["quantisation_ratio"] is not None]
+    bounded = [f["quantisation_bound_ratio"] for f in kernel["families"] if f["quantisation_bound_ratio"] is not None]
+    if not predicted:
+        return ""
+    return (
+        f"quantising Q, K, V (not gated): RMS error / predicted {min(predicted):.2f} to {max(predicted):.2f} over families, "
+        f"largest error / its own bound {max(bounded):.2f}"
+    )
+
+
+def step_summary(out: Path) -> None:
+    """Append the Markdown report to the file that GitHub Actions names, if it names one."""
+    target = os.environ.get("GITHUB_STEP_SUMMARY")
+    if target and (out / "report.md").exists():
+        with open(target, "a", encoding="utf-8") as file:
+            file.write((out / "report.md").read_text(encoding="utf-8"))
+
+
+def print_replay(body: dict[str, Any], holds: bool, message: str, measures: dict[str, float] | None) -> None:
+    console = Console()
+    console.print(f"{escape(body['kernel'])}: {escape(body['what'])}", soft_wrap=True)
+    console.print(escape(message), soft_wrap=True)
+    for name, value in (measures or {}).items():
+        console.print(f"  {name:20} {_figure(value)}")
+    console.print("[green]holds[/green]" if holds else "[bold red]still broken[/bold red]")
+
+
+def kernel_row(candidate: Candidate) -> dict[str, Any]:
+    """JSON row of one kernel."""
+    return {
+        "name": candidate.name,
+        "dtype": candidate.dtype,
+        "description": candidate.description,
+        "features": sorted(candidate.features),
+        "unavailable": candidate.unavailable,
+    }
+
+
+def print_kernels(known: list[Candidate]) -> None:
+    table = Table()
+    for name in ("kernel", "dtype", "available", "description"):
+        table.add_column(name, overflow="fold")
+    for c in known:
+        table.add_row(
+            escape(c.name), c.dtype, "yes" if c.unavailable is None else escape(c.unavailable), escape(c.description)
+        )
+    Console().print(table)
+    from fa3_kernels.twin.faults import Fault
+
+    Console().print(f"add +FAULT to a twin to plant a fault: {', '.join(Fault)}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def counting(what: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Count finished things on stderr, if it is a terminal; yields a callback that gets their names."""
+    console = Console(stderr=True, quiet=quiet)
+    hidden = quiet or not console.is_terminal
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, disable=hidden) as bar:
+        task, done = bar.add_task(what, total=None), []
+
+        def tell(name: str) -> None:
+            done.append(name)
+            bar.update(task, description=f"{what}: {len(done)} done, {escape(name)}")
+
+        yield tell
+
+
+def print_audit(figures: dict[str, Any], broken: list[str], moved: list[str], accepted: bool, *, quiet: bool) -> None:
+    """Print the figures of every kernel, what broke a rule, what moved, and the verdict."""
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    compiled = {name: f for name, f in figures.items() if is_compiled(f)}
+    if not quiet:
+        table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+        table.add_column("kernel", no_wrap=True)
+        for name in ("regs", "spill", "smem", "GMMA", "TMA", "MUFU", "FFMA", "LDSM/STSM", "PRMT", "BAR"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("first step", overflow="fold")
+        for name, f in compiled.items():
+            barriers = f["barriers"]["BAR.SYNC"] + f["barriers"]["BAR.ARV"]
+            row = [f["registers"]["entry"], f["memory"]["spill_bytes"], f["memory"]["smem_bytes"]]
+            row += [sum(f[group].values()) for group in ("tensor", "tma", "special")]
+            row += [f["fp32"]["FFMA"], f"{f['moves']['LDSM']}/{f['moves']['STSM']}", f["moves"]["PRMT"], barriers]
+            table.add_row(escape(name), *map(str, row), f["loops"][0].split(" BAR")[0] if f["loops"] else "")
+        console.print(table)
+    for text in broken:
+        console.print(f"[red]BROKEN[/red] {escape(text)}", soft_wrap=True)
+    for text in moved:
+        console.print(f"[yellow]MOVED[/yellow] {escape(text)}", soft_wrap=True)
+    if moved and accepted:
+        console.print(f"accepted: {len(moved)} figures written to the golden file")
+    verdict = "fail" if broken or (moved and not accepted) else "pass"
+    console.print(f"[{STYLE[verdict]}]AUDIT {verdict.upper()}[/] {len(compiled)} kernels, {len(moved)} figures moved")
+
+
+def teller(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints one line of progress on stderr."""
+    console = Console(stderr=True, quiet=quiet)
+    return lambda text: console.print(escape(text), soft_wrap=True)
+
+
+def print_bench(results: Any, grid: str, left: int, wrong: list[str], out: Path, *, quiet: bool) -> None:
+    """Print ratios to every peer, what is missing, kernels whose bits differ, and the path of the report."""
+    from fa3verify.gpu.bench.ratios import ratio_lines
+
+    console = Console()
+    if not quiet:
+        for text in ratio_lines(results, grid):
+            console.print(escape(text), soft_wrap=True)
+        for name, reason in results.missing().items():
+            console.print(f"missing {escape(name)}: {escape(reason)}", soft_wrap=True)
+    for text in wrong:
+        console.print(f"[red]FAIL[/red] {escape(text)}", soft_wrap=True)
+    if left:
+        console.print(f"{left} cells left: the same command goes on with them")
+    console.print(f"report {out / 'bench.md'}", soft_wrap=True)
+
+
+def environment() -> dict[str, Any]:
+    """Return what ``fa3verify info`` prints."""
+    from fa3_kernels.twin.compiled import cache_directory
+    from fa3verify.campaign.summary import provenance
+
+    variables = ("FA3VERIFY_CACHE", "FA3VERIFY_PROFILE", "FA3VERIFY_TRACEBACK", "NO_COLOR", "GITHUB_STEP_SUMMARY")
+    facts = provenance(0)
+    del facts["seed"]
+    return facts | {"cache": str(cache_directory()), "variables": {name: os.environ.get(name) for name in variables}}
+
+
+def print_info(facts: dict[str, Any]) -> None:
+    console = Console()
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                console.print(f"{key:20} {escape(str(inner if inner is not None else 'not set'))}", soft_wrap=True)
+        else:
+            console.print(f"{name:20} {escape(str(value))}", soft_wrap=True)

@@ -1,0 +1,77 @@
+"""Exit codes, one-line errors and JSON output: what every verb of the command line shares."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import rich_click as click
+from click.exceptions import Exit
+
+OK, FINDING, USAGE, ENVIRONMENT, INTERNAL, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+EPILOG = (
+    "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected, 130 interrupted."
+)
+
+
+def fail(code: int, message: str) -> NoReturn:
+    """Print one line and leave with a code."""
+    click.echo(f"fa3verify: {' '.join(str(message).split())}", err=True)
+    raise Exit(code)
+
+
+def require_device(what: str) -> None:
+    """Leave, with the reason, unless the GPU kernels can run here."""
+    from fa3verify.gpu.bench import run
+
+    try:
+        run.check_device()
+    except run.NoDevice as error:
+        fail(ENVIRONMENT, f"{what} needs a GPU: {error}")
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn exceptions into one line and the documented exit code."""
+    try:
+        yield
+    except (click.ClickException, Exit):
+        raise
+    except KeyboardInterrupt:
+        fail(INTERRUPTED, "interrupted; finished work is kept and the same command goes on from there")
+    except ModuleNotFoundError as error:
+        extra = {"torch": "torch", "triton": "gpu", "distributed": "distributed", "dask": "distributed"}.get(
+            error.name or "", ""
+        )
+        hint = f"; install it with: pip install 'fa3verify[{extra}]'" if extra else ""
+        fail(ENVIRONMENT, f"package {error.name} is not installed{hint}")
+    except ValueError as error:
+        fail(USAGE, str(error))
+    except OSError as error:
+        fail(ENVIRONMENT, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+    except Exception as error:
+        if os.environ.get("FA3VERIFY_TRACEBACK"):
+            raise
+        fail(INTERNAL, f"internal error: {type(error).__name__}: {error} (FA3VERIFY_TRACEBACK=1 shows where)")
+
+
+def emit(value: dict[str, Any], target: str | None) -> None:
+    """Write a value as JSON, if a target is named; Infinity and NaN become strings, as in summary.json."""
+    if target is not None:
+        from fa3verify.files import json_text
+
+        write(json_text(value), target)
+
+
+def write(text: str, target: str | None) -> None:
+    """Write text to a file or to standard output, if a target is named."""
+    if target == "-":
+        sys.stdout.write(text)
+    elif target is not None:
+        from fa3verify.files import write_text
+
+        write_text(Path(target), text)

@@ -1,0 +1,248 @@
+"""Verb simulate, and the options that say which problem and schedule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click import get_current_context
+from click.core import ParameterSource
+
+from fa3verify.cli.exits import EPILOG, emit, one_line_errors
+
+BACKWARD_TILE = (64, 128)
+FORWARD_ONLY = ("schedule", "kernel", "p_in_smem", "promotion_interval")
+VALIDATES_WITH = ("validate", "machine", "json_target")
+
+
+def _tile(_context: Any, _parameter: Any, value: str) -> tuple[int, int]:
+    if not (match := re.fullmatch(r"(\d+)x(\d+)", value)):
+        raise click.BadParameter(f"must be ROWSxKEYS such as 128x176, got {value!r}")
+    return int(match[1]), int(match[2])
+
+
+def problem_options(command: Callable) -> Callable:
+    """Options that say what is computed, and where."""
+    for option in (
+        click.option("--dtype", type=click.Choice(["fp16", "bf16", "e4m3"]), default="fp16", show_default=True),
+        click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True),
+        click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
+        click.option("--nheads", type=click.IntRange(1), default=16, show_default=True),
+        click.option("--nheads-kv", type=click.IntRange(1), help="Heads of K and V; those of Q by default."),
+        click.option(
+            "--pack-gqa", is_flag=True, help="Rows of a tile are the heads of a group, so K and V are read once."
+        ),
+        click.option("--seqlen", type=click.IntRange(1), default=8192, show_default=True),
+        click.option("--seqlen-q", type=click.IntRange(1), help="Queries; as many as keys by default."),
+        click.option("--causal", is_flag=True),
+        click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file."),
+        click.option(
+            "--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."
+        ),
+        click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON."),
+    ):
+        command = option(command)
+    return command
+
+
+def schedule_options(command: Callable) -> Callable:
+    """Options that say how."""
+    for option in (
+        click.option("--tile", callback=_tile, default="128x128", show_default=True, metavar="ROWSxKEYS"),
+        click.option("--stages", type=click.IntRange(1, 8), default=2, show_default=True),
+        click.option(
+            "--schedule",
+            default="pingpong+overlap",
+            show_default=True,
+            help="pingpong, and overlap or overlap3 (three stages), joined by +, or none.",
+        ),
+        click.option(
+            "--promotion-interval", type=click.IntRange(0), default=0, help="e4m3: keys per promotion of P V."
+        ),
+        click.option("--kernel", type=click.Choice(["gluon", "flash3"]), default="gluon", show_default=True),
+        click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
+        click.option(
+            "--backward", is_flag=True, help="The backward kernel, of 64 queries x 128 keys by default; fp16 or bf16."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _schedule(options: dict[str, Any]) -> Any:
+    from fa3_simulator.schedules import Schedule, read_switches
+
+    if options["backward"]:
+        return _backward_schedule(options)
+    tile_m, tile_n = options["tile"]
+    return Schedule(
+        dtype=options["dtype"],
+        head_dim=options["head_dim"],
+        tile_m=tile_m,
+        tile_n=tile_n,
+        num_stages=options["stages"],
+        promotion_interval=options["promotion_interval"],
+        v_transpose=options["dtype"] == "e4m3",
+        pv_from_registers=not options["p_in_smem"],
+        kernel=options["kernel"],
+        **read_switches(options["schedule"]),  # type: ignore[arg-type]
+    )
+
+
+def _backward_schedule(options: dict[str, Any]) -> Any:
+    from fa3_simulator.backward import BackwardSchedule
+
+    if given := given_options(FORWARD_ONLY):
+        raise ValueError(f"--backward does not take {', '.join(given)}: there is one backward schedule")
+    if options["dtype"] == "e4m3":
+        raise ValueError("the backward is for fp16 and bf16, got e4m3")
+    tile_m, tile_n = options["tile"] if _is_given("tile") else BACKWARD_TILE
+    return BackwardSchedule(options["head_dim"], tile_m, tile_n, options["stages"])
+
+
+def _is_given(name: str) -> bool:
+    """Whether an option was given, whatever its default."""
+    return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def given_options(names: Iterable[str] | None = None, *, but: Iterable[str] = ()) -> list[str]:
+    """Options among ``names`` (all by default) that were given, as they are written."""
+    known = {p.name: p.opts[-1] for p in get_current_context().command.params if p.name and p.name not in but}
+    return [known[name] for name in (known if names is None else names) if _is_given(name)]
+
+
+def shape_of(options: dict[str, Any]) -> Any:
+    from fa3_simulator.run import Shape
+
+    seqlen, nheads, kv_heads = (options[name] for name in ("seqlen", "nheads", "nheads_kv"))
+    queries = options["seqlen_q"] or seqlen
+    return Shape(options["batch"], nheads, queries, seqlen, options["causal"], kv_heads or nheads, options["pack_gqa"])
+
+
+def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Shape, schedule and machine; ValueError when the schedule does not fit."""
+    from fa3_simulator.machine import load
+    from fa3_simulator.run import launched
+    from fa3_simulator.tune import misfit
+
+    machine, schedule = load(options["machine"]), _schedule(options)
+    if problem := misfit(schedule, machine):
+        raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {problem}")
+    shape = shape_of(options)
+    return shape, launched(shape, schedule), machine
+
+
+def trace_cta(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
+    """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
+    from fa3_simulator.costs import costs
+    from fa3_simulator.engine import simulate as run
+    from fa3_simulator.run import program_of
+    from fa3_simulator.schedules import Tile
+
+    program = program_of(schedule, [Tile(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
+    tables = costs(program, machine, clock)
+    return program, tables, run(program, tables)
+
+
+@click.command(epilog=EPILOG)
+@problem_options
+@schedule_options
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the timeline as SVG.")
+@click.option(
+    "--validate",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="BENCH.csv",
+    help="Instead compare with every measured row of a bench.csv: errors, rank agreement, regret.",
+)
+def simulate(
+    clock_mhz: float | None, json_target: str | None, svg: Path | None, validate: Path | None, **options: Any
+) -> None:
+    """Simulate one schedule: cycles, what binds, and where the tensor cores idle."""
+    with one_line_errors():
+        if validate:
+            _validate(validate, options["machine"], json_target)
+            return
+        from fa3_simulator.run import estimate
+        from fa3_simulator.timeline import bars, svg_gantt, text_gantt
+
+        shape, schedule, machine = setup(options)
+        found = estimate(shape, schedule, machine, clock_mhz)
+        program, tables, trace = trace_cta(schedule, machine, clock_mhz, found.tiles)
+        figures = _figures(shape, schedule, machine, found, (program, tables, trace))
+        drawn = bars(program, trace)
+        end = trace.cycles
+        if svg:
+            from fa3verify.files import write_text
+
+            write_text(svg, svg_gantt(drawn, 0, min(end, 20000), program.name))
+        emit(figures, json_target)
+        if json_target != "-":
+            _print_figures(figures)
+            click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end)))
+
+
+def _validate(path: Path, machine: str, json_target: str | None) -> None:
+    from fa3_simulator.machine import load
+    from fa3verify.gpu import validation as validate
+
+    if given := given_options(but=VALIDATES_WITH):
+        raise ValueError(f"--validate takes schedules from the file and does not take {', '.join(given)}")
+    figures = validate.validate(path, load(machine))
+    emit(figures, json_target)
+    if json_target != "-":
+        click.echo(validate.markdown(figures))
+
+
+def _figures(shape: Any, schedule: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:
+    """What is printed and written as JSON; the closed form is the forward's alone."""
+    from fa3_simulator.overlap import measure
+    from fa3_simulator.roofline import closed_form, roofline
+    from fa3_simulator.schedules import Schedule
+
+    is_forward = isinstance(schedule, Schedule)
+    overlap, bound = measure(*traced), roofline(shape, schedule, machine, found.clock_mhz)
+    ticks = sum(overlap.ledger.values()) or 1
+    flops = shape.flops(schedule.head_dim) * (1 if is_forward else 2.5)
+    return {
+        "schedule": traced[0].name,
+        "machine": machine.name,
+        "clock_mhz": found.clock_mhz,
+        "cycles": round(found.cycles),
+        "milliseconds": found.seconds * 1e3,
+        "tflops": flops / found.seconds / 1e12,
+        "roofline_cycles": round(bound.cycles),
+        "roofline_binds": bound.binds,
+        **({"closed_form_cycles": round(closed_form(shape, schedule, machine))} if is_forward else {}),
+        "tensor_efficiency": overlap.tensor_efficiency,
+        "overlap_efficiency": overlap.overlap_efficiency,
+        "hidden_softmax": overlap.hidden_softmax,
+        "binds": "hbm" if found.hbm_cycles > found.cta_cycles else overlap.binds,
+        "cta_cycles": round(found.cta_cycles),
+        "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
+        "assumed_constants": machine.assumed(),
+    }
+
+
+def _print_figures(figures: dict[str, Any]) -> None:
+    click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
+    beside = f"roofline {figures['roofline_cycles']}, {figures['roofline_binds']}"
+    if "closed_form_cycles" in figures:
+        beside += f"; closed form {figures['closed_form_cycles']}"
+    else:
+        beside += "; no timing has been compared with the backward"
+    click.echo(
+        f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s ({beside})"
+    )
+    if figures["binds"] == "hbm":
+        click.echo(f"  HBM binds: a CTA that had its keys in time, as below, would take {figures['cta_cycles']} cycles")
+    click.echo(
+        f"  tensor efficiency {figures['tensor_efficiency']:.3f}, overlap efficiency {figures['overlap_efficiency']:.3f} "
+        f"({figures['binds']} binds), hidden softmax {figures['hidden_softmax']:.3f}"
+    )
+    idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
+    click.echo("  idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005))
+    if figures["assumed_constants"]:
+        click.echo(f"  assumed, not measured: {', '.join(figures['assumed_constants'])}")

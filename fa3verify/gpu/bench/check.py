@@ -1,0 +1,128 @@
+"""Bits and accuracy of what was timed: whole row tiles of the timed output itself, against the twin and against float64.
+
+The last rows of a sequence, with all its keys, are an attention problem of their own whose row tile lies as it does in the
+whole: the twin computes it in under a second where the whole shape would take minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.tiles import padded_group
+from fa3_reference.attention import attention
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3verify.gpu.bench.cells import Cell
+from fa3verify.gpu.bench.kernels import Inputs, Output
+
+MAX_ROWS = 128
+
+
+class Sample(NamedTuple):
+    """The last ``problem.seqlen_q`` rows of one sequence and one group of heads."""
+
+    batch: int
+    head_kv: int
+    problem: AttentionProblem
+    operands: Operands
+    values: tuple[np.ndarray, np.ndarray, np.ndarray]  # dequantised, float64
+
+
+class Verdict(NamedTuple):
+    """What a sample showed; bits are -1 where there is no twin or nothing was compared."""
+
+    outputs: int
+    bits_differing: int
+    rel_rmse: float  # against float64 attention of the dequantised operands
+    gain: float  # regression of the output on the truth, less 1: negative is shrunk towards zero
+
+
+NOT_JUDGED = Verdict(0, -1, math.nan, math.nan)
+
+
+def last_rows(cell: Cell, config: Config | None) -> int:
+    """Return how many rows the last row tile of a sequence has; at most :data:`MAX_ROWS` where no tiling is known.
+
+    >>> from fa3_kernels.plan.config import default_config
+    >>> cell = Cell("paper", "fp16", 32, 500, 500, 16, 16, 128, False)
+    >>> last_rows(cell, default_config(cell.problem))  # tiles of 128 rows: 384 and 116
+    116
+    """
+    if config is None:
+        return min(cell.seqlen_q, MAX_ROWS)
+    positions = config.tile_m // padded_group(cell.nheads // cell.nheads_kv) if config.pack_gqa else config.tile_m
+    return (cell.seqlen_q - 1) % positions + 1
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """Copy a torch tensor to numpy in its own format (bfloat16 and float8_e4m3fn by way of their bits)."""
+    torch = import_module("torch")
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
+    x = x.detach().contiguous()
+    if x.dtype not in names:
+        return x.cpu().numpy()
+    bits = x.view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16).cpu().numpy()
+    return bits.view(FORMATS[names[x.dtype]].dtype)
+
+
+def sample(cell: Cell, given: Inputs, rows: int, batch: int, head_kv: int) -> Sample:
+    """Cut the last ``rows`` rows of one sequence and kv head out of the operands."""
+    group = cell.nheads // cell.nheads_kv
+    heads = slice(head_kv * group, (head_kv + 1) * group)
+    q = to_numpy(given.q[batch : batch + 1, cell.seqlen_q - rows :, heads])
+    k, v = (to_numpy(x[batch : batch + 1, :, head_kv : head_kv + 1]) for x in (given.k, given.v))
+    problem = replace(cell.problem, batch=1, nheads=group, nheads_kv=1, seqlen_q=rows)
+    factors = (given.q_descale, given.k_descale, given.v_descale)
+    descales = [
+        Descale(np.full((1, n, 1), f, np.float32)) if cell.dtype == "e4m3" else None
+        for n, f in zip((group, 1, 1), factors)
+    ]
+    values = [x.astype(np.float64) * np.float64(np.float32(f)) for x, f in zip((q, k, v), factors)]
+    return Sample(batch, head_kv, problem, Operands(q, k, v, *descales), (values[0], values[1], values[2]))
+
+
+def judge(cell: Cell, given: Inputs, output: Output, config: Config | None) -> Verdict:
+    """Compare the first and the last (sequence, head) of an output.
+
+    Parameters
+    ----------
+    given : Inputs
+        What ``output`` was computed from.
+    config : Config, optional
+        Ours: then O and LSE must have the bits of the twin.
+    """
+    rows = last_rows(cell, config)
+    outputs = differing = 0
+    square = norm = product = 0.0
+    for batch, head_kv in sorted({(0, 0), (cell.batch - 1, cell.nheads_kv - 1)}):
+        part = sample(cell, given, rows, batch, head_kv)
+        group = part.problem.nheads
+        heads = slice(head_kv * group, (head_kv + 1) * group)
+        out = to_numpy(output.out[batch : batch + 1, cell.seqlen_q - rows :, heads])
+        truth = attention(part.problem, *part.values).out
+        value = out.astype(np.float64) * output.scale
+        square += float(((value - truth) ** 2).sum())
+        norm += float((truth**2).sum())
+        product += float((value * truth).sum())
+        outputs += out.size
+        if config is not None:
+            lse = to_numpy(output.lse[batch : batch + 1, heads, cell.seqlen_q - rows :])
+            differing += _bits_differing(part, config, out, lse)
+    bits = differing if config is not None else -1
+    return Verdict(outputs, bits, float(np.sqrt(square / norm)), product / norm - 1)
+
+
+def _bits_differing(part: Sample, config: Config, out: np.ndarray, lse: np.ndarray) -> int:
+    from fa3_kernels.twin.forward import forward
+
+    want = forward(part.problem, part.operands, config)
+    if want.out.shape != out.shape or want.out.dtype != out.dtype:
+        raise ValueError(f"out must be {want.out.dtype} {want.out.shape}, got {out.dtype} {out.shape}")
+    wrong = np.count_nonzero(out.view(np.uint16) != want.out.view(np.uint16))
+    return int(wrong + np.count_nonzero(lse.view(np.uint32) != want.lse.view(np.uint32)))

@@ -1,0 +1,273 @@
+"""Measure cell after cell, each complete before the next begins; the same command goes on where it stopped."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import platform
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from fa3_kernels.audit.evidence import evidence_sha256
+from fa3verify import __version__
+from fa3verify.adapters.peers import peers
+from fa3verify.gpu.bench import check, results, tables
+from fa3verify.gpu.bench.cells import Cell
+from fa3verify.gpu.bench.kernels import MAX_COPIES, Inputs, Kernel, Run, Unsupported, draw, ours
+from fa3verify.gpu.bench.results import CellRecord, Measured, Results, Schedule, measured
+from fa3verify.gpu.bench.timing import LAUNCHES, Clock, EventTimed, GraphTimed, Pace, Timed, measure, query
+from fa3verify.gpu.bench.warm import warm_up
+
+RECORDS = "bench.jsonl"
+
+
+class NoDevice(Exception):
+    """There is no GPU that the kernels run on; the message says what is missing."""
+
+
+class ContextLost(Exception):
+    """A kernel took the CUDA context with it: nothing more can run in this process. The cell's record says which."""
+
+    def __init__(self, record: CellRecord, name: str) -> None:
+        super().__init__(
+            f"{name} took the CUDA context with it in {record.cell.key}; the same command goes on after this cell"
+        )
+        self.record = record
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One call of ``fa3verify bench``."""
+
+    cells: Sequence[Cell]
+    out: Path
+    peers: Path | None = None
+    kernels: tuple[str, ...] = ()  # names or patterns; empty is all
+    pace: Pace = field(default_factory=Pace)
+    budget_s: float = math.inf
+    seed: int = 0
+
+    def wants(self, name: str) -> bool:
+        return not self.kernels or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.kernels)
+
+
+def check_device() -> None:
+    """Raise :class:`NoDevice` unless a Hopper GPU, torch and a supported Triton are here."""
+    from fa3verify.candidates import gluon_unavailable
+
+    if reason := gluon_unavailable():
+        raise NoDevice(reason)
+
+
+def provenance(kernels: Sequence[Kernel], missing: dict[str, str]) -> dict[str, Any]:
+    """What a run is: machine, driver, versions, the kernels' hash."""
+    torch = import_module("torch")
+    packages = {}
+    for name in ("triton", "numpy", "numba", "nvidia-cudnn-frontend"):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            packages[name] = "absent"
+    return {
+        "kind": "run",
+        "schema": results.SCHEMA,
+        "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "version": __version__,
+        "gpu": query("name"),
+        "driver": query("driver_version"),
+        "max_sm_mhz": query("clocks.max.sm"),
+        "power_limit_w": query("power.limit"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        **packages,
+        "launches_sha256": evidence_sha256("forward"),
+        "kernels": {k.name: k.about for k in kernels},
+        "missing": missing,
+    }
+
+
+def copies_for(cell: Cell, cache_bytes: int) -> int:
+    """Sets of inputs used in turn, so that a launch does not find its operands in the L2 cache of the one before.
+
+    >>> copies_for(Cell("gqa", "fp16", 1, 512, 512, 16, 16, 128, False), 60 << 20)
+    3
+    """
+    return max(1, min(MAX_COPIES, math.ceil(2 * cache_bytes / cell.io_bytes)))
+
+
+def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
+    """Measure what is not measured yet.
+
+    Parameters
+    ----------
+    settings : Settings
+    tell : callable
+        Gets one line per cell.
+
+    Returns
+    -------
+    results : Results
+        Everything in the output folder, earlier runs included; also written as CSV, netCDF and Markdown.
+    left : int
+        Cells not measured because ``budget_s`` was spent.
+    """
+    started = time.monotonic()
+    torch = import_module("torch")
+    path = settings.out / RECORDS
+    known = results.read(path)
+    kernels = [k for k in ours() if settings.wants(k.name)] + peers(settings.peers, settings.wants)
+    missing = {k.name: k.missing for k in kernels if k.missing}
+    for name, reason in missing.items():
+        tell(f"missing {name}: {reason}")
+    facts = provenance(kernels, missing)
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    clock, left, is_announced = Clock(), 0, False
+    chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}
+    names = {cell: [k.name for k in some] for cell, some in chosen.items()}
+    todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["launches_sha256"])]
+    warm_up(todo, kernels)
+    for cell in todo:
+        if time.monotonic() - started > settings.budget_s:
+            left += 1
+            continue
+        if not is_announced:
+            results.append(path, facts)
+            known.runs[facts["run"]], is_announced = facts, True
+        judged = known.judged(cell, facts["launches_sha256"])
+        try:
+            record = measure_cell(cell, chosen[cell], settings, clock, facts["run"], copies_for(cell, cache), judged)
+        except ContextLost as lost:
+            _keep(path, lost.record, known, tell)
+            tables.write(known, settings.out)
+            raise
+        _keep(path, record, known, tell)
+    if known.cells:
+        tables.write(known, settings.out)
+    return known, left
+
+
+def _keep(path: Path, record: CellRecord, known: Results, tell: Callable[[str], None]) -> None:
+    results.append(path, record.to_json())
+    known.cells[record.cell.key] = record
+    tell(line(record))
+
+
+def line(record: CellRecord) -> str:
+    """One line: the cell and the speed, or the trouble, of every kernel."""
+    parts = []
+    for m in record.kernels:
+        if m.status != results.MEASURED:
+            parts.append(f"{m.name} {m.status}")
+        elif math.isnan(m.burst_ms):
+            parts.append(f"{m.name} rel rmse {m.rel_rmse:.1e}")
+        else:
+            parts.append(f"{m.name} {record.tflops(m.name):.0f}")
+    return f"{record.cell.key}: " + ", ".join(parts)
+
+
+def schedule_of(kernel: Kernel, cell: Cell) -> Schedule | None:
+    """Schedule of one of our kernels in a cell, as configured; None for a peer."""
+    if kernel.configure is None or kernel.options is None:
+        return None
+    config = kernel.configure(cell)
+    is_specialized = kernel.options(cell).get("warp_specialize", True)
+    return Schedule(
+        config.tile_m,
+        config.tile_n,
+        config.pingpong and is_specialized,
+        config.intra_wg_overlap,
+        is_specialized,
+        config.promotion_interval,
+    )
+
+
+def measure_cell(
+    cell: Cell,
+    kernels: Sequence[Kernel],
+    settings: Settings,
+    clock: Callable[[], float],
+    run_id: str,
+    copies: int,
+    judged: Collection[tuple[str, Schedule | None]] = (),
+) -> CellRecord:
+    """Prepare, judge and time all kernels of one cell; one that fails is a status, never the end.
+
+    The bits of kernels in ``judged`` were found right in another cell and are not compared again.
+    """
+    inputs = draw(cell, copies, settings.seed)
+    runs: dict[str, Timed] = {}
+    schedules: dict[str, Schedule | None] = {}
+    verdicts: dict[str, check.Verdict] = {}
+    failed: dict[str, str] = {}
+    for kernel in kernels:
+        try:
+            prepared = kernel.prepare(cell, inputs)
+            schedules[kernel.name] = schedule_of(kernel, cell)
+            if (kernel.name, schedules[kernel.name]) in judged:
+                verdicts[kernel.name] = check.NOT_JUDGED
+            else:
+                config = kernel.configure(cell) if kernel.configure else None
+                verdicts[kernel.name] = check.judge(cell, inputs[0], prepared.output(), config)
+            runs[kernel.name] = ready(prepared)
+        except Unsupported as error:
+            failed[kernel.name] = f"unsupported: {error}"
+        except Exception as error:  # a kernel may raise anything
+            failed[kernel.name] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            _check_context(cell, kernel.name, kernels, failed, run_id)
+    sound = {n: r for n, r in runs.items() if verdicts[n].bits_differing <= 0}
+    pace = Pace(0, 0, False) if cell.grid == "drift" else settings.pace
+    times = measure(sound, pace, clock)
+    rows = []
+    for kernel in kernels:
+        name = kernel.name
+        if name in failed:
+            rows.append(Measured(name, failed[name]))
+        else:
+            found = times.get(name, results.Times())
+            rows.append(measured(name, runs[name].timed_by, found, verdicts[name], schedules[name]))
+    return CellRecord(run_id, cell, copies, tuple(rows))
+
+
+def _check_context(cell: Cell, name: str, kernels: Sequence[Kernel], failed: dict[str, str], run_id: str) -> None:
+    """Raise :class:`ContextLost`, with a record of the cell, if the GPU answers no more."""
+    try:
+        synchronize()
+    except RuntimeError as error:
+        rest = f"not measured: {name} took the CUDA context with it"
+        rows = tuple(Measured(k.name, failed.get(k.name, rest)) for k in kernels)
+        raise ContextLost(CellRecord(run_id, cell, 1, rows), name) from error
+
+
+def synchronize() -> None:
+    """Wait for the GPU; RuntimeError if a kernel has failed on it."""
+    import_module("torch").cuda.synchronize()
+
+
+def ready(prepared: Run) -> Timed:
+    """Capture and run a kernel once; what cannot be captured is timed by plain events and says so."""
+    timed = prepared.timed
+    try:
+        timed.time(LAUNCHES, lambda: None)
+        return timed
+    except RuntimeError:
+        if not isinstance(timed, GraphTimed):
+            raise
+        synchronize()
+        plain = EventTimed(timed.launch)
+        plain.time(LAUNCHES, lambda: None)
+        return plain
+
+
+def failed(known: Results) -> list[str]:
+    """Our kernels whose bits differ from the twin."""
+    return [
+        f"{r.cell.key}: {m.name}: {m.status}" for r in known.cells.values() for m in r.kernels if m.bits_differing > 0
+    ]
+
+
+__all__ = ["ContextLost", "Inputs", "NoDevice", "Settings", "check_device", "failed", "run"]

@@ -1,0 +1,220 @@
+"""Measured timelines: cycle counts that an instrumented kernel stamped, as bars of the kinds that simulated ones have.
+
+Lines ``# key=value`` say what ran (:data:`KEYS`), then come the columns ``actor,step,event,cycle`` in any order; ``step``
+counts the key blocks of a CTA. Events are those of :mod:`fa3_kernels.plan.stamps`; in which order an actor meets them depends on
+the kernel, so stamps are read in the order of their cycles. Between two neighbours lies the bar that :data:`BARS` names; where
+it names none, as between tiles or where a stamp is missing, there is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from fa3_kernels.plan.stamps import CONSUMER_EVENTS, PRODUCER_EVENTS
+from fa3_simulator.timeline import Bar
+
+MAX_SLOWDOWN = 1.03  # of the instrumented kernel: beyond it, what was measured is the instrument
+KEYS = ("kernel", "dtype", "head_dim", "tile", "seqlen", "causal", "sm_mhz", "slowdown")
+SIZES = ("batch", "nheads", "promotion_interval")  # may be there
+SWITCHES = {"pingpong": "pingpong", "intra_wg_overlap": "overlap"}  # likewise; names in a schedule
+COLUMNS = ["actor", "step", "event", "cycle"]
+EVENTS = {"consumer": CONSUMER_EVENTS, "producer": PRODUCER_EVENTS}
+_FOR_V, _FOR_K = ("wait for a slot of V", "wait"), ("wait for a slot of K", "wait")
+# Name and kind of what lies between two events, and by how many steps the second one may be ahead. A kernel that sums P V in
+# parts waits for it in front of issuing Q K^T, the others behind.
+BARS: dict[tuple[str, str], tuple[tuple[str, str], tuple[int, ...]]] = {
+    ("turn", "turn"): (("Q K^T, P V and softmax, from turn to turn", "vector"), (1,)),
+    ("turn", "issued"): (("issue Q K^T and P V", "issue"), (0,)),
+    ("turn", "output"): (("P V", "wait"), (0,)),
+    ("output", "issued"): (("issue Q K^T", "issue"), (0,)),
+    ("issued", "scores"): (("wait Q K^T", "wait"), (0,)),
+    ("scores", "output"): (("softmax under P V", "vector"), (0,)),
+    ("output", "turn"): (("end of the softmax, rescale O, convert P, wait for turn", "vector"), (1,)),
+    ("scores", "turn"): (("softmax, rescale O, convert P, wait for turn", "vector"), (1,)),
+    ("k_free", "k_issued"): (("load K", "copy"), (0,)),
+    ("v_free", "v_issued"): (("load V", "copy"), (0,)),
+    ("k_issued", "v_free"): (_FOR_V, (0, -1)),  # -1, and 2 below: V is transposed a step behind the loads
+    ("v_issued", "k_free"): (_FOR_K, (1, 2)),
+    ("k_issued", "k_free"): (_FOR_K, (1,)),
+    ("v_issued", "v_free"): (_FOR_V, (1,)),
+}
+FP8_NAMES = {"load K": "load K and V", "load V": "transpose V"}
+_BEGINS = {"turn": "issue", "k_free": "load k_full", "v_free": "load v_full"}  # simulated bars that begin at an event
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """A measured timeline; cycles count from the first stamp.
+
+    ``first`` is the actor and the event of that stamp.
+    """
+
+    kernel: str
+    dtype: str
+    head_dim: int
+    tile: tuple[int, int]
+    seqlen: int
+    causal: bool
+    sm_mhz: float
+    slowdown: float
+    options: dict[str, int | str]  # of SIZES what is there, and ``schedule`` where all switches are
+    first: tuple[str, str]
+    cycles_per_block: float  # median, from one turn of the first consumer to its next; NaN for fewer than two
+    bars: tuple[Bar, ...]
+
+
+class _Stamp(NamedTuple):
+    """One line of a file."""
+
+    step: int
+    event: str
+    cycle: int
+
+
+def cycles_per_block(drawn: Sequence[Bar]) -> float:
+    """Median cycles from one Q K^T of the first consumer to the next, of simulated bars; NaN for fewer than two."""
+    starts = [bar.start for bar in drawn if bar.row == "consumer 0" and bar.name == "issue Q K^T"]
+    return _median(b - a for a, b in pairwise(starts))
+
+
+def _median(values: Iterable[float]) -> float:
+    values = list(values)
+    return float(statistics.median(values)) if values else math.nan
+
+
+def read(path: Path) -> Stamps:
+    """Read a file of stamps.
+
+    Raises
+    ------
+    ValueError
+        For a malformed line, by number; and for a kernel that its stamps slowed down by more than 3 %.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is no text: {error}") from None
+    facts = _facts(lines, path.name)
+    if facts["slowdown"] > MAX_SLOWDOWN:
+        raise ValueError(
+            f"{path.name}: slowdown must be at most {MAX_SLOWDOWN} for the stamps to be evidence, got {facts['slowdown']:g}"
+        )
+    stamps = _stamps(lines, path.name)
+    actor, first = min(((a, rows[0]) for a, rows in stamps.items()), key=lambda item: item[1].cycle)
+    names = FP8_NAMES if facts["dtype"] == "e4m3" else {}
+    drawn = tuple(bar for name in sorted(stamps) for bar in _bars(name, stamps[name], first.cycle, names))
+    turns = [stamp for stamp in stamps.get("consumer 0", ()) if stamp.event == "turn"]
+    pace = _median(b.cycle - a.cycle for a, b in pairwise(turns) if b.step == a.step + 1)
+    return Stamps(**facts, first=(actor, first.event), cycles_per_block=pace, bars=drawn)
+
+
+def _facts(lines: Sequence[str], origin: str) -> dict:
+    """The values of :data:`KEYS`, in their types, and ``options``."""
+    found: dict[str, tuple[int, str]] = {}
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#") and "=" in line:
+            key, _, value = line.lstrip("# ").partition("=")
+            found[key.strip()] = (number, value.strip())
+    if missing := [key for key in KEYS if key not in found]:
+        raise ValueError(f"{origin} misses the line '# {missing[0]}=...'; it needs {', '.join(KEYS)}")
+
+    def fact(key: str, pattern: str, rule: str) -> str:
+        number, value = found[key]
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{origin}, line {number}: {key} must be {rule}, got {value!r}")
+        return value
+
+    number, whole, boolean = r"\d+(\.\d+)?", r"[1-9]\d*", "(?i:true|false|0|1)"
+
+    def flag(key: str) -> bool:
+        return fact(key, boolean, "true or false").lower() in ("true", "1")
+
+    options: dict[str, int | str] = {key: int(fact(key, r"\d+", "a whole number")) for key in SIZES if key in found}
+    if SWITCHES.keys() <= found.keys():
+        options["schedule"] = "+".join(name for key, name in SWITCHES.items() if flag(key)) or "none"
+    tile_m, tile_n = fact("tile", r"\d+x\d+", "ROWSxKEYS").split("x")
+    return {
+        "kernel": found["kernel"][1],
+        "dtype": fact("dtype", "fp16|bf16|e4m3", "fp16, bf16 or e4m3"),
+        "head_dim": int(fact("head_dim", whole, "a whole number")),
+        "tile": (int(tile_m), int(tile_n)),
+        "seqlen": int(fact("seqlen", whole, "a whole number")),
+        "causal": flag("causal"),
+        "sm_mhz": float(fact("sm_mhz", r"[1-9]\d*(\.\d+)?", "a clock in MHz")),
+        "slowdown": float(fact("slowdown", number, "a ratio of times")),
+        "options": options,
+    }
+
+
+def _stamps(lines: Sequence[str], origin: str) -> dict[str, list[_Stamp]]:
+    """Stamps of every actor in the order of their cycles."""
+    found: dict[str, dict[tuple[int, str], int]] = {}
+    header = False
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#") or not line.strip():
+            continue
+        where = f"{origin}, line {number}"
+        if not header:
+            header = True
+            if next(csv.reader([line])) != COLUMNS:
+                raise ValueError(f"{where}: columns must be {','.join(COLUMNS)}, got {line!r}")
+            continue
+        actor, stamp = _stamp(line, where)
+        mine = found.setdefault(actor, {})
+        if (stamp.step, stamp.event) in mine:
+            raise ValueError(f"{where}: {stamp.event} of step {stamp.step} of {actor} must not be there twice")
+        mine[stamp.step, stamp.event] = stamp.cycle
+    if not found:
+        raise ValueError(f"{origin} has no stamps")
+    return {
+        actor: sorted((_Stamp(*key, cycle) for key, cycle in mine.items()), key=lambda stamp: stamp.cycle)
+        for actor, mine in found.items()
+    }
+
+
+def _stamp(line: str, where: str) -> tuple[str, _Stamp]:
+    """The actor and the stamp of a line."""
+    fields = next(csv.reader([line]))
+    if len(fields) != len(COLUMNS):
+        raise ValueError(f"{where}: must have {len(COLUMNS)} fields, got {line!r}")
+    actor, step, event, cycle = fields
+    if not re.fullmatch(r"consumer \d|producer", actor):
+        raise ValueError(f"{where}: actor must be 'consumer N' or 'producer', got {actor!r}")
+    role = actor.split()[0]
+    if event not in EVENTS[role]:
+        raise ValueError(f"{where}: event of a {role} must be one of {', '.join(EVENTS[role])}, got {event!r}")
+    for name, text in (("step", step), ("cycle", cycle)):
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError(f"{where}: {name} must be a whole number, got {text!r}")
+    return actor, _Stamp(int(step), event, int(cycle))
+
+
+def _bars(actor: str, rows: Sequence[_Stamp], zero: int, names: Mapping[str, str]) -> list[Bar]:
+    """Bars between neighbouring stamps; ``names`` replaces what this kernel calls otherwise."""
+    drawn = []
+    for a, b in pairwise(rows):
+        (name, kind), ahead = BARS.get((a.event, b.event), (("", ""), ()))
+        if b.step - a.step in ahead:
+            drawn.append(Bar(actor, names.get(name, name), kind, a.cycle - zero, b.cycle - zero))
+    return drawn
+
+
+def aligned(stamps: Stamps, simulated: Sequence[Bar]) -> list[Bar]:
+    """The measured bars, moved so that the first stamp lies where the simulated actor first does the same.
+
+    A first stamp that begins no simulated bar lies where the actor begins.
+    """
+    actor, event = stamps.first
+    mine = [bar for bar in simulated if bar.row == actor]
+    begins = "transpose V" if (stamps.dtype, event) == ("e4m3", "v_free") else _BEGINS.get(event)
+    same = [bar for bar in mine if begins and bar.name.startswith(begins)]
+    shift = min((bar.start for bar in same or mine), default=0.0)
+    return [bar._replace(start=bar.start + shift, stop=bar.stop + shift) for bar in stamps.bars]

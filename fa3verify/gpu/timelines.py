@@ -1,0 +1,150 @@
+"""Record a measured timeline: what an instrumented kernel stamped, as the file that :mod:`fa3verify.gpu.stamps` reads."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from itertools import groupby, takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa3_kernels.audit.evidence import evidence_facts
+from fa3_kernels.audit.probes import STEPS
+from fa3_kernels.plan.stamps import COLUMNS, Stamp, read_stamps
+from fa3verify.files import write_text
+from fa3verify.gpu import stamps as measured
+from fa3verify.gpu.bench import kernels, results, timing
+from fa3verify.gpu.bench.cells import Cell
+
+BLOCKS = 24  # that are kept, as many as a simulated timeline shows
+PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
+
+
+class Recorded(NamedTuple):
+    """What the stamps cost: SM cycles with them over those without; and the clock of the bursts with them."""
+
+    slowdown: float
+    sm_mhz: float
+
+
+def record(cell: Cell, options: Mapping[str, Any], path: Path) -> Recorded:
+    """Write the timeline of CTA 0 of our kernel, up to its :data:`BLOCKS`-th key block.
+
+    Parameters
+    ----------
+    cell : Cell
+    options : mapping
+        Launch options, see :func:`fa3verify.gpu.tuning.options_of`.
+    path : Path
+        Also written for a slowdown that makes it no evidence: it says so itself, and its reader refuses it.
+
+    Returns
+    -------
+    Recorded
+
+    Raises
+    ------
+    ValueError
+        For options that the kernel does not take, and for a schedule whose consumers stamp nothing.
+    RuntimeError
+        When the bits of the instrumented kernel are not those of the kernel, or the SMs' counters gave no clock.
+    """
+    torch = import_module("torch")
+    forward = import_module("fa3_kernels.gluon.launch").forward
+    inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
+    factors = [kernels.descales(cell, x) for x in inputs]
+    config = import_module("fa3_kernels.plan.choose").config_of(cell.problem, **options)
+    ctas = torch.cuda.get_device_properties(0).multi_processor_count
+    shape = (ctas, config.num_consumer_warpgroups + 1, STEPS, COLUMNS)
+    stamps = torch.zeros(shape, dtype=torch.int32, device="cuda")
+
+    def launch(i: int, **more: Any) -> tuple[Any, Any]:
+        x = inputs[i % len(inputs)]
+        return forward(x.q, x.k, x.v, causal=cell.causal, **factors[i % len(factors)], **options, **more)
+
+    def stamped(i: int) -> tuple[Any, Any]:
+        return launch(i, stamps=stamps)
+
+    _check_bits(torch, launch(0), stamped(0))
+    recorded = _slowdown(launch, stamped)
+    stamps.zero_()
+    stamped(0)
+    kept = list(first_blocks(stamps.cpu().numpy()))
+    if not any(stamp.event == "turn" for stamp in kept):
+        raise ValueError(f"a {cell.dtype} schedule with {dict(options)} has consumers that stamp nothing")
+    facts = _facts(cell, (config.tile_m, config.tile_n), recorded) | _provenance(cell, options)
+    write_text(path, csv_text(facts, kept))
+    return recorded
+
+
+def _check_bits(torch: Any, plain: tuple[Any, Any], stamped: tuple[Any, Any]) -> None:
+    """Raise RuntimeError unless both kernels give the same bits, NaN included."""
+    for name, bits, a, b in zip(("out", "lse"), (torch.int16, torch.int32), plain, stamped):
+        if not torch.equal(a.view(bits), b.view(bits)):
+            raise RuntimeError(f"the instrumented kernel must give the bits of the kernel, but its {name} differs")
+
+
+def _slowdown(plain: Any, stamped: Any) -> Recorded:
+    """Time both kernels, interleaved; figures are rounded as the file has them."""
+    runs = {"plain": timing.GraphTimed(plain), "stamped": timing.GraphTimed(stamped)}
+    times = timing.measure(runs, PACE, timing.Clock())
+    cycles = {name: statistics.median(map(results.cycles, found.bursts)) for name, found in times.items()}
+    clock = statistics.median(burst.sm_mhz for burst in times["stamped"].bursts)
+    if not math.isfinite(clock):
+        raise RuntimeError("the SMs' counters gave no clock")
+    return Recorded(round(cycles["stamped"] / cycles["plain"], 4), round(clock, 1))
+
+
+def first_blocks(stamps: np.ndarray, blocks: int = BLOCKS) -> Iterator[Stamp]:
+    """Stamps of CTA 0 in time, of each actor until it comes to key block ``blocks``.
+
+    An actor may come back to an earlier block (V is transposed a step behind the loads); what follows would leave a gap.
+    """
+    for _, mine in groupby(read_stamps(stamps), key=lambda stamp: stamp.actor):
+        yield from takewhile(lambda stamp: stamp.step < blocks, sorted(mine, key=lambda stamp: stamp.cycle))
+
+
+def csv_text(facts: Mapping[str, Any], stamps: list[Stamp]) -> str:
+    """The file that :func:`fa3verify.gpu.stamps.read` reads.
+
+    >>> print(csv_text({"kernel": "gluon"}, [Stamp("producer", 0, "k_free", 7)]), end="")
+    # kernel=gluon
+    actor,step,event,cycle
+    producer,0,k_free,7
+    """
+    rows = [",".join(map(str, stamp)) for stamp in stamps]
+    head = [f"# {key}={value}" for key, value in facts.items()]
+    return "\n".join([*head, ",".join(measured.COLUMNS), *rows, ""])
+
+
+def _facts(cell: Cell, tile: tuple[int, int], recorded: Recorded) -> dict[str, Any]:
+    """The values of :data:`fa3verify.gpu.stamps.KEYS`."""
+    return {
+        "kernel": "gluon",
+        "dtype": cell.dtype,
+        "head_dim": cell.head_dim,
+        "tile": f"{tile[0]}x{tile[1]}",
+        "seqlen": cell.seqlen_k,
+        "causal": str(cell.causal).lower(),
+        "sm_mhz": recorded.sm_mhz,
+        "slowdown": recorded.slowdown,
+    }
+
+
+def _provenance(cell: Cell, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What else ran, where, when, and which kernel it was."""
+    return {
+        "batch": cell.batch,
+        "nheads": cell.nheads,
+        **{name: value for name, value in options.items() if name != "tile"},
+        "cta": 0,
+        "gpu": timing.query("name"),
+        "driver": timing.query("driver_version"),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **evidence_facts("timeline"),
+    }

@@ -1,0 +1,161 @@
+"""Measured cycles: rows of ``bench.csv``, as ``fa3verify bench`` writes it, with the schedule that each one ran."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fa3_kernels.plan.config import kernel_head_dim
+from fa3_simulator.run import Shape
+from fa3_simulator.schedules import Schedule
+from fa3_simulator.tune import flash3_schedule, flash4_schedule
+
+FLASH3 = ("fa3", "fa3.dew")  # the bench's names of official FlashAttention-3, whose tiles are known and not in its rows
+FLASH4 = "fa4"
+ONE_SPLIT = "gluon.one_split"  # ours for decoding, keys not split
+SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
+COLUMNS = (
+    "grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "kernel", "status",
+    *SCHEDULE_COLUMNS, "burst_sm_mhz", "burst_cycles",
+)  # fmt: skip
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+
+class Measured(NamedTuple):
+    """One row: ``cycles`` from launch to end at an SM clock of ``clock_mhz``."""
+
+    line: int
+    kernel: str
+    shape: Shape
+    schedule: Schedule
+    cycles: float
+    clock_mhz: float
+
+
+class _Row:
+    """Values of one line by column; what is wrong names both."""
+
+    def __init__(self, line: int, values: dict[str, str], origin: str) -> None:
+        self.line, self.values, self.origin = line, values, origin
+
+    def refuse(self, column: str, rule: str) -> ValueError:
+        return ValueError(f"{self.origin}, line {self.line}: {column} must be {rule}, got {self.values[column]!r}")
+
+    def positive(self, column: str) -> float:
+        try:
+            value = float(self.values[column])
+        except ValueError:
+            value = -1.0
+        if not 0 < value < float("inf"):
+            raise self.refuse(column, "a number above 0")
+        return value
+
+    def whole(self, column: str, at_least: int = 1) -> int:
+        text = self.values[column]
+        if not (text.isascii() and text.isdigit()) or int(text) < at_least:
+            raise self.refuse(column, f"a whole number of at least {at_least}")
+        return int(text)
+
+    def flag(self, column: str) -> bool:
+        text = self.values[column].lower()
+        if text not in (*_TRUE, *_FALSE):
+            raise self.refuse(column, "True or False")
+        return text in _TRUE
+
+
+def read(path: Path) -> tuple[list[Measured], Counter[str]]:
+    """Read the rows that a program can be simulated for.
+
+    Parameters
+    ----------
+    path : Path
+        ``bench.csv`` with the columns of :data:`COLUMNS`; others are ignored.
+
+    Returns
+    -------
+    rows : list of Measured
+    left_out : Counter
+        Rows that are not among them, by reason.
+
+    Raises
+    ------
+    ValueError
+        For a file that is no such table; the message names column and line.
+    """
+    rows, left_out = [], Counter()
+    for row in _rows(path):
+        if reason := _unusable(row):
+            left_out[reason] += 1
+            continue
+        schedule = _schedule(row)
+        if isinstance(schedule, str):
+            left_out[schedule] += 1
+            continue
+        batch, nheads, seqlen_q, seqlen_k = (row.whole(n) for n in ("batch", "nheads", "seqlen_q", "seqlen_k"))
+        kv_heads = row.whole("nheads_kv")
+        if nheads % kv_heads:
+            raise row.refuse("nheads_kv", f"a divisor of nheads {nheads}")
+        packs = row.values["grid"] == "decode" and kv_heads < nheads  # one query: a group is one tile
+        shape = Shape(batch, nheads, seqlen_q, seqlen_k, row.flag("causal"), kv_heads, packs)
+        cycles, clock = row.positive("burst_cycles"), row.positive("burst_sm_mhz")
+        rows.append(Measured(row.line, row.values["kernel"], shape, schedule, cycles, clock))
+    return rows, left_out
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+                raise ValueError(
+                    f"{path.name}, line 1: column {missing[0]} is missing; bench.csv has {', '.join(COLUMNS)}"
+                )
+            for values in reader:
+                if None in values or None in values.values():
+                    raise ValueError(
+                        f"{path.name}, line {reader.line_num}: must have {len(reader.fieldnames or ())} fields"
+                    )
+                yield _Row(reader.line_num, values, path.name)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} is no CSV file: {error}") from None
+
+
+def _unusable(row: _Row) -> str | None:
+    """Why there is nothing to compare, or None."""
+    if row.values["status"] != "ok":
+        return "no timing: the kernel failed or does not take the shape"
+    if row.values["grid"] == "decode" and row.values["kernel"] != ONE_SPLIT:
+        return "decode: keys are split over CTAs and combined"
+    if not row.values["burst_cycles"]:
+        return "no cycles: the SM clock was not counted"
+    return None
+
+
+def _schedule(row: _Row) -> Schedule | str:
+    """The schedule of a row, or why there is none."""
+    dtype, head_dim, causal = row.values["dtype"], row.whole("head_dim"), row.flag("causal")
+    try:
+        if row.values["kernel"] in FLASH3:
+            return flash3_schedule(dtype, head_dim, causal) or "FlashAttention-3 with a tile not in our table"
+        if row.values["kernel"] == FLASH4:
+            return flash4_schedule(dtype, head_dim) or "FlashAttention-4 with a tile not in our table"
+        if not row.values["tile_m"]:
+            return f"no program for {row.values['kernel']}"
+        specialized = row.flag("warp_specialized")
+        return Schedule(
+            dtype=dtype,
+            head_dim=kernel_head_dim(head_dim),
+            tile_m=row.whole("tile_m"),
+            tile_n=row.whole("tile_n"),
+            pingpong=row.flag("pingpong") and specialized,
+            intra_wg_overlap=row.flag("overlap"),
+            warp_specialized=specialized,
+            promotion_interval=row.whole("promotion_interval", 0) if row.values["promotion_interval"] else 0,
+            v_transpose=dtype == "e4m3",
+        )
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if text.startswith(row.origin) else f"{row.origin}, line {row.line}: {text}") from None

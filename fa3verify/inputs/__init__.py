@@ -1,0 +1,1 @@
+"""Inputs: recipes that draw Q, K and V, and Hypothesis strategies over problems and recipes."""

@@ -1,0 +1,425 @@
+"""Distributions: the table of named ways to draw Q, K and V, with their parameters, formulas and reasons.
+
+Guarantee: for a distribution marked ``prefix_stable``, row r of head h of sequence b does not depend on the
+batch, the number of kv heads, the lengths or the mask: a problem with fewer rows, kv heads or sequences draws
+the leading part of the same data (``head_dim`` and the group size must be equal).
+
+Sources: ``fa3_outliers`` is the accuracy experiment of the FlashAttention-3 paper; the channel outliers
+follow measured activations of small language models, whose large channels are steady over tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem, Dtype
+from fa3verify.inputs import activations
+from fa3verify.inputs.streams import Cell, Purpose, Tensor, integer_exp2, portable
+
+Value = float | int | str
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+MAX_GAIN = 256.0  # planted keys and sinks stay below fp16's range whatever softmax_scale says
+
+# Largest |q| and |k|, and largest |v|, that keep fp32 scores and sums finite.
+LARGEST: dict[Dtype, tuple[float, float]] = {
+    "fp16": (65504.0, 65504.0),
+    "bf16": (2.0**58, 2.0**100),
+    "e4m3": (65504.0, 65504.0),  # of the fp16 tensor that is quantised
+}
+MIN_NORMAL: dict[Dtype, float] = {"fp16": 2.0**-14, "bf16": 2.0**-126, "e4m3": 2.0**-6}
+
+
+def _each(draw: Callable[[Tensor], np.ndarray]) -> Arrays:
+    return draw("q"), draw("k"), draw("v")
+
+
+def _normal(cell: Cell, std: float) -> Arrays:
+    return _each(lambda t: std * cell.normal(t))
+
+
+def _fa3_outliers(cell: Cell, outlier_variance: float, rate: float) -> Arrays:
+    def draw(t: Tensor) -> np.ndarray:
+        x = cell.normal(t)
+        for member, head in enumerate(x):
+            hit = cell.rng(t, Purpose.MASK, member).random(head.shape, np.float32) < rate
+            extra = cell.rng(t, Purpose.EXTRA, member).standard_normal(np.count_nonzero(hit))
+            head[hit] += math.sqrt(outlier_variance) * portable(extra)
+        return x
+
+    return _each(draw)
+
+
+def _raise_channels(cell: Cell, tensor: Tensor, chosen: np.ndarray, ratio: float, mean_share: float) -> np.ndarray:
+    """N(0, 1) with the chosen channels ``ratio`` times larger, mostly as an offset steady over tokens."""
+    x = cell.normal(tensor)
+    for member, head in enumerate(x):
+        signs = np.where(cell.rng(tensor, Purpose.SCALE, member).random(len(chosen)) < 0.5, -1.0, 1.0)
+        head[:, chosen] = ratio * (math.sqrt(mean_share) * signs + math.sqrt(1 - mean_share) * head[:, chosen])
+    return x
+
+
+def _outlier_channels(cell: Cell, channels: int, ratio: float, mean_share: float) -> Arrays:
+    def draw(t: Tensor) -> np.ndarray:
+        chosen = cell.rng(t, Purpose.CHANNELS).permutation(cell.problem.head_dim)[:channels]
+        return _raise_channels(cell, t, chosen, ratio, mean_share)
+
+    return draw("q"), draw("k"), cell.normal("v")
+
+
+def _aligned_outliers(cell: Cell, channels: int, ratio: float, mean_share: float) -> Arrays:
+    chosen = cell.rng("shared", Purpose.CHANNELS).permutation(cell.problem.head_dim)[:channels]
+    q, k = (_raise_channels(cell, t, chosen, ratio, mean_share) for t in ("q", "k"))
+    return q, k, cell.normal("v")
+
+
+def _antialigned_outliers(cell: Cell, channels: int, ratio: float, mean_share: float) -> Arrays:
+    order = cell.rng("shared", Purpose.CHANNELS).permutation(cell.problem.head_dim)
+    count = min(channels, len(order) // 2)
+    q = _raise_channels(cell, "q", order[:count], ratio, mean_share)
+    return q, _raise_channels(cell, "k", order[count : 2 * count], ratio, mean_share), cell.normal("v")
+
+
+def _block_scaled(cell: Cell, tile: int, octaves: int, power_of_two: int) -> Arrays:
+    def draw(t: Tensor) -> np.ndarray:
+        x = cell.normal(t)
+        for member, head in enumerate(x):
+            rng, blocks = cell.rng(t, Purpose.SCALE, member), cell.blocks(t, tile)
+            u = rng.random(int(blocks[-1]) + 1 if len(blocks) else 0)
+            if power_of_two:
+                magnitude = integer_exp2(np.floor(u * (2 * octaves + 1)) - octaves)
+            else:
+                magnitude = portable(np.exp2((2 * u - 1) * octaves))
+            head *= magnitude[blocks][:, None]
+        return x
+
+    return _each(draw)
+
+
+def _ramp(cell: Cell, tile: int, steps: int) -> Arrays:
+    def draw(t: Tensor) -> np.ndarray:
+        return cell.normal(t) * integer_exp2(cell.blocks(t, tile) % steps - steps // 2)[:, None]
+
+    return _each(draw)
+
+
+def _peaky(cell: Cell, gain: float) -> Arrays:
+    return gain * cell.normal("q"), gain * cell.normal("k"), cell.normal("v")
+
+
+def _needle(cell: Cell, margin: float) -> Arrays:
+    q, k, v = _each(cell.normal)
+    first, stop = cell.problem.visible_keys(np.arange(q.shape[1]), cell.seq.seqlen_q, cell.seq.seqlen_k)
+    gain = min(margin / (cell.problem.softmax_scale * cell.problem.head_dim), MAX_GAIN)
+    u = cell.uniform("q", Purpose.EXTRA, channels=1)[..., 0]  # (group, seqlen_q)
+    seen = stop > first
+    target = np.minimum(first + np.floor(u * (stop - first)).astype(np.int64), stop - 1)
+    q[:, seen] += gain * k[0, target[:, seen]]
+    return q, k, v
+
+
+def _ties(cell: Cell, distinct: int) -> Arrays:
+    k = cell.normal("k", rows=distinct)[:, np.arange(cell.seq.seqlen_k) % distinct]
+    return cell.normal("q"), k, cell.normal("v")
+
+
+def _constant_rows(cell: Cell, std: float) -> Arrays:
+    def draw(t: Tensor) -> np.ndarray:
+        heads, rows, channels = cell.shape(t)
+        levels = [portable(cell.rng(t, Purpose.VALUES, m).standard_normal(rows)) for m in range(heads)]
+        return np.repeat(std * np.stack(levels)[..., None], channels, axis=2)
+
+    return _each(draw)
+
+
+def _huge(cell: Cell, fraction: float) -> Arrays:
+    largest_q, largest_v = (fraction * x for x in LARGEST[cell.problem.dtype])
+
+    def near(t: Tensor, largest: float) -> np.ndarray:
+        return cell.signs(t) * (0.5 + 0.5 * cell.uniform(t)) * largest
+
+    k = cell.normal("k") * integer_exp2(
+        -np.round(np.log2(largest_q * cell.problem.softmax_scale * cell.problem.head_dim**0.5))
+    )
+    return near("q", largest_q), 2 * k, near("v", largest_v)
+
+
+def _tiny(cell: Cell, octaves: int) -> Arrays:
+    def draw(t: Tensor) -> np.ndarray:
+        exponent = np.floor(cell.uniform(t, Purpose.SCALE) * (octaves + 1))
+        least = MIN_NORMAL["fp16" if cell.problem.dtype == "e4m3" else cell.problem.dtype]
+        return cell.signs(t) * (1 + cell.uniform(t)) * integer_exp2(exponent) * least
+
+    return _each(draw)
+
+
+def _subnormals(cell: Cell, fraction: float) -> Arrays:
+    def draw(t: Tensor) -> np.ndarray:
+        x = cell.signs(t) * cell.uniform(t) * fraction * MIN_NORMAL[cell.problem.dtype]
+        if cell.problem.dtype == "e4m3":  # 448 in one channel pins the scale at 1; Q's and K's do not meet
+            x[..., int(t == "k") % x.shape[2]] = 448.0
+        return x
+
+    return _each(draw)
+
+
+def _offset_v(cell: Cell, mean: float, std: float) -> Arrays:
+    return cell.normal("q"), cell.normal("k"), mean + std * cell.normal("v")
+
+
+def _positive(cell: Cell, low: float, width: float) -> Arrays:
+    return _each(lambda t: low + width * cell.uniform(t))
+
+
+def _sink(cell: Cell, strength: float, v_factor: float) -> Arrays:
+    q, k, v = _each(cell.normal)
+    direction = np.where(cell.rng("shared", Purpose.EXTRA).random(q.shape[2]) < 0.5, -1.0, 1.0)
+    q += direction
+    k[:, :1] = direction * min(strength / (cell.problem.softmax_scale * q.shape[2]), MAX_GAIN)
+    v[:, :1] *= v_factor
+    return q, k, v
+
+
+def _cancelling_v(cell: Cell, magnitude: float, residue: float) -> Arrays:
+    rows = np.arange(cell.seq.seqlen_k)
+    pairs = -(-len(rows) // 2)
+    k = cell.normal("k", rows=pairs)[:, rows // 2]
+    weights = (0.5 + 0.5 * cell.uniform("v", Purpose.EXTRA))[:, rows // 2]
+    signs = np.where(rows % 2 == 0, 1.0, -1.0)[None, :, None]
+    return cell.normal("q"), k, signs * magnitude * weights + residue * cell.normal("v")
+
+
+def _activations(cell: Cell, name: str, tokens: int) -> Arrays:
+    case, group = activations.find(name), cell.problem.group
+    rows, (q, k, v) = case.rows(tokens), activations.load_arrays(name)
+    heads = slice(cell.kv_head * case.group, cell.kv_head * case.group + group)
+    q = q[heads, rows - cell.seq.seqlen_q : rows]
+    k, v = (x[cell.kv_head : cell.kv_head + 1, :rows] for x in (k, v))
+    return q.astype(np.float64), k.astype(np.float64), v.astype(np.float64)
+
+
+def _check_activations(problem: AttentionProblem, name: str, tokens: int) -> None:
+    case = activations.find(name)
+    rows = case.rows(tokens)
+    for what, got, ok, rule in (
+        ("batch", problem.batch, problem.batch == 1 and not problem.is_varlen, "1 and not varlen"),
+        ("head_dim", problem.head_dim, problem.head_dim == case.head_dim, f"{case.head_dim}"),
+        ("head_dim_v", problem.head_dim_v, problem.head_dim_v == case.head_dim, f"{case.head_dim}"),
+        ("seqlen_k", problem.seqlen_k, problem.seqlen_k == rows, f"{rows}"),
+        ("seqlen_q", problem.seqlen_q, problem.seqlen_q <= rows, f"at most {rows}"),
+        (
+            "nheads_kv",
+            problem.nheads_kv,
+            problem.nheads_kv <= len(case.kv_heads),
+            f"at most {len(case.kv_heads)}",
+        ),
+        ("nheads / nheads_kv", problem.group, problem.group <= case.group, f"at most {case.group}"),
+    ):
+        if not ok:
+            raise ValueError(f"activations {name} with tokens = {tokens}: {what} must be {rule}, got {got}")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a distribution: default and legal range; for a text, what lists its options."""
+
+    name: str
+    default: Value
+    low: float = 0.0
+    high: float = 0.0
+    options: Callable[[], tuple[str, ...]] | None = None
+
+    @property
+    def is_integer(self) -> bool:
+        return isinstance(self.default, int)
+
+    def check(self, owner: str, value: object) -> Value:
+        """Return the value in the parameter's type; ValueError if it is illegal."""
+        if self.options is not None:
+            legal = self.options()
+            if not isinstance(value, str) or value not in legal:
+                raise ValueError(f"{owner}: {self.name} must be one of {', '.join(legal)}, got {value!r}")
+            return value
+        kind = "an integer" if self.is_integer else "a number"
+        rule = f"{owner}: {self.name} must be {kind} in [{self.low:g}, {self.high:g}], got {value!r}"
+        if isinstance(value, bool) or not isinstance(value, int if self.is_integer else int | float):
+            raise ValueError(rule)
+        if not self.low <= value <= self.high:
+            raise ValueError(rule)
+        return value if self.is_integer else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One row of the table: how Q, K and V are drawn, the formula for reports, and why it is there."""
+
+    name: str
+    draw: Callable[..., Arrays] = field(repr=False)
+    formula: str
+    why: str
+    parameters: tuple[Parameter, ...] = ()
+    prefix_stable: bool = True
+    check: Callable[..., None] | None = field(default=None, repr=False)
+
+    def settings(self, given: Mapping[str, object]) -> dict[str, Value]:
+        """Return all parameters in declared order, defaults filled in; ValueError if unknown or illegal."""
+        legal = [p.name for p in self.parameters]
+        for name in given:
+            if name not in legal:
+                known = ", ".join(legal) or "none"
+                raise ValueError(f"{self.name}: unknown parameter {name!r} (legal: {known})")
+        return {p.name: p.check(self.name, given.get(p.name, p.default)) for p in self.parameters}
+
+
+_CHANNEL_PARAMETERS = (
+    Parameter("channels", 4, 1, 16),
+    Parameter("ratio", 8.0, 1, 100),
+    Parameter("mean_share", 0.64, 0, 1),
+)
+_TABLE = (
+    Distribution("normal", _normal, "N(0, std^2)", "the usual smoke test", (Parameter("std", 1.0, 2**-100, 100),)),
+    Distribution(
+        "fa3_outliers",
+        _fa3_outliers,
+        "N(0, 1) + N(0, outlier_variance) Bernoulli(rate)",
+        "the FlashAttention-3 paper's accuracy experiment",
+        (Parameter("outlier_variance", 100.0, 0, 1e6), Parameter("rate", 0.001, 0, 0.1)),
+    ),
+    Distribution(
+        "outlier_channels",
+        _outlier_channels,
+        "N(0, 1), but ratio (+-sqrt(mean_share) + sqrt(1 - mean_share) N(0, 1)) in some channels of Q and K",
+        "large channels, chosen independently for Q and K",
+        (
+            Parameter("channels", 2, 1, 16),
+            Parameter("ratio", 30.0, 1, 1000),
+            Parameter("mean_share", 0.64, 0, 1),
+        ),
+    ),
+    Distribution(
+        "block_scaled",
+        _block_scaled,
+        "N(0, 1) 2^e, e uniform in [-octaves, octaves] per tile of rows (integer e if power_of_two)",
+        "a scale taken from the wrong block shows",
+        (Parameter("tile", 64, 16, 256), Parameter("octaves", 2, 0, 6), Parameter("power_of_two", 1, 0, 1)),
+    ),
+    Distribution(
+        "peaky",
+        _peaky,
+        "Q, K: gain N(0, 1); V: N(0, 1)",
+        "large logits, few keys per row",
+        (Parameter("gain", 3.0, 0.1, 32),),
+    ),
+    Distribution(
+        "aligned_outliers",
+        _aligned_outliers,
+        "as outlier_channels, the same channels in Q and K",
+        "as decoder models have them; rotation helps",
+        _CHANNEL_PARAMETERS,
+    ),
+    Distribution(
+        "antialigned_outliers",
+        _antialigned_outliers,
+        "as outlier_channels, disjoint channels in Q and K",
+        "rotation hurts",
+        _CHANNEL_PARAMETERS,
+    ),
+    Distribution(
+        "ramp",
+        _ramp,
+        "N(0, 1) 2^(b mod steps - floor(steps / 2)), b the row's tile",
+        "neighbouring blocks always differ by a factor of two or more",
+        (Parameter("tile", 64, 16, 256), Parameter("steps", 4, 1, 8)),
+    ),
+    Distribution(
+        "needle",
+        _needle,
+        "Q_i = N(0, 1) + margin / (softmax_scale head_dim) K_t(i), t(i) uniform over the keys row i sees",
+        "one key decides each row: a lost or misplaced key shows",
+        (Parameter("margin", 20.0, 0, 100),),
+        prefix_stable=False,
+    ),
+    Distribution(
+        "ties",
+        _ties,
+        "N(0, 1); K_j = K_(j mod distinct)",
+        "equal scores inside and across tiles",
+        (Parameter("distinct", 4, 1, 256),),
+    ),
+    Distribution(
+        "constant_rows",
+        _constant_rows,
+        "every row std N(0, 1) times (1, ..., 1)",
+        "a Hadamard rotation turns each row into one spike",
+        (Parameter("std", 1.0, 0.001, 100),),
+    ),
+    Distribution(
+        "huge",
+        _huge,
+        "Q, V: +-U[1/2, 1) fraction L, L the largest magnitude whose fp32 scores and sums stay finite; K so small that scores are near N(0, 2)",
+        "overflow of anything but the scores; subnormal K",
+        (Parameter("fraction", 1.0, 2**-6, 1),),
+    ),
+    Distribution(
+        "tiny",
+        _tiny,
+        "+-U[1, 2) 2^e m, m the format's least normal number, e uniform in 0..octaves",
+        "the bottom of the normal range; uniform softmax",
+        (Parameter("octaves", 0, 0, 8),),
+    ),
+    Distribution(
+        "subnormals",
+        _subnormals,
+        "+-U[0, 1) fraction m, m the least normal number; e4m3: one channel of 448 pins the scale at 1",
+        "flushed subnormals show in V",
+        (Parameter("fraction", 1.0, 2**-4, 1),),
+    ),
+    Distribution(
+        "offset_v",
+        _offset_v,
+        "Q, K: N(0, 1); V: N(mean, std^2)",
+        "drift of a short accumulator",
+        (Parameter("mean", 1.0, -100, 100), Parameter("std", 1.0, 0, 10)),
+    ),
+    Distribution(
+        "sink",
+        _sink,
+        "N(0, 1); Q += u, K_0 = strength / (softmax_scale head_dim) u, u in {-1, 1}^d; V_0 *= v_factor",
+        "the attention sink of decoder models",
+        (Parameter("strength", 7.0, 0, 50), Parameter("v_factor", 0.05, 0, 1)),
+    ),
+    Distribution(
+        "cancelling_v",
+        _cancelling_v,
+        "K_2j = K_2j+1; V_j = (-1)^j magnitude U[1/2, 1)_floor(j/2) + residue N(0, 1)",
+        "sums near zero of large terms",
+        (Parameter("magnitude", 1024.0, 1, 30000), Parameter("residue", 1.0, 0, 10)),
+    ),
+    Distribution(
+        "positive",
+        _positive,
+        "U[low, low + width)",
+        "every rounding error has one sign: accumulator drift",
+        (Parameter("low", 0.0, 0, 100), Parameter("width", 1.0, 0, 100)),
+    ),
+    Distribution(
+        "activations",
+        _activations,
+        "Q, K, V of a real pretrained head, the first `tokens` tokens (0: all); the seed is ignored",
+        "what kernels meet in practice",
+        (
+            Parameter(
+                "name",
+                "smollm2_dev-prose2_n129_L08_kv2",
+                options=lambda: tuple(case.name for case in activations.list_activations()),
+            ),
+            Parameter("tokens", 0, 0, 512),
+        ),
+        prefix_stable=False,
+        check=_check_activations,
+    ),
+)
+DISTRIBUTIONS: dict[str, Distribution] = {row.name: row for row in _TABLE}

@@ -1,0 +1,137 @@
+"""Edits: at most a few changes of single elements, rows or channels on top of a drawn distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.inputs.distributions import Arrays, Tensor
+
+EditKind = Literal["set", "scale_row", "scale_channel", "constant_row", "copy_row", "needle"]
+
+
+def pick(record: Mapping[str, Any], name: str, least: int, owner: str) -> int:
+    value = record[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {value!r}")
+    return value
+
+
+_EDIT_FIELDS: dict[EditKind, tuple[str, ...]] = {
+    "set": ("batch", "pos", "head", "channel", "value"),
+    "scale_row": ("batch", "pos", "head", "value"),
+    "scale_channel": ("batch", "head", "channel", "value"),
+    "constant_row": ("batch", "pos", "head", "value"),
+    "copy_row": ("batch", "pos", "head", "source"),
+    "needle": ("batch", "pos", "head", "source", "value"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One change to the drawn arrays, at (batch, pos, head, channel) of a tensor.
+
+    ``set`` an element to ``value``; ``scale_row`` and ``scale_channel`` multiply by ``value`` (a channel in
+    every row); ``constant_row`` sets all channels; ``copy_row`` copies row ``source`` of that head: a tie;
+    ``needle`` points query row ``pos`` at key ``source``, with the scaled score ``value`` before any softcap.
+    Fields that a kind does not use must be 0. ``value`` may be NaN or infinite.
+    """
+
+    kind: EditKind
+    tensor: Tensor
+    batch: int = 0
+    pos: int = 0
+    head: int = 0
+    channel: int = 0
+    source: int = 0
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(EditKind):
+            raise ValueError(f"edit kind must be one of {', '.join(get_args(EditKind))}, got {self.kind!r}")
+        tensors = ("q",) if self.kind == "needle" else get_args(Tensor)
+        if self.tensor not in tensors:
+            raise ValueError(f"edit {self.kind}: tensor must be in {', '.join(tensors)}, got {self.tensor!r}")
+        used = _EDIT_FIELDS[self.kind]
+        for name in ("batch", "pos", "head", "channel", "source"):
+            pick({name: getattr(self, name)}, name, 0, f"edit {self.kind}")
+        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
+            raise ValueError(f"edit {self.kind}: value must be a number, got {self.value!r}")
+        if isinstance(self.value, int) and abs(self.value) > 2**1000:
+            raise ValueError(f"edit {self.kind}: value must fit float64, got an integer above 2^1000")
+        object.__setattr__(self, "value", float(self.value))
+        for name in ("pos", "channel", "source", "value"):
+            if name not in used and getattr(self, name) != 0:
+                got = getattr(self, name)
+                raise ValueError(f"edit {self.kind}: {name} is not used and must be 0, got {got!r}")
+
+    def apply(self, problem: AttentionProblem, arrays: Arrays) -> None:
+        """Change the arrays in place; ValueError if a position lies outside the problem."""
+        x = arrays["qkv".index(self.tensor)]
+        self._check("batch", problem.batch)
+        seq = list(problem.sequences())[self.batch]
+        view = (problem.rows_q if self.tensor == "q" else problem.rows_k)(x, seq)  # (seqlen, heads, dim)
+        self._check("head", view.shape[1])
+        rows = view[:, self.head]
+        if self.kind != "scale_channel":
+            self._check("pos", len(rows))
+        self._check("channel", rows.shape[1])
+        if self.kind == "set":
+            rows[self.pos, self.channel] = self.value
+        elif self.kind == "scale_row":
+            rows[self.pos] *= self.value
+        elif self.kind == "scale_channel":
+            rows[:, self.channel] *= self.value
+        elif self.kind == "constant_row":
+            rows[self.pos] = self.value
+        elif self.kind == "copy_row":
+            self._check("source", len(rows))
+            rows[self.pos] = rows[self.source]
+        else:
+            self._check("source", seq.seqlen_k)
+            key = problem.rows_k(arrays[1], seq)[self.source, self.head // problem.group]
+            energy = math.fsum(float(c) * float(c) for c in key) * problem.softmax_scale
+            rows[self.pos] = key * (self.value / energy) if energy else 0.0
+
+    def _check(self, name: str, size: int) -> None:
+        if getattr(self, name) >= size:
+            raise ValueError(f"edit {self.describe()}: {name} must be below {size} in this problem")
+
+    def describe(self) -> str:
+        """Return one readable phrase.
+
+        >>> Edit("scale_row", "k", pos=5, head=1, value=16).describe()
+        'scale_row k(batch=0, pos=5, head=1, value=16.0)'
+        """
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in _EDIT_FIELDS[self.kind])
+        return f"{self.kind} {self.tensor}({fields})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the used fields; a NaN or infinite value becomes "nan", "inf" or "-inf"."""
+        names = ("kind", "tensor", *_EDIT_FIELDS[self.kind])
+        record = {name: getattr(self, name) for name in names}
+        if "value" in record and not math.isfinite(self.value):
+            record["value"] = repr(self.value)
+        return record
+
+    @classmethod
+    def from_json(cls, record: object) -> Edit:
+        """Read what :meth:`to_json` wrote; ValueError for anything else."""
+        kinds = get_args(EditKind)
+        if not isinstance(record, dict) or record.get("kind") not in kinds:
+            raise ValueError(f"edit must be an object whose kind is one of {', '.join(kinds)}, got {record!r}")
+        fields: dict[str, Any] = dict(record)
+        exact_keys("edit", fields, ("kind", "tensor", *_EDIT_FIELDS[fields["kind"]]))
+        if fields.get("value") in ("nan", "inf", "-inf"):
+            fields["value"] = float(fields["value"])
+        return cls(**fields)
+
+
+def exact_keys(owner: str, record: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    missing, unknown = [k for k in keys if k not in record], [k for k in record if k not in keys]
+    if missing or unknown:
+        what = f"missing key {missing[0]!r}" if missing else f"unknown key {unknown[0]!r}"
+        raise ValueError(f"{owner}: {what} (legal: {', '.join(keys)})")

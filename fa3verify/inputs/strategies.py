@@ -1,0 +1,299 @@
+"""Hypothesis strategies for problems, recipes, quantisation schemes and whole cases.
+
+What is drawn is small: lengths, flags, a family name, a seed, a few edits; arrays follow from the recipe.
+Every choice lists its plainest value first, and no plain case takes more choices than an odd one, so that a
+failure shrinks to one head, one key, no mask, no edit, ``normal``, seed 0. Lengths favour the edges of 64-
+and 128-row tiles, where kernels break.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
+from fa3verify.inputs import activations
+from fa3verify.inputs.distributions import DISTRIBUTIONS, Parameter, Tensor
+from fa3verify.inputs.edits import Edit, EditKind
+from fa3verify.inputs.recipe import FAMILIES, Family, Recipe
+
+if TYPE_CHECKING:
+    from fa3_reference.quantize import Granularity, QuantScheme
+
+TENSORS: tuple[Tensor, ...] = ("q", "k", "v")
+TILE_EDGES = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 383, 384, 385, 511, 512, 513)
+WINDOW_EDGES = (-1, 0, 1, 63, 64, 127, 128)
+# What one edit does, plainest first. One choice, as Hypothesis deletes at most five consecutive choices at once.
+_EDITS: tuple[tuple[EditKind, Tensor, float], ...] = (
+    *(("set", tensor, value) for value in (0.0, 1.0, -8.0, 100.0) for tensor in TENSORS),
+    *(("constant_row", tensor, value) for value in (0.0, 1.0, -8.0, 100.0) for tensor in TENSORS),
+    *(("copy_row", tensor, 0.0) for tensor in TENSORS),
+    *(("scale_row", tensor, value) for value in (0.0, -1.0, 0.25, 4.0) for tensor in TENSORS),
+    *(("scale_channel", tensor, value) for value in (0.0, -1.0, 0.25, 4.0) for tensor in TENSORS),
+    *(("needle", "q", value) for value in (20.0, 8.0)),
+)
+_EXTREME = ("huge", "tiny", "subnormals")  # where these edits would leave the range of the format:
+_SCALING: tuple[EditKind, ...] = ("scale_row", "scale_channel", "needle")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What :func:`problems` may draw; the first dtype and head_dim are the ones it shrinks to.
+
+    ``empty`` allows sequences without keys or queries, ``scale`` other scales than 1 / sqrt(head_dim).
+    The default ``max_seqlen`` holds two tiles of 128 keys and one key more.
+    """
+
+    dtypes: tuple[Dtype, ...] = DTYPES
+    head_dims: tuple[int, ...] = (64, 128, 256)
+    max_seqlen: int = 257
+    max_batch: int = 3
+    max_nheads: int = 4
+    varlen: bool = True
+    causal: bool = True
+    window: bool = True
+    softcap: bool = True
+    gqa: bool = True
+    empty: bool = True
+    scale: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_seqlen", "max_batch", "max_nheads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.dtypes or not self.head_dims:
+            raise ValueError("dtypes and head_dims must each name at least one choice")
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class Inputs(NamedTuple):
+    """What is computed, on which data, and for e4m3 how it is quantised: ``Case(kernel, *inputs)`` is a case."""
+
+    problem: AttentionProblem
+    recipe: Recipe
+    scheme: QuantScheme | None = None
+
+
+@cache
+def _lengths(maximum: int, empty: bool) -> SearchStrategy[int]:
+    edges = [n for n in TILE_EDGES if n <= maximum] + [0] * empty
+    return st.one_of(st.integers(1, maximum), st.sampled_from(edges))  # the first choice shrinks to any length
+
+
+@cache
+def _windows() -> SearchStrategy[tuple[int, int]]:
+    edge = st.sampled_from(WINDOW_EDGES)
+    return st.one_of(st.just((-1, -1)), st.tuples(edge, edge))
+
+
+@st.composite
+def problems(draw: DrawFn, limits: Limits = DEFAULT_LIMITS) -> AttentionProblem:
+    """Draw an attention problem within limits.
+
+    Shrinks toward batch 1, one head, lengths 1, the first dtype and head_dim, dense, no window, no softcap.
+    """
+    nheads_kv = draw(st.integers(1, limits.max_nheads))
+    group = draw(st.integers(1, limits.max_nheads // nheads_kv)) if limits.gqa else 1
+    causal = limits.causal and draw(st.booleans())
+    rest: dict[str, Any] = {
+        "dtype": draw(st.sampled_from(limits.dtypes)),
+        "head_dim": draw(st.sampled_from(limits.head_dims)),
+        "nheads": nheads_kv * group,
+        "nheads_kv": nheads_kv,
+        "causal": causal,
+        "window": draw(_windows()) if limits.window else (-1, -1),
+        "softcap": draw(st.sampled_from((0.0, 30.0, 5.0, 50.0))) if limits.softcap else 0.0,
+        "softmax_scale": draw(st.sampled_from((0.0, 0.25, 0.05))) if limits.scale else 0.0,
+    }
+    batch = draw(st.integers(1, limits.max_batch))
+    lengths_k = _lengths(limits.max_seqlen, limits.empty)
+    if limits.varlen and draw(st.booleans()):
+        lengths_q = [draw(lengths_k) for _ in range(batch)]
+        if not any(lengths_q):
+            lengths_q[0] = 1
+        return AttentionProblem.varlen(tuple(lengths_q), tuple(draw(lengths_k) for _ in range(batch)), **rest)
+    seqlen_q = draw(_lengths(limits.max_seqlen, False))
+    return AttentionProblem(batch=batch, seqlen_q=seqlen_q, seqlen_k=draw(lengths_k), **rest)
+
+
+@cache
+def _values(parameter: Parameter) -> SearchStrategy[Any]:
+    if parameter.options is not None:
+        return st.sampled_from(parameter.options())
+    low, high = parameter.low, parameter.high
+    free = st.integers(int(low), int(high)) if parameter.is_integer else st.floats(low, high, allow_subnormal=False)
+    return st.one_of(st.just(parameter.default), free)
+
+
+@st.composite
+def edits(draw: DrawFn, problem: AttentionProblem, distribution: str = "normal") -> Edit:
+    """Draw one edit that fits the problem and keeps the drawn values inside every format.
+
+    The problem must hold a key; NaN and infinities are never drawn (the NaN policy has its own tests).
+    """
+    barred = _SCALING if distribution in _EXTREME else ()
+    kind, tensor, value = draw(st.sampled_from([choice for choice in _EDITS if choice[0] not in barred]))
+    heads = problem.nheads if tensor == "q" else problem.nheads_kv
+    full = [seq for seq in problem.sequences() if seq.seqlen_q and seq.seqlen_k]
+    seq, head = draw(st.sampled_from([(seq, head) for seq in full for head in range(heads)]))
+    rows = seq.seqlen_q if tensor == "q" else seq.seqlen_k
+    pos = 0 if kind == "scale_channel" else draw(st.integers(0, rows - 1))
+    channel = source = 0
+    if kind in ("set", "scale_channel"):
+        channel = draw(st.integers(0, (problem.head_dim_v if tensor == "v" else problem.head_dim) - 1))
+    elif kind in ("copy_row", "needle"):
+        source = draw(st.integers(0, (seq.seqlen_k if kind == "needle" else rows) - 1))
+    return Edit(kind, tensor, seq.index, pos, head, channel, source, value)
+
+
+def _families(names: tuple[str, ...] | None) -> tuple[Family, ...]:
+    known = {family.name: family for family in FAMILIES}
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"family must be one of {', '.join(known)}, got {name!r}")
+    return FAMILIES if names is None else tuple(family for family in FAMILIES if family.name in names)
+
+
+@st.composite
+def recipes(
+    draw: DrawFn,
+    families: tuple[str, ...] | None = None,
+    *,
+    problem: AttentionProblem | None = None,
+    max_edits: int = 3,
+    vary: bool = True,
+) -> Recipe:
+    """Draw a recipe of the named families (all by default).
+
+    Parameters
+    ----------
+    families : tuple of str, optional
+        Family names. Without them ``activations`` is left out when a problem is given, as it needs its own.
+    problem : AttentionProblem, optional
+        Where the edits must fit; without it no edits are drawn.
+    max_edits : int
+        At most so many edits.
+    vary : bool
+        Draw the parameters that the family leaves open; otherwise they keep their defaults.
+    """
+    chosen = _families(families)
+    if families is None and problem is not None:
+        chosen = tuple(family for family in chosen if family.name != "activations")
+    family = draw(st.sampled_from(chosen))
+    settings = dict(family.params)
+    if vary:
+        drawn_values = {p.name: draw(_values(p)) for p in DISTRIBUTIONS[family.distribution].parameters}
+        settings = drawn_values | settings
+    if "tokens" in settings:
+        settings["tokens"] = min(int(settings["tokens"]), activations.find(str(settings["name"])).seqlen)
+    seed = draw(st.integers(0, 2**64 - 1))
+    drawn: list[Edit] = []
+    if problem is not None and any(seq.seqlen_q and seq.seqlen_k for seq in problem.sequences()):
+        drawn = draw(st.lists(edits(problem, family.distribution), max_size=max_edits))
+    return Recipe(family.distribution, settings, seed, tuple(drawn))
+
+
+@st.composite
+def quant_schemes(
+    draw: DrawFn,
+    *,
+    problem: AttentionProblem | None = None,
+    granularities: tuple[Granularity, ...] = ("head", "tensor", "block", "row"),
+    block_rows: tuple[int, ...] = (128, 64, 32),
+) -> QuantScheme:
+    """Draw a quantisation scheme; with a problem, one that is legal for it (rotation, K mean)."""
+    from fa3_reference.quantize import QuantScheme
+
+    dim = problem.head_dim if problem is not None else 64
+    granularity = draw(st.sampled_from(granularities))
+    blocks = [draw(st.sampled_from(block_rows)) for _ in "qkv"]
+    if granularity != "block":
+        blocks = [block_rows[0]] * 3
+    hadamard_seed = draw(st.one_of(st.none(), st.integers(0, 2**32 - 1)))
+    power_of_two, k_mean = draw(st.booleans()), draw(st.booleans())
+    return QuantScheme(
+        granularity=granularity,
+        block_rows_q=blocks[0],
+        block_rows_k=blocks[1],
+        block_rows_v=blocks[2],
+        power_of_two=power_of_two,
+        hadamard_seed=hadamard_seed if dim & (dim - 1) == 0 else None,
+        k_mean=k_mean and (problem is None or problem.softcap == 0),
+    )
+
+
+@st.composite
+def config_changes(draw: DrawFn, *, problem: AttentionProblem) -> tuple[tuple[str, Any], ...]:
+    """Draw configuration fields that differ from the default, legal together; shrinks to none.
+
+    Covers everything that may change a bit and the switches that may not.
+    """
+    fp8 = problem.dtype == "e4m3"
+    options: dict[str, tuple[Any, ...]] = {
+        "tile_n": (64, 32, 96),
+        "num_splits": (2, 3, 5),
+        "pack_gqa": (True,),
+        "intra_wg_overlap": (False,),
+        "pingpong": (False,),
+        "num_stages": (3, 4),
+    }
+    if fp8:
+        options |= {"promotion_interval": (0, 32), "out_dtype": ("fp16",)}
+    chosen = draw(st.lists(st.sampled_from(sorted(options)), unique=True, max_size=4))
+    changes = {name: draw(st.sampled_from(options[name])) for name in chosen}
+    if fp8 and "tile_n" in changes and changes.get("promotion_interval", 128):
+        changes["promotion_interval"] = 32  # must divide the tile
+    return tuple(sorted(changes.items()))
+
+
+@st.composite
+def _activation_cases(
+    draw: DrawFn, limits: Limits, like: AttentionProblem, max_edits: int
+) -> tuple[AttentionProblem, Recipe]:
+    """Mask and dtype are those of a drawn problem, so that shrinking to another family keeps both."""
+    stored = [
+        case
+        for case in activations.list_activations()
+        if case.head_dim <= max(limits.head_dims)
+        and len(case.q_heads) <= limits.max_nheads
+        and (limits.causal or not case.causal)
+        and (limits.gqa or case.group == 1)
+    ]
+    if not stored:
+        raise ValueError("no stored activations lie within the limits: leave the family 'activations' out")
+    case = draw(st.sampled_from([case for case in stored if case.causal == like.causal] or stored))
+    tokens = draw(_lengths(min(limits.max_seqlen, case.seqlen), False))
+    problem = case.problem(dtype=like.dtype, tokens=tokens)
+    drawn = draw(st.lists(edits(problem), max_size=max_edits))
+    seed = draw(st.integers(0, 2**64 - 1))
+    return problem, Recipe("activations", {"name": case.name, "tokens": tokens}, seed, tuple(drawn))
+
+
+@st.composite
+def cases(
+    draw: DrawFn,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    families: tuple[str, ...] | None = None,
+    max_edits: int = 3,
+    schemes: bool = True,
+) -> Inputs:
+    """Draw a problem, a recipe that fits it and, for e4m3 unless ``schemes`` is false, a scheme.
+
+    Shrinks toward the shortest problem, ``normal`` with default parameters and seed 0, no edits. Problems of
+    the family ``activations`` come from the stored heads: first tokens, the model's mask, scale and head_dim.
+    """
+    family = draw(st.sampled_from(_families(families)))
+    problem = draw(problems(limits))
+    if family.name == "activations":
+        problem, recipe = draw(_activation_cases(limits, problem, max_edits))
+    else:
+        recipe = draw(recipes((family.name,), problem=problem, max_edits=max_edits))
+    scheme = draw(quant_schemes(problem=problem)) if schemes and problem.dtype == "e4m3" else None
+    return Inputs(problem, recipe, scheme)

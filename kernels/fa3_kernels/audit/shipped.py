@@ -1,0 +1,132 @@
+"""Every compiled kernel that ships, as the launches that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fa3_kernels.plan.config import KERNEL_HEAD_DIMS
+from fa3_reference.problem import AttentionProblem, Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch: a problem, the choices of a caller, what is called, and of how many steps a CTA keeps a timeline.
+
+    Of shipped launches the problem's kind matters, not its sizes.
+    """
+
+    name: str
+    problem: AttentionProblem
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    function: Literal["forward", "quantize_qkv"] = "forward"
+    stamps: int = 0
+
+    @property
+    def evidence(self) -> Literal["forward", "quantize", "timeline"]:
+        """What its launches are evidence of."""
+        if self.function == "quantize_qkv":
+            return "quantize"
+        return "timeline" if self.stamps else "forward"
+
+
+# What of a problem changes the compiled code: which keys are hidden, how rows lie in tiles, and where results go.
+# Name: (seqlen_k, semantics, choices); 1024 keys are whole tiles, 1000 are not.
+_MASKS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "dense": (1024, {}, {}),
+    "tail": (1000, {}, {}),
+    "causal": (1000, {"causal": True}, {}),
+    "left": (1000, {"window": (100, -1)}, {}),
+    "window": (1000, {"window": (100, 0)}, {}),
+    "softcap": (1000, {"softcap": 20.0, "causal": True}, {}),
+    "splits": (1000, {}, {"num_splits": 2}),
+    "no_pingpong": (1024, {}, {"pingpong": False}),
+    "no_overlap": (1024, {}, {"intra_wg_overlap": False}),
+}
+_BFLOAT16 = ("dense", "causal")  # otherwise the same code but for the format in its instructions
+_FP8 = ("dense", "causal", "window", "softcap", "splits")
+_E4M3_ONLY = ("dense", "causal")  # chained, and with descales by block
+
+
+def _of_head_dim(dtype: Dtype, d: int) -> list[Launch]:
+    launches = [
+        Launch(name, AttentionProblem(2, 4, 4, 1000, keys, d, dtype=dtype, **semantics), choices)
+        for name, (keys, semantics, choices) in _MASKS.items()
+        if dtype == "fp16" or name in {"bf16": _BFLOAT16, "e4m3": _FP8}[dtype]
+    ]
+    if dtype == "e4m3":
+        plain = {x.name: x.problem for x in launches}
+        launches += [Launch(f"{name}_chained", plain[name], {"promotion_interval": 0}) for name in _E4M3_ONLY]
+        launches += [Launch(f"{name}_blocks", plain[name], {"descale_blocks": (64, 128, 128)}) for name in _E4M3_ONLY]
+    if dtype == "fp16":
+        decode = AttentionProblem(2, 16, 2, 20, 1000, d, dtype=dtype, causal=True)
+        lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 200)}
+        lengths |= {"nheads": 8, "nheads_kv": 4, "head_dim": d, "dtype": dtype}
+        if d == 128:
+            launches += [Launch("lockstep", launches[0].problem, {"warp_specialize": False})]
+        launches += [
+            Launch("packed", decode, {"pack_gqa": True}),
+            Launch("packed_splits", decode, {"pack_gqa": True, "num_splits": 3}),
+            Launch("varlen", AttentionProblem.varlen(**lengths), {"pack_gqa": False}),
+            Launch("varlen_causal", AttentionProblem.varlen(**lengths, causal=True), {"pack_gqa": False}),
+            Launch("varlen_window_packed", AttentionProblem.varlen(**lengths, window=(100, 0)), {"pack_gqa": True}),
+        ]
+    if d == 64:  # tiles of 192 rows pay from 4096 query rows on
+        launches.append(Launch("causal_long", AttentionProblem(1, 1, 1, 4096, 4096, d, dtype=dtype, causal=True)))
+    return [Launch(f"{dtype}_d{d}_{x.name}", x.problem, x.choices) for x in launches]
+
+
+def _quantisers(d: int) -> list[Launch]:
+    problem = AttentionProblem(2, 8, 2, 1000, 1000, d, dtype="bf16")
+    choices: dict[str, dict[str, Any]] = {"plain": {}, "rotated": {"rotate": True}}
+    if d == 128:
+        choices |= {"head": {"scope": "head"}, "k_mean": {"rotate": True, "subtract_k_mean": True}}
+    return [Launch(f"quantize_d{d}_{name}", problem, x, "quantize_qkv") for name, x in choices.items()]
+
+
+def shipped() -> tuple[Launch, ...]:
+    """Return the launches, in the order of every report.
+
+    >>> [x.name for x in shipped()][:2]
+    ['fp16_d64_dense', 'fp16_d64_tail']
+    """
+    dtypes: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
+    forward = [x for dtype in dtypes for d in KERNEL_HEAD_DIMS for x in _of_head_dim(dtype, d)]
+    return (*forward, *(x for d in KERNEL_HEAD_DIMS for x in _quantisers(d)))
+
+
+# Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a tile,
+# stored once per tile, and at head_dim 256 of the producer (24 registers): no loop over unmasked blocks loads them, a masked
+# step at most one, but for e4m3_d64_dense_blocks, with four loads and two stores a step (the golden file's loops).
+ALLOWED_SPILL_BYTES: dict[str, int] = {
+    "fp16_d256_window/forward_fp16": 120,
+    "fp16_d256_packed/forward_fp16": 32,
+    "fp16_d256_packed_splits/forward_fp16": 16,
+    "fp16_d256_varlen_window_packed/forward_fp16": 72,
+    "e4m3_d64_dense/forward_fp8": 96,
+    "e4m3_d64_splits/forward_fp8": 60,
+    "e4m3_d64_dense_blocks/forward_fp8": 176,
+    "e4m3_d64_causal_long/forward_fp8": 120,
+    "e4m3_d128_causal/forward_fp8": 24,
+    "e4m3_d128_window/forward_fp8": 32,
+    "e4m3_d128_softcap/forward_fp8": 24,
+    "e4m3_d128_causal_chained/forward_fp8": 16,
+    "e4m3_d128_dense_blocks/forward_fp8": 8,
+    "e4m3_d128_causal_blocks/forward_fp8": 24,
+    "e4m3_d256_dense/forward_fp8": 128,
+    "e4m3_d256_causal/forward_fp8": 160,
+    "e4m3_d256_window/forward_fp8": 232,
+    "e4m3_d256_softcap/forward_fp8": 136,
+    "e4m3_d256_splits/forward_fp8": 96,
+    "e4m3_d256_dense_chained/forward_fp8": 112,
+    "e4m3_d256_causal_chained/forward_fp8": 164,
+    "e4m3_d256_dense_blocks/forward_fp8": 212,
+    "e4m3_d256_causal_blocks/forward_fp8": 196,
+    "e4m3_d64_stamps/forward_fp8": 112,
+}
+
+# Kernels that read registers which some path does not set, and were looked at. Instrumented e4m3 kernels stamp the last P V of
+# a tile into the row of the step before it, which no step has set where a CTA begins with a tile of one key block: such a
+# launch may store anywhere. Those of the recorded timelines have 64 blocks a tile.
+ALLOWED_UNDEFINED = frozenset({"e4m3_d64_stamps/forward_fp8", "e4m3_d128_stamps/forward_fp8"})

@@ -1,0 +1,178 @@
+"""Which configuration a launch uses: PackGQA and split-KV chosen from the shape. Needs neither torch nor Triton."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, default_config
+from fa3_kernels.plan.tile_order import TILE_COST, Shape, count_items
+from fa3_kernels.plan.tiles import padded_group
+from fa3_kernels.plan.variant import smem_bytes
+from fa3_reference.problem import AttentionProblem
+
+MAX_SPLITS = 128
+COMBINE_COST = 5.0  # a second launch, in key blocks of about 0.6 us; assumed
+SPLIT_COST = 0.05  # reading one more partial in the combine, in key blocks; assumed
+H200_SMS = 132
+SMEM_BYTES = 232448  # of a CTA (CUDA programming guide, compute capability 9.0)
+SMEM_OVERHEAD_BYTES = 512  # mbarriers and what partitions are handed: 188 to 384 in the shipped kernels (audit.json)
+FREE_REGISTERS = 128  # of the 160 of a consumer thread of three warpgroups, what O, S and P may hold
+
+
+def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: int = 1) -> Shape:
+    """What the schedule needs of a problem; a limit that hides nothing is none."""
+    left, right = problem.window
+    right = 0 if problem.causal else right
+    seqlens_q = problem.seqlens_q or (problem.seqlen_q,) * problem.batch
+    seqlens_k = problem.seqlens_k or (problem.seqlen_k,) * problem.batch
+    left = -1 if left >= max(seqlens_k) - 1 else left
+    right = -1 if right >= max(seqlens_q) - 1 else right
+    return Shape(seqlens_q, seqlens_k, problem.nheads, problem.nheads_kv, left, right, pack_gqa, num_splits)
+
+
+def can_pack(problem: AttentionProblem) -> bool:
+    """Whether PackGQA is possible: more than one head per kv head, at most 64, and with varlen a power of two."""
+    group = problem.group
+    return 1 < group <= WARPGROUP_ROWS and (not problem.is_varlen or group == padded_group(group))
+
+
+def choose_pack_gqa(problem: AttentionProblem, config: Config) -> bool:
+    """Pack when it reduces the number of row tiles.
+
+    >>> problem = AttentionProblem(1, 8, 1, 16, 1024, 128)
+    >>> choose_pack_gqa(problem, default_config(problem))  # 16 rows of 8 heads: one tile instead of 8
+    True
+    """
+    if not can_pack(problem):
+        return False
+    packed, plain = (count_items(shape_of(problem, pack_gqa=pack), config.tile_m) for pack in (True, False))
+    return packed < plain
+
+
+def choose_num_splits(problem: AttentionProblem, config: Config, num_sms: int = H200_SMS) -> int:
+    """Return the number of splits with the shortest estimated time, in key blocks, on ``num_sms`` CTAs.
+
+    >>> problem = AttentionProblem(1, 8, 8, 1, 65536, 128)
+    >>> choose_num_splits(problem, default_config(problem))  # 8 tiles of 512 key blocks on 132 SMs
+    16
+    """
+    shape = shape_of(problem, pack_gqa=config.pack_gqa)
+    tiles = count_items(shape, config.tile_m)
+    blocks = -(-max(shape.seqlens_k) // config.tile_n)
+
+    def time(splits: int) -> float:
+        waves = -(-tiles * splits // num_sms)
+        return waves * (-(-blocks // splits) + TILE_COST) + (COMBINE_COST + SPLIT_COST * splits if splits > 1 else 0)
+
+    return min(range(1, max(1, min(blocks, MAX_SPLITS)) + 1), key=time)
+
+
+def check_tile(config: Config) -> None:
+    """Raise ValueError for a tile that Gluon cannot build, or that no SM holds.
+
+    Three warpgroups leave a thread 160 registers, of which O takes head_dim / 2, S tile_n / 2 and P tile_n / 4.
+    """
+    tile_m, tile_n = config.tile_m, config.tile_n
+    held = config.head_dim // 2 + 3 * tile_n // 4
+    needed = smem_bytes(config) + SMEM_OVERHEAD_BYTES
+    rules = (
+        (tile_n in (32, 64, 128, 256), f"tile_n must be a power of two from 32 to 256, got {tile_n}"),
+        (
+            tile_m == 128 or held <= FREE_REGISTERS,
+            f"tile_m 192 needs head_dim / 2 + 3 tile_n / 4 registers of {FREE_REGISTERS} for O, S and P, "
+            f"got {held} with head_dim {config.head_dim} and tile_n {tile_n}",
+        ),
+        (
+            needed <= SMEM_BYTES,
+            f"a tile must fit {SMEM_BYTES} bytes of shared memory, {tile_m} x {tile_n} at head_dim {config.head_dim} "
+            f"and {config.dtype} needs {needed}",
+        ),
+    )
+    for ok, rule in rules:
+        if not ok:
+            raise ValueError(rule)
+
+
+def check_lockstep(
+    problem: AttentionProblem, num_splits: int, pack_gqa: bool | None, tile: tuple[int, int] | None = None
+) -> None:
+    """Raise ValueError for what the kernel without warp specialisation, which exists for the ablation, does not take."""
+    rules = (
+        (problem.dtype != "e4m3", f"fp16 or bf16, got {problem.dtype}"),
+        (
+            64 < problem.head_dim == problem.head_dim_v <= 128,
+            f"one head_dim in (64, 128], got {problem.head_dim} and {problem.head_dim_v}",
+        ),
+        (
+            not problem.is_varlen and problem.window == (-1, -1) and problem.softcap == 0,
+            "dense or causal problems without varlen, window and softcap",
+        ),
+        (
+            problem.seqlen_k >= (problem.seqlen_q if problem.causal else 1),
+            f"at least one key for every row, got {problem.seqlen_q} queries and {problem.seqlen_k} keys",
+        ),
+        (num_splits == 1 and not pack_gqa, f"num_splits 1 and no pack_gqa, got {num_splits} and {pack_gqa}"),
+        (tile in (None, (128, 128)), f"tiles of 128 x 128, got {tile}"),
+    )
+    for ok, rule in rules:
+        if not ok:
+            raise ValueError(f"without warp specialisation the kernel takes {rule}")
+
+
+def config_of(
+    problem: AttentionProblem,
+    *,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    pingpong: bool = True,
+    intra_wg_overlap: bool = True,
+    warp_specialize: bool = True,
+    tile: tuple[int, int] | None = None,
+    num_sms: int = H200_SMS,
+    **changes,
+) -> Config:
+    """Return the configuration that :func:`fa3_kernels.gluon.launch.forward` uses, which the twin then takes.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+    num_splits : int
+        0 lets :func:`choose_num_splits` decide.
+    pack_gqa : bool, optional
+        :func:`choose_pack_gqa` decides by default.
+    pingpong, intra_wg_overlap : bool
+    warp_specialize : bool
+        False is the kernel of the ablation, see :func:`check_lockstep`.
+    tile : (int, int), optional
+        Query rows, 128 or for fp16 and bf16 192, and keys of a tile, instead of the shipped ones; see
+        :func:`check_tile`. Bits depend on the keys.
+    num_sms : int
+        Multiprocessors of the GPU; num_splits = 0 alone depends on it.
+    **changes
+        e4m3: promotion_interval and out_dtype, as in :class:`fa3_kernels.plan.config.Config`.
+
+    Raises
+    ------
+    ValueError
+        For a problem or a choice that no kernel is compiled for.
+    """
+    multiple = 16 if problem.dtype == "e4m3" else 8
+    for name in ("head_dim", "head_dim_v"):
+        if getattr(problem, name) % multiple:
+            raise ValueError(f"{name} must be a multiple of {multiple} (TMA), got {getattr(problem, name)}")
+    config = default_config(problem, tile=tile, pingpong=pingpong, intra_wg_overlap=intra_wg_overlap, **changes)
+    if tile:
+        check_tile(config)
+    if not warp_specialize:
+        check_lockstep(problem, num_splits, pack_gqa, tile)
+        return config
+    if pack_gqa and problem.group > 1 and not can_pack(problem):
+        raise ValueError(
+            "pack_gqa takes groups of at most 64 heads, and with varlen powers of two, "
+            f"got {problem.nheads} heads on {problem.nheads_kv}"
+        )
+    pack = choose_pack_gqa(problem, config) if pack_gqa is None else pack_gqa and problem.group > 1
+    config = replace(config, pack_gqa=pack)
+    if num_splits < 0:
+        raise ValueError(f"num_splits must be 0 (chosen from the shape) or positive, got {num_splits}")
+    return replace(config, num_splits=num_splits or choose_num_splits(problem, config, num_sms))

@@ -1,0 +1,178 @@
+"""What is compiled into a kernel: one record, passed to it as a compile-time constant.
+
+Everything here is decided on the host; a feature that is off costs no instruction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fa3_kernels.plan.barriers import slot_threads
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.tile_order import Shape
+from fa3_kernels.plan.tiles import padded_group
+from fa3_reference.problem import AttentionProblem
+
+
+def _slices(config: Config) -> int:
+    """Slices of the channels in which a kernel keeps O: what registers leave for partial sums, see forward_fp8."""
+    return 2 if config.promotion_interval and config.head_dim > 64 else 1
+
+
+def _integer_max(config: Config, is_limited: bool) -> bool:
+    """Whether maxima are taken by integers: fewer instructions, but ptxas orders the rest of a step differently.
+
+    Measured on an H200 at 2k and 16k keys, against floats: fp16 head_dim 64 +2 %, 128 -2 %, 256 +1 to 5 %; e4m3 head_dim
+    64 promoted +9 % dense and -5 % masked, chained -7 % and +4 %; 128 +1 to 3 %; 256 chained +7 to 10 %, promoted not to be
+    had (its wgmma are serialised for want of registers).
+    """
+    if config.dtype != "e4m3":
+        return config.head_dim != 128
+    is_promoted = config.promotion_interval > 0
+    return {64: is_promoted != is_limited, 128: True, 256: not is_promoted}[config.head_dim]
+
+
+def query_slots(config: Config) -> int:
+    """Return how many Q tiles are held: 2, or 1 at head_dim 256 (fp16: Q, K, V and O buffers of 256 would need 256 KiB)."""
+    return 1 if config.head_dim == 256 else 2
+
+
+def smem_bytes(config: Config) -> int:
+    """Return the shared memory of the tiles of a kernel, in bytes; barriers and what partitions are handed come on top.
+
+    >>> from fa3_kernels.plan.config import default_config
+    >>> smem_bytes(default_config(AttentionProblem(1, 1, 1, 1024, 1024, 128)))
+    229376
+    """
+    is_fp8 = config.dtype == "e4m3"
+    element = 1 if is_fp8 else 2
+    queries = query_slots(config) * config.tile_m * config.head_dim * element
+    keys = (3 if is_fp8 else 2) * config.num_stages * config.tile_n * config.head_dim * element  # K, V; e4m3: V^T too
+    out = 0 if query_slots(config) == 1 else config.tile_m * config.head_dim * 2
+    factors = 2 * config.num_stages * WARPGROUP_ROWS * 4 if is_fp8 else 0  # of blocks that have their own descales
+    return queries + keys + out + factors
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Compile-time switches of a forward kernel. Tile shapes are those of the descriptors' blocks.
+
+    Parameters
+    ----------
+    consumers : int
+        Consumer warpgroups of 64 rows: 2 or 3.
+    consumer_regs, producer_regs : int
+        Registers per thread after the split (setmaxnreg).
+    query_slots : int
+        2, or 1 where shared memory is short: O is then staged in the Q buffer and tiles do not overlap.
+    pack : int
+        Rows of a tile per query position: 1, or with PackGQA the group padded to a power of two.
+    has_key_tail : bool
+        Whether the last key tile of a sequence may reach beyond it.
+    is_left_limited, is_right_limited : bool
+        Whether the window hides keys on that side.
+    is_varlen, is_split, softcap : bool
+        Packed sequences; partial results per split to a workspace; scores are capped.
+    pingpong, overlap : bool
+        Schedule switches.
+    producer_warps : int
+        1, or 4 where the producer also transposes V.
+    slices : int
+        e4m3: slices of the channels in which O is kept.
+    promotion_interval : int
+        e4m3: keys summed by the tensor core before O takes the sum in fp32; 0 chains through O.
+    block_descales : bool
+        e4m3: whether descales of K or V differ by key tile.
+    integer_max : bool
+        Row maxima by integer comparisons where their order is right, see :func:`fa3_kernels.gluon.softmax.advance_max`.
+    stamps : int
+        Steps per CTA of which a timeline is kept; 0 is a kernel without instrumentation.
+    """
+
+    consumers: int
+    consumer_regs: int
+    producer_regs: int = 24
+    stages: int = 2
+    query_slots: int = 2
+    pack: int = 1
+    has_key_tail: bool = True
+    is_left_limited: bool = False
+    is_right_limited: bool = False
+    is_varlen: bool = False
+    is_split: bool = False
+    softcap: bool = False
+    pingpong: bool = True
+    overlap: bool = True
+    producer_warps: int = 1
+    slices: int = 1
+    promotion_interval: int = 0
+    block_descales: bool = False
+    integer_max: bool = False
+    stamps: int = 0
+
+    # Derived; fields rather than properties, so that they are part of the record that Triton's cache is keyed by.
+    pack_log2: int = field(init=False)
+    tile_positions: int = field(init=False)  # query positions of a tile
+    warpgroup_positions: int = field(init=False)
+    slot_threads: int = field(init=False)
+    is_first_block_masked: bool = field(init=False)  # the rightmost block of a tile may hold hidden keys
+    out_in_query_slot: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        derived = {
+            "pack_log2": self.pack.bit_length() - 1,
+            "tile_positions": WARPGROUP_ROWS * self.consumers // self.pack,
+            "warpgroup_positions": WARPGROUP_ROWS // self.pack,
+            "slot_threads": slot_threads(self.consumers, self.producer_warps),
+            "is_first_block_masked": self.has_key_tail or self.is_left_limited or self.is_right_limited,
+            "out_in_query_slot": self.query_slots == 1,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def entry_regs(self) -> int:
+        """Registers per thread at launch: all partitions start equal, and together they hold the register file.
+
+        >>> Variant(consumers=2, consumer_regs=240).entry_regs, Variant(consumers=3, consumer_regs=160).entry_regs
+        (168, 128)
+        """
+        return {2: 168, 3: 128}[self.consumers]
+
+
+def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block_descales: bool = False) -> Variant:
+    """Return what is compiled for a launch.
+
+    Raises
+    ------
+    ValueError
+        For a configuration that no kernel is written for.
+    """
+    if config.num_stages != 2 or not config.pv_from_registers:
+        raise ValueError(
+            "GPU kernels have num_stages 2 and P in registers, "
+            f"got {config.num_stages} and pv_from_registers {config.pv_from_registers}"
+        )
+    is_fp8 = config.dtype == "e4m3"
+    is_large = config.promotion_interval > 0 and config.head_dim == 256  # O, S and a part do not fit the registers
+    return Variant(
+        consumers=config.num_consumer_warpgroups,
+        consumer_regs=config.consumer_regs,
+        producer_regs=config.producer_regs,
+        stages=config.num_stages,
+        query_slots=query_slots(config),
+        pack=padded_group(problem.group) if config.pack_gqa else 1,
+        has_key_tail=problem.is_varlen or problem.seqlen_k % config.tile_n != 0,
+        is_left_limited=shape.left >= 0,
+        is_right_limited=shape.right >= 0,
+        is_varlen=problem.is_varlen,
+        is_split=config.num_splits > 1,
+        softcap=problem.softcap > 0,
+        pingpong=config.pingpong,
+        overlap=config.intra_wg_overlap and not is_large,
+        producer_warps=4 if is_fp8 else 1,  # e4m3: the producer transposes V
+        slices=_slices(config),
+        promotion_interval=config.promotion_interval,
+        block_descales=block_descales,
+        integer_max=_integer_max(config, shape.left >= 0 or shape.right >= 0),
+    )

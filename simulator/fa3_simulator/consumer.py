@@ -1,0 +1,290 @@
+"""The consumers of a forward kernel, transcribed from real ones (:mod:`fa3_simulator.producer` loads).
+
+``gluon`` is :mod:`fa3_kernels.gluon`: consumers hand slots back through named barriers, and the first Q K^T of a tile is issued
+with the last P V of the tile before. ``flash3`` is upstream FlashAttention-3 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp): slots
+go back through mbarriers and a tile begins with its own Q K^T.
+"""
+
+from __future__ import annotations
+
+from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Slot
+from fa3_simulator.resources import Parts
+from fa3_simulator.schedules import WARPGROUP, Tile, adds_in_place
+from fa3_simulator.vector_work import softmax_work
+
+
+class Consumer:
+    """One consumer warpgroup of a warp-specialised kernel."""
+
+    def __init__(self, builder: Builder, parts: Parts, index: int, registers: int) -> None:
+        s = parts.schedule
+        self.parts, self.s, self.index = parts, s, index
+        self.stream = builder.actor(f"consumer {index}", WARPGROUP, registers)
+        self.work = softmax_work(s)
+        self.qk = Gemm("Q K^T", -(-s.head_dim * s.bits // 256), s.tile_n, s.bits, False)
+        self.pv = Gemm("P V", s.tile_n * s.bits // 256, s.head_dim, s.bits, s.pv_from_registers)
+        self.ahead = s.softmax_stages - 2  # blocks whose scores are begun before the softmax of the current one
+        self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
+        self.output = Slot(f"O.{index}", 0)
+        self.p = None if s.pv_from_registers else Slot(f"P.{index}", 64 * s.tile_n * s.bits // 8)
+        self.step = self.tile = 0
+
+    def release(self, ring: str, slot: int) -> None:
+        barrier = self.parts.empty[ring][slot]
+        if isinstance(barrier, NamedBarrier):
+            self.stream.bar_arrive(barrier)
+        else:
+            self.stream.arrive(barrier)
+
+    def take_turn(self) -> None:
+        if self.s.pingpong and self.s.consumers > 1:
+            self.stream.bar_sync(self.parts.turn[self.index])
+
+    def pass_turn(self) -> None:
+        if self.s.pingpong and self.s.consumers > 1:
+            self.stream.bar_arrive(self.parts.turn[(self.index + 1) % self.s.consumers])
+
+    def wait_full(self, barriers: tuple[Mbarrier, ...], step: int) -> None:
+        self.stream.wait(barriers[step % len(barriers)], step // len(barriers))
+
+    def issue(self, gemm: Gemm, a: Slot | None, b: Slot, accumulator: Slot) -> None:
+        if not self.s.serializes:
+            self.stream.wgmma(gemm, a, b, accumulator)
+            return
+        for _ in range(gemm.instructions):
+            self.stream.wgmma(gemm._replace(instructions=1), a, b, accumulator)
+            self.stream.wgmma_wait(0)
+
+    def issue_scores(self, tile: int, step: int) -> None:
+        q = self.parts.q[tile % self.parts.q_stages * self.s.consumers + self.index]
+        self.issue(self.qk, q, self.parts.k[step % self.s.num_stages], self.scores_of(step))
+
+    def scores_of(self, step: int) -> Slot:
+        return self.scores[step % len(self.scores)]
+
+    def issue_output(self, step: int) -> None:
+        self.issue(self.pv, self.p, self.parts.v[step % self.s.num_stages], self.output)
+
+    def join_warps(self) -> None:
+        """The four warps meet for the next wgmma; in our kernels at Triton's barrier in front of the wait for K."""
+        if self.s.consumers > 1:  # else nothing drives them apart
+            self.stream.delay("warp_skew_cycles")
+        if self.s.kernel == "gluon":
+            self.stream.bar_sync(self.parts.epilogue[self.index])
+
+    def row_max(self, step: int, masked: bool, is_first: bool = False) -> None:
+        stream = self.stream
+        stream.read(self.scores_of(step))
+        if masked:
+            stream.vector(self.work["mask"])
+        stream.vector(self.work["first max" if is_first else "max"])
+        stream.vector(self.work["quad"])
+
+    def early(self) -> None:
+        """The exponentials that come before what the source has behind all of them."""
+        self.stream.vector(self.work["early"])
+
+    def finish_softmax(self, work: str = "rest") -> None:
+        """The other ones, the conversion to P and, but for a tile's first block, the rescaling of O."""
+        if work == "rest":
+            self.read_output()
+        self.stream.vector(self.work[work])
+        if work == "rest" and self.work["drain"].stall:
+            self.stream.vector(self.work["drain"])
+        if self.p:
+            self.stream.write(self.p)
+            self.stream.fence()
+
+    def prepare(self) -> None:
+        """Addresses and descriptors: half of them in front of a step's waits."""
+        self.stream.vector(self.work["other"])
+
+    def overlapped_step(self, masked: bool) -> None:
+        """P V of this block under the softmax of the next one."""
+        step, stages = self.step, self.s.num_stages
+        self.join_warps()
+        self.wait_full(self.parts.k_full, step + 1)
+        self.take_turn()
+        self.issue_scores(self.tile, step + 1)
+        self.wait_full(self.parts.v_ready, step)
+        self.issue_output(step)
+        self.pass_turn()
+        self.prepare()
+        self.stream.wgmma_wait(1)
+        self.release("k", (step + 1) % stages)
+        if self.s.early_exponentials < 0:
+            self.stream.wgmma_wait(0)
+        self.row_max(step + 1, masked)
+        self.early()
+        self.stream.wgmma_wait(0)
+        self.release("v", step % stages)
+        self.finish_softmax()
+        self.step += 1
+
+    def three_stage_step(self, masked: bool, more: bool) -> None:
+        """P V of this block and, unless the tile ends, Q K^T of the one after next under the softmax of the next one."""
+        step, stages = self.step, self.s.num_stages
+        self.join_warps()
+        if more:
+            self.wait_full(self.parts.k_full, step + 2)
+        self.take_turn()
+        if more:
+            self.issue_scores(self.tile, step + 2)
+        self.wait_full(self.parts.v_ready, step)
+        self.issue_output(step)
+        self.pass_turn()
+        self.prepare()
+        self.row_max(step + 1, masked)
+        self.early()
+        self.stream.wgmma_wait(0)
+        if more:
+            self.release("k", (step + 2) % stages)
+        self.release("v", step % stages)
+        self.finish_softmax()
+        self.step += 1
+
+    def serial_step(self, masked: bool) -> None:
+        """P V, then Q K^T of the next block, then its softmax."""
+        step, stages = self.step, self.s.num_stages
+        self.join_warps()
+        self.wait_full(self.parts.v_ready, step)
+        self.wait_full(self.parts.k_full, step + 1)
+        self.take_turn()
+        self.issue_output(step)
+        self.stream.wgmma_wait(0)
+        self.release("v", step % stages)
+        self.issue_scores(self.tile, step + 1)
+        self.prepare()
+        self.stream.wgmma_wait(0)
+        self.row_max(step + 1, masked)
+        self.early()
+        self.release("k", (step + 1) % stages)
+        self.pass_turn()
+        self.finish_softmax()
+        self.step += 1
+
+    def first_scores(self, tile: int, step: int, lead: int) -> None:
+        """Q K^T of a tile's first block, whose K is there, and ``lead`` more."""
+        self.issue_scores(tile, step)
+        for ahead in range(1, lead + 1):
+            self.wait_full(self.parts.k_full, step + ahead)
+            self.issue_scores(tile, step + ahead)
+
+    def block(self, block: int, tile: Tile) -> None:
+        """Softmax of a block and P V of the one before."""
+        masked = block < tile.masked
+        if self.s.softmax_stages == 3:
+            self.three_stage_step(masked, block + 1 < tile.blocks)
+        elif self.s.intra_wg_overlap:
+            self.overlapped_step(masked)
+        else:
+            self.serial_step(masked)
+
+    def run(self, tiles: list[Tile]) -> None:
+        """All tiles of the CTA."""
+        stream = self.stream
+        crosses = self.s.kernel == "gluon" and self.s.head_dim <= 128
+        leads = [min(self.ahead, tile.blocks - 1) for tile in tiles]
+        if self.index == self.s.consumers - 1:
+            self.pass_turn()
+        for number, tile in enumerate(tiles):
+            self.tile = number
+            stream.mark("tile")
+            if number == 0 or not crosses:
+                self.wait_full(self.parts.q_full, number)
+                self.wait_full(self.parts.k_full, self.step)
+                self.take_turn()
+                self.first_scores(number, self.step, leads[number])
+                self.pass_turn()
+            self.tile_code()
+            stream.wgmma_wait(leads[number])
+            self.release("k", self.step % self.s.num_stages)
+            self.row_max(self.step, tile.masked > 0, is_first=True)
+            self.finish_softmax("first")
+            if leads[number]:
+                stream.wgmma_wait(0)
+                self.release("k", (self.step + 1) % self.s.num_stages)
+            for block in range(1, tile.blocks):
+                self.block(block, tile)
+            self.finish_tile(number, leads[number + 1] if crosses and number + 1 < len(tiles) else None)
+        stream.store_wait()
+        stream.mark("end")
+
+    def tile_code(self) -> None:
+        """Half of the instructions that a tile executes once: fetched anew, and with stalls; around its main loop."""
+        self.stream.delay("cold_code_cycles")
+        self.stream.vector(self.work["tile"])
+
+    def finish_tile(self, number: int, lead: int | None) -> None:
+        """The last P V, with the first Q K^T of the next tile (and ``lead`` more) unless that is None, and the epilogue."""
+        stream = self.stream
+        if not self.s.stages_output_in_q:
+            self.release("q", number % self.parts.q_stages)
+        self.wait_full(self.parts.v_ready, self.step)
+        self.last_output(number, lead)
+        self.tile_code()
+        self.add_last()
+        self.release("v", self.step % self.s.num_stages)
+        self.step += 1
+        self.epilogue(number)
+        if self.s.stages_output_in_q:
+            stream.store_wait()
+            self.release("q", number % self.parts.q_stages)
+
+    def last_output(self, number: int, lead: int | None) -> None:
+        if lead is None:
+            self.issue_output(self.step)
+            self.stream.wgmma_wait(0)
+            return
+        self.wait_full(self.parts.q_full, number + 1)
+        self.join_warps()
+        self.take_turn()
+        self.issue_output(self.step)
+        self.wait_full(self.parts.k_full, self.step + 1)
+        self.first_scores(number + 1, self.step + 1, lead)
+        self.pass_turn()
+        self.stream.wgmma_wait(1 + lead)
+
+    def add_last(self) -> None:
+        """The promoted sum of a tile's last block, if it has accumulators of its own."""
+        if self.s.is_gluon_fp8 and self.s.promotion_interval and not adds_in_place(self.s):
+            self.read_output()
+            self.stream.vector(self.work["last"])
+
+    def read_output(self) -> None:
+        self.stream.read(self.output)
+
+    def epilogue(self, tile: int) -> None:
+        """O to global memory through a buffer; through Q's of FP8 in two parts, as it has half the bytes."""
+        stream, size = self.stream, 64 * self.s.head_dim * 2
+        self.read_output()
+        stream.vector(self.work["epilogue"])
+        if self.s.kernel == "flash3":
+            self.store_together(size)
+            return
+        if self.s.stages_output_in_q:
+            out = self.parts.q[tile % self.parts.q_stages * self.s.consumers + self.index]
+        else:
+            out = Slot(f"out.{self.index}", size)
+        for _ in range(size // out.bytes):
+            stream.store_wait()
+            stream.write(out)
+            stream.vector(self.work["store"])
+            stream.fence()
+            stream.bar_sync(self.parts.epilogue[self.index])
+            stream.store(out, out.bytes)
+
+    def store_together(self, size: int) -> None:
+        """O of all consumers through V's memory: the last one stores it, and V may be loaded when it has left."""
+        stream, last = self.stream, self.s.consumers - 1
+        stream.write(Slot(f"out.{self.index}", size, "v"))
+        stream.vector(self.work["store"])
+        stream.fence()
+        if self.index < last:
+            stream.bar_arrive(self.parts.together)
+            return
+        stream.bar_sync(self.parts.together)
+        for consumer in range(self.s.consumers):
+            stream.store(Slot(f"out.{consumer}", size, "v"), size)
+        stream.store_wait()
+        stream.arrive(self.parts.stored)

@@ -1,0 +1,203 @@
+"""Campaigns: any executor, resumable, a lost task is a failure and never a silence."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Executor, Future
+
+import pytest
+
+from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign.pool import TaskError
+from fa3verify.campaign.summary import summarize
+from fa3verify.campaign.tasks import Outcome, Task, execute, judge_family, pooled
+from fa3verify.campaign.verify import junit
+from fa3verify.files import write_text
+
+
+class Serial(Executor):
+    """Runs in this process and counts; ``broken`` labels raise as a lost worker does."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.calls += 1
+        future: Future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(TaskError(f"{type(error).__name__}: {error}"))
+        return future
+
+
+def double(x: int) -> int:
+    if x < 0:
+        raise ValueError("negative")
+    return 2 * x
+
+
+TASKS = [Task("t", str(x), double, {"x": x}) for x in (3, 1, -1, 2)]
+
+
+def test_results_keep_the_order_of_the_tasks_and_errors_stay_with_theirs():
+    outcomes = execute(TASKS, Serial())
+    assert [o.value for o in outcomes] == [6, 2, None, 4]
+    assert outcomes[2].error == "ValueError: negative"
+
+
+def test_a_resumed_campaign_runs_only_what_is_missing(tmp_path):
+    first, second, changed = Serial(), Serial(), Serial()
+    execute(TASKS, first, journal=tmp_path, stamp="a")
+    again = execute(TASKS, second, journal=tmp_path, stamp="a")
+    execute(TASKS, changed, journal=tmp_path, stamp="b")
+    assert (first.calls, second.calls, changed.calls) == (4, 1, 4)  # the failed task is tried again
+    assert [o.value for o in again] == [6, 2, None, 4]
+
+
+def test_results_of_foreign_code_are_never_kept(tmp_path):
+    foreign = [Task("t", "x", double, {"x": 3}, durable=False)]
+    execute(foreign, Serial(), journal=tmp_path, stamp="a")
+    again = Serial()
+    execute(foreign, again, journal=tmp_path, stamp="a")
+    assert again.calls == 1
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_damaged_journal_entry_is_run_again(tmp_path):
+    execute(TASKS[:1], Serial(), journal=tmp_path, stamp="a")
+    for entry in tmp_path.glob("*.json"):
+        entry.write_text("{")
+    again = Serial()
+    assert execute(TASKS[:1], again, journal=tmp_path, stamp="a")[0].value == 6
+    assert again.calls == 1
+
+
+def outcomes_of(kernel: str, family: str) -> list[Outcome]:
+    arguments = {"kernel": kernel, "family": family, "profile": "quick", "seed": 0}
+    return execute([Task("family", family, judge_family, arguments)], Serial())
+
+
+def test_a_lost_task_fails_the_verdict():
+    task = Task("family", "f", judge_family, {"kernel": "twin.fp16", "family": "normal"})
+    summary = summarize(["twin.fp16"], [Outcome(task, error="its process died")], None, profile="quick", seed=0)
+    assert summary["verdict"] == "fail"
+    assert summary["failures"][0]["message"] == "its process died"
+
+
+def test_a_lost_law_fails_the_verdict():
+    task = Task("law", "l", campaign.check_law, {"kernel": "twin.fp16", "law": "repeat"})
+    summary = summarize(["twin.fp16"], [Outcome(task, error="no answer within 4 s")], None, profile="quick", seed=0)
+    assert summary["layers"]["laws"] == "fail"
+    assert summary["exit_code"] == 1
+
+
+def test_a_summary_is_json_and_names_the_missing_comparison():
+    summary = summarize(["twin.bf16"], outcomes_of("twin.bf16", "normal"), None, profile="quick", seed=0)
+    assert json.loads(json.dumps(summary)) == summary
+    assert summary["layers"] == {
+        "L0": "not run: no GPU kernel",
+        "L1": "pass",
+        "L2": "not compared",
+        "laws": "not compared",
+    }
+    kernel = summary["kernels"][0]
+    assert kernel["cases"] == 3
+    assert kernel["outputs"] == sum(c["measures"]["outputs"] for c in summary["cases"])
+    assert kernel["worst_ratio"] == max(c["measures"]["ratio_max"] for c in summary["cases"])
+
+
+def test_pooling_weights_by_outputs():
+    records = [
+        {"measures": measures}
+        for measures in (
+            dict.fromkeys(campaign_measures(), 0.0) | {"outputs": 30, "rmse_seen": 3.0, "ulp_max": 7.0},
+            dict.fromkeys(campaign_measures(), 0.0) | {"outputs": 10, "rmse_seen": 1.0, "ulp_max": 9.0},
+        )
+    ]
+    figures = pooled(records)
+    assert figures["rmse_seen"] == pytest.approx(((30 * 9 + 10 * 1) / 40) ** 0.5)
+    assert figures["ulp_max"] == 9.0
+    assert figures["outputs"] == 40
+
+
+def campaign_measures() -> list[str]:
+    from fa3verify.metrics import MEASURES
+
+    return list(MEASURES)
+
+
+def test_junit_lists_every_gate_row_and_escapes_names():
+    summary = summarize(["twin.bf16"], outcomes_of("twin.bf16", "ties"), None, profile="quick", seed=0) | {
+        "wall_s": 1.0
+    }
+    summary["kernels"][0]["name"] = 'a<b>"'
+    summary["gate"][0] |= {"kernel": 'a<b>"', "status": "fail"}
+    text = junit(summary)
+    from xml.etree import ElementTree
+
+    suite = ElementTree.fromstring(text)
+    assert suite.get("failures") == "1"
+    assert len(suite) == len(summary["gate"])
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "file.txt"
+    write_text(target, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(target, "\ud800")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_text(tmp_path / "directory", "text")
+    assert target.read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["directory", "file.txt"]
+
+
+def test_any_executor_will_do_a_dask_cluster_for_instance(tmp_path):
+    from distributed import Client
+
+    with Client(processes=False, n_workers=1, dashboard_address=None, local_directory=str(tmp_path)) as client:
+        outcomes = execute(TASKS, client.get_executor())
+    assert [o.value for o in outcomes] == [6, 2, None, 4]
+    assert "negative" in (outcomes[2].error or "")
+
+
+def test_the_resolved_test_extra_holds_no_torch():
+    """The README's commands must not pull gigabytes: torch and triton are extras of their own."""
+    import importlib.metadata
+
+    from packaging.requirements import Requirement
+
+    seen: set[str] = set()
+    waiting = [("fa3verify", "test")]
+    while waiting:
+        name, extra = waiting.pop()
+        for text in importlib.metadata.requires(name) or []:
+            requirement = Requirement(text)
+            if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            key = requirement.name.lower()
+            if key not in seen:
+                seen.add(key)
+                waiting += [(key, e) for e in (*requirement.extras, "")]
+    assert {"numpy", "hypothesis", "distributed", "python-flint"} <= seen
+    assert not seen & {"torch", "triton"}
+
+
+def test_the_summary_schema_is_documented_key_by_key():
+    from fa3verify.campaign.summary import SCHEMA_NOTES
+
+    summary = summarize(["twin.bf16"], outcomes_of("twin.bf16", "faint"), None, profile="quick", seed=0)
+    later = {"command", "started", "wall_s"}  # the caller's
+    assert set(summary) | later == {key for key in SCHEMA_NOTES if "[]" not in key}
+    assert {f"kernels[].{key}" for key in summary["kernels"][0]} == {
+        k for k in SCHEMA_NOTES if k.startswith("kernels[].")
+    }
+
+
+def test_quantisation_is_reported_beside_the_gate_and_inside_its_own_bound():
+    summary = summarize(["twin.e4m3"], outcomes_of("twin.e4m3", "fa3_outliers"), None, profile="quick", seed=0)
+    family = summary["kernels"][0]["families"][0]
+    assert 0.5 < family["quantisation_ratio"] < 1.5
+    assert 0 < family["quantisation_bound_ratio"] <= 1
+    assert not [row for row in summary["gate"] if "quantis" in row["rule"]]

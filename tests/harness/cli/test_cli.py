@@ -1,0 +1,253 @@
+"""Command line: every bad input ends in one line and the documented code, and leaves nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.campaign import replay as replays
+from fa3verify.campaign import verify as jobs
+from fa3verify.cases import Case
+from fa3verify.cli.main import main
+from fa3verify.inputs.recipe import Recipe
+
+CASE = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def one_line(result) -> str:
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.fixture
+def replay_file(tmp_path):
+    path = tmp_path / "case.json"
+    replays.write(path, "twin.fp16", "largest error / bound", CASE.to_json())
+    return path
+
+
+def test_help_needs_no_heavy_import():
+    code = "import sys; from fa3verify.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print([m for m in ('numpy', 'numba', 'xarray', 'hypothesis', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout.rstrip().endswith("[]")
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["verify", "nonsense"], ["verify", "twin.fp16+nonsense"], ["verify", "a:b:c"], ["verify", "os:getcwd"]],
+)
+def test_an_unknown_kernel_is_a_usage_error_that_names_it(arguments, tmp_path):
+    result = run(*arguments, "--quick", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert arguments[1].partition("+")[2] in one_line(result) or arguments[1] in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "x/1"}', '{"schema": "fa3verify.baseline/1"}'])
+def test_a_bad_baseline_is_refused_before_anything_runs(tmp_path, content):
+    path = tmp_path / "base.json"
+    path.write_text(content)
+    result = run("verify", "twin.fp16", "--quick", "--baseline", path, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "base.json" in one_line(result)
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_a_baseline_of_another_profile_is_refused(tmp_path):
+    path = tmp_path / "base.json"
+    path.write_text(jobs.gate.Baseline("release", 0, {}).text())
+    result = run("verify", "twin.fp16", "--quick", "--baseline", path, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "profile release" in one_line(result)
+
+
+def test_an_output_path_that_is_a_file_is_refused(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    result = run("verify", "twin.fp16", "--quick", "--out", blocked / "out")
+    assert result.exit_code == 2
+    assert "cannot be written" in one_line(result)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_output_directory_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "cannot be written" in one_line(result)
+
+
+def test_a_full_disk_is_an_environment_error(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "out/run.nc")
+
+    monkeypatch.setattr(jobs, "run", full)
+    result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
+    assert result.exit_code == 3
+    assert "No space left on device" in one_line(result)
+
+
+def test_a_missing_package_names_its_extra(tmp_path, monkeypatch):
+    def missing(*_):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(jobs, "run", missing)
+    result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
+    assert result.exit_code == 3
+    assert "pip install 'fa3verify[torch]'" in one_line(result)
+
+
+def test_an_internal_error_is_one_line(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(jobs, "run", broken)
+    result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
+    assert result.exit_code == 4
+    assert "RuntimeError: two lines" in one_line(result)
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "run", stop)
+    result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
+    assert result.exit_code == 130
+    assert "interrupted" in one_line(result)
+
+
+def test_a_sound_case_replays_with_code_0(replay_file):
+    result = run("replay", replay_file)
+    assert result.exit_code == 0
+    assert "holds" in result.stdout
+
+
+def test_a_broken_kernel_replays_with_code_1(replay_file):
+    result = run("replay", replay_file, "--kernel", "twin.fp16+wrong_softmax_scale", "--json", "-")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["measures"]["ratio_max"] > 1
+
+
+def damage(text: str, kind: str) -> str:
+    body = json.loads(text)
+    if kind == "empty":
+        return ""
+    if kind == "cut":
+        return text[: len(text) // 2]
+    if kind == "foreign":
+        return json.dumps({"schema": "other/1"})
+    if kind == "list":
+        return "[1, 2]"
+    if kind == "kernel":
+        body["kernel"] = "nonsense"
+    if kind == "heads":
+        body["content"]["problem"]["nheads"] = 3
+        body["content"]["problem"]["nheads_kv"] = 2
+    if kind == "head_dim":
+        body["content"]["problem"]["head_dim"] = 300
+    if kind == "dtype":
+        body["content"]["problem"]["dtype"] = "fp64"
+    if kind == "distribution":
+        body["content"]["recipe"]["distribution"] = "cauchy"
+    if kind == "missing":
+        del body["content"]["recipe"]
+    if kind == "change":
+        body["content"]["changes"] = {"tile_n": 33}
+    return json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["empty", "cut", "foreign", "list", "kernel", "heads", "head_dim", "dtype", "distribution", "missing", "change"],
+)
+def test_a_damaged_replay_file_is_refused_in_one_line(replay_file, kind):
+    replay_file.write_text(damage(replay_file.read_text(), kind))
+    result = run("replay", replay_file)
+    assert result.exit_code == 2, result.output
+    assert one_line(result).startswith("fa3verify: ")
+
+
+def test_a_missing_or_binary_replay_file_is_refused(tmp_path):
+    assert run("replay", tmp_path / "none.json").exit_code == 2
+    (tmp_path / "binary.json").write_bytes(b"\x80\x81\xff")
+    assert "not a replay file" in one_line(run("replay", tmp_path / "binary.json"))
+
+
+@pytest.mark.parametrize("content", [b"", b"not netcdf", b"\x89HDF\r\n\x1a\n" + b"\0" * 64])
+def test_a_foreign_run_file_is_refused(tmp_path, content):
+    path = tmp_path / "run.nc"
+    path.write_bytes(content)
+    result = run("report", path, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "run.nc" in one_line(result)
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_kernels_and_info_answer_in_json():
+    listed = json.loads(run("kernels", "--json", "-").stdout)["kernels"]
+    assert {"twin.fp16", "twin.bf16", "twin.e4m3", "twin.e4m3_chained"} <= {k["name"] for k in listed}
+    facts = json.loads(run("info", "--json", "-").stdout)
+    assert {"version", "twin_hash", "packages", "cache"} <= set(facts)
+
+
+def test_ctrl_c_stops_at_once_and_keeps_finished_work(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "fa3verify",
+        "verify",
+        "twin.fp16",
+        "--quick",
+        "--no-studies",
+        "--workers",
+        "1",
+        "--out",
+        tmp_path / "out",
+    ]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs inherit it ignored
+    )
+    journal = tmp_path / "out" / ".partial"
+    for _ in range(600):
+        if journal.exists() and any(journal.glob("*.json")):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert any(journal.glob("*.json"))
+    assert not list((tmp_path / "out").glob("summary.json"))
+
+
+def test_the_readme_example_works_as_printed():
+    import doctest
+    from pathlib import Path
+
+    readme = Path(__file__).parents[3] / "README.md"
+    failed, tried = doctest.testfile(str(readme), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert tried >= 8
+    assert failed == 0

@@ -1,0 +1,164 @@
+"""simulate, trace and tune as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fa3verify.cli.main import main
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_simulate_says_cycles_and_what_binds() -> None:
+    code, out, _ = run("simulate", "--seqlen", 2048)
+    assert code == 0
+    assert "tensor binds" in out
+    assert "roofline" in out
+    assert "closed form" in out
+    assert "assumed" not in out
+    assert "consumer 1" in out
+
+
+def test_figures_as_json_are_consistent() -> None:
+    code, out, _ = run("simulate", "--seqlen", 2048, "--clock-mhz", 1500, "--json", "-")
+    assert code == 0
+    figures = json.loads(out)
+    assert figures["cycles"] >= figures["roofline_cycles"]
+    assert figures["milliseconds"] == pytest.approx(figures["cycles"] / 1.5e6, rel=1e-3)
+    assert sum(figures["idle_tensor_share"].values()) == pytest.approx(1)
+
+
+def test_trace_opens_as_chrome_events_that_do_not_overlap(tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    assert run("trace", target, "--seqlen", 1024, "--causal")[0] == 0
+    events = json.loads(target.read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {"tensor core", "producer", "consumer 0", "consumer 1"}
+    by_row: dict[int, list] = {}
+    for event in events:
+        if event["ph"] == "X":
+            by_row.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in by_row.values():
+        spans.sort()
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(spans))
+
+
+def test_the_backward_says_that_it_is_a_prediction() -> None:
+    code, out, _ = run("simulate", "--backward", "--seqlen", 4096)
+    assert code == 0
+    assert "smem binds" in out
+    assert "no timing has been compared" in out
+    assert "closed form" not in out
+
+
+def test_the_backward_honours_tile_stages_and_svg(tmp_path: Path) -> None:
+    def figures(*arguments: object) -> dict:
+        common = ("--backward", "--seqlen", 2048, "--head-dim", 64, "--json", "-")
+        return json.loads(run("simulate", *common, *arguments)[1])
+
+    target = tmp_path / "backward.svg"
+    plain, tall = figures(), figures("--tile", "128x128", "--svg", target)
+    assert plain["schedule"] == "backward d64 64x128"
+    assert tall["schedule"] == "backward d64 128x128"
+    assert "backward d64 128x128" in target.read_text()
+    assert figures("--stages", 1)["cycles"] > plain["cycles"] > plain["roofline_cycles"]
+
+
+def test_trace_draws_the_backward(tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    assert run("trace", target, "--backward", "--seqlen", 1024)[0] == 0
+    assert "K Q^T (consumer 1)" in {event["name"] for event in json.loads(target.read_text())["traceEvents"]}
+
+
+@pytest.mark.parametrize("verb", ["simulate", "trace"])
+@pytest.mark.parametrize(
+    "option", [("--schedule", "none"), ("--kernel", "gluon"), ("--p-in-smem",), ("--promotion-interval", 0)]
+)
+def test_the_backward_refuses_options_it_does_not_take_by_name(verb: str, option: tuple, tmp_path: Path) -> None:
+    target = (tmp_path / "trace.json",) if verb == "trace" else ()
+    code, _, err = run(verb, *target, "--backward", *option)
+    assert code == 2
+    assert f"--backward does not take {option[0]}" in err
+
+
+def test_svg_is_one_picture(tmp_path: Path) -> None:
+    target = tmp_path / "timeline.svg"
+    assert run("simulate", "--seqlen", 1024, "--svg", target)[0] == 0
+    assert target.read_text().startswith("<svg")
+    assert target.read_text().count("</svg>") == 1
+
+
+def test_tune_ranks_and_marks_what_gluon_can_build() -> None:
+    code, out, _ = run("tune", "--head-dim", 256, "--nheads", 8, "--seqlen", 4096, "--json", "-")
+    assert code == 0
+    figures = json.loads(out)
+    cycles = [row["cycles"] for row in figures["ranked"]]
+    assert cycles == sorted(cycles)
+    assert any(row["flash3_choice"] for row in figures["ranked"])
+    assert all(row["gluon"] == (int(row["tile"].split("x")[1]) in (32, 64, 128, 256)) for row in figures["ranked"])
+    assert 0 <= figures["regret_gluon"] < 0.2
+
+
+def test_validate_takes_its_schedules_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "bench.csv"
+    path.write_text("kernel\n")
+    assert run("simulate", "--validate", path)[0] == 2
+    assert "bench.csv, line 1: column grid is missing" in run("simulate", "--validate", path)[2]
+    assert "does not take --causal, --seqlen" in run("simulate", "--validate", path, "--causal", "--seqlen", 512)[2]
+    assert run("simulate", "--validate", tmp_path / "none.csv")[0] == 3
+    row = {"grid": "paper", "dtype": "fp16", "batch": 1, "seqlen_q": 512, "seqlen_k": 512, "nheads": 4, "nheads_kv": 4,
+           "head_dim": 128, "causal": False, "kernel": "fa3", "status": "ok", "tile_m": "", "tile_n": "", "pingpong": "", "overlap": "",
+           "warp_specialized": "", "promotion_interval": "", "burst_sm_mhz": 1500, "burst_cycles": 12000}  # fmt: skip
+    path.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
+    code, out, _ = run("simulate", "--validate", path)
+    assert code == 0
+    assert "| flash3 fp16 d128 dense | 1 |" in out
+    assert json.loads(run("simulate", "--validate", path, "--json", "-")[1])["rows"] == 1
+
+
+def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> None:
+    decode = ("--batch", 32, "--seqlen-q", 1, "--seqlen", 8192, "--nheads", 32, "--nheads-kv", 8, "--json", "-")
+    packed, unpacked = (json.loads(run("simulate", *decode, *more)[1]) for more in (("--pack-gqa",), ()))
+    assert packed["roofline_binds"] == packed["binds"] == "hbm" != unpacked["binds"]
+    assert f"would take {packed['cta_cycles']} cycles" in run("simulate", *decode[:-2], "--pack-gqa")[1]
+    assert 1 < packed["cycles"] / packed["roofline_cycles"] < 1.05
+    assert unpacked["cycles"] > 2 * packed["cycles"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tile", "128x256"), "does not fit an SM of the H200: about 280 registers, a consumer thread has 240"),
+        (("--tile", "128x128", "--stages", 4), "bytes of shared memory, a CTA has 232448"),
+        (("--tile", "100x128"), "tile_m must be 64, 128 or 192"),
+        (("--tile", "128"), "must be ROWSxKEYS"),
+        (("--schedule", "magic"), "schedule is made of pingpong, overlap, overlap3, or none, got magic"),
+        (("--schedule", "overlap+overlap3"), "overlap (two stages) or overlap3 (three), got overlap+overlap3"),
+        (("--schedule", "overlap3"), "about 248 registers, a consumer thread has 240"),
+        (("--schedule", "overlap3", "--tile", "128x64", "--stages", 1), "three softmax stages need"),
+        (("--promotion-interval", 128), "promotion and V transpose are for e4m3"),
+        (("--machine", "a100"), "machine must be one of h100, h200"),
+        (("--head-dim", 64, "--tile", "128x32", "--stages", 4), "turn[1] has id 16, legal are 0 to 15"),
+        (("--nheads", 8, "--nheads-kv", 3), "nheads must be a multiple of nheads_kv, got 8 and 3"),
+        (
+            ("--nheads", 66, "--nheads-kv", 1, "--pack-gqa"),
+            "our kernels pack at most 64 heads to one of K and V, got 66",
+        ),
+        (("--backward", "--pack-gqa"), "the backward kernel does not pack the heads of a group"),
+        (("--backward", "--dtype", "e4m3"), "the backward is for fp16 and bf16, got e4m3"),
+        (("--backward", "--head-dim", 256), "head_dim must be 64 or 128, got 256"),
+        (("--backward", "--tile", "128x128"), "329752 bytes of shared memory, a CTA has 232448"),
+    ],
+)
+def test_impossible_requests_are_refused_with_the_rule(arguments: tuple, message: str) -> None:
+    code, _, err = run("simulate", *arguments)
+    assert code == 2
+    assert message in " ".join(err.split())

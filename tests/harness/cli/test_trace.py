@@ -1,0 +1,125 @@
+"""trace --measure as a user calls it: what is recorded, where, and what is said without a GPU or without evidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fa3verify.cli.main import main
+from fa3verify.gpu import timelines
+from fa3verify.gpu.bench import run as bench_run
+from fa3verify.gpu.bench.cells import Cell
+
+STAMPS = ("consumer 0,0,turn,0", "consumer 0,0,issued,400", "consumer 0,1,turn,2000")
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["trace", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+class Recorder:
+    """Stands for the GPU: writes a file with the given slowdown and keeps what it was asked for."""
+
+    def __init__(self, slowdown: float) -> None:
+        self.slowdown = slowdown
+        self.asked: list[tuple[Cell, dict[str, Any], Path]] = []
+
+    def __call__(self, cell: Cell, options: dict[str, Any], path: Path) -> timelines.Recorded:
+        self.asked.append((cell, options, path))
+        recorded = timelines.Recorded(self.slowdown, 1234.5)
+        facts = timelines._facts(cell, options["tile"], recorded)
+        path.write_text(timelines.csv_text(facts, []) + "\n".join(STAMPS) + "\n")
+        return recorded
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    found = Recorder(1.02)
+    monkeypatch.setattr(bench_run, "check_device", lambda: None)
+    monkeypatch.setattr(timelines, "record", found)
+    return found
+
+
+def processes(path: Path) -> list[str]:
+    return [e["args"]["name"] for e in json.loads(path.read_text())["traceEvents"] if e["name"] == "process_name"]
+
+
+def test_measure_without_a_gpu_leaves_with_3_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def none() -> None:
+        raise bench_run.NoDevice("no CUDA device")
+
+    monkeypatch.setattr(bench_run, "check_device", none)
+    code, _, err = run(tmp_path / "x.json", "--measure")
+    assert (code, err.strip()) == (3, "fa3verify: trace --measure needs a GPU: no CUDA device")
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_say_what_runs_and_what_is_simulated(recorder: Recorder, tmp_path: Path) -> None:
+    problem = ("--dtype", "e4m3", "--head-dim", 64, "--seqlen", 2048, "--batch", 2, "--nheads", 4, "--causal")
+    schedule = ("--tile", "128x64", "--schedule", "overlap", "--promotion-interval", 64)
+    code, out, err = run(tmp_path / "x.json", "--measure", *problem, *schedule)
+    assert code == 0, err
+    ((cell, options, path),) = recorder.asked
+    assert cell == Cell("schedules", "e4m3", 2, 2048, 2048, 4, 4, 64, True)
+    assert options == {"tile": (128, 64), "pingpong": False, "intra_wg_overlap": True, "promotion_interval": 64}
+    assert path == tmp_path / "x.stamps.csv"
+    assert processes(tmp_path / "x.json") == [
+        "gluon e4m3 d64 128x64, simulated H200",
+        "gluon, measured at 1234 MHz, +2.0% by the stamps",
+    ]
+    assert "2000 measured" in out
+
+
+def test_both_timelines_are_at_the_measured_clock(recorder: Recorder, tmp_path: Path) -> None:
+    """Cycles of 1234.5 MHz: what was recorded is drawn the same again from its file."""
+    first, again = tmp_path / "x.json", tmp_path / "again.json"
+    run(first, "--measure", "--seqlen", 1024)
+    events = [e for e in json.loads(first.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {e["pid"] for e in events} == {1, 2}
+    assert all(e["ts"] == pytest.approx(e["args"]["start_cycle"] / 1234.5) for e in events)
+    run(again, "--measured", tmp_path / "x.stamps.csv")
+    assert first.read_text() == again.read_text()
+
+
+def test_a_refused_timeline_leaves_the_simulated_one_and_1(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.slowdown = 1.3
+    target = tmp_path / "x.json"
+    code, out, err = run(target, "--measure", "--seqlen", 1024)
+    assert code == 1
+    assert err.strip() == (
+        "fa3verify: x.stamps.csv: slowdown must be at most 1.03 for the stamps to be evidence, got 1.3"
+    )
+    assert processes(target) == ["gluon fp16 d128 128x128, simulated H200"]
+    assert f"{target}: " in out
+    event = next(e for e in json.loads(target.read_text())["traceEvents"] if e["ph"] == "X" and e["ts"])
+    assert event["ts"] == pytest.approx(event["args"]["start_cycle"] / 1234.5)
+    assert (tmp_path / "x.stamps.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--measured", "y.csv"), "--measure records what --measured reads: give one of them"),
+        (("--clock-mhz", 1500), "does not take --clock-mhz"),
+        (("--backward",), "does not take --backward"),
+        (("--p-in-smem",), "does not take --p-in-smem"),
+        (("--kernel", "flash3"), "got flash3 with 2 and 2"),
+        (("--stages", 3, "--tile", "128x64"), "got gluon with 3 and 2"),
+        (("--schedule", "overlap3", "--tile", "128x64"), "got gluon with 2 and 3"),
+    ],
+)
+def test_what_our_kernel_does_not_run_is_not_measured(
+    options: tuple, message: str, recorder: Recorder, tmp_path: Path
+) -> None:
+    code, _, err = run(tmp_path / "x.json", "--measure", *options)
+    assert code == 2
+    assert message in err
+    assert not recorder.asked
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,109 @@
+"""What ptxas made of the shipped forward kernels has the instruction counts that the algorithm asks for; no compiler needed.
+
+The figures are the accepted ones of ``audit.json``; that the kernels in this tree compile to them is tested beside
+(:mod:`test_audit_of_shipped`). Counts are derived by hand: of a 64 x n tile per warpgroup a thread holds n / 2 elements in 2 rows.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fa3_kernels.audit import figures as audit
+from fa3_kernels.audit import golden as accepted
+from fa3_kernels.audit.shipped import Launch, shipped
+from fa3_kernels.plan.choose import config_of, shape_of
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.variant import Variant, variant_of
+
+FIGURES = accepted.read_golden()
+ROWS = 2  # rows per thread
+LAUNCHES = {x.name: x for x in shipped() if x.function == "forward" and "warp_specialize" not in x.choices}
+PLAIN = ("dense", "causal", "dense_chained", "causal_chained", "causal_long")  # kinds without other features
+SIXTEEN_BIT = [n for n, x in LAUNCHES.items() if x.problem.dtype != "e4m3" and n.split("_", 2)[2] in PLAIN]
+E4M3 = [n for n, x in LAUNCHES.items() if x.problem.dtype == "e4m3" and n.split("_", 2)[2] in PLAIN]
+
+
+def figures_of(name: str) -> audit.Figures:
+    kernel = "forward_fp8" if LAUNCHES[name].problem.dtype == "e4m3" else "forward_fp16"
+    return FIGURES[f"{name}/{kernel}"]
+
+
+def variant(launch: Launch) -> tuple[Config, Variant]:
+    choices = dict(launch.choices)
+    blocks = choices.pop("descale_blocks", None)
+    config = config_of(launch.problem, **choices)
+    shape = shape_of(launch.problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
+    return config, variant_of(config, launch.problem, shape, block_descales=blocks is not None)
+
+
+def test_the_accepted_figures_break_no_rule() -> None:
+    assert audit.broken_rules(FIGURES) == []
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_every_warpgroup_has_its_registers_and_stores_its_part_of_o(name: str) -> None:
+    found, (config, v) = figures_of(name), variant(LAUNCHES[name])
+    assert found["registers"]["entry"] == v.entry_regs
+    assert {v.consumer_regs, v.producer_regs} <= set(found["registers"]["setmaxnreg"])
+    parts = 2 if config.dtype == "e4m3" and config.head_dim == 256 else 1
+    assert found["tma"]["UTMASTG"] == (0 if v.is_split else v.consumers * parts)
+    assert found["barriers"]["USETMAXREG"] > 0
+    assert found["memory"]["smem_bytes"] <= 227 * 1024
+
+
+@pytest.mark.parametrize("name", SIXTEEN_BIT)
+def test_16_bit_steps_have_their_products_and_no_contracted_arithmetic(name: str) -> None:
+    found, (config, v) = figures_of(name), variant(LAUNCHES[name])
+    steps = 2 if v.is_right_limited else 1  # copies of the step in one consumer: with and without a mask
+    # k steps of 16 per product; head_dim 256 starts its first S itself instead of with the last P V of the tile before
+    s_wgmmas, o_wgmmas = config.head_dim // 16, config.tile_n // 16
+    first = 1 + (v.query_slots > 1)
+    assert found["tensor"]["HGMMA"] == v.consumers * ((steps + first) * s_wgmmas + (steps + 1) * o_wgmmas)
+    p, o = config.tile_n // 2, config.head_dim // 2  # elements per thread
+    fused = p + ROWS + ROWS  # ex2's argument, the scaled maximum, the thread sum
+    assert found["fp32"]["FFMA"] == v.consumers * (steps + 1) * fused, "a multiply and an add were contracted"
+    assert found["fp32"]["FMUL"] == v.consumers * (steps * o + o + ROWS)  # O * rescale; O * inverse and lse * ln 2
+    assert found["moves"]["PRMT"] == 0, "P is taken apart and put together again"
+
+
+@pytest.mark.parametrize("name", E4M3)
+def test_e4m3_steps_have_their_products_and_promotion_costs_no_instruction(name: str) -> None:
+    found, (config, v) = figures_of(name), variant(LAUNCHES[name])
+    # k32 steps of Q K^T; 128 / 32 of each slice of P V
+    scores, output = config.head_dim // 32, config.tile_n // 32 * v.slices
+    assert found["tensor"]["QGMMA"] == v.consumers * (2 * scores + 2 * output + scores * (v.query_slots > 1))
+    assert found["tensor"]["HGMMA"] == 0
+    p, o = config.tile_n // 2, config.head_dim // 2
+    softmax = 2 * (p + ROWS + ROWS)  # first block and step
+    promoted = 2 * o if config.promotion_interval else 0  # step and last block
+    assert found["fp32"]["FFMA"] == v.consumers * (softmax + promoted)
+    rescaled = 0 if config.promotion_interval else o
+    at_least = v.consumers * (rescaled + o)  # O * rescale; O * inverse; the rest are factors of rows
+    assert at_least <= found["fp32"]["FMUL"] <= at_least + v.consumers * 20
+
+
+@pytest.mark.parametrize("name", E4M3)
+def test_v_is_transposed_by_matrix_moves_and_p_is_packed_without_byte_moves(name: str) -> None:
+    found, (config, v) = figures_of(name), variant(LAUNCHES[name])
+    copies = 2 + (v.query_slots == 1)  # in the loop and behind it; with one Q slot also before a tile
+    size = copies * config.head_dim * config.tile_n
+    assert found["moves"]["LDSM"] == found["moves"]["STSM"] == size // (128 * 16)  # 16 bytes per thread and instruction
+    assert found["moves"]["PRMT"] == size // (128 * 4)  # one per word of V
+
+
+def test_row_maxima_of_integers_stand_beside_those_of_floats() -> None:
+    """Both branches are compiled: of floats 64 of a thread's scores and 4 of the quad, of integers half as many threes."""
+    loops = {name: figures_of(name)["loops"][0] for name in ("fp16_d128_dense", "fp16_d64_dense")}
+    assert all("FMNMX 68" in loop for loop in loops.values())
+    assert not variant(LAUNCHES["fp16_d128_dense"])[1].integer_max
+    assert variant(LAUNCHES["fp16_d64_dense"])[1].integer_max
+    assert figures_of("fp16_d64_dense")["moves"]["SHFL"] > figures_of("fp16_d128_dense")["moves"]["SHFL"]
+
+
+@pytest.mark.parametrize("name", [n for n in FIGURES if n.endswith("/combine")])
+def test_the_combine_has_its_multiply_adds_and_no_others(name: str) -> None:
+    found = FIGURES[name]["contraction"]
+    assert not found["fmad"]
+    assert found["ptx_fma"] > 0
+    assert found["sass_ffma"] % found["ptx_fma"] == 0  # the loop over splits is unrolled
+    assert FIGURES[name]["memory"]["spill_bytes"] == 0

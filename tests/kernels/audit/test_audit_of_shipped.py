@@ -1,0 +1,27 @@
+"""The kernels in this tree compile to what was accepted: run `fa3verify audit --accept` after a change that is meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from fa3_kernels.audit import figures as audit
+from fa3_kernels.audit import golden as accepted
+from fa3_kernels.gluon import unsupported
+
+pytestmark = [
+    pytest.mark.optional,
+    pytest.mark.skipif(unsupported() is not None, reason=f"cannot compile: {unsupported()}"),
+]
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, audit.Figures]:
+    return audit.compile_all()
+
+
+def test_no_rule_is_broken(figures) -> None:
+    assert audit.broken_rules(figures) == []
+
+
+def test_nothing_moved_since_it_was_accepted(figures) -> None:
+    assert audit.compare(accepted.read_rows(), figures) == []

@@ -1,0 +1,31 @@
+"""The register check finds a value that a skipped loop sets, and accepts one that every path sets."""
+
+from __future__ import annotations
+
+from fa3_kernels.audit.sass import undefined_uniform_registers
+
+# The shape of what ptxas 12.8 made of two loops over key blocks: the second reads UR24, set before the first alone.
+# An HGMMA with A in registers reads the second pair of its descriptor registers only, the descriptor of B.
+SKIPPED_LOOP = """
+        /*0010*/                   UMOV UR8, 0x10 ;
+        /*0014*/                   UMOV.64 UR26, URZ ;
+        /*0018*/                   HGMMA.64x64x16.F32 R88, R124, gdesc[UR24].tnspB, R88 ;
+        /*0020*/               @P0 BRA `(.L_x_6) ;
+        /*0030*/                   UIADD3 UR24, UP0, UR8, 0x2, URZ ;
+        /*0040*/                   UIADD3.X UR25, URZ, URZ, URZ, UP0, !UPT ;
+.L_x_9:
+        /*0050*/                   HGMMA.64x128x16.F32 R24, gdesc[UR24], R24 ;
+        /*0060*/               @P1 BRA `(.L_x_9) ;
+.L_x_6:
+        /*0070*/                   HGMMA.64x128x16.F32 R24, gdesc[UR24], R24 ;
+        /*0080*/                   EXIT ;
+"""
+
+
+def test_a_register_set_before_a_skipped_loop_is_found():
+    assert undefined_uniform_registers(SKIPPED_LOOP) == ["HGMMA.64x128x16.F32 R24, gdesc[UR24], R24: UR24, UR25"]
+
+
+def test_registers_set_on_every_path_are_accepted():
+    moved = SKIPPED_LOOP.replace("@P0 BRA `(.L_x_6)", "NOP")
+    assert undefined_uniform_registers(moved) == []

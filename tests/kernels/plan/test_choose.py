@@ -1,0 +1,131 @@
+"""Which configuration a launch uses: packing and splits follow from the shape, and what no kernel does is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from fa3_kernels.audit.golden import read_golden
+from fa3_kernels.audit.shipped import shipped
+from fa3_kernels.plan.choose import SMEM_OVERHEAD_BYTES, config_of, shape_of
+from fa3_kernels.plan.variant import smem_bytes, variant_of
+from fa3_reference.problem import AttentionProblem
+
+DECODE = AttentionProblem(8, 32, 8, 1, 8192, 128)
+
+
+def test_decode_packs_its_heads_and_splits_its_keys():
+    config = config_of(DECODE, num_splits=0)
+    assert config.pack_gqa  # 64 tiles of 4 rows instead of 256 of one
+    assert config.num_splits > 1  # 64 tiles on 132 multiprocessors
+
+
+def test_a_full_grid_neither_packs_nor_splits():
+    problem = AttentionProblem(4, 16, 4, 4096, 4096, 128, causal=True)
+    config = config_of(problem, num_splits=0)
+    assert (config.pack_gqa, config.num_splits) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    ("semantics", "limits"),
+    [
+        ({}, (False, False)),
+        ({"causal": True}, (False, True)),
+        ({"window": (100, 0)}, (True, True)),
+        ({"window": (5000, 5000)}, (False, False)),  # hides nothing
+    ],
+)
+def test_a_limit_that_hides_nothing_is_not_compiled_in(semantics, limits):
+    problem = AttentionProblem(1, 2, 2, 300, 500, 128, **semantics)
+    variant = variant_of(config_of(problem), problem, shape_of(problem))
+    assert (variant.is_left_limited, variant.is_right_limited) == limits
+
+
+def test_causal_with_one_query_sees_every_key():
+    problem = AttentionProblem(1, 2, 2, 1, 500, 128, causal=True)
+    assert not variant_of(config_of(problem), problem, shape_of(problem)).is_right_limited
+
+
+def test_varlen_packs_only_powers_of_two():
+    problem = AttentionProblem.varlen((3, 4), (50, 60), nheads=6, nheads_kv=2, head_dim=64)
+    assert not config_of(problem).pack_gqa
+    with pytest.raises(ValueError, match="with varlen powers of two, got 6 heads on 2"):
+        config_of(problem, pack_gqa=True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "choices", "rule"),
+    [
+        (AttentionProblem(1, 65, 1, 8, 8, 64), {"pack_gqa": True}, "groups of at most 64 heads"),
+        (AttentionProblem(1, 1, 1, 8, 8, 60), {}, "head_dim must be a multiple of 8"),
+        (DECODE, {"num_splits": -1}, "num_splits must be 0"),
+    ],
+)
+def test_what_no_kernel_does_is_refused(problem, choices, rule):
+    with pytest.raises(ValueError, match=rule):
+        config_of(problem, **choices)
+
+
+def small(dtype: str = "fp16", head_dim: int = 128) -> AttentionProblem:
+    return AttentionProblem(1, 2, 2, 1000, 1000, head_dim, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "expected"),
+    [
+        (small(), (128, 64), (2, 24, 240, 0)),
+        (small(), (192, 64), (3, 24, 160, 0)),
+        (small("bf16", 64), (192, 128), (3, 24, 160, 0)),
+        (small("e4m3"), (128, 64), (2, 40, 232, 64)),  # promotion cannot span more keys than a tile
+        (small("e4m3", 64), (128, 256), (2, 40, 232, 128)),
+        (small("e4m3", 64), (192, 128), (3, 32, 160, 128)),
+        (small("e4m3", 256), (128, 128), (2, 24, 240, 128)),
+    ],
+)
+def test_a_tile_brings_its_warpgroups_registers_and_promotion(problem, tile, expected):
+    config = config_of(problem, tile=tile)
+    assert (config.tile_m, config.tile_n) == tile
+    got = (config.num_consumer_warpgroups, config.producer_regs, config.consumer_regs, config.promotion_interval)
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "rule"),
+    [
+        (small(), (64, 128), "tile_m must be 128 or 192 for fp16 at head_dim 128, got 64"),
+        (small("e4m3"), (192, 64), "tile_m must be 128 for e4m3 at head_dim 128, got 192"),
+        (small(), (128, 96), "tile_n must be a power of two from 32 to 256, got 96"),
+        (small(), (192, 128), "got 160 with head_dim 128 and tile_n 128"),  # 64 of O, 64 of S, 32 of P
+        (
+            small(),
+            (128, 256),
+            "must fit 232448 bytes of shared memory, 128 x 256 at head_dim 128 and fp16 needs 360960",
+        ),
+        (small("e4m3"), (128, 256), "at head_dim 128 and e4m3 needs 263680"),
+    ],
+)
+def test_a_tile_no_sm_holds_is_refused(problem, tile, rule):
+    with pytest.raises(ValueError, match=rule):
+        config_of(problem, tile=tile)
+
+
+def test_the_kernel_without_warp_specialisation_has_one_tile():
+    assert config_of(small(), warp_specialize=False, tile=(128, 128)).tile_n == 128
+    with pytest.raises(ValueError, match="takes tiles of 128 x 128, got"):
+        config_of(small(), warp_specialize=False, tile=(128, 64))
+
+
+def test_shared_memory_is_what_the_compiler_allocated():
+    """Launches with splits stage no O and are smaller."""
+    golden = read_golden()
+    checked = 0
+    for launch in shipped():
+        figures = golden.get(f"{launch.name}/forward_{'fp8' if launch.problem.dtype == 'e4m3' else 'fp16'}")
+        if figures is None or "num_splits" in launch.choices:
+            continue
+        choices = {n: x for n, x in launch.choices.items() if n != "descale_blocks"}
+        config = config_of(launch.problem, **choices)
+        unused = 1024 if config.dtype == "e4m3" and "descale_blocks" not in launch.choices else 0
+        overhead = figures["memory"]["smem_bytes"] - (smem_bytes(config) - unused)
+        assert 0 < overhead <= SMEM_OVERHEAD_BYTES, launch.name
+        checked += 1
+    assert checked > 40

@@ -1,0 +1,78 @@
+"""The static schedule hands out every tile that sees a key, once, and counts key blocks as the twin does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa3_kernels.plan.tile_order import END, Shape, count_items, items, key_blocks, static_schedule
+from fa3_kernels.plan.tiles import Mask, row_tiles, split_ranges
+
+TILE = {"tile_m": 128, "tile_n": 128}
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    batch = draw(st.integers(1, 3))
+    lengths = [tuple(draw(st.integers(0, 1500)) for _ in range(batch)) for _ in "qk"]
+    return Shape(
+        *lengths,
+        nheads=4,
+        nheads_kv=draw(st.sampled_from([1, 2, 4])),
+        left=draw(st.sampled_from([-1, 0, 100, 500])),
+        right=draw(st.sampled_from([-1, 0, 70])),
+        pack_gqa=draw(st.booleans()),
+        num_splits=draw(st.sampled_from([1, 3])),
+    )
+
+
+def twin_blocks(shape: Shape, batch: int) -> list[range]:
+    """Key blocks of every row tile of one tile head, by the twin's rules."""
+    seqlen_q, seqlen_k = shape.seqlens_q[batch], shape.seqlens_k[batch]
+    mask = Mask(seqlen_k, seqlen_k - seqlen_q, shape.left, shape.right)
+    group = shape.group if shape.pack_gqa else 1
+    return [mask.blocks(t.positions, 128) for t in row_tiles(seqlen_q, group, tile_m=128, pack_gqa=shape.pack_gqa)]
+
+
+@given(shapes())
+def test_items_are_the_twins_tiles_and_splits(shape: Shape) -> None:
+    for batch in range(len(shape.seqlens_q)):
+        want = [
+            (m, split, len(part))
+            for m, blocks in enumerate(twin_blocks(shape, batch))
+            for split, part in enumerate(split_ranges(blocks, shape.num_splits))
+            if len(part)
+        ]
+        assert items(shape, batch, **TILE) == want
+
+
+@given(shapes(), st.sampled_from([1, 7, 132]))
+def test_every_item_is_scheduled_once(shape: Shape, num_ctas: int) -> None:
+    table = static_schedule(shape, num_ctas, head_dim=128, **TILE)
+    want = [
+        ((batch * shape.tile_heads + head) << 32) + (item.split << 20) + item.m_block
+        for batch in range(len(shape.seqlens_q))
+        for head in range(shape.tile_heads)
+        for item in items(shape, batch, **TILE)
+    ]
+    assert sorted(table[table != END].tolist()) == sorted(want)
+    assert len(want) <= count_items(shape, 128)
+    assert np.all(table[:, -1] == END)
+    assert np.all(table[:, :1] != END), "a CTA without a tile would wait for a load that never comes"
+
+
+def test_causal_load_is_balanced() -> None:
+    shape = Shape((16384,), (16384,), 16, 16, right=0)
+    table = static_schedule(shape, 132, head_dim=128, **TILE)
+    loads = [
+        sum(len(key_blocks(shape, 0, m * 128, m * 128 + 127, 128)) for m in (row[row != END] & 0xFFFFF).tolist())
+        for row in table
+    ]
+    assert max(loads) <= 1.02 * np.mean(loads)  # measured: 1.00x
+
+
+def test_index_overflow_is_refused() -> None:
+    with pytest.raises(ValueError, match="fit a schedule entry, got 2000000"):
+        static_schedule(Shape((2_000_000,), (1,), 1, 1), 132, head_dim=128, **TILE)
