@@ -1,75 +1,18 @@
-"""Verb simulate, and the options that say which problem and schedule."""
+"""Verb simulate: the cycles of one schedule, what binds, and what the tensor cores wait for."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
-from click import get_current_context
-from click.core import ParameterSource
 
 from fa3verify.cli.exits import EPILOG, emit, one_line_errors
+from fa3verify.cli.options import given_options, is_given, problem_options, schedule_options
 
 BACKWARD_TILE = (64, 128)
 FORWARD_ONLY = ("schedule", "kernel", "p_in_smem", "promotion_interval")
 VALIDATES_WITH = ("validate", "machine", "json_target")
-
-
-def _tile(_context: Any, _parameter: Any, value: str) -> tuple[int, int]:
-    if not (match := re.fullmatch(r"(\d+)x(\d+)", value)):
-        raise click.BadParameter(f"must be ROWSxKEYS such as 128x176, got {value!r}")
-    return int(match[1]), int(match[2])
-
-
-def problem_options(command: Callable) -> Callable:
-    """Options that say what is computed, and where."""
-    for option in (
-        click.option("--dtype", type=click.Choice(["fp16", "bf16", "e4m3"]), default="fp16", show_default=True),
-        click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True),
-        click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
-        click.option("--nheads", type=click.IntRange(1), default=16, show_default=True),
-        click.option("--nheads-kv", type=click.IntRange(1), help="Heads of K and V; those of Q by default."),
-        click.option(
-            "--pack-gqa", is_flag=True, help="Rows of a tile are the heads of a group, so K and V are read once."
-        ),
-        click.option("--seqlen", type=click.IntRange(1), default=8192, show_default=True),
-        click.option("--seqlen-q", type=click.IntRange(1), help="Queries; as many as keys by default."),
-        click.option("--causal", is_flag=True),
-        click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file."),
-        click.option(
-            "--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."
-        ),
-        click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON."),
-    ):
-        command = option(command)
-    return command
-
-
-def schedule_options(command: Callable) -> Callable:
-    """Options that say how."""
-    for option in (
-        click.option("--tile", callback=_tile, default="128x128", show_default=True, metavar="ROWSxKEYS"),
-        click.option("--stages", type=click.IntRange(1, 8), default=2, show_default=True),
-        click.option(
-            "--schedule",
-            default="pingpong+overlap",
-            show_default=True,
-            help="pingpong, and overlap or overlap3 (three stages), joined by +, or none.",
-        ),
-        click.option(
-            "--promotion-interval", type=click.IntRange(0), default=0, help="e4m3: keys per promotion of P V."
-        ),
-        click.option("--kernel", type=click.Choice(["gluon", "flash3"]), default="gluon", show_default=True),
-        click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
-        click.option(
-            "--backward", is_flag=True, help="The backward kernel, of 64 queries x 128 keys by default; fp16 or bf16."
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 def _schedule(options: dict[str, Any]) -> Any:
@@ -99,19 +42,8 @@ def _backward_schedule(options: dict[str, Any]) -> Any:
         raise ValueError(f"--backward does not take {', '.join(given)}: there is one backward schedule")
     if options["dtype"] == "e4m3":
         raise ValueError("the backward is for fp16 and bf16, got e4m3")
-    tile_m, tile_n = options["tile"] if _is_given("tile") else BACKWARD_TILE
+    tile_m, tile_n = options["tile"] if is_given("tile") else BACKWARD_TILE
     return BackwardSchedule(options["head_dim"], tile_m, tile_n, options["stages"])
-
-
-def _is_given(name: str) -> bool:
-    """Whether an option was given, whatever its default."""
-    return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
-
-
-def given_options(names: Iterable[str] | None = None, *, but: Iterable[str] = ()) -> list[str]:
-    """Options among ``names`` (all by default) that were given, as they are written."""
-    known = {p.name: p.opts[-1] for p in get_current_context().command.params if p.name and p.name not in but}
-    return [known[name] for name in (known if names is None else names) if _is_given(name)]
 
 
 def shape_of(options: dict[str, Any]) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import rich_click as click
 
 from fa3verify.cli.exits import EPILOG, emit, one_line_errors, require_device
-from fa3verify.cli.simulate import problem_options, shape_of
+from fa3verify.cli.options import problem_options
+from fa3verify.cli.simulate import shape_of
 
 
 @click.command(epilog=EPILOG)

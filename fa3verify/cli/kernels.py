@@ -1,0 +1,21 @@
+"""Verb kernels: what can be judged here, and why something cannot."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from fa3verify.cli.exits import EPILOG, emit, one_line_errors
+
+
+@click.command(epilog=EPILOG)
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the list as JSON.")
+def kernels(json_target: str | None) -> None:
+    """List the kernels that can be judged, and why one cannot run here."""
+    with one_line_errors():
+        from fa3verify import candidates
+        from fa3verify.cli import console
+
+        known = list(candidates.discover().values())
+        emit({"kernels": [console.kernel_row(c) for c in known]}, json_target)
+        if json_target != "-":
+            console.print_kernels(known)

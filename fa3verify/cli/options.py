@@ -1,0 +1,76 @@
+"""Options that several verbs share: which problem, which schedule, and which of them were given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import rich_click as click
+from click import get_current_context
+from click.core import ParameterSource
+
+
+def _tile(_context: Any, _parameter: Any, value: str) -> tuple[int, int]:
+    if not (match := re.fullmatch(r"(\d+)x(\d+)", value)):
+        raise click.BadParameter(f"must be ROWSxKEYS such as 128x176, got {value!r}")
+    return int(match[1]), int(match[2])
+
+
+def problem_options(command: Callable) -> Callable:
+    """Options that say what is computed, and where."""
+    for option in (
+        click.option("--dtype", type=click.Choice(["fp16", "bf16", "e4m3"]), default="fp16", show_default=True),
+        click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True),
+        click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
+        click.option("--nheads", type=click.IntRange(1), default=16, show_default=True),
+        click.option("--nheads-kv", type=click.IntRange(1), help="Heads of K and V; those of Q by default."),
+        click.option(
+            "--pack-gqa", is_flag=True, help="Rows of a tile are the heads of a group, so K and V are read once."
+        ),
+        click.option("--seqlen", type=click.IntRange(1), default=8192, show_default=True),
+        click.option("--seqlen-q", type=click.IntRange(1), help="Queries; as many as keys by default."),
+        click.option("--causal", is_flag=True),
+        click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file."),
+        click.option(
+            "--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."
+        ),
+        click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON."),
+    ):
+        command = option(command)
+    return command
+
+
+def schedule_options(command: Callable) -> Callable:
+    """Options that say how."""
+    for option in (
+        click.option("--tile", callback=_tile, default="128x128", show_default=True, metavar="ROWSxKEYS"),
+        click.option("--stages", type=click.IntRange(1, 8), default=2, show_default=True),
+        click.option(
+            "--schedule",
+            default="pingpong+overlap",
+            show_default=True,
+            help="pingpong, and overlap or overlap3 (three stages), joined by +, or none.",
+        ),
+        click.option(
+            "--promotion-interval", type=click.IntRange(0), default=0, help="e4m3: keys per promotion of P V."
+        ),
+        click.option("--kernel", type=click.Choice(["gluon", "flash3"]), default="gluon", show_default=True),
+        click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
+        click.option(
+            "--backward", is_flag=True, help="The backward kernel, of 64 queries x 128 keys by default; fp16 or bf16."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def is_given(name: str) -> bool:
+    """Whether an option was given, whatever its default."""
+    return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def given_options(names: Iterable[str] | None = None, *, but: Iterable[str] = ()) -> list[str]:
+    """Options among ``names`` (all by default) that were given, as they are written."""
+    known = {p.name: p.opts[-1] for p in get_current_context().command.params if p.name and p.name not in but}
+    return [known[name] for name in (known if names is None else names) if is_given(name)]

@@ -1,0 +1,28 @@
+"""Verb replay: one recorded case or counterexample again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify.cli.exits import EPILOG, FINDING, OK, emit, one_line_errors
+
+
+@click.command(epilog=EPILOG)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--kernel", metavar="NAME", help="Run another kernel on the same case.")
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON.")
+def replay(file: Path, kernel: str | None, json_target: str | None) -> None:
+    """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or law."""
+    with one_line_errors():
+        from fa3verify.campaign import replay as replays
+        from fa3verify.cli import console
+
+        body = replays.read(file)
+        holds, message, measures = replays.run(body, kernel)
+        emit({"holds": holds, "message": message, "measures": measures}, json_target)
+        if json_target != "-":
+            console.print_replay(body, holds, message, measures)
+        raise Exit(OK if holds else FINDING)
