@@ -48,8 +48,7 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     measures : dict, optional
         Figures of a judged case.
     """
-    from fa3verify import candidates
-    from fa3verify import judge as oracle
+    from fa3verify import candidates, judgement
     from fa3verify.cases import Case
     from fa3verify.properties import Trial, find_law, replay_trial
 
@@ -61,7 +60,7 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
         finding = replay_trial(law.name, candidate, trial)
         return finding is None, finding.message if finding else f"{law.name} holds for {trial.case.describe()}", None
     case = Case.from_json(content)
-    measures = oracle.judge(candidate, case).measures
+    measures = judgement.judge(candidate, case).measures
     if body["what"].startswith("L2"):
         message = f"{case.describe()}; only its bound is judged here: drift is judged per family, by verify"
         return _passes(measures), message, measures

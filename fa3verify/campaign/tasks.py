@@ -63,7 +63,7 @@ def source_stamp() -> str:
 
 def judge_family(kernel: str, family: str, profile: str, seed: int) -> list[dict[str, Any]]:
     """Judge every case of one family; a case that raises is recorded, not propagated."""
-    from fa3verify.judge import judge
+    from fa3verify.judgement import judge
 
     candidate = candidates.find(kernel)
     records: list[dict[str, Any]] = []

@@ -42,6 +42,7 @@ class Settings:
     workers: int = 0
     scheduler: str | None = None
     studies: bool = True
+    command: str | None = None  # as the summary names it; this process's command line by default
 
 
 def prepare_output(out: Path) -> None:
@@ -142,7 +143,8 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
         summary["failures"] += lost
         summary |= {"verdict": "fail", "exit_code": 1}
     _write_replays(summary, settings.out)
-    summary |= {"command": shlex.join(["fa3verify", *sys.argv[1:]]), "started": started.isoformat(timespec="seconds")}
+    command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
+    summary |= {"command": command, "started": started.isoformat(timespec="seconds")}
     summary["wall_s"] = round(time.monotonic() - clock, 1)
     if settings.update_baseline:
         body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])

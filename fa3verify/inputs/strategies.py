@@ -229,30 +229,6 @@ def quant_schemes(
 
 
 @st.composite
-def config_changes(draw: DrawFn, *, problem: AttentionProblem) -> tuple[tuple[str, Any], ...]:
-    """Draw configuration fields that differ from the default, legal together; shrinks to none.
-
-    Covers everything that may change a bit and the switches that may not.
-    """
-    fp8 = problem.dtype == "e4m3"
-    options: dict[str, tuple[Any, ...]] = {
-        "tile_n": (64, 32, 96),
-        "num_splits": (2, 3, 5),
-        "pack_gqa": (True,),
-        "intra_wg_overlap": (False,),
-        "pingpong": (False,),
-        "num_stages": (3, 4),
-    }
-    if fp8:
-        options |= {"promotion_interval": (0, 32), "out_dtype": ("fp16",)}
-    chosen = draw(st.lists(st.sampled_from(sorted(options)), unique=True, max_size=4))
-    changes = {name: draw(st.sampled_from(options[name])) for name in chosen}
-    if fp8 and "tile_n" in changes and changes.get("promotion_interval", 128):
-        changes["promotion_interval"] = 32  # must divide the tile
-    return tuple(sorted(changes.items()))
-
-
-@st.composite
 def _activation_cases(
     draw: DrawFn, limits: Limits, like: AttentionProblem, max_edits: int
 ) -> tuple[AttentionProblem, Recipe]:

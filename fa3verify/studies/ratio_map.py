@@ -16,7 +16,7 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify import candidates
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judge import judge
+from fa3verify.judgement import judge
 from fa3verify.metrics import error_ratio
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten
 

@@ -78,7 +78,7 @@ def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
     from fa3verify.cases import Case
     from fa3verify.gate import bit_rows
     from fa3verify.inputs.recipe import Recipe
-    from fa3verify.judge import judge
+    from fa3verify.judgement import judge
 
     case = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
     for fault, differs in ((None, False), (Fault.TRUNCATED_OUTPUT, True)):

@@ -6,7 +6,7 @@ meet masked tiles). The rest is schedule only and must never change a bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
@@ -184,14 +184,3 @@ def default_config(problem: AttentionProblem, *, tile: tuple[int, int] | None = 
         consumer_regs=consumer_regs,
     )
     return replace(config, **changes) if changes else config
-
-
-def config_from_json(values: dict) -> Config:
-    """Build a Config from a JSON object; ValueError on unknown or missing keys."""
-    known = {f.name for f in fields(Config)}
-    if unknown := set(values) - known:
-        raise ValueError(f"config has unknown keys {sorted(unknown)}; known are {sorted(known)}")
-    try:
-        return Config(**values)
-    except TypeError as error:
-        raise ValueError(f"config is incomplete: {error}") from None

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, find, given, settings
-from hypothesis import strategies as st
 
-from fa3_kernels.plan.config import default_config
-from fa3_reference.problem import AttentionProblem
 from fa3verify.inputs.recipe import FAMILIES, Recipe
-from fa3verify.inputs.strategies import Inputs, Limits, cases, config_changes, problems, quant_schemes, recipes
+from fa3verify.inputs.strategies import Inputs, Limits, cases, problems, quant_schemes, recipes
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=2000)
 FEW = settings(
@@ -158,17 +154,3 @@ def test_fixed_recipes_keep_the_defaults(recipe):
 def test_unknown_family_is_refused():
     with pytest.raises(ValueError, match="got 'odd'"):
         find(recipes(("odd",)), lambda r: True, settings=FIXED)
-
-
-@given(st.data())
-@settings(FEW)
-def test_drawn_configurations_are_legal(data):
-    problem = data.draw(problems())
-    replace(default_config(problem), **dict(data.draw(config_changes(problem=problem))))
-
-
-def test_configurations_shrink_to_the_one_change_that_matters():
-    problem = AttentionProblem(1, 1, 1, 8, 8, 64, dtype="e4m3")
-    split = find(config_changes(problem=problem), lambda c: dict(c).get("num_splits", 1) > 1, settings=FIXED)
-    assert split == (("num_splits", 2),)
-    assert find(config_changes(problem=problem), lambda c: True, settings=FIXED) == ()

@@ -1,0 +1,269 @@
+"""What ``import fa3verify`` offers: the nouns, and the verbs of the command line as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fa3_kernels.plan.config import Config as Config
+from fa3_kernels.plan.config import default_config as default_config
+from fa3_reference.attention import attention as truth  # noqa: F401
+from fa3_reference.bounds.forward import KernelModel as KernelModel
+from fa3_reference.bounds.forward import forward_bound as forward_bound
+from fa3_reference.problem import AttentionProblem as AttentionProblem
+from fa3_reference.problem import Operands as Operands
+from fa3_reference.quantize import QuantScheme as QuantScheme
+from fa3_reference.quantize import prepare as prepare
+from fa3verify.campaign.profiles import PROFILES, ProfileName
+from fa3verify.candidates import Candidate as Candidate
+from fa3verify.candidates import Result as Result
+from fa3verify.candidates import find as kernel
+from fa3verify.cases import Case as Case
+from fa3verify.inputs.activations import load as load_activations  # noqa: F401
+from fa3verify.inputs.recipe import Recipe as Recipe
+
+if TYPE_CHECKING:
+    from fa3_simulator.machine import Machine
+    from fa3_simulator.run import Estimate, Shape
+    from fa3_simulator.schedules import Kernel
+    from fa3_simulator.tune import Ranked
+    from fa3verify.judgement import Judgement
+
+
+def judge(
+    candidate: Candidate | str,
+    problem: AttentionProblem | Case,
+    recipe: Recipe | None = None,
+    *,
+    scheme: QuantScheme | None = None,
+    **changes: Any,
+) -> Judgement:
+    """Run a kernel on inputs drawn by a recipe, compare with float64 and divide by the bound.
+
+    Parameters
+    ----------
+    candidate : Candidate or str
+        The kernel, or its name.
+    problem : AttentionProblem or Case
+        A Case says recipe, scheme and changes as well.
+    recipe : Recipe, optional
+        Standard normal inputs by default.
+    scheme : QuantScheme, optional
+        How an e4m3 problem is quantised; one descale per head by default.
+    changes
+        Fields of the kernel's configuration that differ from its default, such as ``tile_n=64``.
+
+    Returns
+    -------
+    Judgement
+        ``measures["ratio_max"]`` is the largest error over its bound: at most 1 for a sound kernel.
+
+    Raises
+    ------
+    ValueError
+        If the kernel is unknown or does not take the problem, or if something is given beside a Case that it says itself.
+
+    >>> problem = AttentionProblem(1, 1, 1, 16, 64, 64, dtype="e4m3")
+    >>> judge("twin.e4m3", problem).measures["ratio_max"] < 1
+    True
+    >>> judge("twin.e4m3+truncated_p", problem, promotion_interval=0).measures["ratio_max"] < 1
+    False
+    """
+    from fa3verify.judgement import judge
+
+    candidate = kernel(candidate) if isinstance(candidate, str) else candidate
+    if isinstance(problem, Case):
+        if recipe or scheme or changes:
+            raise ValueError("a Case says recipe, scheme and changes itself: change the case")
+        return judge(candidate, replace(problem, kernel=candidate.name))
+    if problem.dtype == "e4m3":
+        scheme = scheme or QuantScheme()
+    ordered = tuple(sorted(changes.items()))
+    return judge(candidate, Case(candidate.name, problem, recipe or Recipe("normal"), scheme, ordered))
+
+
+def verify(
+    kernels: str | Iterable[str] = (),
+    *,
+    profile: ProfileName = "quick",
+    out: str | Path = "out",
+    seed: int = 0,
+    baseline: str | Path | None = None,
+    workers: int = 0,
+    studies: bool = True,
+) -> dict[str, Any]:
+    """Judge kernels on every input family and property, and write the report; what ``fa3verify verify`` does.
+
+    Worker processes import the main module again: in a script, call this below ``if __name__ == "__main__":``.
+
+    Parameters
+    ----------
+    kernels : str or iterable of str
+        Names, or ``module:function``; all twins by default.
+    profile : {"quick", "release", "soak"}
+    out : path
+        Where ``report.html``, ``summary.json``, ``run.nc`` and the replay files go.
+    seed : int
+    baseline : path, optional
+        Compare with this one, not with the shipped one.
+    workers : int
+        Processes; 0 is one per core.
+    studies : bool
+        Whether to run the studies behind the report's figures.
+
+    Returns
+    -------
+    dict
+        What ``summary.json`` holds; ``["verdict"]`` is ``"pass"`` or ``"fail"``.
+
+    Raises
+    ------
+    ValueError
+        For an unknown or unavailable kernel, a bad profile or baseline, or a folder that cannot be written.
+
+    >>> verify("twin.fp17")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: unknown kernel 'twin.fp17'; known are ...
+    """
+    from fa3verify import candidates
+    from fa3verify.campaign import verify
+
+    names = (kernels,) if isinstance(kernels, str) else tuple(kernels) or tuple(c.name for c in candidates.built_in())
+    for name in names:
+        if reason := kernel(name).unavailable:
+            raise ValueError(f"kernel {name} is unavailable: {reason}")
+    if profile not in PROFILES:
+        raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
+    settings = verify.Settings(
+        names,
+        profile,
+        seed,
+        Path(out),
+        Path(baseline) if baseline else None,
+        workers=workers,
+        studies=studies,
+        command=f"fa3verify.verify({names!r}, profile={profile!r}, seed={seed})",
+    )
+    return verify.run(settings, lambda total, outcome: None)
+
+
+class Replayed(NamedTuple):
+    """Whether the kernel holds what the file says it broke, in words, and the figures of a judged case."""
+
+    holds: bool
+    message: str
+    measures: dict[str, float] | None
+
+
+def replay(file: str | Path, kernel: str | None = None) -> Replayed:
+    """Run a replay file again, with the kernel it names or another one.
+
+    Raises
+    ------
+    ValueError
+        If the file is missing, damaged or foreign, or the kernel is unknown.
+
+    >>> replay("none.json")
+    Traceback (most recent call last):
+        ...
+    ValueError: none.json cannot be read: No such file or directory
+    """
+    from fa3verify.campaign import replay
+
+    return Replayed(*replay.run(replay.read(Path(file)), kernel))
+
+
+def _shape(problem: AttentionProblem, pack_gqa: bool) -> Shape:
+    """What the simulator takes of a problem; ValueError for what it does not simulate."""
+    from fa3_simulator.run import Shape
+
+    unknown = {
+        "varlen": problem.is_varlen,
+        "window": problem.window != (-1, -1),
+        "softcap": problem.softcap > 0,
+        "head_dim_v": problem.head_dim_v != problem.head_dim,
+    }
+    if names := [name for name, present in unknown.items() if present]:
+        raise ValueError(f"the simulator does not know {', '.join(names)}")
+    p = problem
+    return Shape(p.batch, p.nheads, p.seqlen_q, p.seqlen_k, p.causal, p.nheads_kv, pack_gqa)
+
+
+def simulate(
+    problem: AttentionProblem,
+    tile: tuple[int, int] = (128, 128),
+    *,
+    machine: Machine | str = "h200",
+    clock_mhz: float | None = None,
+    pack_gqa: bool = False,
+    **switches: Any,
+) -> Estimate:
+    """Simulate one forward schedule; what ``fa3verify simulate`` does.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+    tile : (int, int)
+        Query rows and keys.
+    machine : Machine or str
+        A Machine, ``"h100"``, ``"h200"`` or a .toml file.
+    clock_mhz : float, optional
+        SM clock; the machine's maximum by default.
+    pack_gqa : bool
+        Rows of a tile are the heads of a group, so that K and V are read once.
+    switches
+        Other fields of :class:`fa3_simulator.schedules.Schedule`, such as ``pingpong=False`` or ``kernel="flash3"``.
+
+    Raises
+    ------
+    ValueError
+        If the schedule is not legal or does not fit an SM, or the problem is one the simulator does not know.
+
+    >>> problem = AttentionProblem(1, 16, 16, 8192, 8192, 128)
+    >>> found = simulate(problem, tile=(128, 128), machine="h200")
+    >>> round(found.cycles), f"{found.seconds * 1e3:.4f} ms"
+    (1294787, '0.6539 ms')
+    """
+    from fa3_simulator.machine import load
+    from fa3_simulator.run import estimate
+    from fa3_simulator.schedules import Schedule
+    from fa3_simulator.tune import misfit
+
+    machine = load(machine) if isinstance(machine, str) else machine
+    fp8 = problem.dtype == "e4m3"
+    schedule = Schedule(problem.dtype, problem.head_dim, *tile, **{"v_transpose": fp8, **switches})
+    if reason := misfit(schedule, machine):
+        raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}")
+    return estimate(_shape(problem, pack_gqa), schedule, machine, clock_mhz)
+
+
+def tune(
+    problem: AttentionProblem,
+    *,
+    machine: Machine | str = "h200",
+    clock_mhz: float | None = None,
+    pack_gqa: bool = False,
+    kernel: Kernel = "flash3",
+) -> list[Ranked]:
+    """Simulate every tile and schedule that fits, and rank them, fastest first; what ``fa3verify tune`` does.
+
+    Parameters
+    ----------
+    problem, machine, clock_mhz, pack_gqa
+        As in :func:`simulate`.
+    kernel : {"flash3", "gluon"}
+        Whose schedules: any that CUTLASS can build, or those of this project's kernels.
+
+    >>> ranked = tune(AttentionProblem(1, 16, 16, 2048, 2048, 256))
+    >>> best = ranked[0].schedule
+    >>> best.tile_m, best.tile_n
+    (128, 64)
+    """
+    from fa3_simulator.machine import load
+    from fa3_simulator.tune import tune
+
+    machine = load(machine) if isinstance(machine, str) else machine
+    return tune(_shape(problem, pack_gqa), problem.dtype, problem.head_dim, machine, clock_mhz, kernel=kernel)
