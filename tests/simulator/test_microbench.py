@@ -23,7 +23,7 @@ NAMES = {
 }  # fmt: skip
 
 
-RECORDED = Path(__file__).parents[2] / "reports" / "h200" / "microbench.csv"
+RECORDED = Path(__file__).parents[2] / "reports" / "h200" / "simulator" / "microbench" / "microbench.csv"
 
 
 def test_every_recorded_row_is_of_the_ptx_that_its_experiment_has_now():

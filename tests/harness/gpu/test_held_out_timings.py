@@ -15,12 +15,12 @@ from fa3verify.gpu.timings import read
 from fa3verify.gpu.validation import Compared, compare, rankings, validate
 
 H200 = Path(__file__).parents[3] / "reports" / "h200"
-BENCH = H200 / "schedules" / "bench.csv"
+BENCH = H200 / "simulator" / "schedules_1k_4k_16k" / "bench.csv"
 # Other lengths of the same schedules, what ships at lengths of its own, and what was read last of all, after the freeze of 0006.
 UNSEEN = (
-    (H200 / "schedules_second" / "bench.csv", (), 63, 0.049),
-    (H200 / "bench" / "bench.csv", (512, 2048, 8192), 160, 0.049),
-    (H200 / "schedules_third" / "bench.csv", (), 108, 0.072),
+    (H200 / "simulator" / "schedules_2k_8k_fp16" / "bench.csv", (), 63, 0.049),
+    (H200 / "speed" / "paper_grid" / "bench.csv", (512, 2048, 8192), 160, 0.049),
+    (H200 / "simulator" / "schedules_2k_8k_e4m3_d256" / "bench.csv", (), 108, 0.072),
 )
 
 
@@ -60,7 +60,7 @@ def test_timings_that_no_model_had_seen_are_as_far_off(path, seqlens, rows, erro
 
 def test_decoding_with_packed_heads_and_keys_in_one_piece_is_as_far_off() -> None:
     """Read once, when PackGQA and the bound of HBM were there."""
-    every = validate(H200 / "bench_decode" / "bench.csv", load("h200"))["groups"][-1]
+    every = validate(H200 / "speed" / "decode" / "bench.csv", load("h200"))["groups"][-1]
     assert every["rows"] == 8
     assert every["models"]["simulated"]["mape"] == pytest.approx(0.064, abs=0.001)
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
@@ -68,7 +68,7 @@ def test_decoding_with_packed_heads_and_keys_in_one_piece_is_as_far_off() -> Non
 
 def test_flash_attention_4_with_a_cta_for_every_tile_is_as_far_off() -> None:
     """12 rows, read once, with FlashAttention-3's step and nothing changed."""
-    groups = validate(H200 / "bench_fa4" / "bench.csv", load("h200"))["groups"]
+    groups = validate(H200 / "speed" / "flash4" / "bench.csv", load("h200"))["groups"]
     chosen = [g for g in groups if g["group"].startswith("flash4")]
     assert sum(g["rows"] for g in chosen) == 12
     assert np.average([g["models"]["simulated"]["mape"] for g in chosen]) == pytest.approx(0.042, abs=0.001)

@@ -211,7 +211,7 @@ def test_what_the_file_says_is_not_taken_twice(tmp_path: Path) -> None:
     assert not (tmp_path / "x.json").exists()
 
 
-MEASURED = sorted((Path(__file__).parents[3] / "reports" / "h200" / "timelines").glob("*.stamps.csv"))
+MEASURED = sorted((Path(__file__).parents[3] / "reports" / "h200" / "simulator" / "timelines").glob("*.stamps.csv"))
 
 
 def test_the_measured_timelines_are_evidence_of_these_kernels() -> None:

@@ -231,13 +231,13 @@ def test_an_argument_of_an_unknown_kind_is_refused():
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    with (H200 / name).open(newline="") as file:
+    with (H200 / "bits" / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_the_recorded_kernel_equals_its_twin_in_every_bit_and_broken_twins_do_not():
     cases = rows("gluon_forward_bits.csv")
-    facts = json.loads((H200 / "gluon_forward_bits_provenance.json").read_text())
+    facts = json.loads((H200 / "bits" / "gluon_forward_bits_provenance.json").read_text())
     for dtype in facts.get("dtypes", ("fp16", "bf16")):
         assert sum(int(r["values"]) for r in cases if r["dtype"] == dtype) > 10**8
     assert all(int(r[name]) == 0 for r in cases for name in ("values_differing", "lse_differing", "variants_differing"))

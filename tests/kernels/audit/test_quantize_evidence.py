@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-H200 = Path(__file__).parents[3] / "reports" / "h200"
+QUANTISER = Path(__file__).parents[3] / "reports" / "h200" / "quantiser"
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    with (H200 / name).open(newline="") as file:
+    with (QUANTISER / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
