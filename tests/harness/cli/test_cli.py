@@ -241,13 +241,3 @@ def test_ctrl_c_stops_at_once_and_keeps_finished_work(tmp_path):
     assert "Traceback" not in stderr
     assert any(journal.glob("*.json"))
     assert not list((tmp_path / "out").glob("summary.json"))
-
-
-def test_the_readme_example_works_as_printed():
-    import doctest
-    from pathlib import Path
-
-    readme = Path(__file__).parents[3] / "README.md"
-    failed, tried = doctest.testfile(str(readme), module_relative=False, optionflags=doctest.ELLIPSIS)
-    assert tried >= 8
-    assert failed == 0
