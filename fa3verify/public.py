@@ -63,7 +63,8 @@ def judge(
     Raises
     ------
     ValueError
-        If the kernel is unknown or does not take the problem, or if something is given beside a Case that it says itself.
+        If the kernel is unknown or does not take the problem, or if something is given beside a Case that it says
+        itself.
 
     >>> problem = AttentionProblem(1, 1, 1, 16, 64, 64, dtype="e4m3")
     >>> judge("twin.e4m3", problem).measures["ratio_max"] < 1

@@ -63,7 +63,8 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
     for failure in summary["failures"][:20]:
         where = f"  replay: fa3verify replay {out / failure['replay']}" if failure["replay"] else ""
         console.print(
-            f"[red]FAIL[/red] {escape(failure['kernel'])} {escape(failure['what'])}: {escape(failure['message'])}{escape(where)}",
+            f"[red]FAIL[/red] {escape(failure['kernel'])} {escape(failure['what'])}: "
+            f"{escape(failure['message'])}{escape(where)}",
             soft_wrap=True,
         )
     if len(summary["failures"]) > 20:
@@ -118,8 +119,8 @@ def _quantisation_line(kernel: dict[str, Any]) -> str:
     if not predicted:
         return ""
     return (
-        f"quantising Q, K, V (not gated): RMS error / predicted {min(predicted):.2f} to {max(predicted):.2f} over families, "
-        f"largest error / its own bound {max(bounded):.2f}"
+        f"quantising Q, K, V (not gated): RMS error / predicted {min(predicted):.2f} to {max(predicted):.2f} "
+        f"over families, largest error / its own bound {max(bounded):.2f}"
     )
 
 

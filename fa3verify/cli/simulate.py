@@ -171,8 +171,9 @@ def _print_figures(figures: dict[str, Any]) -> None:
     if figures["binds"] == "hbm":
         click.echo(f"  HBM binds: a CTA that had its keys in time, as below, would take {figures['cta_cycles']} cycles")
     click.echo(
-        f"  tensor efficiency {figures['tensor_efficiency']:.3f}, overlap efficiency {figures['overlap_efficiency']:.3f} "
-        f"({figures['binds']} binds), hidden softmax {figures['hidden_softmax']:.3f}"
+        f"  tensor efficiency {figures['tensor_efficiency']:.3f}, "
+        f"overlap efficiency {figures['overlap_efficiency']:.3f} ({figures['binds']} binds), "
+        f"hidden softmax {figures['hidden_softmax']:.3f}"
     )
     idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
     click.echo("  idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005))

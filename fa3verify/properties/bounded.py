@@ -18,7 +18,8 @@ from fa3verify.properties.compare import within
 from fa3verify.properties.law import Finding, Refused, Setup, Trial, set_up
 from fa3verify.properties.trials import LONG, Wanted, law
 
-# log2 of Q and of K in the shifted channel; the last one moves 16-bit scores by 1e5, beyond every finite "minus infinity".
+# log2 of Q and of K in the shifted channel. The last pair moves 16-bit scores by 1e5: a kernel that masks with a finite
+# number in place of minus infinity fails there.
 SHIFTS = ((0, 0), (8, 12), (8, 3))
 # Changes that may move bits but not beyond the bound of the changed kernel.
 NUMERIC_CHANGES: dict[str, dict[str, Any]] = {
@@ -147,7 +148,8 @@ BOUNDED_LAWS = (
     ),
     law(
         "softmax_shift_invariance",
-        "adding u to one channel of all keys, where Q is constant, keeps out and shifts lse by softmax_scale q u, within both bounds; no softcap",
+        "adding u to one channel of all keys, where Q is constant, keeps out and shifts lse by softmax_scale q u, "
+        "within both bounds; no softcap",
         "bounded",
         _shift,
         wanted=Wanted(softcap=False, descales="uniform"),
@@ -155,7 +157,8 @@ BOUNDED_LAWS = (
     ),
     law(
         "key_order_is_irrelevant",
-        "permuting keys and values together moves out and lse by at most the sum of both bounds; dense, one descale per head",
+        "permuting keys and values together moves out and lse by at most the sum of both bounds; dense, one descale "
+        "per head",
         "bounded",
         _permuted,
         wanted=Wanted(masks="none", descales="uniform"),

@@ -58,7 +58,7 @@ def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarr
 
 
 def within(what: str, got: Result, expected: Result | tuple, bound: ErrorBound | tuple) -> Finding | None:
-    """Compare a result with (out, lse) in float64 within (out, lse) bounds; nothing is asked where a bound is infinite."""
+    """Compare a result with (out, lse) in float64 within (out, lse) bounds; an infinite bound asks nothing."""
     for name, a, b, limit in zip(("out", "lse"), got, expected, bound, strict=True):
         if a is None or b is None:
             continue

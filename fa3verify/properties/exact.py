@@ -154,7 +154,8 @@ EXACT_LAWS = (
     ),
     law(
         "score_scaling_by_powers_of_two",
-        "Q (its descale for e4m3) times 2^n and softmax_scale or k_descale times 2^-n changes no bit, for normal values",
+        "Q (its descale for e4m3) times 2^n and softmax_scale or k_descale times 2^-n changes no bit, for normal "
+        "values",
         "exact",
         _score_scaling,
         wanted=Wanted(),
@@ -162,7 +163,8 @@ EXACT_LAWS = (
     ),
     law(
         "block_descale_moves_into_stored_values",
-        "e4m3: a block stored 2^n larger with its descale 2^n smaller changes no bit, for Q, K and V, in the normal range",
+        "e4m3: a block stored 2^n larger with its descale 2^n smaller changes no bit, for Q, K and V, in the normal "
+        "range",
         "exact",
         _block_descale,
         wanted=Wanted(descales="blocks", empty=False, single=True),

@@ -1,7 +1,7 @@
 """What a law is: a relation that the outputs of a kernel obey, how trials of it are drawn, and how one is checked.
 
-A law compares a kernel with itself, or with what mathematics says about the result, on transformed problems. A trial is one
-such comparison: small, JSON, and enough to repeat it anywhere.
+A law compares a kernel with itself, or with what mathematics says about the result, on transformed problems. A trial is
+one such comparison: small, JSON, and enough to repeat it anywhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """What NaN and infinities in the operands do: a declared table, and the law that a kernel follows it.
 
 A row *sees* a planted key when the mask lets it; ``seen`` is what happens to rows that see the planted element and
-``unseen`` to all others. Infinite scores come from an infinite K element that meets 1 in every query; e4m3 has no infinity.
-Sources: FlashAttention-3 mainloop and softmax (row maximum by a max that drops NaN, -inf guard, select before softmax), IEEE 754.
+``unseen`` to all others. Infinite scores come from an infinite K element that meets 1 in every query; e4m3 has no
+infinity.
+
+Sources: IEEE 754, and FlashAttention-3's mainloop and softmax: a row maximum that drops NaN, a guard for -inf, and
+masks that select before the softmax.
 """
 
 from __future__ import annotations
@@ -92,13 +95,14 @@ POLICY: tuple[Rule, ...] = (
         -math.inf,
         "unchanged",
         "unchanged",
-        "exp2(-Inf) = 0: the key weighs as much as one with a very low score; alone, FA3 gives NaN or 0 by the block it is in",
+        "exp2(-Inf) = 0: the key weighs as much as one with a very low score; alone, FA3 gives NaN or 0 by the block "
+        "it is in",
         unit_query=True,
         alone="zero_or_nan",
     ),
 )
 _RULES = {rule.name: rule for rule in POLICY}
-LOW_SCORE = -4096.0  # of a key whose weight is 0 beside any other; exact in every format that has an infinity
+LOW_SCORE = -4096.0  # a key with it has weight 0 beside any other; exact in every format that has an infinity
 
 
 class _Place(NamedTuple):
@@ -207,7 +211,8 @@ def _check(candidate: Candidate, trial: Trial) -> Finding | None:
             index = tuple(int(i) for i in np.argwhere(broken & where)[0])
             label = f"{name}{list(index)}"
             value, before = (float(getattr(r, name)[index]) for r in (got, clean))
-            message = f"{rule.name} at {rule.tensor}{list(place[1:])} of sequence {place.seq.index}: {label} = {value!r}, was {before!r}"
+            where = f"{rule.tensor}{list(place[1:])} of sequence {place.seq.index}"
+            message = f"{rule.name} at {where}: {label} = {value!r}, was {before!r}"
             return Finding(f"{message}; promised: {effect} ({rule.reason})", where=label)
     return None
 

@@ -1,4 +1,4 @@
-"""The law of quantised operands: conditioning and rounding to e4m3 stay within their own bound of the unrotated truth."""
+"""The law of quantised operands: conditioning and rounding to e4m3 stay within their bound of the unrotated truth."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def _rotation(candidate: Candidate, trial: Trial) -> Finding | None:
 ROTATION_LAWS = (
     law(
         "rotation_and_centring_keep_attention",
-        "e4m3: rotating Q and K and centring K keeps float64 attention; the kernel stays within quantisation plus rounding bound of the plain truth",
+        "e4m3: rotating Q and K and centring K keeps float64 attention; the kernel stays within quantisation plus "
+        "rounding bound of the plain truth",
         "bounded",
         _rotation,
         wanted=Wanted(longest_q=16),

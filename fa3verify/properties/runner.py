@@ -23,8 +23,8 @@ MAX_SHRINK_TRIALS = 300
 class LawOutcome:
     """What a search for violations found.
 
-    ``examples`` counts the trials up to and including the first failure, ``outputs`` the output values the candidate produced
-    for them; ``trial`` and ``finding`` are the smallest failure seen, None unless ``status`` is ``fail``.
+    ``examples`` counts the trials up to and including the first failure, ``outputs`` the output values the candidate
+    produced for them; ``trial`` and ``finding`` are the smallest failure seen, None unless ``status`` is ``fail``.
     """
 
     law: str

@@ -1,7 +1,8 @@
 """Laws about shapes and schedules, bit for bit: a row depends on its query and its visible keys and on nothing else.
 
-They hold because a row's arithmetic is fixed by the order of its key blocks: hidden blocks multiply by exactly 0 or 1, and
-key blocks are counted from the first key, so that cutting off trailing keys, other rows, heads or sequences leaves them alone.
+They hold because a row's arithmetic is fixed by the order of its key blocks: hidden blocks multiply by exactly 0 or 1,
+and key blocks are counted from the first key, so that cutting off trailing keys, other rows, heads or sequences leaves
+them alone.
 """
 
 from __future__ import annotations
@@ -202,7 +203,8 @@ def _schedule(candidate: Candidate, trial: Trial) -> Finding | None:
 STRUCTURE_LAWS = (
     law(
         "causal_row_equals_truncated_problem",
-        "row i of a causal call equals a dense call of row i alone with the keys it sees, bit for bit (operands given, not re-quantised)",
+        "row i of a causal call equals a dense call of row i alone with the keys it sees, bit for bit (operands "
+        "given, not re-quantised)",
         "exact",
         _causal,
         wanted=Wanted(masks="causal"),

@@ -39,8 +39,8 @@ def part(
 ) -> Setup:
     """Return the call for one sequence alone, optionally for some kv heads, query rows and keys of it.
 
-    A part of the keys or rows keeps ``causal`` and ``window`` of the problem: callers replace them. Keys start at a whole
-    descale block.
+    A part of the keys or rows keeps ``causal`` and ``window`` of the problem: callers replace them. Keys start at a
+    whole descale block.
     """
     problem, operands = setup.problem, setup.operands
     rows, keys = rows or slice(0, seq.seqlen_q), keys or slice(0, seq.seqlen_k)
@@ -130,7 +130,8 @@ def scaled_by_power_of_two(x: np.ndarray, exponent: int) -> np.ndarray:
 def kept(x: np.ndarray, room: int, format_name: str) -> np.ndarray:
     """Replace by 0 every value that 2 ** +-room would take out of the normal range of its format.
 
-    The wide range of bf16 is cut to [2^-40, 2^40], so that no fp32 product or sum of the kernel is subnormal or overflows.
+    The wide range of bf16 is cut to [2^-40, 2^40], so that no fp32 product or sum of the kernel is subnormal or
+    overflows.
     """
     fmt = FORMATS[format_name]
     low, high = max(fmt.min_normal, 2.0**-40) * 2.0**room, min(fmt.max_finite, 2.0**40) / 2.0**room

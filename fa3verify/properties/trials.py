@@ -19,7 +19,7 @@ from fa3verify.properties.law import Finding, Kind, Law, Trial
 
 CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
 MAX_SEQLEN = 300
-LONG = (1024, 2048, 4096)  # keys of the few laws about drift
+LONG = (1024, 2048, 4096)  # keys of the few laws about accumulator loss
 HEAD_DIMS = (64, 128, 96)  # 96 is padded to 128
 Parameters = Callable[[DrawFn, Candidate, Case], dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""Laws about the values a result can take: convex combinations of V, merges of parts, capped scores; all within the bound."""
+"""Laws about the values a result can take, all within the bound: combinations of V, merges of parts, capped scores."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ VALUE_LAWS = (
     ),
     law(
         "constant_values_come_back",
-        "V = c gives out = c within the bound: about P's unit roundoff (2^-11 fp16, 2^-8 bf16, 2^-4 e4m3) plus half an output ulp",
+        "V = c gives out = c within the bound: about P's unit roundoff (2^-11 fp16, 2^-8 bf16, 2^-4 e4m3) plus half "
+        "an output ulp",
         "bounded",
         _constant_values,
         wanted=Wanted(),
@@ -167,7 +168,8 @@ VALUE_LAWS = (
     ),
     law(
         "equal_scores_average_values",
-        "K = 0 gives the mean of V and lse = log(seqlen_k) within the bound, which is tight as P = 1 exactly: drift shows; dense, long rows",
+        "K = 0 gives the mean of V and lse = log(seqlen_k) within the bound, which is tight as P = 1 exactly: drift "
+        "shows; dense, long rows",
         "bounded",
         _equal_scores,
         wanted=Wanted(
@@ -181,7 +183,8 @@ VALUE_LAWS = (
     ),
     law(
         "split_keys_merge_by_lse",
-        "two calls with the keys cut in two, merged by (out, lse) in float64, agree with one call within all three bounds; dense",
+        "two calls with the keys cut in two, merged by (out, lse) in float64, agree with one call within all three "
+        "bounds; dense",
         "bounded",
         _merge,
         wanted=Wanted(masks="none", empty=False),

@@ -272,7 +272,8 @@ class Descale:
     Parameters
     ----------
     values : float32 (batch, heads, blocks)
-        Finite and > 0; ``heads`` is nheads for Q, nheads_kv for K and V. Multiplying the stored operand gives its value.
+        Finite and > 0; ``heads`` is nheads for Q, nheads_kv for K and V. Multiplying the stored operand gives its
+        value.
     block_rows : int
         Rows per block, counted from the start of each sequence; 0 means one block for the whole sequence.
     """

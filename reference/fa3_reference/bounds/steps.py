@@ -1,6 +1,7 @@
 """Worst-case errors of the steps a forward kernel is made of: scores, softcap, rounding to a format.
 
-Pieces of :mod:`fa3_reference.bounds.forward`, which states the derivation. Everything is float64; ``OUTWARD`` covers its own rounding.
+Pieces of :mod:`fa3_reference.bounds.forward`, which states the derivation. Everything is float64; ``OUTWARD`` covers
+its own rounding.
 """
 
 from __future__ import annotations
@@ -37,16 +38,15 @@ def score_error(q: np.ndarray, k: np.ndarray, core: TensorCore) -> tuple[np.ndar
         product_top = top[0]
         unit = np.ldexp(core.align, top[1])
         lost = np.minimum(inexact * unit, np.abs(q[:, step]) @ np.abs(k[:, step]).T)
-        c_low = _floor_log2(np.maximum(np.abs(s) - ds, 0.0))  # C is on the grid unless a product towers over it
-        if start:
+        c_low = _floor_log2(np.maximum(np.abs(s) - ds, 0.0))
+        if start:  # C loses bits only where the largest product sets an alignment grid coarser than C's own last bit
             lost += np.where(
                 product_top > c_low + core.align_bits - core.out_bits, np.ldexp(core.align, product_top), 0.0
             )
         s = s + q[:, step] @ k[:, step].T
         result = _floor_log2(np.abs(s) + ds + lost)
-        carries = (
-            result > np.maximum(product_top, c_low) + core.out_bits - core.align_bits
-        )  # else D is on the grid's precision
+        # The sum is cut to the output's bits only where it outgrew the alignment grid; elsewhere the grid is coarser.
+        carries = result > np.maximum(product_top, c_low) + core.out_bits - core.align_bits
         ds = (ds + lost + np.where(carries, np.ldexp(core.out, result), 0.0)) * OUTWARD + core.tiny
     return s, ds
 
