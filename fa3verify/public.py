@@ -103,10 +103,8 @@ def verify(
     ----------
     kernels : str or iterable of str
         Names, or ``module:function``; all twins by default.
-    profile : {"quick", "release", "soak"}
     out : path
         Where ``report.html``, ``summary.json``, ``run.nc`` and the replay files go.
-    seed : int
     baseline : path, optional
         Compare with this one, not with the shipped one.
     workers : int
@@ -138,15 +136,10 @@ def verify(
             raise ValueError(f"kernel {name} is unavailable: {reason}")
     if profile not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
+    command = f"fa3verify.verify({names!r}, profile={profile!r}, seed={seed})"
+    stored = Path(baseline) if baseline else None
     settings = verify.Settings(
-        names,
-        profile,
-        seed,
-        Path(out),
-        Path(baseline) if baseline else None,
-        workers=workers,
-        studies=studies,
-        command=f"fa3verify.verify({names!r}, profile={profile!r}, seed={seed})",
+        names, profile, seed, Path(out), stored, workers=workers, studies=studies, command=command
     )
     return verify.run(settings, lambda total, outcome: None)
 
@@ -206,7 +199,6 @@ def simulate(
 
     Parameters
     ----------
-    problem : AttentionProblem
     tile : (int, int)
         Query rows and keys.
     machine : Machine or str
