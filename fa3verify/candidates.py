@@ -53,7 +53,7 @@ class Candidate:
     fault : Fault, optional
         The planted mistake of a faulty twin.
     twin : str, optional
-        Name of the twin whose bits it must equal (layer L0).
+        Name of the twin whose bits it must equal (the verdict's part "bits").
     """
 
     name: str

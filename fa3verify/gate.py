@@ -1,7 +1,7 @@
-"""From figures to a verdict: the three layers, the drift policy and the stored baseline.
+"""From figures to a verdict: bits, bound, baseline with its policy, and the stored baselines.
 
-L0 bits: a GPU kernel equals its twin. L1 bound: error / bound <= 1 everywhere. L2 drift: no figure of a family is worse
-than the stored baseline by more than the policy's margin. What was not compared never passes.
+Bits (L0 in files): a GPU kernel equals its twin. Bound (L1): error / bound <= 1 everywhere. Baseline (L2): no figure of
+a family is worse than the stored one by more than the policy's margin. What was not compared never passes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class GateRow:
 
 
 def gated_figures(measures: dict[str, Any]) -> dict[str, float]:
-    """Figures of one family that the drift policy compares."""
+    """Figures of one family that are compared with the baseline."""
     return {
         "rel_rmse_seen": measures["rel_rmse_seen"],
         "abs_bias": abs(measures["bias"]),
@@ -82,7 +82,7 @@ def gated_figures(measures: dict[str, Any]) -> dict[str, float]:
 
 
 def bit_rows(kernel: dict[str, Any]) -> list[GateRow]:
-    """L0 of every family of a kernel that has a twin."""
+    """Bits of every family of a kernel that has a twin."""
     return [
         GateRow(
             "L0", "bits that differ from the twin", kernel["name"], f["family"], n, 0.0, None, "fail" if n else "pass"
@@ -93,7 +93,7 @@ def bit_rows(kernel: dict[str, Any]) -> list[GateRow]:
 
 
 def bound_rows(kernel: dict[str, Any]) -> list[GateRow]:
-    """L1 of every family of one kernel."""
+    """Bound of every family of one kernel."""
     rows = []
     for family in kernel["families"]:
         for rule, key in (
@@ -109,7 +109,7 @@ def bound_rows(kernel: dict[str, Any]) -> list[GateRow]:
 
 
 def drift_rows(kernel: dict[str, Any], baseline: Baseline | None) -> list[GateRow]:
-    """L2 of every family of one kernel."""
+    """Baseline of every family of one kernel."""
     name = kernel["name"]
     if baseline is None:
         return [GateRow("L2", "drift", name, "all: no baseline", None, None, None, "not compared")]

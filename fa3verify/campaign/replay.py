@@ -62,12 +62,12 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     case = Case.from_json(content)
     measures = judgement.judge(candidate, case).measures
     if body["what"].startswith("L2"):
-        message = f"{case.describe()}; only its bound is judged here: drift is judged per family, by verify"
+        message = f"{case.describe()}; only its bound is judged here: verify compares a whole family with the baseline"
         return _passes(measures), message, measures
     return _passes(measures), case.describe(), measures
 
 
 def _passes(measures: dict[str, float]) -> bool:
-    """Whether L0 and L1 pass: no bit differs from the twin, if there is one, and no element leaves its bound."""
+    """Whether bits and bound pass: no bit differs from the twin, if there is one, and no element leaves its bound."""
     inside = measures["ratio_max"] <= 1 and measures.get("ratio_lse_max", 0.0) <= 1
     return inside and not measures["nonfinite"] and not measures.get("bits_differing", 0)

@@ -18,6 +18,7 @@ from rich.table import Table
 from fa3_kernels.audit.golden import is_compiled
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.candidates import Candidate
+from fa3verify.verdict import PARTS, told
 
 STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow"}
 
@@ -55,15 +56,15 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
     if not quiet:
         for kernel in summary["kernels"]:
             console.print(_family_table(kernel, console.width))
-            console.print(_law_line(kernel))
+            console.print(_property_line(kernel))
             if line := _quantisation_line(kernel):
                 console.print(line)
-        layers = "  ".join(f"{k} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())
-        console.print(f"\n{layers}")
+        parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())
+        console.print("\n" + "  ".join(parts))
     for failure in summary["failures"][:20]:
         where = f"  replay: fa3verify replay {out / failure['replay']}" if failure["replay"] else ""
         console.print(
-            f"[red]FAIL[/red] {escape(failure['kernel'])} {escape(failure['what'])}: "
+            f"[red]FAIL[/red] {escape(failure['kernel'])} {escape(told(failure['what']))}: "
             f"{escape(failure['message'])}{escape(where)}",
             soft_wrap=True,
         )
@@ -107,9 +108,9 @@ def _family_table(kernel: dict[str, Any], width: int) -> Table:
     return table
 
 
-def _law_line(kernel: dict[str, Any]) -> str:
+def _property_line(kernel: dict[str, Any]) -> str:
     held = sum(law["status"] == "pass" for law in kernel["laws"])
-    return f"laws {held}/{len(kernel['laws'])} hold, {sum(law['examples'] for law in kernel['laws'])} examples"
+    return f"properties {held}/{len(kernel['laws'])} hold, {sum(law['examples'] for law in kernel['laws'])} examples"
 
 
 def _quantisation_line(kernel: dict[str, Any]) -> str:
@@ -134,7 +135,7 @@ def step_summary(out: Path) -> None:
 
 def print_replay(body: dict[str, Any], holds: bool, message: str, measures: dict[str, float] | None) -> None:
     console = Console()
-    console.print(f"{escape(body['kernel'])}: {escape(body['what'])}", soft_wrap=True)
+    console.print(f"{escape(body['kernel'])}: {escape(told(body['what']))}", soft_wrap=True)
     console.print(escape(message), soft_wrap=True)
     for name, value in (measures or {}).items():
         console.print(f"  {name:20} {_figure(value)}")

@@ -15,7 +15,7 @@ from fa3verify.cli.exits import EPILOG, FINDING, OK, emit, one_line_errors
 @click.option("--kernel", metavar="NAME", help="Run another kernel on the same case.")
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON.")
 def replay(file: Path, kernel: str | None, json_target: str | None) -> None:
-    """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or law."""
+    """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or property."""
     with one_line_errors():
         from fa3verify.campaign import replay as replays
         from fa3verify.cli import console

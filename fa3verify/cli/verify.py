@@ -39,7 +39,7 @@ from fa3verify.cli.exits import ENVIRONMENT, EPILOG, NOTHING, fail, one_line_err
 @click.option("--no-studies", is_flag=True, help="Leave out the studies behind the report's figures.")
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, quick: bool, **options: Any) -> None:
-    """Judge KERNELS (all twins by default): laws, error bound, drift; write a report."""
+    """Judge KERNELS (all twins by default) by bits, bound, baseline and properties; write a report."""
     with one_line_errors():
         from fa3verify import candidates
         from fa3verify.campaign import verify

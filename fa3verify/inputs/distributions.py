@@ -381,7 +381,7 @@ _TABLE = (
         "offset_v",
         _offset_v,
         "Q, K: N(0, 1); V: N(mean, std^2)",
-        "drift of a short accumulator",
+        "accumulator loss",
         (Parameter("mean", 1.0, -100, 100), Parameter("std", 1.0, 0, 10)),
     ),
     Distribution(
@@ -402,7 +402,7 @@ _TABLE = (
         "positive",
         _positive,
         "U[low, low + width)",
-        "every rounding error has one sign: accumulator drift",
+        "every rounding error has one sign: accumulator loss",
         (Parameter("low", 0.0, 0, 100), Parameter("width", 1.0, 0, 100)),
     ),
     Distribution(

@@ -13,6 +13,7 @@ from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.metrics import MEASURES
 from fa3verify.report import dataset, notation, panels, study_tables, tables
+from fa3verify.verdict import told
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -98,10 +99,10 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
 
 
 _LAYERS = {
-    "L0": "bits against the GPU",
-    "L1": "rounding-error bound",
-    "L2": "drift against the baseline",
-    "laws": "laws",
+    "L0": "bits, against the twin",
+    "L1": "bound on rounding errors",
+    "L2": "baseline of stored figures",
+    "laws": "properties",
 }
 
 
@@ -125,6 +126,7 @@ def _environment(*, autoescape: bool) -> jinja2.Environment:
         "percent": notation.percent,
         "minutes": _minutes,
         "word": _word,
+        "told": told,
         "md": markdown_text,
         "code": markdown_code,
     }

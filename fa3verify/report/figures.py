@@ -1,4 +1,4 @@
-"""The figures about kernels: the paper's table, drift, error distribution, ratio map, growth.
+"""The figures about kernels: the paper's table, accumulator loss, error distribution, ratio map, growth.
 
 Lines are geometric means over draws, bands and bars reach from the smallest to the largest draw.
 """

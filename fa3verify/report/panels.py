@@ -34,7 +34,7 @@ PANELS: tuple[Panel, ...] = (
     Panel(
         "drift",
         figures.drift,
-        "Accumulator drift over long keys",
+        "Accumulator loss over long keys",
         "With V of mean 0 every FP8 kernel looks alike. With V of mean 1 a chained accumulator loses output as keys "
         "grow, while promotion every 128 keys should keep the error flat. Black or white marks: production kernels "
         "measured on an NVIDIA H200.",

@@ -1,4 +1,4 @@
-"""The tables that stand beside figures: the paper's, drift, slopes, heads that rotation makes worse."""
+"""The tables that stand beside figures: the paper's, accumulator loss, slopes, heads that rotation makes worse."""
 
 from __future__ import annotations
 

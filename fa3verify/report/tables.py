@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fa3verify.report.notation import count, number, percent, signed
+from fa3verify.verdict import PARTS
 
 Row = dict[str, str]
 Table = dict[str, Any]  # title, columns (heading, key, is_number), rows
@@ -65,14 +66,15 @@ def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
     order = {"fail": 0, "not compared": 1}
     chosen = [g for g in summary["gate"] if (g["status"] == "pass") == passed]
     rows = [
-        {key: str(g.get(key) or "") for key in ("layer", "rule", "kernel", "family", "status")}
+        {key: str(g.get(key) or "") for key in ("kernel", "family", "status")}
+        | {"part": PARTS.get(g["layer"], g["layer"]), "rule": "all figures" if g["rule"] == "drift" else g["rule"]}
         | {key: number(g.get(key)) for key in ("observed", "limit", "baseline")}
         | {"margin": signed(g.get("margin"))}
         for g in sorted(chosen, key=lambda g: order.get(g["status"], 2))
     ]
     columns = [
         ("status", "status"),
-        ("layer", "layer"),
+        ("part", "part"),
         ("rule", "rule"),
         ("kernel", "kernel"),
         ("family", "family"),
@@ -81,11 +83,11 @@ def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
         ("margin", "margin"),
         ("baseline", "baseline"),
     ]
-    return table("gate", "Gate", columns, rows, ("status", "layer", "rule", "kernel", "family"))
+    return table("gate", "Gate", columns, rows, ("status", "part", "rule", "kernel", "family"))
 
 
 def laws(summary: Mapping[str, Any]) -> Table:
-    """Every law of every kernel, failures first."""
+    """Every property of every kernel, failures first."""
     found = [{"kernel": k["name"], **law} for k in summary["kernels"] for law in k["laws"]]
     order = {"fail": 0, "pass": 1}
     rows = [
@@ -100,10 +102,10 @@ def laws(summary: Mapping[str, Any]) -> Table:
     columns = [
         ("status", "status"),
         ("kernel", "kernel"),
-        ("law", "law"),
+        ("property", "law"),
         ("statement", "statement"),
         ("kind", "kind"),
         ("examples", "examples"),
         ("outputs", "outputs"),
     ]
-    return table("laws", "Laws", columns, rows, ("status", "kernel", "law", "statement", "kind"))
+    return table("properties", "Properties", columns, rows, ("status", "kernel", "law", "statement", "kind"))

@@ -1,4 +1,4 @@
-"""Drift of the FP8 accumulator over long key sequences: V ~ N(mean, 1), few query rows, one scale per tensor.
+"""Accumulator loss in FP8 over long key sequences: V ~ N(mean, 1), few query rows, one scale per tensor.
 
 Errors are against the dequantised operands, so that only P rounding, accumulation and output rounding remain. With V of
 mean 0 (the paper's test) nothing shows; with mean 1 a chained accumulator loses a growing share of the output.
@@ -152,7 +152,7 @@ def assemble(results: Sequence[Records]) -> xr.Dataset:
         records,
         ("kernel", "v_mean", "seqlen_k", "seed"),
         _VARIABLES,
-        title="drift of the FP8 accumulator",
+        title="accumulator loss in FP8",
         comment=f"V ~ N(v_mean, 1), Q and K ~ N(0, 1), head_dim {HEAD_DIM}, {records[0]['rows']} query rows, "
         f"{len({r['seed'] for r in records})} draws, one scale per tensor",
     )

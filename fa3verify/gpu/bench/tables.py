@@ -183,7 +183,7 @@ def _listed(grid: str, records: Sequence[CellRecord]) -> list[str]:
 
 
 def _drift(grid: str, records: Sequence[CellRecord]) -> list[str]:
-    parts = ["## FP8 drift: relative RMSE against float64, V with mean 1 (gain - 1 in brackets)", ""]
+    parts = ["## FP8 accumulator loss: relative RMSE against float64, V with mean 1 (gain - 1 in brackets)", ""]
     names = names_of(records)
     rows = [
         [str(r.cell.head_dim), str(r.cell.seqlen_k), *(_drift_text(r, name) for name in names)]

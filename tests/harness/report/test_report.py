@@ -147,9 +147,16 @@ def test_maxima_stand_beside_their_search_effort(page):
 def test_markdown_holds_verdict_failures_and_replay(page):
     text = page.with_name("report.md").read_text("utf-8")
     assert text.startswith("# fa3verify: FAIL\n")
-    assert "| fail | L2 | rel\\_rmse\\_seen | twin.fp16 | peaky |" in text
+    assert "| fail | baseline | rel\\_rmse\\_seen | twin.fp16 | peaky |" in text
     assert "`fa3verify replay worst/twin.e4m3.json`" in text
     assert "| flash FP16 |" in text
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_a_verdict_is_told_in_words_not_in_the_keys_of_files(page, name):
+    text = re.sub(r"<[^>]*>|(/studies/|worst/)\S+", " ", page.with_name(name).read_text("utf-8"))
+    assert re.findall(r"\bL[012]\b|\b[Ll]aws?\b|\b[Dd]rift", text) == []
+    assert [word in text for word in ("bits", "bound", "baseline")] == [True] * 3
 
 
 def test_summary_and_studies_survive_the_file(page, studies):
