@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa3_kernels.gluon import unsupported
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.bounds.forward import KernelModel
-from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 
 ENTRY_POINTS = "fa3verify.kernels"
@@ -136,101 +134,6 @@ def twin(
     return Candidate(name, dtype, side.run, side.configure, FEATURES, description, None, fault)
 
 
-_CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
-_FP8_CHOICES = ("promotion_interval", "out_dtype")
-
-
-@dataclass(frozen=True, slots=True)
-class _Gluon:
-    """Callable side of a GPU candidate; torch and Triton are imported only when it runs.
-
-    What it supports is what the launch supports: its configuration is the launch's own.
-    """
-
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def configure(self, problem: AttentionProblem) -> Config:
-        from fa3_kernels.plan.choose import config_of
-
-        return config_of(problem, **dict(self.options))
-
-    def launch_options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
-        """Options with which the launch has this very configuration; ValueError where none give it."""
-        from fa3_kernels.plan.choose import config_of
-
-        names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
-        options: dict[str, Any] = {name: getattr(config, name) for name in names}
-        options["tile"] = (config.tile_m, config.tile_n)
-        if config_of(problem, **options) != config:
-            raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
-        return options
-
-    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
-        options = self.launch_options(problem, config)
-        torch = importlib.import_module("torch")
-        launch = importlib.import_module("fa3_kernels.gluon.launch")
-        semantics: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "softcap": problem.softcap}
-        semantics |= {"causal": problem.causal, "window": problem.window}
-        if problem.is_varlen:
-            semantics |= {n: torch.from_numpy(getattr(problem, n)) for n in ("cu_seqlens_q", "cu_seqlens_k")}
-        if problem.dtype == "e4m3":
-            semantics |= _descales(torch, operands)
-            options["out_dtype"] = {"fp16": torch.float16, "bf16": torch.bfloat16}[config.out_dtype]
-        tensors = [_to_gpu(torch, x) for x in (operands.q, operands.k, operands.v)]
-        out, lse = launch.forward(*tensors, **semantics, **options)
-        numpy_dtype = FORMATS[config.out_dtype].dtype
-        return Result(out.view(torch.int16).cpu().numpy().view(numpy_dtype), lse.cpu().numpy())
-
-
-def _descales(torch: Any, operands: Operands) -> dict[str, Any]:
-    """Descales of FP8 operands, as the launch takes them."""
-    given = {name: getattr(operands, f"{name}_descale") for name in "qkv"}
-    values = {
-        f"{name}_descale": torch.from_numpy(np.ascontiguousarray(x.values)).cuda() for name, x in given.items() if x
-    }
-    return values | {"descale_blocks": tuple(x.block_rows if x else 0 for x in given.values())}
-
-
-def _to_gpu(torch: Any, x: np.ndarray) -> Any:
-    """Copy an operand to the GPU by way of its bits: numpy's and torch's small formats do not know each other."""
-    kinds = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
-    bits = torch.from_numpy(np.ascontiguousarray(x).view(np.int16 if x.itemsize == 2 else np.uint8))
-    return bits.cuda().view(kinds[x.dtype.name])
-
-
-def gluon_unavailable() -> str | None:
-    """Why GPU kernels cannot run here, or None."""
-    if reason := unsupported():
-        return reason
-    cuda = importlib.import_module("torch").cuda
-    if not cuda.is_available():
-        return "no CUDA device"
-    major, minor = cuda.get_device_capability()
-    return None if major == 9 else f"needs a Hopper GPU (compute capability 9.0), found {major}.{minor}"
-
-
-def gpu() -> tuple[Candidate, ...]:
-    """Return the GPU kernels, with the reason where they cannot run."""
-    reason = gluon_unavailable()
-    chained = (("promotion_interval", 0),)
-    kinds: tuple[tuple[str, Dtype, tuple[tuple[str, Any], ...], str], ...] = (
-        ("fp16", "fp16", (), "FP16 forward"),
-        ("bf16", "bf16", (), "BF16 forward"),
-        ("e4m3", "e4m3", (), "FP8 forward, P V promoted every 128 keys"),
-        ("e4m3_chained", "e4m3", chained, "FP8 forward without promotion, as official FlashAttention-3"),
-    )
-    candidates = []
-    for name, dtype, options, description in kinds:
-        side = _Gluon(options)
-        features = FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}
-        about = f"{description} on a Hopper GPU"
-        kernel = Candidate(
-            f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}"
-        )
-        candidates.append(kernel)
-    return tuple(candidates)
-
-
 def built_in() -> tuple[Candidate, ...]:
     """Return the candidates verified by default."""
     return (
@@ -276,6 +179,8 @@ def load(reference: str) -> Candidate:
 
 def discover() -> dict[str, Candidate]:
     """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
+    from fa3verify.gpu.candidates import gpu
+
     found = {c.name: c for c in (*built_in(), *on_request(), *gpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from fa3verify.adapters.libraries import make_importable
 from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.kernels import Inputs, Output, Run
-from fa3verify.gpu.bench.timing import GraphTimed
+from fa3verify.gpu.bench.graphs import GraphTimed
+from fa3verify.gpu.bench.kernels import Inputs, Output, Prepare, Run
 
 P_SCALE = 256.0  # probabilities are stored times this, as in the other FP8 kernels
 LARGEST = 440.0  # of the output; e4m3 ends at 448
@@ -17,8 +20,8 @@ LARGEST = 440.0  # of the output; e4m3 ends at 448
 class _Plan:
     """One cuDNN graph with its tensors."""
 
-    def __init__(self, cell: Cell, x: Inputs) -> None:
-        self.torch, self.cudnn = import_module("torch"), import_module("cudnn")
+    def __init__(self, cudnn: Any, cell: Cell, x: Inputs) -> None:
+        self.cudnn = cudnn
         self.handle = self.cudnn.create_handle()
         float32 = self.cudnn.data_type.FLOAT
         graph = self.cudnn.pygraph(
@@ -27,7 +30,7 @@ class _Plan:
             compute_data_type=float32,
             handle=self.handle,
         )
-        self.out = self.torch.empty_like(x.q)
+        self.out = torch.empty_like(x.q)
         self.out_scale, self.out_amax = self._scalar(1.0), self._scalar(0.0)
         operands = {name: _tensor(graph, self.cudnn, getattr(x, name)) for name in "qkv"}
         names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
@@ -54,16 +57,16 @@ class _Plan:
         values = [*map(self._scalar, factors), self.out_scale]
         self.pack = {operands[name]: getattr(x, name) for name in "qkv"} | dict(zip(scalars.values(), values))
         self.pack |= {out: self.out, p_amax: self._scalar(0.0), out_amax: self.out_amax}
-        self.workspace = self.torch.empty(max(graph.get_workspace_size(), 16), device="cuda", dtype=self.torch.uint8)
+        self.workspace = torch.empty(max(graph.get_workspace_size(), 16), device="cuda", dtype=torch.uint8)
         self.graph = graph
         self.run()  # the output's amax, for its scale
         self.out_scale.fill_(LARGEST / max(float(self.out_amax), 1e-6))
 
-    def _scalar(self, value: float) -> Any:
-        return self.torch.full((1, 1, 1, 1), value, device="cuda", dtype=self.torch.float32)
+    def _scalar(self, value: float) -> torch.Tensor:
+        return torch.full((1, 1, 1, 1), value, device="cuda", dtype=torch.float32)
 
-    def run(self) -> Any:
-        self.cudnn.set_stream(handle=self.handle, stream=self.torch.cuda.current_stream().cuda_stream)
+    def run(self) -> torch.Tensor:
+        self.cudnn.set_stream(handle=self.handle, stream=torch.cuda.current_stream().cuda_stream)
         self.graph.execute(self.pack, self.workspace, handle=self.handle)
         return self.out
 
@@ -73,12 +76,19 @@ def _tensor(graph: Any, cudnn: Any, x: Any) -> Any:
     return graph.tensor(dim=list(view.shape), stride=list(view.stride()), data_type=cudnn.data_type.FP8_E4M3)
 
 
-def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
-    """Prepare a cell; the output's scale is chosen from its own amax, so that nothing is clipped."""
-    plans = [_Plan(cell, x) for x in inputs]
+def load(folder: Path | None) -> Prepare:
+    """Import cuDNN's frontend, installed or from its wheel in the peers' folder."""
+    make_importable(folder, "nvidia_cudnn_frontend*.whl", "cudnn")
+    import cudnn  # pyright: ignore[reportMissingImports]
 
-    def output() -> Output:
-        out = plans[0].run()
-        return Output(out, None, 1 / float(plans[0].out_scale))
+    def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
+        """Prepare a cell; the output's scale is chosen from its own amax, so that nothing is clipped."""
+        plans = [_Plan(cudnn, cell, x) for x in inputs]
 
-    return Run(GraphTimed(lambda i: plans[i % len(plans)].run()), output)
+        def output() -> Output:
+            out = plans[0].run()
+            return Output(out, None, 1 / float(plans[0].out_scale))
+
+        return Run(GraphTimed(lambda i: plans[i % len(plans)].run()), output)
+
+    return prepare

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
 
-from fa3verify.adapters.xla_call import Call, handler, torch_runtime
+import torch
+
+from fa3verify.adapters.libraries import library
+from fa3verify.adapters.xla_call import Call, Runtime, handler
 from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.kernels import Inputs, Output, Run
-from fa3verify.gpu.bench.timing import GraphTimed
+from fa3verify.gpu.bench.graphs import GraphTimed
+from fa3verify.gpu.bench.kernels import Inputs, Output, Prepare, Run
 
 TARGET = "dew_flash3_mha_fwd"
 
 
-def load(path: Path) -> Callable[[Cell, Sequence[Inputs]], Run]:
+def load(folder: Path | None) -> Prepare:
     """Load the forward and return how a cell is prepared."""
-    function = handler(path, TARGET)
+    function = handler(library(folder, "libdew_flash_attn3.so"), TARGET)
 
     def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
-        torch = import_module("torch")
-        runtime, problem = torch_runtime(), cell.problem
+        runtime, problem = _runtime(), cell.problem
         attributes = {"softmax_scale": problem.softmax_scale, "is_causal": cell.causal}
         attributes |= {"window_size_left": -1, "window_size_right": -1}
         calls, outputs = [], []
@@ -38,3 +39,14 @@ def load(path: Path) -> Callable[[Cell, Sequence[Inputs]], Run]:
         return Run(GraphTimed(lambda i: calls[i % len(calls)]()), output)
 
     return prepare
+
+
+def _runtime() -> Runtime:
+    """A runtime on torch's current stream and allocator; scratch memory is kept as long as the runtime."""
+    scratch: list[torch.Tensor] = []
+
+    def allocate(size: int) -> int:
+        scratch.append(torch.empty(max(size, 1), dtype=torch.uint8, device="cuda"))
+        return scratch[-1].data_ptr()
+
+    return Runtime(lambda: torch.cuda.current_stream().cuda_stream, allocate)

@@ -1,14 +1,13 @@
 """Call a library of XLA custom calls without XLA: a call frame and the few runtime functions that a CUDA handler asks for.
 
-Structures are those of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.4), a stable C interface. Called like
-this a kernel runs on torch's stream, so it can be captured in a CUDA graph and timed as every other one.
+Structures are those of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.4), a stable C interface. The stream and
+the memory are the caller's, so that a kernel can be captured in a CUDA graph and timed as every other one.
 """
 
 from __future__ import annotations
 
 import ctypes as c
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -181,18 +180,6 @@ class Call:
         """Launch on the current stream; RuntimeError with the library's own message if it refuses."""
         if self._handler(c.byref(self.frame)):
             raise RuntimeError(self._runtime.message)
-
-
-def torch_runtime() -> Runtime:
-    """Return a runtime on torch's current stream and allocator; scratch memory is kept as long as the runtime."""
-    torch = import_module("torch")
-    scratch: list[Any] = []
-
-    def allocate(size: int) -> int:
-        scratch.append(torch.empty(max(size, 1), dtype=torch.uint8, device="cuda"))
-        return scratch[-1].data_ptr()
-
-    return Runtime(lambda: torch.cuda.current_stream().cuda_stream, allocate)
 
 
 def handler(path: Path, name: str) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
 import rich_click as click
 from click.exceptions import Exit
 
@@ -30,12 +28,10 @@ def audit(
     LAUNCHES restricts it to some of them, by name. Needs torch and triton 3.6, no GPU.
     """
     with one_line_errors():
-        from importlib import import_module
-
+        from fa3_kernels.audit import figures as audits
         from fa3_kernels.audit.golden import GOLDEN, golden_text, read_rows
         from fa3verify.cli import console
 
-        audits: Any = import_module("fa3_kernels.audit.figures")
         path = golden or GOLDEN
         accepted = read_rows(path) if path.exists() else {}
         with console.counting("compiling", quiet) as tell:

@@ -40,19 +40,20 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
     """
     with one_line_errors():
         from fa3verify.cli import console
-        from fa3verify.gpu.bench import run as bench_run
         from fa3verify.gpu.bench.cells import select
-        from fa3verify.gpu.bench.timing import Pace
 
         filters = {"head_dims": options["head_dims"], "seqlens": options["seqlens"], "causal": causal}
         cells = select(grid, dtypes or ("fp16", "bf16", "e4m3"), **filters)
         if not cells:
             fail(NOTHING, f"no cell of grid {grid} passes the filters")
+        require_device("bench")
+        from fa3verify.gpu.bench import run as bench_run
+        from fa3verify.gpu.bench.timing import Pace
+
         pace = Pace(options["rounds"], options["pause"], options["sustained"])
         settings = bench_run.Settings(
             cells, out, options["peers"], options["names"], pace, options["budget"], options["seed"]
         )
-        require_device("bench")
         try:
             results, left = bench_run.run(settings, console.teller(quiet))
         except bench_run.ContextLost as error:

@@ -232,6 +232,18 @@ def print_bench(results: Any, grid: str, left: int, wrong: list[str], out: Path,
     console.print(f"report {out / 'bench.md'}", soft_wrap=True)
 
 
+def print_bits(tables: dict[str, dict[str, int]], broken: list[list[str]]) -> None:
+    """Print one line per table and one per row that breaks its rule."""
+    console = Console()
+    for row in broken[:20]:
+        console.print(f"[red]FAIL[/red] {escape(','.join(row))}", soft_wrap=True)
+    if len(broken) > 20:
+        console.print(f"... and {len(broken) - 20} more")
+    for file, sums in tables.items():
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in sums.items())
+        console.print(f"{file}: {counts}", soft_wrap=True, highlight=False)
+
+
 def environment() -> dict[str, Any]:
     """Return what ``fa3verify info`` prints."""
     from fa3_kernels.twin.compiled import cache_directory

@@ -26,12 +26,10 @@ def fail(code: int, message: str) -> NoReturn:
 
 def require_device(what: str) -> None:
     """Leave, with the reason, unless the GPU kernels can run here."""
-    from fa3verify.gpu.bench import run
+    from fa3verify import gpu
 
-    try:
-        run.check_device()
-    except run.NoDevice as error:
-        fail(ENVIRONMENT, f"{what} needs a GPU: {error}")
+    if reason := gpu.unavailable():
+        fail(ENVIRONMENT, f"{what} needs a GPU: {reason}")
 
 
 @contextlib.contextmanager

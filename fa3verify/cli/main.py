@@ -7,6 +7,7 @@ import rich_click as click
 from fa3verify import __version__
 from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
+from fa3verify.cli.bits import bits
 from fa3verify.cli.exits import EPILOG
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
@@ -24,5 +25,5 @@ def main() -> None:
     """Numerics verification for FlashAttention-3 on NVIDIA Hopper."""
 
 
-for verb in (verify, replay, kernels, audit, bench, info, report, simulate, trace, tune):
+for verb in (verify, replay, kernels, audit, bench, bits, info, report, simulate, trace, tune):
     main.add_command(verb)

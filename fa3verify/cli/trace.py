@@ -81,8 +81,6 @@ def _print_both(processes: dict[str, Any], figures: dict[str, Any]) -> None:
 def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
     """Record stamps on the GPU here: the clock it ran at, and the stamps or why they are no evidence."""
     from fa3verify.gpu.stamps import read
-    from fa3verify.gpu.timelines import record
-    from fa3verify.gpu.tuning import cell_of, options_of
 
     if given := given_options(("backward", "p_in_smem", "clock_mhz", *GROUPED)):
         raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
@@ -93,6 +91,9 @@ def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
             "--measure runs kernel gluon with 2 stages and a softmax of 2, got {} with {} and {}".format(*found)
         )
     require_device("trace --measure")
+    from fa3verify.gpu.timelines import record
+    from fa3verify.gpu.tuning import cell_of, options_of
+
     recorded = record(cell_of(schedule, shape), options_of(schedule, shape), path)
     try:
         return recorded.sm_mhz, read(path), ""

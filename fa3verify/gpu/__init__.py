@@ -1,1 +1,22 @@
-"""What runs on a GPU or reads what was measured there: bench, timelines, validation of the simulator."""
+"""What runs on a GPU: our kernels as candidates, the bench, the campaign of bits, timelines and tuning.
+
+Modules here import torch and triton at their top, and nothing outside this room and :mod:`fa3verify.adapters` does. The room is
+entered from inside functions, after :func:`unavailable` has been asked. Tables, cells, records and files of measurements
+are read without a GPU: those modules need no torch (``pyproject.toml`` lists them in an import contract).
+"""
+
+from __future__ import annotations
+
+from fa3_kernels.gluon import unsupported
+
+
+def unavailable() -> str | None:
+    """Why our kernels cannot run here, or None; torch is imported only where it is installed beside a supported Triton."""
+    if reason := unsupported():
+        return reason
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    major, minor = torch.cuda.get_device_capability()
+    return None if major == 9 else f"needs a Hopper GPU (compute capability 9.0), found {major}.{minor}"

@@ -6,19 +6,21 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.audit.probes import STEPS
+from fa3_kernels.gluon.launch import forward
+from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.stamps import COLUMNS, Stamp, read_stamps
 from fa3verify.files import write_text
 from fa3verify.gpu import stamps as measured
-from fa3verify.gpu.bench import kernels, results, timing
+from fa3verify.gpu.bench import graphs, kernels, results, timing
 from fa3verify.gpu.bench.cells import Cell
 
 BLOCKS = 24  # that are kept, as many as a simulated timeline shows
@@ -32,13 +34,13 @@ class Recorded(NamedTuple):
     sm_mhz: float
 
 
-def record(cell: Cell, options: Mapping[str, Any], path: Path) -> Recorded:
+def record(cell: Cell, options: dict[str, Any], path: Path) -> Recorded:
     """Write the timeline of CTA 0 of our kernel, up to its :data:`BLOCKS`-th key block.
 
     Parameters
     ----------
     cell : Cell
-    options : mapping
+    options : dict
         Launch options, see :func:`fa3verify.gpu.tuning.options_of`.
     path : Path
         Also written for a slowdown that makes it no evidence: it says so itself, and its reader refuses it.
@@ -54,23 +56,21 @@ def record(cell: Cell, options: Mapping[str, Any], path: Path) -> Recorded:
     RuntimeError
         When the bits of the instrumented kernel are not those of the kernel, or the SMs' counters gave no clock.
     """
-    torch = import_module("torch")
-    forward = import_module("fa3_kernels.gluon.launch").forward
     inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
-    factors = [kernels.descales(cell, x) for x in inputs]
-    config = import_module("fa3_kernels.plan.choose").config_of(cell.problem, **options)
+    factors: list[dict[str, Any]] = [kernels.descales(cell, x) for x in inputs]
+    config = config_of(cell.problem, **options)
     ctas = torch.cuda.get_device_properties(0).multi_processor_count
     shape = (ctas, config.num_consumer_warpgroups + 1, STEPS, COLUMNS)
-    stamps = torch.zeros(shape, dtype=torch.int32, device="cuda")
+    stamps = torch.zeros(shape, dtype=torch.int32, device=inputs[0].q.device)
 
-    def launch(i: int, **more: Any) -> tuple[Any, Any]:
+    def launch(i: int, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
         x = inputs[i % len(inputs)]
-        return forward(x.q, x.k, x.v, causal=cell.causal, **factors[i % len(factors)], **options, **more)
+        return forward(x.q, x.k, x.v, causal=cell.causal, **(factors[i % len(factors)] | options | more))
 
-    def stamped(i: int) -> tuple[Any, Any]:
+    def stamped(i: int) -> tuple[torch.Tensor, torch.Tensor]:
         return launch(i, stamps=stamps)
 
-    _check_bits(torch, launch(0), stamped(0))
+    _check_bits(launch(0), stamped(0))
     recorded = _slowdown(launch, stamped)
     stamps.zero_()
     stamped(0)
@@ -82,7 +82,7 @@ def record(cell: Cell, options: Mapping[str, Any], path: Path) -> Recorded:
     return recorded
 
 
-def _check_bits(torch: Any, plain: tuple[Any, Any], stamped: tuple[Any, Any]) -> None:
+def _check_bits(plain: tuple[torch.Tensor, ...], stamped: tuple[torch.Tensor, ...]) -> None:
     """Raise RuntimeError unless both kernels give the same bits, NaN included."""
     for name, bits, a, b in zip(("out", "lse"), (torch.int16, torch.int32), plain, stamped):
         if not torch.equal(a.view(bits), b.view(bits)):
@@ -91,7 +91,7 @@ def _check_bits(torch: Any, plain: tuple[Any, Any], stamped: tuple[Any, Any]) ->
 
 def _slowdown(plain: Any, stamped: Any) -> Recorded:
     """Time both kernels, interleaved; figures are rounded as the file has them."""
-    runs = {"plain": timing.GraphTimed(plain), "stamped": timing.GraphTimed(stamped)}
+    runs = {"plain": graphs.GraphTimed(plain), "stamped": graphs.GraphTimed(stamped)}
     times = timing.measure(runs, PACE, timing.Clock())
     cycles = {name: statistics.median(map(results.cycles, found.bursts)) for name, found in times.items()}
     clock = statistics.median(burst.sm_mhz for burst in times["stamped"].bursts)

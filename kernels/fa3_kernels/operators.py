@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import AttentionProblem, Dtype
 
 OUT_DTYPES = {
     torch.float16: torch.float16,
     torch.bfloat16: torch.bfloat16,
     torch.float8_e4m3fn: torch.bfloat16,
 }
-_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
+_NAMES: dict[torch.dtype, Dtype] = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
 
 
 def require(ok: bool, rule: str) -> None:

@@ -6,20 +6,19 @@ whole: the twin computes it in under a second where the whole shape would take m
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.tiles import padded_group
 from fa3_reference.attention import attention
-from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.kernels import Inputs, Output
+from fa3verify.gpu.bench.results import Verdict
+from fa3verify.gpu.device import to_numpy
 
 MAX_ROWS = 128
 
@@ -34,18 +33,6 @@ class Sample(NamedTuple):
     values: tuple[np.ndarray, np.ndarray, np.ndarray]  # dequantised, float64
 
 
-class Verdict(NamedTuple):
-    """What a sample showed; bits are -1 where there is no twin or nothing was compared."""
-
-    outputs: int
-    bits_differing: int
-    rel_rmse: float  # against float64 attention of the dequantised operands
-    gain: float  # regression of the output on the truth, less 1: negative is shrunk towards zero
-
-
-NOT_JUDGED = Verdict(0, -1, math.nan, math.nan)
-
-
 def last_rows(cell: Cell, config: Config | None) -> int:
     """Return how many rows the last row tile of a sequence has; at most :data:`MAX_ROWS` where no tiling is known.
 
@@ -58,17 +45,6 @@ def last_rows(cell: Cell, config: Config | None) -> int:
         return min(cell.seqlen_q, MAX_ROWS)
     positions = config.tile_m // padded_group(cell.nheads // cell.nheads_kv) if config.pack_gqa else config.tile_m
     return (cell.seqlen_q - 1) % positions + 1
-
-
-def to_numpy(x: Any) -> np.ndarray:
-    """Copy a torch tensor to numpy in its own format (bfloat16 and float8_e4m3fn by way of their bits)."""
-    torch = import_module("torch")
-    names = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
-    x = x.detach().contiguous()
-    if x.dtype not in names:
-        return x.cpu().numpy()
-    bits = x.view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16).cpu().numpy()
-    return bits.view(FORMATS[names[x.dtype]].dtype)
 
 
 def sample(cell: Cell, given: Inputs, rows: int, batch: int, head_kv: int) -> Sample:
@@ -112,6 +88,7 @@ def judge(cell: Cell, given: Inputs, output: Output, config: Config | None) -> V
         product += float((value * truth).sum())
         outputs += out.size
         if config is not None:
+            assert output.lse is not None, "our kernels return one"
             lse = to_numpy(output.lse[batch : batch + 1, heads, cell.seqlen_q - rows :])
             differing += _bits_differing(part, config, out, lse)
     bits = differing if config is not None else -1

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, NamedTuple
 
+import torch
+
+from fa3_kernels.gluon.launch import forward
+from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
 from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.timing import GraphTimed, Timed
+from fa3verify.gpu.bench.graphs import GraphTimed
+from fa3verify.gpu.bench.timing import Timed
+from fa3verify.gpu.device import TORCH_DTYPES
 
 MAX_COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
 EVERY = ("fp16", "bf16", "e4m3")
@@ -32,9 +36,9 @@ class Unsupported(Exception):
 class Inputs(NamedTuple):
     """One set of operands on the GPU: (batch, seqlen, nheads, head_dim), and for e4m3 one factor per operand."""
 
-    q: Any
-    k: Any
-    v: Any
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
     q_descale: float = 1.0
     k_descale: float = 1.0
     v_descale: float = 1.0
@@ -43,8 +47,8 @@ class Inputs(NamedTuple):
 class Output(NamedTuple):
     """``out`` (batch, seqlen, nheads, head_dim) times ``scale`` is the result; ``lse`` (batch, nheads, seqlen) or None."""
 
-    out: Any
-    lse: Any = None
+    out: torch.Tensor
+    lse: torch.Tensor | None = None
     scale: float = 1.0
 
 
@@ -54,6 +58,9 @@ class Run:
 
     timed: Timed
     output: Callable[[], Output]
+
+
+Prepare = Callable[[Cell, Sequence[Inputs]], Run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class Kernel:
     name: str
     about: str
     dtypes: tuple[str, ...]
-    prepare: Callable[[Cell, Sequence[Inputs]], Run]
+    prepare: Prepare
     configure: Callable[[Cell], Config] | None = None
     options: Callable[[Cell], dict[str, Any]] | None = None
     missing: str | None = None
@@ -100,7 +107,6 @@ def graph_run(launch: Callable[[Inputs], Any], inputs: Sequence[Inputs], output:
 
 def draw(cell: Cell, copies: int, seed: int) -> list[Inputs]:
     """Draw sets of N(0, 1) operands on the GPU, V with the cell's mean; e4m3 operands by amax / 448 per tensor."""
-    torch = import_module("torch")
     generator = torch.Generator("cuda").manual_seed(seed)
     drawn = []
     for _ in range(copies):
@@ -111,25 +117,19 @@ def draw(cell: Cell, copies: int, seed: int) -> list[Inputs]:
             if cell.dtype == "e4m3":
                 factor = float(x.abs().max()) / 448
                 x = x / factor
-            tensors.append(x.to(torch_dtype(cell.dtype)))
+            tensors.append(x.to(TORCH_DTYPES[cell.dtype]))
             factors.append(factor)
         drawn.append(Inputs(*tensors, *factors))
     return drawn
 
 
-def torch_dtype(name: str) -> Any:
-    torch = import_module("torch")
-    return {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}[name]
-
-
-def descales(cell: Cell, given: Inputs) -> dict[str, Any]:
+def descales(cell: Cell, given: Inputs) -> dict[str, torch.Tensor]:
     """Factors in the layout of FlashAttention-3, float32 (batch, nheads_kv); empty for 16-bit operands."""
     if cell.dtype != "e4m3":
         return {}
-    torch = import_module("torch")
     shape = (cell.batch, cell.nheads_kv)
     names = ("q_descale", "k_descale", "v_descale")
-    return {n: torch.full(shape, getattr(given, n), dtype=torch.float32, device="cuda") for n in names}
+    return {n: torch.full(shape, getattr(given, n), dtype=torch.float32, device=given.q.device) for n in names}
 
 
 def our_kernel(
@@ -142,17 +142,12 @@ def our_kernel(
     """One of our kernels, or a variant of it by launch options."""
 
     def configure(cell: Cell) -> Config:
-        choose = import_module("fa3_kernels.plan.choose")
-        torch = import_module("torch")
         sms = torch.cuda.get_device_properties(0).multi_processor_count
-        return choose.config_of(cell.problem, num_sms=sms, **(_defaults(cell) | options))
+        return config_of(cell.problem, num_sms=sms, **(_defaults(cell) | options))
 
     def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
-        forward = import_module("fa3_kernels.gluon.launch").forward
         keywords = _defaults(cell) | options
         factors = [descales(cell, x) for x in inputs]
-        if unknown := sorted({*keywords, *factors[0]} - set(inspect.signature(forward).parameters)):
-            raise Unsupported(f"the kernels of this version have no option {', '.join(unknown)}")
 
         def launch(i: int):
             x = inputs[i % len(inputs)]

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from fa3verify.files import plain
 from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.check import Verdict
 from fa3verify.gpu.bench.timing import Burst, Times
 
 SCHEMA = "fa3verify.bench/2"
@@ -22,6 +21,18 @@ FIGURES = (
     "burst_ms", "burst_sm_mhz", "burst_cycles", "burst_driver_mhz", "sustained_ms", "sustained_sm_mhz",
     "sustained_driver_mhz", "rel_rmse", "gain",
 )  # fmt: skip
+
+
+class Verdict(NamedTuple):
+    """What a sample showed; bits are -1 where there is no twin or nothing was compared."""
+
+    outputs: int
+    bits_differing: int
+    rel_rmse: float  # against float64 attention of the dequantised operands
+    gain: float  # regression of the output on the truth, less 1: negative is shrunk towards zero
+
+
+NOT_JUDGED = Verdict(0, -1, math.nan, math.nan)
 
 
 class Schedule(NamedTuple):

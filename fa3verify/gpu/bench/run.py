@@ -8,25 +8,24 @@ import platform
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fa3_kernels.audit.evidence import evidence_sha256
 from fa3verify import __version__
 from fa3verify.adapters.peers import peers
 from fa3verify.gpu.bench import check, results, tables
 from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.kernels import MAX_COPIES, Inputs, Kernel, Run, Unsupported, draw, ours
+from fa3verify.gpu.bench.graphs import EventTimed, GraphTimed
+from fa3verify.gpu.bench.kernels import MAX_COPIES, Kernel, Run, Unsupported, draw, ours
 from fa3verify.gpu.bench.results import CellRecord, Measured, Results, Schedule, measured
-from fa3verify.gpu.bench.timing import LAUNCHES, Clock, EventTimed, GraphTimed, Pace, Timed, measure, query
+from fa3verify.gpu.bench.timing import LAUNCHES, Clock, Pace, Timed, measure, query
 from fa3verify.gpu.bench.warm import warm_up
 
 RECORDS = "bench.jsonl"
-
-
-class NoDevice(Exception):
-    """There is no GPU that the kernels run on; the message says what is missing."""
 
 
 class ContextLost(Exception):
@@ -55,17 +54,8 @@ class Settings:
         return not self.kernels or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.kernels)
 
 
-def check_device() -> None:
-    """Raise :class:`NoDevice` unless a Hopper GPU, torch and a supported Triton are here."""
-    from fa3verify.candidates import gluon_unavailable
-
-    if reason := gluon_unavailable():
-        raise NoDevice(reason)
-
-
 def provenance(kernels: Sequence[Kernel], missing: dict[str, str]) -> dict[str, Any]:
     """What a run is: machine, driver, versions, the kernels' hash."""
-    torch = import_module("torch")
     packages = {}
     for name in ("triton", "numpy", "numba", "nvidia-cudnn-frontend"):
         try:
@@ -117,7 +107,6 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
         Cells not measured because ``budget_s`` was spent.
     """
     started = time.monotonic()
-    torch = import_module("torch")
     path = settings.out / RECORDS
     known = results.read(path)
     kernels = [k for k in ours() if settings.wants(k.name)] + peers(settings.peers, settings.wants)
@@ -202,14 +191,14 @@ def measure_cell(
     inputs = draw(cell, copies, settings.seed)
     runs: dict[str, Timed] = {}
     schedules: dict[str, Schedule | None] = {}
-    verdicts: dict[str, check.Verdict] = {}
+    verdicts: dict[str, results.Verdict] = {}
     failed: dict[str, str] = {}
     for kernel in kernels:
         try:
             prepared = kernel.prepare(cell, inputs)
             schedules[kernel.name] = schedule_of(kernel, cell)
             if (kernel.name, schedules[kernel.name]) in judged:
-                verdicts[kernel.name] = check.NOT_JUDGED
+                verdicts[kernel.name] = results.NOT_JUDGED
             else:
                 config = kernel.configure(cell) if kernel.configure else None
                 verdicts[kernel.name] = check.judge(cell, inputs[0], prepared.output(), config)
@@ -245,7 +234,7 @@ def _check_context(cell: Cell, name: str, kernels: Sequence[Kernel], failed: dic
 
 def synchronize() -> None:
     """Wait for the GPU; RuntimeError if a kernel has failed on it."""
-    import_module("torch").cuda.synchronize()
+    torch.cuda.synchronize()
 
 
 def ready(prepared: Run) -> Timed:
@@ -268,6 +257,3 @@ def failed(known: Results) -> list[str]:
     return [
         f"{r.cell.key}: {m.name}: {m.status}" for r in known.cells.values() for m in r.kernels if m.bits_differing > 0
     ]
-
-
-__all__ = ["ContextLost", "Inputs", "NoDevice", "Settings", "check_device", "failed", "run"]

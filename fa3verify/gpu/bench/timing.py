@@ -1,4 +1,4 @@
-"""How a launch is timed: CUDA graphs and events where possible, pauses that keep the chip cool, and the SMs' cycles beside it."""
+"""How launches are timed: interleaved bursts, pauses that keep the chip cool, then sustained load, and the SMs' clock beside it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib import import_module
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -114,64 +112,6 @@ def _no_probe() -> None:
     """Nothing to read."""
 
 
-class GraphTimed:
-    """Launches captured in a CUDA graph and timed by events."""
-
-    timed_by = "CUDA graph"
-
-    def __init__(self, launch: Callable[[int], object]) -> None:
-        self.launch = launch
-        self._graphs: dict[int, object] = {}
-
-    def time(self, launches: int, probe: Callable[[], None]) -> Burst:
-        torch = import_module("torch")
-        graph = self._graphs.get(launches) or self._capture(launches)
-        return _between_events(torch, graph.replay, launches, probe)  # type: ignore[attr-defined]
-
-    def _capture(self, launches: int):
-        torch = import_module("torch")
-        for i in range(LAUNCHES):
-            self.launch(i)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(launches):
-                self.launch(i)
-        graph.replay()
-        torch.cuda.synchronize()
-        self._graphs = {launches: graph}  # one at a time: a graph keeps its outputs
-        return graph
-
-
-class EventTimed:
-    """Plain launches between two events, for what cannot be captured; short kernels then show the host's pace."""
-
-    timed_by = "events, no graph"
-
-    def __init__(self, launch: Callable[[int], object]) -> None:
-        self.launch = launch
-
-    def time(self, launches: int, probe: Callable[[], None]) -> Burst:
-        torch = import_module("torch")
-        self.launch(0)
-        torch.cuda.synchronize()
-        return _between_events(torch, lambda: [self.launch(i) for i in range(launches)], launches, probe)
-
-
-def _between_events(torch, run: Callable[[], object], launches: int, probe: Callable[[], None]) -> Burst:
-    """Time ``run``; the counters are read just outside the two events, on the same stream."""
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    counters = _counters()
-    counters.begin()
-    start.record()
-    run()
-    stop.record()
-    counters.end()
-    probe()
-    torch.cuda.synchronize()
-    return Burst(start.elapsed_time(stop) / launches, sm_mhz(*counters.readings()))
-
-
 def sm_mhz(before: np.ndarray, after: np.ndarray) -> float:
     """Clock that the SMs ran at between two readings.
 
@@ -193,41 +133,13 @@ def sm_mhz(before: np.ndarray, after: np.ndarray) -> float:
     return float(np.median(cycles / time_ns) * 1e3) if seen.any() else math.nan
 
 
-class Counters:
-    """Cycle counter and time of every SM, read on the GPU before and after a run."""
-
-    def __init__(self) -> None:
-        torch, clock = import_module("torch"), import_module("fa3_kernels.gluon.clock")
-        self._sms = torch.cuda.get_device_properties(0).multi_processor_count
-        self._readings = torch.zeros((2, clock.SLOTS, 2), dtype=torch.int64, device="cuda")
-        self._clock = clock
-
-    def _read(self, which: int) -> None:
-        self._clock.read_clocks[(self._sms,)](self._readings[which], self._clock.SLOTS, num_warps=1)
-
-    def begin(self) -> None:
-        self._readings.zero_()
-        self._read(0)
-
-    def end(self) -> None:
-        self._read(1)
-
-    def readings(self) -> tuple[np.ndarray, np.ndarray]:
-        before, after = self._readings.cpu().numpy()
-        return before, after
-
-
-@lru_cache(maxsize=1)
-def _counters() -> Counters:
-    return Counters()
-
-
 class Clock:
     """SM clock in MHz as the driver reports it, by query only: NVML where its bindings are installed, else nvidia-smi."""
 
     def __init__(self) -> None:
         try:
-            nvml = import_module("pynvml")
+            import pynvml as nvml  # pyright: ignore[reportMissingImports] (optional: nvidia-smi is slower)
+
             nvml.nvmlInit()
             handle = nvml.nvmlDeviceGetHandleByIndex(0)
             self._read = lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))

@@ -6,10 +6,12 @@ import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from importlib import import_module
 from multiprocessing import get_context
 from typing import Any
 
+from fa3_kernels.audit.compile import compile_kernel
+from fa3_kernels.audit.record import record
+from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.choose import config_of
 from fa3_reference.problem import AttentionProblem
 from fa3verify.gpu.bench.cells import Cell
@@ -33,15 +35,12 @@ def _kind(cell: Cell, name: str, options: dict[str, Any]) -> tuple:
     """What of a launch changes the compiled code."""
     try:
         return (config_of(cell.problem, **options), cell.causal)
-    except (TypeError, ValueError):  # options of another version: found out when it is launched
+    except ValueError:  # refused when it is launched
         return (name, cell.key)
 
 
 def _compile(launch: tuple[AttentionProblem, dict[str, Any]]) -> None:
     """Compile what one launch starts; what cannot be compiled is found out, and said, when it is launched."""
-    record = import_module("fa3_kernels.audit.record")
-    shipped = import_module("fa3_kernels.audit.shipped")
-    compiler = import_module("fa3_kernels.audit.compile")
     with contextlib.suppress(Exception):
-        for call in record.record(shipped.Launch("bench", *launch)):
-            compiler.compile_kernel(call.kernel, call.args, **call.options)
+        for call in record(Launch("bench", *launch)):
+            compile_kernel(call.kernel, call.args, **call.options)

@@ -17,7 +17,7 @@ _WRAP = 1 << 34  # times RAGGED_ROWS and the element size: a multiple of 2^64 by
 @lru_cache(maxsize=64)
 def block_layout(block: tuple[int, ...], dtype: gl.dtype) -> gl.NVMMASharedLayout:
     """Shared layout of a block: rows of head_dim, swizzled as TMA and wgmma share it."""
-    return gl.NVMMASharedLayout.get_default_for(list(block), dtype)
+    return gl.NVMMASharedLayout.get_default_for(list(block), dtype)  # pyright: ignore[reportReturnType]
 
 
 def _descriptor(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]):

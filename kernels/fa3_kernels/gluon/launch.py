@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -265,7 +266,8 @@ def forward(
             raise ValueError(f"descales are for e4m3 operands, got dtype {problem.dtype}")
         _check_size(problem, 1)
         return launch_lockstep(problem, q, k, v, intra_wg_overlap=intra_wg_overlap)
-    values, blocks = (q_descale, k_descale, v_descale), tuple(descale_blocks)
+    values = (q_descale, k_descale, v_descale)
+    blocks: Any = tuple(descale_blocks)
     by_tile = differ_by_tile(values, blocks)
     plan = _plan(problem, num_splits, pack_gqa, pingpong, intra_wg_overlap, q.device, by_tile, **changes)
     descales = descales_of(problem, values, blocks, plan.config.tile_n, q.device)

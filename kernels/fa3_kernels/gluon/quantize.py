@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,10 @@ from fa3_kernels.plan.quantizer import (
     tile_rows,
 )
 
+# The annotations of gluon.jit hide from a type checker that these are launched.
+_QUANTIZE: Any = quantize
+_K_MEAN_CHUNKS: Any = k_mean_chunks
+_K_MEAN: Any = k_mean
 MEAN_WARPS = 4
 REGISTERS_PER_SM = 65536
 
@@ -120,11 +125,11 @@ def _correction(
     partial = torch.empty((batch, k.heads, chunks, channels), dtype=torch.float32, device=device)
     mean = torch.empty((batch, k.heads, channels), dtype=torch.float32, device=device)
     options = {"num_warps": MEAN_WARPS, "enable_fp_fusion": False}
-    k_mean_chunks[(batch * k.heads * chunks,)](
+    _K_MEAN_CHUNKS[(batch * k.heads * chunks,)](
         k, partial, chunks, head_dim, MEAN_CHUNK_ROWS, MEAN_TREE_ROWS, channels, q.dtype == torch.bfloat16, is_packed,
         **options,
     )  # fmt: skip
-    k_mean[(batch * k.heads,)](
+    _K_MEAN[(batch * k.heads,)](
         partial, mean, signs, k.cu_seqlens, k.seqlen, k.heads, chunks, MEAN_CHUNK_ROWS, MEAN_FINAL_ROWS, channels,
         is_packed, **options,
     )  # fmt: skip
@@ -167,7 +172,7 @@ class _Call:
         form = tile_form(rows, channels, is_turned)
         multiprocessors = torch.cuda.get_device_properties(self.operands[0].x.device).multi_processor_count
         programs = multiprocessors * max(1, REGISTERS_PER_SM // (form.registers * form.threads))
-        quantize[(min(sum(counts), programs),)](
+        _QUANTIZE[(min(sum(counts), programs),)](
             *self.operands, *counts, self.signs if is_turned else None, self.correction if has_qk else None,
             form.rows, form.parts, channels, head_dim, is_turned, self.options.norm(head_dim) if is_turned else 1.0, phase,
             self.options.scale == "power_of_two", self.is_bf16, self.is_packed, form.lanes,
@@ -240,11 +245,13 @@ def quantize_qkv(
             correction = _correction(q, operands[1], is_packed, signs, float(factor))
         is_bf16 = q.dtype == torch.bfloat16
         _Call(operands, descale_rows, options, signs, correction, is_bf16, is_packed).launch_all()
-    stored = [x.out.view(torch.float8_e4m3fn) for x in operands]
+    q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)
     mean = None
     if correction is not None:
         mean = correction.mean[..., : q.shape[-1]]
         if signs is not None:
             mean = mean * (1.0 + signs.float() / (1 << 14))
-    descales = [x.descale for x in operands]
-    return QuantizedQKV(*stored, *descales, descale_rows, correction.lse if correction else None, mean)
+    q_descale, k_descale, v_descale = (x.descale for x in operands)
+    return QuantizedQKV(
+        q8, k8, v8, q_descale, k_descale, v_descale, descale_rows, correction.lse if correction else None, mean
+    )

@@ -1,12 +1,13 @@
 """Cases of the bit campaign: every head_dim, mask, packing, split, varlen, family of values, and for e4m3 every scope.
 
-Drawn the same on every machine: seeds count the cases. :mod:`measure_gluon_bits` runs them on a GPU.
+Drawn the same on every machine: seeds count the cases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import count, product
 from typing import Any
 
@@ -76,7 +77,8 @@ def operands(case: Case) -> Operands:
             )
             x = np.where(rng.random(shape) < 1e-5, rng.choice(values, shape), x)
         arrays.append(np.clip(x, -448, 448).astype(NUMPY["e4m3"]) if is_fp8 else x.astype(NUMPY[case.problem.dtype]))
-    return Operands(*arrays, *_descales(case, rng))
+    q, k, v = arrays
+    return Operands(q, k, v, *_descales(case, rng))
 
 
 def _descales(case: Case, rng: np.random.Generator) -> Iterator[Descale | None]:
@@ -100,11 +102,11 @@ def _activation(case: Case) -> Operands:
     """Stored activations; for e4m3 by the quantiser's twin, with a descale per block, or per head if the scope says so."""
     dtype = case.problem.dtype
     stored = activations.load(case.family)
-    arrays = [x.astype(NUMPY["fp16" if dtype == "e4m3" else dtype]) for x in (stored.q, stored.k, stored.v)]
+    q, k, v = (x.astype(NUMPY["fp16" if dtype == "e4m3" else dtype]) for x in (stored.q, stored.k, stored.v))
     if dtype != "e4m3":
-        return Operands(*arrays)
+        return Operands(q, k, v)
     by_head = case.scopes[0] == "head"
-    return quantize_qkv(*arrays, scope="head" if by_head else "block", rotate=not by_head).operands()
+    return quantize_qkv(q, k, v, scope="head" if by_head else "block", rotate=not by_head).operands()
 
 
 def dense_cases(dtype: Dtype, head_dim: int, seeds: Iterator[int]) -> list[Case]:
@@ -147,16 +149,19 @@ def grouped_cases(dtype: Dtype, head_dim: int, seeds: Iterator[int]) -> list[Cas
     if (dtype, head_dim) != ("fp16", 128):
         groups = [(8, 1)] if dtype == "bf16" else [(6, 2), (8, 1)]
     found = []
+    shapes: tuple[tuple[int, int, dict[str, Any]], ...]
+    shapes = ((1, 900, {}), (70, 333, {"causal": True}), (130, 520, {"window": (100, 0)}))
     for heads, kv in groups:
-        for m, n, mask in ((1, 900, {}), (70, 333, {"causal": True}), (130, 520, {"window": (100, 0)})):
+        for m, n, mask in shapes:
             problem = AttentionProblem(2, heads, kv, m, n, head_dim, dtype=dtype, **mask)
             family = FAMILIES[next(seeds) % 5]
             found.append(Case("packed", problem, family, next(seeds), {"pack_gqa": True}))
             found.append(Case("packed-splits", problem, family, next(seeds), {"pack_gqa": True, "num_splits": 3}))
-    for m, n, mask in (
+    shapes = (
         (1, 4000, {}), (300, 1100, {"causal": True}), (200, 40, {"causal": True}), (333, 777, {"window": (150, 30)}),
         (64, 700, {"softcap": 15.0}),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for m, n, mask in shapes:
         if dtype == "bf16" and mask:
             continue
         for splits in (2, 5, 0):
@@ -236,9 +241,10 @@ def _with_choices(grid: list[Case]) -> list[Case]:
     return found
 
 
-def cases() -> list[Case]:
+@cache
+def cases() -> tuple[Case, ...]:
     """Return all cases; those of one dtype do not depend on the others."""
-    found = []
+    found: list[Case] = []
     for dtype, first in zip(DTYPES, (0, 100_000, 200_000)):
         seeds = count(first)
         grid = []
@@ -248,4 +254,4 @@ def cases() -> list[Case]:
         for family in (other_cases, wrapping_cases, activation_cases):
             grid += family(dtype, seeds)
         found += _with_choices(grid) if dtype == "e4m3" else grid
-    return found
+    return tuple(found)

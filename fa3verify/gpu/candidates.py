@@ -1,0 +1,65 @@
+"""Our GPU kernels as candidates: listed everywhere, with the reason where they cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.config import Config
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3verify.candidates import FEATURES, Candidate, Result
+from fa3verify.gpu import unavailable
+
+_CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
+_FP8_CHOICES = ("promotion_interval", "out_dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class _Gluon:
+    """Callable side of a GPU candidate: a record, so that it can travel to worker processes.
+
+    What it supports is what the launch supports: its configuration is the launch's own.
+    """
+
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def configure(self, problem: AttentionProblem) -> Config:
+        return config_of(problem, **dict(self.options))
+
+    def launch_options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
+        """Options with which the launch has this very configuration; ValueError where none give it."""
+        names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
+        options: dict[str, Any] = {name: getattr(config, name) for name in names}
+        options["tile"] = (config.tile_m, config.tile_n)
+        if config_of(problem, **options) != config:
+            raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
+        return options
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+        options = self.launch_options(problem, config)
+        from fa3verify.gpu.device import run_forward
+
+        return Result(*run_forward(problem, operands, options))
+
+
+def gpu() -> tuple[Candidate, ...]:
+    """Return the GPU kernels, with the reason where they cannot run."""
+    reason = unavailable()
+    chained = (("promotion_interval", 0),)
+    kinds: tuple[tuple[str, Dtype, tuple[tuple[str, Any], ...], str], ...] = (
+        ("fp16", "fp16", (), "FP16 forward"),
+        ("bf16", "bf16", (), "BF16 forward"),
+        ("e4m3", "e4m3", (), "FP8 forward, P V promoted every 128 keys"),
+        ("e4m3_chained", "e4m3", chained, "FP8 forward without promotion, as official FlashAttention-3"),
+    )
+    candidates = []
+    for name, dtype, options, description in kinds:
+        side = _Gluon(options)
+        features = FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}
+        about = f"{description} on a Hopper GPU"
+        kernel = Candidate(
+            f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}"
+        )
+        candidates.append(kernel)
+    return tuple(candidates)
