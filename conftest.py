@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,28 +21,40 @@ _HAS_TORCH = importlib.util.find_spec("torch") is not None
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
-def _imports(text: str, package: str) -> bool:
-    """Whether a module imports a package at its top level."""
-    return any(line.startswith((f"import {package}", f"from {package}")) for line in text.splitlines())
+# A module that imports torch or triton, or stands in a room above such modules, has no doctests where they are absent;
+# what of these rooms needs neither is named by the import contract.
+_ROOT = Path(__file__).parent
+_CONTRACTS = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+_WITHOUT_TORCH = {
+    _ROOT / f"{name.replace('.', '/')}.py"
+    for contract in _CONTRACTS
+    if contract["name"] == "the CPU side runs without torch or triton"
+    for name in contract["source_modules"]
+}
+_ROOMS = ("kernels/fa3_kernels/gluon", "fa3verify/gpu", "fa3verify/adapters")
 
 
-# Modules that cannot be imported here have no doctests here. A Gluon module without Triton drags down those above it.
-_KERNELS = Path(__file__).parent / "kernels" / "fa3_kernels"
+def _needs_torch(path: Path) -> bool:
+    if path.stem != "__init__" and any(path.is_relative_to(_ROOT / room) for room in _ROOMS):
+        return path not in _WITHOUT_TORCH
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return any(line.startswith(("import torch", "from torch", "import triton", "from triton")) for line in lines)
+
+
 collect_ignore = [
     str(path)
-    for path in sorted(_KERNELS.rglob("*.py"))
-    if (_imports(path.read_text(), "torch") and not _HAS_TORCH)
-    or (_imports(path.read_text(), "triton") and not _HAS_TRITON)
-    or (path.parent.name == "gluon" and path.stem != "__init__" and not (_HAS_TORCH and _HAS_TRITON))
+    for folder in ("kernels", "fa3verify")
+    for path in sorted((_ROOT / folder).rglob("*.py"))
+    if not (_HAS_TORCH and _HAS_TRITON) and _needs_torch(path)
 ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with the reason, the tests whose packages or hardware are absent."""
     for item in items:
-        if "optional" in item.keywords and not _HAS_TORCH:
+        if item.get_closest_marker("optional") and not _HAS_TORCH:
             item.add_marker(pytest.mark.skip(reason="needs torch: pip install torch (and the extra 'oracles')"))
-        if "gpu" in item.keywords and not _hopper():
+        if item.get_closest_marker("gpu") and not _hopper():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA Hopper GPU"))
 
 

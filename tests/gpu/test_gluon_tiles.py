@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bit_cases import Case, operands
-from measure_gluon_bits import device_bits, differing, twin_bits
+
+pytest.importorskip("triton")
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.gpu.bench.kernels import TILES
+from fa3verify.gpu.bits.forward import device_bits, differing, twin_bits
+from fa3verify.gpu.bits.forward_cases import Case, operands
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_memory")]
 

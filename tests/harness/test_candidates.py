@@ -14,6 +14,7 @@ from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates
 from fa3verify.cli.main import main
+from fa3verify.gpu.candidates import gpu
 from fa3verify.properties import runner
 from fa3verify.properties.structure import STRUCTURE_LAWS
 
@@ -102,7 +103,7 @@ def test_gpu_kernels_are_listed_with_the_reason_they_cannot_run():
 
 
 def test_gpu_kernels_take_what_their_launch_takes():
-    for kernel in candidates.gpu():
+    for kernel in gpu():
         sizes = {"nheads": 4, "nheads_kv": 2, "dtype": kernel.dtype}
         plain = AttentionProblem(1, seqlen_q=100, seqlen_k=300, head_dim=64, **sizes)
         packed = AttentionProblem.varlen((100, 200), (300, 200), head_dim=64, causal=True, **sizes)
@@ -115,13 +116,13 @@ def test_gpu_kernels_take_what_their_launch_takes():
 
 
 def test_a_gpu_kernel_and_its_twin_have_one_configuration():
-    for kernel in candidates.gpu():
+    for kernel in gpu():
         problem = AttentionProblem(1, 4, 4, 256, 512, 128, dtype=kernel.dtype, causal=True)
         assert kernel.configure(problem) == candidates.find(kernel.twin).configure(problem)
 
 
 def test_a_gpu_kernel_refuses_a_configuration_that_no_launch_has():
-    kernel = candidates.gpu()[0]
+    kernel = gpu()[0]
     problem = AttentionProblem(1, 4, 4, 256, 512, 128)
     for change, match in (({"num_stages": 3}, "only tile, num_splits"), ({"tile_n": 96}, "tile_n must be a power")):
         with pytest.raises(ValueError, match=match):
@@ -131,7 +132,7 @@ def test_a_gpu_kernel_refuses_a_configuration_that_no_launch_has():
 @pytest.mark.parametrize("law", STRUCTURE_LAWS, ids=lambda law: law.name)
 @pytest.mark.parametrize("name", ["gluon.fp16", "gluon.e4m3"])
 def test_no_law_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name, law):
-    kernel = next(c for c in candidates.gpu() if c.name == name)
+    kernel = next(c for c in gpu() if c.name == name)
     twin = candidates.find(kernel.twin)
 
     def run(problem, operands, config):

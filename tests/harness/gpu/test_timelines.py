@@ -1,4 +1,4 @@
-"""Recorded timelines: what is checked before, how the slowdown is counted, which blocks are kept. No GPU: torch and timing are made up."""
+"""Recorded timelines: what is checked before, how the slowdown is counted, which blocks are kept. No GPU: the kernel and timing are made up."""
 
 from __future__ import annotations
 
@@ -10,33 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("triton")
+
+import torch
+
 from fa3_kernels.audit.evidence import evidence_sha256
 from fa3_kernels.plan.stamps import COLUMNS
 from fa3verify.gpu import stamps as reader
 from fa3verify.gpu import timelines
 from fa3verify.gpu.bench import kernels, timing
 from fa3verify.gpu.bench.cells import Cell
+from fa3verify.gpu.bench.graphs import GraphTimed
 from fa3verify.gpu.bench.timing import Burst
 
+pytestmark = pytest.mark.optional
 CELL = Cell("schedules", "fp16", 1, 1024, 1024, 4, 4, 128, True)
 OPTIONS = {"tile": (128, 64), "pingpong": False, "intra_wg_overlap": True}
 SMS = 3
-
-
-class Tensor:
-    """As much of a tensor as a recorder needs."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def view(self, dtype: Any) -> np.ndarray:
-        return self.array.view(dtype)
-
-    def zero_(self) -> None:
-        self.array[:] = 0
-
-    def cpu(self) -> Any:
-        return SimpleNamespace(numpy=lambda: self.array)
 
 
 class Device:
@@ -47,19 +37,19 @@ class Device:
         self.launches: list[dict[str, Any]] = []
         self.events = range(4)
 
-    def forward(self, q: str, k: str, v: str, **options: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, *_: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         self.launches.append(options)
         error = self.error if "stamps" in options else {}
         if "stamps" in options:
-            array = options["stamps"].array
+            stamps = options["stamps"]
             for step in range(30):
                 for event in self.events:
-                    array[:, :, step, event] += 1000 + 100 * step + event  # a stamp on top of an old one shows
-        out, lse = np.full(4, math.nan, np.float16), np.zeros(2, np.float32)
+                    stamps[:, :, step, event] += 1000 + 100 * step + event  # a stamp on top of an old one shows
+        out, lse = torch.full((4,), math.nan, dtype=torch.float16), torch.zeros(2)
         out[0], lse[0] = error.get("out", 0.0), error.get("lse", 0.0)
-        return Tensor(out), Tensor(lse)
+        return out, lse
 
-    def measure(self, runs: dict[str, timing.GraphTimed], pace: timing.Pace, clock: object) -> dict[str, Any]:
+    def measure(self, runs: dict[str, GraphTimed], pace: timing.Pace, clock: object) -> dict[str, Any]:
         """Slow outliers in one round; the clock falls as much as the time grows, which is no cost of the stamps."""
         for run in runs.values():
             run.launch(1)
@@ -71,21 +61,11 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device()
-    torch = SimpleNamespace(
-        zeros=lambda shape, dtype, device: Tensor(np.zeros(shape, dtype)),
-        equal=lambda a, b: bool((a == b).all()),
-        int16=np.int16,
-        int32=np.int32,
-        cuda=SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(multi_processor_count=SMS)),
-    )
-    config = SimpleNamespace(tile_m=128, tile_n=64, num_consumer_warpgroups=2)
-    modules = {
-        "torch": torch,
-        "fa3_kernels.gluon.launch": SimpleNamespace(forward=found.forward),
-        "fa3_kernels.plan.choose": SimpleNamespace(config_of=lambda problem, **options: config),
-    }
-    monkeypatch.setattr(timelines, "import_module", modules.__getitem__)
-    monkeypatch.setattr(kernels, "draw", lambda cell, copies, seed: [SimpleNamespace(q="q", k="k", v="v")] * copies)
+    operand = torch.zeros(1)
+    inputs = kernels.Inputs(operand, operand, operand)
+    monkeypatch.setattr(timelines, "forward", found.forward)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=SMS))
+    monkeypatch.setattr(kernels, "draw", lambda cell, copies, seed: [inputs] * copies)
     monkeypatch.setattr(timing, "Clock", object)
     monkeypatch.setattr(timing, "query", lambda field: f"some {field}")
     monkeypatch.setattr(timing, "measure", found.measure)
@@ -119,7 +99,7 @@ def test_every_launch_takes_the_same_options_and_stamps_fit_the_gpu(device: Devi
     assert len(plain) == 2
     assert all(x == {"causal": True, **OPTIONS} for x in plain)
     assert all({k: v for k, v in x.items() if k != "stamps"} == plain[0] for x in stamped)
-    assert {x["stamps"].array.shape for x in stamped} == {(SMS, 3, timelines.STEPS, COLUMNS)}
+    assert {tuple(x["stamps"].shape) for x in stamped} == {(SMS, 3, timelines.STEPS, COLUMNS)}
 
 
 @pytest.mark.parametrize("name", ["out", "lse"])
