@@ -95,8 +95,9 @@ def run(parts: Sequence[str], settings: Settings, tell: Callable[[str], None]) -
     for name in parts:
         part = PARTS[name]
         for table in part.tables:
+            write_provenance(part, settings.out)  # before the first row, so that none is ever of unknown kernels
             found.append(fill(table, settings, deadline, tell))
-            write_provenance(part, settings.out)
+        write_provenance(part, settings.out)
     return found
 
 

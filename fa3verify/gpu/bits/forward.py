@@ -28,6 +28,7 @@ E4M3_FAULTS = (
     *FAULTS, "neighbour_q_descale", "neighbour_k_descale", "neighbour_v_descale", "descales_ignored", "no_p_offset",
     "no_promotion",
 )  # fmt: skip
+LEAST_SHARES = 16  # a piece of work is at most half of one: a budget must get something done with few workers too
 SWITCHES = ((False, True), (True, False))  # pingpong, overlap
 SWITCHED = ("dense", "causal", "varlen", "packed-splits")  # features whose cases also run with the switches
 COLUMNS = (
@@ -111,7 +112,7 @@ def cost(case: Case) -> int:
 def batches(grid: Sequence[Case], workers: int) -> list[list[Case]]:
     """Cases that share a compiled kernel, up to a share of the work at a time, the longest first."""
     alike: dict[tuple[Any, ...], list[list[Case]]] = {}
-    limit = sum(map(cost, grid)) / (2 * workers)
+    limit = sum(map(cost, grid)) / (2 * max(workers, LEAST_SHARES))
     for case in grid:
         pieces = alike.setdefault(kind(case), [[]])
         if sum(map(cost, pieces[-1])) + cost(case) > limit and pieces[-1]:
