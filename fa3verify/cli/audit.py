@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+
 import rich_click as click
 from click.exceptions import Exit
 
