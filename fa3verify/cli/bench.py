@@ -14,7 +14,7 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_err
 @click.command(epilog=EPILOG)
 @click.option(
     "--grid",
-    type=click.Choice(["paper", "ablation", "decode", "gqa", "drift", "schedules"]),
+    type=click.Choice(["paper", "ablation", "decode", "gqa", "drift", "schedules", "host"]),
     default="paper",
     show_default=True,
 )
@@ -37,11 +37,20 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
     """Time the GPU kernels beside their peers on a Hopper GPU: cool bursts, SM clock logged, bits checked first.
 
     Finished cells are kept in OUT/bench.jsonl: the same command goes on where it stopped, another one adds to it.
+    Grid host is what a call costs on the host, in OUT/host.md.
     """
     with one_line_errors():
         from fa3verify.cli import console
         from fa3verify.gpu.bench.cells import select
 
+        if grid == "host":
+            require_device("bench")
+            from fa3verify.gpu import host_cost
+            from fa3verify.gpu.bench import run as bench_run
+
+            tell = console.teller(quiet)
+            click.echo(host_cost.write(out, options["peers"], bench_run.provenance([], {}), tell))
+            raise Exit(OK)
         filters = {"head_dims": options["head_dims"], "seqlens": options["seqlens"], "causal": causal}
         cells = select(grid, dtypes or ("fp16", "bf16", "e4m3"), **filters)
         if not cells:

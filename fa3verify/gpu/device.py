@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fa3_kernels.gluon.launch import forward
+from fa3_kernels.gluon.launch import Descales, forward, packed_of
 from fa3_kernels.gluon.quantize import QuantizedQKV, quantize_qkv
+from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
@@ -44,24 +45,25 @@ def run_forward(
     problem : AttentionProblem
     operands : Operands
     options : mapping
-        Choices of :func:`fa3_kernels.gluon.launch.forward`; ``out_dtype`` by its name.
+        Fields of :class:`fa3_kernels.plan.request.Choices`.
 
     Returns
     -------
     out, lse : ndarray
         As the twin returns them.
     """
-    given: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "softcap": problem.softcap}
-    given |= {"causal": problem.causal, "window": problem.window, **options}
-    if problem.is_varlen:
-        given |= {name: torch.from_numpy(getattr(problem, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    if problem.dtype == "e4m3":
-        descales = {name: getattr(operands, f"{name}_descale") for name in "qkv"}
-        given |= {f"{name}_descale": to_gpu(x.values) for name, x in descales.items() if x}
-        given["descale_blocks"] = tuple(x.block_rows if x else 0 for x in descales.values())
-        given["out_dtype"] = TORCH_DTYPES[given["out_dtype"]]
-    out, lse = forward(*map(to_gpu, (operands.q, operands.k, operands.v)), **given)
+    q, k, v = map(to_gpu, (operands.q, operands.k, operands.v))
+    semantics, choices = Semantics.of(problem), Choices(**options)
+    out, lse = forward(q, k, v, semantics, choices, descales=descales_of(operands), packed=packed_of(problem))
     return to_numpy(out), to_numpy(lse)
+
+
+def descales_of(operands: Operands) -> Descales:
+    """The descales of operands on the GPU."""
+    given = (operands.q_descale, operands.k_descale, operands.v_descale)
+    q, k, v = (None if x is None else to_gpu(x.values) for x in given)
+    of_q, of_k, of_v = (x.block_rows if x else 0 for x in given)
+    return Descales(q, k, v, (of_q, of_k, of_v))
 
 
 def run_quantiser(given: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> QuantizedQKV:

@@ -15,8 +15,8 @@ import torch
 
 from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.audit.probes import STEPS
-from fa3_kernels.gluon.launch import forward
 from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.request import Choices
 from fa3_kernels.plan.stamps import COLUMNS, Stamp, read_stamps
 from fa3verify.files import write_text
 from fa3verify.gpu import stamps as measured
@@ -57,15 +57,12 @@ def record(cell: Cell, options: dict[str, Any], path: Path) -> Recorded:
         When the bits of the instrumented kernel are not those of the kernel, or the SMs' counters gave no clock.
     """
     inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
-    factors: list[dict[str, Any]] = [kernels.descales(cell, x) for x in inputs]
     config = config_of(cell.problem, **options)
     ctas = torch.cuda.get_device_properties(0).multi_processor_count
     shape = (ctas, config.num_consumer_warpgroups + 1, STEPS, COLUMNS)
     stamps = torch.zeros(shape, dtype=torch.int32, device=inputs[0].q.device)
 
-    def launch(i: int, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        x = inputs[i % len(inputs)]
-        return forward(x.q, x.k, x.v, causal=cell.causal, **(factors[i % len(factors)] | options | more))
+    launch = kernels.our_launch(cell, inputs, Choices(**options))
 
     def stamped(i: int) -> tuple[torch.Tensor, torch.Tensor]:
         return launch(i, stamps=stamps)

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fa3_kernels.audit.compile import compile_kernel
+from fa3_kernels.audit.calls import calls_of
+from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.figures import tensor_loops
-from fa3_kernels.audit.record import record
 from fa3_kernels.audit.shipped import Launch
 from fa3_simulator.run import Shape
 from fa3_simulator.schedules import Schedule
@@ -38,7 +38,7 @@ class Built(NamedTuple):
 
 
 def options_of(schedule: Schedule, shape: Shape) -> dict[str, Any]:
-    """Launch options of :func:`fa3_kernels.gluon.launch.forward` that run a schedule for a shape.
+    """Choices (:class:`fa3_kernels.plan.request.Choices`) that run a schedule for a shape.
 
     >>> options_of(Schedule(tile_n=64, pingpong=False), Shape(1, 8, 1, 4096, nheads_kv=2, pack_gqa=True))
     {'tile': (128, 64), 'pingpong': False, 'intra_wg_overlap': True, 'pack_gqa': True}
@@ -53,8 +53,8 @@ def compile_schedule(shape: Shape, schedule: Schedule) -> Built:
     """Compile our kernel for sm_90a as a launch with this schedule would; what goes wrong is the note."""
     try:
         options = options_of(schedule, shape)
-        (call,) = record(Launch("tune", cell_of(schedule, shape).problem, options))
-        code = compile_kernel(call.kernel, call.args, **call.options)
+        (call,) = calls_of(Launch("tune", cell_of(schedule, shape).problem, options))
+        code = compile_call(call)
     except ValueError as error:
         return Built(note=f"refused: {error}")
     except Exception as error:  # the compiler may raise anything

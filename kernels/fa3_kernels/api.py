@@ -1,22 +1,15 @@
-"""The kernels as a library: FlashAttention-3's functions over the operators of :mod:`fa3_kernels.operators`.
+"""The kernels as a library: FlashAttention-3's functions.
 
-Forward only, for Hopper GPUs. What the kernels do not do is refused in one line, never ignored.
+Forward only, for Hopper GPUs. What the kernels do not do is refused in one line, never ignored. Traced code sees the
+operators of :mod:`fa3_kernels.operators`; other calls go to the launch at once, which saves the dispatcher's time.
 """
 
 from __future__ import annotations
 
 import torch
 
-from fa3_kernels.operators import (
-    check_descales,
-    check_problem,
-    check_tensors,
-    check_unsupported,
-    choices,
-    forward_op,
-    forward_varlen_op,
-    require,
-)
+from fa3_kernels.gluon.launch import Packed, forward
+from fa3_kernels.operators import descales_of, forward_op, forward_varlen_op, options_of
 
 PROMOTION_INTERVAL = 128  # keys; the accumulator of FP8 wgmma loses bits over longer chains
 
@@ -88,15 +81,19 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     ValueError
         For anything the kernels do not take, in one line.
     """
-    check_unsupported(qv, attention_chunk, sm_margin, (q, k, v))
-    check_tensors(q, k, v, 4)
-    descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    check_descales(q, k, q.shape[0], descales, descale_blocks)
-    chosen = choices(softmax_scale, causal, window_size, softcap, num_splits)
-    check_problem(q, k, v, chosen)
-    out, lse = forward_op(
-        q, k, v, *descales.values(), *chosen.values(), pack_gqa, list(descale_blocks), promotion_interval
-    )
+    _refuse(qv, attention_chunk, sm_margin, (q, k, v))
+    descales = descales_of(q_descale, k_descale, v_descale, descale_blocks)
+    if _is_traced(q):
+        out, lse = forward_op(
+            q, k, v, q_descale, k_descale, v_descale, softmax_scale, causal, *window_size, softcap, num_splits, pack_gqa,
+            list(descale_blocks), promotion_interval,
+        )  # fmt: skip
+    else:
+        interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
+        semantics, choices = options_of(
+            softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
+        )
+        out, lse = forward(q, k, v, semantics, choices, descales=descales)
     return (out, lse) if return_attn_probs else out
 
 
@@ -135,10 +132,10 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     q : (total_q, nheads, head_dim)
     k, v : (total_k, nheads_kv, head_dim or head_dim_v)
     cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,)
-        Starts of the sequences, from 0 to the number of rows. On the GPU they are copied to the host once per call, which
-        waits for the GPU: the schedule is made there.
+        Starts of the sequences, from 0 to the number of rows, on the GPU of q. They are read there alone, so no call waits
+        for the GPU: the schedule is made there too.
     max_seqlen_q, max_seqlen_k : int
-        At least the longest sequence; checked, otherwise without effect.
+        At least the longest sequence. Not checked, for that would take a wait: rows beyond are not computed.
     seqused_q, seqused_k
         Refused unless None.
 
@@ -148,20 +145,40 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     lse : float32 (nheads, total_q)
         With ``return_attn_probs``.
     """
-    check_unsupported(qv, attention_chunk, sm_margin, (q, k, v), seqused_q=seqused_q, seqused_k=seqused_k)
-    check_tensors(q, k, v, 3)
-    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        is_index = x.ndim == 1 and x.dtype == torch.int32 and x.numel() > 1
-        require(is_index, f"{name} must be int32 (batch + 1,), got {x.dtype} {tuple(x.shape)}")
-    require(
-        len(cu_seqlens_q) == len(cu_seqlens_k),
-        f"cu_seqlens_q and cu_seqlens_k must have one length, got {len(cu_seqlens_q)} and {len(cu_seqlens_k)}",
-    )
-    descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    check_descales(q, k, len(cu_seqlens_q) - 1, descales, descale_blocks)
-    chosen = choices(softmax_scale, causal, window_size, softcap, num_splits)
-    out, lse = forward_varlen_op(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), *descales.values(),
-        *chosen.values(), pack_gqa, list(descale_blocks), promotion_interval,
-    )  # fmt: skip
+    _refuse(qv, attention_chunk, sm_margin, (q, k, v), seqused_q=seqused_q, seqused_k=seqused_k)
+    descales = descales_of(q_descale, k_descale, v_descale, descale_blocks)
+    if _is_traced(q):
+        out, lse = forward_varlen_op(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale, v_descale, softmax_scale,
+            causal, *window_size, softcap, num_splits, pack_gqa, list(descale_blocks), promotion_interval,
+        )  # fmt: skip
+    else:
+        interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
+        semantics, choices = options_of(
+            softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
+        )
+        packed = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed)
     return (out, lse) if return_attn_probs else out
+
+
+def _is_traced(q: torch.Tensor) -> bool:
+    """Whether a graph or a mode must see an operator: torch.compile, fake tensors, dispatch modes, tensor subclasses."""
+    return torch.compiler.is_compiling() or type(q) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0
+
+
+def _refuse(
+    qv: object, attention_chunk: int, sm_margin: int, tensors: tuple[torch.Tensor, ...], **others: object
+) -> None:
+    """Refuse what upstream has and these kernels have not."""
+    if qv is not None:
+        raise ValueError("qv (a second query tensor multiplied with V) is not supported, pass None")
+    if attention_chunk != 0:
+        raise ValueError(f"attention_chunk is not supported and must be 0, got {attention_chunk}")
+    if sm_margin != 0:
+        raise ValueError(f"sm_margin is not supported and must be 0, got {sm_margin}")
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name} is not supported, pass None")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise ValueError("these kernels are forward only: call them under torch.no_grad() or detach q, k and v")

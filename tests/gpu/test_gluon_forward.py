@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fa3_kernels.plan.request import Choices, Semantics
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Operands
 
@@ -51,21 +52,10 @@ def to_device(x: np.ndarray):
 def device_forward(problem: AttentionProblem, given: Operands, **choices) -> tuple[np.ndarray, np.ndarray]:
     import torch
 
-    from fa3_kernels.gluon.launch import forward
+    from fa3_kernels.gluon.launch import forward, packed_of
 
     tensors = [to_device(x) for x in (given.q, given.k, given.v)]
-    starts = {}
-    if problem.is_varlen:
-        starts = {name: torch.from_numpy(getattr(problem, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    out, lse = forward(
-        *tensors,
-        causal=problem.causal,
-        window=problem.window,
-        softcap=problem.softcap,
-        softmax_scale=problem.softmax_scale,
-        **starts,
-        **choices,
-    )
+    out, lse = forward(*tensors, Semantics.of(problem), Choices(**choices), packed=packed_of(problem))
     return out.view(torch.int16).cpu().numpy(), lse.view(torch.int32).cpu().numpy()
 
 
@@ -155,7 +145,8 @@ def test_packed_qkv_gives_the_bits_of_separate_tensors() -> None:
 
     packed = torch.randn(2, 300, 3, 4, 128, device="cuda", dtype=torch.float16)
     views = packed.unbind(2)
-    got, want = forward(*views, causal=True), forward(*(x.contiguous() for x in views), causal=True)
+    causal = Semantics(causal=True)
+    got, want = forward(*views, causal), forward(*(x.contiguous() for x in views), causal)
     assert torch.equal(got[0], want[0])
     assert torch.equal(got[1], want[1])
 
@@ -228,16 +219,57 @@ def test_nothing_of_a_neighbour_reaches_a_sequence() -> None:
     assert np.array_equal(lse[:, inside_q], want_lse[0])
 
 
-def test_starts_on_the_gpu_are_those_on_the_host() -> None:
+@pytest.mark.parametrize(
+    ("batch", "mode"), [(1, "mixed"), (40, "mixed"), (40, "decode"), (700, "mixed"), (30, "no keys")]
+)
+@each_mask
+def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, causal: bool) -> None:
     import torch
 
-    from fa3_kernels.gluon.launch import forward
+    from fa3_kernels.gluon import launch
+    from fa3_kernels.plan.packed_order import packed_schedule
+    from fa3_kernels.plan.plan import sizes_of
+
+    rng = np.random.default_rng(batch)
+    lengths_q = rng.integers(1, 2 if mode == "decode" else 900, batch)
+    lengths_k = rng.integers(0, 1500, batch) * (mode != "no keys")
+    lengths_k[-1] = 1000 if mode != "no keys" else 0
+    problem = AttentionProblem.varlen(
+        tuple(map(int, lengths_q)), tuple(map(int, lengths_k)), nheads=8, nheads_kv=2, head_dim=64, causal=causal
+    )
+    made = []
+    workspace = launch._packed_workspace
+
+    def kept(ready, *rest):
+        made.append((ready.plan, ready.table_shape, workspace(ready, *rest)))
+        return made[0][2]
+
+    keys = (max(problem.k_shape[0], 1), 2, 64)
+    q, k, v = (torch.randn(x, device="cuda", dtype=torch.float16) for x in (problem.q_shape, keys, keys))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_packed_workspace", kept)
+        out, lse = launch.forward(q, k, v, Semantics(causal=causal), packed=launch.packed_of(problem))
+    ((plan, shape, table),) = made
+    order, _ = plan.order(sizes_of(problem)._replace(rows_k=len(k)))
+    want = packed_schedule(order, problem.seqlens_q, problem.seqlens_k, plan.num_sms, max(lengths_q))
+    assert shape == want.shape
+    got = table.cpu().numpy()[: shape[0] * shape[1]].reshape(shape)
+    ends = (want >= 0).sum(1)
+    assert all(np.array_equal(a[: n + 1], b[: n + 1]) for a, b, n in zip(got, want, ends, strict=True))
+    assert bool(torch.isfinite(out).all())
+    if mode == "no keys":
+        assert bool((out == 0).all() and (lse == -math.inf).all())
+
+
+def test_starts_that_leave_the_tensors_read_and_write_nothing_outside() -> None:
+    import torch
+
+    from fa3_kernels.gluon.launch import Packed, forward
 
     q, k = (torch.randn(n, 4, 64, device="cuda", dtype=torch.float16) for n in (300, 500))
-    starts = (torch.tensor([0, 120, 300], dtype=torch.int32), torch.tensor([0, 500, 500], dtype=torch.int32))
-    host = forward(q, k, k, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])
-    device = forward(q, k, k, cu_seqlens_q=starts[0].cuda(), cu_seqlens_k=starts[1].cuda())
-    assert all(torch.equal(a, b) for a, b in zip(host, device, strict=True))
+    starts = torch.tensor([0, 9000, -7, 300], dtype=torch.int32, device="cuda")
+    forward(q, k, k, packed=Packed(starts, starts, 400, 600))
+    torch.cuda.synchronize()
 
 
 def test_a_sequence_has_its_bits_at_every_place_of_a_batch() -> None:
@@ -252,7 +284,7 @@ def test_a_sequence_has_its_bits_at_every_place_of_a_batch() -> None:
 def test_illegal_operands_are_refused() -> None:
     import torch
 
-    from fa3_kernels.gluon.launch import forward
+    from fa3_kernels.gluon.launch import Packed, forward
 
     def tensor(*shape: int, dtype=torch.float16):
         return torch.zeros(shape, device="cuda", dtype=dtype)
@@ -263,12 +295,10 @@ def test_illegal_operands_are_refused() -> None:
     with pytest.raises(ValueError, match="head_dim must be a multiple of 8"):
         forward(*[torch.zeros(1, 8, 2, 64, device="cuda", dtype=torch.float16)[..., :60]] * 3)
     with pytest.raises(ValueError, match="pack_gqa takes groups of at most 64 heads"):
-        forward(tensor(1, 8, 80, 64), *[tensor(1, 8, 1, 64)] * 2, pack_gqa=True)
-    starts = torch.tensor([0, 9], dtype=torch.int32)
-    with pytest.raises(ValueError, match="must rise from 0 to the number of rows, 8"):
-        forward(*[tensor(8, 2, 64)] * 3, cu_seqlens_q=starts, cu_seqlens_k=starts)
-    with pytest.raises(ValueError, match="must be given together"):
-        forward(*[tensor(8, 2, 64)] * 3, cu_seqlens_q=starts)
-    with pytest.raises(ValueError, match="must all be fp16, all bf16 or all e4m3"):
+        forward(tensor(1, 8, 80, 64), *[tensor(1, 8, 1, 64)] * 2, choices=Choices(pack_gqa=True))
+    starts = torch.tensor([0, 8], dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seqlens_q must be on the GPU of q"):
+        forward(*[tensor(8, 2, 64)] * 3, packed=Packed(starts, starts, 8, 8))
+    with pytest.raises(ValueError, match="must share float16, bfloat16 or float8_e4m3fn"):
         forward(*[tensor(1, 8, 2, 128, dtype=torch.float32)] * 3)
     assert math.isfinite(float(forward(k, k, k)[1].sum()))

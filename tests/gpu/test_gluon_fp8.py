@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.request import Choices, Semantics
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 
@@ -56,20 +57,14 @@ def draw(problem: AttentionProblem, blocks=(None, None, None), seed: int = 0, sp
 def device_forward(problem: AttentionProblem, given: Operands, *, out_dtype: str = "bf16", **choices):
     import torch
 
-    from fa3_kernels.gluon.launch import forward
+    from fa3_kernels.gluon.launch import Descales, forward, packed_of
 
     tensors = [torch.from_numpy(x.view(np.int8)).cuda().view(torch.float8_e4m3fn) for x in (given.q, given.k, given.v)]
-    descales = (given.q_descale, given.k_descale, given.v_descale)
-    values = [None if d is None else torch.from_numpy(d.values).cuda() for d in descales]
-    lengths = {}
-    if problem.is_varlen:
-        lengths = {f"cu_seqlens_{x}": torch.from_numpy(getattr(problem, f"cu_seqlens_{x}")) for x in "qk"}
-    out, lse = forward(
-        *tensors, causal=problem.causal, window=problem.window, softcap=problem.softcap,
-        softmax_scale=problem.softmax_scale, q_descale=values[0], k_descale=values[1], v_descale=values[2],
-        descale_blocks=tuple(d.block_rows if d else 0 for d in descales),
-        out_dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[out_dtype], **lengths, **choices,
-    )  # fmt: skip
+    factors = (given.q_descale, given.k_descale, given.v_descale)
+    values = [None if d is None else torch.from_numpy(d.values).cuda() for d in factors]
+    descales = Descales(*values, blocks=tuple(d.block_rows if d else 0 for d in factors))
+    chosen = Choices(out_dtype=out_dtype, **choices)
+    out, lse = forward(*tensors, Semantics.of(problem), chosen, descales=descales, packed=packed_of(problem))
     return out.view(torch.int16).cpu().numpy(), lse.view(torch.int32).cpu().numpy()
 
 
@@ -185,7 +180,7 @@ def test_promotion_keeps_128k_keys_with_mean_one_within_three_thousandths(head_d
     truth = torch.stack(want, 1)[None]
 
     def relative_rmse(interval: int) -> float:
-        error = forward(q, k, v, promotion_interval=interval)[0].double() - truth
+        error = forward(q, k, v, choices=Choices(promotion_interval=interval))[0].double() - truth
         return float(error.square().mean().sqrt() / truth.square().mean().sqrt())
 
     assert relative_rmse(128) <= 0.003
@@ -195,20 +190,26 @@ def test_promotion_keeps_128k_keys_with_mean_one_within_three_thousandths(head_d
 def test_illegal_operands_and_descales_are_refused() -> None:
     import torch
 
-    from fa3_kernels.gluon.launch import forward
+    from fa3_kernels.gluon.launch import Descales, forward
 
     x = torch.zeros((1, 256, 2, 64), device="cuda").to(torch.float8_e4m3fn)
     half = torch.zeros((1, 256, 2, 64), device="cuda", dtype=torch.float16)
     one = torch.ones((1, 2), device="cuda")
-    for operand, keywords, message in (
-        (x, {"k_descale": one[:, :1]}, "k_descale must be float32"),
-        (x, {"k_descale": one, "descale_blocks": (0, 64, 0)}, "whole key tiles of 128 rows, got 64"),
-        (x, {"descale_blocks": (0, -1, 0)}, "three integers >= 0"),
-        (x, {"out_dtype": torch.float32}, "out_dtype must be"),
-        (x, {"promotion_interval": 48}, "promotion_interval must be"),
-        (x[..., :40], {}, "multiple of 16"),
-        (half, {"q_descale": one}, "for e4m3 operands"),
-        (half, {"promotion_interval": 128}, "for e4m3 operands"),
+    for operand, descales, choices, message in (
+        (x, Descales(k=one[:, :1]), {}, r"k_descale must be \(1, 2\)"),
+        (x, Descales(k=one.half()), {}, "k_descale must be float32"),
+        (
+            x,
+            Descales(k=one[:, :, None].expand(1, 2, 4).contiguous(), blocks=(0, 64, 0)),
+            {},
+            "whole key tiles of 128 rows, got 64",
+        ),
+        (x, Descales(blocks=(0, -1, 0)), {}, "three integers >= 0"),
+        (x, Descales(), {"out_dtype": "fp32"}, "out_dtype must be"),
+        (x, Descales(), {"promotion_interval": 48}, "promotion_interval must be"),
+        (x[..., :40], Descales(), {}, "multiple of 16"),
+        (half, Descales(q=one), {}, "for float8_e4m3fn operands"),
+        (half, Descales(), {"promotion_interval": 128}, "for e4m3 operands"),
     ):
         with pytest.raises(ValueError, match=message):
-            forward(*[operand] * 3, **keywords)
+            forward(*[operand] * 3, choices=Choices(**choices), descales=descales)

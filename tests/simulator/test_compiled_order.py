@@ -16,13 +16,13 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(
 
 def first_loop(name: str) -> list[tuple[str, str]]:
     """Opcodes and operands of one step: from the branch's target back to the branch, of the first loop with exponentials and wgmma."""
-    from fa3_kernels.audit.compile import compile_kernel
-    from fa3_kernels.audit.record import record
+    from fa3_kernels.audit.calls import calls_of
+    from fa3_kernels.audit.compile import compile_call
 
-    (call,) = record(next(x for x in shipped() if x.name == name))
+    (call,) = calls_of(next(x for x in shipped() if x.name == name))
     labels: dict[str, int] = {}
     found: list[tuple[str, str]] = []
-    for line in compile_kernel(call.kernel, call.args, **call.options).sass.splitlines():
+    for line in compile_call(call).sass.splitlines():
         if label := re.match(r"^(\.L_\w+):", line):
             labels[label[1]] = len(found)
         elif instruction := INSTRUCTION.match(line):

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fa3_kernels.gluon.launch import forward
+from fa3_kernels.gluon.launch import NO_DESCALES, Descales, forward
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.plan.request import Choices, Semantics
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import GraphTimed
 from fa3verify.gpu.bench.timing import Timed
@@ -132,6 +133,19 @@ def descales(cell: Cell, given: Inputs) -> dict[str, torch.Tensor]:
     return {n: torch.full(shape, getattr(given, n), dtype=torch.float32, device=given.q.device) for n in names}
 
 
+def our_launch(cell: Cell, inputs: Sequence[Inputs], choices: Choices) -> Callable[..., tuple]:
+    """Our forward as a function of the number of a launch, which takes the inputs in turn, and of ``stamps``."""
+    named = [descales(cell, x) for x in inputs]
+    factors = [Descales(x["q_descale"], x["k_descale"], x["v_descale"]) if x else NO_DESCALES for x in named]
+    semantics = Semantics(cell.causal)
+
+    def launch(i: int, **more: Any) -> tuple:
+        x, factor = inputs[i % len(inputs)], factors[i % len(inputs)]
+        return forward(x.q, x.k, x.v, semantics, choices, descales=factor, **more)
+
+    return launch
+
+
 def our_kernel(
     name: str,
     about: str,
@@ -146,12 +160,7 @@ def our_kernel(
         return config_of(cell.problem, num_sms=sms, **(_defaults(cell) | options))
 
     def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
-        keywords = _defaults(cell) | options
-        factors = [descales(cell, x) for x in inputs]
-
-        def launch(i: int):
-            x = inputs[i % len(inputs)]
-            return forward(x.q, x.k, x.v, causal=cell.causal, **factors[i % len(inputs)], **keywords)
+        launch = our_launch(cell, inputs, Choices(**(_defaults(cell) | options)))
 
         try:
             launch(0)

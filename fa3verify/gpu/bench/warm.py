@@ -9,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from fa3_kernels.audit.compile import compile_kernel
-from fa3_kernels.audit.record import record
+from fa3_kernels.audit.calls import calls_of
+from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.choose import config_of
 from fa3_reference.problem import AttentionProblem
@@ -42,5 +42,5 @@ def _kind(cell: Cell, name: str, options: dict[str, Any]) -> tuple:
 def _compile(launch: tuple[AttentionProblem, dict[str, Any]]) -> None:
     """Compile what one launch starts; what cannot be compiled is found out, and said, when it is launched."""
     with contextlib.suppress(Exception):
-        for call in record(Launch("bench", *launch)):
-            compile_kernel(call.kernel, call.args, **call.options)
+        for call in calls_of(Launch("bench", *launch)):
+            compile_call(call)

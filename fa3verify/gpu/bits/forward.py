@@ -44,7 +44,7 @@ Bits = tuple[np.ndarray, np.ndarray]
 
 def evidence() -> dict[str, Any]:
     """What provenance says of the kernels."""
-    return evidence_facts("forward")
+    return evidence_facts("forward+packed")
 
 
 def device_bits(case: Case, given: Operands, **switches: bool) -> Bits:

@@ -10,11 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
+from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import create_function_from_signature
+
+from fa3_kernels.audit.calls import Call, Descriptor
+from fa3_kernels.gluon.descriptors import DTYPES, block_layout
+from fa3_kernels.gluon.quantize_kernel import quantize
+from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
+from fa3_kernels.gluon.run import KERNELS
+from fa3_kernels.plan.plan import Pointer
 
 HOPPER = GPUTarget("cuda", 90, 32)
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -50,6 +60,26 @@ class Compiled:
         return sum(n for opcode, n in self.opcodes.items() if opcode.startswith(prefix))
 
 
+def compile_call(call: Call) -> Compiled:
+    """Compile the kernel of a call for Hopper."""
+    kernels = KERNELS | {x.__name__: x for x in (quantize, k_mean, k_mean_chunks)}
+    return compile_kernel(kernels[call.kernel], tuple(map(_as_compiled, call.arguments)), **call.options)
+
+
+def _as_compiled(argument: Any) -> Any:
+    """An argument of a call as the compiler reads it: dtypes and blocks, but no address."""
+    if isinstance(argument, Pointer):
+        return FakeTensor(DTYPES[argument.dtype])
+    if isinstance(argument, np.ndarray):
+        return torch.empty(argument.shape, dtype=getattr(torch, argument.dtype.name), device="meta")
+    if isinstance(argument, Descriptor):
+        base = torch.empty(1, dtype=getattr(torch, argument.dtype), device="meta")
+        layout = block_layout(argument.block_shape, DTYPES[argument.dtype])
+        shape, strides, block = (list(x) for x in (argument.shape, argument.strides, argument.block_shape))
+        return TensorDescriptor(base, shape, strides, block, layout)
+    return argument
+
+
 def compile_kernel(kernel: Any, args: tuple, **options: Any) -> Compiled:
     """Compile a Gluon kernel for Hopper.
 
@@ -66,7 +96,8 @@ def compile_kernel(kernel: Any, args: tuple, **options: Any) -> Compiled:
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, parsed = binder(*args, **keywords)
     parsed, signature, constexprs, attributes = kernel._pack_args(backend, keywords, bound, specialization, parsed)
-    source = GluonASTSource(kernel, signature, constexprs, attributes)
+    kind = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = kind(kernel, signature, constexprs, attributes)
     compiled = triton.compile(source, target=HOPPER, options=parsed.__dict__)
     fusion = () if options.get("enable_fp_fusion", True) else ("--fmad=false",)
     return _report(compiled.asm["ptx"], compiled.metadata.shared, fusion)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Literal, get_args
 
 from fa3_kernels.audit.golden import read_rows
 
-Evidence = Literal["forward", "quantize", "timeline"]
+Evidence = Literal["forward", "packed", "quantize", "timeline", "forward+packed"]
 
 
 def evidence_sha256(of: Evidence) -> str:
@@ -18,16 +18,17 @@ def evidence_sha256(of: Evidence) -> str:
 
     Parameters
     ----------
-    of : {"forward", "quantize", "timeline"}
+    of : {"forward", "packed", "quantize", "timeline", "forward+packed"}
+        The forward of batched sequences, of packed ones, or both; the quantiser; kernels that keep timelines.
 
     Raises
     ------
     ValueError
         For a word that no launch is evidence of.
     """
-    rows = [row for row in read_rows().values() if row["launch"]["of"] == of]
-    if not rows:
-        raise ValueError(f"evidence must be of the forward, quantize or timeline launches, got {of!r}")
+    if of not in get_args(Evidence):
+        raise ValueError(f"evidence must be of {', '.join(get_args(Evidence))} launches, got {of!r}")
+    rows = [row for row in read_rows().values() if row["launch"]["of"] in of.split("+")]
     launches = sorted(f"{row['launch']['sha256']} {row.get('ptx_sha256', '')}" for row in rows)
     return hashlib.sha256("\n".join(launches).encode()).hexdigest()
 

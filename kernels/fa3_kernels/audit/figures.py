@@ -110,18 +110,18 @@ def figures_of(code: Any, options: Mapping[str, Any]) -> Figures:
 
 def compile_launch(name: str) -> dict[str, Figures]:
     """Return the figures of every kernel that a probe starts, by ``launch/kernel`` (``#2`` the second), compiled if audited."""
-    from fa3_kernels.audit.compile import compile_kernel
+    from fa3_kernels.audit.calls import calls_of
+    from fa3_kernels.audit.compile import compile_call
     from fa3_kernels.audit.launched import labelled, launch_figures
     from fa3_kernels.audit.probes import audited, probes
-    from fa3_kernels.audit.record import record
 
     launch = next(x for x in probes() if x.name == name)
     is_audited = name in {x.name for x in audited()}
     found = {}
-    for label, call in labelled(name, record(launch)).items():
+    for label, call in labelled(name, calls_of(launch)).items():
         found[label] = {"launch": launch_figures(launch, call)}
         if is_audited:
-            code = compile_kernel(call.kernel, call.args, **call.options)
+            code = compile_call(call)
             found[label] = figures_of(code, call.options) | found[label]
     return found
 

@@ -24,11 +24,13 @@ class Launch:
     stamps: int = 0
 
     @property
-    def evidence(self) -> Literal["forward", "quantize", "timeline"]:
-        """What its launches are evidence of."""
+    def evidence(self) -> Literal["forward", "packed", "quantize", "timeline"]:
+        """What its launches are evidence of: the forward of batched sequences, or of packed ones, whose schedule the GPU makes."""
         if self.function == "quantize_qkv":
             return "quantize"
-        return "timeline" if self.stamps else "forward"
+        if self.stamps:
+            return "timeline"
+        return "packed" if self.problem.is_varlen else "forward"
 
 
 # What of a problem changes the compiled code: which keys are hidden, how rows lie in tiles, and where results go.

@@ -1,198 +1,236 @@
-"""Host side of the Gluon forward: checks, plan, launch."""
+"""Host side of the Gluon forward: a request is looked up or checked, planned once, and its calls are run."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from fa3_kernels.gluon.combine import combine
-from fa3_kernels.gluon.descriptors import DTYPES, key_view, query_view
-from fa3_kernels.gluon.forward_fp8 import forward_fp8
-from fa3_kernels.gluon.forward_fp16 import forward_fp16
-from fa3_kernels.gluon.forward_lockstep import forward_lockstep
-from fa3_kernels.gluon.launch_descale import DescaleBlocks, Descales, descales_of, differ_by_tile
-from fa3_kernels.plan.choose import check_lockstep, config_of, shape_of
-from fa3_kernels.plan.config import Config, kernel_head_dim
-from fa3_kernels.plan.stamps import COLUMNS
-from fa3_kernels.plan.tile_order import Shape, count_items, static_schedule
-from fa3_kernels.plan.variant import Variant, variant_of
+from fa3_kernels.gluon.run import BoundCall, Layout
+from fa3_kernels.plan.choose import longest
+from fa3_kernels.plan.plan import Plan, Sizes, plan_of, shared_keys, stamps_shape
+from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
 from fa3_reference.problem import AttentionProblem
 
-LOG2_E = 1.4426950408889634
-MIN_NORMAL = 2.0**-126
-COMBINE_ROWS = 4
-_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
-_OUT_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+MAX_REQUESTS = 1024  # that are kept, and plans of each
+_TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def softmax_factors(softmax_scale: float, softcap: float) -> tuple[float, float]:
-    """Return the fp32 factors (scale_log2, cap_scale) as the kernel gets them.
+class Descales(NamedTuple):
+    """Factors of e4m3 operands: float32 (batch, heads) or (batch, heads, blocks), and rows per block of q, k and v.
 
-    Without a cap scale_log2 is softmax_scale * log2(e), at least the smallest normal number; with one cap_scale takes
-    raw scores to the argument of the cap's ex2 and scale_log2 takes tanh to log2 units.
+    They multiply the stored operand to give its value; finite and > 0, which is not checked: it would wait for the GPU.
     """
-    scale = np.float32(max(np.float32(softmax_scale * LOG2_E), np.float32(MIN_NORMAL)))
-    if softcap == 0:
-        return float(scale), 0.0
-    return float(np.float32(max(softcap * LOG2_E, MIN_NORMAL))), float(scale * np.float32(2 / softcap))
+
+    q: torch.Tensor | None = None
+    k: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+    blocks: tuple[int, int, int] = (0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything about a launch that depends on shapes alone."""
+class Packed(NamedTuple):
+    """Starts of packed sequences, int32 (batch + 1,) beside q, and the longest lengths there may be.
 
-    config: Config
-    variant: Variant
-    shape: Shape
-    schedule: torch.Tensor  # int64 (ctas, tiles + 1)
-    sequences: torch.Tensor  # int32 (batch, 4): q_start, seqlen_q, k_start, seqlen_k
-    is_complete: bool  # every row and every split has a tile
-    factors: tuple[float, float]
+    The starts are read on the GPU alone. They must rise from 0 to the number of rows, and no sequence may be longer than said:
+    neither can be checked without a wait. Starts that break this read and write nothing outside the tensors, but rows
+    beyond the longest length are not computed.
+    """
+
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
 
 
-@lru_cache(maxsize=64)
-def _plan(
-    problem: AttentionProblem,
-    num_splits: int,
-    pack_gqa: bool | None,
-    pingpong: bool,
-    intra_wg_overlap: bool,
-    device: torch.device,
-    block_descales: bool = False,
-    **changes,
-) -> Plan:
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    config = config_of(
-        problem,
-        num_splits=num_splits,
-        pack_gqa=pack_gqa,
-        pingpong=pingpong,
-        intra_wg_overlap=intra_wg_overlap,
-        num_sms=num_sms,
-        **changes,
+def packed_of(problem: AttentionProblem, device: str | torch.device = "cuda") -> Packed | None:
+    """The starts of a problem's packed sequences on a GPU, or None if it has none."""
+    if not problem.is_varlen:
+        return None
+    of_q, of_k = (torch.from_numpy(x).to(device) for x in (problem.cu_seqlens_q, problem.cu_seqlens_k))
+    return Packed(of_q, of_k, problem.seqlen_q, problem.seqlen_k)
+
+
+NO_DESCALES = Descales()
+_DEFAULT_SEMANTICS, _DEFAULT_CHOICES = Semantics(), Choices()
+
+
+def operand(x: torch.Tensor) -> Operand:
+    """A tensor as the checks see it."""
+    return Operand(tuple(x.shape), tuple(x.stride()), str(x.dtype).removeprefix("torch."), str(x.device))
+
+
+@lru_cache(maxsize=8)
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors of a GPU; ValueError unless it is Hopper."""
+    found = torch.cuda.get_device_properties(device)
+    check_capability((found.major, found.minor), found.name)
+    return found.multi_processor_count
+
+
+def check_capability(capability: tuple[int, int], name: str) -> None:
+    """Raise ValueError unless a GPU is Hopper: the instructions of these kernels exist on compute capability 9.0 alone."""
+    if capability[0] != 9:
+        major, minor = capability
+        raise ValueError(f"a Hopper GPU (compute capability 9.0) is needed, got {name} with {major}.{minor}")
+
+
+@lru_cache(maxsize=8)
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((1, 1, 1), dtype=torch.float32, device=device)
+
+
+class _PlanOnGpu:
+    """A plan with what it needs on a GPU: tables, and kernels bound to its calls."""
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        if plan.tables and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("a launch whose plan is not on the GPU cannot be captured: run it once before")
+        self.plan = plan
+        self.tables = {name: torch.from_numpy(table).to(device) for name, table in plan.tables.items()}
+        self.addresses = {name: table.data_ptr() for name, table in self.tables.items()}
+        self.stream = torch.cuda.current_stream(device).cuda_stream  # on which the tables were made
+        self.bound: dict[str, BoundCall] = {}
+        self.sizes, self.calls = Sizes(-1, -1), ()
+        self.table_shape = (0, 0)  # of the schedule that the GPU makes of packed sequences
+
+    def take(self, sizes: Sizes) -> None:
+        """Make the calls of a launch, unless they are those of the launch before."""
+        if sizes != self.sizes:
+            self.sizes, (self.calls, self.table_shape) = sizes, self.plan.launch(sizes)
+
+    def run(self, layouts: dict[str, Layout], addresses: dict[str, int], device: torch.device) -> None:
+        """Start the kernels of a launch on the current stream."""
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        if self.tables:
+            addresses |= self.addresses
+            if stream != self.stream:
+                for table in self.tables.values():
+                    table.record_stream(torch.cuda.current_stream(device))
+        for call in self.calls:
+            bound = self.bound.get(call.kernel)
+            if bound is None:
+                bound = self.bound[call.kernel] = BoundCall(call, layouts, addresses)
+            bound(call, layouts, addresses, stream)
+
+
+class _Family:
+    """All launches that differ in addresses and in the number of keys, or in the lengths of packed sequences, alone."""
+
+    def __init__(self, request: Request, device: torch.device) -> None:
+        self.request, self.device = request, device
+        self.sms = num_sms(device)
+        first = plan_of(request, self.sms)
+        self.tile_n, self.out_dtype = first.config.tile_n, _TORCH_DTYPES[first.config.out_dtype]
+        self.is_e4m3 = request.problem.dtype == "e4m3"
+        self.is_packed = request.problem.is_varlen
+        self.plans: dict[int, _PlanOnGpu] = {}
+
+    def plan(self, seqlen_k: int) -> _PlanOnGpu:
+        """The plan for a number of keys, on the GPU."""
+        keys = 0 if self.is_packed else shared_keys(self.request, seqlen_k, self.tile_n)
+        found = self.plans.get(keys)
+        if found is None:
+            is_other = not self.is_packed and keys != self.request.problem.seqlen_k
+            request = self.request.with_keys(keys) if is_other else self.request
+            if len(self.plans) >= MAX_REQUESTS:
+                self.plans.clear()
+            found = self.plans[keys] = _PlanOnGpu(plan_of(request, self.sms), self.device)
+        if torch._C._cuda_isCurrentStreamCapturing() and found not in _captured:
+            _captured.append(found)
+        return found
+
+    def descales(self, given: Descales) -> dict[str, torch.Tensor]:
+        """The descales as the kernel reads them; those that it has for fewer heads or larger blocks are repeated."""
+        found = {}
+        for name, x, layout in zip(("q_descale", "k_descale", "v_descale"), given[:3], self.request.descales):
+            if x is None or layout is None:
+                x = _one(self.device)
+            elif layout.repeats != (1, 1):
+                x = x[:, :, None] if x.ndim == 2 else x
+                heads, blocks = layout.repeats
+                x = x.repeat_interleave(heads, dim=1) if heads > 1 else x.repeat_interleave(blocks, dim=2)
+            found[name] = x
+        return found
+
+
+_families: dict[tuple, _Family] = {}
+_captured: list[_PlanOnGpu] = []  # a graph reads their tables whenever it is replayed, so they are never dropped
+
+
+def forget() -> None:
+    """Drop all requests and plans, but for those that a CUDA graph has captured."""
+    _families.clear()
+
+
+def _family(
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], layouts: dict[str, Layout], semantics: Semantics,
+    choices: Choices, descales: Descales, packed: Packed | None,
+) -> _Family:  # fmt: skip
+    """Look a request up, or check it; the key leaves out how many keys there are, and of packed rows how many."""
+    q, k, v = operands
+    (_, q_shape, q_strides), (_, k_shape, k_strides), (_, v_shape, v_strides) = layouts.values()
+    lengths = None
+    if packed is None:
+        sizes = (q_shape, k_shape[0], v_shape[0], q_strides, k_strides[1:], v_strides[1:])
+    else:
+        check_starts(q, packed)
+        lengths = (packed.cu_seqlens_q.numel() - 1, longest(packed.max_seqlen_q), longest(packed.max_seqlen_k))
+        sizes = (q_shape[1:], q_strides, k_strides, v_strides, lengths)
+    key = (
+        semantics,
+        choices,
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.device,
+        k.device,
+        v.device,
+        k_shape[-2:],
+        v_shape[-2:],
+        sizes,
     )
-    shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
-    table = static_schedule(shape, num_sms, tile_m=config.tile_m, tile_n=config.tile_n, head_dim=config.head_dim)
-    lengths = [(s.q_start, s.seqlen_q, s.k_start, s.seqlen_k) for s in problem.sequences()]
-    return Plan(
-        config,
-        variant_of(config, problem, shape, block_descales=block_descales),
-        shape,
-        torch.from_numpy(table).to(device),
-        torch.tensor(lengths, dtype=torch.int32).to(device),
-        int((table >= 0).sum()) == count_items(shape, config.tile_m),
-        softmax_factors(problem.softmax_scale, problem.softcap),
-    )
+    if descales is not NO_DESCALES:
+        factors = (x if x is None else (x.shape, x.stride(), x.data_ptr() % 16, x.dtype) for x in descales[:3])
+        if packed is not None:  # their blocks are of the longest lengths as given
+            lengths = (packed.cu_seqlens_q.numel() - 1, packed.max_seqlen_q, packed.max_seqlen_k)
+        key += (descales.blocks, lengths, *factors)
+    found = _families.get(key)
+    if found is None or k_shape[:-1] != v_shape[:-1]:
+        given = tuple(None if x is None else operand(x) for x in descales[:3])
+        request = request_of(
+            (operand(q), operand(k), operand(v)), semantics, choices, descales=given, descale_blocks=descales.blocks,
+            packed=lengths,
+        )  # fmt: skip
+        found = _Family(request, q.device)
+        if q.numel() and k.numel() and v.numel():  # the strides of an empty tensor were not checked
+            if len(_families) >= MAX_REQUESTS:
+                forget()
+            _families[key] = found
+    return found
 
 
-def _lengths(cu_seqlens: torch.Tensor, name: str, total: int) -> tuple[int, ...]:
-    if cu_seqlens.ndim != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.numel() < 2:
-        raise ValueError(f"{name} must be int32 (batch + 1,), got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
-    starts = cu_seqlens.tolist()
-    lengths = tuple(b - a for a, b in pairwise(starts))
-    if starts[0] != 0 or starts[-1] != total or min(lengths) < 0:
-        raise ValueError(f"{name} must rise from 0 to the number of rows, {total}, got {starts}")
-    return lengths
-
-
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_varlen: bool) -> None:
-    tensors = (q, k, v)
-    rank = 3 if is_varlen else 4
-    if any(x.ndim != rank for x in tensors):
-        axes = "(total, nheads, head_dim) with cu_seqlens" if is_varlen else "(batch, seqlen, nheads, head_dim)"
-        raise ValueError(f"q, k and v must be {axes}, got {', '.join(str(tuple(x.shape)) for x in tensors)}")
-    is_one_dtype = q.dtype in DTYPES and k.dtype == v.dtype == q.dtype
-    filled = [x for x in tensors if x.numel()]  # the strides of an empty tensor mean nothing
-    is_aligned = all(x.data_ptr() % 16 == 0 and not any(n * x.itemsize % 16 for n in x.stride()[:-1]) for x in filled)
-    rules = (
-        (all(x.is_cuda and x.device == q.device for x in tensors), "q, k and v must be on one GPU"),
-        (is_one_dtype, f"q, k and v must all be fp16, all bf16 or all e4m3, got {q.dtype}, {k.dtype} and {v.dtype}"),
-        (
-            k.shape[:-1] == v.shape[:-1],
-            f"k and v must have one shape but for head_dim, got {tuple(k.shape)} and {tuple(v.shape)}",
-        ),
-        (
-            k.shape[-1] == q.shape[-1] and (is_varlen or k.shape[0] == q.shape[0]),
-            f"k must fit q {tuple(q.shape)}, got {tuple(k.shape)}",
-        ),
-        (all(x.stride(-1) == 1 for x in filled), "the last dimension of q, k and v must be contiguous"),
-        (is_aligned, "addresses and outer strides must be multiples of 16 bytes (TMA)"),
-    )
-    for ok, rule in rules:
-        if not ok:
-            raise ValueError(rule)
-
-
-def _check_size(problem: AttentionProblem, num_splits: int) -> None:
-    """Raise ValueError for outputs that 32-bit offsets do not reach."""
-    head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
-    if math.prod(problem.lse_shape) * max(num_splits, head_dim) >= 1 << 31:
-        raise ValueError(f"at most 2^31 output elements and partial rows, got {problem.out_shape}")
-
-
-def _problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **semantics) -> AttentionProblem:
-    """The launch as a problem, which checks sizes and semantics."""
-    is_varlen = cu_seqlens_q is not None
-    if is_varlen != (cu_seqlens_k is not None):
-        raise ValueError("cu_seqlens_q and cu_seqlens_k must be given together")
-    _check(q, k, v, is_varlen)
-    semantics |= {"head_dim_v": v.shape[-1], "dtype": _NAMES[q.dtype]}
-    nheads, head_dim = q.shape[-2:]
-    if is_varlen:
-        return AttentionProblem.varlen(
-            _lengths(cu_seqlens_q, "cu_seqlens_q", q.shape[0]),
-            _lengths(cu_seqlens_k, "cu_seqlens_k", k.shape[0]),
-            nheads=nheads,
-            nheads_kv=k.shape[-2],
-            head_dim=head_dim,
-            **semantics,
-        )
-    return AttentionProblem(q.shape[0], nheads, k.shape[2], q.shape[1], k.shape[1], head_dim, **semantics)
-
-
-def _changes(problem: AttentionProblem, promotion_interval: int | None, out_dtype: torch.dtype | None) -> dict:
-    """What the caller changes in the default configuration; only e4m3 has a choice."""
-    given = {"promotion_interval": promotion_interval, "out_dtype": out_dtype}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given and problem.dtype != "e4m3":
-        raise ValueError(f"{' and '.join(given)} is for e4m3 operands, got dtype {problem.dtype}")
-    if out_dtype is not None:
-        names = {dtype: name for name, dtype in _OUT_DTYPES.items()}
-        if out_dtype not in names:
-            raise ValueError(f"out_dtype must be torch.float16 or torch.bfloat16, got {out_dtype}")
-        given["out_dtype"] = names[out_dtype]
-    return given
+def check_starts(q: torch.Tensor, packed: Packed) -> None:
+    for name, x in (("cu_seqlens_q", packed.cu_seqlens_q), ("cu_seqlens_k", packed.cu_seqlens_k)):
+        if x.ndim != 1 or x.dtype != torch.int32 or x.numel() < 2 or not x.is_contiguous():
+            raise ValueError(f"{name} must be int32 (batch + 1,), got {x.dtype} {tuple(x.shape)}")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on the GPU of q, {q.device}, got {x.device}")
+    a, b = packed.cu_seqlens_q.numel(), packed.cu_seqlens_k.numel()
+    if a != b:
+        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must have one length, got {a} and {b}")
 
 
 def forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    semantics: Semantics = _DEFAULT_SEMANTICS,
+    choices: Choices = _DEFAULT_CHOICES,
     *,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    softmax_scale: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    num_splits: int = 1,
-    pack_gqa: bool | None = None,
-    pingpong: bool = True,
-    intra_wg_overlap: bool = True,
-    warp_specialize: bool = True,
-    tile: tuple[int, int] | None = None,
-    q_descale: torch.Tensor | None = None,
-    k_descale: torch.Tensor | None = None,
-    v_descale: torch.Tensor | None = None,
-    descale_blocks: DescaleBlocks = (0, 0, 0),
-    promotion_interval: int | None = None,
-    out_dtype: torch.dtype | None = None,
+    descales: Descales = NO_DESCALES,
+    packed: Packed | None = None,
     stamps: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the forward kernel.
@@ -201,176 +239,118 @@ def forward(
     ----------
     q : float16, bfloat16 or float8_e4m3fn (batch, seqlen_q, nheads, head_dim), on a Hopper GPU
         head_dim a multiple of 16 bytes, at most 256; TMA pads it with zeros to 64, 128 or 256. Last dimension
-        contiguous, other strides multiples of 16 bytes. With cu_seqlens (total_q, nheads, head_dim).
+        contiguous, other strides multiples of 16 bytes. Packed: (total_q, nheads, head_dim).
     k : same dtype (batch, seqlen_k, nheads_kv, head_dim) or (total_k, nheads_kv, head_dim)
         Likewise; seqlen_k may be 0.
     v : like k, with its own head_dim
-    causal : bool
-        Bottom-right aligned.
-    window : (int, int)
-        Keys visible to the left and right of the bottom-right aligned diagonal, both inclusive; -1 is unlimited.
-    softcap : float
-        c > 0 replaces scores x by c * tanh(x / c).
-    softmax_scale : float, optional
-        1 / sqrt(head_dim) by default.
-    cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,), optional
-        Starts of packed sequences, from 0 to the number of rows; sequences may be empty. The schedule is made on the
-        host: tensors on the GPU are copied there once per call, which waits for the GPU.
-    num_splits : int
-        Parts into which the key blocks of every tile are cut, merged by a second kernel in ascending order; 0 chooses
-        from the shape. Bits depend on it.
-    pack_gqa : bool, optional
-        Fold the query heads of a kv head into the rows of a tile; by default where that makes fewer tiles.
-    pingpong, intra_wg_overlap : bool
-        Schedule only: no bit depends on them.
-    warp_specialize : bool
-        False runs the kernel of the ablation, for few problems: :func:`fa3_kernels.plan.choose.check_lockstep`.
-    tile : (int, int), optional
-        Query rows and keys of a tile, for experiments: :func:`fa3_kernels.plan.choose.check_tile`. By default what ships.
-    q_descale, k_descale, v_descale : float32 (batch, heads) or (batch, heads, blocks), optional
-        e4m3 only: multiply the stored operand to give its value; finite and > 0, which is not checked (it would wait for
-        the GPU). Heads are those of the operand, or kv heads for q too.
-    descale_blocks : (int, int, int)
-        Rows per block of q, k and v, counted from the start of each sequence; 0 is one block. Blocks of k and v are
-        whole key tiles (of 128 unless ``tile`` says otherwise).
-    promotion_interval : int, optional
-        e4m3 only: keys the tensor core sums before O takes the sum in fp32; 128, or the keys of a smaller tile, by
-        default, 0 chains through the 13-bit accumulator.
-    out_dtype : bfloat16 or float16, optional
-        e4m3 only: bfloat16 by default.
+    semantics : Semantics
+        Mask, cap and scale.
+    choices : Choices
+        Splits, packed heads, schedule switches.
+    descales : Descales
+        e4m3 only.
+    packed : Packed, optional
+        Starts and longest lengths of packed sequences.
     stamps : int32 (ctas, consumer warpgroups + 1, steps, 8), zeros, optional
         Filled by an instrumented kernel, see :mod:`fa3_kernels.plan.stamps`; ``ctas`` at least that of the launch.
 
     Returns
     -------
-    out : like q (e4m3: out_dtype), with the head_dim of v; contiguous
+    out : like q (e4m3: choices.out_dtype), with the head_dim of v; contiguous
     lse : float32 (batch, nheads, seqlen_q), or (nheads, total_q)
-        Bits of :func:`fa3_kernels.twin.forward.forward` for the configuration that
-        :func:`fa3_kernels.plan.choose.config_of` returns; it states what NaN, Inf and rows without a key become.
+        Bits of :func:`fa3_kernels.twin.forward.forward` for the configuration of the plan
+        (:meth:`fa3_kernels.plan.request.Choices.config`); it states what NaN, Inf and rows without a key become.
 
     Raises
     ------
     ValueError
         For shapes, dtypes, strides or options the kernel does not take.
     """
-    semantics = {"causal": causal, "window": tuple(window), "softcap": softcap, "softmax_scale": softmax_scale or 0.0}
-    problem = _problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **semantics)
-    changes = _changes(problem, promotion_interval, out_dtype)
-    if tile:
-        changes["tile"] = tuple(tile)
-    if not warp_specialize:
-        check_lockstep(problem, num_splits, pack_gqa, changes.get("tile"))
-        if stamps is not None:
-            raise ValueError("stamps are taken by warp-specialised kernels alone")
-        if q_descale is not None or k_descale is not None or v_descale is not None:
-            raise ValueError(f"descales are for e4m3 operands, got dtype {problem.dtype}")
-        _check_size(problem, 1)
-        return launch_lockstep(problem, q, k, v, intra_wg_overlap=intra_wg_overlap)
-    values = (q_descale, k_descale, v_descale)
-    blocks: Any = tuple(descale_blocks)
-    by_tile = differ_by_tile(values, blocks)
-    plan = _plan(problem, num_splits, pack_gqa, pingpong, intra_wg_overlap, q.device, by_tile, **changes)
-    descales = descales_of(problem, values, blocks, plan.config.tile_n, q.device)
-    _check_size(problem, plan.config.num_splits)
-    out = torch.empty(problem.out_shape, dtype=_OUT_DTYPES[plan.config.out_dtype], device=q.device)
-    lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
-    with torch.cuda.device(q.device):
-        if plan.config.num_splits > 1:
-            if stamps is not None:
-                raise ValueError(f"stamps are taken where keys are not split, got num_splits {plan.config.num_splits}")
-            _launch_splits(plan, problem, q, k, v, out, lse, descales)
-        else:
-            if not plan.is_complete:
-                out.zero_()
-                lse.fill_(-math.inf)
-            _launch(
-                plan if stamps is None else _instrumented(plan, stamps),
-                problem,
-                q,
-                k,
-                v,
-                out,
-                lse,
-                lse,
-                descales,
-                stamps,
-            )
-    return out, lse
+    if stamps is not None:
+        choices = choices._replace(stamps=stamps.shape[2] if stamps.ndim == 4 else 1)
+    layouts: dict[str, Layout] = {
+        "q": (q.data_ptr(), q.shape, q.stride()),
+        "k": (k.data_ptr(), k.shape, k.stride()),
+        "v": (v.data_ptr(), v.shape, v.stride()),
+    }
+    family = _family((q, k, v), layouts, semantics, choices, descales, packed)
+    strides = 0 if family.is_packed else layouts["k"][2][0] | layouts["v"][2][0]
+    if (layouts["q"][0] | layouts["k"][0] | layouts["v"][0] | strides * q.element_size()) % 16 and k.numel():
+        raise ValueError("addresses and outer strides must be multiples of 16 bytes (TMA)")
+    if torch._C._cuda_getDevice() == family.device.index:
+        return _run(family, layouts, descales, packed, stamps)
+    with torch.cuda.device(family.device):
+        return _run(family, layouts, descales, packed, stamps)
 
 
-def _instrumented(plan: Plan, stamps: torch.Tensor) -> Plan:
-    """The plan of a kernel that keeps a timeline in ``stamps``."""
-    ctas, actors = plan.schedule.shape[0], plan.variant.consumers + 1
-    fits = stamps.ndim == 4 and stamps.shape[0] >= ctas and stamps.shape[1] == actors and stamps.shape[3] == COLUMNS
-    if not fits or stamps.dtype != torch.int32 or not stamps.is_contiguous():
-        raise ValueError(
-            f"stamps must be contiguous int32 ({ctas} or more, {actors}, steps, {COLUMNS}), "
-            f"got {stamps.dtype} {tuple(stamps.shape)}"
-        )
-    return replace(plan, variant=replace(plan.variant, stamps=stamps.shape[2]))
-
-
-def launch_lockstep(
-    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, intra_wg_overlap: bool
+def _run(
+    family: _Family, layouts: dict[str, Layout], descales: Descales, packed: Packed | None, stamps: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Start the kernel without warp specialisation: one CTA per row tile."""
-    tile_m, tile_n, head_dim = 128, 128, 128
-    out = torch.empty(problem.out_shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
-    q_view, out_view = (key_view(x, tile_m, head_dim, is_varlen=False) for x in (q, out))
-    k_view, v_view = (key_view(x, tile_n, head_dim, is_varlen=False) for x in (k, v))
-    scale, _ = softmax_factors(problem.softmax_scale, 0.0)
-    with torch.cuda.device(q.device):
-        forward_lockstep[(-(-problem.seqlen_q // tile_m), problem.batch * problem.nheads)](
-            q_view, k_view, v_view, out_view, lse, problem.nheads, problem.group, problem.seqlen_q, problem.seqlen_k,
-            scale, problem.causal, problem.seqlen_k % tile_n != 0, intra_wg_overlap,
-            num_warps=8, maxnreg=255, enable_fp_fusion=False,
-        )  # fmt: skip
+    """Outputs, workspace and kernels of one launch on the current device."""
+    device, shape, keys = family.device, layouts["q"][1], layouts["k"][1]
+    if packed is None:
+        batch, seqlen_q, nheads, _ = shape
+        sizes, lse_shape = Sizes(seqlen_q, keys[1]), (batch, nheads, seqlen_q)
+    else:
+        sizes, lse_shape = Sizes(shape[0], keys[0], packed[2:]), (shape[1], shape[0])
+    ready = family.plan(sizes.rows_k)
+    ready.take(sizes)
+    plan = ready.plan
+    out = torch.empty((*shape[:-1], layouts["v"][1][-1]), dtype=family.out_dtype, device=device)
+    lse = torch.empty(lse_shape, dtype=torch.float32, device=device)
+    layouts["out"] = (out.data_ptr(), out.shape, out.stride())
+    addresses = {"out": layouts["out"][0], "lse": lse.data_ptr()}
+    kept: list[Any] = []  # tensors whose addresses the kernels get must live until they are launched
+    if family.is_e4m3:
+        factors = family.descales(descales)
+        kept.append(factors)
+        for name, x in factors.items():
+            addresses[name] = x.data_ptr()
+    if packed is not None:
+        kept.append(_packed_workspace(ready, packed, addresses, device))
+    if plan.num_splits > 1:
+        kept.append(_partials(plan, sizes, addresses, device))
+    elif not (plan.is_complete and sizes.rows_k):
+        out.zero_()
+        lse.fill_(-math.inf)
+    if stamps is not None:
+        _check_stamps(plan, stamps)
+        addresses["stamps"] = stamps.data_ptr()
+    ready.run(layouts, addresses, device)
     return out, lse
 
 
-def _launch(plan: Plan, problem: AttentionProblem, q, k, v, out, lse, partial, descales: Descales, stamps=None) -> None:
-    """Start the main kernel; ``lse`` and ``partial`` are workspaces when the launch is split."""
-    if not plan.schedule.shape[0]:
-        return
-    config, shape, variant = plan.config, plan.shape, plan.variant
-    rows = {"group": problem.group, "pack": variant.pack, "is_varlen": variant.is_varlen}
-    keys = {"block_rows": config.tile_n, "head_dim": config.head_dim, "is_varlen": variant.is_varlen}
-    is_fp8 = problem.dtype == "e4m3"
-    out_channels = min(config.head_dim, 128) if is_fp8 else config.head_dim  # e4m3: what the Q buffer of 256 holds
-    views = (
-        query_view(q, config.head_dim, **rows), key_view(k, **keys), key_view(v, **keys),
-        query_view(out, out_channels, **rows),
-    )  # fmt: skip
-    workspace = (lse, partial, plan.sequences, plan.sequences if stamps is None else stamps, plan.schedule)
-    sizes = (
-        plan.schedule.shape[1], problem.nheads, problem.group, problem.out_shape[-3], problem.seqlen_k, shape.left,
-        shape.right, config.num_splits, math.prod(problem.lse_shape),
-    )  # fmt: skip
-    options = {"num_warps": 4, "maxnreg": variant.entry_regs, "enable_fp_fusion": False}
-    if is_fp8:
-        scale = float(np.float32(problem.softmax_scale * LOG2_E))  # the kernel multiplies by the descales, then clamps
-        cap = (float(np.float32(2 / problem.softcap)), plan.factors[0]) if problem.softcap else (0.0, 0.0)
-        forward_fp8[(plan.schedule.shape[0],)](
-            *views, *workspace, *descales.arguments, *cap, *sizes, scale, variant, **options
-        )
-    else:
-        forward_fp16[(plan.schedule.shape[0],)](*views, *workspace, *sizes, *plan.factors, variant, **options)
+def _packed_workspace(
+    ready: _PlanOnGpu, packed: Packed, addresses: dict[str, int], device: torch.device
+) -> torch.Tensor:
+    """One tensor for the schedule, and behind it four int32 per sequence."""
+    ctas, width = ready.table_shape
+    workspace = torch.empty(ctas * width + 2 * ready.plan.problem.batch, dtype=torch.int64, device=device)
+    addresses["schedule"] = workspace.data_ptr()
+    addresses["sequences"] = addresses["schedule"] + 8 * ctas * width
+    addresses["cu_seqlens_q"] = packed.cu_seqlens_q.data_ptr()
+    addresses["cu_seqlens_k"] = packed.cu_seqlens_k.data_ptr()
+    return workspace
 
 
-def _launch_splits(plan: Plan, problem: AttentionProblem, q, k, v, out, lse, descales: Descales) -> None:
-    """Partials to a workspace, then the combine. Splits without a key block keep the workspace's (0, -inf)."""
-    num_rows, splits = math.prod(problem.lse_shape), plan.config.num_splits
-    partial = torch.empty((splits, num_rows, plan.config.head_dim), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((splits, num_rows), dtype=torch.float32, device=q.device)
-    if not plan.is_complete:
+def _partials(plan: Plan, sizes: Sizes, addresses: dict[str, int], device: torch.device) -> list[torch.Tensor]:
+    """Workspace of the splits; those without a key block keep (0, -inf)."""
+    rows = plan.num_rows(sizes)
+    partial = torch.empty((plan.num_splits, rows, plan.config.head_dim), dtype=torch.float32, device=device)
+    partial_lse = torch.empty((plan.num_splits, rows), dtype=torch.float32, device=device)
+    if not (plan.is_complete and sizes.rows_k):
         partial.zero_()
         partial_lse.fill_(-math.inf)
-    _launch(plan, problem, q, k, v, out, partial_lse, partial, descales)
-    combine[(-(-num_rows // COMBINE_ROWS),)](
-        partial, partial_lse, out, lse, num_rows, problem.out_shape[-3], problem.nheads, splits, problem.head_dim_v,
-        COMBINE_ROWS, plan.config.head_dim, num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
+    addresses["partial"], addresses["partial_lse"] = partial.data_ptr(), partial_lse.data_ptr()
+    return [partial, partial_lse]
 
 
-__all__ = ["Plan", "config_of", "forward", "softmax_factors"]
+def _check_stamps(plan: Plan, stamps: torch.Tensor) -> None:
+    ctas = len(plan.tables["schedule"]) if plan.tables else plan.num_sms
+    wanted = stamps_shape(plan, ctas)
+    fits = stamps.ndim == 4 and stamps.shape[0] >= ctas and tuple(stamps.shape[1:]) == wanted[1:]
+    if not fits or stamps.dtype != torch.int32 or not stamps.is_contiguous():
+        raise ValueError(
+            f"stamps must be contiguous int32 ({ctas} or more, {wanted[1]}, steps, {wanted[3]}), "
+            f"got {stamps.dtype} {tuple(stamps.shape)}"
+        )

@@ -1,10 +1,11 @@
-"""Host side of the quantiser: checks, buffers, launches."""
+"""Host side of the quantiser: checks, buffers, and the calls of its kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +26,6 @@ from fa3_kernels.plan.quantizer import (
     tile_rows,
 )
 
-# The annotations of gluon.jit hide from a type checker that these are launched.
-_QUANTIZE: Any = quantize
-_K_MEAN_CHUNKS: Any = k_mean_chunks
-_K_MEAN: Any = k_mean
 MEAN_WARPS = 4
 REGISTERS_PER_SM = 65536
 
@@ -80,11 +77,27 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: tuple,
             raise ValueError(f"cu_seqlens must be int32 (batch + 1,) beside q, got {x.dtype} {tuple(x.shape)}")
 
 
-@lru_cache(maxsize=64)
-def _sign_masks(head_dim: int, seed: int, device: torch.device) -> torch.Tensor:
+class Call(NamedTuple):
+    """One kernel launch: the kernel, its arguments in order, the grid, and launch options.
+
+    Arguments are tensors, numbers, records of them, and tables that the host makes, which are still arrays.
+    """
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    grid: tuple[int, ...]
+    options: dict[str, Any]
+
+
+def _sign_masks(head_dim: int, seed: int) -> np.ndarray:
     """Bit 15 where the rotation changes the sign, int16 (head_dim,)."""
     signs = QuantizeOptions(rotate=True, seed=seed).signs(head_dim)
-    return torch.from_numpy(np.where(signs < 0, -(1 << 15), 0).astype(np.int16)).to(device)
+    return np.where(signs < 0, -(1 << 15), 0).astype(np.int16)
+
+
+@lru_cache(maxsize=64)
+def _on_device(table: bytes, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(table, np.int16).copy()).to(device)
 
 
 def _operand(
@@ -116,43 +129,47 @@ def _fits_a_tile(x: Operand) -> bool:
 
 
 def _correction(
-    q: torch.Tensor, k: Operand, is_packed: bool, signs: torch.Tensor | None, softmax_scale: float
-) -> Correction:
-    """Compute the K mean, in two launches."""
+    q: torch.Tensor, k: Operand, is_packed: bool, signs: np.ndarray | None, softmax_scale: float
+) -> tuple[Correction, list[Call]]:
+    """The K mean, and the two launches that compute it."""
     head_dim, device = q.shape[-1], q.device
     batch, channels = k.descale.shape[0], padded_head_dim(head_dim)
     chunks = max(1, -(-k.seqlen // MEAN_CHUNK_ROWS))
     partial = torch.empty((batch, k.heads, chunks, channels), dtype=torch.float32, device=device)
     mean = torch.empty((batch, k.heads, channels), dtype=torch.float32, device=device)
     options = {"num_warps": MEAN_WARPS, "enable_fp_fusion": False}
-    _K_MEAN_CHUNKS[(batch * k.heads * chunks,)](
+    sums = (
         k, partial, chunks, head_dim, MEAN_CHUNK_ROWS, MEAN_TREE_ROWS, channels, q.dtype == torch.bfloat16, is_packed,
-        **options,
     )  # fmt: skip
-    _K_MEAN[(batch * k.heads,)](
+    means = (
         partial, mean, signs, k.cu_seqlens, k.seqlen, k.heads, chunks, MEAN_CHUNK_ROWS, MEAN_FINAL_ROWS, channels,
-        is_packed, **options,
+        is_packed,
     )  # fmt: skip
+    calls = [
+        Call(k_mean_chunks, sums, (batch * k.heads * chunks,), options),
+        Call(k_mean, means, (batch * k.heads,), options),
+    ]
     nheads, rows = q.shape[-2], q.shape[0] if is_packed else q.shape[1]
     shape = (nheads, rows) if is_packed else (q.shape[0], nheads, rows)
     lse = torch.empty(shape, dtype=torch.float32, device=device)
-    return Correction(mean, lse, rows, softmax_scale, nheads // k.heads)
+    return Correction(mean, lse, rows, softmax_scale, nheads // k.heads), calls
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """What is the same for all launches of a call."""
+class _Casts:
+    """What is the same for all launches that cast."""
 
     operands: list[Operand]
     descale_rows: tuple[int, int, int]
     options: QuantizeOptions
-    signs: torch.Tensor | None
+    signs: np.ndarray | None
     correction: Correction | None
     is_bf16: bool
     is_packed: bool
+    num_sms: int
 
-    def launch_all(self) -> None:
-        """Launch once for all operands that share tile, head_dim and phase; the maxima come before the casts."""
+    def calls(self) -> Iterator[Call]:
+        """One call for all operands that share tile, head_dim and phase; the maxima come before the casts."""
         shapes = [(tile_rows(n, x.x.shape[-1]), x.x.shape[-1]) for n, x in zip(self.descale_rows, self.operands)]
         for phase in ("one_pass", "amax", "cast"):
             for shape in dict.fromkeys(shapes):
@@ -163,21 +180,21 @@ class _Call:
                     for own, x in zip(shapes, self.operands)
                 ]
                 if sum(counts):
-                    self._launch(*shape, counts, phase)
+                    yield self._call(*shape, counts, phase)
 
-    def _launch(self, rows: int, head_dim: int, counts: list[int], phase: str) -> None:
+    def _call(self, rows: int, head_dim: int, counts: list[int], phase: str) -> Call:
         channels = padded_head_dim(head_dim)
         has_qk = counts[0] + counts[1] > 0
         is_turned = self.options.rotate and has_qk
         form = tile_form(rows, channels, is_turned)
-        multiprocessors = torch.cuda.get_device_properties(self.operands[0].x.device).multi_processor_count
-        programs = multiprocessors * max(1, REGISTERS_PER_SM // (form.registers * form.threads))
-        _QUANTIZE[(min(sum(counts), programs),)](
+        programs = self.num_sms * max(1, REGISTERS_PER_SM // (form.registers * form.threads))
+        arguments = (
             *self.operands, *counts, self.signs if is_turned else None, self.correction if has_qk else None,
             form.rows, form.parts, channels, head_dim, is_turned, self.options.norm(head_dim) if is_turned else 1.0, phase,
             self.options.scale == "power_of_two", self.is_bf16, self.is_packed, form.lanes,
-            num_warps=form.threads // 32, maxnreg=form.registers, enable_fp_fusion=False,
         )  # fmt: skip
+        options = {"num_warps": form.threads // 32, "maxnreg": form.registers, "enable_fp_fusion": False}
+        return Call(quantize, arguments, (min(sum(counts), programs),), options)
 
 
 def quantize_qkv(
@@ -227,31 +244,64 @@ def quantize_qkv(
     """
     options = QuantizeOptions(block_rows, scope, scale, rotate, subtract_k_mean, seed)
     check_shapes(tuple(q.shape), tuple(k.shape), tuple(v.shape), options)
-    factor = lse_factor(softmax_scale, q.shape[-1])
-    _check(q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
-    seqlen_q, seqlen_k = (max_seqlen_q or 0, max_seqlen_k or 0) if q.dim() == 3 else (q.shape[1], k.shape[1])
-    descale_rows = options.descale_rows
-    group = q.shape[-2] // k.shape[-2] if scope == "head" else 1
-    operands = [
-        _operand(q, cu_seqlens_q, seqlen_q, descale_rows[0], group),
-        _operand(k, cu_seqlens_k, seqlen_k, descale_rows[1], 1),
-        _operand(v, cu_seqlens_k, seqlen_k, descale_rows[2], 1),
-    ]
-    is_packed = q.dim() == 3
+    starts, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    _check(q, k, v, starts, longest)
+    num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     with torch.cuda.device(q.device):
-        signs = _sign_masks(q.shape[-1], seed, q.device) if rotate else None
-        correction = None
-        if subtract_k_mean:
-            correction = _correction(q, operands[1], is_packed, signs, float(factor))
-        is_bf16 = q.dtype == torch.bfloat16
-        _Call(operands, descale_rows, options, signs, correction, is_bf16, is_packed).launch_all()
-    q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)
-    mean = None
-    if correction is not None:
-        mean = correction.mean[..., : q.shape[-1]]
-        if signs is not None:
-            mean = mean * (1.0 + signs.float() / (1 << 14))
-    q_descale, k_descale, v_descale = (x.descale for x in operands)
-    return QuantizedQKV(
-        q8, k8, v8, q_descale, k_descale, v_descale, descale_rows, correction.lse if correction else None, mean
-    )
+        quantized, calls = plan_quantize(q, k, v, options, softmax_scale, starts, longest, num_sms=num_sms)
+        for call in calls:
+            arguments = (_on_device(x.tobytes(), q.device) if isinstance(x, np.ndarray) else x for x in call.arguments)
+            call.kernel[call.grid](*arguments, **call.options)
+        return quantized()
+
+
+def plan_quantize(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: QuantizeOptions,
+    softmax_scale: float | None = None,
+    starts: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    longest: tuple[int | None, int | None] = (None, None),
+    *,
+    num_sms: int,
+) -> tuple[Callable[[], QuantizedQKV], list[Call]]:
+    """Buffers and calls of :func:`quantize_qkv`; the tensors may be ones without storage.
+
+    Returns
+    -------
+    quantized : callable
+        Gives the result once the calls have been started.
+    calls : list of Call
+        In order.
+    """
+    factor = lse_factor(softmax_scale, q.shape[-1])
+    is_packed = q.dim() == 3
+    seqlen_q, seqlen_k = (longest[0] or 0, longest[1] or 0) if is_packed else (q.shape[1], k.shape[1])
+    descale_rows = options.descale_rows
+    group = q.shape[-2] // k.shape[-2] if options.scope == "head" else 1
+    operands = [
+        _operand(q, starts[0], seqlen_q, descale_rows[0], group),
+        _operand(k, starts[1], seqlen_k, descale_rows[1], 1),
+        _operand(v, starts[1], seqlen_k, descale_rows[2], 1),
+    ]
+    signs = _sign_masks(q.shape[-1], options.seed) if options.rotate else None
+    correction, calls = None, []
+    if options.subtract_k_mean:
+        correction, calls = _correction(q, operands[1], is_packed, signs, float(factor))
+    is_bf16 = q.dtype == torch.bfloat16
+    calls += _Casts(operands, descale_rows, options, signs, correction, is_bf16, is_packed, num_sms).calls()
+
+    def quantized() -> QuantizedQKV:
+        q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)
+        mean = None
+        if correction is not None:
+            mean = correction.mean[..., : q.shape[-1]]
+            if signs is not None:
+                mean = mean * (1.0 + _on_device(signs.tobytes(), q.device).float() / (1 << 14))
+        q_descale, k_descale, v_descale = (x.descale for x in operands)
+        return QuantizedQKV(
+            q8, k8, v8, q_descale, k_descale, v_descale, descale_rows, correction.lse if correction else None, mean
+        )  # fmt: skip
+
+    return quantized, calls

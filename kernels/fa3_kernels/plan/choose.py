@@ -16,7 +16,26 @@ SPLIT_COST = 0.05  # reading one more partial in the combine, in key blocks; ass
 H200_SMS = 132
 SMEM_BYTES = 232448  # of a CTA (CUDA programming guide, compute capability 9.0)
 SMEM_OVERHEAD_BYTES = 512  # mbarriers and what partitions are handed: 188 to 384 in the shipped kernels (audit.json)
+SIGNIFICANT_BITS = 3  # to which the longest lengths of packed sequences are rounded up
 FREE_REGISTERS = 128  # of the 160 of a consumer thread of three warpgroups, what O, S and P may hold
+
+
+def longest(length: int) -> int:
+    """Round the longest length up to three significant bits, so that batches of about one length share a plan.
+
+    >>> [longest(n) for n in (1, 7, 100, 1000, 4097)]
+    [1, 7, 112, 1024, 5120]
+    """
+    step = 1 << max(0, length.bit_length() - SIGNIFICANT_BITS)
+    return -(-length // step) * step
+
+
+def without_lengths(problem: AttentionProblem) -> AttentionProblem:
+    """What the host knows of packed sequences: their number and the longest, here the lengths of all; others are as they are."""
+    if not problem.is_varlen:
+        return problem
+    q, k = ((longest(n),) * problem.batch for n in (problem.seqlen_q, problem.seqlen_k))
+    return replace(problem, seqlens_q=q, seqlens_k=k, seqlen_q=q[0], seqlen_k=k[0])
 
 
 def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: int = 1) -> Shape:
@@ -136,6 +155,7 @@ def config_of(
     Parameters
     ----------
     problem : AttentionProblem
+        Of packed sequences only their number and the longest count, as a launch knows no more.
     num_splits : int
         0 lets :func:`choose_num_splits` decide.
     pack_gqa : bool, optional
@@ -156,6 +176,7 @@ def config_of(
     ValueError
         For a problem or a choice that no kernel is compiled for.
     """
+    problem = without_lengths(problem)
     multiple = 16 if problem.dtype == "e4m3" else 8
     for name in ("head_dim", "head_dim_v"):
         if getattr(problem, name) % multiple:

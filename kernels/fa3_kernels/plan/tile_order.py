@@ -20,6 +20,7 @@ L2_BYTES = (
     16 * 2**20
 )  # K and V of the heads in flight; measured on an H200: 8 and 16 MiB alike, 32 MiB 1 to 2 % slower at 1k
 END = -1
+SPLIT_SHIFT, HEAD_SHIFT = 20, 32  # of an entry: m_block below, the split above it, then sequence and head
 MAX_M_BLOCKS, MAX_SPLITS, MAX_HEADS = 1 << 20, 1 << 12, 1 << 31
 
 
@@ -143,7 +144,7 @@ def static_schedule(shape: Shape, num_ctas: int, *, tile_m: int, tile_n: int, he
     tiles: list[list[int]] = [[] for _ in free_at]
     for head, item in order:
         time, cta = heapq.heappop(free_at)
-        tiles[cta].append((head << 32) + (item.split << 20) + item.m_block)
+        tiles[cta].append((head << HEAD_SHIFT) + (item.split << SPLIT_SHIFT) + item.m_block)
         heapq.heappush(free_at, (time + item.blocks + TILE_COST, cta))
     width = max(map(len, tiles), default=0) + 1
     table = np.full((len(tiles), width), END, np.int64)

@@ -27,12 +27,12 @@ SPILLS = {
 def compiled(dtype, head_dim: int, tile: tuple[int, int]):
     pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
     pytest.importorskip("triton.experimental.gluon", reason="needs triton: pip install triton==3.6.0")
-    from fa3_kernels.audit.compile import compile_kernel
-    from fa3_kernels.audit.record import record
+    from fa3_kernels.audit.calls import calls_of
+    from fa3_kernels.audit.compile import compile_call
 
     problem = AttentionProblem(1, 4, 4, 4096, 4096, head_dim, dtype=dtype)
-    (call,) = record(Launch("tile", problem, {"tile": tile}))
-    return compile_kernel(call.kernel, call.args, **call.options)
+    (call,) = calls_of(Launch("tile", problem, {"tile": tile}))
+    return compile_call(call)
 
 
 @pytest.mark.parametrize("kind", SPILLS, ids=str)

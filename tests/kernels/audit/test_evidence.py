@@ -29,8 +29,8 @@ from fa3_kernels.plan import config
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "kernels" / "fa3_kernels"
 H200 = ROOT / "reports" / "h200"
-EVIDENCE = ("forward", "quantize", "timeline")
-HOST = {"launch": "gluon.launch", "schedule": "plan.tile_order", "quantize": "gluon.quantize"}
+EVIDENCE = ("forward", "packed", "quantize", "timeline")
+HOST = {"launch": "plan.plan", "schedule": "plan.tile_order", "quantize": "gluon.quantize"}
 needs_triton = pytest.mark.skipif(unsupported() is not None, reason=f"cannot record launches: {unsupported()}")
 
 OF_ROWS = {"microbench_provenance"}  # each row has its own hash: tests/simulator/test_microbench.py
@@ -92,9 +92,8 @@ def test_comments_names_and_places_of_modules_leave_every_hash(tmp_path):
 
 def forget() -> None:
     """Empty the caches of the host, which know nothing of a change."""
-    launch, schedule, quantize = (import_module(f"fa3_kernels.{place}") for place in HOST.values())
-    for cache in (launch._plan, schedule.static_schedule, quantize._sign_masks):
-        cache.cache_clear()
+    for module, cache in (("plan.plan", "plan_of"), ("plan.tile_order", "static_schedule")):
+        getattr(import_module(f"fa3_kernels.{module}"), cache).cache_clear()
 
 
 @pytest.fixture
@@ -198,7 +197,7 @@ def test_every_audited_launch_is_bound_by_its_ptx_and_every_other_by_what_it_is_
 
 
 def test_a_word_that_nothing_is_evidence_of_is_refused():
-    with pytest.raises(ValueError, match="must be of the forward, quantize or timeline launches, got 'backward'"):
+    with pytest.raises(ValueError, match=r"must be of forward, packed, quantize, .* launches, got 'backward'"):
         evidence_sha256("backward")  # type: ignore[arg-type]
 
 

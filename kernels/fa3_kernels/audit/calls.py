@@ -1,0 +1,102 @@
+"""Which kernels a probe starts, with which arguments, on a machine without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.plan.choose import H200_SMS
+from fa3_kernels.plan.plan import Plan, Pointer, plan_of, shared_keys, sizes_of
+from fa3_kernels.plan.request import DTYPES, Choices, Operand, Semantics, request_of
+from fa3_kernels.plan.views import View
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Descriptor(NamedTuple):
+    """What a TMA descriptor says: elements, block, extents and strides of the view."""
+
+    dtype: str
+    block_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """One kernel launch. Arguments are as in :class:`fa3_kernels.plan.plan.Call`, but that the host's tables and the
+    descriptors stand in their places. The quantiser's arguments are tensors without storage instead of names.
+    """
+
+    kernel: str
+    arguments: tuple[Any, ...]
+    grid: tuple[int, ...]
+    options: dict[str, Any]
+
+
+def calls_of(launch: Launch) -> tuple[Call, ...]:
+    """Return the kernels that a launch starts on an H200, in order. The quantiser's need torch and Triton.
+
+    Raises
+    ------
+    ValueError
+        As the launch itself.
+    """
+    if launch.function == "quantize_qkv":
+        return _quantizer_calls(launch)
+    plan, problem = plan_for(launch), launch.problem
+    shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape, "out": problem.out_shape}
+
+    def given(argument: Any) -> Any:
+        if isinstance(argument, View):
+            operand = _contiguous(shapes[argument.name], argument.dtype)
+            return Descriptor(argument.dtype, argument.block, *argument.of(operand.shape, operand.strides))
+        return plan.tables.get(argument.name, argument) if isinstance(argument, Pointer) else argument
+
+    return tuple(
+        Call(call.kernel, tuple(map(given, call.arguments)), call.grid, call.options)
+        for call in plan.calls(sizes_of(problem))
+    )
+
+
+def plan_for(launch: Launch) -> Plan:
+    """Plan a launch of contiguous operands."""
+    problem, choices = launch.problem, dict(launch.choices)
+    blocks = choices.pop("descale_blocks", None)
+    lengths = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
+    descales: tuple[Operand | None, ...] = (None, None, None)
+    if blocks is not None:
+        heads = (problem.nheads, problem.nheads_kv, problem.nheads_kv)
+        counts = [max(1, -(-n // rows)) if rows else 1 for n, rows in zip(lengths, blocks, strict=True)]
+        descales = tuple(_contiguous((problem.batch, h, n), "float32") for h, n in zip(heads, counts, strict=True))
+    request = request_of(
+        tuple(_contiguous(x, _NAMES[problem.dtype]) for x in (problem.q_shape, problem.k_shape, problem.v_shape)),
+        Semantics.of(problem),
+        Choices(**choices, stamps=launch.stamps),
+        descales=descales,
+        descale_blocks=blocks or (0, 0, 0),
+        packed=(problem.batch, *lengths[:2]) if problem.is_varlen else None,
+    )
+    plan = plan_of(request, H200_SMS)
+    keys = problem.seqlen_k if problem.is_varlen else shared_keys(request, problem.seqlen_k, plan.config.tile_n)
+    return plan if keys == problem.seqlen_k else plan_of(request.with_keys(keys), H200_SMS)
+
+
+def _contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
+    strides = [1]
+    for n in reversed(shape[1:]):
+        strides.append(strides[-1] * max(n, 1))
+    return Operand(shape, tuple(reversed(strides)), dtype, "cuda:0")
+
+
+def _quantizer_calls(launch: Launch) -> tuple[Call, ...]:
+    import torch
+
+    from fa3_kernels.gluon.quantize import plan_quantize
+    from fa3_kernels.plan.quantizer import QuantizeOptions
+
+    problem = launch.problem
+    dtype = getattr(torch, _NAMES[problem.dtype])
+    shapes = (problem.q_shape, problem.k_shape, problem.v_shape)
+    q, k, v = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    _, calls = plan_quantize(q, k, v, QuantizeOptions(**launch.choices), num_sms=H200_SMS)
+    return tuple(Call(call.kernel.__name__, call.arguments, call.grid, call.options) for call in calls)

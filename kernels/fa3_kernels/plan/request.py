@@ -1,0 +1,264 @@
+"""What a caller asks for: operands, semantics and choices, checked once, here.
+
+The checks read shapes, strides and dtypes alone, so they hold for tensors of any library, and for those that stand for
+tensors while a graph is traced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from fa3_kernels.plan.choose import check_lockstep, config_of, without_lengths
+from fa3_kernels.plan.config import Config, OutDtype, kernel_head_dim
+from fa3_reference.problem import AttentionProblem, Dtype
+
+DTYPES: dict[str, Dtype] = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+}  # by numpy's and torch's names
+TMA_BYTES = 16  # that addresses and outer strides are multiples of
+ONE_BLOCK = 1 << 30  # rows of a descale that holds for a whole sequence
+
+
+class Operand(NamedTuple):
+    """A tensor as the checks see it; strides in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str = ""
+
+
+class Semantics(NamedTuple):
+    """What is computed, as :class:`fa3_reference.problem.AttentionProblem` has it; no softmax_scale is 1 / sqrt(head_dim)."""
+
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    softmax_scale: float | None = None
+
+    @classmethod
+    def of(cls, problem: AttentionProblem) -> Semantics:
+        return cls(problem.causal, problem.window, problem.softcap, problem.softmax_scale)
+
+
+class Choices(NamedTuple):
+    """How it is computed. Bits depend on num_splits, tile and, for e4m3, on promotion_interval and out_dtype.
+
+    Parameters
+    ----------
+    num_splits : int
+        Parts into which the key blocks of every tile are cut, merged by a second kernel in ascending order; 0 chooses
+        from the shape.
+    pack_gqa : bool, optional
+        Fold the query heads of a kv head into the rows of a tile; by default where that makes fewer tiles.
+    pingpong, intra_wg_overlap : bool
+        Schedule only.
+    warp_specialize : bool
+        False is the kernel of the ablation: :func:`fa3_kernels.plan.choose.check_lockstep`.
+    tile : (int, int), optional
+        Query rows and keys of a tile, for experiments: :func:`fa3_kernels.plan.choose.check_tile`.
+    promotion_interval : int, optional
+        e4m3 only: keys the tensor core sums before O takes the sum in fp32; 128, or the keys of a smaller tile, by
+        default, 0 chains through the 13-bit accumulator.
+    out_dtype : {"bf16", "fp16"}, optional
+        e4m3 only: bf16 by default.
+    stamps : int
+        Steps per CTA of which an instrumented kernel keeps a timeline (:mod:`fa3_kernels.plan.stamps`).
+    """
+
+    num_splits: int = 1
+    pack_gqa: bool | None = None
+    pingpong: bool = True
+    intra_wg_overlap: bool = True
+    warp_specialize: bool = True
+    tile: tuple[int, int] | None = None
+    promotion_interval: int | None = None
+    out_dtype: OutDtype | None = None
+    stamps: int = 0
+
+    def config(self, problem: AttentionProblem, num_sms: int) -> Config:
+        """Configuration of the kernel, which the twin takes; ValueError for a choice that no kernel is compiled for."""
+        return config_of(problem, num_sms=num_sms, **self.keywords(problem.dtype))
+
+    def keywords(self, dtype: Dtype) -> dict[str, Any]:
+        """The choices as :func:`fa3_kernels.plan.choose.config_of` takes them."""
+        keywords = self._asdict()
+        del keywords["stamps"]
+        for_e4m3 = {name: keywords.pop(name) for name in ("promotion_interval", "out_dtype")}
+        given = {name: value for name, value in for_e4m3.items() if value is not None}
+        _require(not given or dtype == "e4m3", f"{' and '.join(given)} is for e4m3 operands, got dtype {dtype}")
+        return keywords | given
+
+
+class DescaleLayout(NamedTuple):
+    """Where a kernel finds the descales of one operand: strides of sequence, head and block."""
+
+    strides: tuple[int, int, int]
+    repeats: tuple[int, int]  # of heads and of blocks that the caller's tensor leaves out
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked launch; ``problem`` of packed sequences has the longest lengths there may be for every sequence."""
+
+    problem: AttentionProblem
+    choices: Choices
+    descales: tuple[DescaleLayout | None, DescaleLayout | None, DescaleLayout | None] = (None, None, None)
+    descale_blocks: tuple[int, int, int] = (0, 0, 0)
+
+    def with_keys(self, seqlen_k: int) -> Request:
+        """The same launch over another number of keys, of one kind that the checks tell apart no further."""
+        return replace(self, problem=replace(self.problem, seqlen_k=seqlen_k))
+
+    @property
+    def block_descales(self) -> bool:
+        """Whether descales of K or V differ by key tile."""
+        return any(x is not None and rows for x, rows in zip(self.descales[1:], self.descale_blocks[1:], strict=True))
+
+
+def _require(ok: bool, rule: str) -> None:
+    if not ok:
+        raise ValueError(rule)
+
+
+def check_operands(q: Operand, k: Operand, v: Operand, *, is_packed: bool) -> None:
+    """Raise ValueError for tensors that the kernels cannot read."""
+    operands = (q, k, v)
+    rank = 3 if is_packed else 4
+    devices = sorted({x.device for x in operands})
+    _require(
+        len(devices) == 1 and devices[0].startswith("cuda"),
+        f"q, k and v must be on one Hopper GPU, got {', '.join(devices)}",
+    )
+    axes = "(total, nheads, head_dim)" if is_packed else "(batch, seqlen, nheads, head_dim)"
+    shapes = ", ".join(str(tuple(x.shape)) for x in operands)
+    _require(all(len(x.shape) == rank for x in operands), f"q, k and v must be {axes}, got {shapes}")
+    _require(
+        q.dtype in DTYPES and k.dtype == v.dtype == q.dtype,
+        f"q, k and v must share float16, bfloat16 or float8_e4m3fn, got {q.dtype}, {k.dtype} and {v.dtype}",
+    )
+    _require(k.shape[:-1] == v.shape[:-1], f"k and v must have one shape but for head_dim, got {shapes}")
+    fits = q.shape[-1] == k.shape[-1] and (is_packed or q.shape[0] == k.shape[0])
+    _require(fits, f"k and v must fit q, got {shapes}")
+    multiple = TMA_BYTES // (1 if q.dtype == "float8_e4m3fn" else 2)
+    for name, x in zip("qkv", operands, strict=True):
+        head_dim = x.shape[-1]
+        _require(
+            0 < head_dim <= 256 and head_dim % multiple == 0,
+            f"head_dim must be a multiple of {multiple}, at most 256, got {name} {tuple(x.shape)}",
+        )
+        if all(x.shape):  # the strides of an empty tensor mean nothing
+            _require(x.strides[-1] == 1, f"the last dimension of {name} must be contiguous, got strides {x.strides}")
+            is_aligned = not any(n % multiple for n in x.strides[:-1])
+            _require(is_aligned, f"strides of {name} must be multiples of 16 bytes (TMA), got {x.strides} elements")
+    nheads, nheads_kv = q.shape[-2], k.shape[-2]
+    _require(
+        nheads_kv > 0 and nheads % nheads_kv == 0,
+        f"nheads must be a multiple of nheads_kv, got {nheads} and {nheads_kv}",
+    )
+
+
+def request_of(
+    operands: tuple[Operand, ...],
+    semantics: Semantics,
+    choices: Choices,
+    *,
+    descales: tuple[Operand | None, ...] = (None, None, None),
+    descale_blocks: tuple[int, int, int] = (0, 0, 0),
+    packed: tuple[int, ...] | None = None,
+) -> Request:
+    """Check a launch.
+
+    Parameters
+    ----------
+    operands : q, k, v
+    semantics, choices
+    descales : of q, k and v; float32 (batch, heads) or (batch, heads, blocks), or None for 1
+        Heads are those of the operand, or kv heads for q too.
+    descale_blocks : (int, int, int)
+        Rows per block of q, k and v, counted from the start of each sequence; 0 is one block.
+    packed : (int, int, int), optional
+        Sequences, longest queries and longest keys of packed operands.
+
+    Raises
+    ------
+    ValueError
+        With the value and the rule, for anything the kernels do not take.
+    """
+    q, k, v = operands
+    check_operands(q, k, v, is_packed=packed is not None)
+    scale = semantics.softmax_scale
+    _require(scale is None or scale > 0, f"softmax_scale must be > 0, got {scale}")
+    _require(
+        choices.num_splits >= 0,
+        f"num_splits must be 0 (chosen from the shape) or positive, got {choices.num_splits}",
+    )
+    rest: dict[str, Any] = {"head_dim_v": v.shape[-1], "dtype": DTYPES[q.dtype]}
+    rest |= semantics._asdict() | {"softmax_scale": scale or 0.0}
+    if packed:
+        batch, max_q, max_k = packed
+        _require(batch > 0 and max_q > 0, f"at least one sequence with a query is needed, got {packed}")
+        sizes = {"nheads": q.shape[1], "nheads_kv": k.shape[1], "head_dim": q.shape[2]}
+        problem = without_lengths(AttentionProblem.varlen((max_q,) * batch, (max_k,) * batch, **sizes, **rest))
+        longest_lengths = (max_q, max_k, max_k)
+    else:
+        problem = AttentionProblem(q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q.shape[3], **rest)
+        longest_lengths = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
+    layouts = _descale_layouts(problem, choices, descales, descale_blocks, longest_lengths, q.device)
+    if not choices.warp_specialize:
+        check_lockstep(problem, choices.num_splits, choices.pack_gqa, choices.tile)
+        _require(not choices.stamps, "stamps are taken by warp-specialised kernels alone")
+    head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
+    rows = problem.nheads * (q.shape[0] if packed else problem.batch * problem.seqlen_q)
+    _require(
+        rows * max(choices.num_splits, head_dim) < 1 << 31,
+        f"at most 2^31 output elements and partial rows, got {rows} rows of {head_dim} and {choices.num_splits} splits",
+    )
+    return Request(problem, choices, layouts, descale_blocks)
+
+
+def _descale_layouts(
+    problem: AttentionProblem,
+    choices: Choices,
+    descales: tuple[Operand | None, ...],
+    blocks: tuple[int, int, int],
+    lengths: tuple[int, int, int],
+    device: str,
+) -> Any:
+    """Check the descales and say where a kernel finds the factor of a sequence, head and block."""
+    _require(
+        len(blocks) == 3 and all(isinstance(n, int) and n >= 0 for n in blocks),
+        f"descale_blocks must be three integers >= 0, for q, k and v, got {blocks!r}",
+    )
+    layouts: list[DescaleLayout | None] = []
+    tile_n = choices.config(problem, 1).tile_n if any(blocks[1:]) else 0
+    for name, x, rows, length in zip("qkv", descales, blocks, lengths, strict=True):
+        if x is None:
+            _require(rows == 0, f"descale_blocks names blocks of {rows} rows for {name}_descale, which is None")
+            layouts.append(None)
+            continue
+        name, heads = f"{name}_descale", problem.nheads if name == "q" else problem.nheads_kv
+        _require(problem.dtype == "e4m3", f"{name} is for float8_e4m3fn operands, got {problem.dtype}")
+        _require(
+            x.dtype == "float32" and x.device == device,
+            f"{name} must be float32 on {device}, got {x.dtype} on {x.device}",
+        )
+        count = max(1, -(-length // rows)) if rows else 1
+        allowed: set[tuple[int, ...]] = {(problem.batch, n, count) for n in (heads, problem.nheads_kv)}
+        if not rows:
+            allowed.add((problem.batch, problem.nheads_kv))
+        shape = f"({problem.batch}, {problem.nheads_kv}{', blocks' if rows else ''})"
+        counted = f" with {count} blocks of {rows} rows" if rows else ""
+        _require(tuple(x.shape) in allowed, f"{name} must be {shape} (batch, nheads_kv){counted}, got {tuple(x.shape)}")
+        strides = (*x.strides, 0)[:3]
+        repeats = (heads // x.shape[1], 1)
+        if name != "q_descale" and rows:
+            _require(rows % tile_n == 0, f"{name} blocks must be whole key tiles of {tile_n} rows, got {rows}")
+            repeats = (1, rows // tile_n)
+        if repeats != (1, 1):  # a contiguous copy of the caller's tensor
+            strides = (heads * count * repeats[1], count * repeats[1], 1)
+        layouts.append(DescaleLayout((strides[0], strides[1], strides[2] if rows else 0), repeats))
+    return tuple(layouts)

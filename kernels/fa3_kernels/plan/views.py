@@ -1,0 +1,65 @@
+"""TMA views of q, k, v and out: dense, ragged (packed sequences) and of folded heads (PackGQA)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+RAGGED_ROWS = 1 << 30
+_RAGGED_EXTENT = 0x7FFF0000  # any coordinate is inside
+_WRAP = 1 << 34  # times RAGGED_ROWS and the element size: a multiple of 2^64 bytes
+
+
+class View(NamedTuple):
+    """A tensor in blocks of rows of one head; TMA fills with zeros, and does not write, beyond a sequence and beyond head_dim.
+
+    Parameters
+    ----------
+    name, dtype : str
+        Which tensor, and its elements.
+    rows, head_dim : int
+        Rows and channels of a block.
+    group, pack : int
+        With ``pack`` > 1 a row of a block is (position, head in group), and the group's heads are padded to ``pack``.
+    is_packed : bool
+        Whether the tensor is (total, nheads, dim). The ragged view ends every sequence for the hardware's bounds check,
+        wherever it lies in the tensor: two leading dimensions, whose strides add up to a multiple of 2^64 bytes, shift
+        the rows so that the sequence ends where the row dimension ends (at RAGGED_ROWS). The idea is Triton's
+        (triton/tools/ragged_tma.py).
+    """
+
+    name: str
+    dtype: str
+    rows: int
+    head_dim: int
+    group: int = 1
+    pack: int = 1
+    is_packed: bool = False
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """Shape of a block.
+
+        >>> View("k", "float16", 128, 64).block
+        (1, 1, 128, 64)
+        """
+        if self.pack > 1:
+            return (1, 1, self.rows // self.pack, self.pack, self.head_dim)
+        return (*(1,) * (3 if self.is_packed else 2), self.rows, self.head_dim)
+
+    def of(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides of the view of a tensor, in elements.
+
+        >>> View("k", "float16", 128, 64).of((2, 300, 4, 64), (76800, 256, 64, 1))
+        ((2, 4, 300, 64), (76800, 64, 256, 1))
+        """
+        if self.is_packed:
+            _, nheads, dim = shape
+            row, head, _ = strides
+            if self.pack > 1:
+                return (_RAGGED_EXTENT, _RAGGED_EXTENT, RAGGED_ROWS, nheads, dim), (_WRAP - row, row, row, head, 1)
+            return (_RAGGED_EXTENT, _RAGGED_EXTENT, nheads, RAGGED_ROWS, dim), (_WRAP - row, row, head, row, 1)
+        batch, seqlen, nheads, dim = shape
+        sequence, row, head, _ = strides
+        if self.pack > 1:
+            return (batch, nheads // self.group, seqlen, self.group, dim), (sequence, self.group * head, row, head, 1)
+        return (batch, nheads, seqlen, dim), (sequence, head, row, 1)

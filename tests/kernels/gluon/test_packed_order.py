@@ -1,0 +1,76 @@
+"""The kernel that makes the schedule of packed sequences, run by Triton's interpreter on a CPU.
+
+In a process of its own: the interpreter is chosen when Triton is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
+pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
+pytestmark = pytest.mark.optional
+
+PROGRAM = """
+import numpy as np, torch
+from triton.runtime import interpreter
+
+patch = interpreter._patch_lang_tensor
+
+
+def of_one_element(tensor, scope):
+    # numpy 2.4 converts no array of one element to an integer, as Triton 3.6 asks it to
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = of_one_element
+
+from fa3_kernels.gluon.packed_order import packed_order
+from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
+from fa3_kernels.plan.tile_order import L2_BYTES
+
+rng = np.random.default_rng(SEED)
+for trial in range(5):
+    batch = int(rng.integers(1, 10))
+    q, k = (tuple(int(n) for n in rng.integers(0, 500, batch)) for _ in "qk")
+    k = tuple(n * (trial != 3) for n in k)  # once no sequence has a key
+    q = (q[0] + 5, *q[1:])
+    kv, group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 4]))
+    is_packed = group > 1 and bool(rng.integers(2))
+    order = PackedOrder(
+        int(rng.integers(1, 3)), 128 // group if is_packed else 128, 128, kv if is_packed else kv * group,
+        1 if is_packed else group, int(rng.choice([-1, 100])), int(rng.choice([-1, 0, 30])), int(rng.choice([1, 1, 3])),
+        64,
+    )
+    want = packed_schedule(order, q, k, int(rng.choice([1, 7, 40, 132])))
+    total_q, total_k, heads = sum(q), sum(k), kv * group
+    starts = [torch.tensor(np.concatenate([[0], np.cumsum(x)]).astype(np.int32)) for x in (q, k)]
+    sequences, schedule = torch.zeros((batch, 4), dtype=torch.int32), torch.full(want.shape, -1, dtype=torch.int64)
+    out, lse = torch.full((total_q, heads, 64), torch.nan).half(), torch.full((heads, total_q), torch.nan)
+    packed_order[(len(want),)](
+        *starts, sequences, schedule, out, lse, batch, total_q, total_k, max(q), max(k), want.shape[1], heads,
+        order.tile_heads, order.heads_per_kv, order.tiles_per_unit, order.positions, 128, order.left, order.right,
+        order.num_splits, 4 * 64, 64, L2_BYTES=L2_BYTES, SORTED=True, ENTRIES=8, CHUNK=16, HEAD_DIM=64,
+    )
+    assert np.array_equal(schedule.numpy(), want), (trial, q, k, order)
+    for b, n in enumerate(q) if order.num_splits == 1 else ():
+        for position in range(0, n, 23):
+            row = sum(q[:b]) + position
+            is_empty = order.blocks(n, k[b], position // order.positions, 0) == 0
+            written = bool((out[row] == 0).all()), bool((lse[:, row] == -np.inf).all())
+            assert written == (is_empty, is_empty), (trial, b, position, written)
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_schedule_is_the_rules_to_the_entry_and_rows_without_a_key_are_written(seed):
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    run = [sys.executable, "-c", PROGRAM.replace("SEED", str(seed))]
+    found = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
+    assert found.stdout.strip() == "equal", found.stderr[-2000:]
