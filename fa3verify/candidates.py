@@ -18,7 +18,6 @@ import numpy as np
 
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.twin.faults import Fault
-from fa3_reference.bounds.forward import KernelModel
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 
 ENTRY_POINTS = "fa3verify.kernels"
@@ -93,19 +92,6 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
         "head_dim_v": problem.head_dim_v != problem.head_dim,
     }
     return frozenset(name for name, needed in needs.items() if needed)
-
-
-def model_of(config: Config) -> KernelModel:
-    """What the error bound must know of a configuration."""
-    return KernelModel(
-        config.dtype,
-        config.out_dtype,
-        config.tile_m,
-        config.tile_n,
-        config.promotion_interval,
-        config.num_splits,
-        config.pack_gqa,
-    )
 
 
 @dataclass(frozen=True, slots=True)

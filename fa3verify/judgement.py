@@ -11,7 +11,7 @@ from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.problem import Operands
 from fa3verify import candidates, metrics
-from fa3verify.candidates import Candidate, Result, model_of
+from fa3verify.candidates import Candidate, Result
 from fa3verify.cases import Case
 
 
@@ -64,7 +64,7 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     result = run(candidate, case, operands, config)
     seen = attention(case.problem, *operands.dequantized(case.problem))
     original = attention(case.problem, *arrays) if unrounded else None
-    bound = forward_bound(case.problem, operands, model_of(config))
+    bound = forward_bound(case.problem, operands, config.traits.kernel_model(config))
     shift = prepared.lse_shift
     if original is not None and shift is not None:
         original = Attention(original.out, original.lse - shift)

@@ -55,7 +55,13 @@ def schedule_options(command: Callable) -> Callable:
         click.option(
             "--promotion-interval", type=click.IntRange(0), default=0, help="e4m3: keys per promotion of P V."
         ),
-        click.option("--kernel", type=click.Choice(["gluon", "flash3"]), default="gluon", show_default=True),
+        click.option(
+            "--kernel",
+            metavar="FAMILY",
+            default="gluon",
+            show_default=True,
+            help="Whose: gluon (ours), flash3 or flash4.",
+        ),
         click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
         click.option(
             "--backward", is_flag=True, help="The backward kernel, of 64 queries x 128 keys by default; fp16 or bf16."

@@ -11,70 +11,72 @@ from fa3verify.cli.exits import EPILOG, emit, one_line_errors
 from fa3verify.cli.options import given_options, is_given, problem_options, schedule_options
 
 BACKWARD_TILE = (64, 128)
-FORWARD_ONLY = ("schedule", "kernel", "p_in_smem", "promotion_interval")
+FORWARD_ONLY = ("schedule", "kernel", "p_in_smem", "promotion_interval", "pack_gqa")
 VALIDATES_WITH = ("validate", "machine", "json_target")
 
 
-def _schedule(options: dict[str, Any]) -> Any:
-    from fa3_simulator.schedules import Schedule, read_switches
+def _config(options: dict[str, Any]) -> Any:
+    from fa3_kernels.plan.config import Config
+    from fa3_simulator.schedules import read_switches
 
     if options["backward"]:
-        return _backward_schedule(options)
+        return _backward_config(options)
     tile_m, tile_n = options["tile"]
-    return Schedule(
+    return Config(
         dtype=options["dtype"],
         head_dim=options["head_dim"],
         tile_m=tile_m,
         tile_n=tile_n,
         num_stages=options["stages"],
         promotion_interval=options["promotion_interval"],
-        v_transpose=options["dtype"] == "e4m3",
         pv_from_registers=not options["p_in_smem"],
-        kernel=options["kernel"],
+        pack_gqa=options["pack_gqa"],
+        family=options["kernel"],
         **read_switches(options["schedule"]),  # type: ignore[arg-type]
     )
 
 
-def _backward_schedule(options: dict[str, Any]) -> Any:
-    from fa3_simulator.backward import BackwardSchedule
+def _backward_config(options: dict[str, Any]) -> Any:
+    from fa3_simulator.backward import BackwardConfig
 
     if given := given_options(FORWARD_ONLY):
         raise ValueError(f"--backward does not take {', '.join(given)}: there is one backward schedule")
     if options["dtype"] == "e4m3":
         raise ValueError("the backward is for fp16 and bf16, got e4m3")
     tile_m, tile_n = options["tile"] if is_given("tile") else BACKWARD_TILE
-    return BackwardSchedule(options["head_dim"], tile_m, tile_n, options["stages"])
+    return BackwardConfig(options["head_dim"], tile_m, tile_n, options["stages"])
 
 
-def shape_of(options: dict[str, Any]) -> Any:
-    from fa3_simulator.run import Shape
+def problem_of(options: dict[str, Any]) -> Any:
+    from fa3_reference.problem import AttentionProblem
 
-    seqlen, nheads, kv_heads = (options[name] for name in ("seqlen", "nheads", "nheads_kv"))
-    queries = options["seqlen_q"] or seqlen
-    return Shape(options["batch"], nheads, queries, seqlen, options["causal"], kv_heads or nheads, options["pack_gqa"])
+    batch, nheads, seqlen, head_dim = (options[name] for name in ("batch", "nheads", "seqlen", "head_dim"))
+    kv_heads, queries = options["nheads_kv"] or nheads, options["seqlen_q"] or seqlen
+    semantics = {"dtype": options["dtype"], "causal": options["causal"]}
+    return AttentionProblem(batch, nheads, kv_heads, queries, seqlen, head_dim, **semantics)
 
 
 def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Shape, schedule and machine; ValueError when the schedule does not fit."""
+    """Problem, configuration and machine; ValueError when the configuration does not fit."""
     from fa3_simulator.machine import load
     from fa3_simulator.run import launched
     from fa3_simulator.tune import misfit
 
-    machine, schedule = load(options["machine"]), _schedule(options)
-    if problem := misfit(schedule, machine):
-        raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {problem}")
-    shape = shape_of(options)
-    return shape, launched(shape, schedule), machine
+    machine, config = load(options["machine"]), _config(options)
+    if reason := misfit(config, machine):
+        raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}")
+    problem = problem_of(options)
+    return problem, launched(problem, config), machine
 
 
-def trace_cta(schedule: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
+def trace_cta(config: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
     """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
     from fa3_simulator.costs import costs
     from fa3_simulator.engine import simulate as run
     from fa3_simulator.run import program_of
-    from fa3_simulator.schedules import Tile
+    from fa3_simulator.schedules import TileBlocks
 
-    program = program_of(schedule, [Tile(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
+    program = program_of(config, [TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
     tables = costs(program, machine, clock)
     return program, tables, run(program, tables)
 
@@ -100,10 +102,10 @@ def simulate(
         from fa3_simulator.run import estimate
         from fa3_simulator.timeline import bars, svg_gantt, text_gantt
 
-        shape, schedule, machine = setup(options)
-        found = estimate(shape, schedule, machine, clock_mhz)
-        program, tables, trace = trace_cta(schedule, machine, clock_mhz, found.tiles)
-        figures = _figures(shape, schedule, machine, found, (program, tables, trace))
+        problem, config, machine = setup(options)
+        found = estimate(problem, config, machine, clock_mhz)
+        program, tables, trace = trace_cta(config, machine, clock_mhz, found.tiles)
+        figures = _figures(problem, config, machine, found, (program, tables, trace))
         drawn = bars(program, trace)
         end = trace.cycles
         if svg:
@@ -128,26 +130,27 @@ def _validate(path: Path, machine: str, json_target: str | None) -> None:
         click.echo(validate.markdown(figures))
 
 
-def _figures(shape: Any, schedule: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:
+def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:
     """What is printed and written as JSON; the closed form is the forward's alone."""
+    from fa3_kernels.plan.config import Config
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
-    from fa3_simulator.schedules import Schedule
+    from fa3_simulator.run import flops
 
-    is_forward = isinstance(schedule, Schedule)
-    overlap, bound = measure(*traced), roofline(shape, schedule, machine, found.clock_mhz)
+    is_forward = isinstance(config, Config)
+    overlap, bound = measure(*traced), roofline(problem, config, machine, found.clock_mhz)
     ticks = sum(overlap.ledger.values()) or 1
-    flops = shape.flops(schedule.head_dim) * (1 if is_forward else 2.5)
+    operations = flops(problem, config.head_dim) * (1 if is_forward else 2.5)
     return {
         "schedule": traced[0].name,
         "machine": machine.name,
         "clock_mhz": found.clock_mhz,
         "cycles": round(found.cycles),
         "milliseconds": found.seconds * 1e3,
-        "tflops": flops / found.seconds / 1e12,
+        "tflops": operations / found.seconds / 1e12,
         "roofline_cycles": round(bound.cycles),
         "roofline_binds": bound.binds,
-        **({"closed_form_cycles": round(closed_form(shape, schedule, machine))} if is_forward else {}),
+        **({"closed_form_cycles": round(closed_form(problem, config, machine))} if is_forward else {}),
         "tensor_efficiency": overlap.tensor_efficiency,
         "overlap_efficiency": overlap.overlap_efficiency,
         "hidden_softmax": overlap.hidden_softmax,

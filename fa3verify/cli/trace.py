@@ -47,10 +47,10 @@ def trace(
         stamps, refusal = _stamps(measured, options) if measured else None, ""
         if measure:
             clock_mhz, stamps, refusal = _measure(out.with_suffix(".stamps.csv"), options)
-        shape, schedule, machine = setup(options)
-        tiles = longest_cta(shape, schedule, int(machine["sms"]))
+        problem, config, machine = setup(options)
+        tiles = longest_cta(problem, config, int(machine["sms"]))
         clock = stamps.sm_mhz if stamps else clock_mhz or machine["max_clock_mhz"]
-        program, _, run = trace_cta(schedule, machine, clock, tiles)
+        program, _, run = trace_cta(config, machine, clock, tiles)
         processes = {f"{program.name}, simulated {machine.name}": bars(program, run)}
         figures = {"cycles": run.cycles}
         if stamps:
@@ -84,17 +84,17 @@ def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
 
     if given := given_options(("backward", "p_in_smem", "clock_mhz", *GROUPED)):
         raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
-    shape, schedule, _ = setup(options)
-    found = (schedule.kernel, schedule.num_stages, schedule.softmax_stages)
-    if found != ("gluon", 2, 2):
+    problem, config, _ = setup(options)
+    if not config.traits.is_built_here or (config.num_stages, config.softmax_stages) != (2, 2):
         raise ValueError(
-            "--measure runs kernel gluon with 2 stages and a softmax of 2, got {} with {} and {}".format(*found)
+            "--measure runs kernel gluon with 2 stages and a softmax of 2, "
+            f"got {config.family} with {config.num_stages} and {config.softmax_stages}"
         )
     require_device("trace --measure")
     from fa3verify.gpu.timelines import record
     from fa3verify.gpu.tuning import cell_of, options_of
 
-    recorded = record(cell_of(schedule, shape), options_of(schedule, shape), path)
+    recorded = record(cell_of(problem), options_of(config, problem), path)
     try:
         return recorded.sm_mhz, read(path), ""
     except ValueError as error:

@@ -8,14 +8,16 @@ import rich_click as click
 
 from fa3verify.cli.exits import EPILOG, emit, one_line_errors, require_device
 from fa3verify.cli.options import problem_options
-from fa3verify.cli.simulate import shape_of
+from fa3verify.cli.simulate import problem_of
 
 
 @click.command(epilog=EPILOG)
 @problem_options
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True)
 @click.option(
-    "--kernel", type=click.Choice(["gluon", "flash3"]), help="gluon with --compile and --measure, else flash3."
+    "--kernel",
+    metavar="FAMILY",
+    help="Whose: gluon, flash3 or flash4; gluon with --compile and --measure, else flash3.",
 )
 @click.option("--compile", "compiles", is_flag=True, help="Compile the top ones our kernels take: registers, spills.")
 @click.option("--measure", type=click.IntRange(2), metavar="K", help="Time the top K our kernels take on a GPU.")
@@ -24,21 +26,22 @@ def tune(
 ) -> None:
     """Simulate every tile and schedule that fits, and rank them."""
     with one_line_errors():
+        from fa3_kernels.plan.traits import OURS, traits_of
         from fa3_simulator import tune as tuning
         from fa3_simulator.machine import load
 
         builds = compiles or measure is not None
-        kernel = options["kernel"] or ("gluon" if builds else "flash3")
-        if builds and kernel != "gluon":
-            raise ValueError(f"--compile and --measure are for --kernel gluon, got {kernel}")
+        kernel = options["kernel"] or (OURS if builds else tuning.PEER)
+        if builds and not traits_of(kernel).is_built_here:
+            raise ValueError(f"--compile and --measure are for --kernel {OURS}, got {kernel}")
         if measure is not None:
             require_device("tune --measure")
-        machine, shape = load(options["machine"]), shape_of(options)
-        ranked = tuning.tune(shape, options["dtype"], options["head_dim"], machine, clock_mhz, kernel=kernel)
+        machine, problem = load(options["machine"]), problem_of(options)
+        ranked = tuning.tune(problem, machine, clock_mhz, family=kernel, pack_gqa=options["pack_gqa"])
         if not ranked:
             raise ValueError(f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
         if builds:
-            best = [r for r in ranked if tuning.is_launchable(r.schedule)][: max(measure or 0, top if compiles else 0)]
+            best = [r for r in ranked if r.is_launchable][: max(measure or 0, top if compiles else 0)]
             if not best:
                 raise ValueError(
                     f"none of the {len(ranked)} schedules that fit is one our kernels can be launched with"
@@ -50,18 +53,18 @@ def tune(
             "schedules": len(ranked),
             "regret_gluon": tuning.regret(ranked, [r for r in ranked if r.is_gluon_buildable]),
             "regret_flash3": tuning.regret(ranked, [r for r in ranked if r.is_flash3_choice]),
-            "ranked": [_row(r, shape) for r in best],
+            "ranked": [_row(r, problem) for r in best],
         }
         if compiles:
-            figures |= _compile(best, figures["ranked"], shape)
+            figures |= _compile(best, figures["ranked"], problem)
         if measure is not None:
-            figures |= _measure(best[:measure], figures["ranked"], shape)
+            figures |= _measure(best[:measure], figures["ranked"], problem)
         emit(figures, json_target)
         if json_target != "-":
-            _print_ranking(figures, builds)
+            _print_ranking(figures, builds, not traits_of(kernel).is_built_here)
 
 
-def _compile(best: list[Any], rows: list[dict[str, Any]], shape: Any) -> dict[str, Any]:
+def _compile(best: list[Any], rows: list[dict[str, Any]], problem: Any) -> dict[str, Any]:
     """Add what ptxas made of each schedule to its row; or say why nothing can be compiled."""
     from fa3_kernels.gluon import unsupported
 
@@ -70,19 +73,19 @@ def _compile(best: list[Any], rows: list[dict[str, Any]], shape: Any) -> dict[st
     from fa3verify.gpu import tuning as tune_build
 
     for entry, row in zip(best, rows, strict=True):
-        row |= tune_build.compile_schedule(shape, entry.schedule)._asdict()
+        row |= tune_build.compile_schedule(problem, entry.config)._asdict()
     return {}
 
 
-def _measure(best: list[Any], rows: list[dict[str, Any]], shape: Any) -> dict[str, Any]:
+def _measure(best: list[Any], rows: list[dict[str, Any]], problem: Any) -> dict[str, Any]:
     """Add measured cycles to the rows; rank agreement and regret where three were timed."""
     import numpy as np
 
     from fa3verify.gpu import tuning as tune_build
     from fa3verify.gpu.validation import agreement
 
-    cell = tune_build.cell_of(best[0].schedule, shape)
-    measured = tune_build.measure_cycles(cell, [tune_build.options_of(r.schedule, shape) for r in best])
+    cell = tune_build.cell_of(problem)
+    measured = tune_build.measure_cycles(cell, [tune_build.options_of(r.config, problem) for r in best])
     for row, cycles in zip(rows, measured):
         row |= {"measured_cycles": cycles} if isinstance(cycles, float) else {"not_measured": cycles}
     timed = [(r.estimate.cycles, m) for r, m in zip(best, measured) if isinstance(m, float)]
@@ -92,15 +95,18 @@ def _measure(best: list[Any], rows: list[dict[str, Any]], shape: Any) -> dict[st
     return {"tau": tau, "regret": regret}
 
 
-def _row(entry: Any, shape: Any) -> dict[str, Any]:
-    s = entry.schedule
+def _row(entry: Any, problem: Any) -> dict[str, Any]:
+    from fa3_simulator.run import flops
+    from fa3_simulator.schedules import switches
+
+    c = entry.config
     return {
-        "tile": f"{s.tile_m}x{s.tile_n}",
-        "stages": s.num_stages,
-        "schedule": s.switches,
-        "p": "registers" if s.pv_from_registers else "smem",
+        "tile": f"{c.tile_m}x{c.tile_n}",
+        "stages": c.num_stages,
+        "schedule": switches(c),
+        "p": "registers" if c.pv_from_registers else "smem",
         "cycles": round(entry.estimate.cycles),
-        "tflops": shape.flops(s.head_dim) / entry.estimate.seconds / 1e12,
+        "tflops": flops(problem, c.head_dim) / entry.estimate.seconds / 1e12,
         "gap_to_roofline": entry.gap,
         "gluon": entry.is_gluon_buildable,
         "flash3_choice": entry.is_flash3_choice,
@@ -120,7 +126,7 @@ def _note(row: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _print_ranking(figures: dict[str, Any], builds: bool) -> None:
+def _print_ranking(figures: dict[str, Any], builds: bool, shows_peer: bool) -> None:
     shown = "the best our kernels can be launched with" if builds else "the best of every tile"
     click.echo(f"{figures['schedules']} schedules fit; {shown}:")
     click.echo(f"  {'tile':>8} {'stages':>6} {'schedule':>17} {'P':>9} {'cycles':>10} {'TFLOP/s':>8} {'gap':>6}")
@@ -135,5 +141,5 @@ def _print_ranking(figures: dict[str, Any], builds: bool) -> None:
         regret = ", ".join(f"top-{k} {x:.1%}" for k, x in zip((1, 3), figures["regret"]))
         click.echo(f"simulated against measured: Kendall tau {figures['tau']:.2f}, regret {regret}")
     if not builds:
-        own = "" if figures["kernel"] == "gluon" else f", of FlashAttention-3's own {figures['regret_flash3']:.1%}"
+        own = f", of FlashAttention-3's own {figures['regret_flash3']:.1%}" if shows_peer else ""
         click.echo(f"regret of the best Gluon tile {figures['regret_gluon']:.1%}{own}")

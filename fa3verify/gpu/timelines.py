@@ -59,7 +59,7 @@ def record(cell: Cell, options: dict[str, Any], path: Path) -> Recorded:
     inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
     config = config_of(cell.problem, **options)
     ctas = torch.cuda.get_device_properties(0).multi_processor_count
-    shape = (ctas, config.num_consumer_warpgroups + 1, STEPS, COLUMNS)
+    shape = (ctas, config.consumers + 1, STEPS, COLUMNS)
     stamps = torch.zeros(shape, dtype=torch.int32, device=inputs[0].q.device)
 
     launch = kernels.our_launch(cell, inputs, Choices(**options))

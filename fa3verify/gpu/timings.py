@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from fa3_kernels.plan.config import kernel_head_dim
-from fa3_simulator.run import Shape
-from fa3_simulator.schedules import Schedule
-from fa3_simulator.tune import flash3_schedule, flash4_schedule
+from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
+from fa3_kernels.plan.traits import FAMILIES
+from fa3_reference.problem import AttentionProblem
 
-FLASH3 = ("fa3", "fa3.dew")  # the bench's names of official FlashAttention-3, whose tiles are known and not in its rows
-FLASH4 = "fa4"
+# Families by the bench's names of other people's kernels, whose tiles are known and not in its rows.
+PEERS = {"fa3": "flash3", "fa3.dew": "flash3", "fa4": "flash4"}
 ONE_SPLIT = "gluon.one_split"  # ours for decoding, keys not split
 SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
 COLUMNS = (
@@ -29,8 +29,8 @@ class Measured(NamedTuple):
 
     line: int
     kernel: str
-    shape: Shape
-    schedule: Schedule
+    problem: AttentionProblem
+    config: Config
     cycles: float
     clock_mhz: float
 
@@ -90,18 +90,13 @@ def read(path: Path) -> tuple[list[Measured], Counter[str]]:
         if reason := _unusable(row):
             left_out[reason] += 1
             continue
-        schedule = _schedule(row)
-        if isinstance(schedule, str):
-            left_out[schedule] += 1
+        problem = _problem(row)
+        config = _config(row, problem)
+        if isinstance(config, str):
+            left_out[config] += 1
             continue
-        batch, nheads, seqlen_q, seqlen_k = (row.whole(n) for n in ("batch", "nheads", "seqlen_q", "seqlen_k"))
-        kv_heads = row.whole("nheads_kv")
-        if nheads % kv_heads:
-            raise row.refuse("nheads_kv", f"a divisor of nheads {nheads}")
-        packs = row.values["grid"] == "decode" and kv_heads < nheads  # one query: a group is one tile
-        shape = Shape(batch, nheads, seqlen_q, seqlen_k, row.flag("causal"), kv_heads, packs)
         cycles, clock = row.positive("burst_cycles"), row.positive("burst_sm_mhz")
-        rows.append(Measured(row.line, row.values["kernel"], shape, schedule, cycles, clock))
+        rows.append(Measured(row.line, row.values["kernel"], problem, config, cycles, clock))
     return rows, left_out
 
 
@@ -134,28 +129,43 @@ def _unusable(row: _Row) -> str | None:
     return None
 
 
-def _schedule(row: _Row) -> Schedule | str:
-    """The schedule of a row, or why there is none."""
-    dtype, head_dim, causal = row.values["dtype"], row.whole("head_dim"), row.flag("causal")
-    try:
-        if row.values["kernel"] in FLASH3:
-            return flash3_schedule(dtype, head_dim, causal) or "FlashAttention-3 with a tile not in our table"
-        if row.values["kernel"] == FLASH4:
-            return flash4_schedule(dtype, head_dim) or "FlashAttention-4 with a tile not in our table"
-        if not row.values["tile_m"]:
-            return f"no program for {row.values['kernel']}"
+def _problem(row: _Row) -> AttentionProblem:
+    """What was computed in a row."""
+    sizes = {name: row.whole(name) for name in ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim")}
+    if sizes["nheads"] % sizes["nheads_kv"]:
+        raise row.refuse("nheads_kv", f"a divisor of nheads {sizes['nheads']}")
+    with _named(row):
+        return AttentionProblem(**sizes, dtype=row.values["dtype"], causal=row.flag("causal"))  # type: ignore[arg-type]
+
+
+def _config(row: _Row, problem: AttentionProblem) -> Config | str:
+    """The configuration that ran, or why there is none."""
+    if family := PEERS.get(row.values["kernel"]):
+        if not FAMILIES[family].shipped(problem):
+            return f"{FAMILIES[family].title} with a tile not in our table"
+        return default_config(problem, family=family)
+    if not row.values["tile_m"]:
+        return f"no program for {row.values['kernel']}"
+    with _named(row):
         specialized = row.flag("warp_specialized")
-        return Schedule(
-            dtype=dtype,
-            head_dim=kernel_head_dim(head_dim),
+        return Config(
+            dtype=problem.dtype,
+            head_dim=kernel_head_dim(problem.head_dim),
             tile_m=row.whole("tile_m"),
             tile_n=row.whole("tile_n"),
+            promotion_interval=row.whole("promotion_interval", 0) if row.values["promotion_interval"] else 0,
+            pack_gqa=row.values["grid"] == "decode" and problem.group > 1,  # one query: a group is one tile
             pingpong=row.flag("pingpong") and specialized,
             intra_wg_overlap=row.flag("overlap"),
             warp_specialized=specialized,
-            promotion_interval=row.whole("promotion_interval", 0) if row.values["promotion_interval"] else 0,
-            v_transpose=dtype == "e4m3",
         )
+
+
+@contextmanager
+def _named(row: _Row) -> Iterator[None]:
+    """Name file and line in what a record refuses."""
+    try:
+        yield
     except ValueError as error:
         text = str(error)
         raise ValueError(text if text.startswith(row.origin) else f"{row.origin}, line {row.line}: {text}") from None

@@ -11,8 +11,8 @@ from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.figures import tensor_loops
 from fa3_kernels.audit.shipped import Launch
-from fa3_simulator.run import Shape
-from fa3_simulator.schedules import Schedule
+from fa3_kernels.plan.config import Config
+from fa3_reference.problem import AttentionProblem
 from fa3verify.gpu.bench import check, kernels, results, timing
 from fa3verify.gpu.bench.cells import Cell
 
@@ -20,10 +20,10 @@ ROUNDS, PAUSE_S = 5, 0.3
 _REGISTER = re.compile(r"\bR(\d+)\b")
 
 
-def cell_of(schedule: Schedule, shape: Shape) -> Cell:
-    """What is launched where a schedule is simulated for a shape."""
-    sizes = (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.nheads, shape.kv_heads)
-    return Cell("schedules", schedule.dtype, *sizes, schedule.head_dim, shape.causal)  # type: ignore[arg-type]
+def cell_of(problem: AttentionProblem) -> Cell:
+    """What is launched where a problem is simulated."""
+    p = problem
+    return Cell("schedules", p.dtype, p.batch, p.seqlen_q, p.seqlen_k, p.nheads, p.nheads_kv, p.head_dim, p.causal)
 
 
 class Built(NamedTuple):
@@ -37,23 +37,23 @@ class Built(NamedTuple):
     note: str = ""
 
 
-def options_of(schedule: Schedule, shape: Shape) -> dict[str, Any]:
-    """Choices (:class:`fa3_kernels.plan.request.Choices`) that run a schedule for a shape.
+def options_of(config: Config, problem: AttentionProblem) -> dict[str, Any]:
+    """Choices (:class:`fa3_kernels.plan.request.Choices`) that run a configuration for a problem.
 
-    >>> options_of(Schedule(tile_n=64, pingpong=False), Shape(1, 8, 1, 4096, nheads_kv=2, pack_gqa=True))
+    >>> options_of(Config(tile_n=64, pingpong=False, pack_gqa=True), AttentionProblem(1, 8, 2, 1, 4096, 128))
     {'tile': (128, 64), 'pingpong': False, 'intra_wg_overlap': True, 'pack_gqa': True}
     """
-    s = schedule
-    options = {"tile": (s.tile_m, s.tile_n), "pingpong": s.pingpong, "intra_wg_overlap": s.intra_wg_overlap}
-    options |= {"promotion_interval": s.promotion_interval} if s.dtype == "e4m3" else {}
-    return options | ({"pack_gqa": shape.pack_gqa} if shape.kv_heads < shape.nheads else {})
+    c = config
+    options = {"tile": (c.tile_m, c.tile_n), "pingpong": c.pingpong, "intra_wg_overlap": c.intra_wg_overlap}
+    options |= {"promotion_interval": c.promotion_interval} if c.is_fp8 else {}
+    return options | ({"pack_gqa": c.pack_gqa} if problem.group > 1 else {})
 
 
-def compile_schedule(shape: Shape, schedule: Schedule) -> Built:
+def compile_schedule(problem: AttentionProblem, config: Config) -> Built:
     """Compile our kernel for sm_90a as a launch with this schedule would; what goes wrong is the note."""
     try:
-        options = options_of(schedule, shape)
-        (call,) = calls_of(Launch("tune", cell_of(schedule, shape).problem, options))
+        options = options_of(config, problem)
+        (call,) = calls_of(Launch("tune", problem, options))
         code = compile_call(call)
     except ValueError as error:
         return Built(note=f"refused: {error}")

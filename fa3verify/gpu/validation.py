@@ -34,14 +34,13 @@ class Compared(NamedTuple):
 
     @property
     def group(self) -> str:
-        s, shape = self.row.schedule, self.row.shape
-        kernel = s.kernel if s.persistent else "flash4"
-        return f"{kernel} {s.dtype} d{s.head_dim} {'causal' if shape.causal else 'dense'}"
+        c = self.row.config
+        return f"{c.family} {c.dtype} d{c.head_dim} {'causal' if self.row.problem.causal else 'dense'}"
 
     @property
     def problem(self) -> str:
-        shape = self.row.shape
-        return f"{self.group} b{shape.batch} h{shape.nheads} {shape.seqlen_q}x{shape.seqlen_k}"
+        p = self.row.problem
+        return f"{self.group} b{p.batch} h{p.nheads} {p.seqlen_q}x{p.seqlen_k}"
 
 
 class Ranking(NamedTuple):
@@ -57,7 +56,7 @@ def compare(rows: Sequence[Measured], machine: Machine) -> list[Compared]:
     """Predict every row at the clock it was measured at."""
     found = []
     for row in rows:
-        problem = (row.shape, row.schedule, machine)
+        problem = (row.problem, row.config, machine)
         simulated = estimate(*problem, row.clock_mhz).cycles
         bound = roofline(*problem, row.clock_mhz).cycles + machine["launch_cycles"]
         found.append(Compared(row, (simulated, bound, closed_form(*problem))))
@@ -98,7 +97,7 @@ def rankings(compared: Sequence[Compared]) -> list[Ranking]:
     """Rank the schedules of every problem that has at least three; a schedule measured twice counts with its median."""
     problems: dict[str, dict[Any, list[Compared]]] = {}
     for item in compared:
-        problems.setdefault(item.problem, {}).setdefault(item.row.schedule, []).append(item)
+        problems.setdefault(item.problem, {}).setdefault(item.row.config, []).append(item)
     found = []
     for problem, schedules in problems.items():
         if len(schedules) < SMALLEST_RANKING:
@@ -128,7 +127,7 @@ def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[
     """
     rows, left_out = read(path)
     if seqlens:
-        rows = [row for row in rows if row.shape.seqlen_k in seqlens]
+        rows = [row for row in rows if row.problem.seqlen_k in seqlens]
     if not rows:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in left_out.items()) or "it has no rows"
         raise ValueError(f"{path.name} has no row to compare: {reasons}")

@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from fa3_kernels.plan.config import Config
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.candidates import Candidate, Result, model_of
+from fa3verify.candidates import Candidate, Result
 from fa3verify.cases import Case
 
 SCHEMA = "fa3verify.trial/1"
@@ -174,7 +174,7 @@ class Setup(NamedTuple):
 
     def bound(self) -> ErrorBound:
         """Rounding-error bound of this call."""
-        return forward_bound(self.problem, self.operands, model_of(self.config))
+        return forward_bound(self.problem, self.operands, self.config.traits.kernel_model(self.config))
 
     def configured(self, **changes: Any) -> Setup:
         """Return the same call with another configuration."""

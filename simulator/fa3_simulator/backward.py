@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa3_kernels.plan.barriers import slot_threads
+from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS, slot_threads
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Stream, Work
-from fa3_simulator.schedules import WARP, WARPGROUP
 
 CONSUMERS = 2
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardSchedule:
+class BackwardConfig:
     """Tile of ``tile_m`` queries and ``tile_n`` keys of a 16-bit backward kernel; two slots for Q, dO and dS.
 
     Raises
@@ -46,9 +45,9 @@ class BackwardSchedule:
 
 
 class _Parts:
-    """Slots and barriers that the actors share."""
+    """Slots and barriers that the warps share."""
 
-    def __init__(self, s: BackwardSchedule) -> None:
+    def __init__(self, s: BackwardConfig) -> None:
         row, stages = 2 * s.head_dim, range(s.num_stages)
         threads = slot_threads(CONSUMERS)
         self.q = [Slot(f"q[{i}]", s.tile_m * row) for i in stages]
@@ -65,16 +64,16 @@ class _Parts:
         self.q_empty = [NamedBarrier(f"q_empty[{i}]", 5 + i, threads) for i in stages]
         self.dout_empty = [NamedBarrier(f"dout_empty[{i}]", 5 + s.num_stages + i, threads) for i in stages]
         self.kv_empty = NamedBarrier("kv_empty", 5 + 2 * s.num_stages, threads)
-        self.both = NamedBarrier("both warpgroups", 6 + 2 * s.num_stages, WARPGROUP * CONSUMERS)
-        self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP) for w in range(CONSUMERS)]
+        self.both = NamedBarrier("both warpgroups", 6 + 2 * s.num_stages, WARPGROUP_THREADS * CONSUMERS)
+        self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP_THREADS) for w in range(CONSUMERS)]
 
 
 class _Consumer:
     """One warpgroup: 64 keys of every key tile."""
 
-    def __init__(self, builder: Builder, parts: _Parts, s: BackwardSchedule, index: int) -> None:
+    def __init__(self, builder: Builder, parts: _Parts, s: BackwardConfig, index: int) -> None:
         self.parts, self.s, self.index = parts, s, index
-        self.stream = builder.actor(f"consumer {index}", WARPGROUP, CONSUMER_REGISTERS)
+        self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, CONSUMER_REGISTERS)
         lane, k = s.tile_m // 2, s.head_dim // 16  # scores of a lane; k steps over channels
         chunks = max(1, lane // 8)
         self.scores, self.grads = (Gemm(name, k, s.tile_m, 16, False) for name in ("K Q^T", "V dO^T"))
@@ -157,7 +156,7 @@ class _Consumer:
         self.step += 1
 
 
-def _produce(stream: Stream, parts: _Parts, s: BackwardSchedule, tiles: list[int]) -> None:
+def _produce(stream: Stream, parts: _Parts, s: BackwardConfig, tiles: list[int]) -> None:
     step = 0
     for number, blocks in enumerate(tiles):
         if number:
@@ -174,7 +173,7 @@ def _produce(stream: Stream, parts: _Parts, s: BackwardSchedule, tiles: list[int
             step += 1
 
 
-def backward(schedule: BackwardSchedule, tiles: list[int]) -> Program:
+def backward(config: BackwardConfig, tiles: list[int]) -> Program:
     """Program of one CTA that works through key tiles with so many query blocks each.
 
     Raises
@@ -184,11 +183,11 @@ def backward(schedule: BackwardSchedule, tiles: list[int]) -> Program:
     """
     if not tiles or min(tiles) < 1:
         raise ValueError(f"every key tile needs at least one query block, got {tiles}")
-    builder = Builder(f"backward d{schedule.head_dim} {schedule.tile_m}x{schedule.tile_n}")
-    parts = _Parts(schedule)
+    builder = Builder(f"backward d{config.head_dim} {config.tile_m}x{config.tile_n}")
+    parts = _Parts(config)
     for slot in (*parts.q, *parts.dout, *parts.lse, *parts.delta, *(x for pair in parts.ds for x in pair)):
         builder.slots(slot)
     for index in range(CONSUMERS):
-        _Consumer(builder, parts, schedule, index).run(tiles)
-    _produce(builder.actor("producer", WARP, PRODUCER_REGISTERS), parts, schedule, tiles)
+        _Consumer(builder, parts, config, index).run(tiles)
+    _produce(builder.actor("producer", WARP_THREADS, PRODUCER_REGISTERS), parts, config, tiles)
     return builder.build()

@@ -1,15 +1,17 @@
 """The consumers of a forward kernel, transcribed from real ones (:mod:`fa3_simulator.producer` loads).
 
-``gluon`` is :mod:`fa3_kernels.gluon`: consumers hand slots back through named barriers, and the first Q K^T of a tile is issued
-with the last P V of the tile before. ``flash3`` is upstream FlashAttention-3 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp): slots
-go back through mbarriers and a tile begins with its own Q K^T.
+They are our own (:mod:`fa3_kernels.gluon`) and upstream FlashAttention-3 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp); what
+differs stands in :mod:`fa3_kernels.plan.traits`. With two slots for Q the first Q K^T of a tile is issued with the last P V of
+the tile before; with one a tile begins with its own.
 """
 
 from __future__ import annotations
 
+from fa3_kernels.plan.barriers import WARPGROUP_THREADS
+from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Slot
 from fa3_simulator.resources import Parts
-from fa3_simulator.schedules import WARPGROUP, Tile, adds_in_place
+from fa3_simulator.schedules import TileBlocks, early_exponentials, serializes
 from fa3_simulator.vector_work import softmax_work
 
 
@@ -17,16 +19,17 @@ class Consumer:
     """One consumer warpgroup of a warp-specialised kernel."""
 
     def __init__(self, builder: Builder, parts: Parts, index: int, registers: int) -> None:
-        s = parts.schedule
+        s = parts.config
         self.parts, self.s, self.index = parts, s, index
-        self.stream = builder.actor(f"consumer {index}", WARPGROUP, registers)
+        self.serializes, self.early_share = serializes(s), early_exponentials(s)
+        self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, registers)
         self.work = softmax_work(s)
         self.qk = Gemm("Q K^T", -(-s.head_dim * s.bits // 256), s.tile_n, s.bits, False)
         self.pv = Gemm("P V", s.tile_n * s.bits // 256, s.head_dim, s.bits, s.pv_from_registers)
         self.ahead = s.softmax_stages - 2  # blocks whose scores are begun before the softmax of the current one
         self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
         self.output = Slot(f"O.{index}", 0)
-        self.p = None if s.pv_from_registers else Slot(f"P.{index}", 64 * s.tile_n * s.bits // 8)
+        self.p = None if s.pv_from_registers else Slot(f"P.{index}", parts.bytes_of["p"])
         self.step = self.tile = 0
 
     def release(self, ring: str, slot: int) -> None:
@@ -48,7 +51,7 @@ class Consumer:
         self.stream.wait(barriers[step % len(barriers)], step // len(barriers))
 
     def issue(self, gemm: Gemm, a: Slot | None, b: Slot, accumulator: Slot) -> None:
-        if not self.s.serializes:
+        if not self.serializes:
             self.stream.wgmma(gemm, a, b, accumulator)
             return
         for _ in range(gemm.instructions):
@@ -56,7 +59,7 @@ class Consumer:
             self.stream.wgmma_wait(0)
 
     def issue_scores(self, tile: int, step: int) -> None:
-        q = self.parts.q[tile % self.parts.q_stages * self.s.consumers + self.index]
+        q = self.parts.q[tile % self.s.query_slots * self.s.consumers + self.index]
         self.issue(self.qk, q, self.parts.k[step % self.s.num_stages], self.scores_of(step))
 
     def scores_of(self, step: int) -> Slot:
@@ -66,10 +69,10 @@ class Consumer:
         self.issue(self.pv, self.p, self.parts.v[step % self.s.num_stages], self.output)
 
     def join_warps(self) -> None:
-        """The four warps meet for the next wgmma; in our kernels at Triton's barrier in front of the wait for K."""
+        """The four warps meet for the next wgmma; of Triton's kernels at a barrier in front of the wait for K."""
         if self.s.consumers > 1:  # else nothing drives them apart
             self.stream.delay("warp_skew_cycles")
-        if self.s.kernel == "gluon":
+        if self.s.traits.joins_warps:
             self.stream.bar_sync(self.parts.epilogue[self.index])
 
     def row_max(self, step: int, masked: bool, is_first: bool = False) -> None:
@@ -112,7 +115,7 @@ class Consumer:
         self.prepare()
         self.stream.wgmma_wait(1)
         self.release("k", (step + 1) % stages)
-        if self.s.early_exponentials < 0:
+        if self.early_share < 0:
             self.stream.wgmma_wait(0)
         self.row_max(step + 1, masked)
         self.early()
@@ -170,7 +173,7 @@ class Consumer:
             self.wait_full(self.parts.k_full, step + ahead)
             self.issue_scores(tile, step + ahead)
 
-    def block(self, block: int, tile: Tile) -> None:
+    def block(self, block: int, tile: TileBlocks) -> None:
         """Softmax of a block and P V of the one before."""
         masked = block < tile.masked
         if self.s.softmax_stages == 3:
@@ -180,10 +183,10 @@ class Consumer:
         else:
             self.serial_step(masked)
 
-    def run(self, tiles: list[Tile]) -> None:
+    def run(self, tiles: list[TileBlocks]) -> None:
         """All tiles of the CTA."""
         stream = self.stream
-        crosses = self.s.kernel == "gluon" and self.s.head_dim <= 128
+        crosses = self.s.query_slots > 1
         leads = [min(self.ahead, tile.blocks - 1) for tile in tiles]
         if self.index == self.s.consumers - 1:
             self.pass_turn()
@@ -218,8 +221,8 @@ class Consumer:
     def finish_tile(self, number: int, lead: int | None) -> None:
         """The last P V, with the first Q K^T of the next tile (and ``lead`` more) unless that is None, and the epilogue."""
         stream = self.stream
-        if not self.s.stages_output_in_q:
-            self.release("q", number % self.parts.q_stages)
+        if not self.s.output_in_query_slot:
+            self.release("q", number % self.s.query_slots)
         self.wait_full(self.parts.v_ready, self.step)
         self.last_output(number, lead)
         self.tile_code()
@@ -227,9 +230,9 @@ class Consumer:
         self.release("v", self.step % self.s.num_stages)
         self.step += 1
         self.epilogue(number)
-        if self.s.stages_output_in_q:
+        if self.s.output_in_query_slot:
             stream.store_wait()
-            self.release("q", number % self.parts.q_stages)
+            self.release("q", number % self.s.query_slots)
 
     def last_output(self, number: int, lead: int | None) -> None:
         if lead is None:
@@ -247,7 +250,7 @@ class Consumer:
 
     def add_last(self) -> None:
         """The promoted sum of a tile's last block, if it has accumulators of its own."""
-        if self.s.is_gluon_fp8 and self.s.promotion_interval and not adds_in_place(self.s):
+        if self.s.promotes and not self.s.adds_in_place:
             self.read_output()
             self.stream.vector(self.work["last"])
 
@@ -256,14 +259,14 @@ class Consumer:
 
     def epilogue(self, tile: int) -> None:
         """O to global memory through a buffer; through Q's of FP8 in two parts, as it has half the bytes."""
-        stream, size = self.stream, 64 * self.s.head_dim * 2
+        stream, size = self.stream, WARPGROUP_ROWS * self.s.head_dim * 2
         self.read_output()
         stream.vector(self.work["epilogue"])
-        if self.s.kernel == "flash3":
+        if self.s.traits.output_in_v:
             self.store_together(size)
             return
-        if self.s.stages_output_in_q:
-            out = self.parts.q[tile % self.parts.q_stages * self.s.consumers + self.index]
+        if self.s.output_in_query_slot:
+            out = self.parts.q[tile % self.s.query_slots * self.s.consumers + self.index]
         else:
             out = Slot(f"out.{self.index}", size)
         for _ in range(size // out.bytes):

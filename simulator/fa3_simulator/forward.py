@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from fa3_kernels.plan.config import Config
 from fa3_simulator.consumer import Consumer
 from fa3_simulator.lockstep import Lockstep
 from fa3_simulator.partial_sums import PartsConsumer
 from fa3_simulator.producer import Producer
 from fa3_simulator.program import Builder, Program
 from fa3_simulator.resources import parts_of
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.schedules import TileBlocks, starts_both
 
 
-def forward(schedule: Schedule, tiles: list[Tile]) -> Program:
+def forward(config: Config, tiles: list[TileBlocks]) -> Program:
     """Program of one CTA that works through ``tiles``.
 
     Raises
@@ -21,8 +22,8 @@ def forward(schedule: Schedule, tiles: list[Tile]) -> Program:
     """
     if not tiles or any(tile.blocks < 1 or not 0 <= tile.masked <= tile.blocks for tile in tiles):
         raise ValueError("every tile needs at least one key block and at most as many masked ones")
-    s = schedule
-    builder = Builder(f"{s.kernel} {s.dtype} d{s.head_dim} {s.tile_m}x{s.tile_n}")
+    s = config
+    builder = Builder(f"{s.family} {s.dtype} d{s.head_dim} {s.tile_m}x{s.tile_n}")
     parts = parts_of(s)
     for slot in (*parts.q, *parts.k, *parts.v, *parts.v_raw):  # the footprint does not depend on how many are used
         builder.slots(slot)
@@ -31,7 +32,7 @@ def forward(schedule: Schedule, tiles: list[Tile]) -> Program:
             Lockstep(builder, parts, index).run(tiles)
         return builder.build()
     producer_regs, consumer_regs = s.registers
-    consumer = Consumer if s.starts_both or s.softmax_stages == 3 else PartsConsumer
+    consumer = Consumer if starts_both(s) or s.softmax_stages == 3 else PartsConsumer
     for index in range(s.consumers):
         consumer(builder, parts, index, consumer_regs).run(tiles)
     Producer(builder, parts, producer_regs).run(tiles)

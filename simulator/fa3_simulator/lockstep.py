@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_simulator.consumer import Consumer
 from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Slot
 from fa3_simulator.resources import Parts
-from fa3_simulator.schedules import WARPGROUP, Tile
+from fa3_simulator.schedules import TileBlocks
 
 
 class Lockstep(Consumer):
@@ -13,7 +14,7 @@ class Lockstep(Consumer):
 
     def __init__(self, builder: Builder, parts: Parts, index: int) -> None:
         super().__init__(builder, parts, index, 255)
-        self.barrier = NamedBarrier("cta", 0, WARPGROUP * parts.schedule.consumers)
+        self.barrier = NamedBarrier("cta", 0, WARPGROUP_THREADS * parts.config.consumers)
 
     def join_warps(self) -> None:
         """Triton's barrier over the CTA in front of the wait for K; another is in front of that for V."""
@@ -25,7 +26,7 @@ class Lockstep(Consumer):
         if wanted and self.index == 0:
             self.stream.load(barriers[step % len(barriers)], (slots[step % len(slots)],))
 
-    def run(self, tiles: list[Tile]) -> None:
+    def run(self, tiles: list[TileBlocks]) -> None:
         stream, parts, stages = self.stream, self.parts, self.s.num_stages
         base = 0  # steps of the tiles before: parities go on, as in one long kernel
         for number, tile in enumerate(tiles):
@@ -58,7 +59,7 @@ class Lockstep(Consumer):
         stream.store_wait()
         stream.mark("end")
 
-    def step_of(self, base: int, j: int, tile: Tile) -> None:
+    def step_of(self, base: int, j: int, tile: TileBlocks) -> None:
         """Block ``j`` of a tile whose first step is ``base``."""
         stream, parts, stages = self.stream, self.parts, self.s.num_stages
         self.join_warps()

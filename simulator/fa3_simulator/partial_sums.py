@@ -13,7 +13,7 @@ from collections.abc import Callable
 from fa3_simulator.consumer import Consumer
 from fa3_simulator.program import Builder, Gemm, Slot, Work
 from fa3_simulator.resources import Parts
-from fa3_simulator.schedules import Tile, adds_in_place, pv_parts
+from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
 
 
@@ -23,7 +23,7 @@ class PartsConsumer(Consumer):
     def __init__(self, builder: Builder, parts: Parts, index: int, registers: int) -> None:
         super().__init__(builder, parts, index, registers)
         s = self.s
-        slices, chunks = pv_parts(s)
+        slices, chunks = s.pv_parts
         self.slices = slices
         self.pv = Gemm("P V", s.tile_n * s.bits // 256 // chunks, s.head_dim // slices, s.bits, True)
         self.outputs = [Slot(f"O.{index}[{part}]", 0) for part in range(slices * chunks)]
@@ -45,7 +45,7 @@ class PartsConsumer(Consumer):
             if early:
                 last() if is_last else self.issue_part(part + 1)
             self.stream.wgmma_wait(1 if early else 0)
-            if self.s.promotion_interval and (adds_in_place(self.s) or part < count - self.slices):
+            if self.s.promotion_interval and (self.s.adds_in_place or part < count - self.slices):
                 self.stream.read(self.outputs[part])  # the factor of the rescaling is part of the same instruction
                 self.stream.vector(self.add)
             if not early:
@@ -57,7 +57,7 @@ class PartsConsumer(Consumer):
         self.issue_scores(tile, step)
         self.pass_turn()
 
-    def block(self, block: int, tile: Tile) -> None:
+    def block(self, block: int, tile: TileBlocks) -> None:
         step, stages = self.step, self.s.num_stages
         self.wait_full(self.parts.v_ready, step)
         self.take_turn()

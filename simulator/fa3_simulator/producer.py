@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Stream
 from fa3_simulator.resources import Parts
-from fa3_simulator.schedules import WARP, WARPGROUP, Tile
+from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.vector_work import transpose_trip, transpose_trips
 
 
@@ -24,21 +25,21 @@ class Producer:
     """Loads Q, K and V by TMA; a warpgroup that transposes V too does so a step behind the loads."""
 
     def __init__(self, builder: Builder, parts: Parts, registers: int) -> None:
-        self.parts, self.s = parts, parts.schedule
-        self.stream = builder.actor("producer", WARPGROUP if self.s.v_transpose else WARP, registers)
+        self.parts, self.s = parts, parts.config
+        self.stream = builder.actor("producer", WARPGROUP_THREADS if self.s.transposes_v else WARP_THREADS, registers)
         self.step = 0
         self.pending: int | None = None  # step whose V is not handed over yet
 
-    def run(self, tiles: list[Tile]) -> None:
+    def run(self, tiles: list[TileBlocks]) -> None:
         s, parts = self.s, self.parts
         for number, tile in enumerate(tiles):
-            if parts.q_stages == 1:
+            if s.query_slots == 1:
                 self.finish_pending()  # or the tile before could not end and hand Q back
             _acquire(self.stream, parts.empty["q"], number)
-            first = number % parts.q_stages * s.consumers
-            self.stream.load(parts.q_full[number % parts.q_stages], parts.q[first : first + s.consumers], is_far=True)
+            first = number % s.query_slots * s.consumers
+            self.stream.load(parts.q_full[number % s.query_slots], parts.q[first : first + s.consumers], is_far=True)
             for block in range(tile.blocks):
-                self.load_block(parts.stored if number and block == 0 and s.kernel == "flash3" else None, number - 1)
+                self.load_block(parts.stored if number and block == 0 and s.traits.output_in_v else None, number - 1)
         self.finish_pending()
 
     def load_block(self, stored: Mbarrier | None, tile: int) -> None:
@@ -50,11 +51,11 @@ class Producer:
         if stored:
             self.finish_pending()
             self.stream.wait(stored, tile)
-        if s.softmax_stages == 3 and not s.v_transpose:
+        if s.softmax_stages == 3 and not s.transposes_v:
             # V waits for P V of two blocks before; in front of the next K it would hold up what is needed two blocks ahead
             self.finish_pending()
             self.pending = self.step
-        elif not s.v_transpose:
+        elif not s.transposes_v:
             self.load_v(self.step)
         else:  # the slot was transposed by these very warps
             if s.num_stages == 1:
@@ -75,7 +76,7 @@ class Producer:
         if self.pending is None:
             return
         step, self.pending = self.pending, None
-        if not self.s.v_transpose:
+        if not self.s.transposes_v:
             self.load_v(step)
             return
         parts, slot = self.parts, step % self.s.num_stages
@@ -95,6 +96,6 @@ class Producer:
 
     def join_warps(self, times: int) -> None:
         """Barriers over a transposing producer's four warps that Triton puts around copies and trips through shared memory."""
-        if self.s.v_transpose and self.s.kernel == "gluon":
+        if self.s.transposes_v and self.s.traits.joins_warps:
             for _ in range(times):
                 self.stream.bar_sync(self.parts.producer)

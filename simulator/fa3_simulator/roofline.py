@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa3_kernels.plan.config import WARPGROUP_ROWS
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_reference.problem import AttentionProblem
 from fa3_simulator.costs import SMEM, TICKS, costs
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
-from fa3_simulator.run import AnySchedule, Shape, hbm_cycles, head_tiles, launched, longest_cta, program_of
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.run import AnyConfig, hbm_cycles, head_tiles, launched, longest_cta, program_of, tile_heads
+from fa3_simulator.schedules import TileBlocks
 
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.
 CLOSED_FORM_MUFU, CLOSED_FORM_TILE_CYCLES = 1.5, 3500
@@ -35,22 +36,22 @@ class Roofline:
         return getattr(self, self.binds)
 
 
-def tensor_cycles_per_block(schedule: AnySchedule, machine: Machine) -> float:
+def tensor_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
     """All GEMMs of one tile and one block: two forward, five backward."""
-    gemms, bits = (2, schedule.bits) if isinstance(schedule, Schedule) else (5, 16)
-    flops = 2.0 * gemms * schedule.tile_m * schedule.tile_n * schedule.head_dim
+    gemms, bits = (2, config.bits) if isinstance(config, Config) else (5, 16)
+    flops = 2.0 * gemms * config.tile_m * config.tile_n * config.head_dim
     return flops / (machine["tensor_flops_16bit"] * (16 // bits))
 
 
-def mufu_cycles_per_block(schedule: AnySchedule, machine: Machine) -> float:
+def mufu_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
     """One exponential per score, at full rate."""
-    per_warp = schedule.tile_n / 2  # instructions for 16 rows
-    return per_warp * machine["mufu_cycles"] * (schedule.tile_m // WARPGROUP_ROWS)
+    per_warp = config.tile_n / 2  # instructions for 16 rows
+    return per_warp * machine["mufu_cycles"] * (config.tile_m // WARPGROUP_ROWS)
 
 
-def _traffic(schedule: AnySchedule, machine: Machine, blocks: int) -> tuple[float, float, float]:
+def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> tuple[float, float, float]:
     """Of the program of one tile: cycles of the shared memory port, bytes loaded, instructions issued by a sub-core's warps."""
-    program = program_of(schedule, [Tile(blocks)])
+    program = program_of(config, [TileBlocks(blocks)])
     tables = costs(program, machine)
     port = loaded = stored = issued = 0
     for actor in program.actors:
@@ -68,30 +69,30 @@ def _traffic(schedule: AnySchedule, machine: Machine, blocks: int) -> tuple[floa
     return port / TICKS + (loaded + stored) / machine["smem_bytes_per_cycle"], loaded, issued
 
 
-def roofline(shape: Shape, schedule: AnySchedule, machine: Machine, clock_mhz: float | None = None) -> Roofline:
+def roofline(
+    problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float | None = None
+) -> Roofline:
     """Lower bounds of the busiest CTA, whose blocks are at least the average; of each resource only what every block needs.
 
     ``clock_mhz``, the maximum by default, is what HBM's time is counted in.
     """
-    blocks = sum(tile.blocks for tile in longest_cta(shape, schedule, int(machine["sms"])))
-    total = shape.tile_heads * sum(tile.blocks for tile in head_tiles(shape, schedule))
-    schedule = launched(shape, schedule)
-    smem, size, issue = (b - a for a, b in zip(_traffic(schedule, machine, 4), _traffic(schedule, machine, 5)))
+    blocks = sum(tile.blocks for tile in longest_cta(problem, config, int(machine["sms"])))
+    total = tile_heads(problem, config) * sum(tile.blocks for tile in head_tiles(problem, config))
+    config = launched(problem, config)
+    smem, size, issue = (b - a for a, b in zip(_traffic(config, machine, 4), _traffic(config, machine, 5)))
     return Roofline(
-        blocks * tensor_cycles_per_block(schedule, machine),
-        blocks * mufu_cycles_per_block(schedule, machine),
+        blocks * tensor_cycles_per_block(config, machine),
+        blocks * mufu_cycles_per_block(config, machine),
         blocks * smem,
         total / machine["sms"] * size / machine["l2_bytes_per_cycle"],
-        hbm_cycles(shape, schedule, machine, clock_mhz or machine["max_clock_mhz"]),
+        hbm_cycles(problem, config, machine, clock_mhz or machine["max_clock_mhz"]),
         blocks * issue,
     )
 
 
-def closed_form(shape: Shape, schedule: Schedule, machine: Machine) -> float:
+def closed_form(problem: AttentionProblem, config: Config, machine: Machine) -> float:
     """Cycles of a launch: blocks * max(tensor, 1.5 MUFU) + 3500 per tile + launch, on the busiest SM."""
-    tiles = longest_cta(shape, schedule, int(machine["sms"]))
-    per_block = max(
-        tensor_cycles_per_block(schedule, machine), CLOSED_FORM_MUFU * mufu_cycles_per_block(schedule, machine)
-    )
+    tiles = longest_cta(problem, config, int(machine["sms"]))
+    per_block = max(tensor_cycles_per_block(config, machine), CLOSED_FORM_MUFU * mufu_cycles_per_block(config, machine))
     blocks = sum(tile.blocks for tile in tiles)
     return blocks * per_block + CLOSED_FORM_TILE_CYCLES * len(tiles) + machine["launch_cycles"]

@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fa3_simulator.backward import BackwardSchedule, backward
+from fa3_kernels.plan.config import Config
+from fa3_simulator.backward import BackwardConfig, backward
 from fa3_simulator.forward import forward
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
 from fa3_simulator.program import Actor, Builder, Mbarrier, NamedBarrier, Op, Program, Slot
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.schedules import TileBlocks
 
-TILES = [Tile(5), Tile(3), Tile(4)]
+TILES = [TileBlocks(5), TileBlocks(3), TileBlocks(4)]
 H200 = load("h200")
 ORDERS = 20
 
@@ -74,24 +75,24 @@ def replaced(program: Program, name: str, text: str, which: int, **columns: int)
 
 
 def gluon(**changes) -> Program:
-    return forward(Schedule(**changes), TILES)
+    return forward(Config(**changes), TILES)
 
 
 def flash3(**changes) -> Program:
-    return forward(Schedule(kernel="flash3", **changes), TILES)
+    return forward(Config(family="flash3", **changes), TILES)
 
 
 def gradients() -> Program:
-    return backward(BackwardSchedule(), [4, 3])
+    return backward(BackwardConfig(), [4, 3])
 
 
-FP8 = {"dtype": "e4m3", "v_transpose": True}
+FP8 = {"dtype": "e4m3"}
 
 
 def other_trip_count(name: str, changes: dict) -> Program:
     """One actor runs a tile with another number of blocks."""
-    program = forward(Schedule(**changes), TILES)
-    other = forward(Schedule(**changes), [Tile(5), Tile(2), Tile(4)])
+    program = forward(Config(**changes), TILES)
+    other = forward(Config(**changes), [TileBlocks(5), TileBlocks(2), TileBlocks(4)])
     return edited(program, name, lambda _: other.actors[actor_index(other, name)].ops.tolist())
 
 
@@ -200,7 +201,7 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (49, "a skipped block does not advance the ring", lambda: dropped(gluon(), "consumer 0", "arrive k_empty", 5)),
     (50, "warpgroups disagree about the number of blocks", lambda: other_trip_count("consumer 1", {})),
     (51, "arrive where a wait is needed", lambda: replaced(gluon(), "producer", "wait v_empty", 2, k=Op.BAR_ARRIVE)),
-    (52, "the producer has another key range", lambda: other_trip_count("producer", {"kernel": "flash3"})),
+    (52, "the producer has another key range", lambda: other_trip_count("producer", {"family": "flash3"})),
     (53, "a race that one delay would show", lambda: dropped(gluon(pingpong=False), "consumer 1", "wait k_full", 6)),
     (54, "a mailbox is overwritten before all have read it", lambda: mailbox(waits=False)),
     (55, "the participants of a barrier are split", split_participants),

@@ -9,13 +9,14 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa3_kernels.plan.config import Config
 from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import ALONE, SCALARS, TICKS, costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
 from fa3_simulator.overlap import ledger
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Work
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.trace import DeadlockError
 
 H200 = load("h200")
@@ -248,7 +249,7 @@ def test_a_two_slot_pipeline_agrees_with_simpy() -> None:
 
 
 schedules = st.builds(
-    Schedule,
+    Config,
     dtype=st.just("fp16"),
     head_dim=st.sampled_from([64, 128, 256]),
     tile_m=st.sampled_from([64, 128, 192]),
@@ -257,9 +258,9 @@ schedules = st.builds(
     pingpong=st.booleans(),
     intra_wg_overlap=st.booleans(),
     pv_from_registers=st.booleans(),
-    kernel=st.sampled_from(["gluon", "flash3"]),
+    family=st.sampled_from(["gluon", "flash3"]),
 ) | st.builds(
-    Schedule,
+    Config,
     dtype=st.just("e4m3"),
     head_dim=st.sampled_from([64, 128, 256]),
     tile_m=st.sampled_from([128, 192]),
@@ -267,21 +268,22 @@ schedules = st.builds(
     num_stages=st.sampled_from([2, 3]),
     pingpong=st.booleans(),
     promotion_interval=st.sampled_from([0, 32, 64]),
-    v_transpose=st.booleans(),
-    kernel=st.sampled_from(["gluon", "flash3"]),
+    family=st.sampled_from(["gluon", "flash3"]),
 )
 schedules |= schedules.filter(lambda s: s.intra_wg_overlap and s.num_stages > 1).map(
     lambda s: replace(s, softmax_stages=3)
 )
 tiles = st.lists(
-    st.integers(1, 9).flatmap(lambda n: st.integers(0, n).map(lambda masked: Tile(n, masked))), min_size=1, max_size=4
+    st.integers(1, 9).flatmap(lambda n: st.integers(0, n).map(lambda masked: TileBlocks(n, masked))),
+    min_size=1,
+    max_size=4,
 )
 
 
 @given(schedule=schedules, work=tiles, clock=st.sampled_from([1100.0, 1980.0]))
-def test_the_interpreter_gives_the_engines_ticks(schedule: Schedule, work: list[Tile], clock: float) -> None:
+def test_the_interpreter_gives_the_engines_ticks(schedule: Config, work: list[TileBlocks], clock: float) -> None:
     if schedule.num_stages == 1 and schedule.intra_wg_overlap:
-        work = [Tile(1)]  # two tiles of K in flight need two slots
+        work = [TileBlocks(1)]  # two tiles of K in flight need two slots
     program = forward(schedule, work)
     tables = costs(program, H200, clock)
     want, got = engine.simulate(program, tables), interpreter.simulate(program, tables)

@@ -7,18 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fa3_kernels.plan.config import Config
 from fa3_simulator.explore import explore
 from fa3_simulator.forward import forward
 from fa3_simulator.hazards import check
 from fa3_simulator.program import Actor, Builder, NamedBarrier, Op, Program
-from fa3_simulator.schedules import Schedule, Tile
+from fa3_simulator.schedules import TileBlocks
 
-SHORT = ([Tile(4)], [Tile(2), Tile(1)])
+SHORT = ([TileBlocks(4)], [TileBlocks(2), TileBlocks(1)])
 SHIPPED = (
-    Schedule(), Schedule(pingpong=False), Schedule(intra_wg_overlap=False), Schedule(kernel="flash3"),
-    Schedule(dtype="e4m3", v_transpose=True), Schedule(pingpong=False, warp_specialized=False), Schedule(head_dim=256, tile_n=64),
-    Schedule(dtype="e4m3", v_transpose=True, promotion_interval=128), Schedule(tile_n=96, softmax_stages=3),
-    Schedule(kernel="flash3", tile_n=96, pingpong=False, softmax_stages=3),
+    Config(), Config(pingpong=False), Config(intra_wg_overlap=False), Config(family="flash3"),
+    Config(dtype="e4m3"), Config(pingpong=False, warp_specialized=False), Config(head_dim=256, tile_n=64),
+    Config(dtype="e4m3", promotion_interval=128), Config(tile_n=96, softmax_stages=3),
+    Config(family="flash3", tile_n=96, pingpong=False, softmax_stages=3),
 )  # fmt: skip
 SYNCHRONISING = {Op.ARRIVE, Op.WAIT, Op.BAR_ARRIVE, Op.BAR_SYNC, Op.WGMMA_WAIT, Op.FENCE, Op.STORE_WAIT}
 
@@ -32,8 +33,8 @@ def without(program: Program, actor: int, row: int) -> Program:
 
 
 @pytest.mark.parametrize("tiles", SHORT, ids=str)
-@pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: f"{s.kernel}-{s.dtype}-{s.head_dim}-{s.warp_specialized}")
-def test_no_interleaving_of_a_shipped_program_conflicts(schedule: Schedule, tiles: list[Tile]) -> None:
+@pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: f"{s.family}-{s.dtype}-{s.head_dim}-{s.warp_specialized}")
+def test_no_interleaving_of_a_shipped_program_conflicts(schedule: Config, tiles: list[TileBlocks]) -> None:
     found = explore(forward(schedule, tiles))
     assert found.is_complete
     assert found.findings == []
@@ -41,8 +42,8 @@ def test_no_interleaving_of_a_shipped_program_conflicts(schedule: Schedule, tile
 
 
 @pytest.mark.parametrize("schedule", [SHIPPED[1], SHIPPED[5]], ids=["gluon", "lockstep"])
-def test_a_conflict_in_any_order_is_found_by_the_vector_clocks(schedule: Schedule) -> None:
-    program = forward(schedule, [Tile(3)])
+def test_a_conflict_in_any_order_is_found_by_the_vector_clocks(schedule: Config) -> None:
+    program = forward(schedule, [TileBlocks(3)])
     planted = conflicts = 0
     for index, actor in enumerate(program.actors):
         for row, (kind, *_) in enumerate(actor.ops.tolist()):
@@ -68,6 +69,6 @@ def test_a_deadlock_of_one_order_is_found() -> None:
 
 
 def test_the_search_says_when_it_stopped_early() -> None:
-    found = explore(forward(Schedule(), [Tile(4)]), limit=100)
+    found = explore(forward(Config(), [TileBlocks(4)]), limit=100)
     assert not found.is_complete
     assert found.states == pytest.approx(100, abs=5)

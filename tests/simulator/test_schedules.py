@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3_kernels.plan import tile_order as kernel
+from fa3_kernels.plan.config import Config
+from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import costs
 from fa3_simulator.forward import forward
@@ -18,49 +20,68 @@ from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import measure
 from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import roofline
-from fa3_simulator.run import EXACT_BLOCKS, Shape, _simulate, estimate, launched, longest_cta, row_tiles
-from fa3_simulator.schedules import Schedule, Tile, pv_parts, registers_needed
+from fa3_simulator.run import (
+    EXACT_BLOCKS,
+    _simulate,
+    estimate,
+    flops,
+    launched,
+    longest_cta,
+    moved_bytes,
+    row_tiles,
+    tile_heads,
+)
+from fa3_simulator.schedules import TileBlocks, registers_needed, serializes
 from fa3_simulator.tune import candidates, misfit, tune
 
 H200 = load("h200")
 SHIPPED = (
-    Schedule(), Schedule(pingpong=False), Schedule(intra_wg_overlap=False), Schedule(head_dim=64, tile_m=192),
-    Schedule(pingpong=False, intra_wg_overlap=False), Schedule(kernel="flash3", tile_n=176),
-    Schedule(kernel="flash3", head_dim=64, tile_m=192, tile_n=192, pv_from_registers=False),
-    Schedule(kernel="flash3", head_dim=256, tile_n=80), Schedule(kernel="flash3", dtype="e4m3", tile_n=224, v_transpose=True),
-    Schedule(dtype="e4m3", v_transpose=True, promotion_interval=128), Schedule(pingpong=False, warp_specialized=False),
-    Schedule(tile_n=96, softmax_stages=3), Schedule(kernel="flash3", head_dim=256, tile_n=64, softmax_stages=3),
-    Schedule(dtype="e4m3", v_transpose=True, softmax_stages=3),
-    Schedule(dtype="e4m3", v_transpose=True, promotion_interval=64, intra_wg_overlap=False),
-    Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128),
-    Schedule(dtype="e4m3", v_transpose=True, head_dim=256),
-    Schedule(dtype="e4m3", v_transpose=True, head_dim=64, tile_m=192, promotion_interval=128),
-    Schedule(dtype="e4m3", v_transpose=True, head_dim=64, intra_wg_overlap=False),
+    Config(), Config(pingpong=False), Config(intra_wg_overlap=False), Config(head_dim=64, tile_m=192),
+    Config(pingpong=False, intra_wg_overlap=False), Config(family="flash3", tile_n=176),
+    Config(family="flash3", head_dim=64, tile_m=192, tile_n=192, pv_from_registers=False),
+    Config(family="flash3", head_dim=256, tile_n=80), Config(family="flash3", dtype="e4m3", tile_n=224),
+    Config(dtype="e4m3", promotion_interval=128), Config(pingpong=False, warp_specialized=False),
+    Config(tile_n=96, softmax_stages=3), Config(family="flash3", head_dim=256, tile_n=64, softmax_stages=3),
+    Config(dtype="e4m3", softmax_stages=3),
+    Config(dtype="e4m3", promotion_interval=64, intra_wg_overlap=False),
+    Config(dtype="e4m3", head_dim=256, promotion_interval=128),
+    Config(dtype="e4m3", head_dim=256),
+    Config(dtype="e4m3", head_dim=64, tile_m=192, promotion_interval=128),
+    Config(dtype="e4m3", head_dim=64, intra_wg_overlap=False),
 )  # fmt: skip
-each_schedule = pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: forward(s, [Tile(1)]).name.replace(" ", "_"))
+each_schedule = pytest.mark.parametrize(
+    "schedule", SHIPPED, ids=lambda s: forward(s, [TileBlocks(1)]).name.replace(" ", "_")
+)
+
+
+def problem(
+    batch: int, nheads: int, seqlen_q: int, seqlen_k: int, causal: bool = False, nheads_kv: int = 0
+) -> AttentionProblem:
+    """Head_dim 128 in fp16, which the configuration beside it replaces."""
+    return AttentionProblem(batch, nheads, nheads_kv or nheads, seqlen_q, seqlen_k, 128, causal=causal)
 
 
 def changed(machine: Machine, **values: float) -> Machine:
     return replace(machine, **{k: replace(getattr(machine, k), value=v) for k, v in values.items()})
 
 
-def cycles(schedule: Schedule, tiles: list[Tile], machine: Machine = H200, clock: float | None = None) -> float:
+def cycles(schedule: Config, tiles: list[TileBlocks], machine: Machine = H200, clock: float | None = None) -> float:
     program = forward(schedule, tiles)
     return interpreter.simulate(program, costs(program, machine, clock)).cycles
 
 
 @each_schedule
-def test_shipped_programs_have_no_race_and_no_deadlock(schedule: Schedule) -> None:
-    assert check(forward(schedule, [Tile(5, 1), Tile(1), Tile(4)]), orders=10) == []
+def test_shipped_programs_have_no_race_and_no_deadlock(schedule: Config) -> None:
+    assert check(forward(schedule, [TileBlocks(5, 1), TileBlocks(1), TileBlocks(4)]), orders=10) == []
 
 
 @each_schedule
-def test_instruction_counts_are_those_of_the_algorithm(schedule: Schedule) -> None:
+def test_instruction_counts_are_those_of_the_algorithm(schedule: Config) -> None:
     blocks = 7
-    program = forward(schedule, [Tile(blocks)])
+    program = forward(schedule, [TileBlocks(blocks)])
     trace = engine.simulate(program, costs(program, H200))
     k = 256 // schedule.bits
-    per_block = schedule.head_dim // k + schedule.tile_n // k * pv_parts(schedule)[0]
+    per_block = schedule.head_dim // k + schedule.tile_n // k * schedule.pv_parts[0]
     assert len(trace.bursts) == schedule.consumers * blocks * per_block
     loads = sum(int((actor.ops[:, 0] == Op.LOAD).sum()) for actor in program.actors)
     assert loads == schedule.consumers + 2 * blocks
@@ -70,15 +91,15 @@ def test_instruction_counts_are_those_of_the_algorithm(schedule: Schedule) -> No
 
 
 @each_schedule
-def test_time_is_at_least_every_resources_work(schedule: Schedule) -> None:
-    program = forward(schedule, [Tile(9)] * 2)
+def test_time_is_at_least_every_resources_work(schedule: Config) -> None:
+    program = forward(schedule, [TileBlocks(9)] * 2)
     timing = interpreter.simulate(program, costs(program, H200))
     assert all(timing.end >= busy for busy in timing.busy.values())
 
 
 @each_schedule
-def test_the_ledger_sums_to_the_idle_tensor_ticks(schedule: Schedule) -> None:
-    program = forward(schedule, [Tile(9, 1), Tile(4)])
+def test_the_ledger_sums_to_the_idle_tensor_ticks(schedule: Config) -> None:
+    program = forward(schedule, [TileBlocks(9, 1), TileBlocks(4)])
     tables = costs(program, H200)
     trace = engine.simulate(program, tables)
     found = measure(program, tables, trace)
@@ -88,39 +109,39 @@ def test_the_ledger_sums_to_the_idle_tensor_ticks(schedule: Schedule) -> None:
 
 
 @each_schedule
-def test_a_steady_state_is_affine_in_blocks(schedule: Schedule) -> None:
-    a, b, c = (cycles(schedule, [Tile(n)]) for n in (12, 24, 48))
+def test_a_steady_state_is_affine_in_blocks(schedule: Config) -> None:
+    a, b, c = (cycles(schedule, [TileBlocks(n)]) for n in (12, 24, 48))
     assert (c - b) / 24 == pytest.approx((b - a) / 12, rel=0.01)
 
 
 @each_schedule
-def test_on_chip_cycles_do_not_depend_on_the_clock(schedule: Schedule) -> None:
+def test_on_chip_cycles_do_not_depend_on_the_clock(schedule: Config) -> None:
     still = changed(H200, memory_latency_ns=0, hbm_bytes_per_ns=1e9)
-    assert cycles(schedule, [Tile(9)], still, 1000) == cycles(schedule, [Tile(9)], still, 2000)
+    assert cycles(schedule, [TileBlocks(9)], still, 1000) == cycles(schedule, [TileBlocks(9)], still, 2000)
 
 
 def test_the_papers_ablation_has_its_order() -> None:
     """Batch 4, 8448 tokens, 16 heads: 661, 582 and 570 TFLOP/s on an H100, 734, 578 and 561 of our kernels on an H200."""
-    shape = Shape(4, 16, 8448, 8448)
+    shape = problem(4, 16, 8448, 8448)
     full, no_overlap, no_specialisation = (
         estimate(shape, s, H200).cycles
-        for s in (Schedule(), Schedule(intra_wg_overlap=False), Schedule(pingpong=False, warp_specialized=False))
+        for s in (Config(), Config(intra_wg_overlap=False), Config(pingpong=False, warp_specialized=False))
     )
     assert full < no_overlap < no_specialisation
 
 
 def test_promotion_leaves_no_overlap_to_switch_off_at_head_dim_256() -> None:
     """O, S and a part of P V do not fit the registers together (fa3_kernels.plan.variant), whatever the switch says."""
-    promoted = Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128)
+    promoted = Config(dtype="e4m3", head_dim=256, promotion_interval=128)
     chained = replace(promoted, promotion_interval=0)
-    on, off = (cycles(s, [Tile(20)]) for s in (promoted, replace(promoted, intra_wg_overlap=False)))
-    assert on == off > 1.1 * cycles(replace(chained, kernel="flash3"), [Tile(20)])
-    assert cycles(chained, [Tile(20)]) < 0.99 * cycles(replace(chained, intra_wg_overlap=False), [Tile(20)])
+    on, off = (cycles(s, [TileBlocks(20)]) for s in (promoted, replace(promoted, intra_wg_overlap=False)))
+    assert on == off > 1.1 * cycles(replace(chained, family="flash3"), [TileBlocks(20)])
+    assert cycles(chained, [TileBlocks(20)]) < 0.99 * cycles(replace(chained, intra_wg_overlap=False), [TileBlocks(20)])
 
 
-def step_of(schedule: Schedule) -> list[str]:
+def step_of(schedule: Config) -> list[str]:
     """What the first consumer does in the third block of a tile, from one release of K to the next."""
-    program = forward(schedule, [Tile(6)])
+    program = forward(schedule, [TileBlocks(6)])
     index = [actor.name for actor in program.actors].index("consumer 0")
     names = [program.describe(index, i) for i in range(len(program.actors[index].ops))]
     ends = [i for i, name in enumerate(names) if name.startswith("arrive k_empty")]
@@ -133,7 +154,7 @@ SOFTMAX = [*MAXIMA, "exp2 and rescale O", "last sums"]
 
 def test_e4m3_at_head_dim_256_starts_scores_behind_p_v_in_one_turn() -> None:
     """fa3_kernels.gluon.forward_fp8, _add_block with EARLY."""
-    chained = Schedule(dtype="e4m3", v_transpose=True, head_dim=256)
+    chained = Config(dtype="e4m3", head_dim=256)
     assert step_of(chained) == [
         *SOFTMAX, "wait v_ready", "wait turn", "issue P V", "warp_skew_cycles", "wait epilogue", "wait k_full", "issue Q K^T",
         "arrive turn", "wait wgmma", "arrive v_empty", "addresses", "wait wgmma", "arrive k_empty",
@@ -142,7 +163,7 @@ def test_e4m3_at_head_dim_256_starts_scores_behind_p_v_in_one_turn() -> None:
 
 def test_promoted_e4m3_at_head_dim_256_takes_slices_and_scores_one_after_the_other() -> None:
     """The same without EARLY; the rescaling of O is part of adding a slice."""
-    promoted = Schedule(dtype="e4m3", v_transpose=True, head_dim=256, promotion_interval=128)
+    promoted = Config(dtype="e4m3", head_dim=256, promotion_interval=128)
     add = ["issue P V", "wait wgmma", "add P V"] * 2
     assert step_of(promoted) == [
         *SOFTMAX, "wait v_ready", "wait turn", *add, "arrive v_empty", "warp_skew_cycles", "wait epilogue", "wait k_full", "issue Q K^T",
@@ -153,16 +174,16 @@ def test_promoted_e4m3_at_head_dim_256_takes_slices_and_scores_one_after_the_oth
 def test_the_wait_for_p_v_stands_where_ptxas_put_it() -> None:
     """Behind the maxima that a branch keeps together, among the exponentials otherwise, and in front of both for promoted e4m3."""
     behind = ["wait wgmma", "arrive v_empty", "exp2 and rescale O", "last sums"]
-    assert step_of(Schedule(dtype="e4m3", v_transpose=True))[:6] == [*MAXIMA, *behind]
-    assert step_of(Schedule(head_dim=64))[:6] == [*MAXIMA, *behind]
-    assert step_of(Schedule())[:7] == [*MAXIMA, "exp2", *behind]
-    masked = Schedule(dtype="e4m3", v_transpose=True, head_dim=64, promotion_interval=128, integer_max=False)
+    assert step_of(Config(dtype="e4m3"))[:6] == [*MAXIMA, *behind]
+    assert step_of(Config(head_dim=64))[:6] == [*MAXIMA, *behind]
+    assert step_of(Config())[:7] == [*MAXIMA, "exp2", *behind]
+    masked = Config(dtype="e4m3", head_dim=64, promotion_interval=128, integer_max=False)
     assert step_of(masked)[:4] == ["wait wgmma", *MAXIMA, "wait wgmma"]
 
 
 def test_without_overlap_the_turn_is_handed_on_where_ptxas_put_it() -> None:
     """Among the exponentials, unless a branch keeps the order of the source."""
-    serial = Schedule(intra_wg_overlap=False)
+    serial = Config(intra_wg_overlap=False)
     assert step_of(serial)[-4:] == [*MAXIMA, "exp2", "arrive k_empty"]
     assert step_of(serial)[:2] == ["arrive turn", "exp2 and rescale O"]
     assert "exp2" not in step_of(replace(serial, head_dim=64))
@@ -170,25 +191,25 @@ def test_without_overlap_the_turn_is_handed_on_where_ptxas_put_it() -> None:
 
 def test_without_registers_every_wgmma_is_waited_for() -> None:
     """ptxas' warning C7512: fp16 tiles of 128 x 256 at head_dim 64, which no tuning proposes."""
-    short = Schedule(head_dim=64, tile_n=256)
-    assert short.serializes
+    short = Config(head_dim=64, tile_n=256)
+    assert serializes(short)
     assert misfit(short, H200)
     assert step_of(short).count("issue Q K^T") == 4
-    assert not any(s.serializes for s in SHIPPED)
+    assert not any(serializes(s) for s in SHIPPED)
 
 
 def test_a_causal_launch_is_compiled_for_its_mask() -> None:
-    promoted = Schedule(dtype="e4m3", v_transpose=True, head_dim=64, tile_m=192, promotion_interval=128)
-    assert [launched(Shape(1, 1, 512, 512, c), promoted).max_by_integers for c in (False, True)] == [True, False]
+    promoted = Config(dtype="e4m3", head_dim=64, tile_m=192, promotion_interval=128)
+    assert [launched(problem(1, 1, 512, 512, c), promoted).integer_max for c in (False, True)] == [True, False]
     large = replace(promoted, head_dim=256, tile_m=128)
-    assert [t.masked for t in row_tiles(Shape(1, 1, 512, 512, True), large)] == [1, 2, 3, 4]
+    assert [t.masked for t in row_tiles(problem(1, 1, 512, 512, True), large)] == [1, 2, 3, 4]
     for branched in (replace(large, head_dim=128), replace(large, promotion_interval=0)):
-        assert [t.masked for t in row_tiles(Shape(1, 1, 512, 512, True), branched)] == [1] * 4
+        assert [t.masked for t in row_tiles(problem(1, 1, 512, 512, True), branched)] == [1] * 4
 
 
 def test_p_v_in_more_parts_takes_longer() -> None:
-    parts = [Schedule(dtype="e4m3", v_transpose=True, promotion_interval=n) for n in (128, 64, 32)]
-    times = [cycles(s, [Tile(30)]) for s in parts]
+    parts = [Config(dtype="e4m3", promotion_interval=n) for n in (128, 64, 32)]
+    times = [cycles(s, [TileBlocks(30)]) for s in parts]
     assert times == sorted(times)
     assert times[0] < times[2]
 
@@ -196,23 +217,23 @@ def test_p_v_in_more_parts_takes_longer() -> None:
 @pytest.mark.parametrize("tile_n", [64, 96])
 def test_three_stages_gain_nothing(tile_n: int) -> None:
     """The dispatch port binds already, so that there is next to nothing to gain: the paper's appendix found none in practice."""
-    two = Schedule(tile_n=tile_n)
+    two = Config(tile_n=tile_n)
     three = replace(two, softmax_stages=3)
-    steady = [cycles(s, [Tile(48)]) - cycles(s, [Tile(24)]) for s in (two, three)]
+    steady = [cycles(s, [TileBlocks(48)]) - cycles(s, [TileBlocks(24)]) for s in (two, three)]
     assert 0.99 * steady[0] < steady[1] < 1.1 * steady[0]
 
 
 def test_three_stages_keep_two_score_tiles_in_registers() -> None:
-    assert registers_needed(Schedule(tile_n=128, softmax_stages=3)) - registers_needed(Schedule(tile_n=128)) == 64
-    assert misfit(Schedule(tile_n=128, softmax_stages=3), H200) == "about 248 registers, a consumer thread has 240"
+    assert registers_needed(Config(tile_n=128, softmax_stages=3)) - registers_needed(Config(tile_n=128)) == 64
+    assert misfit(Config(tile_n=128, softmax_stages=3), H200) == "about 248 registers, a consumer thread has 240"
 
 
 @pytest.mark.parametrize(
-    "schedule", [s for s in SHIPPED if s.warp_specialized], ids=lambda s: forward(s, [Tile(1)]).name
+    "schedule", [s for s in SHIPPED if s.warp_specialized], ids=lambda s: forward(s, [TileBlocks(1)]).name
 )
-def test_more_stages_never_hurt(schedule: Schedule) -> None:
+def test_more_stages_never_hurt(schedule: Config) -> None:
     deeper = replace(schedule, num_stages=schedule.num_stages + 1)
-    assert cycles(deeper, [Tile(20)] * 2) <= 1.02 * cycles(schedule, [Tile(20)] * 2)
+    assert cycles(deeper, [TileBlocks(20)] * 2) <= 1.02 * cycles(schedule, [TileBlocks(20)] * 2)
 
 
 def renamed(program: Program) -> Program:
@@ -221,17 +242,17 @@ def renamed(program: Program) -> Program:
 
 
 @each_schedule
-def test_names_change_nothing(schedule: Schedule) -> None:
-    program = forward(schedule, [Tile(5)])
+def test_names_change_nothing(schedule: Config) -> None:
+    program = forward(schedule, [TileBlocks(5)])
     tables = costs(program, H200)
     assert interpreter.simulate(program, tables) == interpreter.simulate(renamed(program), tables)
 
 
 def test_faster_hardware_gains_or_loses_little() -> None:
     """Not "never slower": a shorter load can move the warpgroups against each other (a scheduling anomaly of 2 %)."""
-    slow = cycles(Schedule(), [Tile(30)])
+    slow = cycles(Config(), [TileBlocks(30)])
     for name, value in (("mufu_cycles", 4), ("l2_bytes_per_cycle", 128), ("tensor_flops_16bit", 8192)):
-        assert cycles(Schedule(), [Tile(30)], changed(H200, **{name: value})) <= 1.03 * slow
+        assert cycles(Config(), [TileBlocks(30)], changed(H200, **{name: value})) <= 1.03 * slow
 
 
 @given(
@@ -241,7 +262,7 @@ def test_faster_hardware_gains_or_loses_little() -> None:
     tile_n=st.sampled_from([64, 128, 176]),
 )
 def test_every_visible_pair_lies_in_a_visited_block(seqlen_q: int, seqlen_k: int, causal: bool, tile_n: int) -> None:
-    shape, schedule = Shape(1, 1, seqlen_q, seqlen_k, causal), Schedule(tile_n=tile_n, kernel="flash3")
+    shape, schedule = problem(1, 1, seqlen_q, seqlen_k, causal), Config(tile_n=tile_n, family="flash3")
     tiles = row_tiles(shape, schedule)
     assert len(tiles) == -(-seqlen_q // 128)
     rows = np.arange(seqlen_q)
@@ -263,40 +284,50 @@ def test_every_visible_pair_lies_in_a_visited_block(seqlen_q: int, seqlen_k: int
 def test_row_tiles_are_those_our_kernels_are_launched_with(seqlen_q, seqlen_k, causal, group, pack_gqa, tile) -> None:
     right = 0 if causal else -1
     launch = kernel.Shape((seqlen_q,), (seqlen_k,), 2 * group, 2, right=right, pack_gqa=pack_gqa)
-    shape = Shape(1, 2 * group, seqlen_q, seqlen_k, causal, nheads_kv=2, pack_gqa=pack_gqa)
-    tiles = row_tiles(shape, Schedule(tile_m=tile[0], tile_n=tile[1]))
+    config = Config(tile_m=tile[0], tile_n=tile[1], pack_gqa=pack_gqa)
+    shape = problem(1, 2 * group, seqlen_q, seqlen_k, causal, nheads_kv=2)
+    tiles = row_tiles(shape, config)
     assert [t.blocks for t in tiles if t.blocks] == [item.blocks for item in kernel.items(launch, 0, *tile)]
-    assert len(tiles) * shape.tile_heads == kernel.count_items(launch, tile[0])
+    assert len(tiles) * tile_heads(shape, config) == kernel.count_items(launch, tile[0])
 
 
 def test_packed_rows_of_flash_attention_3_run_on_across_positions() -> None:
     """Three heads fill 128 rows with 42 and two thirds positions; our kernels pad them to four."""
-    shape = Shape(1, 3, 128, 128, causal=True, nheads_kv=1, pack_gqa=True)
-    assert len(row_tiles(shape, Schedule(kernel="flash3"))) == 3
-    assert len(row_tiles(shape, Schedule())) == 4
+    shape = problem(1, 3, 128, 128, causal=True, nheads_kv=1)
+    assert len(row_tiles(shape, Config(family="flash3", pack_gqa=True))) == 3
+    assert len(row_tiles(shape, Config(pack_gqa=True))) == 4
 
 
 def test_heads_that_share_a_tile_load_their_keys_once() -> None:
-    shapes = [Shape(1, 8, 1, 4096, nheads_kv=2, pack_gqa=pack) for pack in (True, False)]
-    packed, unpacked = (shape.tile_heads * sum(t.blocks for t in row_tiles(shape, Schedule())) for shape in shapes)
+    shape = problem(1, 8, 1, 4096, nheads_kv=2)
+    packed, unpacked = (
+        tile_heads(shape, config) * sum(t.blocks for t in row_tiles(shape, config))
+        for config in (Config(pack_gqa=True), Config())
+    )
     assert unpacked == 4 * packed == 4 * 2 * 4096 // 128
-    assert shapes[0].flops(128) == shapes[1].flops(128)
+    assert flops(shape, 128) == 4 * 8 * 4096 * 128
+
+
+def test_masks_that_no_program_is_written_for_are_refused() -> None:
+    for change in ({"window": (100, 0)}, {"softcap": 5.0}):
+        with pytest.raises(ValueError, match="dense or causal problems without varlen, window and softcap"):
+            estimate(replace(problem(1, 1, 512, 512), **change), Config(), H200)
 
 
 def test_no_launch_ends_before_hbm_has_moved_every_tensor_once() -> None:
     """32 x 8192 keys of 8 heads, read by one tile each: 1.07 GB."""
-    shape = Shape(32, 32, 1, 8192, nheads_kv=8, pack_gqa=True)
-    found, bound = estimate(shape, Schedule(), H200), roofline(shape, Schedule(), H200)
-    assert shape.bytes(Schedule()) == pytest.approx(32 * 128 * 2 * (2 * 8 * 8192 + 2 * 32))
+    shape, config = problem(32, 32, 1, 8192, nheads_kv=8), Config(pack_gqa=True)
+    found, bound = estimate(shape, config, H200), roofline(shape, config, H200)
+    assert moved_bytes(shape, config) == pytest.approx(32 * 128 * 2 * (2 * 8 * 8192 + 2 * 32))
     assert bound.binds == "hbm"
     assert found.cycles - H200["launch_cycles"] == found.hbm_cycles == bound.cycles > found.cta_cycles
-    slow = estimate(shape, Schedule(), H200, clock_mhz=990.0)
+    slow = estimate(shape, config, H200, clock_mhz=990.0)
     assert slow.hbm_cycles == pytest.approx(found.hbm_cycles / 2)
 
 
 def test_tiles_with_a_cta_each_follow_one_another_without_overlap() -> None:
-    shape = Shape(1, 264, 128, 1024)
-    kept, fresh = (Schedule(kernel="flash3", persistent=persistent) for persistent in (True, False))
+    shape = problem(1, 264, 128, 1024)
+    kept, fresh = (Config(family=family) for family in ("flash3", "flash4"))
     (tile, again) = longest_cta(shape, fresh, 132)
     assert tile == again
     assert estimate(shape, fresh, H200).cta_cycles == 2 * cycles(fresh, [tile], clock=1980.0)
@@ -304,26 +335,26 @@ def test_tiles_with_a_cta_each_follow_one_another_without_overlap() -> None:
 
 
 def test_where_hbm_binds_the_schedule_with_the_most_room_is_ranked_first() -> None:
-    ranked = tune(Shape(32, 32, 1, 8192, nheads_kv=8, pack_gqa=True), "fp16", 128, H200, kernel="gluon")
+    ranked = tune(problem(32, 32, 1, 8192, nheads_kv=8), H200, family="gluon", pack_gqa=True)
     tied = [r.estimate.cta_cycles for r in ranked if r.estimate.cycles == ranked[0].estimate.cycles]
     assert len(tied) > 2
     assert tied == sorted(tied)
 
 
 def test_the_longest_cta_has_at_least_the_average_work() -> None:
-    shape = Shape(4, 16, 4096, 4096, True)
-    total = shape.batch * shape.nheads * sum(tile.blocks for tile in row_tiles(shape, Schedule()))
-    longest = sum(tile.blocks for tile in longest_cta(shape, Schedule(), 132))
+    shape = problem(4, 16, 4096, 4096, True)
+    total = shape.batch * shape.nheads * sum(tile.blocks for tile in row_tiles(shape, Config()))
+    longest = sum(tile.blocks for tile in longest_cta(shape, Config(), 132))
     assert total / 132 <= longest <= 1.05 * total / 132
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
-    shape = Shape(2, 16, 8192, 8192, causal)
-    tiles = longest_cta(shape, Schedule(), 132)
+    shape = problem(2, 16, 8192, 8192, causal)
+    tiles = longest_cta(shape, Config(), 132)
     assert sum(tile.blocks for tile in tiles) > EXACT_BLOCKS
-    exact, tensor, _ = _simulate(Schedule(), tiles, H200, 1980.0)
-    found = estimate(shape, Schedule(), H200)
+    exact, tensor, _ = _simulate(Config(), tiles, H200, 1980.0)
+    found = estimate(shape, Config(), H200)
     assert found.cta_cycles == pytest.approx(exact, rel=0.01)
     assert found.tensor_cycles == pytest.approx(tensor, rel=1e-9)
 
@@ -331,7 +362,7 @@ def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
 def test_time_is_at_least_the_roofline() -> None:
     for schedule in SHIPPED:
         for causal in (False, True):
-            shape = Shape(1, 16, 4096, 4096, causal)
+            shape = problem(1, 16, 4096, 4096, causal)
             assert estimate(shape, schedule, H200).cta_cycles >= roofline(shape, schedule, H200).cycles
 
 
@@ -342,7 +373,7 @@ def test_time_is_at_least_the_roofline() -> None:
         ({"tile_m": 96}, "tile_m must be 64, 128 or 192"),
         ({"tile_n": 120}, r"tile_n must be a multiple of 16 in \[16, 256\]"),
         ({"dtype": "e4m3", "tile_n": 80}, r"tile_n must be a multiple of 32 in \[16, 256\]"),
-        ({"promotion_interval": 64}, "promotion and V transpose are for e4m3"),
+        ({"promotion_interval": 64}, "promotion_interval must be 0, or for e4m3"),
         ({"num_stages": 0}, "num_stages must lie in"),
         ({"head_dim": 300}, "head_dim must be a multiple of 8"),
         ({"softmax_stages": 4}, "softmax_stages must be 2 or 3, got 4"),
@@ -352,14 +383,14 @@ def test_time_is_at_least_the_roofline() -> None:
 )
 def test_impossible_schedules_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Schedule(**fields)
+        Config(**fields)
 
 
 def test_footprints_that_do_not_fit_are_named_with_their_numbers() -> None:
-    found = check(forward(Schedule(tile_n=256, num_stages=3), [Tile(1)]), H200)
+    found = check(forward(Config(tile_n=256, num_stages=3), [TileBlocks(1)]), H200)
     assert any("bytes of shared memory, a CTA has 232448" in f.text for f in found)
 
 
 def test_tune_enumerates_three_stages() -> None:
-    kinds = {(s.intra_wg_overlap, s.softmax_stages) for s in candidates("fp16", 128)}
+    kinds = {(s.intra_wg_overlap, s.softmax_stages) for s in candidates(problem(1, 1, 1, 1))}
     assert kinds == {(True, 2), (True, 3), (False, 2)}

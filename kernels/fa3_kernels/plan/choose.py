@@ -87,7 +87,7 @@ def choose_num_splits(problem: AttentionProblem, config: Config, num_sms: int = 
 
 
 def check_tile(config: Config) -> None:
-    """Raise ValueError for a tile that Gluon cannot build, or that no SM holds.
+    """Raise ValueError for a configuration of ours that Gluon cannot build, or that no SM holds.
 
     Three warpgroups leave a thread 160 registers, of which O takes head_dim / 2, S tile_n / 2 and P tile_n / 4.
     """
@@ -95,10 +95,10 @@ def check_tile(config: Config) -> None:
     held = config.head_dim // 2 + 3 * tile_n // 4
     needed = smem_bytes(config) + SMEM_OVERHEAD_BYTES
     rules = (
-        (tile_n in (32, 64, 128, 256), f"tile_n must be a power of two from 32 to 256, got {tile_n}"),
+        (config.traits.takes_keys(tile_n), f"tile_n must be a power of two from 32 to 256, got {tile_n}"),
         (
-            tile_m == 128 or held <= FREE_REGISTERS,
-            f"tile_m 192 needs head_dim / 2 + 3 tile_n / 4 registers of {FREE_REGISTERS} for O, S and P, "
+            config.consumers < 3 or held <= FREE_REGISTERS,
+            f"tile_m {tile_m} needs head_dim / 2 + 3 tile_n / 4 registers of {FREE_REGISTERS} for O, S and P, "
             f"got {held} with head_dim {config.head_dim} and tile_n {tile_n}",
         ),
         (
@@ -110,6 +110,13 @@ def check_tile(config: Config) -> None:
     for ok, rule in rules:
         if not ok:
             raise ValueError(rule)
+
+
+def is_launchable(config: Config) -> bool:
+    """Whether launch options can ask for a configuration; :func:`check_tile` says whether it can be built."""
+    fixed = (config.num_stages, config.softmax_stages, config.pv_from_registers, config.warp_specialized)
+    is_tile = config.tile_m in config.size.rows and config.traits.takes_keys(config.tile_n)
+    return config.traits.is_built_here and fixed == (2, 2, True, True) and is_tile
 
 
 def check_lockstep(
@@ -186,7 +193,7 @@ def config_of(
         check_tile(config)
     if not warp_specialize:
         check_lockstep(problem, num_splits, pack_gqa, tile)
-        return config
+        return replace(config, warp_specialized=False, pingpong=False)
     if pack_gqa and problem.group > 1 and not can_pack(problem):
         raise ValueError(
             "pack_gqa takes groups of at most 64 heads, and with varlen powers of two, "

@@ -7,28 +7,38 @@ meet masked tiles). The rest is schedule only and must never change a bit.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, get_args
 
-from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
+from fa3_kernels.plan.traits import FAMILIES, OURS, Size, Traits
+from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem, Dtype
 
 OutDtype = Literal["fp16", "bf16"]
-KERNEL_HEAD_DIMS = (64, 128, 256)
+KERNEL_HEAD_DIMS = tuple(FAMILIES[OURS].head_dims(False))
 K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}  # keys or channels per wgmma instruction
 WARPGROUP_ROWS = 64  # rows of the M dimension of one wgmma (PTX ISA, wgmma shapes)
 
 
+@cache
+def _size(family: str, is_fp8: bool, head_dim: int) -> Size:
+    traits = FAMILIES[family]
+    return traits.sizes[is_fp8, traits.compiled_head_dim(head_dim, is_fp8)]
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One compiled kernel.
+    """One kernel of some family: any that wgmma and the family's program allow, compiled by somebody or not.
+
+    What is compiled of our own family says :func:`fa3_kernels.plan.choose.check_tile`.
 
     Parameters
     ----------
     dtype, out_dtype
         Operand format; output format (e4m3 kernels write bf16 unless told otherwise, 16-bit ones their own).
     head_dim : int
-        64, 128 or 256; smaller problems are zero-padded up to it.
+        A multiple of 8 (16 for e4m3), at most 256.
     tile_m, tile_n : int
-        Query rows (64 per consumer warpgroup) and keys (a multiple of 32) of a tile.
+        Query rows, 64 per consumer warpgroup; keys, a multiple of 16 (32 for e4m3).
     promotion_interval : int
         e4m3 only: keys after which the P V partial is added to the fp32 accumulator; divides tile_n, multiple of 32.
         0 chains through the tensor core's 13-bit accumulator, as FlashAttention-3 does.
@@ -36,8 +46,19 @@ class Config:
         Parts the key blocks are cut into, merged by the deterministic combine.
     pack_gqa : bool
         Fold the query heads of one kv head into the rows of a tile, head fastest.
-    num_stages, num_consumer_warpgroups, pingpong, intra_wg_overlap, pv_from_registers, producer_regs, consumer_regs
+    num_stages : int
+        Slots of the K and V rings.
+    num_consumer_warpgroups, producer_regs, consumer_regs : int
+        0: as tile_m and the family's traits say, see :attr:`consumers` and :attr:`registers`.
+    pingpong, intra_wg_overlap, pv_from_registers, warp_specialized : bool
         Schedule only.
+    softmax_stages : {2, 3}
+        With intra_wg_overlap: 2, the softmax of block j waits for its own Q K^T and runs over P V of block j - 1; 3, Q K^T of
+        block j + 1 is under way as well, so that two S tiles are alive (arXiv 2407.08608, appendix B.3).
+    integer_max : bool, optional
+        Whether row maxima are taken by 3-input integer instructions; by default what ships, see :meth:`takes_integer_max`.
+    family : str
+        A key of :data:`fa3_kernels.plan.traits.FAMILIES`.
 
     Raises
     ------
@@ -45,142 +66,214 @@ class Config:
         Whenever a field breaks its rule.
     """
 
-    dtype: Dtype
-    head_dim: int
-    tile_m: int
-    tile_n: int
-    out_dtype: OutDtype
+    dtype: Dtype = "fp16"
+    head_dim: int = 128
+    tile_m: int = 128
+    tile_n: int = 128
+    out_dtype: OutDtype = ""  # type: ignore[assignment]
     promotion_interval: int = 0
     num_splits: int = 1
     pack_gqa: bool = False
     num_stages: int = 2
-    num_consumer_warpgroups: int = 2
+    num_consumer_warpgroups: int = 0
     pingpong: bool = True
     intra_wg_overlap: bool = True
     pv_from_registers: bool = True
-    producer_regs: int = 24
-    consumer_regs: int = 240
+    producer_regs: int = 0
+    consumer_regs: int = 0
+    warp_specialized: bool = True
+    softmax_stages: int = 2
+    integer_max: bool | None = None
+    family: str = OURS
 
     def __post_init__(self) -> None:
-        rules = (
-            (self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}"),
-            (self.head_dim in KERNEL_HEAD_DIMS, f"head_dim must be one of {KERNEL_HEAD_DIMS}, got {self.head_dim}"),
-            (
-                self.num_consumer_warpgroups in (1, 2, 3),
-                f"num_consumer_warpgroups must be 1, 2 or 3, got {self.num_consumer_warpgroups}",
-            ),
-            (
-                self.tile_m == WARPGROUP_ROWS * self.num_consumer_warpgroups,
-                f"tile_m must be 64 rows per consumer warpgroup, got {self.tile_m} for {self.num_consumer_warpgroups}",
-            ),
-            (
-                self.tile_n % 32 == 0 and 32 <= self.tile_n <= 256,
-                f"tile_n must be a multiple of 32 in [32, 256], got {self.tile_n}",
-            ),
+        if not self.out_dtype:
+            object.__setattr__(self, "out_dtype", "fp16" if self.dtype == "fp16" else "bf16")
+        for rules in (self._format_rules, self._tile_rules, self._schedule_rules):
+            for ok, rule in rules():
+                if not ok:
+                    raise ValueError(rule)
+
+    def _format_rules(self) -> tuple[tuple[bool, str], ...]:
+        family, known = self.family, self.family in FAMILIES
+        dtypes = FAMILIES[family].dtypes if known else ()
+        return (
+            (known, f"kernel family must be one of {', '.join(FAMILIES)}, got {family!r}"),
+            (not known or self.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {self.dtype!r}"),
             (self.out_dtype in get_args(OutDtype), f"out_dtype must be fp16 or bf16, got {self.out_dtype!r}"),
             (
-                self.dtype == "e4m3" or self.out_dtype == self.dtype,
+                self.is_fp8 or self.out_dtype == self.dtype,
                 f"a {self.dtype} kernel writes {self.dtype}, got out_dtype {self.out_dtype!r}",
             ),
-            (1 <= self.num_splits <= 256, f"num_splits must lie in [1, 256], got {self.num_splits}"),
-            (2 <= self.num_stages <= 8, f"num_stages must lie in [2, 8], got {self.num_stages}"),
-            (self._promotion_ok(), self._promotion_rule()),
         )
-        for ok, rule in rules:
-            if not ok:
-                raise ValueError(rule)
 
-    def _promotion_ok(self) -> bool:
-        interval = self.promotion_interval
-        if interval == 0:
-            return True
-        return self.dtype == "e4m3" and interval > 0 and interval % 32 == 0 and self.tile_n % interval == 0
-
-    def _promotion_rule(self) -> str:
+    def _tile_rules(self) -> tuple[tuple[bool, str], ...]:
+        channels, keys, interval = 16 if self.is_fp8 else 8, K_STEP[self.dtype], self.promotion_interval
+        promotes = self.is_fp8 and interval > 0 and interval % 32 == 0 and self.tile_n % interval == 0
         return (
-            "promotion_interval must be 0, or for e4m3 a multiple of 32 that divides tile_n, "
-            f"got {self.promotion_interval} with dtype {self.dtype} and tile_n {self.tile_n}"
+            (
+                0 < self.head_dim <= MAX_HEAD_DIM and self.head_dim % channels == 0,
+                f"head_dim must be a multiple of {channels} in [1, {MAX_HEAD_DIM}], got {self.head_dim}",
+            ),
+            (
+                self.tile_m in (64, 128, 192),
+                f"tile_m must be 64, 128 or 192 (64 rows per warpgroup), got {self.tile_m}",
+            ),
+            (
+                self.num_consumer_warpgroups in (0, self.consumers),
+                f"num_consumer_warpgroups must be {self.consumers} for tile_m {self.tile_m}, "
+                f"got {self.num_consumer_warpgroups}",
+            ),
+            (
+                self.tile_n % keys == 0 and 16 <= self.tile_n <= 256,
+                f"tile_n must be a multiple of {keys} in [16, 256] (k of wgmma), got {self.tile_n}",
+            ),
+            (
+                interval == 0 or promotes,
+                "promotion_interval must be 0, or for e4m3 a multiple of 32 that divides tile_n, "
+                f"got {interval} with dtype {self.dtype} and tile_n {self.tile_n}",
+            ),
         )
+
+    def _schedule_rules(self) -> tuple[tuple[bool, str], ...]:
+        is_lockstep = self.traits.has_lockstep and self.num_stages == 2 and not (self.pingpong or self.is_fp8)
+        has_ring = self.intra_wg_overlap and self.warp_specialized and self.num_stages >= 2
+        return (
+            (1 <= self.num_splits <= 256, f"num_splits must lie in [1, 256], got {self.num_splits}"),
+            (1 <= self.num_stages <= 8, f"num_stages must lie in [1, 8], got {self.num_stages}"),
+            (
+                self.warp_specialized or is_lockstep,
+                "without warp specialisation there is one schedule: our own, 16 bits, two stages, no pingpong",
+            ),
+            (self.softmax_stages in (2, 3), f"softmax_stages must be 2 or 3, got {self.softmax_stages}"),
+            (
+                self.softmax_stages == 2 or has_ring,
+                "three softmax stages need intra_wg_overlap, warp specialisation and two stages of K",
+            ),
+        )
+
+    @property
+    def traits(self) -> Traits:
+        return FAMILIES[self.family]
+
+    @property
+    def size(self) -> Size:
+        """What the family compiles for this head_dim, or for the next larger one."""
+        return _size(self.family, self.is_fp8, self.head_dim)
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.dtype == "e4m3"
+
+    @property
+    def bits(self) -> int:
+        """Of an operand's element."""
+        return 8 if self.is_fp8 else 16
 
     @property
     def p_offset_log2(self) -> int:
         """log2 of the factor on P: 8 for e4m3, so that P spans [0, 256] and small weights survive; else 0."""
-        return 8 if self.dtype == "e4m3" else 0
+        return 8 if self.is_fp8 else 0
 
+    @property
+    def consumers(self) -> int:
+        """Consumer warpgroups."""
+        return self.tile_m // WARPGROUP_ROWS
 
-# By (is e4m3, head_dim, prefers 128 rows): tile_m, tile_n; powers of two in n, as Gluon needs.
-_TILES: dict[tuple[bool, int, bool], tuple[int, int]] = {
-    (False, 64, False): (192, 128),
-    (False, 64, True): (128, 128),
-    (False, 128, False): (128, 128),
-    (False, 128, True): (128, 128),
-    (False, 256, False): (128, 64),
-    (False, 256, True): (128, 64),
-    (True, 64, False): (192, 128),
-    (True, 64, True): (128, 128),
-    (True, 128, False): (128, 128),
-    (True, 128, True): (128, 128),
-    (True, 256, False): (128, 128),
-    (True, 256, True): (128, 128),
-}
-# By (is e4m3, head_dim, consumer warpgroups): registers per thread of the producer and of a consumer. The e4m3 producer is
-# a whole warpgroup, which transposes V; at head_dim 256 the consumers need what it could use.
-_REGISTERS: dict[tuple[bool, int, int], tuple[int, int]] = {
-    **{(False, d, 2): (24, 240) for d in KERNEL_HEAD_DIMS},
-    **{(False, d, 3): (24, 160) for d in KERNEL_HEAD_DIMS},
-    (True, 64, 2): (40, 232),
-    (True, 64, 3): (32, 160),
-    (True, 128, 2): (40, 232),
-    (True, 256, 2): (24, 240),
-}
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers per thread of the producer and of a consumer after setmaxnreg."""
+        own = self.size.registers if self.consumers == 2 else None
+        producer, consumer = own or self.traits.registers[self.is_fp8, self.consumers]
+        return self.producer_regs or producer, self.consumer_regs or consumer
+
+    @property
+    def transposes_v(self) -> bool:
+        """Whether the producer, then a whole warpgroup, transposes V."""
+        return self.is_fp8 and self.traits.transposes_v
+
+    @property
+    def query_slots(self) -> int:
+        """Q tiles that are held; with two, tiles overlap."""
+        return self.size.query_slots if self.warp_specialized else 1
+
+    @property
+    def output_in_query_slot(self) -> bool:
+        """Whether O is staged in the Q buffer, as shared memory is short."""
+        return self.query_slots == 1 and not self.traits.output_in_v
+
+    @property
+    def promotes(self) -> bool:
+        """Whether O takes the sums of P V in fp32."""
+        return self.traits.promotes and self.promotion_interval > 0
+
+    @property
+    def adds_in_place(self) -> bool:
+        """Whether promoted sums are added where they are awaited, see :attr:`fa3_kernels.plan.traits.Size.holds_partials`."""
+        return self.promotes and not self.size.holds_partials
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a warpgroup's GEMMs run under its own softmax, which the switch alone does not decide."""
+        return self.intra_wg_overlap and not self.adds_in_place
+
+    @property
+    def pv_parts(self) -> tuple[int, int]:
+        """Slices of the channels and chunks of the keys in which P V is summed.
+
+        >>> Config("e4m3", promotion_interval=64).pv_parts
+        (2, 2)
+        """
+        return (self.size.slices, self.tile_n // self.promotion_interval) if self.promotes else (1, 1)
+
+    def takes_integer_max(self, hides_keys: bool) -> bool:
+        """Whether maxima are taken by integers in a launch that hides keys, causal or by a window, or in one that does not."""
+        if self.integer_max is not None or not self.warp_specialized:
+            return bool(self.integer_max)
+        return self.size.integer_max[self.promotion_interval > 0][hides_keys]
 
 
 def kernel_head_dim(head_dim: int) -> int:
-    """Smallest kernel head_dim that holds ``head_dim``; ValueError above 256.
+    """Smallest compiled head_dim of ours that holds ``head_dim``; ValueError above 256.
 
     >>> kernel_head_dim(80)
     128
     """
-    for size in KERNEL_HEAD_DIMS:
-        if head_dim <= size:
-            return size
-    raise ValueError(f"head_dim must be at most {KERNEL_HEAD_DIMS[-1]}, got {head_dim}")
+    return FAMILIES[OURS].compiled_head_dim(head_dim)
 
 
-def _prefers_128_rows(problem: AttentionProblem) -> bool:
-    """Whether tiles of 192 rows do not pay, where registers would allow them.
+def default_config(
+    problem: AttentionProblem, *, family: str = OURS, tile: tuple[int, int] | None = None, **changes
+) -> Config:
+    """Return the configuration a family ships for a problem, with ``changes`` applied; ``tile`` replaces (tile_m, tile_n).
 
-    With 160 registers a window, or a causal mask with varlen, spills. Causal, since a taller tile visits more hidden keys:
-    on an H200 192 rows take 1.31 x the time at 1k, 1.00 x at 4k and 0.94 x at 16k, in e4m3 0.97 x at 2k and 0.86 x at 16k.
+    Where a family promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of the
+    output at 8k keys when V has mean 1.
+
+    Raises
+    ------
+    ValueError
+        For a family that ships nothing known for the problem, and a number of rows that no registers are set aside for.
     """
-    needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
-    pays_from = 2048 if problem.dtype == "e4m3" else 4096
-    return needs_registers or problem.seqlen_q <= 128 or (problem.causal and problem.seqlen_q < pays_from)
-
-
-def default_config(problem: AttentionProblem, *, tile: tuple[int, int] | None = None, **changes) -> Config:
-    """Return the shipped configuration for a problem, with ``changes`` applied; ``tile`` replaces (tile_m, tile_n).
-
-    e4m3 promotes every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of the output at 8k keys when
-    V has mean 1. ValueError for a number of rows that no registers are set aside for.
-    """
-    head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
-    fp8 = problem.dtype == "e4m3"
-    tile_m, tile_n = tile or _TILES[fp8, head_dim, _prefers_128_rows(problem)]
-    warpgroups = tile_m // WARPGROUP_ROWS
-    if (fp8, head_dim, warpgroups) not in _REGISTERS:
-        rows = " or ".join(str(WARPGROUP_ROWS * n) for e4m3, d, n in _REGISTERS if (e4m3, d) == (fp8, head_dim))
-        raise ValueError(f"tile_m must be {rows} for {problem.dtype} at head_dim {head_dim}, got {tile_m}")
-    producer_regs, consumer_regs = _REGISTERS[fp8, head_dim, warpgroups]
+    traits, is_fp8 = FAMILIES[family], problem.dtype == "e4m3"
+    shipped = traits.shipped(problem)
+    if shipped is None or problem.dtype not in traits.dtypes:
+        raise ValueError(f"{family} has no known tile for {problem.dtype} at head_dim {problem.head_dim}")
+    tile_m, tile_n = tile or shipped[:2]
+    head_dim = max(problem.head_dim, problem.head_dim_v)
+    head_dim = traits.compiled_head_dim(head_dim, is_fp8)
+    rows = traits.sizes[is_fp8, head_dim].rows
+    if tile_m not in rows:
+        text = " or ".join(map(str, rows))
+        raise ValueError(f"tile_m must be {text} for {problem.dtype} at head_dim {head_dim}, got {tile_m}")
     config = Config(
-        dtype=problem.dtype,
-        head_dim=head_dim,
-        tile_m=tile_m,
-        tile_n=tile_n,
-        out_dtype="bf16" if problem.dtype != "fp16" else "fp16",
-        promotion_interval=min(128, tile_n) if fp8 else 0,
-        num_consumer_warpgroups=warpgroups,
-        producer_regs=producer_regs,
-        consumer_regs=consumer_regs,
+        problem.dtype,
+        head_dim,
+        tile_m,
+        tile_n,
+        promotion_interval=min(128, tile_n) if is_fp8 and traits.promotes else 0,
+        pingpong=shipped.pingpong,
+        pv_from_registers=shipped.pv_from_registers,
+        family=family,
     )
     return replace(config, **changes) if changes else config

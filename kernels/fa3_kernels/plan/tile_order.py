@@ -8,6 +8,7 @@ that their K and V stay in L2. No bit of the output depends on it.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -112,6 +113,35 @@ def _order(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[tuple[
     return order + sorted(group, key=lambda pair: -pair[1].blocks)
 
 
+def assign(blocks: Sequence[int], num_ctas: int) -> tuple[list[list[int]], int]:
+    """Give every tile, in order, to the CTA that is free first.
+
+    Parameters
+    ----------
+    blocks : sequence of int
+        Key blocks of every tile.
+    num_ctas : int
+        Fewer are used where there are fewer tiles.
+
+    Returns
+    -------
+    list of list of int
+        Indices of tiles by CTA.
+    int
+        The CTA that ends last; -1 without a tile.
+
+    >>> assign([3, 2, 2, 1], 2)
+    ([[0, 3], [1, 2]], 1)
+    """
+    free_at = [(0.0, cta) for cta in range(min(num_ctas, len(blocks)))]
+    tiles: list[list[int]] = [[] for _ in free_at]
+    for index, count in enumerate(blocks):
+        time, cta = heapq.heappop(free_at)
+        tiles[cta].append(index)
+        heapq.heappush(free_at, (time + count + TILE_COST, cta))
+    return tiles, max(free_at, default=(0.0, -1))[1]
+
+
 @lru_cache(maxsize=64)
 def static_schedule(shape: Shape, num_ctas: int, *, tile_m: int, tile_n: int, head_dim: int) -> np.ndarray:
     """Assign every tile, or split of a tile, that sees a key to a CTA.
@@ -140,14 +170,10 @@ def static_schedule(shape: Shape, num_ctas: int, *, tile_m: int, tile_n: int, he
             f"schedule entry, got {max(shape.seqlens_q)}, {shape.num_splits} and {len(shape.seqlens_q)} x {shape.nheads}"
         )
     order = _order(shape, tile_m, tile_n, head_dim)
-    free_at = [(0.0, cta) for cta in range(min(num_ctas, len(order)))]
-    tiles: list[list[int]] = [[] for _ in free_at]
-    for head, item in order:
-        time, cta = heapq.heappop(free_at)
-        tiles[cta].append((head << HEAD_SHIFT) + (item.split << SPLIT_SHIFT) + item.m_block)
-        heapq.heappush(free_at, (time + item.blocks + TILE_COST, cta))
+    tiles, _ = assign([item.blocks for _, item in order], num_ctas)
+    entries = [(head << HEAD_SHIFT) + (item.split << SPLIT_SHIFT) + item.m_block for head, item in order]
     width = max(map(len, tiles), default=0) + 1
     table = np.full((len(tiles), width), END, np.int64)
-    for row, entries in zip(table, tiles, strict=True):
-        row[: len(entries)] = entries
+    for row, mine in zip(table, tiles, strict=True):
+        row[: len(mine)] = [entries[i] for i in mine]
     return table

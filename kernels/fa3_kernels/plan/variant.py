@@ -14,27 +14,21 @@ from fa3_kernels.plan.tiles import padded_group
 from fa3_reference.problem import AttentionProblem
 
 
-def _slices(config: Config) -> int:
-    """Slices of the channels in which a kernel keeps O: what registers leave for partial sums, see forward_fp8."""
-    return 2 if config.promotion_interval and config.head_dim > 64 else 1
+def buffers(config: Config) -> dict[str, tuple[int, int]]:
+    """Return the buffers in shared memory of a kernel of any family: how many, and bytes of one.
 
-
-def _integer_max(config: Config, is_limited: bool) -> bool:
-    """Whether maxima are taken by integers: fewer instructions, but ptxas orders the rest of a step differently.
-
-    Measured on an H200 at 2k and 16k keys, against floats: fp16 head_dim 64 +2 %, 128 -2 %, 256 +1 to 5 %; e4m3 head_dim
-    64 promoted +9 % dense and -5 % masked, chained -7 % and +4 %; 128 +1 to 3 %; 256 chained +7 to 10 %, promoted not to be
-    had (its wgmma are serialised for want of registers).
+    Q and O have one per consumer warpgroup (and Q slot). O that leaves through another buffer has none.
     """
-    if config.dtype != "e4m3":
-        return config.head_dim != 128
-    is_promoted = config.promotion_interval > 0
-    return {64: is_promoted != is_limited, 128: True, 256: not is_promoted}[config.head_dim]
-
-
-def query_slots(config: Config) -> int:
-    """Return how many Q tiles are held: 2, or 1 at head_dim 256 (fp16: Q, K, V and O buffers of 256 would need 256 KiB)."""
-    return 1 if config.head_dim == 256 else 2
+    row = config.head_dim * config.bits // 8
+    queries, rings = config.query_slots * config.consumers, config.num_stages
+    found = {"q": (queries, WARPGROUP_ROWS * row), "k": (rings, config.tile_n * row), "v": (rings, config.tile_n * row)}
+    if config.transposes_v:
+        found["v_raw"] = found["v"]  # as loaded
+    if not config.pv_from_registers:
+        found["p"] = config.consumers, WARPGROUP_ROWS * config.tile_n * config.bits // 8
+    if not (config.traits.output_in_v or config.output_in_query_slot):
+        found["out"] = config.consumers, WARPGROUP_ROWS * config.head_dim * 2
+    return found
 
 
 def smem_bytes(config: Config) -> int:
@@ -44,13 +38,10 @@ def smem_bytes(config: Config) -> int:
     >>> smem_bytes(default_config(AttentionProblem(1, 1, 1, 1024, 1024, 128)))
     229376
     """
-    is_fp8 = config.dtype == "e4m3"
-    element = 1 if is_fp8 else 2
-    queries = query_slots(config) * config.tile_m * config.head_dim * element
-    keys = (3 if is_fp8 else 2) * config.num_stages * config.tile_n * config.head_dim * element  # K, V; e4m3: V^T too
-    out = 0 if query_slots(config) == 1 else config.tile_m * config.head_dim * 2
-    factors = 2 * config.num_stages * WARPGROUP_ROWS * 4 if is_fp8 else 0  # of blocks that have their own descales
-    return queries + keys + out + factors
+    factors = (
+        2 * config.num_stages * WARPGROUP_ROWS * 4 if config.is_fp8 else 0
+    )  # of blocks that have their own descales
+    return sum(count * size for count, size in buffers(config).values()) + factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +144,13 @@ def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block
             "GPU kernels have num_stages 2 and P in registers, "
             f"got {config.num_stages} and pv_from_registers {config.pv_from_registers}"
         )
-    is_fp8 = config.dtype == "e4m3"
-    is_large = config.promotion_interval > 0 and config.head_dim == 256  # O, S and a part do not fit the registers
+    producer_regs, consumer_regs = config.registers
     return Variant(
-        consumers=config.num_consumer_warpgroups,
-        consumer_regs=config.consumer_regs,
-        producer_regs=config.producer_regs,
+        consumers=config.consumers,
+        consumer_regs=consumer_regs,
+        producer_regs=producer_regs,
         stages=config.num_stages,
-        query_slots=query_slots(config),
+        query_slots=config.query_slots,
         pack=padded_group(problem.group) if config.pack_gqa else 1,
         has_key_tail=problem.is_varlen or problem.seqlen_k % config.tile_n != 0,
         is_left_limited=shape.left >= 0,
@@ -169,10 +159,10 @@ def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block
         is_split=config.num_splits > 1,
         softcap=problem.softcap > 0,
         pingpong=config.pingpong,
-        overlap=config.intra_wg_overlap and not is_large,
-        producer_warps=4 if is_fp8 else 1,  # e4m3: the producer transposes V
-        slices=_slices(config),
+        overlap=config.overlaps,
+        producer_warps=4 if config.transposes_v else 1,
+        slices=config.pv_parts[0],
         promotion_interval=config.promotion_interval,
         block_descales=block_descales,
-        integer_max=_integer_max(config, shape.left >= 0 or shape.right >= 0),
+        integer_max=config.takes_integer_max(shape.left >= 0 or shape.right >= 0),
     )

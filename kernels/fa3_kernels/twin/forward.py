@@ -135,6 +135,7 @@ def forward(
 
 def _check_supported(problem: AttentionProblem, operands: Operands, config: Config) -> None:
     rules = [
+        (config.traits.is_built_here, f"the twin is of our kernels, got a configuration of {config.family}"),
         (config.dtype == problem.dtype, f"config is for {config.dtype}, the problem is {problem.dtype}"),
         (
             max(problem.head_dim, problem.head_dim_v) <= config.head_dim,

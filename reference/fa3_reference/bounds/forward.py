@@ -49,34 +49,13 @@ from fa3_reference.bounds.device import (
     LG2_ABS,
     LG2_REL,
     RCP_REL,
-    TENSOR_CORE,
     U_FP32,
     TensorCore,
 )
+from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, rounding_error, score_error, softcap_error
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands, Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class KernelModel:
-    """What the bound must know of a kernel: formats, tiling and the three switches that change bits."""
-
-    dtype: Dtype
-    out_dtype: str
-    tile_m: int
-    tile_n: int
-    promotion_interval: int = 0
-    num_splits: int = 1
-    pack_gqa: bool = False
-
-    @property
-    def core(self) -> TensorCore:
-        return TENSOR_CORE[self.dtype]
-
-    @property
-    def p_offset_log2(self) -> int:
-        return 8 if self.dtype == "e4m3" else 0
+from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 
 
 class ErrorBound(NamedTuple):
@@ -101,7 +80,14 @@ def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelMo
     ErrorBound
         float64. Rows without a visible key: 0 (the kernel must return exactly 0 and -inf). Rows whose visible operands hold
         NaN or Inf, and elements that may overflow the output or saturate P: inf. Too small in the corners that the module names.
+
+    Raises
+    ------
+    ValueError
+        For an order of the softmax that the derivation above does not cover.
     """
+    if model.order != SoftmaxOrder():
+        raise ValueError(f"the bound is for maxima that are scaled and factors applied always, got {model.order}")
     out = np.zeros(problem.out_shape)
     lse = np.zeros(problem.lse_shape)
     with np.errstate(all="ignore"):

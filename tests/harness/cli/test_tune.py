@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fa3_simulator.schedules import Schedule
+from fa3_kernels.plan.config import Config
 from fa3verify.cli.main import main
 
 SHORT = ("--seqlen", 1024, "--nheads", 4)
@@ -49,7 +49,7 @@ def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_registers_and_spills_are_shown_and_bad_schedules_marked(tuning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([tuning.Built(240, 64, "2 spill instructions in the loops"), tuning.Built(190, 0)])
     monkeypatch.setattr("fa3_kernels.gluon.unsupported", lambda: None)
-    monkeypatch.setattr(tuning, "compile_schedule", lambda shape, schedule: next(answers))
+    monkeypatch.setattr(tuning, "compile_schedule", lambda problem, config: next(answers))
     code, out, _ = run("--compile", "--top", 2)
     first, second = (line for line in out.splitlines() if " registers, " in line)
     assert code == 0
@@ -59,12 +59,12 @@ def test_registers_and_spills_are_shown_and_bad_schedules_marked(tuning: Any, mo
 
 @pytest.mark.optional
 def test_only_what_the_kernels_take_is_built(tuning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Schedule] = []
+    seen: list[Config] = []
     monkeypatch.setattr("fa3_kernels.gluon.unsupported", lambda: None)
-    monkeypatch.setattr(tuning, "compile_schedule", lambda shape, s: seen.append(s) or tuning.Built(1))
+    monkeypatch.setattr(tuning, "compile_schedule", lambda problem, s: seen.append(s) or tuning.Built(1))
     run("--compile", "--top", 100)
     assert len(seen) == 20
-    assert {(s.num_stages, s.softmax_stages, s.pv_from_registers, s.kernel) for s in seen} == {(2, 2, True, "gluon")}
+    assert {(s.num_stages, s.softmax_stages, s.pv_from_registers, s.family) for s in seen} == {(2, 2, True, "gluon")}
     assert {(s.tile_m, s.tile_n) for s in seen} == {(128, 32), (128, 64), (128, 128), (192, 32), (192, 64)}
 
 

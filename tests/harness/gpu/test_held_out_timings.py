@@ -45,7 +45,7 @@ def test_mean_error_is_what_the_note_says(compared) -> None:
 
 @pytest.mark.parametrize(("kernels", "rows", "error"), [(("fa3", "fa3.dew"), 30, 0.03), (("gluon",), 24, 0.023)])
 def test_what_is_in_use_in_16_bits_is_within_three_percent_on_average(compared, kernels, rows, error) -> None:
-    chosen = [c for c in compared if c.row.kernel in kernels and c.row.schedule.dtype != "e4m3"]
+    chosen = [c for c in compared if c.row.kernel in kernels and c.row.config.dtype != "e4m3"]
     assert len(chosen) == rows
     assert np.abs(errors(chosen)[:, 0]).mean() < error
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fa3_kernels.plan.config import default_config
+from fa3_reference.problem import AttentionProblem
 from fa3_simulator.machine import load
 from fa3_simulator.roofline import closed_form, roofline
-from fa3_simulator.run import Shape, estimate
-from fa3_simulator.tune import flash3_schedule
+from fa3_simulator.run import estimate
 
 H100, CLOCK_MHZ = load("h100"), 1500.0
 
@@ -33,14 +34,14 @@ def errors() -> dict[str, np.ndarray]:
     with (Path(__file__).parent / "published_h100.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             d, causal, seqlen = int(row["head_dim"]), row["causal"] == "1", int(row["seqlen"])
-            schedule = flash3_schedule("fp16", d, causal)
-            assert schedule
-            shape = Shape(int(row["batch"]), int(row["nheads"]), seqlen, seqlen, causal)
+            nheads = int(row["nheads"])
+            problem = AttentionProblem(int(row["batch"]), nheads, nheads, seqlen, seqlen, d, causal=causal)
+            config = default_config(problem, family="flash3")
             measured = float(row["microseconds"]) * CLOCK_MHZ
-            found["simulated"].append(estimate(shape, schedule, H100, CLOCK_MHZ).cycles / measured - 1)
-            bound = roofline(shape, schedule, H100, CLOCK_MHZ).cycles + H100["launch_cycles"]
+            found["simulated"].append(estimate(problem, config, H100, CLOCK_MHZ).cycles / measured - 1)
+            bound = roofline(problem, config, H100, CLOCK_MHZ).cycles + H100["launch_cycles"]
             found["roofline"].append(bound / measured - 1)
-            found["closed form"].append(closed_form(shape, schedule, H100) / measured - 1)
+            found["closed form"].append(closed_form(problem, config, H100) / measured - 1)
             found["head_dim"].append(d)
             found["causal"].append(causal)
             found["seqlen"].append(seqlen)

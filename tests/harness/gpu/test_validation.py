@@ -9,25 +9,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fa3_kernels.plan.config import Config, default_config
+from fa3_reference.problem import AttentionProblem
 from fa3_simulator.machine import load
-from fa3_simulator.run import Shape, estimate
-from fa3_simulator.schedules import Schedule
-from fa3_simulator.tune import flash3_schedule
+from fa3_simulator.run import estimate
 from fa3verify.gpu import timings as measured
 from fa3verify.gpu import validation as validate
 
 H200, CLOCK = load("h200"), 1650.0
-SHAPE = Shape(1, 16, 2048, 2048)
-SCHEDULES = (Schedule(), Schedule(intra_wg_overlap=False), Schedule(pingpong=False, warp_specialized=False))
+PROBLEM = AttentionProblem(1, 16, 16, 2048, 2048, 128)
+SCHEDULES = (Config(), Config(intra_wg_overlap=False), Config(pingpong=False, warp_specialized=False))
 EMPTY = dict.fromkeys(measured.COLUMNS, "")
 
 
-def line(schedule: Schedule, error: float, shape: Shape = SHAPE, **changes: object) -> dict[str, object]:
+def line(schedule: Config, error: float, problem: AttentionProblem = PROBLEM, **changes: object) -> dict[str, object]:
     """A row that the simulator misses by ``error``, relative to the measurement."""
-    cycles = estimate(shape, schedule, H200, CLOCK).cycles / (1 + error)
+    cycles = estimate(problem, schedule, H200, CLOCK).cycles / (1 + error)
     fields = {"grid": "schedules", "dtype": schedule.dtype, "kernel": "gluon.any", "status": "ok"}
-    fields |= {name: getattr(shape, name) for name in ("batch", "nheads", "seqlen_q", "seqlen_k", "causal")}
-    fields |= {"nheads_kv": shape.kv_heads}
+    fields |= {
+        name: getattr(problem, name) for name in ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "causal")
+    }
     fields |= {
         name: getattr(schedule, name) for name in ("head_dim", "tile_m", "tile_n", "pingpong", "warp_specialized")
     }
@@ -48,8 +49,8 @@ def figures(path: Path, rows: list[dict[str, object]]) -> dict:
 
 
 def test_known_errors_come_back(tmp_path: Path) -> None:
-    fp8 = Schedule(dtype="e4m3", v_transpose=True, promotion_interval=128)
-    causal = replace(SHAPE, causal=True)
+    fp8 = Config(dtype="e4m3", promotion_interval=128)
+    causal = replace(PROBLEM, causal=True)
     rows = [line(SCHEDULES[0], -0.1), line(SCHEDULES[1], 0.02), line(SCHEDULES[0], 0.06, causal), line(fp8, -0.3)]
     found = figures(tmp_path, rows)
     by_group = {g["group"]: g["models"]["simulated"] for g in found["groups"]}
@@ -89,8 +90,7 @@ def test_two_schedules_are_no_ranking_and_a_repeated_one_counts_once(tmp_path: P
 
 
 def test_official_flash_attention_3_is_simulated_with_its_own_tile(tmp_path: Path) -> None:
-    schedule = flash3_schedule("fp16", 128, False)
-    assert schedule
+    schedule = default_config(PROBLEM, family="flash3")
     empty = dict.fromkeys(measured.SCHEDULE_COLUMNS, "")
     (group, _) = figures(tmp_path, [line(schedule, 0.04, kernel="fa3", **empty)])["groups"]
     assert group["group"] == "flash3 fp16 d128 dense"
@@ -98,11 +98,11 @@ def test_official_flash_attention_3_is_simulated_with_its_own_tile(tmp_path: Pat
 
 
 def test_decoding_with_keys_in_one_piece_is_compared_with_the_heads_of_a_group_packed(tmp_path: Path) -> None:
-    shape = Shape(2, 32, 1, 8192, nheads_kv=8, pack_gqa=True)
+    problem, packed = AttentionProblem(2, 32, 8, 1, 8192, 128), replace(SCHEDULES[0], pack_gqa=True)
     (row,), left_out = measured.read(
-        table(tmp_path / "bench.csv", [line(SCHEDULES[0], 0.0, shape, grid="decode", kernel="gluon.one_split")])
+        table(tmp_path / "bench.csv", [line(packed, 0.0, problem, grid="decode", kernel="gluon.one_split")])
     )
-    assert (row.shape, dict(left_out)) == (shape, {})
+    assert (row.problem, row.config, dict(left_out)) == (problem, packed, {})
 
 
 def test_what_cannot_be_compared_is_counted_by_reason(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.candidates import Candidate, Result, model_of, twin
+from fa3verify.candidates import Candidate, Result, twin
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.properties import LAWS, Trial, find_law, replay_trial, run_law
@@ -176,7 +176,7 @@ def test_bound_for_constant_values_is_the_stated_number_of_ulps(dtype, ulps, fam
     operands = Case(candidate.name, problem, Recipe(family), scheme).operands()
     operands = replace(operands, v=np.ones_like(operands.v), v_descale=None)
     config = candidate.configure(problem)
-    bound = forward_bound(problem, operands, model_of(config))
+    bound = forward_bound(problem, operands, config.traits.kernel_model(config))
     assert bound.out.max() <= ulps * FORMATS[config.out_dtype].epsilon
 
 

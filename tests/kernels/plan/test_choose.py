@@ -84,7 +84,7 @@ def small(dtype: str = "fp16", head_dim: int = 128) -> AttentionProblem:
 def test_a_tile_brings_its_warpgroups_registers_and_promotion(problem, tile, expected):
     config = config_of(problem, tile=tile)
     assert (config.tile_m, config.tile_n) == tile
-    got = (config.num_consumer_warpgroups, config.producer_regs, config.consumer_regs, config.promotion_interval)
+    got = (config.consumers, *config.registers, config.promotion_interval)
     assert got == expected
 
 

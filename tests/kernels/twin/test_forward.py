@@ -217,13 +217,15 @@ def test_idealising_a_source_moves_the_output_and_idealising_all_leaves_rounding
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"tile_n": 48}, "tile_n must be a multiple of 32"),
-        ({"tile_m": 100}, "tile_m must be 64 rows per consumer warpgroup"),
+        ({"tile_n": 40}, "tile_n must be a multiple of 16"),
+        ({"tile_m": 100}, "tile_m must be 64, 128 or 192"),
+        ({"num_consumer_warpgroups": 1}, "num_consumer_warpgroups must be 2 for tile_m 128, got 1"),
         ({"promotion_interval": 64}, "promotion_interval must be 0, or for e4m3"),
         ({"out_dtype": "bf16"}, "a fp16 kernel writes fp16"),
-        ({"head_dim": 96}, "head_dim must be one of"),
+        ({"head_dim": 100}, "head_dim must be a multiple of 8"),
         ({"num_splits": 0}, "num_splits must lie in"),
-        ({"num_stages": 1}, "num_stages must lie in"),
+        ({"num_stages": 0}, "num_stages must lie in"),
+        ({"family": "flash5"}, "kernel family must be one of gluon, flash3, flash4, got 'flash5'"),
     ],
 )
 def test_an_impossible_configuration_is_refused_with_its_rule(change, rule):
@@ -232,7 +234,7 @@ def test_an_impossible_configuration_is_refused_with_its_rule(change, rule):
         replace(config, **change)
 
 
-def test_a_head_dim_above_256_is_refused():
+def test_a_head_dim_that_no_kernel_holds_is_refused():
     with pytest.raises(ValueError, match="at most 256"):
         kernel_head_dim(320)
 
@@ -242,6 +244,8 @@ def test_a_problem_the_configuration_cannot_run_is_refused():
     x = operands(problem)
     with pytest.raises(ValueError, match="config head_dim 64 is smaller"):
         forward(problem, x, Config("e4m3", 64, 128, 128, "bf16"))
+    with pytest.raises(ValueError, match="the twin is of our kernels, got a configuration of flash3"):
+        forward(problem, x, Config("e4m3", family="flash3"))
     with pytest.raises(ValueError, match="config is for fp16"):
         forward(problem, x, Config("fp16", 128, 128, 128, "fp16"))
     narrow = replace(x, k_descale=Descale(np.ones((1, 1, 5), F32), 64))

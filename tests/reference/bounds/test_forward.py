@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa3_kernels.plan.config import default_config
+from fa3_kernels.plan.traits import FAMILIES, OURS
 from fa3_kernels.twin import mufu
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward
@@ -24,7 +25,6 @@ from fa3_reference.bounds.steps import rounding_error, score_error
 from fa3_reference.formats import FORMATS, encode, round_to
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, prepare
-from fa3verify.candidates import model_of
 
 
 def floats(first: int, last: int, stride: int = 97) -> np.ndarray:
@@ -105,7 +105,7 @@ def ratios(problem: AttentionProblem, x: Operands, **changes) -> tuple[np.ndarra
     config = default_config(problem, **changes)
     got = forward(problem, x, config, fault=fault)
     truth = attention(problem, *x.dequantized(problem))
-    bound = forward_bound(problem, x, model_of(config))
+    bound = forward_bound(problem, x, config.traits.kernel_model(config))
     return np.abs(got.out.astype(float) - truth.out) / bound.out, np.abs(got.lse - truth.lse) / bound.lse
 
 
@@ -148,7 +148,7 @@ def test_without_promotion_the_bound_grows_with_the_keys_and_the_loss_is_inside(
         x = normal(problem, 2, mean=1.0)
         for interval in (0, 128):
             config = default_config(problem, promotion_interval=interval)
-            worst[keys, interval] = np.median(forward_bound(problem, x, model_of(config)).out)
+            worst[keys, interval] = np.median(forward_bound(problem, x, config.traits.kernel_model(config)).out)
             assert ratios(problem, x, promotion_interval=interval)[0].max() <= 1
     assert worst[4096, 0] > 3 * worst[1024, 0]
     assert worst[4096, 128] < 1.5 * worst[1024, 128]
@@ -157,10 +157,10 @@ def test_without_promotion_the_bound_grows_with_the_keys_and_the_loss_is_inside(
 def test_empty_rows_must_be_exact_and_overflow_is_not_promised():
     problem = AttentionProblem(1, 1, 1, 4, 2, 64, causal=True)
     x = normal(problem, 0)
-    bound = forward_bound(problem, x, model_of(default_config(problem)))
+    bound = forward_bound(problem, x, FAMILIES[OURS].kernel_model(default_config(problem)))
     assert not bound.out[0, :2].any()
     assert not bound.lse[0, 0, :2].any()
     huge = replace(x, v=np.full_like(x.v, 65504.0))  # half an ulp more is infinity
-    assert np.isinf(forward_bound(problem, huge, model_of(default_config(problem))).out[0, 2:]).all()
+    assert np.isinf(forward_bound(problem, huge, FAMILIES[OURS].kernel_model(default_config(problem))).out[0, 2:]).all()
     nan = replace(x, v=np.full_like(x.v, np.nan))
-    assert np.isinf(forward_bound(problem, nan, model_of(default_config(problem))).out[0, 2:]).all()
+    assert np.isinf(forward_bound(problem, nan, FAMILIES[OURS].kernel_model(default_config(problem))).out[0, 2:]).all()
