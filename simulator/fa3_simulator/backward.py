@@ -44,7 +44,7 @@ class BackwardConfig:
                 raise ValueError(rule)
 
 
-class _Parts:
+class _Resources:
     """Slots and barriers that the warps share."""
 
     def __init__(self, s: BackwardConfig) -> None:
@@ -71,8 +71,8 @@ class _Parts:
 class _Consumer:
     """One warpgroup: 64 keys of every key tile."""
 
-    def __init__(self, builder: Builder, parts: _Parts, s: BackwardConfig, index: int) -> None:
-        self.parts, self.s, self.index = parts, s, index
+    def __init__(self, builder: Builder, shared: _Resources, s: BackwardConfig, index: int) -> None:
+        self.shared, self.s, self.index = shared, s, index
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, CONSUMER_REGISTERS)
         lane, k = s.tile_m // 2, s.head_dim // 16  # scores of a lane; k steps over channels
         chunks = max(1, lane // 8)
@@ -98,78 +98,78 @@ class _Consumer:
         self.step = self.tile = 0
 
     def run(self, tiles: list[int]) -> None:
-        stream, parts, w = self.stream, self.parts, self.index
+        stream, shared, w = self.stream, self.shared, self.index
         for number, blocks in enumerate(tiles):
             stream.mark("tile")
             stream.delay("cold_code_cycles")
-            stream.wait(parts.kv_full, number)
+            stream.wait(shared.kv_full, number)
             for _ in range(blocks):
                 self.query_block()
             stream.delay("cold_code_cycles")
-            stream.bar_sync(parts.both)  # the other one reads this half of K for dQ
-            for name, slot in (("dV", parts.v[w]), ("dK", parts.k[w])):
+            stream.bar_sync(shared.both)  # the other one reads this half of K for dQ
+            for name, slot in (("dV", shared.v[w]), ("dK", shared.k[w])):
                 stream.read(self.accumulators[name])
                 stream.write(slot)
             stream.vector(self.finish)
             stream.fence()
-            stream.bar_sync(parts.own[w])
-            for slot in (parts.v[w], parts.k[w]):
+            stream.bar_sync(shared.own[w])
+            for slot in (shared.v[w], shared.k[w]):
                 stream.store(slot, slot.bytes)
             stream.store_wait()
-            stream.bar_arrive(parts.kv_empty)
+            stream.bar_arrive(shared.kv_empty)
         stream.mark("end")
 
     def query_block(self) -> None:
-        stream, parts, acc, w = self.stream, self.parts, self.accumulators, self.index
+        stream, shared, acc, w = self.stream, self.shared, self.accumulators, self.index
         slot, turn = self.step % self.s.num_stages, self.step // self.s.num_stages
-        ds = parts.ds[self.step % 2]
-        stream.wait(parts.q_full[slot], turn)
-        stream.wgmma(self.scores, parts.k[w], parts.q[slot], acc["S"])
-        stream.wait(parts.dout_full[slot], turn)
-        stream.wgmma(self.grads, parts.v[w], parts.dout[slot], acc["dP"])
-        stream.read(parts.lse[slot])
+        ds = shared.ds[self.step % 2]
+        stream.wait(shared.q_full[slot], turn)
+        stream.wgmma(self.scores, shared.k[w], shared.q[slot], acc["S"])
+        stream.wait(shared.dout_full[slot], turn)
+        stream.wgmma(self.grads, shared.v[w], shared.dout[slot], acc["dP"])
+        stream.read(shared.lse[slot])
         stream.wgmma_wait(1)
         stream.read(acc["S"])
         stream.vector(self.exp)
-        stream.read(parts.delta[slot])
+        stream.read(shared.delta[slot])
         stream.wgmma_wait(0)
-        stream.wgmma(self.to_dv, None, parts.dout[slot], acc["dV"])
+        stream.wgmma(self.to_dv, None, shared.dout[slot], acc["dV"])
         stream.read(acc["dP"])
         stream.write(ds[w])
         stream.vector(self.ds)
         stream.fence()
-        stream.bar_sync(parts.both)
+        stream.bar_sync(shared.both)
         for half in range(CONSUMERS):  # over all keys of the tile, for this warpgroup's channels
-            stream.wgmma(self.to_dq, ds[half], parts.k[half], acc["dQ"])
-        stream.wgmma(self.to_dk, None, parts.q[slot], acc["dK"])
+            stream.wgmma(self.to_dq, ds[half], shared.k[half], acc["dQ"])
+        stream.wgmma(self.to_dk, None, shared.q[slot], acc["dK"])
         stream.wgmma_wait(1)
-        stream.bar_arrive(parts.dout_empty[slot])
+        stream.bar_arrive(shared.dout_empty[slot])
         stream.store_wait()
         stream.read(acc["dQ"])
-        stream.write(parts.dq[w])
+        stream.write(shared.dq[w])
         stream.vector(self.stage)
         stream.fence()
-        stream.bar_sync(parts.own[w])
-        stream.store(parts.dq[w], parts.dq[w].bytes)  # cp.reduce.async.bulk.add
+        stream.bar_sync(shared.own[w])
+        stream.store(shared.dq[w], shared.dq[w].bytes)  # cp.reduce.async.bulk.add
         stream.wgmma_wait(0)
-        stream.bar_arrive(parts.q_empty[slot])
+        stream.bar_arrive(shared.q_empty[slot])
         self.step += 1
 
 
-def _produce(stream: Stream, parts: _Parts, s: BackwardConfig, tiles: list[int]) -> None:
+def _produce(stream: Stream, shared: _Resources, s: BackwardConfig, tiles: list[int]) -> None:
     step = 0
     for number, blocks in enumerate(tiles):
         if number:
-            stream.bar_sync(parts.kv_empty)
-        stream.load(parts.kv_full, (*parts.k, *parts.v))
+            stream.bar_sync(shared.kv_empty)
+        stream.load(shared.kv_full, (*shared.k, *shared.v))
         for _ in range(blocks):
             slot = step % s.num_stages
             if step >= s.num_stages:
-                stream.bar_sync(parts.q_empty[slot])
-            stream.load(parts.q_full[slot], (parts.q[slot], parts.lse[slot]))
+                stream.bar_sync(shared.q_empty[slot])
+            stream.load(shared.q_full[slot], (shared.q[slot], shared.lse[slot]))
             if step >= s.num_stages:
-                stream.bar_sync(parts.dout_empty[slot])
-            stream.load(parts.dout_full[slot], (parts.dout[slot], parts.delta[slot]))
+                stream.bar_sync(shared.dout_empty[slot])
+            stream.load(shared.dout_full[slot], (shared.dout[slot], shared.delta[slot]))
             step += 1
 
 
@@ -184,10 +184,10 @@ def backward(config: BackwardConfig, tiles: list[int]) -> Program:
     if not tiles or min(tiles) < 1:
         raise ValueError(f"every key tile needs at least one query block, got {tiles}")
     builder = Builder(f"backward d{config.head_dim} {config.tile_m}x{config.tile_n}")
-    parts = _Parts(config)
-    for slot in (*parts.q, *parts.dout, *parts.lse, *parts.delta, *(x for pair in parts.ds for x in pair)):
+    shared = _Resources(config)
+    for slot in (*shared.q, *shared.dout, *shared.lse, *shared.delta, *(x for pair in shared.ds for x in pair)):
         builder.slots(slot)
     for index in range(CONSUMERS):
-        _Consumer(builder, parts, config, index).run(tiles)
-    _produce(builder.actor("producer", WARP_THREADS, PRODUCER_REGISTERS), parts, config, tiles)
+        _Consumer(builder, shared, config, index).run(tiles)
+    _produce(builder.actor("producer", WARP_THREADS, PRODUCER_REGISTERS), shared, config, tiles)
     return builder.build()

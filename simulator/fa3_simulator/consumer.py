@@ -10,7 +10,7 @@ from __future__ import annotations
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Slot
-from fa3_simulator.resources import Parts
+from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks, early_exponentials, serializes
 from fa3_simulator.vector_work import softmax_work
 
@@ -18,9 +18,9 @@ from fa3_simulator.vector_work import softmax_work
 class Consumer:
     """One consumer warpgroup of a warp-specialised kernel."""
 
-    def __init__(self, builder: Builder, parts: Parts, index: int, registers: int) -> None:
-        s = parts.config
-        self.parts, self.s, self.index = parts, s, index
+    def __init__(self, builder: Builder, shared: Resources, index: int, registers: int) -> None:
+        s = shared.config
+        self.shared, self.s, self.index = shared, s, index
         self.serializes, self.early_share = serializes(s), early_exponentials(s)
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, registers)
         self.work = softmax_work(s)
@@ -29,11 +29,11 @@ class Consumer:
         self.ahead = s.softmax_stages - 2  # blocks whose scores are begun before the softmax of the current one
         self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
         self.output = Slot(f"O.{index}", 0)
-        self.p = None if s.pv_from_registers else Slot(f"P.{index}", parts.bytes_of["p"])
+        self.p = None if s.pv_from_registers else Slot(f"P.{index}", shared.bytes_of["p"])
         self.step = self.tile = 0
 
     def release(self, ring: str, slot: int) -> None:
-        barrier = self.parts.empty[ring][slot]
+        barrier = self.shared.empty[ring][slot]
         if isinstance(barrier, NamedBarrier):
             self.stream.bar_arrive(barrier)
         else:
@@ -41,11 +41,11 @@ class Consumer:
 
     def take_turn(self) -> None:
         if self.s.pingpong and self.s.consumers > 1:
-            self.stream.bar_sync(self.parts.turn[self.index])
+            self.stream.bar_sync(self.shared.turn[self.index])
 
     def pass_turn(self) -> None:
         if self.s.pingpong and self.s.consumers > 1:
-            self.stream.bar_arrive(self.parts.turn[(self.index + 1) % self.s.consumers])
+            self.stream.bar_arrive(self.shared.turn[(self.index + 1) % self.s.consumers])
 
     def wait_full(self, barriers: tuple[Mbarrier, ...], step: int) -> None:
         self.stream.wait(barriers[step % len(barriers)], step // len(barriers))
@@ -59,21 +59,21 @@ class Consumer:
             self.stream.wgmma_wait(0)
 
     def issue_scores(self, tile: int, step: int) -> None:
-        q = self.parts.q[tile % self.s.query_slots * self.s.consumers + self.index]
-        self.issue(self.qk, q, self.parts.k[step % self.s.num_stages], self.scores_of(step))
+        q = self.shared.q[tile % self.s.query_slots * self.s.consumers + self.index]
+        self.issue(self.qk, q, self.shared.k[step % self.s.num_stages], self.scores_of(step))
 
     def scores_of(self, step: int) -> Slot:
         return self.scores[step % len(self.scores)]
 
     def issue_output(self, step: int) -> None:
-        self.issue(self.pv, self.p, self.parts.v[step % self.s.num_stages], self.output)
+        self.issue(self.pv, self.p, self.shared.v[step % self.s.num_stages], self.output)
 
     def join_warps(self) -> None:
         """The four warps meet for the next wgmma; of Triton's kernels at a barrier in front of the wait for K."""
         if self.s.consumers > 1:  # else nothing drives them apart
             self.stream.delay("warp_skew_cycles")
         if self.s.traits.joins_warps:
-            self.stream.bar_sync(self.parts.epilogue[self.index])
+            self.stream.bar_sync(self.shared.epilogue[self.index])
 
     def row_max(self, step: int, masked: bool, is_first: bool = False) -> None:
         stream = self.stream
@@ -106,10 +106,10 @@ class Consumer:
         """P V of this block under the softmax of the next one."""
         step, stages = self.step, self.s.num_stages
         self.join_warps()
-        self.wait_full(self.parts.k_full, step + 1)
+        self.wait_full(self.shared.k_full, step + 1)
         self.take_turn()
         self.issue_scores(self.tile, step + 1)
-        self.wait_full(self.parts.v_ready, step)
+        self.wait_full(self.shared.v_ready, step)
         self.issue_output(step)
         self.pass_turn()
         self.prepare()
@@ -129,11 +129,11 @@ class Consumer:
         step, stages = self.step, self.s.num_stages
         self.join_warps()
         if more:
-            self.wait_full(self.parts.k_full, step + 2)
+            self.wait_full(self.shared.k_full, step + 2)
         self.take_turn()
         if more:
             self.issue_scores(self.tile, step + 2)
-        self.wait_full(self.parts.v_ready, step)
+        self.wait_full(self.shared.v_ready, step)
         self.issue_output(step)
         self.pass_turn()
         self.prepare()
@@ -150,8 +150,8 @@ class Consumer:
         """P V, then Q K^T of the next block, then its softmax."""
         step, stages = self.step, self.s.num_stages
         self.join_warps()
-        self.wait_full(self.parts.v_ready, step)
-        self.wait_full(self.parts.k_full, step + 1)
+        self.wait_full(self.shared.v_ready, step)
+        self.wait_full(self.shared.k_full, step + 1)
         self.take_turn()
         self.issue_output(step)
         self.stream.wgmma_wait(0)
@@ -170,7 +170,7 @@ class Consumer:
         """Q K^T of a tile's first block, whose K is there, and ``lead`` more."""
         self.issue_scores(tile, step)
         for ahead in range(1, lead + 1):
-            self.wait_full(self.parts.k_full, step + ahead)
+            self.wait_full(self.shared.k_full, step + ahead)
             self.issue_scores(tile, step + ahead)
 
     def block(self, block: int, tile: TileBlocks) -> None:
@@ -194,8 +194,8 @@ class Consumer:
             self.tile = number
             stream.mark("tile")
             if number == 0 or not crosses:
-                self.wait_full(self.parts.q_full, number)
-                self.wait_full(self.parts.k_full, self.step)
+                self.wait_full(self.shared.q_full, number)
+                self.wait_full(self.shared.k_full, self.step)
                 self.take_turn()
                 self.first_scores(number, self.step, leads[number])
                 self.pass_turn()
@@ -223,7 +223,7 @@ class Consumer:
         stream = self.stream
         if not self.s.output_in_query_slot:
             self.release("q", number % self.s.query_slots)
-        self.wait_full(self.parts.v_ready, self.step)
+        self.wait_full(self.shared.v_ready, self.step)
         self.last_output(number, lead)
         self.tile_code()
         self.add_last()
@@ -239,11 +239,11 @@ class Consumer:
             self.issue_output(self.step)
             self.stream.wgmma_wait(0)
             return
-        self.wait_full(self.parts.q_full, number + 1)
+        self.wait_full(self.shared.q_full, number + 1)
         self.join_warps()
         self.take_turn()
         self.issue_output(self.step)
-        self.wait_full(self.parts.k_full, self.step + 1)
+        self.wait_full(self.shared.k_full, self.step + 1)
         self.first_scores(number + 1, self.step + 1, lead)
         self.pass_turn()
         self.stream.wgmma_wait(1 + lead)
@@ -266,7 +266,7 @@ class Consumer:
             self.store_together(size)
             return
         if self.s.output_in_query_slot:
-            out = self.parts.q[tile % self.s.query_slots * self.s.consumers + self.index]
+            out = self.shared.q[tile % self.s.query_slots * self.s.consumers + self.index]
         else:
             out = Slot(f"out.{self.index}", size)
         for _ in range(size // out.bytes):
@@ -274,7 +274,7 @@ class Consumer:
             stream.write(out)
             stream.vector(self.work["store"])
             stream.fence()
-            stream.bar_sync(self.parts.epilogue[self.index])
+            stream.bar_sync(self.shared.epilogue[self.index])
             stream.store(out, out.bytes)
 
     def store_together(self, size: int) -> None:
@@ -284,10 +284,10 @@ class Consumer:
         stream.vector(self.work["store"])
         stream.fence()
         if self.index < last:
-            stream.bar_arrive(self.parts.together)
+            stream.bar_arrive(self.shared.together)
             return
-        stream.bar_sync(self.parts.together)
+        stream.bar_sync(self.shared.together)
         for consumer in range(self.s.consumers):
             stream.store(Slot(f"out.{consumer}", size, "v"), size)
         stream.store_wait()
-        stream.arrive(self.parts.stored)
+        stream.arrive(self.shared.stored)

@@ -8,7 +8,7 @@ from fa3_simulator.lockstep import Lockstep
 from fa3_simulator.partial_sums import PartsConsumer
 from fa3_simulator.producer import Producer
 from fa3_simulator.program import Builder, Program
-from fa3_simulator.resources import parts_of
+from fa3_simulator.resources import resources_of
 from fa3_simulator.schedules import TileBlocks, starts_both
 
 
@@ -24,16 +24,16 @@ def forward(config: Config, tiles: list[TileBlocks]) -> Program:
         raise ValueError("every tile needs at least one key block and at most as many masked ones")
     s = config
     builder = Builder(f"{s.family} {s.dtype} d{s.head_dim} {s.tile_m}x{s.tile_n}")
-    parts = parts_of(s)
-    for slot in (*parts.q, *parts.k, *parts.v, *parts.v_raw):  # the footprint does not depend on how many are used
+    shared = resources_of(s)
+    for slot in (*shared.q, *shared.k, *shared.v, *shared.v_raw):  # the footprint does not depend on how many are used
         builder.slots(slot)
     if not s.warp_specialized:
         for index in range(s.consumers):
-            Lockstep(builder, parts, index).run(tiles)
+            Lockstep(builder, shared, index).run(tiles)
         return builder.build()
     producer_regs, consumer_regs = s.registers
     consumer = Consumer if starts_both(s) or s.softmax_stages == 3 else PartsConsumer
     for index in range(s.consumers):
-        consumer(builder, parts, index, consumer_regs).run(tiles)
-    Producer(builder, parts, producer_regs).run(tiles)
+        consumer(builder, shared, index, consumer_regs).run(tiles)
+    Producer(builder, shared, producer_regs).run(tiles)
     return builder.build()

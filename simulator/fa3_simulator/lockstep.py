@@ -5,16 +5,16 @@ from __future__ import annotations
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_simulator.consumer import Consumer
 from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Slot
-from fa3_simulator.resources import Parts
+from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks
 
 
 class Lockstep(Consumer):
     """One of the warpgroups of a kernel without warp specialisation: warpgroup 0 starts every load, after a CTA barrier."""
 
-    def __init__(self, builder: Builder, parts: Parts, index: int) -> None:
-        super().__init__(builder, parts, index, 255)
-        self.barrier = NamedBarrier("cta", 0, WARPGROUP_THREADS * parts.config.consumers)
+    def __init__(self, builder: Builder, shared: Resources, index: int) -> None:
+        super().__init__(builder, shared, index, 255)
+        self.barrier = NamedBarrier("cta", 0, WARPGROUP_THREADS * shared.config.consumers)
 
     def join_warps(self) -> None:
         """Triton's barrier over the CTA in front of the wait for K; another is in front of that for V."""
@@ -27,7 +27,7 @@ class Lockstep(Consumer):
             self.stream.load(barriers[step % len(barriers)], (slots[step % len(slots)],))
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        stream, parts, stages = self.stream, self.parts, self.s.num_stages
+        stream, shared, stages = self.stream, self.shared, self.s.num_stages
         base = 0  # steps of the tiles before: parities go on, as in one long kernel
         for number, tile in enumerate(tiles):
             self.tile = number
@@ -36,21 +36,21 @@ class Lockstep(Consumer):
             stream.store_wait()
             stream.bar_sync(self.barrier)
             if self.index == 0:
-                stream.load(parts.q_full[0], parts.q, is_far=True)
+                stream.load(shared.q_full[0], shared.q, is_far=True)
             for j in range(min(stages, tile.blocks)):
-                self.load(parts.k_full, parts.k, base + j, wanted=True)
-                self.load(parts.v_full, parts.v, base + j, wanted=True)
-            self.wait_full(parts.q_full, number)
-            self.wait_full(parts.k_full, base)
+                self.load(shared.k_full, shared.k, base + j, wanted=True)
+                self.load(shared.v_full, shared.v, base + j, wanted=True)
+            self.wait_full(shared.q_full, number)
+            self.wait_full(shared.k_full, base)
             self.issue_scores(number, base)
             stream.wgmma_wait(0)
-            self.load(parts.k_full, parts.k, base + stages, wanted=tile.blocks > stages)
+            self.load(shared.k_full, shared.k, base + stages, wanted=tile.blocks > stages)
             self.row_max(base, tile.masked > 0, is_first=True)
             self.finish_softmax("first")
             for j in range(1, tile.blocks):
                 self.step_of(base, j, tile)
             self.step = base + tile.blocks - 1
-            self.wait_full(parts.v_full, self.step)
+            self.wait_full(shared.v_full, self.step)
             self.issue_output(self.step)
             stream.wgmma_wait(0)
             self.tile_code()
@@ -61,11 +61,11 @@ class Lockstep(Consumer):
 
     def step_of(self, base: int, j: int, tile: TileBlocks) -> None:
         """Block ``j`` of a tile whose first step is ``base``."""
-        stream, parts, stages = self.stream, self.parts, self.s.num_stages
+        stream, shared, stages = self.stream, self.shared, self.s.num_stages
         self.join_warps()
-        self.wait_full(parts.k_full, base + j)
+        self.wait_full(shared.k_full, base + j)
         stream.bar_sync(self.barrier)
-        self.wait_full(parts.v_full, base + j - 1)
+        self.wait_full(shared.v_full, base + j - 1)
         if self.s.intra_wg_overlap:
             self.issue_scores(self.tile, base + j)
             self.issue_output(base + j - 1)
@@ -76,10 +76,10 @@ class Lockstep(Consumer):
             self.issue_scores(self.tile, base + j)
             stream.wgmma_wait(0)
         self.prepare()
-        self.load(parts.k_full, parts.k, base + j + stages, wanted=j + stages < tile.blocks)
+        self.load(shared.k_full, shared.k, base + j + stages, wanted=j + stages < tile.blocks)
         self.row_max(base + j, j < tile.masked)
         self.early()
         stream.wgmma_wait(0)
         stream.delay("warp_skew_cycles")  # the CTA meets behind the exponentials
-        self.load(parts.v_full, parts.v, base + j - 1 + stages, wanted=j - 1 + stages < tile.blocks)
+        self.load(shared.v_full, shared.v, base + j - 1 + stages, wanted=j - 1 + stages < tile.blocks)
         self.finish_softmax()

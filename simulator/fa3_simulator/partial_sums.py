@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from fa3_simulator.consumer import Consumer
 from fa3_simulator.program import Builder, Gemm, Slot, Work
-from fa3_simulator.resources import Parts
+from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
 
@@ -20,8 +20,8 @@ from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
 class PartsConsumer(Consumer):
     """One consumer warpgroup that starts P V in front of the next scores."""
 
-    def __init__(self, builder: Builder, parts: Parts, index: int, registers: int) -> None:
-        super().__init__(builder, parts, index, registers)
+    def __init__(self, builder: Builder, shared: Resources, index: int, registers: int) -> None:
+        super().__init__(builder, shared, index, registers)
         s = self.s
         slices, chunks = s.pv_parts
         self.slices = slices
@@ -31,7 +31,7 @@ class PartsConsumer(Consumer):
         self.add = Work("add P V", max(1, elements // ELEMENTS_PER_CHUNK), fma=elements)
 
     def issue_part(self, part: int) -> None:
-        self.issue(self.pv, None, self.parts.v[self.step % self.s.num_stages], self.outputs[part])
+        self.issue(self.pv, None, self.shared.v[self.step % self.s.num_stages], self.outputs[part])
 
     def add_parts(self, early: bool, last: Callable[[], None]) -> None:
         """All parts of P V; ``last`` starts what follows, before the last part is waited for if ``early``.
@@ -53,13 +53,13 @@ class PartsConsumer(Consumer):
 
     def start_scores(self, tile: int, step: int) -> None:
         self.join_warps()
-        self.wait_full(self.parts.k_full, step)
+        self.wait_full(self.shared.k_full, step)
         self.issue_scores(tile, step)
         self.pass_turn()
 
     def block(self, block: int, tile: TileBlocks) -> None:
         step, stages = self.step, self.s.num_stages
-        self.wait_full(self.parts.v_ready, step)
+        self.wait_full(self.shared.v_ready, step)
         self.take_turn()
         if self.s.overlaps:
             self.add_parts(True, lambda: self.start_scores(self.tile, step + 1))
@@ -77,7 +77,7 @@ class PartsConsumer(Consumer):
 
     def last_output(self, number: int, lead: int | None) -> None:
         if lead is not None:  # with two slots for Q, whatever the switches say
-            self.wait_full(self.parts.q_full, number + 1)
+            self.wait_full(self.shared.q_full, number + 1)
         self.take_turn()
         if lead is None:
             self.add_parts(False, self.pass_turn)

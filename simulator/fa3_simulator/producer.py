@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Stream
-from fa3_simulator.resources import Parts
+from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.vector_work import transpose_trip, transpose_trips
 
@@ -24,30 +24,30 @@ def _acquire(stream: Stream, barriers: tuple, use: int) -> None:
 class Producer:
     """Loads Q, K and V by TMA; a warpgroup that transposes V too does so a step behind the loads."""
 
-    def __init__(self, builder: Builder, parts: Parts, registers: int) -> None:
-        self.parts, self.s = parts, parts.config
+    def __init__(self, builder: Builder, shared: Resources, registers: int) -> None:
+        self.shared, self.s = shared, shared.config
         self.stream = builder.actor("producer", WARPGROUP_THREADS if self.s.transposes_v else WARP_THREADS, registers)
         self.step = 0
         self.pending: int | None = None  # step whose V is not handed over yet
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        s, parts = self.s, self.parts
+        s, shared = self.s, self.shared
         for number, tile in enumerate(tiles):
             if s.query_slots == 1:
                 self.finish_pending()  # or the tile before could not end and hand Q back
-            _acquire(self.stream, parts.empty["q"], number)
+            _acquire(self.stream, shared.empty["q"], number)
             first = number % s.query_slots * s.consumers
-            self.stream.load(parts.q_full[number % s.query_slots], parts.q[first : first + s.consumers], is_far=True)
+            self.stream.load(shared.q_full[number % s.query_slots], shared.q[first : first + s.consumers], is_far=True)
             for block in range(tile.blocks):
-                self.load_block(parts.stored if number and block == 0 and s.traits.output_in_v else None, number - 1)
+                self.load_block(shared.stored if number and block == 0 and s.traits.output_in_v else None, number - 1)
         self.finish_pending()
 
     def load_block(self, stored: Mbarrier | None, tile: int) -> None:
         """K, then V; in front of it ``stored`` is waited for, of the tile before, as O borrows V's memory."""
-        s, parts, slot = self.s, self.parts, self.step % self.s.num_stages
-        _acquire(self.stream, parts.empty["k"], self.step)
+        s, shared, slot = self.s, self.shared, self.step % self.s.num_stages
+        _acquire(self.stream, shared.empty["k"], self.step)
         self.join_warps(2)
-        self.stream.load(parts.k_full[slot], parts.k[slot : slot + 1])
+        self.stream.load(shared.k_full[slot], shared.k[slot : slot + 1])
         if stored:
             self.finish_pending()
             self.stream.wait(stored, tile)
@@ -61,15 +61,15 @@ class Producer:
             if s.num_stages == 1:
                 self.finish_pending()
             self.join_warps(1)
-            self.stream.load(parts.v_full[slot], parts.v_raw[slot : slot + 1])
+            self.stream.load(shared.v_full[slot], shared.v_raw[slot : slot + 1])
             self.finish_pending()
             self.pending = self.step
         self.step += 1
 
     def load_v(self, step: int) -> None:
-        parts, slot = self.parts, step % self.s.num_stages
-        _acquire(self.stream, parts.empty["v"], step)
-        self.stream.load(parts.v_full[slot], parts.v[slot : slot + 1])
+        shared, slot = self.shared, step % self.s.num_stages
+        _acquire(self.stream, shared.empty["v"], step)
+        self.stream.load(shared.v_full[slot], shared.v[slot : slot + 1])
 
     def finish_pending(self) -> None:
         """Hand over the V that is behind: transpose it, or load it only now."""
@@ -79,12 +79,12 @@ class Producer:
         if not self.s.transposes_v:
             self.load_v(step)
             return
-        parts, slot = self.parts, step % self.s.num_stages
+        shared, slot = self.shared, step % self.s.num_stages
         self.join_warps(1)
-        self.stream.wait(parts.v_full[slot], step // self.s.num_stages)
-        _acquire(self.stream, parts.empty["v"], step)
-        self.stream.read(parts.v_raw[slot])
-        self.stream.write(parts.v[slot])
+        self.stream.wait(shared.v_full[slot], step // self.s.num_stages)
+        _acquire(self.stream, shared.empty["v"], step)
+        self.stream.read(shared.v_raw[slot])
+        self.stream.write(shared.v[slot])
         trip = transpose_trip(self.s)
         trips = transpose_trips(self.s)
         for number in range(trips):
@@ -92,10 +92,10 @@ class Producer:
             self.stream.vector(trip)
         self.stream.fence()
         self.join_warps(1)
-        self.stream.arrive(parts.v_ready[slot])
+        self.stream.arrive(shared.v_ready[slot])
 
     def join_warps(self, times: int) -> None:
         """Barriers over a transposing producer's four warps that Triton puts around copies and trips through shared memory."""
         if self.s.transposes_v and self.s.traits.joins_warps:
             for _ in range(times):
-                self.stream.bar_sync(self.parts.producer)
+                self.stream.bar_sync(self.shared.producer)

@@ -12,7 +12,7 @@ from fa3_simulator.program import Mbarrier, NamedBarrier, Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Resources:
     """Names shared by the warps of one CTA."""
 
     config: Config
@@ -33,7 +33,7 @@ class Parts:
     together: NamedBarrier  # O of all consumers is in V's memory
 
 
-def parts_of(config: Config) -> Parts:
+def resources_of(config: Config) -> Resources:
     s, stages, q_stages = config, config.num_stages, config.query_slots
     named = s.traits.named_rings
     threads = slot_threads(s.consumers, 4 if s.transposes_v else 1)
@@ -53,7 +53,7 @@ def parts_of(config: Config) -> Parts:
     first = int(NamedBarrierId.K_EMPTY)  # where our kernels' rings fit two slots; deeper rings follow on
     turns = first + 2 * stages + q_stages if named else first
     v_full = full("v")
-    return Parts(
+    return Resources(
         config,
         bytes_of,
         tuple(Slot(f"q[{i}].{w}", bytes_of["q"]) for i in range(q_stages) for w in range(s.consumers)),

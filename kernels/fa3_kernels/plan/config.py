@@ -10,13 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, get_args
 
-from fa3_kernels.plan.traits import FAMILIES, OURS, Size, Traits
+from fa3_kernels.plan.family import Size, Traits
+from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem, Dtype
 
 OutDtype = Literal["fp16", "bf16"]
 KERNEL_HEAD_DIMS = tuple(FAMILIES[OURS].head_dims(False))
 K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}  # keys or channels per wgmma instruction
 WARPGROUP_ROWS = 64  # rows of the M dimension of one wgmma (PTX ISA, wgmma shapes)
+
+
+def _require(ok: bool, rule: str) -> None:
+    if not ok:
+        raise ValueError(rule)
 
 
 @cache
@@ -89,68 +95,41 @@ class Config:
     def __post_init__(self) -> None:
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "fp16" if self.dtype == "fp16" else "bf16")
-        for rules in (self._format_rules, self._tile_rules, self._schedule_rules):
-            for ok, rule in rules():
-                if not ok:
-                    raise ValueError(rule)
+        dtypes = traits_of(self.family).dtypes
+        _require(self.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {self.dtype!r}")
+        _require(self.out_dtype in get_args(OutDtype), f"out_dtype must be fp16 or bf16, got {self.out_dtype!r}")
+        is_own = self.is_fp8 or self.out_dtype == self.dtype
+        _require(is_own, f"a {self.dtype} kernel writes {self.dtype}, got out_dtype {self.out_dtype!r}")
+        self._check_tile()
+        self._check_schedule()
 
-    def _format_rules(self) -> tuple[tuple[bool, str], ...]:
-        family, known = self.family, self.family in FAMILIES
-        dtypes = FAMILIES[family].dtypes if known else ()
-        return (
-            (known, f"kernel family must be one of {', '.join(FAMILIES)}, got {family!r}"),
-            (not known or self.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {self.dtype!r}"),
-            (self.out_dtype in get_args(OutDtype), f"out_dtype must be fp16 or bf16, got {self.out_dtype!r}"),
-            (
-                self.is_fp8 or self.out_dtype == self.dtype,
-                f"a {self.dtype} kernel writes {self.dtype}, got out_dtype {self.out_dtype!r}",
-            ),
+    def _check_tile(self) -> None:
+        head_dim, tile_m, tile_n, interval = self.head_dim, self.tile_m, self.tile_n, self.promotion_interval
+        channels, keys, named = 16 if self.is_fp8 else 8, K_STEP[self.dtype], self.num_consumer_warpgroups
+        is_size = 0 < head_dim <= MAX_HEAD_DIM and head_dim % channels == 0
+        _require(is_size, f"head_dim must be a multiple of {channels} in [1, {MAX_HEAD_DIM}], got {head_dim}")
+        _require(tile_m in (64, 128, 192), f"tile_m must be 64, 128 or 192 (64 rows per warpgroup), got {tile_m}")
+        rule = f"num_consumer_warpgroups must be {self.consumers} for tile_m {tile_m}, got {named}"
+        _require(named in (0, self.consumers), rule)
+        is_tile = tile_n % keys == 0 and 16 <= tile_n <= 256
+        _require(is_tile, f"tile_n must be a multiple of {keys} in [16, 256] (k of wgmma), got {tile_n}")
+        _require(
+            interval == 0 or (self.is_fp8 and interval > 0 and interval % 32 == 0 and tile_n % interval == 0),
+            "promotion_interval must be 0, or for e4m3 a multiple of 32 that divides tile_n, "
+            f"got {interval} with dtype {self.dtype} and tile_n {tile_n}",
         )
 
-    def _tile_rules(self) -> tuple[tuple[bool, str], ...]:
-        channels, keys, interval = 16 if self.is_fp8 else 8, K_STEP[self.dtype], self.promotion_interval
-        promotes = self.is_fp8 and interval > 0 and interval % 32 == 0 and self.tile_n % interval == 0
-        return (
-            (
-                0 < self.head_dim <= MAX_HEAD_DIM and self.head_dim % channels == 0,
-                f"head_dim must be a multiple of {channels} in [1, {MAX_HEAD_DIM}], got {self.head_dim}",
-            ),
-            (
-                self.tile_m in (64, 128, 192),
-                f"tile_m must be 64, 128 or 192 (64 rows per warpgroup), got {self.tile_m}",
-            ),
-            (
-                self.num_consumer_warpgroups in (0, self.consumers),
-                f"num_consumer_warpgroups must be {self.consumers} for tile_m {self.tile_m}, "
-                f"got {self.num_consumer_warpgroups}",
-            ),
-            (
-                self.tile_n % keys == 0 and 16 <= self.tile_n <= 256,
-                f"tile_n must be a multiple of {keys} in [16, 256] (k of wgmma), got {self.tile_n}",
-            ),
-            (
-                interval == 0 or promotes,
-                "promotion_interval must be 0, or for e4m3 a multiple of 32 that divides tile_n, "
-                f"got {interval} with dtype {self.dtype} and tile_n {self.tile_n}",
-            ),
-        )
-
-    def _schedule_rules(self) -> tuple[tuple[bool, str], ...]:
-        is_lockstep = self.traits.has_lockstep and self.num_stages == 2 and not (self.pingpong or self.is_fp8)
-        has_ring = self.intra_wg_overlap and self.warp_specialized and self.num_stages >= 2
-        return (
-            (1 <= self.num_splits <= 256, f"num_splits must lie in [1, 256], got {self.num_splits}"),
-            (1 <= self.num_stages <= 8, f"num_stages must lie in [1, 8], got {self.num_stages}"),
-            (
-                self.warp_specialized or is_lockstep,
-                "without warp specialisation there is one schedule: our own, 16 bits, two stages, no pingpong",
-            ),
-            (self.softmax_stages in (2, 3), f"softmax_stages must be 2 or 3, got {self.softmax_stages}"),
-            (
-                self.softmax_stages == 2 or has_ring,
-                "three softmax stages need intra_wg_overlap, warp specialisation and two stages of K",
-            ),
-        )
+    def _check_schedule(self) -> None:
+        stages, softmax_stages = self.num_stages, self.softmax_stages
+        _require(1 <= self.num_splits <= 256, f"num_splits must lie in [1, 256], got {self.num_splits}")
+        _require(1 <= stages <= 8, f"num_stages must lie in [1, 8], got {stages}")
+        is_lockstep = self.traits.has_lockstep and stages == 2 and not (self.pingpong or self.is_fp8)
+        rule = "without warp specialisation there is one schedule: our own, 16 bits, two stages, no pingpong"
+        _require(self.warp_specialized or is_lockstep, rule)
+        _require(softmax_stages in (2, 3), f"softmax_stages must be 2 or 3, got {softmax_stages}")
+        has_ring = self.intra_wg_overlap and self.warp_specialized and stages >= 2
+        rule = "three softmax stages need intra_wg_overlap, warp specialisation and two stages of K"
+        _require(softmax_stages == 2 or has_ring, rule)
 
     @property
     def traits(self) -> Traits:
@@ -209,7 +188,7 @@ class Config:
 
     @property
     def adds_in_place(self) -> bool:
-        """Whether promoted sums are added where they are awaited, see :attr:`fa3_kernels.plan.traits.Size.holds_partials`."""
+        """Whether promoted sums are added where they are awaited, see :attr:`fa3_kernels.plan.family.Size.holds_partials`."""
         return self.promotes and not self.size.holds_partials
 
     @property
@@ -250,22 +229,17 @@ def default_config(
     Where a family promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of the
     output at 8k keys when V has mean 1.
 
-    Raises
-    ------
-    ValueError
-        For a family that ships nothing known for the problem, and a number of rows that no registers are set aside for.
+    ValueError for a family that ships nothing known for the problem, and for rows that no registers are set aside for.
     """
-    traits, is_fp8 = FAMILIES[family], problem.dtype == "e4m3"
+    traits, is_fp8 = traits_of(family), problem.dtype == "e4m3"
     shipped = traits.shipped(problem)
-    if shipped is None or problem.dtype not in traits.dtypes:
+    if shipped is None:
         raise ValueError(f"{family} has no known tile for {problem.dtype} at head_dim {problem.head_dim}")
     tile_m, tile_n = tile or shipped[:2]
-    head_dim = max(problem.head_dim, problem.head_dim_v)
-    head_dim = traits.compiled_head_dim(head_dim, is_fp8)
+    head_dim = traits.compiled_head_dim(max(problem.head_dim, problem.head_dim_v), is_fp8)
     rows = traits.sizes[is_fp8, head_dim].rows
-    if tile_m not in rows:
-        text = " or ".join(map(str, rows))
-        raise ValueError(f"tile_m must be {text} for {problem.dtype} at head_dim {head_dim}, got {tile_m}")
+    rule = f"tile_m must be {' or '.join(map(str, rows))} for {problem.dtype} at head_dim {head_dim}, got {tile_m}"
+    _require(tile_m in rows, rule)
     config = Config(
         problem.dtype,
         head_dim,

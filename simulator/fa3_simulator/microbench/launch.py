@@ -31,7 +31,7 @@ _REALLOCATE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchProbe:
     """A kernel that does nothing, reads the clock, or does what FlashAttention-3 does before its first load.
 
     "prologue": mbarriers, fences, barrier of the CTA; with three warpgroups setmaxnreg as well.
@@ -97,10 +97,10 @@ def intervals(stamps: np.ndarray) -> tuple[float, float]:
     return float(np.median(steps)) if steps else float("nan"), inside
 
 
-def launches(multiprocessors: int) -> Iterator[Launch]:
+def launches(multiprocessors: int) -> Iterator[LaunchProbe]:
     """All of them."""
     for kind in ("empty", "clock", "prologue"):
         for ctas in (1, multiprocessors):
             for threads in (128, 384):
                 for smem_bytes in _SMEM:
-                    yield Launch(kind, ctas, threads, smem_bytes)
+                    yield LaunchProbe(kind, ctas, threads, smem_bytes)

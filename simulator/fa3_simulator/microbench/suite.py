@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fa3_simulator.microbench import copies, latency, steps, tiles
 from fa3_simulator.microbench.experiment import COLUMNS, Bench, Experiment, digest, one_cta, timed
-from fa3_simulator.microbench.launch import Launch, launches
+from fa3_simulator.microbench.launch import LaunchProbe, launches
 from fa3_simulator.microbench.ptx import (
     VECTOR,
     Body,
@@ -186,7 +186,7 @@ def late_group() -> Iterator[Experiment]:
                 yield Experiment("late_group", {"n": n, "rs": registers, "late": what}, [rounds, body], stamps=[12, 12])
 
 
-def experiments(multiprocessors: int) -> Iterator[Experiment | Launch]:
+def experiments(multiprocessors: int) -> Iterator[Experiment | LaunchProbe]:
     """All of them."""
     for group in (
         wgmma_chains,
@@ -208,7 +208,7 @@ def experiments(multiprocessors: int) -> Iterator[Experiment | Launch]:
     yield from launches(multiprocessors)
 
 
-def chosen(multiprocessors: int, names: list[str] | None) -> list[Experiment | Launch]:
+def chosen(multiprocessors: int, names: list[str] | None) -> list[Experiment | LaunchProbe]:
     """Those with one of the names, or all.
 
     Raises

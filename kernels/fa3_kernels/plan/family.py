@@ -1,0 +1,166 @@
+"""The record of a kernel family: what may differ between two, as :mod:`fa3_kernels.plan.traits` states it for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
+
+if TYPE_CHECKING:
+    from fa3_kernels.plan.config import Config
+
+
+class Shipped(NamedTuple):
+    """A tile as a family launches it: query rows, keys, and the switches that come with it."""
+
+    tile_m: int
+    tile_n: int
+    pingpong: bool = True
+    pv_from_registers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One compiled head_dim, for operands of 16 bits or for e4m3.
+
+    Parameters
+    ----------
+    shipped, other : Shipped
+        What is launched; ``other`` where :attr:`Traits.takes_other` says so.
+    other_instructions : (int, int)
+        Instructions of a step that are no arithmetic, chained and promoted: addresses and descriptors of wgmma, moves,
+        predicates, branches. Counted in the accepted code of our kernels; of the others it is assumed to be as much.
+    rows : tuple of int
+        Query rows that registers are set aside for.
+    registers : (int, int), optional
+        Of the producer and of a consumer, where two warpgroups of this size differ from :attr:`Traits.registers`.
+    query_slots : int
+        Q tiles that are held: 2, or 1 where shared memory is short (at 256 the buffers of Q, K, V and O would need 256 KiB).
+    slices : int
+        Of the channels, in which promoted sums are taken: what registers leave for partial sums.
+    holds_partials : bool
+        Whether O, S and a promoted partial sum fit the registers together. Otherwise a partial sum is added where it is
+        awaited, no GEMM runs under a warpgroup's own softmax, and a launch that hides keys masks every block.
+    integer_max : ((bool, bool), (bool, bool))
+        Whether row maxima are taken by integers: [promoted][the launch hides keys].
+    early_exponentials : float
+        Share of a block's exponentials that ptxas puts in front of the wait for P V of the block before, read off the SASS.
+    """
+
+    shipped: Shipped
+    other: Shipped
+    other_instructions: tuple[int, int]
+    rows: tuple[int, ...] = (128, 192)
+    registers: tuple[int, int] | None = None
+    query_slots: int = 2
+    slices: int = 1
+    holds_partials: bool = True
+    integer_max: tuple[tuple[bool, bool], tuple[bool, bool]] = ((False, False), (False, False))
+    early_exponentials: float = 0.0
+
+
+Sizes = Mapping[tuple[bool, int], Size]  # by (is e4m3, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """One family.
+
+    Parameters
+    ----------
+    title, version : str
+    sizes : mapping
+        What is compiled, or what is known of it.
+    takes_other : callable
+        Whether a problem is launched with :attr:`Size.other`.
+    registers : mapping
+        By (is e4m3, consumer warpgroups): of the producer and of a consumer, per thread; 255 is all an instruction names.
+    dtypes : tuple of str
+    order : SoftmaxOrder
+    pads_head_dim : bool
+        Whether a smaller head_dim is padded to the next compiled one; otherwise only those of ``sizes`` are known.
+    builds_powers_of_two : bool
+        Whether a tile must have a power of two of keys; otherwise any multiple that wgmma takes.
+    promotes : bool
+        Whether e4m3 sums P V in parts, which are added to an accumulator in fp32.
+    transposes_v : bool
+        Whether the producer transposes V of e4m3, which wgmma reads along the keys alone.
+    tile_order : {"longest first", "a CTA each"}
+        Persistent CTAs take the longest tile that is left; or every tile has a CTA of its own.
+    pads_group : bool
+        Whether packed heads are padded to a power of two, at most 64.
+    named_rings : bool
+        Whether ring slots are handed back through named barriers, otherwise through mbarriers.
+    joins_warps : bool
+        Whether the compiler has a warpgroup's warps meet around copies and in front of wgmma, as Triton does.
+    output_in_v : bool
+        Whether O leaves through V's memory, stored by one warpgroup for all; otherwise through a buffer of each one's own, or
+        through Q's where there is one slot for Q.
+    other_registers : (int, int)
+        Addresses, row statistics, loop state, of a consumer thread: with 16 bits, with e4m3. Our FP8 kernel keeps scalars of
+        a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers.
+    is_serialised : bool
+        Whether ptxas waits for every single wgmma where registers are short (its warning C7512).
+    step_stalls : (int, int)
+        Cycles a step waits by the stall counts in its code: for the last sums (ours 49 to 119, FlashAttention-3 21, which is
+        not told apart from 0); and more without overlap.
+    has_lockstep : bool
+        Whether there is a kernel without warp specialisation.
+    is_built_here : bool
+        Whether this package has its kernels, so that they can be compiled, launched and run on the twin.
+    """
+
+    title: str
+    version: str
+    sizes: Sizes
+    takes_other: Callable[[AttentionProblem], bool]
+    registers: Mapping[tuple[bool, int], tuple[int, int]]
+    dtypes: tuple[Dtype, ...] = DTYPES
+    order: SoftmaxOrder = field(default_factory=SoftmaxOrder)
+    pads_head_dim: bool = False
+    builds_powers_of_two: bool = False
+    promotes: bool = False
+    transposes_v: bool = True
+    tile_order: Literal["longest first", "a CTA each"] = "longest first"
+    pads_group: bool = False
+    named_rings: bool = False
+    joins_warps: bool = False
+    output_in_v: bool = True
+    other_registers: tuple[int, int] = (24, 24)
+    is_serialised: bool = False
+    step_stalls: tuple[int, int] = (0, 0)
+    has_lockstep: bool = False
+    is_built_here: bool = False
+
+    def head_dims(self, is_fp8: bool) -> list[int]:
+        """Compiled sizes, rising."""
+        return sorted(d for fp8, d in self.sizes if fp8 == is_fp8)
+
+    def compiled_head_dim(self, head_dim: int, is_fp8: bool = False) -> int:
+        """The smallest compiled size that holds ``head_dim``; ValueError where there is none."""
+        sizes = self.head_dims(is_fp8)
+        for size in sizes:
+            if head_dim <= size:
+                return size
+        raise ValueError(f"head_dim must be at most {sizes[-1]}, got {head_dim}")
+
+    def shipped(self, problem: AttentionProblem) -> Shipped | None:
+        """The tile that a problem is launched with; None where it is not known."""
+        is_fp8, head_dim = problem.dtype == "e4m3", max(problem.head_dim, problem.head_dim_v)
+        if self.pads_head_dim:
+            head_dim = self.compiled_head_dim(head_dim, is_fp8)
+        size = self.sizes.get((is_fp8, head_dim))
+        return size and (size.other if self.takes_other(problem) else size.shipped)
+
+    def takes_keys(self, tile_n: int) -> bool:
+        """Whether a tile may have so many keys, of those that wgmma takes."""
+        return not self.builds_powers_of_two or tile_n in (32, 64, 128, 256)
+
+    def kernel_model(self, config: Config) -> KernelModel:
+        """What the error bound must know of a configuration of this family."""
+        c = config
+        switches = (c.promotion_interval, c.num_splits, c.pack_gqa)
+        return KernelModel(c.dtype, c.out_dtype, c.tile_m, c.tile_n, *switches, self.order)

@@ -1,0 +1,73 @@
+"""The table of kernel families: what is known of each, and that nothing is made up where a family is not known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
+from fa3_reference.bounds import forward_bound
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
+
+
+def problem(dtype: Dtype = "fp16", head_dim: int = 128, causal: bool = False) -> AttentionProblem:
+    return AttentionProblem(1, 2, 2, 8192, 8192, head_dim, dtype=dtype, causal=causal)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_size_a_family_knows_is_a_configuration_it_ships(name):
+    traits = traits_of(name)
+    for is_fp8, head_dim in traits.sizes:
+        dtype: Dtype = "e4m3" if is_fp8 else "fp16"
+        assert dtype in traits.dtypes
+        for causal in (False, True):
+            config = default_config(problem(dtype, head_dim, causal), family=name)
+            assert (config.family, config.head_dim) == (name, head_dim)
+            assert traits.takes_keys(config.tile_n)
+            producer, consumer = config.registers
+            assert 128 * (producer + config.consumers * consumer) <= 65536
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "head_dim", "causal", "tile"),
+    [
+        (OURS, "fp16", 64, False, (192, 128)),
+        (OURS, "e4m3", 80, False, (128, 128)),  # padded to 128
+        ("flash3", "fp16", 128, False, (128, 176)),  # upstream hopper/tile_size.h
+        ("flash3", "fp16", 128, True, (128, 128)),
+        ("flash3", "e4m3", 128, True, (128, 224)),
+        ("flash4", "bf16", 256, False, (128, 80)),  # flash_attn/cute/interface.py
+    ],
+)
+def test_tiles_are_those_of_the_sources(family, dtype, head_dim, causal, tile):
+    config = default_config(problem(dtype, head_dim, causal), family=family)
+    assert (config.tile_m, config.tile_n) == tile
+
+
+@pytest.mark.parametrize(("family", "dtype", "head_dim"), [("flash3", "fp16", 96), ("flash4", "e4m3", 128)])
+def test_a_size_that_was_never_read_has_no_tile(family, dtype, head_dim):
+    with pytest.raises(ValueError, match=f"{family} has no known tile for {dtype} at head_dim {head_dim}"):
+        default_config(problem(dtype, head_dim), family=family)
+
+
+def test_flash4_takes_no_fp8_and_nobody_else_runs_in_lock_step():
+    with pytest.raises(ValueError, match="dtype must be one of fp16, bf16, got 'e4m3'"):
+        Config("e4m3", family="flash4")
+    with pytest.raises(ValueError, match="without warp specialisation there is one schedule"):
+        Config(pingpong=False, warp_specialized=False, family="flash3")
+
+
+def test_a_chosen_register_split_replaces_the_familys():
+    assert Config("e4m3").registers == (40, 232)
+    assert Config("e4m3", producer_regs=24, consumer_regs=240).registers == (24, 240)
+
+
+def test_the_bound_is_for_the_order_it_was_derived_for():
+    small = AttentionProblem(1, 1, 1, 4, 16, 64)
+    x = Operands(*(np.zeros(s, np.float16) for s in (small.q_shape, small.k_shape, small.v_shape)))
+    config = default_config(small)
+    assert (forward_bound(small, x, config.traits.kernel_model(config)).out >= 0).all()
+    other = default_config(small, family="flash3")
+    with pytest.raises(ValueError, match="maxima='unscaled'"):
+        forward_bound(small, x, other.traits.kernel_model(other))
