@@ -1,7 +1,8 @@
 """How far off is the simulator: predicted beside measured cycles of attention kernels, and what its ranking would cost.
 
-``python -m fa3verify.gpu.validation BENCH.csv`` prints the errors of the simulation, of the roofline and of the closed form over
-the rows of :mod:`fa3verify.gpu.timings`, and per problem Kendall's tau and the regret of choosing by simulated time.
+``python -m fa3verify.gpu.validation BENCH.csv`` prints the errors of the simulation, of the roofline and of the closed
+form over the rows of :mod:`fa3verify.gpu.timings`, and per problem Kendall's tau and the regret of choosing by
+simulated time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Compared(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Schedules of one problem ordered by simulated cycles: agreement with the measured order, and regret by :data:`TOP`."""
+    """Schedules of one problem by simulated cycles: agreement with the measured order, regret by :data:`TOP`."""
 
     problem: str
     schedules: int
@@ -84,7 +85,7 @@ def accuracy(errors: np.ndarray) -> dict[str, float]:
 
 
 def agreement(simulated: np.ndarray, measured: np.ndarray) -> tuple[float, tuple[float, ...]]:
-    """Kendall's tau of two (schedules,) arrays of cycles, 0 where one is all ties; and the regret of choosing by the first.
+    """Kendall's tau of two (schedules,) arrays of cycles, 0 where one is all ties; regret of choosing by the first.
 
     The regret of the top k: the best measured of the k simulated fastest, over the best measured of all, minus 1.
     """
@@ -113,12 +114,13 @@ def rankings(compared: Sequence[Compared]) -> list[Ranking]:
 
 
 def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[str, Any]:
-    """Compare all rows of ``bench.csv`` that a program can be simulated for; of some numbers of keys alone where ``seqlens`` are given.
+    """Compare all rows of ``bench.csv`` that a program can be simulated for; ``seqlens``: of these numbers of keys.
 
     Returns
     -------
     dict
-        ``rows``, ``left_out`` by reason, ``groups`` (the last one is all), ``rankings`` and the machine's assumed constants.
+        ``rows``, ``left_out`` by reason, ``groups`` (the last one is all), ``rankings`` and the machine's assumed
+        constants.
 
     Raises
     ------

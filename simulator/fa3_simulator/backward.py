@@ -1,9 +1,9 @@
 """Program of a backward kernel: one CTA per key tile, five GEMMs per query block, dQ added to global memory by TMA.
 
-Two consumer warpgroups own half of the key tile each and keep its dK and dV in registers; S and dP are computed transposed, so
-that P and dS are the A operands of dV and dK straight from registers. dS also goes through shared memory, where both warpgroups
-read it whole for their half of the channels of dQ. The structure is FlashAttention-3's (arXiv 2407.08608, algorithm 3) with our
-forward's rings; it is not validated against timings.
+Two consumer warpgroups own half of the key tile each and keep its dK and dV in registers; S and dP are computed
+transposed, so that P and dS are the A operands of dV and dK straight from registers. dS also goes through shared
+memory, where both warpgroups read it whole for their half of the channels of dQ. The structure is FlashAttention-3's
+(arXiv 2407.08608, algorithm 3) with our forward's rings; it is not validated against timings.
 """
 
 from __future__ import annotations

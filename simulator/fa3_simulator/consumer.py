@@ -1,8 +1,8 @@
 """The consumers of a forward kernel, transcribed from real ones (:mod:`fa3_simulator.producer` loads).
 
-They are our own (:mod:`fa3_kernels.gluon`) and upstream FlashAttention-3 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp); what
-differs stands in :mod:`fa3_kernels.plan.traits`. With two slots for Q the first Q K^T of a tile is issued with the last P V of
-the tile before; with one a tile begins with its own.
+They are our own (:mod:`fa3_kernels.gluon`) and upstream FlashAttention-3 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp);
+what differs stands in :mod:`fa3_kernels.plan.traits`. With two slots for Q the first Q K^T of a tile is issued with the
+last P V of the tile before; with one a tile begins with its own.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Consumer:
         self.step += 1
 
     def three_stage_step(self, masked: bool, more: bool) -> None:
-        """P V of this block and, unless the tile ends, Q K^T of the one after next under the softmax of the next one."""
+        """P V of this block and, unless the tile ends, Q K^T of the one after next, under the next one's softmax."""
         step, stages = self.step, self.s.num_stages
         self.join_warps()
         if more:
@@ -219,7 +219,7 @@ class Consumer:
         self.stream.vector(self.work["tile"])
 
     def finish_tile(self, number: int, lead: int | None) -> None:
-        """The last P V, with the first Q K^T of the next tile (and ``lead`` more) unless that is None, and the epilogue."""
+        """The last P V, the first Q K^T of the next tile (and ``lead`` more) unless that is None, the epilogue."""
         stream = self.stream
         if not self.s.output_in_query_slot:
             self.release("q", number % self.s.query_slots)

@@ -1,9 +1,9 @@
 """Every interleaving of a short program: no order of its operations deadlocks, overwrites what is read, or changes what is read.
 
-States are explored depth first and visited once. Operations that touch nothing shared are taken at once and alone (a partial
-order reduction: no other order of them can be told apart); a TMA load may land at any time after its issue, wgmma and TMA
-stores read until the actor has waited for them. Complements :func:`fa3_simulator.hazards.check`, whose vector clocks reason
-about one order: here the conflict itself must occur.
+States are explored depth first and visited once. Operations that touch nothing shared are taken at once and alone (a
+partial order reduction: no other order of them can be told apart); a TMA load may land at any time after its issue,
+wgmma and TMA stores read until the actor has waited for them. Complements :func:`fa3_simulator.hazards.check`, whose
+vector clocks reason about one order: here the conflict itself must occur.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The same program read for safety: races, deadlocks, barrier misuse, and footprints that do not fit the SM.
 
-:func:`check` executes a program without time, in an order drawn at random, and orders every access to a slot by vector clocks:
-an access is safe only when barriers put it after the one it depends on, whatever the clock said. TMA loads, wgmma groups and
-TMA stores are agents of their own, whose work is known to be done only through an mbarrier, a wgmma wait or a store wait. A
-slot written by threads reaches wgmma and TMA only after a proxy fence, and TMA only after a barrier over the warpgroup.
-:func:`explore` visits every interleaving of a short program.
+:func:`check` executes a program without time, in an order drawn at random, and orders every access to a slot by vector
+clocks: an access is safe only when barriers put it after the one it depends on, whatever the clock said. TMA loads,
+wgmma groups and TMA stores are agents of their own, whose work is known to be done only through an mbarrier, a wgmma
+wait or a store wait. A slot written by threads reaches wgmma and TMA only after a proxy fence, and TMA only after a
+barrier over the warpgroup. :func:`explore` visits every interleaving of a short program.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class _Checker:
     def __init__(self, program: Program, seed: int | None) -> None:
         self.program, self.rng = program, random.Random(seed)
         self.actors, self.slots = len(program.actors), len(program.slots)
-        # components: own clock, wgmma groups and stores of each actor; writes seen by threads and by TMA / wgmma of each slot
+        # components: own clock, wgmma groups and stores of each actor; writes seen by threads and by TMA / wgmma of
+        # each slot
         self.size = 3 * self.actors + 2 * self.slots
         self.clock = [[0] * self.size for _ in program.actors]
         for actor in range(self.actors):
@@ -290,7 +291,8 @@ def check(program: Program, machine: Machine | None = None, *, orders: int = 1, 
     Returns
     -------
     list of Finding
-        Empty for a clean program. Races do not depend on the order as long as barriers pair up in one way; deadlocks may.
+        Empty for a clean program. Races do not depend on the order as long as barriers pair up in one way; deadlocks
+        may.
     """
     found = dict.fromkeys(footprint(program, machine) if machine else ())
     for number in range(orders):

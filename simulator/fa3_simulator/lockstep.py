@@ -1,4 +1,4 @@
-"""The forward without warp specialisation: two warpgroups in lock-step, as :mod:`fa3_kernels.gluon.forward_lockstep`."""
+"""Without warp specialisation: two warpgroups in lock-step, as :mod:`fa3_kernels.gluon.forward_lockstep`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fa3_simulator.schedules import TileBlocks
 
 
 class Lockstep(Consumer):
-    """One of the warpgroups of a kernel without warp specialisation: warpgroup 0 starts every load, after a CTA barrier."""
+    """One warpgroup of a kernel without warp specialisation: number 0 starts every load, after a CTA barrier."""
 
     def __init__(self, builder: Builder, shared: Resources, index: int) -> None:
         super().__init__(builder, shared, index, 255)

@@ -30,7 +30,8 @@ class Constant:
 class Machine:
     """One GPU. Cycles are SM clocks; pipe intervals are cycles per warp instruction on one of the four sub-cores.
 
-    Times at another SM clock: on-chip cycles stay; memory latency and HBM bandwidth are wall-clock constants (``*_ns``).
+    Times at another SM clock: on-chip cycles stay; memory latency and HBM bandwidth are wall-clock constants
+    (``*_ns``).
     """
 
     name: str

@@ -1,8 +1,9 @@
 """How well a schedule overlaps: efficiencies, and a ledger that gives every idle tensor core tick one cause.
 
-With T the time of a run and T_r the busy time of resource r: tensor efficiency U = T_tensor / T; overlap efficiency
-B = max_r T_r / T, 1 when the busiest resource never waits; hidden softmax H = 1 - (T - T_tensor) / T_softmax, where T_softmax is
-the vector work of all consumers run alone: 1 when it is hidden altogether, 0 when nothing is, negative under contention.
+With T the time of a run and T_r the busy time of resource r: tensor efficiency U = T_tensor / T; overlap efficiency B =
+max_r T_r / T, 1 when the busiest resource never waits; hidden softmax H = 1 - (T - T_tensor) / T_softmax, where
+T_softmax is the vector work of all consumers run alone: 1 when it is hidden altogether, 0 when nothing is, negative
+under contention.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def _cause(program: Program, actor: int, index: int) -> str:
 def ledger(program: Program, trace: Trace) -> dict[str, int]:
     """Attribute every tick in which the tensor core idles.
 
-    What multiply-adds took from wgmma under way comes first. The rest of an idle stretch belongs to the warpgroup that ends it
-    by issuing: what that one was doing is the cause. Before the first instruction all is prologue, after the last one epilogue.
+    What multiply-adds took from wgmma under way comes first. The rest of an idle stretch belongs to the warpgroup that
+    ends it by issuing: what that one was doing is the cause. Before the first instruction all is prologue, after the
+    last one epilogue.
 
     Returns
     -------

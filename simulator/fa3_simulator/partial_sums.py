@@ -1,9 +1,9 @@
 """A consumer of our FP8 kernel where P V is summed in parts, transcribed from :mod:`fa3_kernels.gluon.forward_fp8`.
 
 A part is a chunk of the keys (``promotion_interval``) and a slice of the channels (as many as registers allow); without
-promotion at head_dim 256 there is one, straight into O. Two parts are in flight at a time and Q K^T of the next block follows the
-last one; with promotion at 256, or without overlap, each is waited for before the next. The softmax then waits for all of them, so
-that only the other warpgroup's GEMMs run under it.
+promotion at head_dim 256 there is one, straight into O. Two parts are in flight at a time and Q K^T of the next block
+follows the last one; with promotion at 256, or without overlap, each is waited for before the next. The softmax then
+waits for all of them, so that only the other warpgroup's GEMMs run under it.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Producer:
             self.finish_pending()
             self.stream.wait(stored, tile)
         if s.softmax_stages == 3 and not s.transposes_v:
-            # V waits for P V of two blocks before; in front of the next K it would hold up what is needed two blocks ahead
+            # V waits for P V of two blocks before: in front of the next K it would hold up what is needed sooner
             self.finish_pending()
             self.pending = self.step
         elif not s.transposes_v:
@@ -95,7 +95,7 @@ class Producer:
         self.stream.arrive(shared.v_ready[slot])
 
     def join_warps(self, times: int) -> None:
-        """Barriers over a transposing producer's four warps that Triton puts around copies and trips through shared memory."""
+        """Barriers of a transposing producer's four warps that Triton puts around copies and trips."""
         if self.s.transposes_v and self.s.traits.joins_warps:
             for _ in range(times):
                 self.stream.bar_sync(self.shared.producer)

@@ -1,7 +1,8 @@
 """A schedule as data: what each warp or warpgroup does, in order.
 
 The same program is read twice, for time (:mod:`fa3_simulator.engine`) and for safety (:mod:`fa3_simulator.hazards`). An
-operation is a row of five integers: the :class:`Op` and up to four operands, which are indices into the program's lists.
+operation is a row of five integers: the :class:`Op` and up to four operands, which are indices into the program's
+lists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bounds and formulas printed beside the simulation: the roofline no schedule can beat, and a two-constant closed form."""
+"""Printed beside the simulation: the roofline no schedule can beat, and a closed form of two constants."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mufu_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
 
 
 def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> tuple[float, float, float]:
-    """Of the program of one tile: cycles of the shared memory port, bytes loaded, instructions issued by a sub-core's warps."""
+    """Of a tile's program: cycles of the shared memory port, bytes loaded, instructions of a sub-core's warps."""
     program = program_of(config, [TileBlocks(blocks)])
     tables = costs(program, machine)
     port = loaded = stored = issued = 0
@@ -72,7 +72,7 @@ def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> tuple[float, f
 def roofline(
     problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float | None = None
 ) -> Roofline:
-    """Lower bounds of the busiest CTA, whose blocks are at least the average; of each resource only what every block needs.
+    """Lower bounds of the busiest CTA, whose blocks are at least the average: of each resource what blocks need.
 
     ``clock_mhz``, the maximum by default, is what HBM's time is counted in.
     """

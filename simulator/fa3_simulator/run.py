@@ -1,8 +1,8 @@
 """A whole kernel: row tiles handed to the SMs, the longest CTA simulated.
 
-Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.plan.tile_order` and the
-dynamic scheduler of FlashAttention-3 do. Time is launch + the CTA with the most work, or what HBM needs for every tensor once; long
-CTAs are extrapolated from two short runs, because a steady state is affine in blocks and in tiles.
+Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.plan.tile_order` and
+the dynamic scheduler of FlashAttention-3 do. Time is launch + the CTA with the most work, or what HBM needs for every
+tensor once; long CTAs are extrapolated from two short runs, because a steady state is affine in blocks and in tiles.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def tile_heads(problem: AttentionProblem, config: AnyConfig) -> int:
 class Estimate:
     """Simulated time of a launch.
 
-    ``cycles`` counts from launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is later;
-    ``tensor_cycles`` is the tensor work of that CTA.
+    ``cycles`` counts from launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is
+    later; ``tensor_cycles`` is the tensor work of that CTA.
     """
 
     cycles: float
@@ -160,7 +160,7 @@ def longest_cta(problem: AttentionProblem, config: AnyConfig, ctas: int) -> tupl
 
 
 def hbm_cycles(problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float) -> float:
-    """SM cycles in which HBM moves every tensor of a launch once, at the rate that all SMs together reach; L2 holds none of them before."""
+    """SM cycles in which HBM moves every tensor of a launch once, at the rate of all SMs; L2 holds none before."""
     return moved_bytes(problem, config) / (machine["hbm_bytes_per_ns"] * machine["sms"]) * clock_mhz / 1000
 
 
@@ -186,7 +186,7 @@ def _simulate(config: AnyConfig, tiles: tuple[TileBlocks, ...], machine: Machine
 
 
 def _cta(config: AnyConfig, tiles: tuple[TileBlocks, ...], machine: Machine, clock: float) -> Cycles:
-    """As :func:`_simulate`; extrapolated from short runs where the CTA is long. Without persistence, one CTA a tile after another."""
+    """As :func:`_simulate`, from short runs where the CTA is long; where tiles have a CTA each, one after another."""
     if isinstance(config, Config) and config.traits.tile_order == "a CTA each" and len(tiles) > 1:
         each = [count * np.array(_cta(config, (tile,), machine, clock)) for tile, count in Counter(tiles).items()]
         return Cycles(*np.sum(each, axis=0).tolist())

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from fa3_kernels.plan.config import Config
 
-# Without overlap, ptxas puts so large a share of a block's exponentials in front of handing on the turn: 35 of 66, 14 of 34
-# (fp16_d128_no_overlap).
+# Without overlap, ptxas puts so large a share of a block's exponentials in front of handing on the turn: 35 of 66, 14
+# of 34 (fp16_d128_no_overlap).
 LATE_TURN = 0.5
 
 
@@ -19,10 +19,10 @@ class TileBlocks(NamedTuple):
 
 
 def early_exponentials(config: Config) -> float:
-    """Share of a block's exponentials in front of the wait for P V of the block before; -1, the maxima are behind it too.
+    """Share of a block's exponentials in front of the wait for P V before; -1, the maxima are behind it too.
 
-    ptxas puts there, among the exponentials, what the source has in front or behind all of them. Maxima by integers are behind
-    a branch, which keeps the order of the source.
+    ptxas puts there, among the exponentials, what the source has in front or behind all of them. Maxima by integers are
+    behind a branch, which keeps the order of the source.
     """
     if config.takes_integer_max(False):
         return 0.0
@@ -35,13 +35,13 @@ def late_turn(config: Config) -> float:
 
 
 def starts_both(config: Config) -> bool:
-    """Whether Q K^T of the next block is issued first and P V, in one part, behind it; our FP8 kernel does not always."""
+    """Whether Q K^T of the next block is issued first and P V, in one part, behind it; in our FP8 not always."""
     in_parts = config.is_fp8 and config.traits.promotes
     return not in_parts or (config.overlaps and config.pv_parts == (1, 1) and config.head_dim <= 128)
 
 
 def registers_needed(config: Config) -> int:
-    """Registers of a consumer thread: S (two in three stages), O, P as operand, a partial of P V when promoted, the rest."""
+    """Registers of a consumer thread: S (two in three stages), O, P as operand, a promoted partial, the rest."""
     c = config
     scores, output = (c.softmax_stages - 1) * c.tile_n // 2, c.head_dim // 2
     p = c.tile_n * c.bits // 64 if c.pv_from_registers else 0

@@ -31,7 +31,7 @@ class Ranked:
 
     @property
     def is_launchable(self) -> bool:
-        """Whether our kernels take the configuration as launch options; they refuse a few more tiles themselves, by name."""
+        """Whether our kernels take it as launch options; they refuse a few more tiles themselves, by name."""
         return is_launchable(self.config)
 
 

@@ -8,7 +8,8 @@ from fa3_simulator.program import Work
 from fa3_simulator.schedules import early_exponentials, late_turn
 
 ELEMENTS_PER_CHUNK = 4  # of a lane: granularity at which two warpgroups share a pipe
-# Per key block and warp, of what each lane keeps of its two rows: the running maximum and the factor that rescales the sums.
+# Per key block and warp, of what each lane keeps of its two rows: the running maximum and the factor that rescales the
+# sums.
 STATISTICS_FMA, STATISTICS_ALU, STATISTICS_MUFU, STATISTICS_SHUFFLES = 6, 6, 2, 4
 OTHER_INSTRUCTIONS_LOCKSTEP = 114  # of fp16_d128_lockstep, whose consumers load as well
 # Cycles in which ptxas has a warp wait, by the stall counts in its code, of what a tile executes once.
@@ -41,8 +42,9 @@ def other_work(config: Config) -> Work:
 def softmax_work(config: Config) -> dict[str, Work]:
     """Vector work of one key block and one warp of a consumer (16 rows).
 
-    ptxas mixes exponentials, sums, conversion and rescaling, so that the special-function unit binds: "rest" is all of that but
-    the exponentials of "early", "first" that of a tile's first block, whose O is not rescaled, and "last" what adds the last P V.
+    ptxas mixes exponentials, sums, conversion and rescaling, so that the special-function unit binds: "rest" is all of
+    that but the exponentials of "early", "first" that of a tile's first block, whose O is not rescaled, and "last" what
+    adds the last P V.
     """
     s = config
     scores, outputs = s.tile_n // 2, s.head_dim // 2  # per lane
@@ -69,7 +71,7 @@ def softmax_work(config: Config) -> dict[str, Work]:
 
 
 def _exponentials(name: str, config: Config, scores: int, rescaled: int, is_last: bool = False) -> Work:
-    """Exponentials and row sums of ``scores`` of a lane; with the last of a block its statistics, conversion and rescaling."""
+    """Exponentials and row sums of a lane's ``scores``; with a block's last, statistics, conversion, rescaling."""
     fma, mufu, total = 2 * scores + rescaled, scores, config.tile_n // 2
     packed = {}
     if is_last:

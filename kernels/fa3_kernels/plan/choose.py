@@ -122,7 +122,7 @@ def is_launchable(config: Config) -> bool:
 def check_lockstep(
     problem: AttentionProblem, num_splits: int, pack_gqa: bool | None, tile: tuple[int, int] | None = None
 ) -> None:
-    """Raise ValueError for what the kernel without warp specialisation, which exists for the ablation, does not take."""
+    """Raise ValueError for what the kernel without warp specialisation, of the ablation, does not take."""
     rules = (
         (problem.dtype != "e4m3", f"fp16 or bf16, got {problem.dtype}"),
         (

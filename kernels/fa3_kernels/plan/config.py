@@ -59,10 +59,11 @@ class Config:
     pingpong, intra_wg_overlap, pv_from_registers, warp_specialized : bool
         Schedule only.
     softmax_stages : {2, 3}
-        With intra_wg_overlap: 2, the softmax of block j waits for its own Q K^T and runs over P V of block j - 1; 3, Q K^T of
-        block j + 1 is under way as well, so that two S tiles are alive (arXiv 2407.08608, appendix B.3).
+        With intra_wg_overlap: 2, the softmax of block j waits for its own Q K^T and runs over P V of block j - 1; 3, Q
+        K^T of block j + 1 is under way as well, so that two S tiles are alive (arXiv 2407.08608, appendix B.3).
     integer_max : bool, optional
-        Whether row maxima are taken by 3-input integer instructions; by default what ships, see :meth:`takes_integer_max`.
+        Whether row maxima are taken by 3-input integer instructions; by default what ships, see
+        :meth:`takes_integer_max`.
     family : str
         A key of :data:`fa3_kernels.plan.traits.FAMILIES`.
 
@@ -188,7 +189,7 @@ class Config:
 
     @property
     def adds_in_place(self) -> bool:
-        """Whether promoted sums are added where they are awaited, see :attr:`fa3_kernels.plan.family.Size.holds_partials`."""
+        """Whether promoted sums are added where they are awaited, see :attr:`Size.holds_partials`."""
         return self.promotes and not self.size.holds_partials
 
     @property
@@ -206,7 +207,7 @@ class Config:
         return (self.size.slices, self.tile_n // self.promotion_interval) if self.promotes else (1, 1)
 
     def takes_integer_max(self, hides_keys: bool) -> bool:
-        """Whether maxima are taken by integers in a launch that hides keys, causal or by a window, or in one that does not."""
+        """Whether maxima are taken by integers; ``hides_keys``, in a launch that is causal or has a window."""
         if self.integer_max is not None or not self.warp_specialized:
             return bool(self.integer_max)
         return self.size.integer_max[self.promotion_interval > 0][hides_keys]
@@ -224,10 +225,10 @@ def kernel_head_dim(head_dim: int) -> int:
 def default_config(
     problem: AttentionProblem, *, family: str = OURS, tile: tuple[int, int] | None = None, **changes
 ) -> Config:
-    """Return the configuration a family ships for a problem, with ``changes`` applied; ``tile`` replaces (tile_m, tile_n).
+    """Return what a family ships for a problem, with ``changes`` applied; ``tile`` replaces (tile_m, tile_n).
 
-    Where a family promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of the
-    output at 8k keys when V has mean 1.
+    Where a family promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of
+    the output at 8k keys when V has mean 1.
 
     ValueError for a family that ships nothing known for the problem, and for rows that no registers are set aside for.
     """

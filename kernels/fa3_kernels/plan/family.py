@@ -38,7 +38,8 @@ class Size:
     registers : (int, int), optional
         Of the producer and of a consumer, where two warpgroups of this size differ from :attr:`Traits.registers`.
     query_slots : int
-        Q tiles that are held: 2, or 1 where shared memory is short (at 256 the buffers of Q, K, V and O would need 256 KiB).
+        Q tiles that are held: 2, or 1 where shared memory is short (at 256 the buffers of Q, K, V and O would need 256
+        KiB).
     slices : int
         Of the channels, in which promoted sums are taken: what registers leave for partial sums.
     holds_partials : bool
@@ -47,7 +48,8 @@ class Size:
     integer_max : ((bool, bool), (bool, bool))
         Whether row maxima are taken by integers: [promoted][the launch hides keys].
     early_exponentials : float
-        Share of a block's exponentials that ptxas puts in front of the wait for P V of the block before, read off the SASS.
+        Share of a block's exponentials that ptxas puts in front of the wait for P V of the block before, read off the
+        SASS.
     """
 
     shipped: Shipped
@@ -77,7 +79,8 @@ class Traits:
     takes_other : callable
         Whether a problem is launched with :attr:`Size.other`.
     registers : mapping
-        By (is e4m3, consumer warpgroups): of the producer and of a consumer, per thread; 255 is all an instruction names.
+        By (is e4m3, consumer warpgroups): of the producer and of a consumer, per thread; 255 is all an instruction
+        names.
     dtypes : tuple of str
     order : SoftmaxOrder
     pads_head_dim : bool
@@ -97,16 +100,16 @@ class Traits:
     joins_warps : bool
         Whether the compiler has a warpgroup's warps meet around copies and in front of wgmma, as Triton does.
     output_in_v : bool
-        Whether O leaves through V's memory, stored by one warpgroup for all; otherwise through a buffer of each one's own, or
-        through Q's where there is one slot for Q.
+        Whether O leaves through V's memory, stored by one warpgroup for all; otherwise through a buffer of each one's
+        own, or through Q's where there is one slot for Q.
     other_registers : (int, int)
-        Addresses, row statistics, loop state, of a consumer thread: with 16 bits, with e4m3. Our FP8 kernel keeps scalars of
-        a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers.
+        Addresses, row statistics, loop state, of a consumer thread: with 16 bits, with e4m3. Our FP8 kernel keeps
+        scalars of a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers.
     is_serialised : bool
         Whether ptxas waits for every single wgmma where registers are short (its warning C7512).
     step_stalls : (int, int)
-        Cycles a step waits by the stall counts in its code: for the last sums (ours 49 to 119, FlashAttention-3 21, which is
-        not told apart from 0); and more without overlap.
+        Cycles a step waits by the stall counts in its code: for the last sums (ours 49 to 119, FlashAttention-3 21,
+        which is not told apart from 0); and more without overlap.
     has_lockstep : bool
         Whether there is a kernel without warp specialisation.
     is_built_here : bool

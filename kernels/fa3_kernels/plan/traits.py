@@ -1,7 +1,7 @@
 """What tells one family of kernels from another: the table that configurations, simulator, tuner and error bound read.
 
-A family is a kernel of a stated version. Ours is the only one that is built here; of the others stand what their sources
-say and what ptxas made of the binaries that they ship.
+A family is a kernel of a stated version. Ours is the only one that is built here; of the others stand what their
+sources say and what ptxas made of the binaries that they ship.
 
 >>> [traits_of(name).takes_keys(176) for name in ("gluon", "flash3")]
 [False, True]
@@ -20,8 +20,9 @@ from fa3_reference.problem import AttentionProblem
 def _prefers_128_rows(problem: AttentionProblem) -> bool:
     """Whether tiles of 192 rows do not pay, where registers would allow them.
 
-    With 160 registers a window, or a causal mask with varlen, spills. Causal, since a taller tile visits more hidden keys:
-    on an H200 192 rows take 1.31 x the time at 1k, 1.00 x at 4k and 0.94 x at 16k, in e4m3 0.97 x at 2k and 0.86 x at 16k.
+    With 160 registers a window, or a causal mask with varlen, spills. Causal, since a taller tile visits more hidden
+    keys: on an H200 192 rows take 1.31 x the time at 1k, 1.00 x at 4k and 0.94 x at 16k, in e4m3 0.97 x at 2k and 0.86
+    x at 16k.
     """
     needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
     pays_from = 2048 if problem.dtype == "e4m3" else 4096
@@ -30,11 +31,12 @@ def _prefers_128_rows(problem: AttentionProblem) -> bool:
 
 _WIDE, _SQUARE, _NARROW = Shipped(192, 128), Shipped(128, 128), Shipped(128, 64)
 _ALWAYS, _NEVER = (True, True), (False, False)
-# Integer maxima take fewer instructions, but ptxas orders the rest of a step differently. On an H200 at 2k and 16k keys, against
-# floats: fp16 head_dim 64 +2 %, 128 -2 %, 256 +1 to 5 %; e4m3 head_dim 64 promoted +9 % dense and -5 % masked, chained -7 % and
-# +4 %; 128 +1 to 3 %; 256 chained +7 to 10 %, promoted not to be had (its wgmma are serialised for want of registers).
-# Exponentials in front of the wait for P V: 26 of 66, 12 of 34, 8 of 18 (fp16_d128), 16 of 66 (e4m3_d64_dense_chained). The e4m3
-# producer is a whole warpgroup, which transposes V; at head_dim 256 the consumers need what it could use.
+# Integer maxima take fewer instructions, but ptxas orders the rest of a step differently. On an H200 at 2k and 16k
+# keys, against floats: fp16 head_dim 64 +2 %, 128 -2 %, 256 +1 to 5 %; e4m3 head_dim 64 promoted +9 % dense and -5 %
+# masked, chained -7 % and +4 %; 128 +1 to 3 %; 256 chained +7 to 10 %, promoted not to be had (its wgmma are serialised
+# for want of registers). Exponentials in front of the wait for P V: 26 of 66, 12 of 34, 8 of 18 (fp16_d128), 16 of 66
+# (e4m3_d64_dense_chained). The e4m3 producer is a whole warpgroup, which transposes V; at head_dim 256 the consumers
+# need what it could use.
 _OURS: Sizes = {
     (False, 64): Size(_WIDE, _SQUARE, (71, 0), integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38),
     (False, 128): Size(_SQUARE, _SQUARE, (69, 0), early_exponentials=0.38),
@@ -51,7 +53,8 @@ _OURS: Sizes = {
     ),
 }  # fmt: skip
 # FlashAttention-3, dense and causal: tiles, P through shared memory and turns (UseSchedulerBarrier) by upstream
-# hopper/tile_size.h; exponentials in front of the wait: 17 of 90 and 25 of 66; 17 of 42; 35 of 114; 8 of 66; at 64 none.
+# hopper/tile_size.h; exponentials in front of the wait: 17 of 90 and 25 of 66; 17 of 42; 35 of 114; 8 of 66; at 64
+# none.
 _FLASH3: Sizes = {
     (is_fp8, head_dim): Size(
         dense, causal, _OURS[is_fp8, head_dim].other_instructions, query_slots=1, early_exponentials=early

@@ -16,8 +16,8 @@ class SoftmaxOrder:
     Parameters
     ----------
     maxima : {"scaled", "unscaled"}
-        Whether a row's running maximum is taken of the scores in log2 units, so that weights, rescaling and LSE share one
-        rounded number, or of the raw scores, which each of the three then scales for itself.
+        Whether a row's running maximum is taken of the scores in log2 units, so that weights, rescaling and LSE share
+        one rounded number, or of the raw scores, which each of the three then scales for itself.
     rescale : {"always", "lazy"}
         Whether O takes the factor of every key block, or only where the maximum has grown by much.
     """
