@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fa3_kernels.plan.config import Config as Config
 from fa3_kernels.plan.config import default_config as default_config
 from fa3_reference.attention import attention as truth  # noqa: F401
-from fa3_reference.bounds.forward import KernelModel as KernelModel
+from fa3_reference.bounds import KernelModel as KernelModel
 from fa3_reference.bounds.forward import forward_bound as forward_bound
 from fa3_reference.problem import AttentionProblem as AttentionProblem
 from fa3_reference.problem import Operands as Operands
@@ -26,8 +26,7 @@ from fa3verify.inputs.recipe import Recipe as Recipe
 
 if TYPE_CHECKING:
     from fa3_simulator.machine import Machine
-    from fa3_simulator.run import Estimate, Shape
-    from fa3_simulator.schedules import Kernel
+    from fa3_simulator.run import Estimate
     from fa3_simulator.tune import Ranked
     from fa3verify.judgement import Judgement
 
@@ -170,22 +169,6 @@ def replay(file: str | Path, kernel: str | None = None) -> Replayed:
     return Replayed(*replay.run(replay.read(Path(file)), kernel))
 
 
-def _shape(problem: AttentionProblem, pack_gqa: bool) -> Shape:
-    """What the simulator takes of a problem; ValueError for what it does not simulate."""
-    from fa3_simulator.run import Shape
-
-    unknown = {
-        "varlen": problem.is_varlen,
-        "window": problem.window != (-1, -1),
-        "softcap": problem.softcap > 0,
-        "head_dim_v": problem.head_dim_v != problem.head_dim,
-    }
-    if names := [name for name, present in unknown.items() if present]:
-        raise ValueError(f"the simulator does not know {', '.join(names)}")
-    p = problem
-    return Shape(p.batch, p.nheads, p.seqlen_q, p.seqlen_k, p.causal, p.nheads_kv, pack_gqa)
-
-
 def simulate(
     problem: AttentionProblem,
     tile: tuple[int, int] = (128, 128),
@@ -208,7 +191,7 @@ def simulate(
     pack_gqa : bool
         Rows of a tile are the heads of a group, so that K and V are read once.
     switches
-        Other fields of :class:`fa3_simulator.schedules.Schedule`, such as ``pingpong=False`` or ``kernel="flash3"``.
+        Other fields of :class:`fa3_kernels.plan.config.Config`, such as ``pingpong=False`` or ``family="flash3"``.
 
     Raises
     ------
@@ -221,16 +204,15 @@ def simulate(
     (1294787, '0.6539 ms')
     """
     from fa3_simulator.machine import load
-    from fa3_simulator.run import estimate
-    from fa3_simulator.schedules import Schedule
+    from fa3_simulator.run import estimate, launched
     from fa3_simulator.tune import misfit
 
     machine = load(machine) if isinstance(machine, str) else machine
-    fp8 = problem.dtype == "e4m3"
-    schedule = Schedule(problem.dtype, problem.head_dim, *tile, **{"v_transpose": fp8, **switches})
-    if reason := misfit(schedule, machine):
+    tile_m, tile_n = tile
+    config = Config(problem.dtype, problem.head_dim, tile_m=tile_m, tile_n=tile_n, pack_gqa=pack_gqa, **switches)
+    if reason := misfit(config, machine):
         raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}")
-    return estimate(_shape(problem, pack_gqa), schedule, machine, clock_mhz)
+    return estimate(problem, launched(problem, config), machine, clock_mhz)
 
 
 def tune(
@@ -239,7 +221,7 @@ def tune(
     machine: Machine | str = "h200",
     clock_mhz: float | None = None,
     pack_gqa: bool = False,
-    kernel: Kernel = "flash3",
+    family: str = "flash3",
 ) -> list[Ranked]:
     """Simulate every tile and schedule that fits, and rank them, fastest first; what ``fa3verify tune`` does.
 
@@ -247,11 +229,11 @@ def tune(
     ----------
     problem, machine, clock_mhz, pack_gqa
         As in :func:`simulate`.
-    kernel : {"flash3", "gluon"}
-        Whose schedules: any that CUTLASS can build, or those of this project's kernels.
+    family : str
+        Whose schedules (:data:`fa3_kernels.plan.traits.FAMILIES`): flash3 are all that CUTLASS can build.
 
     >>> ranked = tune(AttentionProblem(1, 16, 16, 2048, 2048, 256))
-    >>> best = ranked[0].schedule
+    >>> best = ranked[0].config
     >>> best.tile_m, best.tile_n
     (128, 64)
     """
@@ -259,4 +241,4 @@ def tune(
     from fa3_simulator.tune import tune
 
     machine = load(machine) if isinstance(machine, str) else machine
-    return tune(_shape(problem, pack_gqa), problem.dtype, problem.head_dim, machine, clock_mhz, kernel=kernel)
+    return tune(problem, machine, clock_mhz, family=family, pack_gqa=pack_gqa)

@@ -81,7 +81,7 @@ def test_replay_says_whether_a_kernel_holds(tmp_path):
 @pytest.mark.parametrize(
     ("problem", "options", "rule"),
     [
-        ({"window": (64, 0), "softcap": 30.0}, {}, "the simulator does not know window, softcap"),
+        ({"window": (64, 0), "softcap": 30.0}, {}, "dense or causal problems without varlen, window and softcap"),
         ({"head_dim": 256}, {"tile": (128, 256)}, "this schedule does not fit an SM of the H200"),
         ({}, {"machine": "b200"}, "machine must be one of h100, h200 or a .toml file, got 'b200'"),
     ],

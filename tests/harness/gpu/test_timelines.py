@@ -15,6 +15,8 @@ pytest.importorskip("triton")
 import torch
 
 from fa3_kernels.audit.evidence import evidence_sha256
+from fa3_kernels.gluon.launch import NO_DESCALES
+from fa3_kernels.plan.request import Choices, Semantics
 from fa3_kernels.plan.stamps import COLUMNS
 from fa3verify.gpu import stamps as reader
 from fa3verify.gpu import timelines
@@ -37,8 +39,8 @@ class Device:
         self.launches: list[dict[str, Any]] = []
         self.events = range(4)
 
-    def forward(self, *_: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        self.launches.append(options)
+    def forward(self, *given: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.launches.append({"given": given[3:], **options})
         error = self.error if "stamps" in options else {}
         if "stamps" in options:
             stamps = options["stamps"]
@@ -63,7 +65,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device()
     operand = torch.zeros(1)
     inputs = kernels.Inputs(operand, operand, operand)
-    monkeypatch.setattr(timelines, "forward", found.forward)
+    monkeypatch.setattr(kernels, "forward", found.forward)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=SMS))
     monkeypatch.setattr(kernels, "draw", lambda cell, copies, seed: [inputs] * copies)
     monkeypatch.setattr(timing, "Clock", object)
@@ -97,7 +99,7 @@ def test_every_launch_takes_the_same_options_and_stamps_fit_the_gpu(device: Devi
     plain = [x for x in device.launches if "stamps" not in x]
     stamped = [x for x in device.launches if "stamps" in x]
     assert len(plain) == 2
-    assert all(x == {"causal": True, **OPTIONS} for x in plain)
+    assert all(x == {"given": (Semantics(causal=True), Choices(**OPTIONS)), "descales": NO_DESCALES} for x in plain)
     assert all({k: v for k, v in x.items() if k != "stamps"} == plain[0] for x in stamped)
     assert {tuple(x["stamps"].shape) for x in stamped} == {(SMS, 3, timelines.STEPS, COLUMNS)}
 

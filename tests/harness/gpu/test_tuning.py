@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("triton")
 
-from fa3_kernels.gluon.launch import forward
-from fa3_simulator.run import Shape
-from fa3_simulator.schedules import Schedule
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.request import Choices
+from fa3_reference.problem import AttentionProblem
 from fa3verify.gpu import tuning
 from fa3verify.gpu.bench import check, kernels, timing
 from fa3verify.gpu.bench.cells import Cell
 
 pytestmark = pytest.mark.optional
 CELL = Cell("schedules", "fp16", 1, 1024, 1024, 4, 4, 128, False)
-SHAPE = Shape(1, 4, 1024, 1024)
+PROBLEM = AttentionProblem(1, 4, 4, 1024, 1024, 128)
 
 
 def test_cycles_are_time_at_the_counted_clock_and_wrong_bits_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,11 +45,10 @@ def test_cycles_are_time_at_the_counted_clock_and_wrong_bits_have_none(monkeypat
 
 
 def test_options_are_those_of_the_launch_and_a_sound_schedule_compiles() -> None:
-    fp8 = Schedule(dtype="e4m3", v_transpose=True, promotion_interval=64, tile_n=64)
-    assert set(tuning.options_of(fp8, Shape(1, 8, 1, 512, nheads_kv=2, pack_gqa=True))) <= set(
-        inspect.signature(forward).parameters
-    )
-    built = tuning.compile_schedule(SHAPE, Schedule(tile_n=64))
+    fp8 = Config(dtype="e4m3", promotion_interval=64, tile_n=64, pack_gqa=True)
+    options = tuning.options_of(fp8, AttentionProblem(1, 8, 2, 1, 512, 128, dtype="e4m3"))
+    assert Choices(**options).pack_gqa
+    built = tuning.compile_schedule(PROBLEM, Config(tile_n=64))
     assert (built.spill_bytes, built.note) == (0, "")
     assert 100 < built.registers <= 240
-    assert tuning.compile_schedule(SHAPE, Schedule(tile_n=48)).note.startswith("refused: tile_n must be")
+    assert tuning.compile_schedule(PROBLEM, Config(tile_n=48)).note.startswith("refused: tile_n must be")

@@ -24,7 +24,8 @@ from fa3_kernels.audit.golden import read_rows
 from fa3_kernels.audit.launched import launch_sha256, launches_of
 from fa3_kernels.audit.probes import audited, probes
 from fa3_kernels.gluon import unsupported
-from fa3_kernels.plan import config
+from fa3_kernels.plan.family import Shipped
+from fa3_kernels.plan.traits import FAMILIES, OURS
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "kernels" / "fa3_kernels"
@@ -119,6 +120,11 @@ def _other_constexpr(patch, m):
     patch.setattr(m["launch"], "variant_of", other)
 
 
+def _other_tile(patch, m):
+    sizes = FAMILIES[OURS].sizes
+    patch.setitem(sizes, (False, 128), replace(sizes[False, 128], shipped=Shipped(128, 64), other=Shipped(128, 64)))
+
+
 def _reversed_order(patch, m):
     order = m["schedule"]._order
     patch.setattr(m["schedule"], "_order", lambda *args: order(*args)[::-1])
@@ -129,7 +135,7 @@ Change = Callable[[pytest.MonkeyPatch, dict[str, Any]], None]
 CHANGES: dict[str, tuple[Change, str, set[str]]] = {
     "nothing": (lambda patch, m: None, "probe_fp16_d128_causal", set()),
     "a constexpr": (_other_constexpr, "fp16_d128_dense", {"forward"}),
-    "a tile": (lambda patch, m: patch.setitem(config._TILES, (False, 128, False), (128, 64)), "fp16_d128_dense", {"forward"}),
+    "a tile": (_other_tile, "fp16_d128_dense", {"forward"}),
     "the cost of a tile": (
         lambda patch, m: patch.setattr(m["schedule"], "TILE_COST", 3.0), "probe_fp16_d128_causal", {"forward"}
     ),
