@@ -12,22 +12,15 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from enum import StrEnum
+from typing import Any
 
-import numpy as np
-
-from fa3_kernels.plan.config import Config, default_config
-from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3verify import operations
+from fa3verify.operations import FEATURES as FEATURES
+from fa3verify.operations.forward import Result as Result
 
 ENTRY_POINTS = "fa3verify.kernels"
-
-
-class Result(NamedTuple):
-    """What a kernel returns: ``out`` in its output format, ``lse`` float32 or None where the kernel has none."""
-
-    out: np.ndarray
-    lse: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +33,35 @@ class Candidate:
         Unique, such as ``twin.fp16``.
     dtype : {"fp16", "bf16", "e4m3"}
     run : callable
-        ``run(problem, operands, config) -> Result``.
+        ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a forward
+        :class:`Result`).
     configure : callable
-        ``configure(problem) -> Config``: tiling and formats, which the error bound needs. ValueError if unsupported.
+        ``configure(problem)``: the operation's configuration (for a forward ``Config``: tiling and formats, which the error
+        bound needs). ValueError if unsupported.
     features : frozenset of str
         Subset of :data:`FEATURES`; problems that need others are never sent.
     unavailable : str, optional
         Why it cannot run here.
-    fault : Fault, optional
+    fault : StrEnum, optional
         The planted mistake of a faulty twin.
     twin : str, optional
         Name of the twin whose bits it must equal (the verdict's part "bits").
+    operation : str
+        What it computes: a name in :data:`fa3verify.operations.OPERATIONS`.
     """
 
     name: str
     dtype: Dtype
-    run: Callable[[AttentionProblem, Operands, Config], Result]
-    configure: Callable[[AttentionProblem], Config]
+    run: Callable[[AttentionProblem, Operands, Any], Any]
+    configure: Callable[[AttentionProblem], Any]
     features: frozenset[str]
     description: str = ""
     unavailable: str | None = None
-    fault: Fault | None = None
+    fault: StrEnum | None = None
     twin: str | None = None
+    operation: str = operations.FORWARD
 
-    def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Config:
+    def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
         return replace(self.configure(problem), **dict(changes))
 
@@ -76,9 +74,6 @@ class Candidate:
         except ValueError:
             return False
         return True
-
-
-FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "block_descale"})
 
 
 def needed_features(problem: AttentionProblem) -> frozenset[str]:
@@ -98,26 +93,31 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
 class _Twin:
     """Callable side of a twin candidate; a record so that it can travel to worker processes."""
 
+    operation: str
     changes: tuple[tuple[str, Any], ...] = ()
-    fault: Fault | None = None
+    fault: StrEnum | None = None
 
-    def configure(self, problem: AttentionProblem) -> Config:
-        return default_config(problem, **dict(self.changes))
+    def configure(self, problem: AttentionProblem) -> Any:
+        return operations.find(self.operation).configure(problem, **dict(self.changes))
 
-    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
-        from fa3_kernels.twin.forward import forward
-
-        out, lse = forward(problem, operands, config, fault=self.fault)
-        return Result(out, lse)
+    def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> Any:
+        return operations.find(self.operation).twin(problem, operands, config, self.fault)
 
 
 def twin(
-    dtype: Dtype, *, name: str | None = None, fault: Fault | None = None, description: str = "", **changes: object
+    dtype: Dtype,
+    *,
+    name: str | None = None,
+    fault: StrEnum | None = None,
+    description: str = "",
+    operation: str = operations.FORWARD,
+    **changes: object,
 ) -> Candidate:
     """Build a twin candidate, optionally with configuration changes or a planted fault."""
-    side = _Twin(tuple(sorted(changes.items())), fault)
+    side = _Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
-    return Candidate(name, dtype, side.run, side.configure, FEATURES, description, None, fault)
+    features = operations.find(operation).features
+    return Candidate(name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation)
 
 
 def built_in() -> tuple[Candidate, ...]:
@@ -126,6 +126,12 @@ def built_in() -> tuple[Candidate, ...]:
         twin("fp16", description="bit-exact CPU twin of the FP16 forward kernel"),
         twin("bf16", description="bit-exact CPU twin of the BF16 forward kernel"),
         twin("e4m3", description="bit-exact CPU twin of the FP8 forward kernel, P V promoted every 128 keys"),
+        twin(
+            "e4m3",
+            name="twin.quantize",
+            operation="quantize",
+            description="bit-exact CPU twin of the quantiser to e4m3",
+        ),
     )
 
 
@@ -188,10 +194,12 @@ def find(name: str) -> Candidate:
         return known[name]
     base, _, fault = name.partition("+")
     if fault and base in known and base.startswith("twin."):
+        operation = known[base].operation
+        faults = operations.find(operation).faults
         try:
-            planted = Fault(fault)
+            planted = faults(fault)
         except ValueError:
-            raise ValueError(f"unknown fault {fault!r}; known are {', '.join(Fault)}") from None
+            raise ValueError(f"unknown fault {fault!r} of {operation}; known are {', '.join(faults)}") from None
         side = known[base].run.__self__  # type: ignore[attr-defined]
-        return twin(known[base].dtype, name=name, fault=planted, **dict(side.changes))
+        return twin(known[base].dtype, name=name, fault=planted, operation=operation, **dict(side.changes))
     raise ValueError(f"unknown kernel {name!r}; known are {', '.join(sorted(known))}, or module:function")

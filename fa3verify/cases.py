@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3_reference.quantize import Quantized, QuantScheme, prepare
+from fa3_reference.quantize import Quantized, QuantScheme
+from fa3verify import operations
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.operations.operation import Arrays
 
 SCHEMA = "fa3verify.case/1"
 
@@ -25,9 +26,11 @@ class Case:
     problem : AttentionProblem
     recipe : Recipe
     scheme : QuantScheme, optional
-        For e4m3 problems; None otherwise.
+        For e4m3 problems of the forward; None otherwise.
     changes : tuple of (str, value)
         Configuration fields that differ from the kernel's default for this problem.
+    operation : str
+        What the kernel computes: a name in :data:`fa3verify.operations.OPERATIONS`.
     """
 
     kernel: str
@@ -36,19 +39,18 @@ class Case:
     scheme: QuantScheme | None = None
     changes: tuple[tuple[str, Any], ...] = ()
 
-    def __post_init__(self) -> None:
-        if (self.problem.dtype == "e4m3") != (self.scheme is not None):
-            raise ValueError(
-                f"a quantisation scheme goes with e4m3 and only e4m3, got {self.problem.dtype} and {self.scheme}"
-            )
-        known = {f.name for f in fields(Config)}
-        if unknown := [name for name, _ in self.changes if name not in known]:
-            raise ValueError(f"changes must be configuration fields, got {unknown}")
+    operation: str = operations.FORWARD
 
-    def draw(self) -> tuple[tuple, Quantized]:
-        """Return the unrounded float64 (q, k, v) and what the kernel sees of them."""
-        arrays = self.recipe.draw(self.problem)
-        return arrays, prepare(self.problem, *arrays, self.scheme)
+    def __post_init__(self) -> None:
+        operation = operations.find(self.operation)
+        operation.check(self.problem, self.scheme)
+        operation.check_changes(dict(self.changes))
+
+    def draw(self) -> tuple[Arrays, Quantized]:
+        """Return the unrounded float64 inputs, q, k and v first, and what the kernel sees of them."""
+        operation = operations.find(self.operation)
+        arrays = operation.draw(self.problem, self.recipe)
+        return arrays, operation.prepare(self.problem, arrays, self.scheme, dict(self.changes))
 
     def operands(self) -> Operands:
         """Return only what the kernel sees."""
@@ -82,7 +84,8 @@ class Case:
             "problem": self.problem.to_json(),
             "recipe": self.recipe.to_json(),
             "scheme": None if self.scheme is None else self.scheme.to_json(),
-            "changes": dict(self.changes),
+            "changes": {name: list(x) if isinstance(x, tuple) else x for name, x in self.changes},
+            **({} if self.operation == operations.FORWARD else {"operation": self.operation}),
         }
 
     @classmethod
@@ -96,13 +99,15 @@ class Case:
             raise ValueError(f"case lacks {missing}")
         if not isinstance(values["kernel"], str) or not isinstance(values["changes"], dict):
             raise ValueError("case must name its kernel by a string and its changes by an object")
+        changes = {name: tuple(x) if isinstance(x, list) else x for name, x in values["changes"].items()}
         scheme = None if values["scheme"] is None else QuantScheme.from_json(values["scheme"])
         return cls(
             values["kernel"],
             AttentionProblem.from_json(values["problem"]),
             Recipe.from_json(values["recipe"]),
             scheme,
-            tuple(sorted(values["changes"].items())),
+            tuple(sorted(changes.items())),
+            values.get("operation", operations.FORWARD),
         )
 
     def key(self) -> str:

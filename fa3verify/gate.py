@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fa3verify import operations
+
 SCHEMA = "fa3verify.baseline/1"
 SHIPPED = Path(__file__).parent / "data" / "baselines"
 
@@ -41,7 +43,10 @@ POLICY: tuple[DriftRule, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """One comparison: ``status`` is pass, fail or not compared; ``margin`` = 1 - observed / limit."""
+    """One comparison: ``status`` is pass, fail or not compared; ``margin`` = 1 - observed / limit.
+
+    ``telling`` is the measure whose largest value in the family picks the case to replay.
+    """
 
     layer: str
     rule: str
@@ -51,6 +56,7 @@ class GateRow:
     limit: float | None
     baseline: float | None
     status: str
+    telling: str = "ratio_max"
 
     def to_json(self) -> dict[str, Any]:
         margin = None
@@ -69,23 +75,36 @@ class GateRow:
         }
 
 
-def gated_figures(measures: dict[str, Any]) -> dict[str, float]:
-    """Figures of one family that are compared with the baseline."""
+def gated_figures(kernel: dict[str, Any], measures: dict[str, Any]) -> dict[str, float]:
+    """Figures of one family of a kernel that are compared with the baseline."""
     return {
         "rel_rmse_seen": measures["rel_rmse_seen"],
         "abs_bias": abs(measures["bias"]),
         "ratio_max": measures["ratio_max"],
-        "lse_max_error": measures.get("lse_max_error", 0.0),
+        **{f"{side.name}_max_error": measures.get(f"{side.name}_max_error") or 0.0 for side in _sides(kernel)},
         "not_bit_equal": 1.0 - measures["bit_equal"],
         "nonfinite": measures["nonfinite"],
     }
+
+
+def _sides(kernel: dict[str, Any]) -> tuple[operations.Output, ...]:
+    """Outputs of a kernel's operation beside the main ones."""
+    return operations.find(kernel.get("operation", operations.FORWARD)).sides
 
 
 def bit_rows(kernel: dict[str, Any]) -> list[GateRow]:
     """Bits of every family of a kernel that has a twin."""
     return [
         GateRow(
-            "L0", "bits that differ from the twin", kernel["name"], f["family"], n, 0.0, None, "fail" if n else "pass"
+            "L0",
+            "bits that differ from the twin",
+            kernel["name"],
+            f["family"],
+            n,
+            0.0,
+            None,
+            "fail" if n else "pass",
+            "bits_differing",
         )
         for f in kernel["families"]
         if (n := f.get("bits_differing")) is not None
@@ -95,16 +114,17 @@ def bit_rows(kernel: dict[str, Any]) -> list[GateRow]:
 def bound_rows(kernel: dict[str, Any]) -> list[GateRow]:
     """Bound of every family of one kernel."""
     rows = []
+    rules = [
+        ("error / bound", "ratio_max"),
+        *((f"{side.name.replace('_', ' ')} error / bound", f"ratio_{side.name}_max") for side in _sides(kernel)),
+        ("non-finite outputs", "nonfinite"),
+    ]
     for family in kernel["families"]:
-        for rule, key in (
-            ("error / bound", "ratio_max"),
-            ("lse error / bound", "ratio_lse_max"),
-            ("non-finite outputs", "nonfinite"),
-        ):
+        for rule, key in rules:
             observed = family.get(key)
             limit = 0.0 if key == "nonfinite" else 1.0
             status = "not compared" if observed is None else ("pass" if observed <= limit else "fail")
-            rows.append(GateRow("L1", rule, kernel["name"], family["family"], observed, limit, None, status))
+            rows.append(GateRow("L1", rule, kernel["name"], family["family"], observed, limit, None, status, key))
     return rows
 
 
@@ -119,11 +139,18 @@ def drift_rows(kernel: dict[str, Any], baseline: Baseline | None) -> list[GateRo
         if stored is None:
             rows.append(GateRow("L2", "drift", name, family["family"], None, None, None, "not compared"))
             continue
+        figures = gated_figures(kernel, family)
         for rule in POLICY:
-            observed, reference = gated_figures(family)[rule.measure], stored[rule.measure]
-            limit = reference * (1 + rule.relative) + rule.absolute
-            status = "pass" if observed <= limit and math.isfinite(observed) else "fail"
-            rows.append(GateRow("L2", rule.measure, name, family["family"], observed, limit, reference, status))
+            observed, reference = figures.get(rule.measure), stored.get(rule.measure)
+            if observed is None:
+                continue
+            telling = rule.measure if rule.measure in family else "ratio_max"
+            limit, status = None, "not compared"
+            if reference is not None:
+                limit = reference * (1 + rule.relative) + rule.absolute
+                status = "pass" if observed <= limit and math.isfinite(observed) else "fail"
+            row = GateRow("L2", rule.measure, name, family["family"], observed, limit, reference, status, telling)
+            rows.append(row)
     return rows
 
 
@@ -151,7 +178,7 @@ class Baseline:
         """Collect a baseline from a campaign's kernels."""
         stored = {
             k["name"]: {
-                f["family"]: {name: float(f"{value:.6g}") for name, value in gated_figures(f).items()}
+                f["family"]: {name: float(f"{value:.6g}") for name, value in gated_figures(k, f).items()}
                 for f in k["families"]
             }
             for k in kernels
@@ -168,10 +195,13 @@ class Baseline:
         if not isinstance(body, dict) or body.get("schema") != SCHEMA:
             found = body.get("schema") if isinstance(body, dict) else type(body).__name__
             raise ValueError(f"{name} is not a baseline: expected schema {SCHEMA!r}, got {found!r}")
-        wanted = {rule.measure for rule in POLICY}
+        wanted = {rule.measure for rule in POLICY} - {"lse_max_error"}  # which only the forward has
         try:
             kernels = {
-                kernel: {family: {m: float(figures[m]) for m in wanted} for family, figures in families.items()}
+                kernel: {
+                    family: {m: float(figures[m]) for m in wanted | figures.keys()}
+                    for family, figures in families.items()
+                }
                 for kernel, families in body["kernels"].items()
             }
             return cls(

@@ -4,45 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from fa3_kernels.plan.config import Config
-from fa3_reference.attention import Attention, attention
-from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.problem import Operands
-from fa3verify import candidates, metrics
-from fa3verify.candidates import Candidate, Result
+from fa3verify import candidates, metrics, operations
+from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.operations import Outputs
+from fa3verify.operations.operation import Arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Everything known about one run.
+    """Everything known about one run; outputs, truths and bound are arrays by name of output.
 
-    ``inputs`` are q, k and v before rounding or quantisation. ``seen`` is the truth for the operands the kernel saw,
-    ``unrounded`` for the inputs (None when not asked for); ``measures`` holds the figures of :mod:`fa3verify.metrics`.
+    ``inputs`` are q, k and v, and what else the operation takes, before rounding or quantisation. ``seen`` is the truth for
+    the operands the kernel saw, ``unrounded`` for the inputs (None when not asked for); ``measures`` holds the figures of
+    :mod:`fa3verify.metrics`.
     """
 
     case: Case
-    inputs: tuple[np.ndarray, np.ndarray, np.ndarray]
+    inputs: Arrays
     operands: Operands
-    result: Result
-    seen: Attention
-    unrounded: Attention | None
-    bound: ErrorBound
+    outputs: Outputs
+    seen: Outputs
+    unrounded: Outputs | None
+    bound: Outputs
     measures: dict[str, float]
-
-
-def run(candidate: Candidate, case: Case, operands: Operands, config: Config) -> Result:
-    """Run a candidate on a case and check the shape of what it returns."""
-    result = candidate.run(case.problem, operands, config)
-    for name, array, shape in (
-        ("out", result.out, case.problem.out_shape),
-        ("lse", result.lse, case.problem.lse_shape),
-    ):
-        if array is not None and array.shape != shape:
-            raise ValueError(f"{case.kernel} returned {name} of shape {array.shape}, expected {shape}")
-    return result
 
 
 def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgement:
@@ -58,18 +44,26 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     ValueError
         If the candidate cannot run the case or returns arrays of the wrong shape.
     """
+    operation, problem = operations.find(candidate.operation), case.problem
     arrays, prepared = case.draw()
     operands = prepared.operands
-    config = candidate.config_for(case.problem, case.changes)
-    result = run(candidate, case, operands, config)
-    seen = attention(case.problem, *operands.dequantized(case.problem))
-    original = attention(case.problem, *arrays) if unrounded else None
-    bound = forward_bound(case.problem, operands, config.traits.kernel_model(config))
-    shift = prepared.lse_shift
-    if original is not None and shift is not None:
-        original = Attention(original.out, original.lse - shift)
-    measures = metrics.measure(result, seen, original, bound, config.out_dtype)
+    config = candidate.config_for(problem, case.changes)
+    try:
+        got = operation.named(candidate.run(problem, operands, config), problem, config)
+    except operations.WrongOutput as error:
+        raise ValueError(f"{case.kernel} {error}") from None
+    seen = operation.truth(problem, operands.dequantized(problem), config, got)
+    original = operation.truth(problem, arrays, config, got) if unrounded else None
+    bound = operation.bound(problem, operands, config, got)
+    measures = metrics.figures(operation, got, seen, original, bound, config)
     if candidate.twin is not None:
-        expected = candidates.find(candidate.twin).run(case.problem, operands, config)
-        measures["bits_differing"] = metrics.bits_differing(result, expected)
-    return Judgement(case, arrays, operands, result, seen, original, bound, measures)
+        expected = candidates.find(candidate.twin).run(problem, operands, config)
+        measures["bits_differing"] = metrics.bits_differing(got, operation.named(expected, problem, config))
+    return Judgement(case, arrays, operands, got, seen, original, bound, measures)
+
+
+def passes(candidate: Candidate, measures: dict[str, float]) -> bool:
+    """Whether one judged case passes: no bit differs from the twin, if there is one, and no element leaves its bound."""
+    sides = operations.find(candidate.operation).sides
+    ratios = [measures["ratio_max"], *(measures.get(f"ratio_{side.name}_max", 0.0) for side in sides)]
+    return max(ratios) <= 1 and not measures["nonfinite"] and not measures.get("bits_differing", 0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
-from fa3_reference.attention import Attention
-from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.formats import FORMATS, encode, ulp
-from fa3verify.candidates import Result
 
-# name -> (unit, meaning); "seen" is against the truth of the operands the kernel saw, "unrounded" of the original inputs
+if TYPE_CHECKING:
+    from fa3verify.operations import Operation, Outputs
+
+# name -> (unit, meaning), of an operation's main outputs; "seen" is against the truth of the operands the kernel saw,
+# "unrounded" of the original inputs
 MEASURES: dict[str, tuple[str, str]] = {
     "outputs": ("1", "output values compared"),
     "nonfinite": ("1", "output values that are NaN or Inf although the truth and its bound are finite"),
@@ -26,12 +30,30 @@ MEASURES: dict[str, tuple[str, str]] = {
     "ulp_max": ("ulp", "maximum of the same"),
     "ratio_max": ("1", "largest error / bound; above 1 the kernel is wrong, or the bound is (reports/findings/0001)"),
     "ratio_median": ("1", "median error / bound"),
-    "ratio_lse_max": ("1", "largest lse error / bound"),
-    "lse_max_error": ("nat", "largest absolute lse error, against seen"),
     "bias": ("1", "signed: regression gain of the output on the truth, minus 1"),
     "bit_equal": ("1", "share of outputs equal to the correctly rounded truth"),
-    "bits_differing": ("1", "values of out and lse whose bits differ from the twin's; only for kernels that have one"),
+    "bits_differing": ("1", "output values whose bits differ from the twin's; only for kernels that have one"),
 }
+
+
+def measures_of(operation: Operation) -> dict[str, tuple[str, str]]:
+    """Return name -> (unit, meaning) of every figure of an operation."""
+    sides = {}
+    for output in operation.sides:
+        words = output.name.replace("_", " ")
+        sides[f"ratio_{output.name}_max"] = ("1", f"largest {words} error / bound")
+        sides[f"{output.name}_max_error"] = (output.unit, f"largest absolute {words} error, against seen")
+    return MEASURES | sides
+
+
+def all_measures(kernels: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return the figures of every operation that the kernels of a summary have."""
+    from fa3verify import operations
+
+    measures = dict(MEASURES)
+    for name in dict.fromkeys(kernel.get("operation", operations.FORWARD) for kernel in kernels):
+        measures |= measures_of(operations.find(name))
+    return measures
 
 
 def error_ratio(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
@@ -43,71 +65,87 @@ def error_ratio(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
     return np.where(np.isinf(bound), 0.0, ratio)
 
 
-def lse_error(lse: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return lse - truth where -inf equals -inf; any other infinity is infinitely wrong."""
-    lse = lse.astype(np.float64)
+def difference(got: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return got - truth where an infinity equals itself; any other infinity is infinitely wrong."""
+    got = got.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        return np.where(lse == truth, 0.0, np.where(np.isinf(lse), np.inf, lse - truth))
+        return np.where(got == truth, 0.0, np.where(np.isinf(got), np.inf, got - truth))
 
 
-def bits_differing(result: Result, twin: Result) -> int:
-    """Count values of out and lse whose bit patterns differ (NaN equals NaN only bit for bit)."""
+def error_over_bound(got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """Return |got - truth| / bound of each element, as :func:`error_ratio` has it; -inf equals -inf."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return error_ratio(difference(got, truth), bound)
+
+
+def bits_differing(got: Outputs, twin: Outputs) -> int:
+    """Count values whose bit patterns differ in the outputs both have (NaN equals NaN only bit for bit)."""
     count = 0
-    for a, b in zip(result, twin, strict=True):
-        if a is not None and b is not None:
-            bits = f"u{a.dtype.itemsize}"
-            count += int((np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)).sum())
+    for name in got.keys() & twin.keys():
+        a, b = got[name], twin[name]
+        bits = f"u{a.dtype.itemsize}"
+        count += int((np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)).sum())
     return count
 
 
-def measure(
-    result: Result, seen: Attention, unrounded: Attention | None, bound: ErrorBound, out_dtype: str
+def figures(
+    operation: Operation, got: Outputs, seen: Outputs, unrounded: Outputs | None, bound: Outputs, config: Any
 ) -> dict[str, float]:
-    """Compute every figure of :data:`MEASURES` that the arguments allow.
+    """Compute every figure of :func:`measures_of` that the arguments allow.
 
-    Non-finite truths are left out; a non-finite output against a finite truth and bound counts as ``nonfinite`` and makes
-    ``ratio_max`` infinite, and is left out of the averages.
+    The main outputs are taken together. Non-finite truths are left out; a non-finite output against a finite truth and
+    bound counts as ``nonfinite`` and makes ``ratio_max`` infinite, and is left out of the averages.
     """
-    out = result.out.astype(np.float64)
-    fmt = FORMATS[out_dtype]
+    main = [output for output in operation.outputs if output.main]
+
+    def joined(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([arrays[output.name].astype(np.float64).ravel() for output in main])
+
+    fmt = FORMATS[main[0].format(config)]
+    ratio = np.concatenate([o.ratio(got[o.name], seen[o.name], bound[o.name]).ravel() for o in main])
+    out, truth, limit = joined(got), joined(seen), joined(bound)
     with np.errstate(invalid="ignore", over="ignore"):
-        error = out - seen.out
-        judged = np.isfinite(seen.out) & np.isfinite(bound.out)
+        error = out - truth
+        judged = np.isfinite(truth) & np.isfinite(limit)
         lost = judged & ~np.isfinite(out)
         good = judged & ~lost
-        ratio = error_ratio(error, bound.out)
         ratio = np.where(judged, ratio, 0.0)
-        in_ulp = np.abs(error[good]) / ulp(seen.out[good], fmt)
-        figures = {
+        in_ulp = np.abs(error[good]) / ulp(truth[good], fmt)
+        result = {
             "outputs": out.size,
             "nonfinite": int(lost.sum()),
             "unbounded": int((~judged).sum()),
-            "rms": _rms(seen.out[good]),
+            "rms": _rms(truth[good]),
             "rmse_seen": _rms(error[good]),
             "max_error": float(np.max(np.abs(error[good]), initial=0.0)),
             "ratio_max": float(np.max(ratio, initial=0.0)),
             "ratio_median": float(np.median(ratio[judged])) if judged.any() else 0.0,
-            "bias": _gain(out[good], seen.out[good]),
-            "bit_equal": float(np.mean(encode(seen.out[good], fmt, "ieee").astype(np.float64) == out[good]))
+            "bias": _gain(out[good], truth[good]),
+            "bit_equal": float(np.mean(encode(truth[good], fmt, "ieee").astype(np.float64) == out[good]))
             if good.any()
             else 1.0,
         }
         quantiles = np.quantile(in_ulp, [0.5, 0.99, 0.999, 1.0]) if in_ulp.size else np.zeros(4)
-        figures |= dict(zip(("ulp_p50", "ulp_p99", "ulp_p999", "ulp_max"), map(float, quantiles), strict=True))
-        figures["rel_rmse_seen"] = _relative(figures["rmse_seen"], figures["rms"])
+        result |= dict(zip(("ulp_p50", "ulp_p99", "ulp_p999", "ulp_max"), map(float, quantiles), strict=True))
+        result["rel_rmse_seen"] = _relative(result["rmse_seen"], result["rms"])
         if unrounded is not None:
-            figures["rmse_unrounded"] = _rms((out - unrounded.out)[good & np.isfinite(unrounded.out)])
-            figures["rel_rmse_unrounded"] = _relative(figures["rmse_unrounded"], figures["rms"])
-        if result.lse is not None:
-            figures |= _lse_figures(result.lse, seen.lse, bound.lse)
-    return figures
+            original = joined(unrounded)
+            result["rmse_unrounded"] = _rms((out - original)[good & np.isfinite(original)])
+            result["rel_rmse_unrounded"] = _relative(result["rmse_unrounded"], result["rms"])
+        for output in operation.sides:
+            if output.name in got:
+                result |= _side_figures(output.name, *(x[output.name] for x in (got, seen, bound)))
+    return result
 
 
-def _lse_figures(lse: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> dict[str, float]:
-    error = lse_error(lse, truth)
+def _side_figures(name: str, got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> dict[str, float]:
+    error = difference(got, truth)
     ratio = np.where(np.isnan(truth), 0.0, error_ratio(error, bound))
     finite = np.abs(error[np.isfinite(error)])
-    return {"ratio_lse_max": float(np.max(ratio, initial=0.0)), "lse_max_error": float(np.max(finite, initial=0.0))}
+    return {
+        f"ratio_{name}_max": float(np.max(ratio, initial=0.0)),
+        f"{name}_max_error": float(np.max(finite, initial=0.0)),
+    }
 
 
 def _rms(x: np.ndarray) -> float:

@@ -23,6 +23,7 @@ from fa3verify.candidates import find as kernel
 from fa3verify.cases import Case as Case
 from fa3verify.inputs.activations import load as load_activations  # noqa: F401
 from fa3verify.inputs.recipe import Recipe as Recipe
+from fa3verify.operations import FORWARD
 
 if TYPE_CHECKING:
     from fa3_simulator.machine import Machine
@@ -50,7 +51,7 @@ def judge(
     recipe : Recipe, optional
         Standard normal inputs by default.
     scheme : QuantScheme, optional
-        How an e4m3 problem is quantised; one descale per head by default.
+        How an e4m3 problem of a forward is quantised; one descale per head by default.
     changes
         Fields of the kernel's configuration that differ from its default, such as ``tile_n=64``.
 
@@ -70,6 +71,8 @@ def judge(
     True
     >>> judge("twin.e4m3+truncated_p", problem, promotion_interval=0).measures["ratio_max"] < 1
     False
+    >>> judge("twin.quantize", problem, block_rows=32, rotate=True).measures["ratio_max"] < 1
+    True
     """
     from fa3verify.judgement import judge
 
@@ -78,10 +81,11 @@ def judge(
         if recipe or scheme or changes:
             raise ValueError("a Case says recipe, scheme and changes itself: change the case")
         return judge(candidate, replace(problem, kernel=candidate.name))
-    if problem.dtype == "e4m3":
+    if problem.dtype == "e4m3" and candidate.operation == FORWARD:
         scheme = scheme or QuantScheme()
     ordered = tuple(sorted(changes.items()))
-    return judge(candidate, Case(candidate.name, problem, recipe or Recipe("normal"), scheme, ordered))
+    case = Case(candidate.name, problem, recipe or Recipe("normal"), scheme, ordered, candidate.operation)
+    return judge(candidate, case)
 
 
 def verify(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from fa3_reference.problem import AttentionProblem
-from fa3_reference.quantize import QuantScheme
+from fa3verify import operations
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.inputs.activations import list_activations
@@ -22,7 +22,7 @@ class Profile:
     Parameters
     ----------
     shapes : tuple of dict
-        Fields of AttentionProblem, one problem per entry and family.
+        Fields of AttentionProblem for the forward, one problem per entry and family.
     seeds : int
         Draws per family and shape.
     law_examples, bound_examples : int
@@ -88,17 +88,6 @@ PROFILES: dict[str, Profile] = {
 
 ACTIVATIONS = "activations"
 
-# One scheme per shape, in turn: scale faults hide under one of them alone.
-_SCHEMES = (QuantScheme("block"), QuantScheme("head"), QuantScheme("block", hadamard_seed=0))
-
-
-def scheme_for(candidate: Candidate, index: int) -> QuantScheme | None:
-    """Quantisation of the index-th shape, with scales per head where a kernel takes no blocks; None for 16-bit kernels."""
-    if candidate.dtype != "e4m3":
-        return None
-    scheme = _SCHEMES[index % len(_SCHEMES)]
-    return scheme if "block_descale" in candidate.features else replace(scheme, granularity="head")
-
 
 def family_names(candidate: Candidate) -> tuple[str, ...]:
     """Families a campaign sends to a kernel, real activations by model last."""
@@ -113,11 +102,12 @@ def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int)
         return _activation_cases(candidate, family.partition(":")[2], profile)
     template = next(f for f in FAMILIES if f.name == family)
     cases = []
-    for index, shape in enumerate(profile.shapes):
+    operation = operations.find(candidate.operation)
+    for index, shape in enumerate(operation.shapes(profile)):
         problem = AttentionProblem(dtype=candidate.dtype, **shape)
-        scheme = scheme_for(candidate, index)
+        choices = operation.choices(candidate, index)
         cases += [
-            Case(candidate.name, problem, template.recipe(seed=seed + draw), scheme)
+            Case(candidate.name, problem, template.recipe(seed=seed + draw), operation=operation.name, **choices)
             for draw in range(profile.seeds)
             if candidate.supports(problem)
         ]
@@ -126,10 +116,12 @@ def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int)
 
 def _activation_cases(candidate: Candidate, model: str, profile: Profile) -> list[Case]:
     cases = []
+    operation = operations.find(candidate.operation)
     for index, stored in enumerate(a for a in list_activations() if a.model == model):
         tokens = min(stored.seqlen, profile.activation_tokens or stored.seqlen)
         problem = stored.problem(dtype=candidate.dtype, tokens=tokens)
         if candidate.supports(problem):
             recipe = Recipe(ACTIVATIONS, {"name": stored.name, "tokens": tokens})
-            cases.append(Case(candidate.name, problem, recipe, scheme_for(candidate, index)))
+            choices = operation.choices(candidate, index)
+            cases.append(Case(candidate.name, problem, recipe, operation=operation.name, **choices))
     return cases

@@ -48,8 +48,9 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     measures : dict, optional
         Figures of a judged case.
     """
-    from fa3verify import candidates, judgement
+    from fa3verify import candidates
     from fa3verify.cases import Case
+    from fa3verify.judgement import judge, passes
     from fa3verify.properties import Trial, find_law, replay_trial
 
     candidate = candidates.find(kernel or body["kernel"])
@@ -57,17 +58,17 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     if body["what"].startswith("law "):
         law = find_law(body["what"].removeprefix("law "))
         trial = Trial.from_json(content)
-        finding = replay_trial(law.name, candidate, trial)
-        return finding is None, finding.message if finding else f"{law.name} holds for {trial.case.describe()}", None
+        violation = replay_trial(law.name, candidate, trial)
+        return (
+            violation is None,
+            violation.message if violation else f"{law.name} holds for {trial.case.describe()}",
+            None,
+        )
     case = Case.from_json(content)
-    measures = judgement.judge(candidate, case).measures
+    if case.operation != candidate.operation:
+        raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
+    measures = judge(candidate, case).measures
     if body["what"].startswith("L2"):
         message = f"{case.describe()}; only its bound is judged here: verify compares a whole family with the baseline"
-        return _passes(measures), message, measures
-    return _passes(measures), case.describe(), measures
-
-
-def _passes(measures: dict[str, float]) -> bool:
-    """Whether bits and bound pass: no bit differs from the twin, if there is one, and no element leaves its bound."""
-    inside = measures["ratio_max"] <= 1 and measures.get("ratio_lse_max", 0.0) <= 1
-    return inside and not measures["nonfinite"] and not measures.get("bits_differing", 0)
+        return passes(candidate, measures), message, measures
+    return passes(candidate, measures), case.describe(), measures

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fa3verify import __version__, candidates
+from fa3verify import __version__, candidates, operations
 from fa3verify.campaign.tasks import Outcome, families_of, pooled
 from fa3verify.gate import Baseline, GateRow, bit_rows, bound_rows, drift_rows, layer_status
 
@@ -32,10 +32,12 @@ SCHEMA_NOTES = {
     "kernels[].cases": "judged cases and law examples",
     "kernels[].outputs": "output values compared",
     "kernels[].worst_ratio": "largest error / bound of any output over the families",
-    "kernels[].worst_ratio_lse": "the same for lse",
+    "kernels[].operation": "what the kernel computes: forward or quantize",
+    "kernels[].worst_ratio_lse": "the same for lse; null for an operation without it",
+    "kernels[].worst_ratios": "the same for every output beside the main ones, by its name",
     "kernels[].worst": "family, one-line case and replay file of worst_ratio, or null",
     "kernels[].search_effort": "cases behind worst_ratio: a largest known error is a lower bound of the true one",
-    "kernels[].families": "per input family the pooled figures of fa3verify.metrics.MEASURES, RMSE against both references",
+    "kernels[].families": "per input family the pooled figures of fa3verify.metrics.measures_of, RMSE against both references",
     "kernels[].laws": "law, statement, kind, status, examples, outputs, message, replay",
     "gate": "every comparison: layer, rule, kernel, family, observed, limit, baseline, margin, status",
     "baseline": "name and sha256 of the baseline compared with, or null",
@@ -95,6 +97,8 @@ def _lost_law(law: str, error: str | None) -> dict[str, Any]:
 def _kernel(name: str, outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
     """Body, failures so far and judged cases of one kernel."""
     failures, cases, families = [], [], []
+    candidate = candidates.find(name)
+    operation = operations.find(candidate.operation)
     for family, records, error in families_of(outcomes, name):
         if error:
             failures.append(_failure(name, f"family {family}", error))
@@ -107,7 +111,7 @@ def _kernel(name: str, outcomes: list[Outcome]) -> tuple[dict[str, Any], list[di
                 cases.append({"kernel": name, **record})
         good = [r for r in records if "measures" in r]
         if good:
-            families.append({"family": family, **pooled(good)})
+            families.append({"family": family, **pooled(good, operation)})
     laws = []
     for outcome in outcomes:
         if outcome.task.kind != "law" or outcome.task.arguments["kernel"] != name:
@@ -117,29 +121,25 @@ def _kernel(name: str, outcomes: list[Outcome]) -> tuple[dict[str, Any], list[di
         laws.append(body)
         if body["status"] == "fail":
             failures.append(_failure(name, f"law {law}", body["message"] or "", body.get("trial")))
+    sides = {
+        side.name: max((f[f"ratio_{side.name}_max"] or 0.0 for f in families), default=None) for side in operation.sides
+    }
     worst = max(cases, key=lambda c: c["measures"]["ratio_max"], default=None)
     body = {
         "name": name,
-        "description": candidates.find(name).description,
+        "description": candidate.description,
+        "operation": operation.name,
         "cases": len(cases) + sum(law["examples"] for law in laws),
         "outputs": sum(f["outputs"] for f in families) + sum(law.get("outputs", 0) for law in laws),
         "worst_ratio": max((f["ratio_max"] for f in families), default=None),
-        "worst_ratio_lse": max((f["ratio_lse_max"] or 0.0 for f in families), default=None),
+        "worst_ratio_lse": sides.get("lse"),
+        "worst_ratios": sides,
         "worst": worst and {"family": worst["family"], "case": worst["describe"], "replay": worst["case"]},
         "search_effort": len(cases) + sum(law["examples"] for law in laws if law["law"] == "error_within_bound"),
         "families": families,
         "laws": laws,
     }
     return body, failures, cases
-
-
-# gate rule -> measure whose largest value in the family picks the case to replay
-_TELLING = {
-    "bits that differ from the twin": "bits_differing",
-    "lse error / bound": "ratio_lse_max",
-    "lse_max_error": "lse_max_error",
-    "rel_rmse_seen": "rel_rmse_seen",
-}
 
 
 def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -150,9 +150,8 @@ def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]]) -> list[di
             continue
         against = f", baseline {row.baseline:.4g}" if row.baseline is not None else ""
         message = f"family {row.family}: observed {row.observed:.4g}, limit {row.limit:.4g}{against}"
-        measure = _TELLING.get(row.rule, "ratio_max")
         cases = [c for c in judged if c["family"] == row.family]
-        case = max(cases, key=lambda c: c["measures"].get(measure, 0.0), default=None)
+        case = max(cases, key=lambda c: c["measures"].get(row.telling, 0.0), default=None)
         failures.append(_failure(row.kernel, f"{row.layer} {row.rule}", message, case and case["case"]))
     return failures
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fa3verify import candidates
+from fa3verify import candidates, operations
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, family_cases, family_names
 from fa3verify.files import write_text
-from fa3verify.metrics import error_ratio
+from fa3verify.operations import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +66,18 @@ def judge_family(kernel: str, family: str, profile: str, seed: int) -> list[dict
     from fa3verify.judgement import judge
 
     candidate = candidates.find(kernel)
+    operation = operations.find(candidate.operation)
     records: list[dict[str, Any]] = []
     for case in family_cases(candidate, family, PROFILES[profile], seed):
         record: dict[str, Any] = {"family": family, "case": case.to_json(), "describe": case.describe()}
         try:
             judgement = judge(candidate, case)
             record["measures"] = judgement.measures
-            record["quantisation"] = _quantisation(judgement)
+            record["quantisation"] = operation.beside(judgement)
         except Exception as error:  # whatever a kernel under test raises is a finding
             record["error"] = f"{type(error).__name__}: {error}"
         records.append(record)
     return records
-
-
-def _quantisation(judgement: Any) -> dict[str, float] | None:
-    """What quantising Q, K and V did to an e4m3 case: squared error measured and predicted, largest error / its bound."""
-    case = judgement.case
-    if case.scheme is None or judgement.unrounded is None:
-        return None
-    import numpy as np
-
-    from fa3_reference.bounds.quantisation import predict_error, quantization_bound
-    from fa3_reference.quantize import condition
-
-    q, k, v = judgement.inputs
-    exact = (*condition(case.problem, q, k, case.scheme)[:2], v)  # as quantised: centred and rotated
-    moved = [np.abs(a - b) for a, b in zip(judgement.operands.dequantized(case.problem), exact, strict=True)]
-    bound = quantization_bound(case.problem, *exact, *moved).out
-    error = np.abs(judgement.seen.out - judgement.unrounded.out)
-    predicted = predict_error(case.problem, q, k, v, case.scheme)
-    return {
-        "measured": float(np.mean(np.square(error))),
-        "predicted": float(np.mean(np.square(predicted.total))),
-        "bound_ratio": float(np.max(error_ratio(error, bound), initial=0.0)),
-    }
 
 
 def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, Any]:
@@ -115,7 +93,7 @@ def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, 
         "status": outcome.status,
         "examples": outcome.examples,
         "outputs": outcome.outputs,
-        "message": outcome.finding and outcome.finding.message,
+        "message": outcome.violation and outcome.violation.message,
         "trial": outcome.trial and outcome.trial.to_json(),
     }
 
@@ -193,8 +171,8 @@ def _recall(journal: Path | None, identity: str) -> list | None:
     return kept if isinstance(kept, list) and len(kept) == 1 else None
 
 
-def pooled(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Aggregate the measures of one family: RMS pooled over outputs, maxima of maxima, the rest weighted means."""
+def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any]:
+    """Aggregate the measures of one family of an operation: RMS pooled over outputs, maxima of maxima, the rest weighted means."""
     measures = [r["measures"] for r in records]
     weights = [max(m["outputs"] - m["unbounded"] - m["nonfinite"], 0) for m in measures]
     total = sum(weights) or 1
@@ -211,9 +189,9 @@ def pooled(records: list[dict[str, Any]]) -> dict[str, Any]:
     figures |= {key: root_mean(key) for key in ("rel_rmse_seen", "rel_rmse_unrounded")}
     maxima = ("max_error", "ulp_p99", "ulp_p999", "ulp_max", "ratio_max")
     figures |= {key: max(m[key] for m in measures) for key in maxima}
-    for key in ("ratio_lse_max", "lse_max_error"):
-        present = [m[key] for m in measures if key in m]
-        figures[key] = max(present) if present else None
+    for side in operation.sides:
+        for key in (f"ratio_{side.name}_max", f"{side.name}_max_error"):
+            figures[key] = max((m[key] for m in measures if key in m), default=None)
     compared = [m["bits_differing"] for m in measures if "bits_differing" in m]
     figures["bits_differing"] = sum(compared) if compared else None
     figures |= {key: mean(key) for key in ("ulp_p50", "ratio_median", "bias", "bit_equal")}

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fa3_kernels.audit.golden import is_compiled
+from fa3verify import operations
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.candidates import Candidate
 from fa3verify.verdict import PARTS, told
@@ -84,7 +85,7 @@ COLUMNS = {  # measure: heading; the last ones go first when the terminal is nar
     "rel_rmse_seen": "rel rmse\nseen",
     "rel_rmse_unrounded": "rel rmse\nunrounded",
     "ratio_max": "error /\nbound",
-    "ratio_lse_max": "lse /\nbound",
+    "sides": "others /\nbound",
     "bias": "signed\nbias",
     "ulp_p99": "ulp\np99",
     "ulp_max": "ulp\nmax",
@@ -96,13 +97,17 @@ def _family_table(kernel: dict[str, Any], width: int) -> Table:
     title = f"{escape(kernel['name'])}: {escape(kernel['description'])}"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
     shown = list(COLUMNS)[: max(3, (width - 34) // 10)]
+    sides = [side.name for side in operations.find(kernel["operation"]).sides]
+    headings = COLUMNS | ({"sides": f"{sides[0]} /\nbound"} if len(sides) == 1 else {})
     table.add_column("family", no_wrap=True, max_width=22)
     for measure in shown:
-        table.add_column(COLUMNS[measure], justify="right", no_wrap=True)
+        table.add_column(headings[measure], justify="right", no_wrap=True)
     table.add_column("bit\nequal", justify="right", no_wrap=True)
     for f in kernel["families"]:
         judged = f["outputs"] > f["unbounded"]
-        figures = [_figure(f[measure]) if judged else "-" for measure in shown]
+        ratios = [f[f"ratio_{side}_max"] for side in sides if f[f"ratio_{side}_max"] is not None]
+        values = f | {"sides": max(ratios, default=None)}
+        figures = [_figure(values[measure]) if judged else "-" for measure in shown]
         name = f["family"].replace("activations:", "real:")
         table.add_row(name, *figures, f"{f['bit_equal']:.0%}" if judged else "-")
     return table
@@ -147,6 +152,7 @@ def kernel_row(candidate: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
         "dtype": candidate.dtype,
+        "operation": candidate.operation,
         "description": candidate.description,
         "features": sorted(candidate.features),
         "unavailable": candidate.unavailable,
@@ -162,9 +168,9 @@ def print_kernels(known: list[Candidate]) -> None:
             escape(c.name), c.dtype, "yes" if c.unavailable is None else escape(c.unavailable), escape(c.description)
         )
     Console().print(table)
-    from fa3_kernels.twin.faults import Fault
-
-    Console().print(f"add +FAULT to a twin to plant a fault: {', '.join(Fault)}", soft_wrap=True)
+    for operation in operations.OPERATIONS.values():
+        planted = f"add +FAULT to a twin of {operation.name} to plant a fault: {', '.join(operation.faults)}"
+        Console().print(planted, soft_wrap=True)
 
 
 @contextlib.contextmanager

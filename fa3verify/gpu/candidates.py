@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3verify import operations
 from fa3verify.candidates import FEATURES, Candidate, Result
 from fa3verify.gpu import unavailable
+from fa3verify.operations.quantize import QuantizeConfig
 
 _CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
 _FP8_CHOICES = ("promotion_interval", "out_dtype")
@@ -43,6 +47,26 @@ class _Gluon:
         return Result(*run_forward(problem, operands, options))
 
 
+def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeConfig) -> dict[str, np.ndarray]:
+    """Run our quantiser; its outputs by name."""
+    from fa3verify.gpu.device import run_quantiser, to_numpy
+
+    given = {name: getattr(operands, name) for name in "qkv"}
+    if problem.is_varlen:
+        given |= {name: getattr(problem, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    stored = run_quantiser(given, {"softmax_scale": problem.softmax_scale, **config.options()})
+    named = {output.name: getattr(stored, output.name) for output in operations.find("quantize").outputs}
+    return {name: to_numpy(x) for name, x in named.items() if x is not None}
+
+
+def _quantiser(reason: str | None) -> Candidate:
+    operation, about = operations.find("quantize"), "quantiser to e4m3 on a Hopper GPU"
+    return Candidate(
+        "gluon.quantize", "e4m3", _quantise, operation.configure, operation.features, about, reason,
+        twin="twin.quantize", operation="quantize",
+    )  # fmt: skip
+
+
 def gpu() -> tuple[Candidate, ...]:
     """Return the GPU kernels, with the reason where they cannot run."""
     reason = unavailable()
@@ -62,4 +86,4 @@ def gpu() -> tuple[Candidate, ...]:
             f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}"
         )
         candidates.append(kernel)
-    return tuple(candidates)
+    return (*candidates, _quantiser(reason))

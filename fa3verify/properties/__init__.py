@@ -1,9 +1,9 @@
 """Properties that every attention kernel has, each a :class:`Law` in code, and the search for trials that break them."""
 
 from fa3verify.properties.law import SCHEMA as SCHEMA
-from fa3verify.properties.law import Finding as Finding
 from fa3verify.properties.law import Law as Law
 from fa3verify.properties.law import Trial as Trial
+from fa3verify.properties.law import Violation as Violation
 from fa3verify.properties.policy import POLICY as POLICY
 from fa3verify.properties.policy import Rule as Rule
 from fa3verify.properties.runner import LawOutcome as LawOutcome

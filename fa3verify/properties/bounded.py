@@ -1,4 +1,4 @@
-"""Laws that hold within the a-priori rounding-error bound of :func:`fa3_reference.bounds.forward.forward_bound`.
+"""Laws that hold within the operation's a-priori bound of rounding errors.
 
 Two runs of problems with the same exact result may differ by the sum of their bounds. No constant here is a tolerance.
 """
@@ -11,11 +11,11 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from fa3_reference.attention import attention
-from fa3verify.candidates import Candidate, Result
+from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
-from fa3verify.properties.compare import within
-from fa3verify.properties.law import Finding, Refused, Setup, Trial, set_up
+from fa3verify.operations import Outputs
+from fa3verify.properties.compare import against_truth, within
+from fa3verify.properties.law import Refused, Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import LONG, Wanted, law
 
 # log2 of Q and of K in the shifted channel. The last pair moves 16-bit scores by 1e5: a kernel that masks with a finite
@@ -32,13 +32,8 @@ NUMERIC_CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def _against_truth(candidate: Candidate, setup: Setup, what: str) -> Finding | None:
-    truth = attention(setup.problem, *setup.operands.dequantized(setup.problem))
-    return within(what, setup.run(candidate), truth, setup.bound())
-
-
-def _error(candidate: Candidate, trial: Trial) -> Finding | None:
-    return _against_truth(candidate, set_up(candidate, trial.case), "against float64")
+def _error(candidate: Candidate, trial: Trial) -> Violation | None:
+    return against_truth(candidate, set_up(candidate, trial.case), "against float64")
 
 
 def _change(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
@@ -46,7 +41,7 @@ def _change(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"change": tiled}
 
 
-def _numeric(candidate: Candidate, trial: Trial) -> Finding | None:
+def _numeric(candidate: Candidate, trial: Trial) -> Violation | None:
     change = trial.choice("change", tuple(NUMERIC_CHANGES))
     setup = set_up(candidate, trial.case)
     try:
@@ -54,7 +49,7 @@ def _numeric(candidate: Candidate, trial: Trial) -> Finding | None:
         changed.run(candidate)
     except (Refused, ValueError):
         return None
-    return _against_truth(candidate, changed, f"{change} against float64")
+    return against_truth(candidate, changed, f"{change} against float64")
 
 
 def _shift_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
@@ -67,7 +62,7 @@ def _shift_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[st
     }
 
 
-def _shift(candidate: Candidate, trial: Trial) -> Finding | None:
+def _shift(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     problem, operands = setup.problem, setup.operands
     channel = trial.integer("channel", 0, problem.head_dim - 1)
@@ -88,22 +83,22 @@ def _shift(candidate: Candidate, trial: Trial) -> Finding | None:
             keys = np.repeat(problem.rows_k(exact_k, seq)[0, :, channel], problem.group)
             problem.rows_lse(shift, seq)[:] = (problem.softmax_scale * rows * keys).T
     a, b = plain.run(candidate), shifted.run(candidate)
-    expected = Result(a.out, None if a.lse is None else a.lse + shift)
+    expected = {**a, "lse": a["lse"] + shift} if "lse" in a else a
     what = f"K plus {u:g} in channel {channel}, where Q is {level:g}"
     return within(what, b, expected, _sum(plain, shifted))
 
 
-def _sum(a: Setup, b: Setup) -> tuple[np.ndarray, np.ndarray]:
+def _sum(a: Setup, b: Setup) -> Outputs:
     """Largest difference of two calls with equal exact results; float64 noise of a shifted lse included."""
     x, y = a.bound(), b.bound()
-    return x.out + y.out, (x.lse + y.lse) * (1 + 2.0**-40)
+    return {"out": x["out"] + y["out"], "lse": (x["lse"] + y["lse"]) * (1 + 2.0**-40)}
 
 
 def _order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"seed": draw(st.integers(0, 2**16))}
 
 
-def _permuted(candidate: Candidate, trial: Trial) -> Finding | None:
+def _permuted(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     problem, rng = setup.problem, np.random.Generator(np.random.PCG64(trial.integer("seed", 0, 2**16)))
     k, v = setup.operands.k.copy(), setup.operands.v.copy()

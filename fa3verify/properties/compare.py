@@ -1,14 +1,16 @@
-"""Comparisons of results that end in a finding: bit for bit, or within a bound."""
+"""Comparisons of results that end in a violation: bit for bit, or within a bound."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.problem import AttentionProblem
-from fa3verify.candidates import Result
-from fa3verify.metrics import error_ratio, lse_error
-from fa3verify.properties.law import Finding
+from fa3verify.candidates import Candidate
+from fa3verify.metrics import error_over_bound
+from fa3verify.operations import Outputs
+from fa3verify.properties.law import Setup, Violation
 
 
 def out_rows(problem: AttentionProblem, rows: np.ndarray) -> np.ndarray:
@@ -17,9 +19,14 @@ def out_rows(problem: AttentionProblem, rows: np.ndarray) -> np.ndarray:
 
 
 def same_bits(
-    what: str, got: Result, expected: Result, *, rows: np.ndarray | None = None, problem: AttentionProblem | None = None
-) -> Finding | None:
-    """Compare two results bit for bit; every NaN equals every NaN.
+    what: str,
+    got: Outputs,
+    expected: Outputs,
+    *,
+    rows: np.ndarray | None = None,
+    problem: AttentionProblem | None = None,
+) -> Violation | None:
+    """Compare the outputs that both have bit for bit; every NaN equals every NaN.
 
     Parameters
     ----------
@@ -28,21 +35,22 @@ def same_bits(
     rows : bool array in the layout of lse, optional
         Rows to compare; needs ``problem``. All by default.
     """
-    for name, a, b in (("out", got.out, expected.out), ("lse", got.lse, expected.lse)):
-        if a is None or b is None:
+    for name, a in got.items():
+        b = expected.get(name)
+        if b is None:
             continue
         mask = None
         if rows is not None and problem is not None:
             mask = np.broadcast_to(rows if name == "lse" else out_rows(problem, rows), a.shape)
-        if finding := same_values(f"{what}: {name}", a, b, mask):
-            return finding
+        if violation := same_values(f"{what}: {name}", a, b, mask):
+            return violation
     return None
 
 
-def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarray | None = None) -> Finding | None:
+def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarray | None = None) -> Violation | None:
     """Compare arrays of one float dtype bit for bit where ``mask`` holds; every NaN equals every NaN."""
     if got.dtype != expected.dtype:
-        return Finding(f"{what} has dtype {got.dtype}, expected {expected.dtype}")
+        return Violation(f"{what} has dtype {got.dtype}, expected {expected.dtype}")
     bits = np.dtype(f"u{got.dtype.itemsize}")
     with np.errstate(invalid="ignore"):
         differs = np.ascontiguousarray(got).view(bits) != np.ascontiguousarray(expected).view(bits)
@@ -54,23 +62,29 @@ def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarr
     index = tuple(int(i) for i in np.argwhere(differs)[0])
     values = f"got {float(got[index])!r}, expected {float(expected[index])!r} bit for bit"
     message = f"{what}{list(index)}: {values}; {int(differs.sum())} of {differs.size} values differ"
-    return Finding(message, where=f"{what}{list(index)}")
+    return Violation(message, where=f"{what}{list(index)}")
 
 
-def within(what: str, got: Result, expected: Result | tuple, bound: ErrorBound | tuple) -> Finding | None:
-    """Compare a result with (out, lse) in float64 within (out, lse) bounds; an infinite bound asks nothing."""
-    for name, a, b, limit in zip(("out", "lse"), got, expected, bound, strict=True):
-        if a is None or b is None:
+def within(what: str, got: Outputs, expected: Outputs, bound: Outputs) -> Violation | None:
+    """Compare the outputs that both have within their bounds; nothing is asked where a bound is infinite."""
+    for name, a in got.items():
+        b = expected.get(name)
+        if b is None:
             continue
-        if finding := close(f"{what}: {name}", np.asarray(a, np.float64), np.asarray(b, np.float64), limit):
-            return finding
+        if violation := close(f"{what}: {name}", a.astype(np.float64), b.astype(np.float64), bound[name]):
+            return violation
     return None
 
 
-def close(what: str, got: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> Finding | None:
+def close(
+    what: str,
+    got: np.ndarray,
+    expected: np.ndarray,
+    bound: np.ndarray,
+    ratio_of: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = error_over_bound,
+) -> Violation | None:
     """Compare float64 arrays within a bound; -inf equals -inf, any other infinity or NaN needs an infinite bound."""
-    with np.errstate(invalid="ignore"):
-        ratio = error_ratio(lse_error(got, expected), bound)
+    ratio = ratio_of(got, expected, bound)
     if ratio.size == 0 or ratio.max() <= 1:
         return None
     index = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
@@ -78,4 +92,18 @@ def close(what: str, got: np.ndarray, expected: np.ndarray, bound: np.ndarray) -
         f"{what}{list(index)}: got {float(got[index])!r}, expected {float(expected[index])!r}, "
         f"bound {float(bound[index]):.3e}, ratio {float(ratio[index]):.3g}"
     )
-    return Finding(message, where=f"{what}{list(index)}", ratio=float(ratio[index]))
+    return Violation(message, where=f"{what}{list(index)}", ratio=float(ratio[index]))
+
+
+def against_truth(candidate: Candidate, setup: Setup, what: str) -> Violation | None:
+    """Compare what a candidate returns with the exact outputs of its operation, each within its bound."""
+    got = setup.run(candidate)
+    truth, bound = setup.truth(got), setup.bound(got)
+    for output in setup.operation.outputs:
+        name = output.name
+        if name not in got:
+            continue
+        arrays = got[name].astype(np.float64), truth[name], bound[name]
+        if violation := close(f"{what}: {name}", *arrays, output.ratio):
+            return violation
+    return None

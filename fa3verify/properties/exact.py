@@ -11,10 +11,11 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale
-from fa3verify.candidates import Candidate, Result
+from fa3verify import operations
+from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.properties.compare import same_bits, same_values
-from fa3verify.properties.law import Finding, Setup, Trial, set_up
+from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import kept, rescaled, scaled_by_power_of_two
 from fa3verify.properties.trials import Wanted, law, needs
 
@@ -25,31 +26,31 @@ def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"exponent": draw(st.sampled_from((1, -1, 2, -2, ROOM, -ROOM)))}
 
 
-def _value_scaling(candidate: Candidate, trial: Trial) -> Finding | None:
+def _value_scaling(candidate: Candidate, trial: Trial) -> Violation | None:
     n = trial.integer("exponent", -ROOM, ROOM)
     setup = set_up(candidate, trial.case)
     v = kept(setup.operands.v, ROOM, candidate.dtype)
-    if finding := _values_scaled(candidate, setup.fed(v=v), setup.fed(v=scaled_by_power_of_two(v, n)), n):
-        return finding
+    if violation := _values_scaled(candidate, setup.fed(v=v), setup.fed(v=scaled_by_power_of_two(v, n)), n):
+        return violation
     descale = setup.operands.v_descale
     if descale is None:
         return None
     return _values_scaled(candidate, setup.fed(v=v), setup.fed(v=v, v_descale=rescaled(descale, n)), n)
 
 
-def _values_scaled(candidate: Candidate, plain: Setup, scaled: Setup, n: int) -> Finding | None:
+def _values_scaled(candidate: Candidate, plain: Setup, scaled: Setup, n: int) -> Violation | None:
     a, b = plain.run(candidate), scaled.run(candidate)
     fmt = FORMATS[plain.config.out_dtype]
     low, high = max(fmt.min_normal, 2.0**-40) * 2.0**ROOM, fmt.max_finite / 2.0**ROOM
     with np.errstate(invalid="ignore"):
-        size = np.abs(a.out.astype(np.float64))
+        size = np.abs(a["out"].astype(np.float64))
         inside = (size == 0) | ((size >= low) & (size <= high))
-        expected = np.where(inside, a.out, np.zeros(1, a.out.dtype))
+        expected = np.where(inside, a["out"], np.zeros(1, a["out"].dtype))
         expected = scaled_by_power_of_two(expected, n)
     what = f"V times 2^{n} against out times 2^{n}"
-    if finding := same_values(f"{what}: out", b.out, expected, inside & (size > 0)):
-        return finding
-    return same_bits(what, b._replace(out=a.out), a)
+    if violation := same_values(f"{what}: out", b["out"], expected, inside & (size > 0)):
+        return violation
+    return same_bits(what, {**b, "out": a["out"]}, a)
 
 
 def _score_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def _score_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[st
     return {"partner": draw(st.sampled_from(partners)), **_shift(draw, candidate, case)}
 
 
-def _score_scaling(candidate: Candidate, trial: Trial) -> Finding | None:
+def _score_scaling(candidate: Candidate, trial: Trial) -> Violation | None:
     n = trial.integer("exponent", -ROOM, ROOM)
     partner = trial.choice("partner", ("softmax_scale", "k_descale"))
     setup = set_up(candidate, trial.case)
@@ -91,7 +92,7 @@ def _block_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[st
     }
 
 
-def _block_descale(candidate: Candidate, trial: Trial) -> Finding | None:
+def _block_descale(candidate: Candidate, trial: Trial) -> Violation | None:
     n, name = trial.integer("exponent", -ROOM, ROOM), trial.choice("operand", ("q", "k", "v"))
     setup = set_up(candidate, trial.case)
     descale: Descale | None = getattr(setup.operands, f"{name}_descale")
@@ -112,33 +113,33 @@ def _block_descale(candidate: Candidate, trial: Trial) -> Finding | None:
     return same_bits(what, shifted.run(candidate), plain.run(candidate))
 
 
-def _signs(candidate: Candidate, trial: Trial) -> Finding | None:
+def _signs(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     plain, operands = setup.run(candidate), setup.operands
     both = setup.fed(q=-operands.q, k=-operands.k).run(candidate)
-    if finding := same_bits("negated Q and K", both, plain):
-        return finding
+    if violation := same_bits("negated Q and K", both, plain):
+        return violation
     negated = setup.fed(v=-operands.v).run(candidate)
-    nonzero = plain.out.astype(np.float64) != 0
-    if finding := same_values("negated V: out", negated.out, -plain.out, nonzero):
-        return finding
-    return same_bits("negated V", negated._replace(out=plain.out), plain)
+    nonzero = plain["out"].astype(np.float64) != 0
+    if violation := same_values("negated V: out", negated["out"], -plain["out"], nonzero):
+        return violation
+    return same_bits("negated V", {**negated, "out": plain["out"]}, plain)
 
 
 def _channel_order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"roll": draw(st.integers(1, case.problem.head_dim_v - 1))}
 
 
-def _value_channels(candidate: Candidate, trial: Trial) -> Finding | None:
+def _value_channels(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     roll = trial.integer("roll", 1, 255)
     plain = setup.run(candidate)
     rolled = setup.fed(v=np.roll(setup.operands.v, roll, axis=-1)).run(candidate)
-    expected = Result(np.roll(plain.out, roll, axis=-1), plain.lse)
+    expected = {**plain, "out": np.roll(plain["out"], roll, axis=-1)}
     return same_bits(f"channels of V rolled by {roll}", rolled, expected)
 
 
-def _repeat(candidate: Candidate, trial: Trial) -> Finding | None:
+def _repeat(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     return same_bits("second run", setup.run(candidate), setup.run(candidate))
 
@@ -192,5 +193,6 @@ EXACT_LAWS = (
         "exact",
         _repeat,
         wanted=Wanted(),
+        of=tuple(operations.OPERATIONS),
     ),
 )

@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 from hypothesis.strategies import SearchStrategy
 
-from fa3_kernels.plan.config import Config
-from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.candidates import Candidate, Result
+from fa3verify import operations
+from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.operations import Operation, Outputs
 
 SCHEMA = "fa3verify.trial/1"
 Kind = Literal["exact", "bounded"]
@@ -89,7 +89,7 @@ def _is_json(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Violation:
     """A broken law.
 
     Parameters
@@ -110,7 +110,7 @@ class Finding:
     ratio: float = math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """Return the finding as JSON values; an infinite ratio becomes None."""
+        """Return the violation as JSON values; an infinite ratio becomes None."""
         values = asdict(self)
         values["ratio"] = self.ratio if math.isfinite(self.ratio) else None
         return values
@@ -127,20 +127,27 @@ class Law:
     statement : str
         One line: what holds, when, and exactly or within which bound.
     kind : {"exact", "bounded"}
-    applies : callable
+    needs : callable
         Whether a candidate has what the law needs.
     draw : callable
         Hypothesis strategy of trials for a candidate.
     check : callable
-        None when the law holds. May raise :class:`CandidateError`; the runner makes a finding of it.
+        None when the law holds. May raise :class:`CandidateError`; the runner makes a violation of it.
+    operations : tuple of str
+        Operations whose kernels obey it.
     """
 
     name: str
     statement: str
     kind: Kind
-    applies: Callable[[Candidate], bool]
+    needs: Callable[[Candidate], bool]
     draw: Callable[[Candidate], SearchStrategy[Trial]]
-    check: Callable[[Candidate, Trial], Finding | None]
+    check: Callable[[Candidate, Trial], Violation | None]
+    operations: tuple[str, ...] = (operations.FORWARD,)
+
+    def applies(self, candidate: Candidate) -> bool:
+        """Tell whether the law is one of the candidate's operation and the candidate has what it needs."""
+        return candidate.operation in self.operations and self.needs(candidate)
 
 
 class CandidateError(Exception):
@@ -154,27 +161,30 @@ class Refused(CandidateError):
 class Setup(NamedTuple):
     """What a candidate is called with."""
 
+    operation: Operation
     problem: AttentionProblem
     operands: Operands
-    config: Config
+    config: Any
 
-    def run(self, candidate: Candidate) -> Result:
-        """Run the candidate; CandidateError if it fails or its result has the wrong shape."""
+    def run(self, candidate: Candidate) -> Outputs:
+        """Run the candidate; CandidateError if it fails or what it returns has the wrong shape."""
         try:
-            out, lse = candidate.run(self.problem, self.operands, self.config)
+            returned = candidate.run(self.problem, self.operands, self.config)
+            return self.operation.named(returned, self.problem, self.config)
+        except operations.WrongOutput as error:
+            raise CandidateError(str(error)) from error
         except ValueError as error:
             raise Refused(f"ValueError: {error}") from error
         except Exception as error:  # a third party's kernel may raise anything
             raise CandidateError(f"{type(error).__name__}: {error}") from error
-        shapes = (("out", out, self.problem.out_shape), ("lse", lse, self.problem.lse_shape))
-        for name, array, shape in shapes:
-            if array is not None and array.shape != shape:
-                raise CandidateError(f"{name} has shape {array.shape}, expected {shape}")
-        return Result(out, lse)
 
-    def bound(self) -> ErrorBound:
-        """Rounding-error bound of this call."""
-        return forward_bound(self.problem, self.operands, self.config.traits.kernel_model(self.config))
+    def truth(self, got: Outputs) -> Outputs:
+        """Exact outputs of this call on the operands as they are."""
+        return self.operation.truth(self.problem, self.operands.dequantized(self.problem), self.config, got)
+
+    def bound(self, got: Outputs | None = None) -> Outputs:
+        """Rounding-error bound of this call; ``got`` for operations whose bound depends on it."""
+        return self.operation.bound(self.problem, self.operands, self.config, got or {})
 
     def configured(self, **changes: Any) -> Setup:
         """Return the same call with another configuration."""
@@ -191,4 +201,4 @@ def set_up(candidate: Candidate, case: Case) -> Setup:
         config = candidate.config_for(case.problem, case.changes)
     except ValueError as error:
         raise Refused(f"ValueError: {error}") from error
-    return Setup(case.problem, case.operands(), config)
+    return Setup(operations.find(candidate.operation), case.problem, case.operands(), config)

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem, Sequence
-from fa3verify.candidates import Candidate, Result
+from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.operations import Outputs
 from fa3verify.properties.compare import out_rows
-from fa3verify.properties.law import Finding, Setup, Trial, set_up
+from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import Wanted, law
 
@@ -164,11 +165,11 @@ def _seen(problem: AttentionProblem, rule: Rule, place: _Place) -> tuple[np.ndar
     return seen, alone
 
 
-def _broken(effect: Effect, got: Result, clean: Result, channel: int) -> tuple[np.ndarray, np.ndarray | None]:
+def _broken(effect: Effect, got: Outputs, clean: Outputs, channel: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Elements of out, and of lse, that do not show the effect."""
-    out, lse = got.out.astype(np.float64), None if got.lse is None else got.lse.astype(np.float64)
-    same = _equal(out, clean.out.astype(np.float64))
-    moved = None if lse is None or clean.lse is None else ~_equal(lse, clean.lse.astype(np.float64))
+    out, lse = got["out"].astype(np.float64), got["lse"].astype(np.float64) if "lse" in got else None
+    same = _equal(out, clean["out"].astype(np.float64))
+    moved = None if lse is None else ~_equal(lse, clean["lse"].astype(np.float64))
     if effect == "nan":
         return ~np.isnan(out), None if lse is None else np.isfinite(lse)
     if effect == "zero_or_nan":
@@ -187,7 +188,7 @@ def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return ((a == b) & (np.signbit(a) == np.signbit(b))) | (np.isnan(a) & np.isnan(b))
 
 
-def _check(candidate: Candidate, trial: Trial) -> Finding | None:
+def _check(candidate: Candidate, trial: Trial) -> Violation | None:
     rule = _RULES[trial.choice("rule", tuple(_RULES))]
     setup = set_up(candidate, trial.case)
     problem = setup.problem
@@ -210,10 +211,10 @@ def _check(candidate: Candidate, trial: Trial) -> Finding | None:
                 continue
             index = tuple(int(i) for i in np.argwhere(broken & where)[0])
             label = f"{name}{list(index)}"
-            value, before = (float(getattr(r, name)[index]) for r in (got, clean))
+            value, before = (float(r[name][index]) for r in (got, clean))
             where = f"{rule.tensor}{list(place[1:])} of sequence {place.seq.index}"
             message = f"{rule.name} at {where}: {label} = {value!r}, was {before!r}"
-            return Finding(f"{message}; promised: {effect} ({rule.reason})", where=label)
+            return Violation(f"{message}; promised: {effect} ({rule.reason})", where=label)
     return None
 
 

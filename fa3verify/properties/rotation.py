@@ -13,10 +13,10 @@ from hypothesis.strategies import DrawFn
 from fa3_reference.attention import attention
 from fa3_reference.bounds.quantisation import quantization_bound
 from fa3_reference.quantize import condition
-from fa3verify.candidates import Candidate, Result
+from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.properties.compare import within
-from fa3verify.properties.law import Finding, Trial, set_up
+from fa3verify.properties.law import Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, law, needs
 
 _UNIT = 2.0**-53
@@ -32,7 +32,7 @@ def _rounding(x: np.ndarray, steps: float) -> np.ndarray:
     return np.broadcast_to(steps * _UNIT * norm, x.shape)
 
 
-def _rotation(candidate: Candidate, trial: Trial) -> Finding | None:
+def _rotation(candidate: Candidate, trial: Trial) -> Violation | None:
     case = trial.case
     problem, scheme = case.problem, case.scheme
     if scheme is None:
@@ -47,19 +47,18 @@ def _rotation(candidate: Candidate, trial: Trial) -> Finding | None:
     dq, dk = _rounding(turned_q, steps), _rounding(turned_k, steps) + _rounding(k, steps)
     still = quantization_bound(problem, turned_q, turned_k, v, dq, dk, np.zeros_like(v))
     rotated = attention(problem, turned_q, turned_k, v)
-    expected = Result(truth.out, truth.lse - shift)
+    expected = {"out": truth.out, "lse": truth.lse - shift}
     noise = 2.0**-48 * (1 + np.abs(shift) * np.ones(problem.lse_shape))
-    if finding := within(
-        "float64 attention of rotated Q and K", Result(*rotated), expected, (still.out, still.lse + noise)
-    ):
-        return finding
+    what = "float64 attention of rotated Q and K"
+    if violation := within(what, rotated._asdict(), expected, {"out": still.out, "lse": still.lse + noise}):
+        return violation
     setup = set_up(candidate, replace(case, scheme=scheme))
     q8, k8, v8 = setup.operands.dequantized(problem)
     moved = quantization_bound(
         problem, turned_q, turned_k, v, np.abs(q8 - turned_q) + dq, np.abs(k8 - turned_k) + dk, np.abs(v8 - v)
     )
     bound = setup.bound()
-    limit = (moved.out + bound.out, moved.lse + bound.lse + noise)
+    limit = {"out": moved.out + bound["out"], "lse": moved.lse + bound["lse"] + noise}
     return within("rotated and quantised against the unrotated truth", setup.run(candidate), expected, limit)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.candidates import Candidate, Result
-from fa3verify.properties.law import CandidateError, Finding, Law, Trial
+from fa3verify import operations
+from fa3verify.candidates import Candidate
+from fa3verify.properties.law import CandidateError, Law, Trial, Violation
 from fa3verify.properties.table import LAWS
 
 MAX_SHRINK_TRIALS = 300
@@ -24,7 +24,7 @@ class LawOutcome:
     """What a search for violations found.
 
     ``examples`` counts the trials up to and including the first failure, ``outputs`` the output values the candidate
-    produced for them; ``trial`` and ``finding`` are the smallest failure seen, None unless ``status`` is ``fail``.
+    produced for them; ``trial`` and ``violation`` are the smallest failure seen, None unless ``status`` is ``fail``.
     """
 
     law: str
@@ -32,10 +32,10 @@ class LawOutcome:
     examples: int = 0
     outputs: int = 0
     trial: Trial | None = None
-    finding: Finding | None = None
+    violation: Violation | None = None
 
 
-class _Violation(Exception):
+class _Broken(Exception):
     pass
 
 
@@ -55,14 +55,16 @@ class _Search:
         self.candidate = replace(candidate, run=self._counted(candidate))
         self.examples = self.outputs = self.shrinks = 0
         self.first_failure = 0.0
-        self.best: tuple[Trial, Finding] | None = None
+        self.best: tuple[Trial, Violation] | None = None
 
     def _counted(self, candidate: Candidate):
-        def run(problem: AttentionProblem, operands: Operands, config: Config) -> Result:
-            result = candidate.run(problem, operands, config)
+        operation = operations.find(candidate.operation)
+
+        def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
+            returned = candidate.run(problem, operands, config)
             if self.best is None:
-                self.outputs += result.out.size + (0 if result.lse is None else result.lse.size)
-            return result
+                self.outputs += sum(x.size for x in operation.named(returned, problem, config).values())
+            return returned
 
         return run
 
@@ -74,18 +76,18 @@ class _Search:
             late = time.monotonic() - self.first_failure > self.shrink_seconds
             if late or self.shrinks > MAX_SHRINK_TRIALS:
                 raise _Enough
-        finding = checked(self.law, self.candidate, trial)
-        if finding is None:
+        violation = checked(self.law, self.candidate, trial)
+        if violation is None:
             return
         if self.best is None:
-            self.first_failure, self.best = time.monotonic(), (trial, finding)
-        elif finding.kind == self.best[1].kind and size_of(trial) < size_of(self.best[0]):
-            self.best = trial, finding
+            self.first_failure, self.best = time.monotonic(), (trial, violation)
+        elif violation.kind == self.best[1].kind and size_of(trial) < size_of(self.best[0]):
+            self.best = trial, violation
         if self.shrink_seconds <= 0:
             raise _Enough
-        if finding.kind == "crashed":
+        if violation.kind == "crashed":
             raise _Crash
-        raise _Violation
+        raise _Broken
 
 
 def size_of(trial: Trial) -> tuple[int, int]:
@@ -95,12 +97,12 @@ def size_of(trial: Trial) -> tuple[int, int]:
     return work * problem.nheads * problem.head_dim, len(repr(trial.to_json()))
 
 
-def checked(law: Law, candidate: Candidate, trial: Trial) -> Finding | None:
-    """Check one trial; a candidate that fails is a finding."""
+def checked(law: Law, candidate: Candidate, trial: Trial) -> Violation | None:
+    """Check one trial; a candidate that fails is a violation."""
     try:
         return law.check(candidate, trial)
     except CandidateError as error:
-        return Finding(f"{candidate.name} failed: {error}", kind="crashed")
+        return Violation(f"{candidate.name} failed: {error}", kind="crashed")
 
 
 def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shrink_seconds: float = 4.0) -> LawOutcome:
@@ -150,7 +152,7 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     def holds(trial: Trial) -> None:
         search.check(trial)
 
-    with contextlib.suppress(_Violation, _Crash, _Enough):
+    with contextlib.suppress(_Broken, _Crash, _Enough):
         holds()
     if search.best is None:
         return LawOutcome(law.name, "pass", search.examples, search.outputs)
@@ -165,7 +167,7 @@ def find_law(name: str) -> Law:
     raise ValueError(f"unknown law {name!r}; known are {', '.join(row.name for row in LAWS)}")
 
 
-def replay_trial(law_name: str, candidate: Candidate, trial: Trial) -> Finding | None:
+def replay_trial(law_name: str, candidate: Candidate, trial: Trial) -> Violation | None:
     """Check a stored trial again.
 
     Raises
@@ -178,6 +180,8 @@ def replay_trial(law_name: str, candidate: Candidate, trial: Trial) -> Finding |
         raise ValueError(f"the trial belongs to law {trial.law!r}, not to {law_name!r}")
     if not law.applies(candidate):
         raise ValueError(f"law {law_name!r} does not apply to {candidate.name}")
+    if trial.case.operation != candidate.operation:
+        raise ValueError(f"the trial is for operation {trial.case.operation}, not {candidate.operation}")
     if trial.case.problem.dtype != candidate.dtype:
         raise ValueError(f"the trial is for dtype {trial.case.problem.dtype}, {candidate.name} takes {candidate.dtype}")
     return checked(law, candidate, trial)

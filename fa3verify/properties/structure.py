@@ -14,10 +14,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from fa3verify.candidates import Candidate, Result
+from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.properties.compare import out_rows, same_bits
-from fa3verify.properties.law import Finding, Refused, Setup, Trial, set_up
+from fa3verify.properties.law import Refused, Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import part, part_of_result, query_heads, reordered, repeated_heads, visible
 from fa3verify.properties.trials import Wanted, law, needs
 
@@ -40,7 +40,7 @@ def _row(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"row": draw(st.integers(0, max(0, case.problem.seqlen_q - 1)))}
 
 
-def _causal(candidate: Candidate, trial: Trial) -> Finding | None:
+def _causal(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     whole = setup.run(candidate)
     for seq in setup.problem.sequences():
@@ -53,8 +53,8 @@ def _causal(candidate: Candidate, trial: Trial) -> Finding | None:
         cut = cut._replace(problem=replace(cut.problem, causal=False))
         expected = part_of_result(setup, whole, seq, rows=rows)
         what = f"row {row} of sequence {seq.index} alone with keys [0, {stop}) against the causal call"
-        if finding := same_bits(what, cut.run(candidate), expected):
-            return finding
+        if violation := same_bits(what, cut.run(candidate), expected):
+            return violation
     return None
 
 
@@ -63,7 +63,7 @@ def _keys(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"start": start, "count": draw(st.sampled_from((1, 2, 64, 128)))}
 
 
-def _invisible(candidate: Candidate, trial: Trial) -> Finding | None:
+def _invisible(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     problem, operands = setup.problem, setup.operands
     start, count = trial.integer("start", 0, 2**20), trial.integer("count", 1, 2**20)
@@ -79,22 +79,22 @@ def _invisible(candidate: Candidate, trial: Trial) -> Finding | None:
     return same_bits(what, changed, setup.run(candidate), rows=blind, problem=problem)
 
 
-def _grouped(candidate: Candidate, trial: Trial) -> Finding | None:
+def _grouped(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     plain = setup.run(candidate)
     repeated = repeated_heads(setup).run(candidate)
     return same_bits("grouped heads against repeated K and V", plain, repeated)
 
 
-def _separate(candidate: Candidate, trial: Trial) -> Finding | None:
+def _separate(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     whole = setup.run(candidate)
     for seq in setup.problem.sequences():
         if seq.seqlen_q:
             expected = part(setup, seq).run(candidate)
             what = f"sequence {seq.index} inside the call against a call of its own"
-            if finding := same_bits(what, part_of_result(setup, whole, seq), expected):
-                return finding
+            if violation := same_bits(what, part_of_result(setup, whole, seq), expected):
+                return violation
     return None
 
 
@@ -109,7 +109,7 @@ def _chosen(setup: Setup, trial: Trial) -> tuple[Any, slice]:
     return list(setup.problem.sequences())[sequence], slice(kv_head, kv_head + 1)
 
 
-def _alone(candidate: Candidate, trial: Trial) -> Finding | None:
+def _alone(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     seq, kv_head = _chosen(setup, trial)
     alone = part(setup, seq, kv_heads=kv_head).run(candidate)
@@ -122,15 +122,16 @@ def _order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {name: draw(st.permutations(range(size)).map(list)) for name, size in orders}
 
 
-def _reordered(candidate: Candidate, trial: Trial) -> Finding | None:
+def _reordered(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     batch, kv_heads = (np.array(trial.parameters.get(name), np.int64) for name in ("batch", "kv_heads"))
     for name, order, size in (("batch", batch, setup.problem.batch), ("kv_heads", kv_heads, setup.problem.nheads_kv)):
         if sorted(order.ravel().tolist()) != list(range(size)):
             raise ValueError(f"{trial.law}: {name} must be a permutation of {size} numbers, got {order.tolist()}")
     plain, heads = setup.run(candidate), query_heads(setup.problem, kv_heads)
-    lse = None if plain.lse is None else plain.lse[batch][:, heads]
-    expected = Result(plain.out[batch][:, :, heads], lse)
+    expected = {"out": plain["out"][batch][:, :, heads]}
+    if "lse" in plain:
+        expected["lse"] = plain["lse"][batch][:, heads]
     moved = reordered(setup, batch, kv_heads).run(candidate)
     return same_bits(f"sequences in order {batch.tolist()}, kv heads in order {kv_heads.tolist()}", moved, expected)
 
@@ -140,7 +141,7 @@ def _poison(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {**_pair(draw, candidate, case), "value": draw(st.sampled_from(values))}
 
 
-def _neighbours(candidate: Candidate, trial: Trial) -> Finding | None:
+def _neighbours(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     seq, kv_head = _chosen(setup, trial)
     problem, value = setup.problem, float(trial.choice("value", ("nan", "inf")))
@@ -165,7 +166,7 @@ def _splits(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"num_splits": draw(st.sampled_from((1, 2, 3)))}
 
 
-def _empty_rows(candidate: Candidate, trial: Trial) -> Finding | None:
+def _empty_rows(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case).configured(num_splits=trial.integer("num_splits", 1, 256))
     problem, num_splits = setup.problem, setup.config.num_splits
     try:
@@ -178,10 +179,11 @@ def _empty_rows(candidate: Candidate, trial: Trial) -> Finding | None:
     for seq in problem.sequences():
         first, stop = visible(problem, seq)
         problem.rows_lse(empty, seq)[:] = stop <= first
-    lse = None if result.lse is None else np.where(empty, np.array(-np.inf, result.lse.dtype), result.lse)
-    zero = np.zeros(1, result.out.dtype)
+    out = result["out"]
     # +0 and -0 are both zero
-    expected = Result(np.where(out_rows(problem, empty) & (result.out != 0), zero, result.out), lse)
+    expected = {"out": np.where(out_rows(problem, empty) & (out != 0), np.zeros(1, out.dtype), out)}
+    if "lse" in result:
+        expected["lse"] = np.where(empty, np.array(-np.inf, result["lse"].dtype), result["lse"])
     return same_bits(f"rows without a visible key, num_splits {num_splits}", result, expected)
 
 
@@ -189,7 +191,7 @@ def _switch(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"switch": draw(st.sampled_from(tuple(SWITCHES)))}
 
 
-def _schedule(candidate: Candidate, trial: Trial) -> Finding | None:
+def _schedule(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     switch = trial.choice("switch", tuple(SWITCHES))
     plain = setup.run(candidate)

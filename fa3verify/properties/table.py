@@ -6,8 +6,17 @@ from fa3verify.properties.bounded import BOUNDED_LAWS
 from fa3verify.properties.exact import EXACT_LAWS
 from fa3verify.properties.law import Law
 from fa3verify.properties.policy import POLICY_LAWS
+from fa3verify.properties.quantizing import QUANTIZE_LAWS
 from fa3verify.properties.rotation import ROTATION_LAWS
 from fa3verify.properties.structure import STRUCTURE_LAWS
 from fa3verify.properties.values import VALUE_LAWS
 
-LAWS: tuple[Law, ...] = (*BOUNDED_LAWS, *VALUE_LAWS, *STRUCTURE_LAWS, *EXACT_LAWS, *POLICY_LAWS, *ROTATION_LAWS)
+LAWS: tuple[Law, ...] = (
+    *BOUNDED_LAWS,
+    *VALUE_LAWS,
+    *STRUCTURE_LAWS,
+    *EXACT_LAWS,
+    *POLICY_LAWS,
+    *ROTATION_LAWS,
+    *QUANTIZE_LAWS,
+)

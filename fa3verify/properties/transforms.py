@@ -9,7 +9,7 @@ import numpy as np
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
-from fa3verify.candidates import Result
+from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup
 
 Name = Literal["q", "k", "v"]
@@ -64,18 +64,20 @@ def part(
         _cut(operands.k_descale, seq, kv_heads, keys),
         _cut(operands.v_descale, seq, kv_heads, keys),
     )
-    return Setup(single, cut, setup.config)
+    return setup._replace(problem=single, operands=cut)
 
 
 def part_of_result(
-    setup: Setup, result: Result, seq: Sequence, kv_heads: slice | None = None, rows: slice | None = None
-) -> Result:
+    setup: Setup, result: Outputs, seq: Sequence, kv_heads: slice | None = None, rows: slice | None = None
+) -> Outputs:
     """Return the rows of a result that :func:`part` computes alone."""
     problem = setup.problem
     kv_heads, rows = kv_heads or slice(0, problem.nheads_kv), rows or slice(0, seq.seqlen_q)
     heads = slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
-    lse = None if result.lse is None else problem.rows_lse(result.lse, seq)[None, heads, rows]
-    return Result(problem.rows_q(result.out, seq)[None, rows, heads], lse)
+    found = {"out": problem.rows_q(result["out"], seq)[None, rows, heads]}
+    if "lse" in result:
+        found["lse"] = problem.rows_lse(result["lse"], seq)[None, heads, rows]
+    return found
 
 
 def repeated_heads(setup: Setup) -> Setup:
@@ -94,7 +96,7 @@ def repeated_heads(setup: Setup) -> Setup:
         v_descale=repeat(operands.v_descale),
     )
     unpacked = replace(setup.config, pack_gqa=False)  # a group of one head has nothing to pack
-    return Setup(replace(problem, nheads_kv=problem.nheads), wide, unpacked)
+    return setup._replace(problem=replace(problem, nheads_kv=problem.nheads), operands=wide, config=unpacked)
 
 
 def reordered(setup: Setup, batch: np.ndarray, kv_heads: np.ndarray) -> Setup:

@@ -12,10 +12,11 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
+from fa3verify import operations
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
-from fa3verify.properties.law import Finding, Kind, Law, Trial
+from fa3verify.properties.law import Kind, Law, Trial, Violation
 
 CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
 MAX_SEQLEN = 300
@@ -148,8 +149,9 @@ def small_cases(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Case:
     """Draw a case for a candidate."""
     problem = draw(small_problems(candidate, wanted))
     recipe = draw(recipes(wanted.families, problem=problem, max_edits=wanted.max_edits))
-    scheme = draw(small_schemes(candidate, problem, wanted)) if candidate.dtype == "e4m3" else None
-    return Case(candidate.name, problem, recipe, scheme)
+    operation = operations.find(candidate.operation)
+    choices = operation.draw_choices(draw, candidate, problem, wanted)
+    return Case(candidate.name, problem, recipe, operation=operation.name, **choices)
 
 
 def no_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
@@ -171,13 +173,14 @@ def law(
     name: str,
     statement: str,
     kind: Kind,
-    check: Callable[[Candidate, Trial], Finding | None],
+    check: Callable[[Candidate, Trial], Violation | None],
     *,
     wanted: Wanted,
     parameters: Parameters = no_parameters,
     applies: Callable[[Candidate], bool] = takes_everything,
+    of: tuple[str, ...] = (operations.FORWARD,),
 ) -> Law:
-    """Return a law whose trials are drawn by :func:`small_cases` and a function for the parameters."""
+    """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function for the parameters."""
 
     @st.composite
     def trials(draw: DrawFn, candidate: Candidate) -> Trial:
@@ -187,4 +190,4 @@ def law(
     def draw(candidate: Candidate) -> SearchStrategy[Trial]:
         return trials(candidate)
 
-    return Law(name, statement, kind, applies, draw, check)
+    return Law(name, statement, kind, applies, draw, check, of)

@@ -13,18 +13,19 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale
-from fa3verify.candidates import Candidate, Result
+from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.operations import Outputs
 from fa3verify.properties.compare import close, within
-from fa3verify.properties.law import Finding, Trial, set_up
+from fa3verify.properties.law import Trial, Violation, set_up
 from fa3verify.properties.transforms import part, visible
 from fa3verify.properties.trials import LONG, Wanted, law, needs
 
 
-def _hull(candidate: Candidate, trial: Trial) -> Finding | None:
+def _hull(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     problem = setup.problem
-    out, bound = setup.run(candidate).out.astype(np.float64), setup.bound().out
+    out, bound = setup.run(candidate)["out"].astype(np.float64), setup.bound()["out"]
     v = setup.operands.dequantized(problem)[2]
     nearest = out.copy()
     for seq in problem.sequences():
@@ -41,7 +42,7 @@ def _constant(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"value": draw(st.sampled_from(("one", "below_two")))}
 
 
-def _constant_values(candidate: Candidate, trial: Trial) -> Finding | None:
+def _constant_values(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     problem = setup.problem
     value = 1.0 if trial.choice("value", ("one", "below_two")) == "one" else 2.0 - FORMATS[candidate.dtype].epsilon
@@ -52,11 +53,11 @@ def _constant_values(candidate: Candidate, trial: Trial) -> Finding | None:
     for seq in problem.sequences():
         first, stop = visible(problem, seq)
         problem.rows_q(expected, seq)[stop > first] = value
-    out, bound = setup.run(candidate).out.astype(np.float64), setup.bound().out
+    out, bound = setup.run(candidate)["out"].astype(np.float64), setup.bound()["out"]
     return close(f"out with V = {value:g} everywhere", out, expected, bound)
 
 
-def _equal_scores(candidate: Candidate, trial: Trial) -> Finding | None:
+def _equal_scores(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     problem = setup.problem
     setup = setup.fed(k=np.zeros_like(setup.operands.k))
@@ -67,7 +68,9 @@ def _equal_scores(candidate: Candidate, trial: Trial) -> Finding | None:
             mean = problem.rows_k(v, seq).mean(axis=0)  # (nheads_kv, head_dim_v)
             problem.rows_q(out, seq)[:] = np.repeat(mean, problem.group, axis=0)
             problem.rows_lse(lse, seq)[:] = math.log(seq.seqlen_k)
-    return within("K = 0 against the mean of V and log(seqlen_k)", setup.run(candidate), (out, lse), setup.bound())
+    return within(
+        "K = 0 against the mean of V and log(seqlen_k)", setup.run(candidate), {"out": out, "lse": lse}, setup.bound()
+    )
 
 
 def _cut(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def _cut(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"cut": unit * draw(st.integers(1, (longest - 1) // unit))}
 
 
-def _merge(candidate: Candidate, trial: Trial) -> Finding | None:
+def _merge(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     cut = trial.integer("cut", 1, 2**20)
     descales = (setup.operands.k_descale, setup.operands.v_descale)
@@ -92,49 +95,49 @@ def _merge(candidate: Candidate, trial: Trial) -> Finding | None:
         whole = part(setup, seq)
         halves = [part(setup, seq, keys=keys) for keys in (slice(0, cut), slice(cut, seq.seqlen_k))]
         got = whole.run(candidate)
-        if got.lse is None:
+        if "lse" not in got:
             return None
         merged, limit = _merged([h.run(candidate) for h in halves], [h.bound() for h in halves])
         bound = whole.bound()
-        total = (bound.out + limit[0], bound.lse + limit[1])
-        if finding := within(f"sequence {seq.index} against keys split at {cut} and merged", got, merged, total):
-            return finding
+        total = {name: bound[name] + limit[name] for name in limit}
+        if violation := within(f"sequence {seq.index} against keys split at {cut} and merged", got, merged, total):
+            return violation
     return None
 
 
-def _merged(parts: list[Result], bounds: list) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def _merged(parts: list[Outputs], bounds: list[Outputs]) -> tuple[Outputs, Outputs]:
     """Merge two results by their lse in float64, and bound the error of the merged one.
 
     With w' = 1 / (1 + e^(lse_2 - lse_1)) and lse errors of at most b1 and b2, the weight is off by at most
     w' (1 - w') (e^(b1 + b2) - 1): the derivative of the logistic function, outwards.
     """
-    lse = np.stack([np.asarray(p.lse, np.float64) for p in parts])  # (2, 1, nheads, seqlen_q)
-    out = np.stack([p.out.astype(np.float64) for p in parts])  # (2, 1, seqlen_q, nheads, head_dim_v)
+    lse = np.stack([p["lse"].astype(np.float64) for p in parts])  # (2, 1, nheads, seqlen_q)
+    out = np.stack([p["out"].astype(np.float64) for p in parts])  # (2, 1, seqlen_q, nheads, head_dim_v)
     with np.errstate(invalid="ignore", over="ignore"):
         top = lse.max(0)
         total = top + np.log(np.exp(lse - top).sum(0))
         w = np.exp(lse - total).transpose(0, 1, 3, 2)[..., None]
-        slack = np.expm1(bounds[0].lse + bounds[1].lse).transpose(0, 2, 1)[..., None]
+        slack = np.expm1(bounds[0]["lse"] + bounds[1]["lse"]).transpose(0, 2, 1)[..., None]
         moved = w[0] * w[1] * slack
-        error = w[0] * bounds[0].out + w[1] * bounds[1].out
-        error = error + moved * (np.abs(out[0] - out[1]) + bounds[0].out + bounds[1].out)
+        error = w[0] * bounds[0]["out"] + w[1] * bounds[1]["out"]
+        error = error + moved * (np.abs(out[0] - out[1]) + bounds[0]["out"] + bounds[1]["out"])
         noise = 2.0**-45 * np.abs(out).max(0)
         merged = w[0] * out[0] + w[1] * out[1]
-    lse_error = np.maximum(bounds[0].lse, bounds[1].lse) + 2.0**-45 * (1 + np.abs(total))
-    return (merged, total), (_or_inf(error + noise), _or_inf(lse_error))
+    lse_error = np.maximum(bounds[0]["lse"], bounds[1]["lse"]) + 2.0**-45 * (1 + np.abs(total))
+    return {"out": merged, "lse": total}, {"out": _or_inf(error + noise), "lse": _or_inf(lse_error)}
 
 
 def _or_inf(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), np.inf, x)
 
 
-def _capped(candidate: Candidate, trial: Trial) -> Finding | None:
+def _capped(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     setup = setup._replace(problem=replace(setup.problem, softcap=float(trial.integer("softcap", 1, 64))))
     problem, result = setup.problem, setup.run(candidate)
-    if result.lse is None:
+    if "lse" not in result:
         return None
-    lse = result.lse.astype(np.float64)
+    lse = result["lse"].astype(np.float64)
     nearest = lse.copy()
     for seq in problem.sequences():
         first, stop = visible(problem, seq)
@@ -142,7 +145,7 @@ def _capped(candidate: Candidate, trial: Trial) -> Finding | None:
             middle = np.log(np.maximum(stop - first, 0).astype(np.float64))
         rows = problem.rows_lse(nearest, seq)
         rows[:] = np.clip(rows, middle - problem.softcap, middle + problem.softcap)
-    return close("lse against log(visible keys) +- softcap", lse, nearest, setup.bound().lse)
+    return close("lse against log(visible keys) +- softcap", lse, nearest, setup.bound()["lse"])
 
 
 def _softcap(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import jinja2
 
 from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
-from fa3verify.metrics import MEASURES
+from fa3verify.metrics import all_measures
 from fa3verify.report import dataset, notation, panels, study_tables, tables
 from fa3verify.verdict import told
 
@@ -84,7 +84,7 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
         "laws": tables.laws(summary),
         "study_tables": study_tables.of_studies(studies),
         "studies": {name: dict(data.attrs) for name, data in studies.items()},
-        "measures": MEASURES,
+        "measures": all_measures(summary["kernels"]),
         "distributions": [d for d in DISTRIBUTIONS.values() if d.name in _families(summary)]
         or list(DISTRIBUTIONS.values()),
         "layers": _LAYERS,
@@ -127,6 +127,7 @@ def _environment(*, autoescape: bool) -> jinja2.Environment:
         "minutes": _minutes,
         "word": _word,
         "told": told,
+        "worst_sides": tables.worst_sides,
         "md": markdown_text,
         "code": markdown_code,
     }

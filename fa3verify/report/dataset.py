@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 
 from fa3verify.files import plain, replacing
-from fa3verify.metrics import MEASURES
+from fa3verify.metrics import all_measures
 
 SCHEMA = "fa3verify.run/1"
 SUMMARY_SCHEMA = "fa3verify.summary/1"
@@ -54,7 +54,7 @@ def to_tree(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset]) -> xr
     laws = [{"kernel": kernel["name"], **law} for kernel in summary["kernels"] for law in kernel["laws"]]
     groups = {
         "/": xr.Dataset(attrs=_root_attributes(summary)),
-        "/cases": _cases(summary["cases"]),
+        "/cases": _cases(summary["cases"], all_measures(summary["kernels"])),
         "/laws": _table(
             "law_run", laws, _LAW_TEXTS, {"examples": "examples tried", "outputs": "output values checked"}
         ),
@@ -78,13 +78,13 @@ def _root_attributes(summary: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _cases(cases: Sequence[Mapping[str, Any]]) -> xr.Dataset:
+def _cases(cases: Sequence[Mapping[str, Any]], measures: Mapping[str, tuple[str, str]]) -> xr.Dataset:
     data: dict[str, Any] = {
         "kernel": _texts("case", [case["kernel"] for case in cases], "candidate name"),
         "family": _texts("case", [case["family"] for case in cases], "kind of input"),
         "case_json": _texts("case", [json.dumps(case["case"], sort_keys=True) for case in cases], "replayable case"),
     }
-    for name, (unit, meaning) in MEASURES.items():
+    for name, (unit, meaning) in measures.items():
         attributes = {"units": "1" if unit in ("ulp", "nat") else unit, "long_name": meaning}
         if unit in ("ulp", "nat"):
             attributes["comment"] = f"counted in {unit}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fa3verify.report.notation import count, number, percent, signed
+from fa3verify import operations
+from fa3verify.report.notation import DASH, count, number, percent, signed
 from fa3verify.verdict import PARTS
 
 Row = dict[str, str]
@@ -34,7 +35,6 @@ HEADLINE = (
     ("ulp p99.9", "ulp_p999"),
     ("ulp max", "ulp_max"),
     ("max error / bound", "ratio_max"),
-    ("max lse / bound", "ratio_lse_max"),
     ("bias", "bias"),
     ("bit-equal", "bit_equal"),
     ("non-finite", "nonfinite"),
@@ -45,7 +45,10 @@ _FORMATS = {"cases": count, "nonfinite": count, "bias": signed, "bit_equal": per
 def headline(kernel: Mapping[str, Any]) -> Table:
     """One row per family of inputs of one kernel; a column of FP8 quantisation where it has a value."""
     families = kernel["families"]
-    columns = list(HEADLINE)
+    operation = operations.find(kernel.get("operation", operations.FORWARD))
+    after = [key for _, key in HEADLINE].index("ratio_max") + 1
+    sides = [(f"max {side.name.replace('_', ' ')} / bound", f"ratio_{side.name}_max") for side in operation.sides]
+    columns = [*HEADLINE[:after], *sides, *HEADLINE[after:]]
     if any(f.get("quantisation_ratio") is not None for f in families):
         columns.append(("quantisation / predicted", "quantisation_ratio"))
         columns.append(("quantisation / its bound", "quantisation_bound_ratio"))
@@ -55,6 +58,12 @@ def headline(kernel: Mapping[str, Any]) -> Table:
             "yes" if family.get("ratio_max") == max((f.get("ratio_max") or 0 for f in families), key=_size) else ""
         )
     return table(f"headline-{kernel['name']}", f"{kernel['name']}", columns, rows, ("family",))
+
+
+def worst_sides(kernel: Mapping[str, Any]) -> str:
+    """Largest error / bound of every output beside the main ones, in one cell."""
+    ratios = kernel.get("worst_ratios", {"lse": kernel["worst_ratio_lse"]})
+    return ", ".join(f"{name.replace('_', ' ')} {number(ratio)}" for name, ratio in ratios.items()) or DASH
 
 
 def _size(value: Any) -> float:

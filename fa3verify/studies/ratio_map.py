@@ -17,7 +17,7 @@ from fa3verify import candidates
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge
-from fa3verify.metrics import error_ratio
+from fa3verify.metrics import error_over_bound
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def ratios(kernel: str, seed: int) -> Records:
     scheme = QuantScheme("block") if candidate.dtype == "e4m3" else None
     case = Case(kernel, problem, Recipe("fa3_outliers", seed=seed), scheme)
     judged = judge(candidate, case, unrounded=False)
-    ratio = error_ratio(judged.result.out.astype(np.float64) - judged.seen.out, judged.bound.out)[0, :, 0]
+    ratio = error_over_bound(judged.outputs["out"], judged.seen["out"], judged.bound["out"])[0, :, 0]
     config = candidate.configure(problem)
     digits = [[float(f"{x:.3g}") for x in row] for row in ratio]
     return [

@@ -189,8 +189,8 @@ def descales_of(amax: np.ndarray, power_of_two: bool = False) -> np.ndarray:
     return np.where(np.asarray(amax) > 0, exact, 1.0).astype(np.float32)
 
 
-def _amax(problem: AttentionProblem, x: np.ndarray, operand: str, scheme: QuantScheme) -> np.ndarray:
-    """Return max|x| of everything that shares a descale, float64 (batch, heads, blocks)."""
+def shared_maxima(problem: AttentionProblem, x: np.ndarray, operand: str, scheme: QuantScheme) -> np.ndarray:
+    """Return max|x| of everything that shares a descale, float64 (batch, heads, blocks); 0 for blocks without rows."""
     heads, seqlen = x.shape[-2], problem.seqlen_q if operand == "q" else problem.seqlen_k
     block_rows = scheme.rows_per_descale(cast(Literal["q", "k", "v"], operand))
     blocks = max(1, -(-seqlen // block_rows)) if block_rows else 1
@@ -215,7 +215,7 @@ def _quantize(
     if not np.isfinite(x).all():
         raise ValueError(f"{operand} must be finite to be quantised, got NaN or Inf")
     block_rows = scheme.rows_per_descale(cast(Literal["q", "k", "v"], operand))
-    descale = Descale(descales_of(_amax(problem, x, operand, scheme), scheme.power_of_two), block_rows)
+    descale = Descale(descales_of(shared_maxima(problem, x, operand, scheme), scheme.power_of_two), block_rows)
     scaled = x.copy()
     for seq in problem.sequences():
         rows = problem.rows_q(scaled, seq) if operand == "q" else problem.rows_k(scaled, seq)

@@ -13,7 +13,6 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3_reference.quantize import QuantScheme, prepare
-from fa3verify.candidates import model_of
 from fa3verify.metrics import error_ratio
 
 PER_LOG2 = float(1 / np.log2(np.e))  # softmax_scale with which a raw score is in log2 units
@@ -34,7 +33,7 @@ def judged(problem, operands, **changes):
     with np.errstate(all="ignore"):
         got = forward(problem, operands, config).out.astype(float)
         truth = attention(problem, *operands.dequantized(problem)).out
-        bound = forward_bound(problem, operands, model_of(config)).out
+        bound = forward_bound(problem, operands, config.traits.kernel_model(config)).out
         ratio = float(np.max(error_ratio(got - truth, bound)))
     return got.flat[0], truth.flat[0], bound.flat[0], ratio
 

@@ -153,3 +153,15 @@ def test_illegal_operands_are_refused() -> None:
         quantize_qkv(*[tensor(1, 8, 2, 136)[..., :128]] * 3)
     with pytest.raises(ValueError, match="given for packed tensors and only for them"):
         quantize_qkv(*[tensor(8, 2, 128)] * 3)
+
+
+def test_the_candidate_has_the_bits_of_its_twin():
+    from fa3verify import candidates
+    from fa3verify.campaign.profiles import PROFILES, family_cases
+    from fa3verify.judgement import judge, passes
+
+    kernel = candidates.find("gluon.quantize")
+    for case in family_cases(kernel, "normal", PROFILES["quick"], 0):
+        measures = judge(kernel, case).measures
+        assert measures["bits_differing"] == 0, case.describe()
+        assert passes(kernel, measures), case.describe()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fa3_kernels.twin.faults import DESCRIPTIONS, Fault
+from fa3_kernels.twin.faults import DESCRIPTIONS, Fault, QuantizerFault
 from fa3_reference.problem import Dtype
-from fa3verify.candidates import twin
+from fa3verify.candidates import find, twin
 from fa3verify.properties import LawOutcome, find_law, run_law
 
 MAX_EXAMPLES = 100
@@ -53,6 +53,18 @@ FOUND_BY: dict[Fault, tuple[Dtype, tuple[str, ...]]] = {
 # Faults that random laws meet too rarely to be held to it, with the input family of every campaign that shows them.
 LEFT_TO_FAMILIES: dict[Fault, str] = {Fault.UNCLAMPED_SCALE: "faint"}
 
+# fault of the quantiser -> law that finds it
+QUANTIZER_FOUND_BY: dict[QuantizerFault, str] = {
+    QuantizerFault.NEIGHBOUR_DESCALE: "powers_of_two_scale_exactly",
+    QuantizerFault.TRUNCATED_CODES: "powers_of_two_scale_exactly",
+    QuantizerFault.FLIPPED_SIGN: "stored_values_within_bound",
+    QuantizerFault.MEAN_OF_LONGEST: "sequences_are_quantised_alone",
+    QuantizerFault.NEIGHBOUR_MEAN: "sequences_are_quantised_alone",
+    QuantizerFault.HEAD_LEFT_OUT: "stored_values_within_bound",
+    QuantizerFault.ROUNDED_DOWN_DESCALE: "powers_of_two_scale_exactly",
+    QuantizerFault.UNSCALED_CORRECTION: "stored_values_within_bound",
+}
+
 # fault -> law, and the keys of the smallest problem that shows it
 SMALLEST_KEYS = (
     (Fault.MISSING_COLUMN, "constant_values_come_back", 1),  # column 0 exists from the first key on
@@ -69,6 +81,8 @@ def _search(fault: Fault, dtype: Dtype, law: str, shrink_seconds: float = 0.0) -
 def test_every_fault_is_assigned_once():
     assert set(FOUND_BY) | set(LEFT_TO_FAMILIES) == set(Fault)
     assert not set(FOUND_BY) & set(LEFT_TO_FAMILIES)
+    assert set(QUANTIZER_FOUND_BY) == set(QuantizerFault)
+    assert set(DESCRIPTIONS) == {*Fault, *QuantizerFault}
 
 
 # fp16 accumulators overflow on purpose
@@ -80,9 +94,18 @@ def test_some_expected_law_finds_fault(fault):
     for law in laws:
         outcome = _search(fault, dtype, law)
         tried.append(f"{law}: {outcome.status} after {outcome.examples}")
-        if outcome.finding is not None and outcome.finding.kind == "violated":
+        if outcome.violation is not None and outcome.violation.kind == "violated":
             return
     pytest.fail(f"{fault} ({DESCRIPTIONS[fault]}) survives in {dtype}: {'; '.join(tried)}")
+
+
+@pytest.mark.parametrize("fault", QUANTIZER_FOUND_BY, ids=str)
+def test_the_expected_law_finds_the_quantisers_fault(fault):
+    law = find_law(QUANTIZER_FOUND_BY[fault])
+    faulty = find(f"twin.quantize+{fault}")
+    outcome = run_law(law, faulty, max_examples=MAX_EXAMPLES, seed=0, shrink_seconds=0)
+    assert outcome.violation is not None, f"{fault} ({DESCRIPTIONS[fault]}) survives {law.name}"
+    assert outcome.violation.kind == "violated", outcome.violation.message
 
 
 @pytest.mark.parametrize(("fault", "law", "keys"), SMALLEST_KEYS, ids=lambda value: str(value))

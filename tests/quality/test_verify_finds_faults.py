@@ -11,7 +11,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from fa3_kernels.twin.faults import Fault
+from fa3_kernels.twin.faults import Fault, QuantizerFault
 from fa3verify import candidates, gate
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, plan
@@ -51,6 +51,9 @@ FOUND_BY: dict[Fault, tuple[str, str, str]] = {
     Fault.SOFTCAP_AFTER_MASK: ("fp16", "normal", "L1"),
     Fault.UNCLAMPED_SCALE: ("e4m3", "faint", "L1"),
 }
+# faults of the quantiser, all shown by the bound in any family: its shapes have rotations, means, groups and several lengths
+QUANTIZER_FOUND_BY: dict[QuantizerFault, tuple[str, str]] = dict.fromkeys(QuantizerFault, ("normal", "L1"))
+QUANTIZER_FOUND_BY[QuantizerFault.TRUNCATED_CODES] = ("normal", "L2")  # the values come out too small as well
 
 
 def summary_of(kernel: str, task_name: str) -> dict:
@@ -61,6 +64,7 @@ def summary_of(kernel: str, task_name: str) -> dict:
 
 def test_every_fault_has_a_finder():
     assert set(FOUND_BY) == set(Fault)
+    assert set(QUANTIZER_FOUND_BY) == set(QuantizerFault)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
@@ -71,6 +75,21 @@ def test_the_quick_plan_finds_the_fault(fault):
     assert summary["verdict"] == "fail"
     assert summary["layers"][layer] == "fail", summary["layers"]
     assert all(f["message"] and f["replay"] for f in summary["failures"])
+
+
+@pytest.mark.parametrize("fault", QUANTIZER_FOUND_BY, ids=str)
+def test_the_quick_plan_finds_the_quantisers_fault(fault):
+    task, layer = QUANTIZER_FOUND_BY[fault]
+    summary = summary_of(f"twin.quantize+{fault}", task)
+    assert summary["layers"]["L1"] == "fail", summary["layers"]
+    assert summary["layers"][layer] == "fail", summary["layers"]
+    assert all(f["message"] and f["replay"] for f in summary["failures"])
+
+
+def test_the_same_task_passes_the_sound_quantiser():
+    summary = summary_of("twin.quantize", "normal")
+    assert summary["failures"] == []
+    assert (summary["layers"]["L1"], summary["layers"]["L2"]) == ("pass", "pass")
 
 
 @pytest.mark.parametrize(("dtype", "task"), sorted({(dtype, task) for dtype, task, _ in FOUND_BY.values()}))

@@ -1,7 +1,8 @@
 """Planted faults: single mistakes that real attention kernels have shipped with, switched on by an argument.
 
-A fault is a value handed to :func:`fa3_kernels.twin.forward.forward`; nothing global is ever patched. Each row of
-``DESCRIPTIONS`` says what goes wrong and, where there is one, the public report of such a bug.
+A :class:`Fault` is a value handed to :func:`fa3_kernels.twin.forward.forward`, a :class:`QuantizerFault` one handed to
+:func:`fa3_kernels.twin.quantize.quantize_qkv`; nothing global is ever patched. Each row of ``DESCRIPTIONS`` says what goes
+wrong and, where there is one, the public report of such a bug.
 """
 
 from __future__ import annotations
@@ -45,7 +46,20 @@ class Fault(StrEnum):
     UNCLAMPED_SCALE = "unclamped_scale"
 
 
-DESCRIPTIONS: dict[Fault, str] = {
+class QuantizerFault(StrEnum):
+    """One planted mistake of the quantiser."""
+
+    NEIGHBOUR_DESCALE = "neighbour_descale"
+    TRUNCATED_CODES = "truncated_codes"
+    FLIPPED_SIGN = "flipped_sign"
+    MEAN_OF_LONGEST = "mean_of_longest"
+    NEIGHBOUR_MEAN = "neighbour_mean"
+    HEAD_LEFT_OUT = "head_left_out"
+    ROUNDED_DOWN_DESCALE = "rounded_down_descale"
+    UNSCALED_CORRECTION = "unscaled_correction"
+
+
+DESCRIPTIONS: dict[Fault | QuantizerFault, str] = {
     Fault.DROPPED_LAST_TILE: "the last key block of every row tile is never visited",
     Fault.MISSED_RESCALE: "O is not rescaled in the second visited block; the row sum is",
     Fault.WRONG_SOFTMAX_SCALE: "scores are scaled by 1/sqrt(head_dim + 1)",
@@ -77,4 +91,12 @@ DESCRIPTIONS: dict[Fault, str] = {
     Fault.UNGUARDED_COMBINE: "a row that is empty in every split is combined without a guard (flash-attention 26d7d92f)",
     Fault.SOFTCAP_AFTER_MASK: "softcap is applied after the mask, which revives masked keys",
     Fault.UNCLAMPED_SCALE: "scale times tiny descales underflows to 0, and 0 * -inf of a masked key is NaN (flash-attention issue 1461)",
+    QuantizerFault.NEIGHBOUR_DESCALE: "rows are divided by the descale of the block before theirs",
+    QuantizerFault.TRUNCATED_CODES: "values are truncated to e4m3 instead of rounded to nearest",
+    QuantizerFault.FLIPPED_SIGN: "the rotation of K has the wrong sign in channel 3",
+    QuantizerFault.MEAN_OF_LONGEST: "the K mean of every packed sequence is divided by the longest sequence's length",
+    QuantizerFault.NEIGHBOUR_MEAN: "K is centred by the mean of the sequence before its own",
+    QuantizerFault.HEAD_LEFT_OUT: "the maximum of a group of query heads leaves out the last of them",
+    QuantizerFault.ROUNDED_DOWN_DESCALE: "a power-of-two descale is rounded down, and the largest values saturate",
+    QuantizerFault.UNSCALED_CORRECTION: "the LSE correction lacks softmax_scale",
 }

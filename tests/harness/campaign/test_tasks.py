@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future
 
 import pytest
 
+from fa3verify import operations
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.summary import summarize
@@ -115,7 +116,7 @@ def test_pooling_weights_by_outputs():
             dict.fromkeys(campaign_measures(), 0.0) | {"outputs": 10, "rmse_seen": 1.0, "ulp_max": 9.0},
         )
     ]
-    figures = pooled(records)
+    figures = pooled(records, operations.find("forward"))
     assert figures["rmse_seen"] == pytest.approx(((30 * 9 + 10 * 1) / 40) ** 0.5)
     assert figures["ulp_max"] == 9.0
     assert figures["outputs"] == 40

@@ -38,8 +38,8 @@ def _rules(dtype: str) -> list[Rule]:
 )
 def test_twin_follows_policy(dtype, rule):
     candidate = twin(dtype)
-    finding = replay_trial(LAW, candidate, _trial(candidate, rule))
-    assert finding is None, finding.message
+    violation = replay_trial(LAW, candidate, _trial(candidate, rule))
+    assert violation is None, violation.message
     only_key = replay_trial(LAW, candidate, _trial(candidate, rule, seqlen_k=1, seqlen_q=5, causal=False))
     assert only_key is None, only_key.message
 

@@ -13,7 +13,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.candidates import Candidate, Result, twin
+from fa3verify.candidates import Candidate, Result, find, twin
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.properties import LAWS, Trial, find_law, replay_trial, run_law
@@ -26,9 +26,17 @@ SMALL = Case("twin.fp16", AttentionProblem(1, 1, 1, 3, 5, 64), Recipe("normal"))
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_unmutated_twin_obeys_law(law, dtype):
     outcome = run_law(law, twin(dtype), max_examples=4, seed=0)
-    assert outcome.finding is None, f"{outcome.trial.describe()}\n{outcome.finding.message}"
+    assert outcome.violation is None, f"{outcome.trial.describe()}\n{outcome.violation.message}"
     assert outcome.status == ("pass" if law.applies(twin(dtype)) else "not_applicable")
     assert (outcome.examples > 0 and outcome.outputs > 0) == (outcome.status == "pass")
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if "quantize" in law.operations], ids=lambda law: law.name)
+def test_the_quantisers_twin_obeys_law(law):
+    outcome = run_law(law, find("twin.quantize"), max_examples=60, seed=0)
+    assert outcome.violation is None, f"{outcome.trial.describe()}\n{outcome.violation.message}"
+    assert outcome.status == "pass"
+    assert outcome.outputs > 0
 
 
 def test_law_names_are_unique_and_statements_are_single_lines():
@@ -82,15 +90,15 @@ def _wrong_shape(problem, operands, config):
     [
         (_raises_value_error, "seqlen_q must be even"),
         (_raises, "illegal memory access"),
-        (_wrong_shape, "out has shape"),
+        (_wrong_shape, "returned out of shape"),
     ],
 )
 def test_candidate_that_fails_is_a_finding(run, words):
     candidate = _broken(twin("fp16"), run)
     outcome = run_law(find_law("repeated_run_is_identical"), candidate, max_examples=3, seed=0)
     assert outcome.status == "fail"
-    assert outcome.finding.kind == "crashed"
-    assert words in outcome.finding.message
+    assert outcome.violation.kind == "crashed"
+    assert words in outcome.violation.message
 
 
 def test_kernel_without_lse_is_judged_by_out_alone():
@@ -98,7 +106,7 @@ def test_kernel_without_lse_is_judged_by_out_alone():
     candidate = _broken(plain, lambda p, o, c: plain.run(p, o, c)._replace(lse=None))
     for law in LAWS:
         outcome = run_law(law, candidate, max_examples=3, seed=0)
-        assert outcome.finding is None, f"{law.name}: {outcome.finding.message}"
+        assert outcome.violation is None, f"{law.name}: {outcome.violation.message}"
 
 
 def test_law_that_needs_a_missing_feature_does_not_apply():
@@ -143,7 +151,7 @@ def test_stored_failure_fails_again_on_replay_and_not_on_the_sound_kernel():
     candidate = twin("fp16", fault=Fault.MISSING_COLUMN)
     outcome = run_law(find_law("constant_values_come_back"), candidate, max_examples=10, seed=0)
     trial = Trial.from_json(json.loads(json.dumps(outcome.trial.to_json())))
-    assert replay_trial(trial.law, candidate, trial) == outcome.finding
+    assert replay_trial(trial.law, candidate, trial) == outcome.violation
     assert replay_trial(trial.law, twin("fp16"), trial) is None
 
 
@@ -183,5 +191,5 @@ def test_bound_for_constant_values_is_the_stated_number_of_ulps(dtype, ulps, fam
 def test_tiny_descales_do_not_turn_masked_keys_into_nan():
     problem = AttentionProblem(1, 1, 1, 1, 1, 64, dtype="e4m3")
     case = Case("twin.e4m3", problem, Recipe("positive", {"low": 0.0, "width": 1e-20}), QuantScheme())
-    finding = replay_trial("error_within_bound", twin("e4m3"), Trial("error_within_bound", case))
-    assert finding is None, finding.message
+    violation = replay_trial("error_within_bound", twin("e4m3"), Trial("error_within_bound", case))
+    assert violation is None, violation.message

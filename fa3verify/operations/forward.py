@@ -1,0 +1,116 @@
+"""The forward pass: out and lse of attention on operands that are already in the kernel's format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.twin.faults import Fault
+from fa3_reference.attention import attention
+from fa3_reference.bounds.forward import forward_bound
+from fa3_reference.bounds.quantisation import predict_error, quantization_bound
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
+from fa3verify.metrics import error_ratio
+from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn
+
+    from fa3verify.campaign.profiles import Profile
+    from fa3verify.candidates import Candidate
+    from fa3verify.judgement import Judgement
+    from fa3verify.properties.trials import Wanted
+
+# One scheme per shape, in turn: scale faults hide under one of them alone.
+_SCHEMES = (QuantScheme("block"), QuantScheme("head"), QuantScheme("block", hadamard_seed=0))
+
+
+class Result(NamedTuple):
+    """What a forward kernel returns: ``out`` in its output format, ``lse`` float32 or None where the kernel has none."""
+
+    out: np.ndarray
+    lse: np.ndarray | None
+
+
+class Forward(Operation):
+    """out = softmax(scale Q K^T) V and lse = log sum exp, judged against the operands the kernel saw."""
+
+    name = "forward"
+    outputs = (
+        Output("out", lambda problem, config: problem.out_shape, lambda config: config.out_dtype),
+        Output(
+            "lse",
+            lambda problem, config: problem.lse_shape,
+            lambda config: "fp32",
+            main=False,
+            optional=True,
+            unit="nat",
+        ),
+    )
+    config = Config
+    features = FEATURES
+    faults = Fault
+
+    def configure(self, problem: AttentionProblem, **changes: Any) -> Config:
+        return default_config(problem, **changes)
+
+    def twin(self, problem: AttentionProblem, operands: Operands, config: Config, fault: Fault | None = None) -> Result:
+        from fa3_kernels.twin.forward import forward
+
+        return Result(*forward(problem, operands, config, fault=fault))
+
+    def prepare(
+        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
+    ) -> Quantized:
+        q, k, v = arrays
+        return prepare(problem, q, k, v, scheme)
+
+    def truth(self, problem: AttentionProblem, arrays: Arrays, config: Config, got: Outputs) -> Outputs:
+        return attention(problem, *arrays)._asdict()
+
+    def bound(self, problem: AttentionProblem, operands: Operands, config: Config, got: Outputs) -> Outputs:
+        bound = forward_bound(problem, operands, config.traits.kernel_model(config))
+        return {"out": bound.out, "lse": bound.lse}
+
+    def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
+        return profile.shapes
+
+    def choices(self, candidate: Candidate, index: int) -> dict[str, Any]:
+        """Quantisation of the index-th shape, with scales per head where a kernel takes no blocks; none for 16 bits."""
+        if candidate.dtype != "e4m3":
+            return {}
+        scheme = _SCHEMES[index % len(_SCHEMES)]
+        return {"scheme": scheme if "block_descale" in candidate.features else replace(scheme, granularity="head")}
+
+    def draw_choices(
+        self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
+    ) -> dict[str, Any]:
+        from fa3verify.properties.trials import small_schemes
+
+        return {"scheme": draw(small_schemes(candidate, problem, wanted))} if candidate.dtype == "e4m3" else {}
+
+    def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
+        if (problem.dtype == "e4m3") != (scheme is not None):
+            raise ValueError(f"a quantisation scheme goes with e4m3 and only e4m3, got {problem.dtype} and {scheme}")
+
+    def beside(self, judgement: Judgement) -> dict[str, float] | None:
+        """What quantising Q, K and V did: squared error measured and predicted, largest error / its own bound."""
+        problem, scheme = judgement.case.problem, judgement.case.scheme
+        if scheme is None or judgement.unrounded is None:
+            return None
+        q, k, v = judgement.inputs
+        exact = (*condition(problem, q, k, scheme)[:2], v)  # as quantised: centred and rotated
+        moved = [np.abs(a - b) for a, b in zip(judgement.operands.dequantized(problem), exact, strict=True)]
+        bound = quantization_bound(problem, *exact, *moved).out
+        error = np.abs(judgement.seen["out"] - judgement.unrounded["out"])
+        predicted = predict_error(problem, q, k, v, scheme)
+        return {
+            "measured": float(np.mean(np.square(error))),
+            "predicted": float(np.mean(np.square(predicted.total))),
+            "bound_ratio": float(np.max(error_ratio(error, bound), initial=0.0)),
+        }

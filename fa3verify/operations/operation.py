@@ -1,0 +1,166 @@
+"""What the harness must know of an operation to judge kernels of it: its outputs, truth, error bound, twin and inputs.
+
+Judging, figures, gate, laws, campaigns and reports ask the operation, so that another one is a file in this folder and a
+row in ``fa3verify.operations.OPERATIONS``. The functions take the problem, the operands a kernel was given and its
+configuration; ``got`` is what the kernel returned, for operations whose truth depends on a choice of the kernel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.quantize import Quantized, QuantScheme
+from fa3verify.metrics import error_over_bound
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn
+
+    from fa3verify.campaign.profiles import Profile
+    from fa3verify.candidates import Candidate
+    from fa3verify.inputs.recipe import Recipe
+    from fa3verify.judgement import Judgement
+    from fa3verify.properties.trials import Wanted
+
+FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "block_descale"})
+Outputs = Mapping[str, np.ndarray]  # by name; what a kernel or a configuration does not have is absent
+Arrays = tuple[np.ndarray, ...]  # float64 q, k and v, and what else an operation is given
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One array that kernels of an operation return.
+
+    Parameters
+    ----------
+    name : str
+    shape : callable
+        ``shape(problem, config)``; None where this configuration does not return it.
+    format : callable
+        ``format(config)``: name of its number format.
+    main : bool
+        Whether the figures of error are about it; another output has its largest error / bound and its largest error.
+    optional : bool
+        Whether a kernel may leave it out.
+    unit : str
+        Of its largest error.
+    ratio : callable
+        ``ratio(got, truth, bound)``: error / bound of each element, float64; above 1 is wrong.
+    """
+
+    name: str
+    shape: Callable[[AttentionProblem, Any], tuple[int, ...] | None]
+    format: Callable[[Any], str]
+    main: bool = True
+    optional: bool = False
+    unit: str = "1"
+    ratio: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = error_over_bound
+
+
+class WrongOutput(ValueError):
+    """A kernel returned an output of the wrong shape, or lacks one."""
+
+
+class Operation(ABC):
+    """One operation; a subclass states everything that is its own.
+
+    ``config`` is the dataclass of a kernel's configuration, whose fields a case may change; ``features`` are those of
+    :data:`FEATURES` that the twin takes; ``faults`` are the mistakes that can be planted in it.
+    """
+
+    name: ClassVar[str]
+    outputs: ClassVar[tuple[Output, ...]]
+    config: ClassVar[type]
+    features: ClassVar[frozenset[str]]
+    faults: ClassVar[type[StrEnum]]
+
+    @abstractmethod
+    def configure(self, problem: AttentionProblem, **changes: Any) -> Any:
+        """Return the twin's configuration for a problem; ValueError if it takes none."""
+
+    @abstractmethod
+    def twin(self, problem: AttentionProblem, operands: Operands, config: Any, fault: Any = None) -> Any:
+        """Run the twin, optionally with a planted fault."""
+
+    def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
+        """Return the float64 inputs that a recipe stands for: q, k and v, unless an operation needs more."""
+        return recipe.draw(problem)
+
+    @abstractmethod
+    def prepare(
+        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
+    ) -> Quantized:
+        """Return what a kernel sees of float64 inputs; ``operands.dequantized`` gives their values in the same order."""
+
+    @abstractmethod
+    def truth(self, problem: AttentionProblem, arrays: Arrays, config: Any, got: Outputs) -> Outputs:
+        """Return the exact outputs in float64; a main output also where a kernel need not have it."""
+
+    @abstractmethod
+    def bound(self, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs) -> Outputs:
+        """Return the a-priori bound of the absolute error of every output, in the shapes of :meth:`truth`."""
+
+    @abstractmethod
+    def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
+        """Return the problems of a campaign, as fields of AttentionProblem without dtype."""
+
+    @abstractmethod
+    def choices(self, candidate: Candidate, index: int) -> dict[str, Any]:
+        """Return what else the index-th case of a family has, as keywords of Case."""
+
+    @abstractmethod
+    def draw_choices(
+        self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
+    ) -> dict[str, Any]:
+        """Draw the same for a small case."""
+
+    def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
+        """Raise ValueError unless a quantisation scheme fits the problem; none does by default."""
+        if scheme is not None:
+            raise ValueError(f"a case of {self.name} has no quantisation scheme, got {scheme}")
+
+    def beside(self, judgement: Judgement) -> dict[str, float] | None:
+        """Return figures to report beside the verdict, never part of it."""
+        return None
+
+    @property
+    def sides(self) -> tuple[Output, ...]:
+        """Outputs beside the main ones."""
+        return tuple(output for output in self.outputs if not output.main)
+
+    def check_changes(self, changes: Mapping[str, Any]) -> None:
+        """Raise ValueError unless all changes are fields of the configuration."""
+        known = {f.name for f in fields(self.config)}
+        if unknown := [name for name in changes if name not in known]:
+            raise ValueError(f"changes must be configuration fields, got {unknown}")
+
+    def named(self, returned: Any, problem: AttentionProblem, config: Any) -> dict[str, np.ndarray]:
+        """Return what a kernel returned by name: from a mapping, an object's attributes, or a tuple in the order of outputs.
+
+        Raises
+        ------
+        WrongOutput
+            If an output is missing or has the wrong shape.
+        """
+        named = {}
+        if type(returned) is tuple:
+            returned = dict(zip((output.name for output in self.outputs), returned))
+        for output in self.outputs:
+            shape = output.shape(problem, config)
+            if shape is None:
+                continue
+            array = returned.get(output.name) if isinstance(returned, Mapping) else getattr(returned, output.name, None)
+            if array is None and not output.optional:
+                raise WrongOutput(f"returned no {output.name}")
+            if array is None:
+                continue
+            if array.shape != shape:
+                raise WrongOutput(f"returned {output.name} of shape {array.shape}, expected {shape}")
+            named[output.name] = array
+        return named

@@ -1,0 +1,201 @@
+"""Quantising q, k and v to e4m3: codes, descales, K mean and LSE correction, from operands in fp16 or bf16.
+
+A problem here is the one that the codes are for, so its dtype is e4m3 and its mask does not matter. A code is judged with
+the descale that the kernel stored, and the descale by itself: error / bound is the distance of the exact scaled value from
+the numbers that round to the code, over the error that binary32 may have made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fa3_kernels.plan.quantizer import (
+    MEAN_CHUNK_ROWS,
+    MEAN_FINAL_ROWS,
+    MEAN_TREE_ROWS,
+    ROTATED_HEAD_DIMS,
+    QuantizeOptions,
+    check_shapes,
+)
+from fa3_kernels.twin.faults import QuantizerFault
+from fa3_reference.bounds.quantizer import Stored, distance_to_codes, stored_values
+from fa3_reference.formats import FORMATS, encode
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.quantize import Quantized, QuantScheme
+from fa3verify.metrics import error_ratio
+from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn
+
+    from fa3verify.campaign.profiles import Profile
+    from fa3verify.candidates import Candidate
+    from fa3verify.properties.trials import Wanted
+
+NAMES: tuple[str, ...] = ("q", "k", "v")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeConfig(QuantizeOptions):
+    """Options of the quantiser, and the format it reads."""
+
+    input_dtype: Literal["fp16", "bf16"] = "fp16"
+
+    def __post_init__(self) -> None:
+        QuantizeOptions.__post_init__(self)
+        if self.input_dtype not in ("fp16", "bf16"):
+            raise ValueError(f"input_dtype must be 'fp16' or 'bf16', got {self.input_dtype!r}")
+
+    def options(self) -> dict[str, Any]:
+        """Return the keywords of ``quantize_qkv``."""
+        return {f.name: getattr(self, f.name) for f in fields(QuantizeOptions)}
+
+    def scheme(self) -> QuantScheme:
+        """Return the same options in the reference's words."""
+        rows_q, rows_k, rows_v = self.block_rows if isinstance(self.block_rows, tuple) else (self.block_rows,) * 3
+        seed = self.seed if self.rotate else None
+        power_of_two = self.scale == "power_of_two"
+        return QuantScheme(self.scope, rows_q, rows_k, rows_v, power_of_two, seed, self.subtract_k_mean)
+
+
+def _code_ratio(got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    return error_ratio(distance_to_codes(got.astype(np.float64), truth), bound)
+
+
+def _codes(name: str) -> Output:
+    return Output(
+        name, lambda problem, config: getattr(problem, f"{name}_shape"), lambda config: "e4m3", ratio=_code_ratio
+    )
+
+
+def _descales(name: str) -> Output:
+    def shape(problem: AttentionProblem, config: QuantizeConfig) -> tuple[int, ...]:
+        rows = config.descale_rows[NAMES.index(name)]
+        heads, seqlen = (problem.nheads, problem.seqlen_q) if name == "q" else (problem.nheads_kv, problem.seqlen_k)
+        return problem.batch, heads, max(1, -(-seqlen // rows)) if rows else 1
+
+    return Output(f"{name}_descale", shape, lambda config: "fp32", main=False)
+
+
+def _with_mean(name: str, shape: Callable[[AttentionProblem], tuple[int, ...]], unit: str = "1") -> Output:
+    return Output(
+        name,
+        lambda problem, config: shape(problem) if config.subtract_k_mean else None,
+        lambda config: "fp32",
+        main=False,
+        unit=unit,
+    )
+
+
+def mean_additions(seqlen: int) -> int:
+    """Longest chain of additions in the K mean of the kernel's order: slices of a chunk, its tree, the same over chunks."""
+    chunks = max(1, -(-seqlen // MEAN_CHUNK_ROWS))
+    slices = MEAN_CHUNK_ROWS // MEAN_TREE_ROWS + -(-chunks // MEAN_FINAL_ROWS)
+    return slices + (MEAN_TREE_ROWS * MEAN_FINAL_ROWS).bit_length()
+
+
+_PACKED = {
+    "batch": 3, "nheads": 2, "nheads_kv": 1, "seqlen_q": 70, "seqlen_k": 200, "head_dim": 128,
+    "seqlens_q": (40, 70, 1), "seqlens_k": (200, 33, 129),
+}  # fmt: skip
+_GROUPED = {"batch": 2, "nheads": 4, "nheads_kv": 2, "seqlen_q": 40, "seqlen_k": 161, "head_dim": 64, "head_dim_v": 32}
+_ODD = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 33, "seqlen_k": 97, "head_dim": 96}
+_WIDE = {"batch": 1, "nheads": 2, "nheads_kv": 1, "seqlen_q": 33, "seqlen_k": 130, "head_dim": 256}
+_LONG = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 64, "seqlen_k": 17001, "head_dim": 64}
+
+# One set of options per shape, in turn: a K mean for packed sequences of several lengths, one scale for a group of query
+# heads, blocks of several sizes, exact scaling by powers of two, no rotation where head_dim is no power of two.
+_SHAPES = (_PACKED, _GROUPED, _ODD, _WIDE, _LONG)
+_QUICK = len(_SHAPES) - 1
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"block_rows": (64, 32, 128), "rotate": True, "subtract_k_mean": True, "seed": 1},
+    {"scope": "head", "rotate": True, "input_dtype": "bf16"},
+    {"block_rows": 32, "scale": "power_of_two"},
+    {"scope": "head", "scale": "power_of_two", "rotate": True, "subtract_k_mean": True, "input_dtype": "bf16"},
+    {"block_rows": (128, 192, 64), "subtract_k_mean": True},
+)
+
+
+class Quantize(Operation):
+    """e4m3 codes and descales of q, k and v, with what centring K takes from the lse."""
+
+    name = "quantize"
+    outputs = (
+        *map(_codes, NAMES),
+        *map(_descales, NAMES),
+        _with_mean("k_mean", lambda problem: (problem.batch, problem.nheads_kv, problem.head_dim)),
+        _with_mean("lse_correction", lambda problem: problem.lse_shape, "nat"),
+    )
+    config = QuantizeConfig
+    features = FEATURES - {"softcap", "block_descale"}
+    faults = QuantizerFault
+
+    def configure(self, problem: AttentionProblem, **changes: Any) -> QuantizeConfig:
+        config = QuantizeConfig(**changes)
+        check_shapes(problem.q_shape, problem.k_shape, problem.v_shape, config)
+        return config
+
+    def twin(
+        self,
+        problem: AttentionProblem,
+        operands: Operands,
+        config: QuantizeConfig,
+        fault: QuantizerFault | None = None,
+    ) -> Any:
+        from fa3_kernels.twin.quantize import quantize_qkv
+
+        options = config.options() | {"softmax_scale": problem.softmax_scale, "fault": fault}
+        if problem.is_varlen:
+            options |= {"cu_seqlens_q": problem.cu_seqlens_q, "cu_seqlens_k": problem.cu_seqlens_k}
+        return quantize_qkv(operands.q, operands.k, operands.v, **options)
+
+    def prepare(
+        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
+    ) -> Quantized:
+        fmt = FORMATS[changes.get("input_dtype", "fp16")]
+        q, k, v = (encode(x, fmt, "ieee") for x in arrays)
+        return Quantized(Operands(q, k, v))
+
+    def truth(self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs) -> Outputs:
+        return _named(self._stored(problem, arrays, config, got)[0])
+
+    def bound(self, problem: AttentionProblem, operands: Operands, config: QuantizeConfig, got: Outputs) -> Outputs:
+        return _named(self._stored(problem, operands.dequantized(problem), config, got)[1])
+
+    def _stored(
+        self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs
+    ) -> tuple[Stored, Stored]:
+        descales = (got["q_descale"], got["k_descale"], got["v_descale"])
+        q, k, v = arrays
+        return stored_values(problem, (q, k, v), config.scheme(), descales, mean_additions(problem.seqlen_k))
+
+    def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
+        return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES
+
+    def choices(self, candidate: Candidate, index: int) -> dict[str, Any]:
+        return {"changes": tuple(sorted(_OPTIONS[index % len(_OPTIONS)].items()))}
+
+    def draw_choices(
+        self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
+    ) -> dict[str, Any]:
+        from hypothesis import strategies as st
+
+        options = {
+            "block_rows": draw(st.sampled_from((128, 32, (32, 64, 128), (192, 128, 32)))),
+            "scope": draw(st.sampled_from(("block", "head"))),
+            "scale": draw(st.sampled_from(("amax", "power_of_two"))),
+            "rotate": problem.head_dim in ROTATED_HEAD_DIMS and draw(st.booleans()),
+            "subtract_k_mean": draw(st.booleans()),
+            "seed": draw(st.integers(0, 3)),
+            "input_dtype": draw(st.sampled_from(("fp16", "bf16"))),
+        }
+        return {"changes": tuple(sorted(options.items()))}
+
+
+def _named(stored: Stored) -> Outputs:
+    named = dict(zip(NAMES, stored.scaled)) | {f"{n}_descale": x for n, x in zip(NAMES, stored.descales)}
+    return named | {"k_mean": stored.k_mean, "lse_correction": stored.lse_correction}

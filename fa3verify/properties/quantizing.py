@@ -1,0 +1,140 @@
+"""Laws of quantisers: codes near their exact values, exact scalings, and sequences that do not touch each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.quantize import quantize_qkv
+from fa3verify.candidates import Candidate
+from fa3verify.cases import Case
+from fa3verify.operations import Outputs
+from fa3verify.operations.quantize import NAMES
+from fa3verify.properties.compare import against_truth, same_bits
+from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.transforms import scaled_by_power_of_two
+from fa3verify.properties.trials import Wanted, law
+
+_OF = ("quantize",)
+LEAST, MOST = 2.0**-8, 2.0**8  # sizes that a scaling by 2^3 leaves normal in fp16
+
+
+def _within(candidate: Candidate, trial: Trial) -> Violation | None:
+    return against_truth(candidate, set_up(candidate, trial.case), "against float64")
+
+
+def _exact(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case).configured(scale="power_of_two", rotate=False, subtract_k_mean=False)
+    problem = setup.problem
+    want = quantize_qkv(problem, *setup.operands.dequantized(problem), setup.config.scheme()).operands
+    expected = {name: getattr(want, name) for name in NAMES}
+    expected |= {f"{name}_descale": getattr(want, f"{name}_descale").values for name in NAMES}
+    return same_bits("scaled by powers of two, against correct rounding", setup.run(candidate), expected)
+
+
+def _exponent(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"exponent": draw(st.sampled_from((1, -1, 3, -3)))}
+
+
+def _scaled(candidate: Candidate, trial: Trial) -> Violation | None:
+    n = trial.integer("exponent", -3, 3)
+    setup = set_up(candidate, trial.case)
+    sizes = {name: np.abs(getattr(setup.operands, name).astype(np.float64)) for name in NAMES}
+    kept = {
+        name: np.where((x >= LEAST) & (x <= MOST), getattr(setup.operands, name), 0).astype(setup.operands.q.dtype)
+        for name, x in sizes.items()
+    }
+    plain = setup.fed(**kept)
+    moved = plain.fed(**{name: scaled_by_power_of_two(x, n) for name, x in kept.items()})
+    a, b = plain.run(candidate), moved.run(candidate)
+    expected = {name: a[name] for name in NAMES}
+    for name in NAMES:
+        descale = a[f"{name}_descale"]
+        expected[f"{name}_descale"] = np.where(_is_filled(a, name, setup), descale * np.float32(2.0**n), descale)
+    return same_bits(f"q, k and v times 2^{n}", b, expected)
+
+
+def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
+    """Blocks with a code other than 0; the descale of the others is 1, whatever the scaling."""
+    problem, descale = setup.problem, got[f"{name}_descale"]
+    rows_of = problem.rows_q if name == "q" else problem.rows_k
+    rows = setup.config.descale_rows[NAMES.index(name)]
+    filled = np.zeros(descale.shape, bool)
+    for seq in problem.sequences():
+        used = (rows_of(got[name], seq).astype(np.float64) != 0).any(axis=-1)  # (seqlen, heads)
+        for block in range(descale.shape[2]):
+            part = slice(block * rows, (block + 1) * rows) if rows else slice(None)
+            filled[seq.index, :, block] = used[part].any(axis=0)
+    if name == "q" and not rows:
+        groups = filled.reshape(problem.batch, problem.nheads_kv, problem.group)
+        filled = np.repeat(groups.any(axis=2), problem.group, axis=1)[..., None]
+    return filled
+
+
+def _alone(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    problem, operands = setup.problem, setup.operands
+    whole = setup.run(candidate)
+    for seq in problem.sequences():
+        if not seq.seqlen_q or not seq.seqlen_k:
+            continue
+        single = replace(problem, batch=1, seqlen_q=seq.seqlen_q, seqlen_k=seq.seqlen_k, seqlens_q=None, seqlens_k=None)
+        q, k, v = (np.ascontiguousarray(rows[None]) for rows in _rows(setup, seq, operands.q, operands.k, operands.v))
+        alone = setup._replace(problem=single).fed(q=q, k=k, v=v).run(candidate)
+        cut = _rows(setup, seq, whole["q"], whole["k"], whole["v"])
+        expected: dict[str, np.ndarray] = {name: rows[None] for name, rows in zip(NAMES, cut)}
+        for name in (*(f"{name}_descale" for name in NAMES), "k_mean"):
+            if name in whole:
+                expected[name] = whole[name][seq.index : seq.index + 1, :, : alone[name].shape[2]]
+        if "lse_correction" in whole:
+            expected["lse_correction"] = problem.rows_lse(whole["lse_correction"], seq)[None]
+        if violation := same_bits(f"sequence {seq.index} alone against the whole call", alone, expected):
+            return violation
+    return None
+
+
+def _rows(setup: Setup, seq: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+    problem = setup.problem
+    return problem.rows_q(q, seq), problem.rows_k(k, seq), problem.rows_k(v, seq)
+
+
+QUANTIZE_LAWS = (
+    law(
+        "stored_values_within_bound",
+        "a code differs from the correctly rounded one only where the exact scaled value lies within binary32's error of a rounding "
+        "boundary; descales, K mean and LSE correction lie within theirs",
+        "bounded",
+        _within,
+        wanted=Wanted(),
+        of=_OF,
+    ),
+    law(
+        "powers_of_two_scale_exactly",
+        "with power-of-two descales, no rotation and no K mean, every code and descale is the correctly rounded one, bit for bit",
+        "exact",
+        _exact,
+        wanted=Wanted(),
+        of=_OF,
+    ),
+    law(
+        "descales_take_a_common_factor",
+        "q, k and v times 2^n keep every code and give descales times 2^n, bit for bit, for values from 2^-8 to 2^8",
+        "exact",
+        _scaled,
+        wanted=Wanted(),
+        parameters=_exponent,
+        of=_OF,
+    ),
+    law(
+        "sequences_are_quantised_alone",
+        "every output of a sequence is what quantising it alone gives, bit for bit",
+        "exact",
+        _alone,
+        wanted=Wanted(several=True),
+        of=_OF,
+    ),
+)

@@ -1,0 +1,214 @@
+"""How far what a quantiser stores may be from exact when it computes in binary32.
+
+    y = rotation(x - mean),   descale = max|y| / 448,   stored = e4m3(y / descale),   lse correction = scale q . mean
+
+Every operation in binary32 is off by at most u = 2^-24 of its result, in whatever order a kernel adds:
+
+- a sum of n additions deep: gamma_n sum |x|, with gamma_n = n u / (1 - n u);
+- the rotation: log2(head_dim) additions deep, on operands that centring has already moved;
+- a descale: the error of the maximum, and up to three roundings (norm, product, division); a power of two is where the
+  least and the largest maximum lead;
+- y / descale is judged with the descale that was stored, so that an error of the maximum is charged once: the error of y
+  over the descale, and up to four roundings (norm, reciprocal, their product, the product with y).
+
+A code may differ from the correctly rounded one only where the exact scaled value lies within that error of a rounding
+boundary: :func:`distance_to_codes` over the bound is the ratio to judge by. Nothing here knows the kernel or its twin.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_reference.attention import as_float64
+from fa3_reference.bounds.device import U_FP32
+from fa3_reference.formats import FORMATS, decode
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme, condition, shared_maxima
+
+_E4M3 = FORMATS["e4m3"]
+_TINY = 2.0**-148  # underflow of the few binary32 operations behind one value
+_LEAST, _LARGEST = 2.0**-126, 2.0**126  # descales whose reciprocal is normal too
+_DESCALE_STEPS = {False: 1, True: 3}  # roundings, by whether there is a rotation and its norm
+_SCALING_STEPS = {False: 2, True: 4}
+
+
+class Stored(NamedTuple):
+    """Exact values of what a quantiser stores, or the bounds of their errors; all float64.
+
+    ``scaled`` are q, k and v over the stored descales, in the problem's shapes; ``descales`` (batch, heads, blocks) each.
+    ``k_mean`` (batch, nheads_kv, head_dim) and ``lse_correction`` (the problem's lse shape) are zero without a K mean.
+    """
+
+    scaled: tuple[np.ndarray, np.ndarray, np.ndarray]
+    descales: tuple[np.ndarray, np.ndarray, np.ndarray]
+    k_mean: np.ndarray
+    lse_correction: np.ndarray
+
+
+def stored_values(
+    problem: AttentionProblem,
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
+    scheme: QuantScheme,
+    descales: tuple[np.ndarray, np.ndarray, np.ndarray],
+    mean_additions: int,
+) -> tuple[Stored, Stored]:
+    """Return the exact values of what a quantiser should store, and bounds of how far binary32 may be from them.
+
+    Parameters
+    ----------
+    arrays : float arrays q, k and v of the problem's shapes
+        What the quantiser was given, finite; exact in binary32.
+    scheme : QuantScheme
+    descales : float arrays (batch, heads, blocks)
+        As the quantiser stored them for q, k and v; the scaled values refer to these.
+    mean_additions : int
+        Longest chain of additions behind the sum of the K mean.
+
+    Returns
+    -------
+    exact, bound : Stored
+        float64, off by a few 2^-53 of a row's 2-norm, which the bounds include.
+
+    Raises
+    ------
+    ValueError
+        If a shape is wrong or :func:`fa3_reference.quantize.condition` rejects the scheme.
+    """
+    q, k, v = as_float64(q=(arrays[0], problem.q_shape), k=(arrays[1], problem.k_shape), v=(arrays[2], problem.v_shape))
+    turned = condition(problem, q, k, scheme)
+    mean, mean_error, moved_k = _centring(problem, q, k, scheme, mean_additions)
+    exact = {"q": turned.q, "k": turned.k, "v": v}
+    moved = {"q": np.zeros(q.shape), "k": moved_k, "v": np.zeros(v.shape)}
+    is_rotated = scheme.hadamard_seed is not None
+    if is_rotated:
+        centred = condition(problem, q, k, replace(scheme, hadamard_seed=None))
+        moved |= {"q": _rotation_error(centred.q, moved["q"]), "k": _rotation_error(centred.k, moved["k"])}
+    scaled, scaled_error, found, found_error = [], [], [], []
+    for name, stored in zip("qkv", descales, strict=True):
+        is_turned = is_rotated and name != "v"
+        amax, amax_moved = (shared_maxima(problem, x[name], name, scheme) for x in (exact, moved))
+        value, error = _descale(amax, amax_moved, _DESCALE_STEPS[is_turned], scheme.power_of_two)
+        found.append(value)
+        found_error.append(error)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            factor = 1 / _per_row(problem, name, stored, scheme)
+            size, error = exact[name] * factor, moved[name] * factor
+            scaled.append(size)
+            scaled_error.append(_with_roundings(np.abs(size), error, _SCALING_STEPS[is_turned]))
+    shift = np.zeros(problem.lse_shape) if turned.lse_shift is None else turned.lse_shift
+    shift_error = _correction_error(problem, q, mean, mean_error)
+    return (
+        Stored(_three(scaled), _three(found), mean, shift),
+        Stored(_three(scaled_error), _three(found_error), mean_error, shift_error),
+    )
+
+
+def _three(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    q, k, v = arrays
+    return q, k, v
+
+
+def _gamma(steps: int) -> float:
+    """Relative error of ``steps`` roundings; the float64 of this module is far below the slack."""
+    return steps * U_FP32 * (1 + 2.0**-10)
+
+
+def _with_roundings(size: np.ndarray, error: np.ndarray, steps: int) -> np.ndarray:
+    """Error of a value of this size that is off by ``error`` already, after some roundings."""
+    return error + _gamma(steps) * (size + error)
+
+
+def _centring(
+    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, scheme: QuantScheme, additions: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """K mean, its error, both (batch, nheads_kv, head_dim), and the error of the centred K."""
+    mean = np.zeros((problem.batch, problem.nheads_kv, problem.head_dim))
+    mean_error, moved = np.zeros(mean.shape), np.zeros(k.shape)
+    for seq in problem.sequences() if scheme.k_mean else ():
+        if seq.seqlen_k == 0:
+            continue
+        rows = problem.rows_k(k, seq)  # (seqlen_k, nheads_kv, head_dim)
+        mean[seq.index] = rows.mean(axis=0)
+        mean_error[seq.index] = _gamma(additions + 1) * np.abs(rows).mean(axis=0) + _TINY
+        centred = np.abs(rows - mean[seq.index])
+        problem.rows_k(moved, seq)[:] = _with_roundings(centred, mean_error[seq.index], 1)
+    return mean, mean_error, moved
+
+
+def _rotation_error(x: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Error of every channel of the rotated x, of which each channel was off by ``moved`` before."""
+    levels = int(math.log2(x.shape[-1]))
+    total = np.sum(_with_roundings(np.abs(x), moved, levels), axis=-1, keepdims=True)
+    return np.broadcast_to(total / math.sqrt(x.shape[-1]), x.shape)
+
+
+def _descale(amax: np.ndarray, moved: np.ndarray, steps: int, power_of_two: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Exact descale of maxima that may be off by ``moved``, and its error."""
+
+    def of(maximum: np.ndarray) -> np.ndarray:
+        value = np.clip(maximum / _E4M3.max_finite, _LEAST, _LARGEST)
+        if not power_of_two:
+            return value
+        fraction, exponent = np.frexp(value)
+        return np.ldexp(1.0, np.where(fraction == 0.5, exponent - 1, exponent))
+
+    exact = np.where(amax > 0, of(amax), 1.0)
+    low = of(np.maximum(amax - moved, 0.0) * (1 - _gamma(steps)))
+    high = of((amax + moved) * (1 + _gamma(steps)))
+    error = np.maximum(np.abs(high - exact), np.abs(exact - low))
+    may_vanish = (amax <= moved) & (moved > 0)  # a maximum that is computed as 0 has descale 1
+    error = np.where(may_vanish, np.maximum(error, np.abs(1 - exact)), error)
+    return exact, np.where((amax == 0) & (moved == 0), 0.0, error)
+
+
+def _per_row(problem: AttentionProblem, name: str, descale: np.ndarray, scheme: QuantScheme) -> np.ndarray:
+    """Descale of every row of an operand, float64 in its shape but for one channel."""
+    shape = problem.q_shape if name == "q" else problem.k_shape
+    factors = np.ones((*shape[:-1], 1))
+    block_rows = scheme.rows_per_descale(name)  # pyright: ignore[reportArgumentType]
+    for seq in problem.sequences():
+        rows = (problem.rows_q if name == "q" else problem.rows_k)(factors, seq)  # (seqlen, heads, 1)
+        blocks = np.arange(len(rows)) // block_rows if block_rows else np.zeros(len(rows), int)
+        rows[..., 0] = descale[seq.index].astype(np.float64)[:, blocks].T
+    return factors
+
+
+def _correction_error(problem: AttentionProblem, q: np.ndarray, mean: np.ndarray, mean_error: np.ndarray) -> np.ndarray:
+    """Error of scale q . mean: a tree over the channels, the product, the factor and its rounding."""
+    steps = math.ceil(math.log2(problem.head_dim)) + 3
+    off = _with_roundings(np.abs(mean), mean_error, steps)
+    result = np.zeros(problem.lse_shape)
+    for seq in problem.sequences() if np.any(mean_error) else ():
+        per_head = np.repeat(off[seq.index], problem.group, axis=0)
+        total = np.einsum("qhd,hd->hq", np.abs(problem.rows_q(q, seq)), per_head)
+        problem.rows_lse(result, seq)[:] = problem.softmax_scale * total + problem.head_dim * _TINY
+    return result
+
+
+def distance_to_codes(codes: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Return how far exact values lie outside the numbers that round to the stored codes.
+
+    Parameters
+    ----------
+    codes : float64 array of e4m3 numbers
+    exact : float64 array of the same shape
+
+    Returns
+    -------
+    float64 array
+        0 where the code is a correct rounding, to either side of a tie; 448 takes all that is larger. NaN for a NaN code.
+
+    >>> distance_to_codes(np.array([1.0, 1.0, 448.0, 0.0]), np.array([1.0625, 1.125, 1e9, -1.0]))
+    array([0.        , 0.0625    , 0.        , 0.99902344])
+    """
+    numbers = decode(np.arange(_E4M3.max_code + 1, dtype=_E4M3.bits_dtype), _E4M3).astype(np.float64)
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    index = np.minimum(np.searchsorted(numbers, np.abs(codes)), _E4M3.max_code)
+    lower, upper = np.append(0.0, middles)[index], np.append(middles, np.inf)[index]
+    along = np.where(codes == 0, np.abs(exact), exact * np.sign(codes))
+    distance = np.maximum(np.maximum(lower - along, along - upper), 0.0)
+    return np.where(np.isnan(codes), np.nan, distance)
