@@ -85,7 +85,7 @@ def undefined_uniform_registers(sass: str) -> list[str]:
 
     >>> undefined_uniform_registers("/*0000*/ @P0 BRA `(.L_x_1) ;\\n/*0010*/ UMOV UR4, URZ ;\\n.L_x_1:\\n/*0020*/ UMOV UR5, UR4 ;")
     ['UMOV UR5, UR4: UR4']
-    >>> undefined_uniform_registers("/*0000*/ REDUX.SUM.S32 UR4, R1 ;\n/*0010*/ UMOV UR5, UR4 ;")
+    >>> undefined_uniform_registers("/*0000*/ REDUX.SUM.S32 UR4, R1 ;\\n/*0010*/ UMOV UR5, UR4 ;")
     []
     """
     code, labels = parse(sass)

@@ -299,6 +299,8 @@ def _run(
     out = torch.empty((*shape[:-1], layouts["v"][1][-1]), dtype=family.out_dtype, device=device)
     lse = torch.empty(lse_shape, dtype=torch.float32, device=device)
     layouts["out"] = (out.data_ptr(), out.shape, out.stride())
+    if packed is not None:  # a ragged view is the same however many rows there are
+        layouts = {name: (address, (0, *x[1:]), strides) for name, (address, x, strides) in layouts.items()}
     addresses = {"out": layouts["out"][0], "lse": lse.data_ptr()}
     kept: list[Any] = []  # tensors whose addresses the kernels get must live until they are launched
     if family.is_e4m3:

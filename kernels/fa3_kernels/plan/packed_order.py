@@ -1,11 +1,11 @@
 """The tile schedule of packed sequences, whose lengths only the GPU knows: the rule that ``gluon/packed_order.py`` follows.
 
-Sequences go longest keys first. A unit of work is a row tile of one head; with a causal mask, where there are enough of
-them, a pair, the tile with the most keys and the one with the fewest, so that all units of a sequence take about as long.
-Units are dealt out in turn, forwards and backwards. Heads are taken a few at a time, so that their K and V stay in L2. A
-CTA that gets nothing repeats the shortest tile, whose bits are the same each time. No bit of the output depends on the
-order. Beside the greedy schedule that knows the lengths, the longest CTA has 0 to 5 % more key blocks (31 batches of equal,
-mixed and single long sequences, 8 to 32 heads, 132 CTAs).
+Sequences go longest keys first, but for batches of more than 512. A unit of work is a row tile of one head; with a causal
+mask, where there are enough of them, a pair, the tile with the most keys and the one with the fewest, so that all units of
+a sequence take about as long. Units are dealt out in turn, forwards and backwards. Heads are taken a few at a time, so that
+their K and V stay in L2. A CTA that gets nothing repeats the shortest tile, whose bits are the same each time. No bit of
+the output depends on the order. Beside the greedy schedule that knows the lengths, the longest CTA has 0 to 5 % more key
+blocks (31 batches of equal, mixed and single long sequences, 8 to 32 heads, 132 CTAs).
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def packed_schedule(
     ctas, width = order.table_shape(units, num_ctas)
     lists: list[list[int]] = [[] for _ in range(ctas)]
     number = 0
-    for b in sorted(range(batch), key=lambda b: -seqlens_k[b]):
+    sequences = sorted(range(batch), key=lambda b: -seqlens_k[b]) if batch <= MAX_SORTED else range(batch)
+    for b in sequences:
         tiles = -(-seqlens_q[b] // order.positions)
         of_head, at_once = -(-tiles // order.tiles_per_unit), order.heads_at_once(seqlens_k[b])
         for first in range(0, order.tile_heads, at_once):

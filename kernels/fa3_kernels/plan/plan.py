@@ -96,7 +96,7 @@ def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
 class Fixed(NamedTuple):
     """What all forward calls of a plan have in common: arguments before and behind the sizes; and how tiles may be ordered.
 
-    ``orders`` of packed sequences take one tile or two as a unit of work.
+    ``orders`` of packed sequences take one tile or two as a unit of work; ``order_numbers`` are what their kernel gets of each.
     """
 
     kernel: str
@@ -105,6 +105,7 @@ class Fixed(NamedTuple):
     options: dict[str, Any]
     orders: tuple[PackedOrder, PackedOrder]
     order_pointers: tuple[Pointer, ...]
+    order_numbers: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple[View, ...]:
@@ -150,7 +151,15 @@ def _fixed(request: Request, config: Config, variant: Variant, shape: Shape) -> 
         Pointer("cu_seqlens_q", "int32"), Pointer("cu_seqlens_k", "int32"), Pointer("sequences", "int32"),
         Pointer("schedule", "int64"), Pointer("out", TORCH_NAMES[config.out_dtype]), Pointer("lse", "float32"),
     )  # fmt: skip
-    return Fixed(kernel, before, behind, options, (one, one._replace(tiles_per_unit=2)), pointers)
+    two = one._replace(tiles_per_unit=2)
+    numbers = tuple(
+        (
+            problem.nheads, x.tile_heads, x.heads_per_kv, x.tiles_per_unit, x.positions, x.tile_n, x.left, x.right,
+            x.num_splits, 4 * x.head_dim, problem.head_dim_v, L2_BYTES,
+        )
+        for x in (one, two)
+    )  # fmt: skip
+    return Fixed(kernel, before, behind, options, (one, two), pointers, (numbers[0], numbers[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +255,8 @@ class Plan:
         entries = min(256, 1 << (table[1] - 2).bit_length()) if table[1] > 2 else 2
         arguments = (
             *self.fixed.order_pointers, problem.batch, sizes.rows_q, sizes.rows_k, *sizes.longest, table[1],
-            problem.nheads, order.tile_heads, order.heads_per_kv, order.tiles_per_unit, order.positions, order.tile_n,
-            order.left, order.right, order.num_splits, 4 * order.head_dim, problem.head_dim_v, L2_BYTES,
-            problem.batch <= MAX_SORTED, entries, 32, 1 << (problem.head_dim_v - 1).bit_length(),
+            *self.fixed.order_numbers[order.tiles_per_unit - 1], problem.batch <= MAX_SORTED, entries, 32,
+            1 << (problem.head_dim_v - 1).bit_length(),
         )  # fmt: skip
         return Call("packed_order", arguments, (table[0],), _ORDER_OPTIONS)
 
