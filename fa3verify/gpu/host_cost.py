@@ -157,7 +157,7 @@ def measure(kernels: Sequence[Kernel]) -> Iterator[Cost]:
 
 
 def write(out: Path, peers: Path | None, facts: dict[str, Any], tell: Callable[[str], None]) -> Path:
-    """Measure ours, FlashAttention-3 where it loads, and SDPA, and write ``host.csv``, ``host.md`` and the provenance."""
+    """Measure ours, FlashAttention-3 where it loads, and SDPA, and write ``host.csv``, ``host.md`` and ``host_run.json``."""
     kernels = [ours(), sdpa()]
     try:
         kernels.insert(1, flash3(peers))
@@ -169,7 +169,8 @@ def write(out: Path, peers: Path | None, facts: dict[str, Any], tell: Callable[[
         costs.append(cost)
     lines = [",".join(Cost._fields), *(f"{c.situation},{c.kernel},{c.median_us:.2f},{c.p90_us:.2f}" for c in costs)]
     write_text(out / "host.csv", "\n".join(lines) + "\n")
-    write_text(out / "host_provenance.json", json.dumps(facts, indent=1) + "\n")
+    kept = {name: facts[name] for name in ("run", "version", "gpu", "driver", "python", "torch", "triton")}
+    write_text(out / "host_run.json", json.dumps(kept, indent=1) + "\n")
     write_text(out / "host.md", markdown(costs, facts))
     return out / "host.md"
 

@@ -1,0 +1,25 @@
+"""A call and a verdict take the direct way."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
+pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
+
+from tests.quality.count_functions import of_a_call, of_a_verdict
+
+pytestmark = pytest.mark.optional
+
+
+def test_a_call_reaches_its_kernel_through_five_functions_and_never_turns_back():
+    stack, entered = of_a_call()
+    assert len(stack) == 5
+    assert len(set(stack)) == len(stack)
+    assert entered <= 16
+
+
+def test_a_verdict_reaches_the_twin_through_eight_functions_and_never_turns_back():
+    stack, _ = of_a_verdict()
+    assert len(stack) == 8
+    assert len(set(stack)) == len(stack)
