@@ -240,8 +240,8 @@ def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, ca
     made = []
     workspace = launch._packed_workspace
 
-    def kept(ready, *rest):
-        made.append((ready.plan, ready.table_shape, workspace(ready, *rest)))
+    def kept(plan, table_shape, *rest):
+        made.append((plan, table_shape, workspace(plan, table_shape, *rest)))
         return made[0][2]
 
     keys = (max(problem.k_shape[0], 1), 2, 64)

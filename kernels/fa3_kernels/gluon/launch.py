@@ -10,7 +10,7 @@ import torch
 
 from fa3_kernels.gluon.run import BoundCall, Layout
 from fa3_kernels.plan.choose import longest
-from fa3_kernels.plan.plan import Plan, Sizes, plan_of, shared_keys, stamps_shape
+from fa3_kernels.plan.plan import Call, Plan, Sizes, plan_of, shared_keys, stamps_shape
 from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
 from fa3_reference.problem import AttentionProblem
 
@@ -92,15 +92,21 @@ class _PlanOnGpu:
         self.addresses = {name: table.data_ptr() for name, table in self.tables.items()}
         self.stream = torch.cuda.current_stream(device).cuda_stream  # on which the tables were made
         self.bound: dict[str, BoundCall] = {}
-        self.sizes, self.calls = Sizes(-1, -1), ()
-        self.table_shape = (0, 0)  # of the schedule that the GPU makes of packed sequences
+        self.last: tuple[Sizes, tuple[Call, ...], tuple[int, int]] = (Sizes(-1, -1), (), (0, 0))
 
-    def take(self, sizes: Sizes) -> None:
-        """Make the calls of a launch, unless they are those of the launch before."""
-        if sizes != self.sizes:
-            self.sizes, (self.calls, self.table_shape) = sizes, self.plan.launch(sizes)
+    def launch(self, sizes: Sizes) -> tuple[tuple[Call, ...], tuple[int, int]]:
+        """The calls of a launch and the shape of its schedule: those of the launch before, if it had the same sizes.
 
-    def run(self, layouts: dict[str, Layout], addresses: dict[str, int], device: torch.device) -> None:
+        They are kept as one tuple, since threads may launch at once.
+        """
+        last = self.last
+        if sizes != last[0]:
+            last = self.last = (sizes, *self.plan.launch(sizes))
+        return last[1], last[2]
+
+    def run(
+        self, calls: tuple[Call, ...], layouts: dict[str, Layout], addresses: dict[str, int], device: torch.device
+    ) -> None:
         """Start the kernels of a launch on the current stream."""
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         if self.tables:
@@ -108,7 +114,7 @@ class _PlanOnGpu:
             if stream != self.stream:
                 for table in self.tables.values():
                     table.record_stream(torch.cuda.current_stream(device))
-        for call in self.calls:
+        for call in calls:
             bound = self.bound.get(call.kernel)
             if bound is None:
                 bound = self.bound[call.kernel] = BoundCall(call, layouts, addresses)
@@ -294,7 +300,7 @@ def _run(
     else:
         sizes, lse_shape = Sizes(shape[0], keys[0], packed[2:]), (shape[1], shape[0])
     ready = family.plan(sizes.rows_k)
-    ready.take(sizes)
+    calls, table_shape = ready.launch(sizes)
     plan = ready.plan
     out = torch.empty((*shape[:-1], layouts["v"][1][-1]), dtype=family.out_dtype, device=device)
     lse = torch.empty(lse_shape, dtype=torch.float32, device=device)
@@ -309,7 +315,7 @@ def _run(
         for name, x in factors.items():
             addresses[name] = x.data_ptr()
     if packed is not None:
-        kept.append(_packed_workspace(ready, packed, addresses, device))
+        kept.append(_packed_workspace(plan, table_shape, packed, addresses, device))
     if plan.num_splits > 1:
         kept.append(_partials(plan, sizes, addresses, device))
     elif not (plan.is_complete and sizes.rows_k):
@@ -318,16 +324,16 @@ def _run(
     if stamps is not None:
         _check_stamps(plan, stamps)
         addresses["stamps"] = stamps.data_ptr()
-    ready.run(layouts, addresses, device)
+    ready.run(calls, layouts, addresses, device)
     return out, lse
 
 
 def _packed_workspace(
-    ready: _PlanOnGpu, packed: Packed, addresses: dict[str, int], device: torch.device
+    plan: Plan, table_shape: tuple[int, int], packed: Packed, addresses: dict[str, int], device: torch.device
 ) -> torch.Tensor:
     """One tensor for the schedule, and behind it four int32 per sequence."""
-    ctas, width = ready.table_shape
-    workspace = torch.empty(ctas * width + 2 * ready.plan.problem.batch, dtype=torch.int64, device=device)
+    ctas, width = table_shape
+    workspace = torch.empty(ctas * width + 2 * plan.problem.batch, dtype=torch.int64, device=device)
     addresses["schedule"] = workspace.data_ptr()
     addresses["sequences"] = addresses["schedule"] + 8 * ctas * width
     addresses["cu_seqlens_q"] = packed.cu_seqlens_q.data_ptr()

@@ -61,16 +61,15 @@ class Descriptors:
         driver: Any = triton.runtime.driver.active
         self.fill = driver.utils.fill_tma_descriptor
         self.known: dict[Layout, list] = {}
-        self.layout: tuple = ()
-        self.of_layout: tuple = ((), (), [])
+        self.last: tuple = ((), (), (), [])  # the shape and strides of a tensor, and what its view has of them
 
     def encode(self, key: Layout) -> list:
         """Encode the descriptor of an address, a shape and strides, and keep it."""
-        layout = key[1:]
-        if layout != self.layout:
-            shape, strides = self.view.of(*layout)
-            self.layout, self.of_layout = layout, (shape, strides, [*shape, *strides])
-        shape, strides, sizes = self.of_layout
+        last = self.last  # one tuple, since threads may launch at once
+        if key[1:] != last[0]:
+            shape, strides = self.view.of(*key[1:])
+            last = self.last = (key[1:], shape, strides, [*shape, *strides])
+        _, shape, strides, sizes = last
         if len(self.known) >= MAX_DESCRIPTORS:
             self.known.clear()
         arguments = self.known[key] = [self.fill(key[0], *self.encoding, shape, strides, 0), *sizes]
