@@ -13,7 +13,7 @@ from triton.language.core import _aggregate as aggregate
 from fa3_kernels.gluon import softmax
 
 WARPGROUP_ROWS = gl.constexpr(64)
-RAGGED_ROWS = gl.constexpr(1 << 30)  # extent of the row dimension of a ragged descriptor, see descriptors.ragged
+RAGGED_ROWS = gl.constexpr(1 << 30)  # extent of the row dimension of a ragged descriptor, see fa3_kernels.plan.views
 
 
 @aggregate
