@@ -26,7 +26,6 @@ from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, TensorCore
 _ZERO_POWER = 2.0**-133  # the power of a zero accumulator, observable with bf16 only
 _EXPONENT_BITS = 0x7FF0000000000000
 _BLOCK = 256  # columns at a time: their state stays in the first-level cache
-_WIDE = 2.0**20  # two grids further apart than this leave more than 53 bits to add
 
 _inlined = numba.njit(inline="always", error_model="numpy")
 
@@ -88,16 +87,14 @@ def _step(a, a_power, b, b_power, c, align, out):
 
 @_compiled
 def _moving_ends(x, y, least, most, align):
-    """Least and greatest sum of terms x_i <= t_i <= y_i, each cut to a grid between those of ``least`` and ``most``."""
+    """Bounds of the sum of terms x_i <= t_i <= y_i, all cut to one grid between those of ``least`` and ``most``."""
     fine, coarse = 1 / (least * align), 1 / (most * align)
-    low = high = size = 0.0
+    low = high = 0.0
     for i in range(x.size):
         first, last = coarse if x[i] > 0 else fine, fine if y[i] > 0 else coarse
         low += np.trunc(x[i] * first) / first
         high += np.trunc(y[i] * last) / last
-        size += max(abs(x[i]), abs(y[i]))
-    slack = size * 2.0**-47 if fine >= coarse * _WIDE else 0.0  # 33 terms: float64 errs by less than 2^-48 of size
-    return low - slack, high + slack
+    return low, high
 
 
 @_compiled
@@ -217,7 +214,7 @@ def multiply_between(
     Parameters
     ----------
     low, high : float64 (m, k)
-        Ends of A, of either sign, low <= high; otherwise as in :func:`multiply`.
+        Ends of A, 0 <= low <= high, or equal numbers of either sign.
     c_low, c_high : (m, n), optional
         Ends of C, both or neither.
 
@@ -230,7 +227,7 @@ def multiply_between(
     Raises
     ------
     ValueError
-        As in :func:`multiply`, and where an end exceeds the other.
+        As in :func:`multiply`, and for ends that are no range.
 
     Notes
     -----
@@ -242,19 +239,16 @@ def multiply_between(
       sums of ends enclose the sum: each is attained where C and every a are at the end that the sign of b selects.
     * Otherwise ``top`` lies between these two. Grids of powers of two are nested, so that a coarser one never leaves a
       larger magnitude. A term is therefore least when cut to the finest of these grids if it is negative, to the
-      coarsest if it is positive, and greatest the other way round.
+      coarsest if it is positive, and greatest the other way round. Such terms may need more than float64's 53 bits in
+      a sum; but rounding is monotone and the device's own sum is exact, so that theirs stays on its side of it.
     * An infinite C stays, and is larger than every finite result of its side. What is finite in its range ends at
       FP32_MAX.
     """
     (low, low_power), (high, high_power), (b, b_power) = (_operand(x, core) for x in (low, high, b))
-    if low.shape != high.shape or (low > high).any():
-        raise ValueError("low must not exceed high")
+    if low.shape != high.shape or (low > high).any() or ((low < 0) & (low != high)).any():
+        raise ValueError("A must lie in ranges 0 <= low <= high, or low == high")
     if low.shape[1] != len(b):
         raise ValueError(f"A and B must agree in k, got {low.shape[1]} and {len(b)}")
-    through_zero = (low <= 0) & (high >= 0)
-    powers = np.stack(
-        [np.where(through_zero, 0.0, np.minimum(low_power, high_power)), np.maximum(low_power, high_power)]
-    )
     c = _accumulators(c_low, c_high, (len(low), b.shape[1]))
-    _chain(np.stack([low, high]), powers, b, b_power, c, core.k_step, core.align, core.out)
+    _chain(np.stack([low, high]), np.stack([low_power, high_power]), b, b_power, c, core.k_step, core.align, core.out)
     return c[0], c[1]
