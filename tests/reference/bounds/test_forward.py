@@ -1,4 +1,4 @@
-"""Error bounds: the constants are the model's worst cases, the bound holds, and it is tight where it should be.
+"""Error bounds: the bound holds, and it is tight where it should be.
 
 The twin is the only thing here that computes; the bound never looks at it.
 """
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.traits import FAMILIES, OURS
-from fa3_kernels.twin import mufu
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward
 from fa3_kernels.twin.wgmma import TENSOR_FORMATS, operand, operand_b, wgmma
@@ -25,36 +24,6 @@ from fa3_reference.bounds.steps import rounding_error, score_error
 from fa3_reference.formats import FORMATS, encode, round_to
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, prepare
-
-
-def floats(first: int, last: int, stride: int = 97) -> np.ndarray:
-    """binary32 numbers of the exponents [first, last), every ``stride``-th fraction and the ends."""
-    fraction = np.unique(np.concatenate([np.arange(0, 1 << 23, stride), [(1 << 23) - 1]])).astype(np.uint32)
-    exponent = (np.arange(first, last) + 127).astype(np.uint32) << np.uint32(23)
-    return (exponent[:, None] | fraction).ravel().view(np.float32)
-
-
-def test_ex2_is_never_worse_than_its_constant_and_once_nearly_as_bad():
-    x = np.concatenate([floats(-26, 6), -floats(-26, 6)])
-    with np.errstate(all="ignore"):
-        exact = np.exp2(x.astype(float))
-        worst = np.abs(
-            mufu.ex2(x)[exact >= device_errors.FP32_MIN_NORMAL] / exact[exact >= device_errors.FP32_MIN_NORMAL] - 1
-        ).max()
-    assert 0.9 * device_errors.EX2_REL < worst <= device_errors.EX2_REL
-
-
-def test_rcp_is_never_worse_than_its_constant_and_once_nearly_as_bad():
-    x = floats(0, 1, 3)
-    worst = np.abs(mufu.rcp(x).astype(float) * x - 1).max()
-    assert 0.9 * device_errors.RCP_REL < worst <= device_errors.RCP_REL
-
-
-def test_lg2_is_never_worse_than_its_constants():
-    x = floats(-3, 30)
-    exact = np.log2(x.astype(float))
-    ratio = np.abs(mufu.lg2(x) - exact) / (device_errors.LG2_ABS + device_errors.LG2_REL * np.abs(exact))
-    assert 0.9 < ratio.max() <= 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,168 @@
+"""The constants of the machine hold for every one of the 2^32 inputs of its instructions.
+
+The bit-exact model, which agreed with an H200 on all inputs, computes; float64 judges. Its exp2 and log2 err by less
+than an ulp, of which ``SLACK`` is more than enough; its products of two binary32 numbers are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+import pytest
+
+from fa3_kernels.twin import mufu
+from fa3_kernels.twin.convert import encode_f32
+from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
+from fa3_reference.formats import FORMATS, Format, decode
+
+SLACK = 2.0**-45
+CHUNK = 1 << 20  # inputs at a time, which share their exponent
+POSITIVE, NEGATIVE = range(0, 0x7F800000, CHUNK), range(0x80000000, 0xFF800000, CHUNK)
+SIGNIFICANDS_LOG2 = np.log2(1 + np.arange(1 << 23) * 2.0**-23)
+
+loop = numba.njit(nogil=True, error_model="numpy")
+
+
+def floats(first: int) -> np.ndarray:
+    """A chunk of binary32 numbers and the first of the next chunk (or Inf), away from zero."""
+    return np.arange(first, first + CHUNK + 1, dtype=np.uint32).view(np.float32)
+
+
+def worst_of(chunks: range, look: Callable[[int], tuple[float, float, int]]) -> tuple[float, float]:
+    """The largest error and its input, by two threads; ``look`` also counts what breaks a law, where none may."""
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(look, chunks))
+    broken = [hex(first) for first, (_, _, wrong) in zip(chunks, found, strict=True) if wrong]
+    assert not broken, f"{len(broken)} chunks of inputs break a law, first {broken[:3]}"
+    return max((error, at) for error, at, _ in found)
+
+
+@loop
+def _ex2_chunk(x, y):
+    worst, at, wrong = 0.0, 0, 0
+    for i in range(x.size - 1):
+        if abs(x[i]) < 2.0**-23:
+            wrong += y[i] != 1
+            error = abs(np.float64(x[i]))  # more than |2^x - 1|
+        elif x[i] >= 128 or x[i] < -126:
+            wrong += y[i] != (np.inf if x[i] > 0 else 0)
+            error = 0.0
+        else:
+            exact = np.exp2(np.float64(x[i]))
+            error = abs(y[i] / exact - 1)
+            wrong += y[i] < FP32_MIN_NORMAL
+            wrong += x[i] == np.rint(x[i]) and y[i] != exact
+        wrong += (x[i] < 0 and y[i] > 1) or (x[i] > 0 and y[i] < 1)
+        wrong += (y[i + 1] < y[i]) if x[i] > 0 else (y[i + 1] > y[i])
+        if error > worst:
+            worst, at = error, i
+    return worst, np.float64(x[at]), wrong
+
+
+@loop
+def _rcp_chunk(x, y):
+    worst, at, wrong = 0.0, 0, 0
+    for i in range(x.size - 1):
+        error = 0.0
+        if abs(x[i]) < FP32_MIN_NORMAL:
+            wrong += abs(y[i]) != np.inf
+        elif abs(x[i]) > 1 / FP32_MIN_NORMAL:
+            wrong += y[i] != 0
+        else:
+            error = abs(np.float64(x[i]) * np.float64(y[i]) - 1)
+            wrong += abs(y[i]) < FP32_MIN_NORMAL
+        wrong += np.signbit(x[i]) != np.signbit(y[i])
+        wrong += abs(y[i + 1]) > abs(y[i])
+        if error > worst:
+            worst, at = error, i
+    return worst, np.float64(x[at]), wrong
+
+
+@loop
+def _lg2_chunk(x, y, fraction_log2, exponent):
+    worst, at, wrong = 0.0, 0, 0
+    for i in range(x.size - 1):
+        exact = fraction_log2[i] + exponent
+        error = abs(y[i] - exact) - LG2_REL * abs(exact)
+        wrong += (x[i] < 1 and y[i] >= 0) or (x[i] >= 1 and y[i] < 0)
+        wrong += y[i + 1] < y[i]
+        if error > worst:
+            worst, at = error, i
+    return worst, np.float64(x[at]), wrong
+
+
+@loop
+def _conversion_chunk(first_of_code, magnitude, codes, sign):
+    code, wrong = np.searchsorted(first_of_code, magnitude, side="right") - 1, 0
+    for i in range(codes.size - 1):
+        while code + 1 < first_of_code.size and first_of_code[code + 1] <= magnitude + i:
+            code += 1
+        wrong += codes[i] != code | sign
+    return wrong
+
+
+def test_ex2_of_every_number():
+    assert (mufu.ex2(np.float32([0.0, -0.0, np.inf, -np.inf])) == [1, 1, np.inf, 0]).all()
+
+    def look(first: int) -> tuple[float, float, int]:
+        x = floats(first)
+        return _ex2_chunk(x, mufu.ex2(x))
+
+    worst, at = max(worst_of(POSITIVE, look), worst_of(NEGATIVE, look))
+    assert worst + SLACK <= EX2_REL
+    assert (np.log2(worst), at.hex()) == (pytest.approx(-22.7091, abs=1e-4), "0x1.1000ba0000000p+0")
+
+
+def test_rcp_of_every_number():
+    def look(first: int) -> tuple[float, float, int]:
+        x = floats(first)
+        return _rcp_chunk(x, mufu.rcp(x))
+
+    worst, at = max(worst_of(POSITIVE, look), worst_of(NEGATIVE, look))
+    assert worst <= RCP_REL
+    assert (np.log2(worst), at.hex()) == (pytest.approx(-23.2784, abs=1e-4), "0x1.d9fbfa0000000p+125")
+
+
+def test_lg2_of_every_number():
+    assert mufu.lg2(np.float32(1)) == 0
+    assert (mufu.lg2(np.float32([0.0, 2.0**-149, FP32_MIN_NORMAL - 2.0**-149])) == -np.inf).all()
+
+    def look(first: int) -> tuple[float, float, int]:
+        x, fraction = floats(first), first & 0x7FFFFF
+        return _lg2_chunk(x, mufu.lg2(x), SIGNIFICANDS_LOG2[fraction : fraction + CHUNK], float((first >> 23) - 127))
+
+    worst, at = worst_of(range(0x800000, 0x7F800000, CHUNK), look)
+    assert worst + SLACK <= LG2_ABS
+    assert (np.log2(worst), at.hex()) == (pytest.approx(-22.6405, abs=1e-4), "0x1.06fffe0000000p+0")
+
+
+def first_magnitudes(fmt: Format) -> np.ndarray:
+    """Bits of the least binary32 magnitude that rounds to each code: from halfway on, where ties go to even codes.
+
+    The last code is Inf, or the largest number in a format that saturates.
+    """
+    codes = np.arange(fmt.max_code + 1)
+    values = decode(codes, fmt)
+    middle = (values + np.append(values[1:], 2 * values[-1] - values[-2])) / 2
+    assert (middle.astype(np.float32) == middle).all()
+    bits = middle.astype(np.float32).view(np.uint32).astype(np.int64) + (codes % 2 == 0)
+    return np.append(0, bits if fmt.has_inf else bits[:-1])
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3"])
+def test_conversions_of_every_number_round_to_nearest_even(name):
+    fmt = FORMATS[name]
+    first_of_code = first_magnitudes(fmt)
+    assert (encode_f32(floats(0x7F800001), name).view(fmt.bits_dtype) == fmt.sign_mask - 1).all()  # NaN
+    beyond = encode_f32(np.float32([np.inf, -np.inf]), name).view(fmt.bits_dtype)
+    assert (beyond == np.array([0, fmt.sign_mask]) + len(first_of_code) - 1).all()
+
+    def look(first: int) -> tuple[float, float, int]:
+        codes = encode_f32(floats(first), name).view(fmt.bits_dtype)
+        return 0.0, 0.0, _conversion_chunk(first_of_code, first & 0x7FFFFFFF, codes, fmt.sign_mask * (first >> 31))
+
+    worst_of(POSITIVE, look)
+    worst_of(NEGATIVE, look)
