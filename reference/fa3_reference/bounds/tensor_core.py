@@ -64,6 +64,14 @@ def _finite(c):
 
 
 @_compiled
+def _equal(x, y):
+    equal = True
+    for i in range(x.size):
+        equal &= x[i] == y[i]
+    return equal
+
+
+@_compiled
 def _step(a, a_power, b, b_power, c, align, out):
     """Replace c (n,) by the result of one step; a (k,), b (k, n)."""
     n = c.size
@@ -138,30 +146,26 @@ def _step_between(a, powers, b, b_power, c, align, out):
 @_compiled
 def _chain(a, powers, b, b_power, c, k_step, align, out):
     """Replace the ends c (2, m, n) by those of the chain; a and powers are (2, m, k), b and b_power (k, n)."""
-    steps = (a.shape[2] + k_step - 1) // k_step
     for i in range(a.shape[1]):
-        fixed = np.ones(steps, np.bool_)
-        for k in range(a.shape[2]):
-            fixed[k // k_step] &= a[0, i, k] == a[1, i, k]
         for j in range(0, c.shape[2], _BLOCK):
-            ends = c[:, i, j : j + _BLOCK]
-            same = (ends[0] == ends[1]).all()
-            for step in range(steps):
-                ks, js = slice(step * k_step, (step + 1) * k_step), slice(j, j + _BLOCK)
-                if same and fixed[step]:
+            ends, js = c[:, i, j : j + _BLOCK], slice(j, j + _BLOCK)
+            for k in range(0, a.shape[2], k_step):
+                ks = slice(k, k + k_step)
+                if _equal(a[0, i, ks], a[1, i, ks]) and _equal(ends[0], ends[1]):
                     _step(a[0, i, ks], powers[0, i, ks], b[ks, js], b_power[ks, js], ends[0], align, out)
-                    ends[1] = ends[0]
+                    for column in range(ends.shape[1]):
+                        ends[1, column] = ends[0, column]
                 else:
                     _step_between(a[:, i, ks], powers[:, i, ks], b[ks, js], b_power[ks, js], ends, align, out)
-                    same = (ends[0] == ends[1]).all()
 
 
 def _operand(x: np.ndarray, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
     """Values and powers (0 for zeros) of an operand."""
     x = np.ascontiguousarray(x, np.float64)
     power = np.maximum((x.view(np.int64) & _EXPONENT_BITS).view(np.float64), core.operand.min_normal)
-    steps = x / (power * core.operand.epsilon)
-    if not (np.abs(x) <= core.operand.max_finite).all() or (steps != np.rint(steps)).any():
+    with np.errstate(invalid="ignore"):
+        steps = x / (power * core.operand.epsilon)
+    if not ((np.abs(x) <= core.operand.max_finite) & (steps == np.rint(steps))).all():
         raise ValueError(f"operands must be finite numbers of {core.operand.name}")
     return x, np.where(x == 0, 0.0, power)
 

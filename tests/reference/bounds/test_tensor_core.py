@@ -137,6 +137,7 @@ def test_missing_products_are_zeros(fmt: str) -> None:
         (lambda x, core: multiply(x + 2.0**-11, x, core), "numbers of fp16"),
         (lambda x, core: multiply(x, 1e5 * x, core), "numbers of fp16"),
         (lambda x, core: multiply(x * np.nan, x, core), "numbers of fp16"),
+        (lambda x, core: multiply(x * np.inf, x, core), "numbers of fp16"),
         (lambda x, core: multiply(x[:, :1], x, core), "agree in k"),
         (lambda x, core: multiply(x, x, core, x + 2.0**-30), "binary32"),
         (lambda x, core: multiply(x, x, core, x * np.nan), "binary32"),
