@@ -64,36 +64,6 @@ def _finite(c):
 
 
 @_compiled
-def _equal(x, y):
-    equal = True
-    for i in range(x.size):
-        equal &= x[i] == y[i]
-    return equal
-
-
-@_compiled
-def _step(a, a_power, b, b_power, c, align, out):
-    """Replace c (n,) by the result of one step; a (k,), b (k, n)."""
-    n = c.size
-    top, total = np.empty(n), np.empty(n)
-    for j in range(n):
-        top[j] = _accumulator_power(_finite(c[j]))
-    for k in range(a.size):
-        if a[k] != 0:
-            for j in range(n):
-                top[j] = max(top[j], a_power[k] * b_power[k, j])
-    for j in range(n):
-        top[j] = 1 / (top[j] * align)  # from here on units per number
-        total[j] = np.trunc(_finite(c[j]) * top[j])
-    for k in range(a.size):
-        if a[k] != 0:
-            for j in range(n):
-                total[j] += np.trunc(a[k] * b[k, j] * top[j])
-    for j in range(n):
-        c[j] = _result(total[j] / top[j], c[j], out)
-
-
-@_compiled
 def _moving_ends(x, y, least, most, align):
     """Bounds of the sum of terms x_i <= t_i <= y_i, all cut to one grid between those of ``least`` and ``most``."""
     fine, coarse = 1 / (least * align), 1 / (most * align)
@@ -106,26 +76,31 @@ def _moving_ends(x, y, least, most, align):
 
 
 @_compiled
-def _step_between(a, powers, b, b_power, c, align, out):
+def _step(a, powers, b, b_power, c, align, out):
     """Replace the ends c (2, n) by those of one step; a and powers (2, k) hold the ends of A, b is (k, n)."""
     n = c.shape[1]
     ends, top, total = np.empty((2, n)), np.empty((2, n)), np.empty((2, n))
-    common, scale = np.zeros(n), np.empty(n)
+    common_top, common, scale = np.zeros(n), np.zeros(n), np.empty(n)  # of products that are the same at both ends
     for j in range(n):
         ends[0, j], ends[1, j] = _finite(c[0, j]), _finite(c[1, j])
         first, last = _accumulator_power(ends[0, j]), _accumulator_power(ends[1, j])
         top[0, j] = min(first, last) if (ends[0, j] > 0) == (ends[1, j] >= 0) else _ZERO_POWER
         top[1, j] = max(first, last)
     for k in range(a.shape[1]):
-        for j in range(n):
-            top[0, j] = max(top[0, j], powers[0, k] * b_power[k, j])
-            top[1, j] = max(top[1, j], powers[1, k] * b_power[k, j])
+        if powers[0, k] == powers[1, k]:
+            for j in range(n if powers[0, k] else 0):
+                common_top[j] = max(common_top[j], powers[0, k] * b_power[k, j])
+        else:
+            for j in range(n):
+                top[0, j] = max(top[0, j], powers[0, k] * b_power[k, j])
+                top[1, j] = max(top[1, j], powers[1, k] * b_power[k, j])
     for j in range(n):
+        top[0, j], top[1, j] = max(top[0, j], common_top[j]), max(top[1, j], common_top[j])
         scale[j] = 1 / (top[1, j] * align)
         total[0, j], total[1, j] = np.trunc(ends[0, j] * scale[j]), np.trunc(ends[1, j] * scale[j])
     for k in range(a.shape[1]):
         if a[0, k] == a[1, k]:
-            for j in range(n):
+            for j in range(n if powers[0, k] else 0):
                 common[j] += np.trunc(a[0, k] * b[k, j] * scale[j])
         else:
             for j in range(n):
@@ -148,15 +123,10 @@ def _chain(a, powers, b, b_power, c, k_step, align, out):
     """Replace the ends c (2, m, n) by those of the chain; a and powers are (2, m, k), b and b_power (k, n)."""
     for i in range(a.shape[1]):
         for j in range(0, c.shape[2], _BLOCK):
-            ends, js = c[:, i, j : j + _BLOCK], slice(j, j + _BLOCK)
+            js = slice(j, j + _BLOCK)
             for k in range(0, a.shape[2], k_step):
                 ks = slice(k, k + k_step)
-                if _equal(a[0, i, ks], a[1, i, ks]) and _equal(ends[0], ends[1]):
-                    _step(a[0, i, ks], powers[0, i, ks], b[ks, js], b_power[ks, js], ends[0], align, out)
-                    for column in range(ends.shape[1]):
-                        ends[1, column] = ends[0, column]
-                else:
-                    _step_between(a[:, i, ks], powers[:, i, ks], b[ks, js], b_power[ks, js], ends, align, out)
+                _step(a[:, i, ks], powers[:, i, ks], b[ks, js], b_power[ks, js], c[:, i, js], align, out)
 
 
 def _operand(x: np.ndarray, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
