@@ -109,7 +109,7 @@ def problems(draw: DrawFn, limits: Limits = DEFAULT_LIMITS) -> AttentionProblem:
         "causal": causal,
         "window": draw(_windows()) if limits.window else (-1, -1),
         "softcap": draw(st.sampled_from((0.0, 30.0, 5.0, 50.0))) if limits.softcap else 0.0,
-        "softmax_scale": draw(st.sampled_from((0.0, 0.25, 0.05))) if limits.scale else 0.0,
+        "softmax_scale": draw(st.sampled_from((None, 0.25, 0.05))) if limits.scale else None,
     }
     batch = draw(st.integers(1, limits.max_batch))
     lengths_k = _lengths(limits.max_seqlen, limits.empty)

@@ -103,7 +103,7 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
         "nheads_kv": nheads_kv,
         "head_dim": head_dim,
         "dtype": candidate.dtype,
-        "softmax_scale": draw(st.sampled_from((0.0, 0.25, 0.05))),
+        "softmax_scale": draw(st.sampled_from((None, 0.25, 0.05))),
         **_mask(draw, candidate, wanted),
     }
     if wanted.softcap and "softcap" in candidate.features:

@@ -59,7 +59,7 @@ class AttentionProblem:
     softcap : float
         c > 0 replaces scores x by c * tanh(x / c); 0 switches it off.
     softmax_scale : float, optional
-        Positive; 1 / sqrt(head_dim) by default.
+        Positive; None stands for 1 / sqrt(head_dim).
     seqlens_q, seqlens_k : tuple of int, optional
         Lengths of packed sequences (varlen). ``batch``, ``seqlen_q`` and ``seqlen_k`` must then be their
         number and their maxima; :meth:`varlen` fills these in. Zero lengths are legal.
@@ -81,7 +81,7 @@ class AttentionProblem:
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
     softcap: float = 0.0
-    softmax_scale: float = 0.0
+    softmax_scale: float = None  # type: ignore[assignment]  # a number once the problem is made
     seqlens_q: tuple[int, ...] | None = None
     seqlens_k: tuple[int, ...] | None = None
 
@@ -91,7 +91,7 @@ class AttentionProblem:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.head_dim_v == 0:
             object.__setattr__(self, "head_dim_v", self.head_dim)
-        if self.softmax_scale == 0.0 and self.head_dim > 0:
+        if self.softmax_scale is None and self.head_dim > 0:
             object.__setattr__(self, "softmax_scale", 1.0 / math.sqrt(self.head_dim))
         for name in ("batch", "nheads", "nheads_kv", "head_dim", "head_dim_v"):
             value = getattr(self, name)
@@ -117,7 +117,7 @@ class AttentionProblem:
             math.isfinite(self.softcap) and self.softcap >= 0, f"softcap must be finite and >= 0, got {self.softcap!r}"
         )
         _check(
-            math.isfinite(self.softmax_scale) and self.softmax_scale > 0,
+            self.softmax_scale is None or (math.isfinite(self.softmax_scale) and self.softmax_scale > 0),
             f"softmax_scale must be finite and > 0, got {self.softmax_scale!r}",
         )
         self._check_varlen()
@@ -162,13 +162,17 @@ class AttentionProblem:
 
     @classmethod
     def from_json(cls, values: dict) -> AttentionProblem:
-        """Build a problem from a JSON object; ValueError on unknown, missing or illegal values."""
+        """Build a problem from a JSON object; ValueError on unknown, missing or illegal values.
+
+        A softmax_scale of 0 stands for the default one, as files of version 0.1.0 have it.
+        """
         if not isinstance(values, dict):
             raise ValueError(f"a problem must be a JSON object, got {type(values).__name__}")
         known = [f.name for f in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
             raise ValueError(f"problem has unknown keys {unknown}")
         tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        tuples["softmax_scale"] = tuples.get("softmax_scale") or None
         try:
             return cls(**tuples)
         except TypeError as error:

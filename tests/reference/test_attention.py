@@ -58,7 +58,7 @@ def problems(draw: st.DrawFn) -> AttentionProblem:
         "causal": draw(st.booleans()),
         "window": draw(st.tuples(st.integers(-1, 6), st.integers(-1, 6))),
         "softcap": draw(st.sampled_from([0.0, 0.5, 30.0])),
-        "softmax_scale": draw(st.sampled_from([0.0, 0.25, 2.0])),
+        "softmax_scale": draw(st.sampled_from([None, 0.25, 2.0])),
     }
     if draw(st.booleans()):
         lengths = draw(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), min_size=1, max_size=3))

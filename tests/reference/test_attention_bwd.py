@@ -53,7 +53,7 @@ def problems(draw: st.DrawFn) -> AttentionProblem:
         "causal": draw(st.booleans()),
         "window": draw(st.tuples(st.integers(-1, 5), st.integers(-1, 5))),
         "softcap": draw(st.sampled_from([0.0, 0.5, 30.0])),
-        "softmax_scale": draw(st.sampled_from([0.0, 1.5])),
+        "softmax_scale": draw(st.sampled_from([None, 1.5])),
     }
     if draw(st.booleans()):
         lengths = [*draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=2)), (3, 4)]

@@ -197,7 +197,7 @@ def request_of(
         f"num_splits must be 0 (chosen from the shape) or positive, got {choices.num_splits}",
     )
     rest: dict[str, Any] = {"head_dim_v": v.shape[-1], "dtype": DTYPES[q.dtype]}
-    rest |= semantics._asdict() | {"softmax_scale": scale or 0.0}
+    rest |= semantics._asdict() | {"softmax_scale": scale}
     if packed:
         batch, max_q, max_k = packed
         _require(batch > 0 and max_q > 0, f"at least one sequence with a query is needed, got {packed}")
