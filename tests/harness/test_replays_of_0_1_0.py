@@ -1,8 +1,10 @@
 """Replay files written by 0.1.0 (schema fa3verify.replay/1) read, run and end as they did then.
 
 ``replays/expected.json`` was written by 0.1.0 as well: verdicts, digests of inputs, operands and results of the kernel, every call that a
-law makes, and every figure. It is not to be renewed: a file that ends otherwise is a change for those who keep such files. One exception: the
-figures of the error bound, when the bound is changed on purpose. Digests have every NaN as one.
+law makes, and every figure. It is not to be renewed: a file that ends otherwise is a change for those who keep such
+files. One exception: the figures of the error bound, which was mended since; of them only the verdict is compared,
+and a kernel that is outside its stated order fails now.
+Digests have every NaN as one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ HERE = Path(__file__).parent / "replays"
 FILES = tuple(sorted(path for path in HERE.glob("*.json") if path.name != "expected.json"))
 EXPECTED = json.loads((HERE / "expected.json").read_text())
 # Figures that do not pass through float64 sums and powers, which differ in the last digits from machine to machine.
-EXACT = ("outputs", "nonfinite", "unbounded", "bit_equal", "bits_differing")
+EXACT = ("outputs", "nonfinite", "bit_equal", "bits_differing")
+OF_THE_BOUND = ("unbounded", "ratio_max", "ratio_median", "ratio_lse_max")
 # Fields of later versions, which no file of 0.1.0 can have: "Record.field".
 SINCE = frozenset(
     {"Case.operation", "Config.warp_specialized", "Config.softmax_stages", "Config.integer_max", "Config.family"}
@@ -104,7 +107,7 @@ def differences(name: str, got: dict[str, float] | None, expected: dict[str, flo
     if got is None or expected is None:
         return [] if got is expected else [f"{name}: measures {got}, expected {expected}"]
     moved = [f"{name}: {key} is gone" for key in expected if key not in got]
-    for key in expected.keys() & got.keys():
+    for key in (expected.keys() & got.keys()) - set(OF_THE_BOUND):
         rel, least = (0.0, 0.0) if key in EXACT else (1e-6, 1e-13)
         if not math.isclose(got[key], expected[key], rel_tol=rel, abs_tol=least):
             moved.append(f"{name}: {key} = {got[key]!r}, expected {expected[key]!r}")
@@ -118,7 +121,8 @@ def test_file_of_0_1_0_ends_as_it_did(path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(candidates, "find", lambda name: recorded(name, calls))
         holds, message, measures = replay.run(body, expected["kernel"])
-    assert holds is expected["holds"], message
+    found_since = bool((measures or {}).get("outside"))  # by the enclosure, which 0.1.0 did not have
+    assert holds is (expected["holds"] and not found_since), message
     assert message.split()[:3] == expected["message"].split()[:3]
     if expected["numbers"]:  # values of a law broken bit for bit
         assert re.findall(r"[-\d.e]*\d", message) == expected["numbers"]

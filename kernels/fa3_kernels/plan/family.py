@@ -83,6 +83,8 @@ class Traits:
         names.
     dtypes : tuple of str
     order : SoftmaxOrder
+    keeps_subnormals : bool
+        Whether the build keeps binary32 results below 2^-126; otherwise it flushes them to zero.
     pads_head_dim : bool
         Whether a smaller head_dim is padded to the next compiled one; otherwise only those of ``sizes`` are known.
     builds_powers_of_two : bool
@@ -123,6 +125,7 @@ class Traits:
     registers: Mapping[tuple[bool, int], tuple[int, int]]
     dtypes: tuple[Dtype, ...] = DTYPES
     order: SoftmaxOrder = field(default_factory=SoftmaxOrder)
+    keeps_subnormals: bool = True
     pads_head_dim: bool = False
     builds_powers_of_two: bool = False
     promotes: bool = False
@@ -166,4 +169,6 @@ class Traits:
         """What the error bound must know of a configuration of this family."""
         c = config
         switches = (c.promotion_interval, c.num_splits, c.pack_gqa)
-        return KernelModel(c.dtype, c.out_dtype, c.tile_m, c.tile_n, *switches, self.order)
+        return KernelModel(
+            c.dtype, c.out_dtype, c.tile_m, c.tile_n, *switches, self.order, keeps_subnormals=self.keeps_subnormals
+        )

@@ -86,6 +86,7 @@ _FLASH3_TRAITS = Traits(
     takes_other=lambda problem: problem.causal,
     registers=_REGISTERS,
     order=SoftmaxOrder(maxima="unscaled"),
+    keeps_subnormals=False,
 )
 OURS = "gluon"
 FAMILIES: Mapping[str, Traits] = {
@@ -102,6 +103,7 @@ FAMILIES: Mapping[str, Traits] = {
         named_rings=True,
         joins_warps=True,
         output_in_v=False,
+        order=SoftmaxOrder(row_sum="pairs"),
         other_registers=(24, 16),
         is_serialised=True,
         step_stalls=(50, 60),

@@ -55,8 +55,8 @@ class TensorCore:
 
     @property
     def tiny(self) -> float:
-        """Largest truncation of one step when the result is subnormal."""
-        return 2.0 ** -(126 + self.out_bits)
+        """Largest loss of one step whose sum is at the end of binary32's range: a subnormal C counts as 2^-126."""
+        return (self.k_step + 1) * 2.0 ** -(126 + self.out_bits)
 
 
 TENSOR_CORE = {

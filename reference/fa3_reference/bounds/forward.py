@@ -1,71 +1,45 @@
-"""A-priori rounding-error bounds, per element of O and LSE, of a FlashAttention-3 forward kernel.
+"""A-priori rounding-error bounds, per element of O and LSE, of an attention forward kernel.
 
-The bound is with respect to the operands the kernel saw; quantising them is bounded in :mod:`fa3_reference.bounds.quantisation`.
-It is made for every kernel that computes, in fp32, with key tiles of tile_n visited in one order,
+The bound is with respect to the operands the kernel saw; quantising them is bounded in
+:mod:`fa3_reference.bounds.quantisation`. :class:`KernelModel` says what is assumed of the kernel; for
+FlashAttention-3's order that is, in binary32 and per key tile,
 
     s = wgmma(q, k)        p = ex2(fma(s, c, -M))        O = O * alpha + wgmma(round(p), v)        l = l * alpha + sum p
 
-Derivation (per row; x exact log2 scores, M exact running maximum, p = 2^(x - M), hats are computed values):
-
-1. Scores. Per wgmma step with largest exponent <= G: products lose < align * G each (never more than themselves), the sum
-   < out * |D|. Summed over steps this is ds (:func:`score_error`); dx = c ds + eta |x|, eta the rounding of c.
-2. Maximum. M^ lies in [max(x - dx), max(x + dx)]; tau = distance of that interval's ends from M, plus one rounding of M.
-   M^ itself cancels: p, alpha and lse all use the same rounded number.
-3. Weights. p^ = p e^rho, |rho| <= r = ln2 (dx + u |x - M|) + EX2_REL, and for every later block whose maximum may move
-   a = EX2_REL + ln2 u |dM| from alpha. These errors enter O and l alike, so with B = e^r - 1
-       |O' - O| <= sum p B |v - O| / sum p e^-r        (because sum p (v - O) = 0)
-   and sum p B |v - O| <= min(sqrt(sum p B * sum p B (v - O)^2), sum p B |v| + |O| sum p B). Whatever the errors, p^ >= 0
-   makes O' a mean of V rows, so |O' - O| <= max v - min v; and the largest p^ is 2^0 within 2 u |M|, which caps every
-   p^ from above and l^ from below. Both matter only where scores are so large or so wrong that r is not small.
-4. Rounding of P. p^ lies in [p e^-(r + ln2 tau), p e^(r + ln2 tau)] in the scale of its block. If both ends round to the
-   same number the error is at most the larger distance to it, else half an ulp.
-5. P V. Per block, G >= |C| and every product: products lose min(n align G, A), C loses steps * align * A, results lose
-   min(steps * out * G, 8 A), A = sum p^ |v|. A chained 13-bit accumulator also loses out * |C| whenever C was rescaled.
-   Rescaling and promotion add u |O| each.
-6. Row sum: (tile_n / 8) u per block, u per fma, 2 u in the quad: relative error sigma.
-7. Epilogue: RCP_REL, two multiplications, half an ulp of the output format. lse: r and sigma of l, lg2, one addition, one
-   multiplication by ln2.
-8. Split-KV: each part as above; the error of its lse is a relative error of its weight in the combine.
-
-Everything is evaluated in float64; ``OUTWARD`` covers that evaluation's own rounding.
-
-Known to be too small (reports/findings/0001): step 5 for subnormal P or V; step 3 where alpha is flushed to 0; where an unnormalised O, a raw
-score, a product or ratio of scales, or 2 / softcap overflows; empty rows beside NaN in V; Inf with softcap and splits.
+The derivation is in reference/README.md; comments refer to its steps by number. Everything is evaluated in float64;
+``OUTWARD`` covers that evaluation's own rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.bounds.device import (
-    EX2_REL,
-    FP32_MAX,
-    FP32_MIN_NORMAL,
-    LG2_ABS,
-    LG2_REL,
-    RCP_REL,
-    U_FP32,
-    TensorCore,
-)
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
-from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, rounding_error, score_error, softcap_error
+from fa3_reference.bounds.device import FP32_MIN_NORMAL, RCP_REL, U_FP32
+from fa3_reference.bounds.epilogue import combine, finish
+from fa3_reference.bounds.head import Head, key_parts, row_tiles
+from fa3_reference.bounds.model import KernelModel, Terms
+from fa3_reference.bounds.state import VANISHES, State
+from fa3_reference.bounds.steps import LN2, OUTWARD, gamma, log_error, rounded_error, rounding_error
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
+from fa3_reference.problem import AttentionProblem, Operands
+
+_KEYS_OF_A_STEP = 16  # of an unknown order: its maximum moves once in so many keys at most
+_WORST = Terms()
 
 
 class ErrorBound(NamedTuple):
-    """Bounds of |computed - exact|: ``out`` like the output, ``lse`` like the lse, float64; inf where nothing is promised."""
+    """Bounds of |computed - exact|: ``out`` like the output, ``lse`` like the lse, float64; inf where nothing is
+    promised."""
 
     out: np.ndarray
     lse: np.ndarray
 
 
-def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
+def forward_bound(
+    problem: AttentionProblem, operands: Operands, model: KernelModel, terms: Terms = _WORST
+) -> ErrorBound:
     """Bound the rounding error of every element of O and LSE.
 
     Parameters
@@ -74,30 +48,31 @@ def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelMo
     operands : Operands
         What the kernel saw; float64 arithmetic on their exact values, cost about ten float64 GEMMs.
     model : KernelModel
+    terms : Terms
+        Weights of the sources of error; only all ones is a bound.
 
     Returns
     -------
     ErrorBound
-        float64. Rows without a visible key: 0 (the kernel must return exactly 0 and -inf). Rows whose visible operands hold
-        NaN or Inf, and elements that may overflow the output or saturate P: inf. Too small in the corners that the module names.
+        float64. Rows without a visible key: 0 (the kernel must return exactly 0 and -inf). inf where nothing is
+        promised: rows whose visible Q or K hold NaN or Inf; channels in which a visited key's V does; what may
+        overflow the output, the accumulator, a score or a product of scales (the domain, in reference/README.md).
 
     Raises
     ------
     ValueError
-        For an order of the softmax that the derivation above does not cover.
+        If the model has more than one split and no tile.
     """
-    if model.order != SoftmaxOrder():
-        raise ValueError(f"the bound is for maxima that are scaled and factors applied always, got {model.order}")
     out = np.zeros(problem.out_shape)
     lse = np.zeros(problem.lse_shape)
     with np.errstate(all="ignore"):
         for seq in problem.sequences():
-            for head in range(problem.nheads):
-                side = _Head.of(problem, operands, seq, head)
-                for rows, blocks in _row_tiles(problem, seq, head % problem.group, model):
-                    o_bound, lse_bound = _tile_bound(side, rows, blocks, model)
-                    problem.rows_q(out, seq)[rows, head] = o_bound
-                    problem.rows_lse(lse, seq)[head, rows] = lse_bound
+            for index in range(problem.nheads):
+                head = Head.of(problem, operands, seq, index)
+                for rows, visited in row_tiles(head, index % problem.group, model):
+                    o_bound, lse_bound = _tile_bound(head, rows, visited, model, terms)
+                    problem.rows_q(out, seq)[rows, index] = o_bound
+                    problem.rows_lse(lse, seq)[index, rows] = lse_bound
     return ErrorBound(_or_inf(out), _or_inf(lse))
 
 
@@ -105,258 +80,212 @@ def _or_inf(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), np.inf, x)
 
 
-def _row_tiles(
-    problem: AttentionProblem, seq: Sequence, head: int, model: KernelModel
-) -> Iterator[tuple[np.ndarray, range]]:
-    """Rows of one head that share a kernel tile, and the key blocks that tile visits."""
-    group = 1 << (problem.group - 1).bit_length() if model.pack_gqa else 1  # the kernel pads it to a power of two
-    rows = np.arange(seq.seqlen_q)
-    tile = (rows * group + (head if model.pack_gqa else 0)) // model.tile_m
-    for t in np.unique(tile):
-        ends = np.array([t * model.tile_m // group, min((t + 1) * model.tile_m - 1, seq.seqlen_q * group - 1) // group])
-        first, stop = problem.visible_keys(ends, seq.seqlen_q, seq.seqlen_k)
-        n_min, n_max = int(first[0]) // model.tile_n, -(-int(stop[1]) // model.tile_n)
-        yield rows[tile == t], range(n_min, max(n_min, n_max))
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """Exact values of one head of one sequence."""
-
-    problem: AttentionProblem
-    seq: Sequence
-    q: np.ndarray  # stored values, float64 (seqlen_q, head_dim)
-    k: np.ndarray
-    v: np.ndarray  # dequantised
-    q_factor: np.ndarray  # descale per row, ones without
-    k_factor: np.ndarray
-    v_varies: bool  # V descales differ between key tiles
-    roundings_of_c: int
-    v_scaled: bool
-
-    @classmethod
-    def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, head: int) -> _Head:
-        kv_head = head // problem.group
-
-        def factor(descale: Descale | None, h: int, seqlen: int) -> np.ndarray:
-            return np.ones(seqlen) if descale is None else descale.rows(seq.index, h, seqlen).astype(np.float64)
-
-        v_factor = factor(operands.v_descale, kv_head, seq.seqlen_k)
-        return cls(
-            problem,
-            seq,
-            problem.rows_q(operands.q, seq)[:, head].astype(np.float64),
-            problem.rows_k(operands.k, seq)[:, kv_head].astype(np.float64),
-            problem.rows_k(operands.v, seq)[:, kv_head].astype(np.float64) * v_factor[:, None],
-            factor(operands.q_descale, head, seq.seqlen_q),
-            factor(operands.k_descale, kv_head, seq.seqlen_k),
-            bool(v_factor.size and (v_factor != v_factor[0]).any()),
-            1 + (operands.q_descale is not None) + (operands.k_descale is not None),
-            operands.v_descale is not None,
-        )
-
-    def scores(self, rows: np.ndarray, keys: slice, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
-        """Exact log2 scores (-inf where hidden) and the bound dx on their error before the last fma."""
-        s, ds = score_error(self.q[rows], self.k[keys], core)
-        row_factor = self.problem.softmax_scale * LOG2_E * self.q_factor[rows][:, None]
-        c = row_factor * self.k_factor[keys][None, :]
-        # a factor that underflows before the last product, or scores that overflow, promise nothing
-        c = np.where((row_factor >= FP32_MIN_NORMAL) & (c <= FP32_MAX), c, np.nan)
-        eta = self.roundings_of_c * U_FP32 * OUTWARD
-        x, dx = s * c, ds * c + (np.abs(s) + ds) * FP32_MIN_NORMAL  # c is at least the least normal number
-        x = np.where(np.abs(x) + dx < FP32_MAX, x, np.nan)
-        if self.problem.softcap:
-            x, dx = softcap_error(x, dx + (eta + 3 * U_FP32) * np.abs(x), self.problem.softcap)
-            eta = U_FP32
-        first, stop = self.problem.visible_keys(rows, self.seq.seqlen_q, self.seq.seqlen_k)
-        columns = np.arange(keys.start, keys.stop)
-        hidden = (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
-        return np.where(hidden, -np.inf, x), np.where(hidden, 0.0, dx + eta * np.abs(x)) * OUTWARD
-
-
-class _State:
-    """Exact sums of a row tile in the scale of its running maximum, and bounds carried beside them."""
-
-    def __init__(self, rows: int, channels: int) -> None:
-        self.max = self.max_low = self.max_high = np.full(rows, -np.inf)
-        # rows: sum p, sum p B, sum p (1 - e^-r), |error of l - sum p^|
-        self.l, self.l_up, self.l_down, self.l_error = (np.zeros(rows) for _ in range(4))
-        # rows x channels: sum p v, sum p v^2, sum p |v|, the same three with weight B, |error of O - sum p^ v|
-        self.o, self.o2, self.oa, self.bo, self.bo2, self.boa, self.o_error = (
-            np.zeros((rows, channels)) for _ in range(7)
-        )
-        self.v_min, self.v_max = np.full((rows, channels), np.inf), np.full((rows, channels), -np.inf)
-
-    def rescale(self, new_max: np.ndarray, a: np.ndarray) -> None:
-        """Move every sum to a new maximum; alpha carries a relative error of at most ``a``."""
-        alpha = np.where(np.isneginf(self.max), 0.0, np.exp2(self.max - np.where(np.isneginf(new_max), 0.0, new_max)))
-        grow, grown = alpha * np.exp(a), alpha * np.expm1(a)
-        wide, widened, narrow = grow[:, None], grown[:, None], alpha[:, None]
-        self.l_up = grow * self.l_up + grown * self.l
-        self.l_down = alpha * (self.l - (self.l - self.l_down) * np.exp(-a))
-        self.bo, self.bo2, self.boa = (
-            wide * b + widened * e for b, e in ((self.bo, self.o), (self.bo2, self.o2), (self.boa, self.oa))
-        )
-        self.l, self.l_error = alpha * self.l, grow * self.l_error
-        self.o, self.o2, self.oa = (narrow * x for x in (self.o, self.o2, self.oa))
-        self.o_error = wide * self.o_error
-        self.max = new_max
-
-
-def _tile_bound(side: _Head, rows: np.ndarray, blocks: range, model: KernelModel) -> tuple[np.ndarray, np.ndarray]:
-    size = -(-len(blocks) // model.num_splits) if len(blocks) else 0
-    cuts = [min(blocks.start + i * size, blocks.stop) for i in range(model.num_splits + 1)]
+def _tile_bound(
+    head: Head, rows: np.ndarray, visited: slice, model: KernelModel, terms: Terms
+) -> tuple[np.ndarray, np.ndarray]:
     parts = []
-    for start, stop in pairwise(cuts):
-        state = _State(rows.size, side.v.shape[1])
-        for block in range(stop - 1, start - 1, -1):
-            _add_block(state, side, rows, block, model)
-        parts.append(_finish(state, side, model))
-    o, error, lse_log2, lse_error = parts[0] if len(parts) == 1 else _combine(parts)
-    fmt = FORMATS[model.out_dtype]
-    largest = np.abs(o) + error
-    error = error + rounding_error(np.zeros_like(largest), largest, fmt)
-    lse = np.abs(lse_log2) * LN2
-    lse_error = (LN2 * lse_error + 2 * U_FP32 * (lse + LN2 * lse_error)) * OUTWARD
-    empty = np.isneginf(lse_log2)
-    return np.where(empty[:, None], 0.0, error), np.where(empty, 0.0, lse_error)
+    for blocks in key_parts(visited, model):
+        state = State(rows.size, head.v.shape[1])
+        for keys in blocks:
+            _add_block(state, head, rows, keys, model, terms)
+        parts.append(finish(state, head, model, terms))
+    part = parts[0] if len(parts) == 1 else combine(parts, model, terms)
+    error = rounded_error(part.o, part.error, FORMATS[model.out_dtype]) + part.noise
+    lse = np.abs(part.lse) * LN2
+    lse_error = (LN2 * part.lse_error + terms.lse * gamma(2) * (lse + LN2 * part.lse_error)) * OUTWARD
+    empty = np.logical_and.reduce(head.hidden(rows, slice(0, head.seq.seqlen_k)), axis=1)
+    error, lse_error = np.where(empty[:, None], 0.0, error), np.where(empty, 0.0, lse_error)
+    lost = ~np.isfinite(head.v[visited]).all(axis=0)  # 0 * NaN is NaN, also for a row that sees no key
+    return np.where(lost, np.inf, error), lse_error
 
 
-def _add_block(state: _State, side: _Head, rows: np.ndarray, block: int, model: KernelModel) -> None:
+class _Weights(NamedTuple):
+    """Weights of one block's keys, (rows, keys) each but for ``unit``.
+
+    ``p`` is exact in the scale of the exact running maximum. The computed one is between p (1 - down) and p (1 + up);
+    ``either`` is the larger of the two. ``rounding`` bounds what rounding it to P's format adds, and ``unit`` (rows,
+    1) is what the kernel's P is in units of p.
+    """
+
+    p: np.ndarray
+    either: np.ndarray
+    down: np.ndarray
+    rounding: np.ndarray
+    unit: np.ndarray
+
+
+def _add_block(state: State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms) -> None:
     """Advance the exact sums and every carried bound by one key block."""
-    core, keys = model.core, slice(block * model.tile_n, min((block + 1) * model.tile_n, side.seq.seqlen_k))
-    x, dx = side.scores(rows, keys, core)
-    x_max = x.max(1)
-    new_max = np.maximum(state.max, x_max)
+    x, dx, noise = head.scores(rows, keys, model, terms)
+    state.noise = np.maximum(state.noise, 2 * noise)
+    state.outside |= np.isnan(x).any(axis=1, keepdims=True)
+    x, dx = np.where(np.isnan(x), 0.0, x), np.where(np.isfinite(dx), dx, 0.0)
+    v_factor = float(head.v_factor[keys].min())
+    ratio = 1.0 if state.v_factor is None else state.v_factor / v_factor
+    state.v_factor = v_factor
+    moved = _move_maximum(state, x, dx, np.log2(ratio), model, terms)
+    w = _weights(state, x, dx, model, terms)
+    rescaled = moved * U_FP32 + (2 * U_FP32 if ratio != 1.0 else 0.0)
+    state.outside |= not FP32_MIN_NORMAL <= ratio <= 1 / FP32_MIN_NORMAL
+    _accumulate(state, head, keys, w, terms.rescale * rescaled, model, terms)
+    _add_to_row_sum(state, w, model, terms)
+
+
+def _move_maximum(
+    state: State, x: np.ndarray, dx: np.ndarray, log_ratio: float, model: KernelModel, terms: Terms
+) -> np.ndarray:
+    """Take a block's scores into the running maximum (step 2) and rescale; return where alpha may not be 1."""
+    offset = model.p_offset_log2
+    new_max = np.maximum(state.max, x.max(1))
     high, low = np.maximum(state.max_high, (x + dx).max(1)), np.maximum(state.max_low, (x - dx).max(1))
     moved = ((x + dx).max(1) > state.max_low) & ~np.isneginf(state.max)  # else alpha is exactly 1
-    with np.errstate(invalid="ignore"):
-        a = np.where(moved, EX2_REL + LN2 * U_FP32 * (high - state.max_low), 0.0)
-    started = ~np.isneginf(state.max)
-    state.rescale(new_max, a)
+    reach = np.where(moved, np.abs(high) + np.abs(state.max_low) + 2 * offset, 0.0)
+    span = np.where(moved, high - state.max_low, 0.0) + gamma(2) * reach
+    if model.order.maxima == "scaled":  # step 3: p and alpha share the rounded maximum
+        exponent = U_FP32 * span
+    else:
+        exponent = gamma(2) * (span + reach)
+    a = np.where(moved, terms.rescale * (log_error(model.exp_error) + LN2 * exponent), 0.0)
+    state.rescale(new_max, a, moved & (span - min(log_ratio, 0.0) + max(log_ratio, 0.0) > VANISHES))
     state.max_low, state.max_high = low, high
-    base = np.where(np.isneginf(new_max), 0.0, new_max)
+    visible = ~np.isneginf(x)
+    state.largest_score = np.maximum(state.largest_score, np.where(visible, np.abs(x) + dx, 0.0).max(1))
+    return moved
+
+
+def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, terms: Terms) -> _Weights:
+    """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds."""
+    base = np.where(np.isneginf(state.max), 0.0, state.max)
     offset = model.p_offset_log2
-    tau = np.where(np.isneginf(new_max), 0.0, np.maximum(high - base, base - low) + U_FP32 * (np.abs(base) + offset))
+    off = np.where(np.isneginf(state.max), 0.0, np.maximum(state.max_high - base, base - state.max_low))
+    tau = off + U_FP32 * (np.abs(base) + offset + off)
     y = x - base[:, None]
     p = np.exp2(y)
-    r = LN2 * (dx + U_FP32 * (np.abs(y + offset) + dx + tau[:, None])) + EX2_REL
+    distance = np.abs(y + offset) + dx + tau[:, None]
+    r = LN2 * (dx + terms.exponent * U_FP32 * distance) + terms.exp * log_error(model.exp_error)
+    if not model.is_blocked:
+        r = r + _moves(x, distance, state, model)
     visible = p > 0
     r = np.where(visible, r, 0.0)
-    flushed = y + offset - dx - tau[:, None] < -125.0  # the result may be subnormal: flushed to zero
-    cap = np.exp2(2 * U_FP32 * (np.abs(base) + offset + tau)) * (1 + 2 * EX2_REL)  # largest p^ in the scale of M^
-    b_up = np.minimum(np.expm1(r) * OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(visible, p, 1.0) - 1.0)
-    b_down = np.where(flushed, 1.0, -np.expm1(-r) * OUTWARD)
-    b = np.where(visible, np.maximum(b_up, b_down), 0.0)
-    delta = _p_rounding(np.where(flushed, 0.0, p * np.exp(-r)), p * np.exp(r), tau, cap, model)
-    _accumulate(state, side.v[keys], (p, b, b_down, delta), started & moved, side, model)
+    state.worst = np.maximum(state.worst, r.max(1))
+    flushed = y + offset - dx - tau[:, None] < -VANISHES
+    # The largest computed weight is 2^0 but for the rounding of its maximum.
+    cap = np.exp2(2 * U_FP32 * (np.abs(base) + offset + tau)) * (1 + 2 * model.exp_error)
+    if not model.is_blocked or model.order.rescale == "lazy":
+        cap = np.full_like(cap, np.inf)
+    up = np.minimum(np.expm1(r) * OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(visible, p, 1.0) - 1.0)
+    down = np.where(flushed, 1.0, -np.expm1(-r) * OUTWARD)
+    either = np.where(visible, np.maximum(up, down), 0.0)
+    low, high = np.where(flushed, 0.0, p * np.exp(-r)), p * np.exp(r)
+    rounding, unit = _p_rounding(low, high, tau, cap, model)
+    return _Weights(p, either, down, terms.p_rounding * rounding, unit)
 
 
-def _p_rounding(low: np.ndarray, high: np.ndarray, tau: np.ndarray, cap: np.ndarray, model: KernelModel) -> np.ndarray:
-    """Bound on |round(p^) - p^| in the scale of the exact maximum, for p^ in [low, high] there."""
-    unit, shift = 2.0**model.p_offset_log2, np.exp2(tau)[:, None]
-    low, high = unit * low / shift, unit * np.minimum(high * shift, cap[:, None])
-    return rounding_error(low, high, FORMATS[model.dtype]) * shift / unit * OUTWARD
+def _moves(x: np.ndarray, distance: np.ndarray, state: State, model: KernelModel) -> np.ndarray:
+    """What the factors of moved maxima add to ln of a weight where the blocks are not known: exponents telescope."""
+    keys = (~np.isneginf(x)).sum(1)
+    times = np.zeros(keys.shape) if model.order.weights == "normalised" else -(-keys // _KEYS_OF_A_STEP)
+    largest = state.largest_score if model.order.maxima == "unscaled" else np.zeros(keys.shape)
+    return (times * log_error(model.exp_error))[:, None] + gamma(3) * LN2 * (distance + 2 * largest[:, None])
+
+
+def _p_rounding(
+    low: np.ndarray, high: np.ndarray, tau: np.ndarray, cap: np.ndarray, model: KernelModel
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bound on |round(p^) - p^| in the scale of the exact maximum, for p^ in [low, high] there; and P's unit."""
+    fmt = model.p_format
+    if model.is_blocked and model.order.rescale == "always":  # step 4
+        unit, shift = 2.0**model.p_offset_log2, np.exp2(tau)[:, None]
+        low, high = unit * low / shift, unit * np.minimum(high * shift, cap[:, None])
+        return rounding_error(low, high, fmt) * shift / unit * OUTWARD, np.full((len(tau), 1), unit)
+    least, largest = low.sum(1)[:, None], high.sum(1)[:, None]
+    if model.order.weights == "normalised":
+        own = 1 + gamma(low.shape[1] + 4) + RCP_REL
+        rounding = rounding_error(low / largest / own, high / least * own, fmt) * largest
+        return rounding * OUTWARD, 1 / largest
+    # Whatever the scale, P is not smaller than normalised, and rounding to nearest costs no more than P itself.
+    rounding = np.minimum(fmt.unit_roundoff * high + fmt.min_subnormal / 2 * largest, high)
+    return rounding * OUTWARD, 1 / largest
 
 
 def _accumulate(
-    state: _State, v: np.ndarray, weights: tuple, moved: np.ndarray, side: _Head, model: KernelModel
+    state: State, head: Head, keys: slice, w: _Weights, rescaled: np.ndarray, model: KernelModel, terms: Terms
 ) -> None:
-    """P V of one block and its share of the row sum."""
-    core = model.core
-    p, b, b_down, delta = weights
-    n, v_abs = p.shape[0], np.abs(v)
-    seen = (p > 0).any(1)[:, None]
-    state.v_min = np.where(seen, np.minimum(state.v_min, v.min(0)), state.v_min)
-    state.v_max = np.where(seen, np.maximum(state.v_max, v.max(0)), state.v_max)
-    sums = np.concatenate([p, p * b]) @ np.concatenate([v, v * v], axis=1)
-    absolute = np.concatenate([p, p * b, delta]) @ v_abs
-    d = v.shape[1]
+    """P V of one block (step 5)."""
+    v, factor, fmt = head.v_rows(keys), head.v_factor[keys][:, None], model.core.operand
+    p, n, d = w.p, w.p.shape[0], head.v.shape[1]
+    v_abs = np.abs(v)
+    seen = (p > 0).any(axis=1, keepdims=True)
+    state.v_min = np.where(seen, np.minimum(state.v_min, _seen(p, v, np.inf).min(0)), state.v_min)
+    state.v_max = np.where(seen, np.maximum(state.v_max, _seen(p, v, -np.inf).max(0)), state.v_max)
+    sums = np.concatenate([p, p * w.either]) @ np.concatenate([v, v * v], axis=1)
+    absolute = np.concatenate([p, p * w.either, w.rounding]) @ v_abs
     pa, ba, da = absolute[:n], absolute[n : 2 * n], absolute[2 * n :]
     carried = np.abs(state.o) + state.boa + state.o_error  # |C| at most, after rescaling
     added = (pa + ba + da) * OUTWARD  # sum of |P^ v|
-    top = carried + added
-    steps = model.tile_n // core.k_step
-    keys = (p > 0).sum(1)[:, None]
-    chunks = model.tile_n // model.promotion_interval if model.promotion_interval else 0
-    # inside a promoted chain |C| is at most the products so far
-    chain_top = added if chunks else top
-    lost = np.minimum(keys * core.align * chain_top, added) + steps * core.align * added
-    lost += np.minimum(steps * core.out * chain_top, 8 * added) + steps * core.tiny
-    ratio = 2 * U_FP32 if side.v_varies else 0.0
-    rescaled = moved[:, None] * U_FP32 + ratio
-    lost += carried * rescaled * OUTWARD
-    if chunks:
-        lost += np.where(added > 0, chunks * U_FP32 * top, 0.0)
-    elif core.out_bits < 23:
-        lost += np.where(moved[:, None] | side.v_varies, core.out * carried, 0.0)
+    largest = p * (1 + w.either) + w.rounding
+    # Products are aligned by their operands' exponents, and a subnormal operand's is that of the least normal number.
+    clamped_p = np.where(largest > 0, np.maximum(largest, fmt.min_normal / w.unit), 0.0)
+    clamped_v = np.where(v != 0, np.maximum(v_abs, fmt.min_normal * factor), 0.0)
+    aligned = np.maximum(np.minimum(clamped_p @ clamped_v, clamped_p.max(1)[:, None] * clamped_v.max(0)), added)
+    lost = _cut(carried, added, aligned * OUTWARD, (p > 0).sum(1)[:, None], rescaled[:, None], model, terms)
+    lost = lost + carried * rescaled[:, None] * OUTWARD
+    lost += 3 * model.tiny * factor.max() / w.unit
+    state.keys += len(v)
+    heaviest = state.keys * (2.0 if model.order.rescale == "always" else 2.0**9)
+    reached = np.fmin(carried + added + lost, heaviest * np.maximum(np.abs(state.v_min), np.abs(state.v_max)))
+    overflows = ~(reached < 2.0**126 * factor.min() / w.unit)
+    state.outside |= overflows
     state.o_error = (state.o_error + da + lost) * OUTWARD
+    state.share += _share(len(v), model)
     state.o, state.o2, state.oa = state.o + sums[:n, :d], state.o2 + sums[:n, d:], state.oa + pa
     state.bo, state.bo2, state.boa = state.bo + sums[n:, :d], state.bo2 + sums[n:, d:], state.boa + ba
-    block_sum, block_up = p.sum(1), (p * b).sum(1)
-    state.l, state.l_up = state.l + block_sum, state.l_up + block_up
-    state.l_down = state.l_down + (p * b_down).sum(1)
-    depth = model.tile_n // 8
-    state.l_error = (
-        state.l_error
-        + depth * U_FP32 * (block_sum + block_up)
-        + U_FP32 * np.where(block_sum > 0, state.l + state.l_up, 0.0)
-    ) * OUTWARD
 
 
-def _finish(state: _State, side: _Head, model: KernelModel) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Exact O and base-2 lse of a part, with bounds before the final rounding."""
-    row_sum, least = state.l, state.l - state.l_down
-    o = np.where(row_sum[:, None] > 0, state.o / row_sum[:, None], 0.0)
-    up = state.l_up[:, None]
-    spread = state.bo2 - 2 * o * state.bo + o * o * up
-    noise = 2.0**-40 * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
-    correlated = np.minimum(np.sqrt(up * (np.maximum(spread, 0.0) + noise)), state.boa + np.abs(o) * up)
-    drift = np.maximum(state.max_high - state.max, state.max - state.max_low) + U_FP32 * np.abs(state.max)
-    floor = np.exp2(-drift - 2 * U_FP32 * (np.abs(state.max) + model.p_offset_log2 + drift)) * (1 - EX2_REL)
-    least = np.maximum(least, floor)[:, None]
-    l_error = state.l_error + 2 * U_FP32 * (row_sum + state.l_up)
-    sigma = l_error[:, None] / least
-    shift = np.minimum(correlated / least, state.v_max - state.v_min)
-    error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
-    epilogue = RCP_REL + (1 + side.v_scaled) * U_FP32
-    error = (error + epilogue * OUTWARD * (np.abs(o) + error)) * OUTWARD + FP32_MIN_NORMAL
-    lse_log2 = state.max + np.log2(row_sum)
-    sigma, least = sigma[:, 0], least[:, 0]
-    log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum)) + sigma / np.where(
-        sigma < 1, 1 - sigma, np.nan
-    )
-    magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
-    lse_error = log_l * LOG2_E + LG2_ABS + LG2_REL * magnitude
-    lse_error = (lse_error + U_FP32 * (np.abs(lse_log2) + lse_error)) * OUTWARD
-    empty = row_sum == 0
-    return (
-        np.where(empty[:, None], 0.0, o),
-        np.where(empty[:, None], 0.0, error),
-        lse_log2,
-        np.where(empty, 0.0, lse_error),
-    )
+def _share(keys: int, model: KernelModel) -> float:
+    """What roundings of P and cuts of P V take of one block at most, relative to the row sum times the largest |v|."""
+    tiny = keys * model.p_format.min_subnormal / 2.0**model.p_offset_log2
+    if model.accumulator != "wgmma":
+        return tiny + gamma(keys + 2, model.addition)
+    steps = -(-keys // model.core.k_step)
+    return tiny + 2 * ((keys + steps) * model.core.align + steps * model.core.out + 4 * U_FP32)
 
 
-def _combine(parts: list) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Bound of the split-KV combine."""
-    o, error, lse, lse_error = (np.stack(x) for x in zip(*parts, strict=True))
-    top = lse.max(0)
-    base = np.where(np.isneginf(top), 0.0, top)
-    w = np.exp2(lse - base)  # (splits, rows)
-    distance = np.where(w > 0, np.abs(lse - base) + 2 * lse_error.max(0), 0.0)
-    omega = np.where(w > 0, LN2 * (lse_error + U_FP32 * distance) + EX2_REL, 0.0)
-    total, least = w.sum(0), (w * np.exp(-omega)).sum(0)
-    merged = np.where(total[:, None] > 0, (w[..., None] * o).sum(0) / total[:, None], 0.0)
-    least = np.where(least > 0, least, np.nan)[:, None]
-    grow = (w * np.expm1(omega))[..., None] * np.abs(o - merged) + (w * np.exp(omega))[..., None] * error
-    size = ((w * np.exp(omega))[..., None] * (np.abs(o) + error)).sum(0) / least
-    shift = grow.sum(0) / least
-    roundings = (2 * len(parts) + 1) * U_FP32 + RCP_REL
-    merged_error = (shift + roundings * OUTWARD * size) * OUTWARD
-    merged_lse = base + np.log2(total)
-    relative = np.log((w * np.exp(omega)).sum(0) / total) * LOG2_E
-    relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + len(parts) * U_FP32 * LOG2_E
-    base_error = lse_error.max(0)  # the maximum of the computed lse; it cancels but for its rounding
-    lse_out = relative + LG2_ABS + LG2_REL * np.abs(np.log2(total)) + U_FP32 * (np.abs(merged_lse) + base_error)
-    return merged, np.where(total[:, None] > 0, merged_error, 0.0), merged_lse, lse_out * OUTWARD
+def _seen(p: np.ndarray, v: np.ndarray, otherwise: float) -> np.ndarray:
+    """Rows of V that some row of the block sees; a wider range than each row's own."""
+    return np.where(np.logical_or.reduce(p > 0, axis=0)[:, None], v, otherwise)
+
+
+def _cut(
+    carried: np.ndarray, added: np.ndarray, aligned: np.ndarray, keys: np.ndarray, rescaled: np.ndarray,
+    model: KernelModel, terms: Terms,
+) -> np.ndarray:  # fmt: skip
+    """What an accumulator loses of a block's products and of C."""
+    if model.accumulator != "wgmma":
+        unit = gamma(1, model.addition)
+        return terms.sums * (gamma(int(keys.max()) + 1, unit) * added + np.where(added > 0, unit * carried, 0.0))
+    core = model.core
+    steps = model.tile_n / core.k_step
+    chunks = model.tile_n // model.promotion_interval if model.promotion_interval else 0
+    top = carried + added
+    # inside a promoted chain |C| is at most the products so far
+    chain_top = added if chunks else top
+    lost = np.minimum(keys * core.align * np.maximum(chain_top, aligned), added) + steps * core.align * aligned
+    lost = terms.products * lost + terms.sums * np.minimum(steps * core.out * chain_top, 8 * added)
+    lost += steps * core.tiny
+    if chunks:
+        lost += terms.promotion * np.where(added > 0, chunks * U_FP32 * (top + lost), 0.0)
+    elif core.out_bits < 23:
+        lost += terms.products * np.where(rescaled > 0, core.out * carried, 0.0)
+    return lost
+
+
+def _add_to_row_sum(state: State, w: _Weights, model: KernelModel, terms: Terms) -> None:
+    """The block's share of the row sum (step 6)."""
+    added, up = w.p.sum(1), (w.p * w.either).sum(1)
+    state.l, state.l_up = state.l + added, state.l_up + up
+    state.l_down = state.l_down + (w.p * w.down).sum(1)
+    depth = model.row_sum_depth if model.is_blocked else w.p.shape[1]
+    total = np.where(added > 0, state.l + state.l_up + state.l_error, 0.0)
+    lost = gamma(depth) * (added + up) + U_FP32 * total * (1 + gamma(depth))
+    state.l_error = (state.l_error + terms.row_sum * lost) * OUTWARD

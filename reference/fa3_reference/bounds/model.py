@@ -2,47 +2,156 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from fa3_reference.bounds.device import TENSOR_CORE, TensorCore
+from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, TENSOR_CORE, TensorCore
+from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import Dtype
 
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxOrder:
-    """Where the online softmax rounds.
+    """In which order a kernel visits the keys, and where its softmax rounds.
 
     Parameters
     ----------
     maxima : {"scaled", "unscaled"}
         Whether a row's running maximum is taken of the scores in log2 units, so that weights, rescaling and LSE share
-        one rounded number, or of the raw scores, which each of the three then scales for itself.
+        one rounded number, or of the raw scores, which each of the three then scales for itself. A bound for unscaled
+        maxima holds for scaled ones.
     rescale : {"always", "lazy"}
-        Whether O takes the factor of every key block, or only where the maximum has grown by much.
+        Whether O takes the factor of every key block, or only where the maximum has grown by much: P may then exceed 1.
+    keys : {"right_to_left", "left_to_right", "any"}
+        Order of the key blocks of a row tile.
+    weights : {"running", "normalised", "any"}
+        Whether P is rounded in the scale of the running maximum and O divided at the end, or P is divided by the row
+        sum before it is rounded.
+    row_sum : {"pairs", "any"}
+        Whether a thread adds neighbouring weights first, which halves the chain of its additions.
     """
 
     maxima: Literal["scaled", "unscaled"] = "scaled"
     rescale: Literal["always", "lazy"] = "always"
+    keys: Literal["right_to_left", "left_to_right", "any"] = "right_to_left"
+    weights: Literal["running", "normalised", "any"] = "running"
+    row_sum: Literal["pairs", "any"] = "any"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelModel:
-    """Formats, tiling, the three switches that change bits, and the order of the softmax."""
+    """Formats, tiling and order of operations of a kernel; :meth:`any_order` for one that does not say.
+
+    Parameters
+    ----------
+    dtype, out_dtype
+        Formats of the operands and of the output; ``out_dtype`` "fp32" bounds the error before the last rounding.
+    tile_m, tile_n : int
+        Query rows and keys of a tile; 0 where it is not known.
+    promotion_interval : int
+        Keys after which an e4m3 sum of P V moves to binary32; 0 chains all of them in the tensor core.
+    num_splits, pack_gqa
+        Parts into which the keys are split, and whether the query heads of a group share a row tile.
+    order : SoftmaxOrder
+    scores : str
+        Format in which S is kept between the two products; rounded at most twice (before and after scaling) to a
+        16-bit one.
+    probabilities : str
+        Format of P as it enters the second product; ``dtype`` by default.
+    accumulator : {"wgmma", "fp32", "fp16"}
+        Hopper's tensor core as measured, or any tree of additions in that format, each to nearest or toward zero.
+    exp_error : float
+        Relative error of the exponential.
+    keeps_subnormals : bool
+        Whether binary32 results below 2^-126 are kept, except those of MUFU; otherwise they may be flushed to zero.
+    """
 
     dtype: Dtype
     out_dtype: str
-    tile_m: int
-    tile_n: int
+    tile_m: int = 0
+    tile_n: int = 0
     promotion_interval: int = 0
     num_splits: int = 1
     pack_gqa: bool = False
     order: SoftmaxOrder = SoftmaxOrder()
+    scores: str = "fp32"
+    probabilities: str = ""
+    accumulator: Literal["wgmma", "fp32", "fp16"] = "wgmma"
+    exp_error: float = EX2_REL
+    keeps_subnormals: bool = True
+
+    @classmethod
+    def any_order(cls, dtype: Dtype, out_dtype: str) -> KernelModel:
+        """A kernel of which only this is known: S, sums and exponentials are in binary32, P in the operands' format."""
+        order = SoftmaxOrder("unscaled", "lazy", "any", "any")
+        return cls(dtype, out_dtype, order=order, accumulator="fp32", exp_error=4 * EX2_REL, keeps_subnormals=False)
+
+    def __post_init__(self) -> None:
+        if not self.probabilities:
+            object.__setattr__(self, "probabilities", self.dtype)
+        if self.num_splits > 1 and not self.tile_n:
+            raise ValueError("parts of the keys are whole tiles: num_splits > 1 needs tile_n")
 
     @property
     def core(self) -> TensorCore:
         return TENSOR_CORE[self.dtype]
 
     @property
+    def tiny(self) -> float:
+        """Largest error of a binary32 result below the normal range."""
+        return 2.0**-149 if self.keeps_subnormals else FP32_MIN_NORMAL
+
+    @property
+    def p_format(self) -> Format:
+        return FORMATS[self.probabilities]
+
+    @property
     def p_offset_log2(self) -> int:
-        return 8 if self.dtype == "e4m3" else 0
+        return 8 if self.probabilities == "e4m3" and self.order.weights == "running" else 0
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the running maximum that each key meets is known, because tile and order are."""
+        return self.tile_n > 0 and self.order.keys != "any" and self.order.weights == "running"
+
+    @property
+    def row_sum_depth(self) -> int:
+        """Longest chain of additions behind a known block's share of the row sum, which four threads share."""
+        return self.tile_n // (8 if self.order.row_sum == "pairs" else 4)
+
+    @property
+    def addition(self) -> float:
+        """Relative error of one addition of an accumulator that is not the tensor core's."""
+        return FORMATS[self.accumulator].epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Weights of the bound's sources of error, 1 each: an error budget sets one to 0, a test of the bound halves one.
+
+    ``scores`` cuts of the tensor core in Q K^T; ``factor`` roundings of the factor that takes scores to log2 units;
+    ``exponent`` rounding of x - M; ``exp`` the exponential of weights; ``rescale`` of the factor of a moved maximum
+    and its product with O; ``p_rounding`` of P to its format; ``products``, ``sums`` cuts of P V; ``promotion``
+    additions in binary32; ``row_sum``; ``reciprocal`` with the last multiplications; ``lg2`` and ``lse`` the
+    logarithm and the two roundings after it; ``combine`` of splits; ``softcap`` the tanh.
+    """
+
+    scores: float = 1.0
+    factor: float = 1.0
+    exponent: float = 1.0
+    exp: float = 1.0
+    rescale: float = 1.0
+    p_rounding: float = 1.0
+    products: float = 1.0
+    sums: float = 1.0
+    promotion: float = 1.0
+    row_sum: float = 1.0
+    reciprocal: float = 1.0
+    lg2: float = 1.0
+    lse: float = 1.0
+    combine: float = 1.0
+    softcap: float = 1.0
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))

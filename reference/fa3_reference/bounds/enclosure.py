@@ -1,0 +1,266 @@
+"""Where the outputs of a kernel lie, if the tensor core behaves as measured: its program in ranges of numbers.
+
+The a-priori bound charges every operation its worst case. But of a kernel whose order is stated most operations have
+no freedom: binary32 arithmetic rounds to nearest, and the tensor core cuts as :mod:`fa3_reference.bounds.tensor_core`
+says. So the program is run with a range for every number. S is one number, the weights have the error of the
+exponential, and P is one number again wherever both ends of a weight round alike; only the order of the row sum, the
+reciprocal and the logarithm add to that. Rounding to nearest and the tensor core are monotone, so that the ends of a
+result are the results of ends.
+
+Nothing here knows the kernel or its twin. It assumes more than the a-priori bound, and is what finds small faults.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
+from fa3_reference.bounds.epilogue import combine
+from fa3_reference.bounds.head import Head, key_parts, row_tiles
+from fa3_reference.bounds.model import KernelModel, Terms
+from fa3_reference.bounds.state import Part
+from fa3_reference.bounds.steps import LN2, LOG2_E, gamma, rounded
+from fa3_reference.bounds.tensor_core import multiply, multiply_between
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem, Operands
+
+
+class Range(NamedTuple):
+    """Ends of numbers, float64 arrays of one shape; -inf and inf where nothing is known."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Enclosure(NamedTuple):
+    """Ranges of ``out`` and ``lse``, like the output and the lse; ends of ``out`` are numbers of the output format."""
+
+    out: Range
+    lse: Range
+
+
+def can_enclose(model: KernelModel) -> bool:
+    """Whether a kernel's order is stated far enough for :func:`forward_enclosure`."""
+    is_plain = model.scores == "fp32" and model.probabilities == model.dtype and model.order.rescale == "always"
+    return model.is_blocked and is_plain and model.accumulator == "wgmma"
+
+
+def forward_enclosure(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Enclosure:
+    """Enclose every element of O and LSE of a kernel whose order of operations is stated.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+    operands : Operands
+        What the kernel saw.
+    model : KernelModel
+
+    Returns
+    -------
+    Enclosure
+        Rows without a visible key: 0 and -inf. Everything where a row's Q or K, or a visited key's V, is NaN or Inf,
+        and where a score or a sum may overflow.
+
+    Raises
+    ------
+    ValueError
+        If :func:`can_enclose` is false for the model.
+    """
+    if not can_enclose(model):
+        raise ValueError(f"only a stated order of operations can be enclosed, got {model}")
+    out = Range(np.zeros(problem.out_shape), np.zeros(problem.out_shape))
+    lse = Range(np.full(problem.lse_shape, -np.inf), np.full(problem.lse_shape, -np.inf))
+    with np.errstate(all="ignore"):
+        for seq in problem.sequences():
+            for index in range(problem.nheads):
+                head = Head.of(problem, operands, seq, index)
+                for rows, visited in row_tiles(head, index % problem.group, model):
+                    o, log = _tile(head, rows, visited, model)
+                    for whole, part in zip(out, o, strict=True):
+                        problem.rows_q(whole, seq)[rows, index] = part
+                    for whole, part in zip(lse, log, strict=True):
+                        problem.rows_lse(whole, seq)[index, rows] = part
+    return Enclosure(out, lse)
+
+
+def _tile(head: Head, rows: np.ndarray, visited: slice, model: KernelModel) -> tuple[Range, Range]:
+    parts = []
+    for blocks in key_parts(visited, model):
+        state = _State(rows.size, head.v.shape[1])
+        for keys in blocks:
+            _add_block(state, head, rows, keys, model)
+        parts.append(_finish(state, head, model))
+    part = parts[0] if len(parts) == 1 else combine(parts, model, Terms())
+    fmt = FORMATS[model.out_dtype]
+    o = Range(rounded(part.o - part.error, fmt), rounded(part.o + part.error, fmt))
+    width = LN2 * part.lse_error + gamma(2) * (np.abs(part.lse) + part.lse_error)
+    log = Range(LN2 * part.lse - width, LN2 * part.lse + width)
+    hidden = head.hidden(rows, slice(0, head.seq.seqlen_k))
+    empty = np.logical_and.reduce(hidden, axis=1)
+    bad_key = ~(np.isfinite(head.k).all(axis=1) & np.isfinite(head.k_factor))
+    bad_row = ~np.isfinite(head.q[rows]).all(axis=1) | np.logical_or.reduce(~hidden & bad_key, axis=1)
+    bad_row = bad_row & ~empty
+    bad_channel = ~np.isfinite(head.v[visited]).all(axis=0)
+    o = _known(o, empty[:, None], 0.0, bad_row[:, None] | bad_channel)
+    return o, _known(log, empty, -np.inf, bad_row)
+
+
+def _known(x: Range, empty: np.ndarray, value: float, bad: np.ndarray) -> Range:
+    """Exactly ``value`` for empty rows; everything where an end is NaN or something is bad."""
+    bad = bad | ((np.isnan(x.low) | np.isnan(x.high)) & ~empty)
+    low, high = (np.where(empty, value, end) for end in x)
+    return Range(np.where(bad, -np.inf, low), np.where(bad, np.inf, high))
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+    return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+class _State:
+    """Ranges of the running maximum and the row sum (rows,), and of the accumulator (rows, channels)."""
+
+    def __init__(self, rows: int, channels: int) -> None:
+        self.max = Range(np.full(rows, -np.inf), np.full(rows, -np.inf))
+        self.sum = Range(np.zeros(rows), np.zeros(rows))
+        self.o = Range(np.zeros((rows, channels)), np.zeros((rows, channels)))
+        self.v_factor: float | None = None  # of the block before
+
+
+def _f32(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32).astype(np.float64)
+
+
+def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a b + c of binary32 numbers, rounded once: the product is exact, and the sum is first rounded to odd."""
+    product = a * b
+    total = product + c
+    back = total - product
+    lost = (product - (total - back)) + (c - back)
+    is_even = total.view(np.int64) & 1 == 0
+    toward = np.where(lost > 0, np.inf, -np.inf)
+    return _f32(np.where((lost != 0) & is_even & np.isfinite(total), np.nextafter(total, toward), total))
+
+
+def _exp2(x: Range) -> Range:
+    """ex2 of a range of binary32 numbers: exact at 0, flushed to 0 below the least normal number."""
+    low = np.where(x.low == 0, 1.0, np.exp2(x.low) * (1 - EX2_REL) * (1 - 2.0**-50))
+    high = np.where(x.high == 0, 1.0, np.exp2(x.high) * (1 + EX2_REL) * (1 + 2.0**-50))
+    return Range(_f32(np.where(low < FP32_MIN_NORMAL, 0.0, low)), _f32(high))
+
+
+def _times(x: Range, factor: Range) -> Range:
+    """Product of a range with one of numbers >= 0; exact for binary32 numbers."""
+    low = x.low * np.where(x.low >= 0, factor.low, factor.high)
+    return Range(low, x.high * np.where(x.high >= 0, factor.high, factor.low))
+
+
+def _flushed(x: Range) -> Range:
+    """The same range, with 0 where a number of it may have been flushed."""
+    low = np.where((x.low > 0) & (x.low < FP32_MIN_NORMAL), 0.0, x.low)
+    return Range(low, np.where((x.high < 0) & (x.high > -FP32_MIN_NORMAL), 0.0, x.high))
+
+
+def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Range:
+    """The factor that takes raw scores to log2 units, (rows, 1)."""
+    c = _f32(np.float64(head.problem.softmax_scale * LOG2_E) * np.ones((rows.size, 1)))
+    c = _f32(c * head.q_factor[rows][:, None])
+    c = np.maximum(_f32(c * head.k_factor[keys.start]), FP32_MIN_NORMAL)
+    if model.order.maxima == "scaled":
+        return Range(c, c)
+    return Range(_f32(c * (1 - 2.0**-23)), _f32(c * (1 + 2.0**-23)))  # whose own rounding is not stated
+
+
+def _scores(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Range, Range]:
+    """Scores of a block, -inf where hidden, and the factor that takes them to log2 units."""
+    q, k = _finite(head.q[rows]), _finite(head.k[keys])
+    s = multiply(q, k.T, model.core)
+    c, cap = _factor(head, rows, keys, model), head.problem.softcap
+    x = Range(s, s)
+    if cap:
+        steep = [_f32(end * _f32(np.full(1, 2 / cap))) for end in c]
+        grown = _exp2(Range(*(_f32(s * np.where((s > 0) == up, steep[1], steep[0])) for up in (False, True))))
+        half = [_f32(1 / _f32(end + 1) * (1 + sign * RCP_REL)) for end, sign in zip(grown, (1, -1), strict=True)]
+        x = Range(*(_f32(np.maximum(1 - 2 * end, -1.0)) for end in half))
+        c = Range(*[np.full_like(c.low, max(np.float32(cap * LOG2_E), FP32_MIN_NORMAL))] * 2)
+    hidden = head.hidden(rows, keys)
+    return Range(*(np.where(hidden, -np.inf, end) for end in x)), c
+
+
+def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> None:
+    """Run one key block of the program."""
+    s, c = _scores(head, rows, keys, model)
+    p, alpha = _softmax(state, s, c, model)
+    v_factor = float(head.v_factor[keys.start])
+    ratio = 1.0 if state.v_factor is None else float(np.float32(state.v_factor / v_factor))
+    state.v_factor = v_factor
+    rescale = Range(*(_f32(end * ratio)[:, None] for end in alpha))
+    codes = Range(*(rounded(np.minimum(_finite(end), model.p_format.max_finite), model.p_format) for end in p))
+    state.o = _accumulate(state.o, codes, rescale, _finite(head.v[keys]), model)
+    steps = model.row_sum_depth + 1
+    low, high = (old * a + end.sum(1) for old, a, end in zip(state.sum, alpha, p, strict=True))
+    state.sum = Range(low * (1 - gamma(steps)), high * (1 + gamma(steps)))
+
+
+def _softmax(state: _State, s: Range, c: Range, model: KernelModel) -> tuple[Range, Range]:
+    """Take a block's scores into the running maximum; return the weights and the factor of all that came before."""
+    offset = np.full(1, float(model.p_offset_log2))
+    top = [np.max(end, axis=1, keepdims=True) for end in s]
+    scaled = [
+        _fma(end, np.where((end > 0) == up, c[1], c[0]), -offset) for up, end in zip((False, True), top, strict=True)
+    ]
+    width = 0.0 if model.order.maxima == "scaled" else gamma(2) * (np.maximum(*map(np.abs, scaled)) + offset)
+    block = Range(_f32(scaled[0] - width)[:, 0], _f32(scaled[1] + width)[:, 0])
+    old, new = state.max, Range(*(np.maximum(a, b) for a, b in zip(state.max, block, strict=True)))
+    base = [np.where(np.isneginf(end), 0.0, end)[:, None] for end in new]
+    low = _fma(s.low, np.where(s.low > 0, c.low, c.high), -base[1])
+    high = _fma(s.high, np.where(s.high > 0, c.high, c.low), -base[0])
+    apart = Range(_f32(old.low - base[1][:, 0]), np.minimum(_f32(old.high - base[0][:, 0]), 0.0))
+    if model.order.maxima == "unscaled":  # the factor is that of raw maxima; it is 1 where none can have moved
+        apart = Range(*(end * (1 + sign * gamma(3)) for end, sign in zip(apart, (1, -1), strict=True)))
+    state.max = new
+    return _exp2(Range(low, high)), _exp2(apart)
+
+
+def _accumulate(o: Range, p: Range, rescale: Range, v: np.ndarray, model: KernelModel) -> Range:
+    """P V of one block, and what O becomes with it."""
+    moved = _times(o, rescale)
+    if not model.keeps_subnormals:
+        moved = _flushed(moved)
+    moved = Range(
+        *(np.where(np.isnan(end), all_of_it, end) for end, all_of_it in zip(moved, (-np.inf, np.inf), strict=True))
+    )
+    interval = model.promotion_interval
+    if not interval:
+        return Range(*multiply_between(p.low, p.high, v, model.core, *(_f32(end) for end in moved)))
+    one = np.ones(1)
+    for start in range(0, len(v), interval):
+        ks = slice(start, start + interval)
+        part = multiply_between(p.low[:, ks], p.high[:, ks], v[ks], model.core)
+        moved = o = Range(*(_fma(old, one, new) for old, new in zip(moved, part, strict=True)))
+    return o
+
+
+def _finish(state: _State, head: Head, model: KernelModel) -> Part:
+    """Centre and radius of O and of the base-2 lse of a part."""
+    total = Range(state.sum.low * (1 - gamma(2)), state.sum.high * (1 + gamma(2)))
+    factor = state.v_factor or 1.0
+    inverse = Range(factor / total.high * (1 - RCP_REL), factor / total.low * (1 + RCP_REL))
+    o = _times(state.o, Range(*(end[:, None] for end in inverse)))
+    lg2 = [np.log2(end) for end in total]
+    slack = LG2_ABS + LG2_REL * np.maximum(*map(np.abs, lg2))
+    slack = slack + gamma(2) * (np.maximum(*map(np.abs, state.max)) + np.maximum(*map(np.abs, lg2)) + 1)
+    lse = Range(state.max.low + lg2[0] - slack, state.max.high + lg2[1] + slack)
+    largest = np.maximum(*map(np.abs, o))
+    tiny = 4 * model.tiny * max(1.0, factor) * (1 + 1 / total.low[:, None])
+    radius = (o.high - o.low) / 2 + gamma(3) * largest + tiny
+    seen = state.sum.high > 0
+    middle, off = (o.low + o.high) / 2, (lse.high - lse.low) / 2
+    return Part(
+        np.where(seen[:, None], middle, 0.0),
+        np.where(seen[:, None], radius, 0.0),
+        np.zeros_like(middle),
+        np.where(seen, (lse.low + lse.high) / 2, -np.inf),
+        np.where(seen, off, 0.0),
+    )

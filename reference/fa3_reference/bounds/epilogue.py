@@ -1,0 +1,97 @@
+"""From the sums of a row tile to O and LSE: division, logarithm and the combine of splits (steps 7 and 8)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa3_reference.bounds.device import EX2_REL, LG2_ABS, LG2_REL, RCP_REL, U_FP32
+from fa3_reference.bounds.head import Head
+from fa3_reference.bounds.model import KernelModel, Terms
+from fa3_reference.bounds.state import VANISHES, Part, State
+from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, gamma, log_error
+
+
+def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
+    """Exact O and base-2 lse of a part, with bounds before the final rounding (steps 3 and 7)."""
+    row_sum, least = state.l, state.l - state.l_down
+    o = np.where(row_sum[:, None] > 0, state.o / row_sum[:, None], 0.0)
+    up = state.l_up[:, None]
+    spread = state.bo2 - 2 * o * state.bo + o * o * up
+    noise = 2.0**-40 * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
+    correlated = np.minimum(np.sqrt(up * (np.maximum(spread, 0.0) + noise)), state.boa + np.abs(o) * up)
+    off = np.maximum(state.max_high - state.max, state.max - state.max_low)
+    if model.is_blocked:  # the row sum holds the largest weight
+        offset = model.p_offset_log2
+        exponent = off + gamma(3) * (np.abs(state.max) + offset + off)
+        least = np.maximum(least, np.exp2(-exponent) * (1 - model.exp_error))
+    l_error = state.l_error + terms.row_sum * gamma(2) * (row_sum + state.l_up + state.l_error)
+    sigma, least = (l_error / least)[:, None], least[:, None]
+    shift = np.minimum(correlated / least, state.v_max - state.v_min)
+    error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
+    error = np.fmin(error, _coarse(state, head, model))
+    epilogue = terms.reciprocal * (RCP_REL + (1 + head.v_scaled) * U_FP32) * (1 + 2.0**-20)
+    if head.v_scaled and state.v_factor is not None:  # the inverse times a small descale may be subnormal
+        epilogue = epilogue + model.tiny * 2.0**model.p_offset_log2 / state.v_factor * (row_sum + l_error)[:, None]
+    error = (error + epilogue * (np.abs(o) + error)) * OUTWARD + 2 * model.tiny * max(1.0, state.v_factor or 1.0)
+    noise = 2 * (state.noise / row_sum)[:, None] * state.oa
+    lse, lse_error = _log(state, row_sum, least[:, 0], sigma[:, 0], model, terms)
+    empty = row_sum == 0
+    o, error, noise = (np.where(empty[:, None], 0.0, value) for value in (o, error + noise, noise))
+    error = np.where(state.outside, np.inf, error)
+    lse_error = np.where(state.outside.all(1), np.inf, np.where(empty, 0.0, lse_error))
+    return Part(o, error, noise, lse, lse_error)
+
+
+def _coarse(state: State, head: Head, model: KernelModel) -> np.ndarray:
+    """Bound where next to nothing is known of the weights: they are a mean all the same, of rounded rows."""
+    largest = np.maximum(np.abs(state.v_min), np.abs(state.v_max))
+    largest = np.maximum(largest, model.core.operand.min_normal * (state.v_factor or 1.0))
+    relative = model.p_format.unit_roundoff + state.share + gamma(head.seq.seqlen_k + 4)
+    return (state.v_max - state.v_min + largest * relative * 1.01) if relative < 0.5 else np.full_like(largest, np.inf)
+
+
+def _log(
+    state: State, row_sum: np.ndarray, least: np.ndarray, sigma: np.ndarray, model: KernelModel, terms: Terms
+) -> tuple[np.ndarray, np.ndarray]:
+    """Base-2 lse of a part and the bound of its error before it is taken to nats."""
+    lse = state.max + np.log2(row_sum)
+    log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum))
+    log_l = np.fmin(log_l, state.worst)
+    log_l = log_l + sigma / np.where(sigma < 1, 1 - sigma, np.nan)
+    magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
+    magnitude = magnitude + U_FP32 * (np.abs(state.max) + model.p_offset_log2)
+    error = log_l * LOG2_E + terms.lg2 * (LG2_ABS + LG2_REL * magnitude)
+    if model.order.maxima == "unscaled":  # the maximum is scaled once for P and once for lse
+        error = error + gamma(3) * state.largest_score
+    return lse, (error + terms.lse * U_FP32 * (np.abs(lse) + error)) * OUTWARD
+
+
+def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
+    """Bound of the split-KV combine (step 8)."""
+    o, error, noise, lse, lse_error = (np.stack(x) for x in zip(*parts, strict=True))
+    top = lse.max(0)
+    base = np.where(np.isneginf(top), 0.0, top)
+    w = np.exp2(lse - base)  # (splits, rows)
+    distance = np.where(w > 0, np.abs(lse - base) + lse_error + lse_error.max(0), 0.0)
+    omega = np.where(w > 0, LN2 * (lse_error + terms.combine * U_FP32 * distance), 0.0)
+    omega = omega + np.where(w > 0, terms.combine * log_error(EX2_REL), 0.0)
+    vanishes = distance > VANISHES
+    up = np.maximum(np.expm1(omega), vanishes)
+    total, least = w.sum(0), (w * np.where(vanishes, 0.0, np.exp(-omega))).sum(0)
+    merged = (w[..., None] * o).sum(0) / total[:, None]
+    merged = np.where(np.isneginf(top)[:, None], 0.0, merged)
+    least = np.where(least > 0, least, np.nan)[:, None]
+    grow = (w * up)[..., None] * np.abs(o - merged) + (w * np.exp(omega))[..., None] * error
+    size = ((w * np.exp(omega))[..., None] * (np.abs(o) + error)).sum(0) / least
+    roundings = terms.combine * (gamma(2 * len(parts) + 1) + RCP_REL) * (1 + 2.0**-20)
+    merged_error = (grow.sum(0) / least + roundings * size) * OUTWARD
+    merged_error = merged_error + (len(parts) + 1) * model.tiny * (1 + np.abs(o).max(0))
+    noise = (w[..., None] * (noise + 2.0**-46 * np.abs(o))).sum(0) / np.where(total > 0, total, 1.0)[:, None]
+    merged_lse = base + np.log2(total)
+    relative = np.log((w * np.exp(omega)).sum(0) / total) * LOG2_E
+    relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + terms.combine * gamma(len(parts)) * LOG2_E
+    lg2 = terms.lg2 * (LG2_ABS + LG2_REL * (np.abs(np.log2(total)) + relative))
+    lse_out = relative + lg2 + terms.lse * U_FP32 * (np.abs(merged_lse) + lse_error.max(0) + relative + lg2)
+    empty = np.isneginf(top)
+    merged_error, noise = (np.where(empty[:, None], 0.0, value) for value in (merged_error, noise))
+    return Part(merged, merged_error, noise, merged_lse, np.where(empty, 0.0, lse_out * OUTWARD))

@@ -1,0 +1,164 @@
+"""The rows and keys of one query head, as a bound meets them: values, factors, tiles, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
+from fa3_reference.bounds.model import KernelModel, Terms
+from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, score_error, softcap_error
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
+
+_LARGE = FP32_MAX / 4  # sums of absolute values up to here cannot overflow on the way
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Exact values of one query head of one sequence, float64."""
+
+    problem: AttentionProblem
+    seq: Sequence
+    q: np.ndarray  # stored values (seqlen_q, head_dim)
+    k: np.ndarray
+    v: np.ndarray
+    q_factor: np.ndarray  # descale per row, ones without
+    k_factor: np.ndarray
+    v_factor: np.ndarray
+    roundings_of_c: int
+    v_scaled: bool
+
+    @classmethod
+    def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, head: int) -> Head:
+        kv_head = head // problem.group
+
+        def factor(descale: Descale | None, h: int, seqlen: int) -> np.ndarray:
+            return np.ones(seqlen) if descale is None else descale.rows(seq.index, h, seqlen).astype(np.float64)
+
+        return cls(
+            problem,
+            seq,
+            problem.rows_q(operands.q, seq)[:, head].astype(np.float64),
+            problem.rows_k(operands.k, seq)[:, kv_head].astype(np.float64),
+            problem.rows_k(operands.v, seq)[:, kv_head].astype(np.float64),
+            factor(operands.q_descale, head, seq.seqlen_q),
+            factor(operands.k_descale, kv_head, seq.seqlen_k),
+            factor(operands.v_descale, kv_head, seq.seqlen_k),
+            1 + (operands.q_descale is not None) + (operands.k_descale is not None),
+            operands.v_descale is not None,
+        )
+
+    def hidden(self, rows: np.ndarray, keys: slice) -> np.ndarray:
+        """Which keys which rows do not see, bool (rows, keys)."""
+        first, stop = self.problem.visible_keys(rows, self.seq.seqlen_q, self.seq.seqlen_k)
+        columns = np.arange(keys.start, keys.stop)
+        return (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
+
+    def scores(
+        self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Exact log2 scores (-inf where hidden), the bound dx on their error before the last fma, and, per row, what of
+        them float64 itself may lose; NaN outside the domain.
+        """
+        s, ds, noise = self._raw_scores(rows, keys, model, terms)
+        c, eta = self._factor(rows, keys, model, terms)
+        clamped = np.where(c < FP32_MIN_NORMAL, FP32_MIN_NORMAL, 0.0)  # the kernel's c is never below it
+        x = s * c
+        dx = (c * ((1 + eta) * ds + eta * np.abs(s)) + clamped * (np.abs(s) + ds)) * OUTWARD
+        cap = self.problem.softcap
+        if cap:
+            is_normal = min(2 / cap, cap * LOG2_E) >= FP32_MIN_NORMAL and max(2 / cap, cap * LOG2_E) <= FP32_MAX
+            steep = 2 * c / cap if is_normal else np.nan
+            in_domain = (steep <= FP32_MAX) & ((steep >= FP32_MIN_NORMAL) | (np.abs(s) + ds < 2.0**60))
+            x, dx = softcap_error(x, dx + gamma(3) * (np.abs(x) + dx), cap, terms.softcap)
+            x, dx = np.where(in_domain, x, np.nan), (dx + U_FP32 * (np.abs(x) + dx)) * OUTWARD
+        x = np.where(np.abs(x) + dx < _LARGE, x, np.nan)
+        hidden = self.hidden(rows, keys)
+        noise = np.where(hidden, 0.0, noise * c).max(1)
+        return np.where(hidden, -np.inf, x), np.where(hidden, 0.0, dx), noise
+
+    def _raw_scores(
+        self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Exact products of rows and keys, the bound of their error as they are kept, and what float64 may lose of
+        them."""
+        q, k = self.q[rows], self.k[keys]
+        sizes = np.abs(q) @ np.abs(k).T
+        if model.accumulator == "wgmma":
+            s, ds = score_error(q, k, model.core)
+        else:
+            s = q @ k.T
+            ds = gamma(q.shape[1] + 1, FORMATS["fp32"].epsilon) * sizes + q.shape[1] * FP32_MIN_NORMAL
+        noise = 2.0**-48 * sizes
+        ds, largest = terms.scores * ds + noise, _LARGE
+        if model.scores != "fp32":
+            fmt = FORMATS[model.scores]
+            scale = self.problem.softmax_scale
+            ds = ds + 2 * fmt.unit_roundoff * (1 + fmt.epsilon) * (np.abs(s) + ds)
+            ds = ds + fmt.min_subnormal * max(1.0, 1 / scale)
+            largest = fmt.max_finite / 2 / max(1.0, scale)
+        return np.where(sizes < _LARGE, np.where(np.abs(s) + ds < largest, s, np.nan), np.nan), ds, noise
+
+    def _factor(self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms) -> tuple[np.ndarray, float]:
+        """The factor that takes raw scores to log2 units, (rows, keys), and its relative error.
+
+        NaN where a product of scales leaves binary32's normal range before the last one.
+        """
+        scale = self.problem.softmax_scale * LOG2_E
+        row = scale * self.q_factor[rows][:, None]
+        c = row * self.k_factor[keys][None, :]
+        in_domain = (FP32_MIN_NORMAL <= scale <= FP32_MAX) & (row >= FP32_MIN_NORMAL) & (row <= FP32_MAX)
+        unsaid = 0 if model.is_blocked else 2  # natural exponents, or factors that are rounded apart
+        eta = terms.factor * gamma(self.roundings_of_c + unsaid) * OUTWARD
+        return np.where(in_domain & (c <= FP32_MAX), c, np.nan), eta
+
+    def v_rows(self, keys: slice) -> np.ndarray:
+        """Dequantised rows of V, NaN and Inf as 0: where they are visited nothing is promised."""
+        return np.nan_to_num(self.v[keys], nan=0.0, posinf=0.0, neginf=0.0) * self.v_factor[keys][:, None]
+
+
+def row_tiles(head: Head, index: int, model: KernelModel) -> Iterator[tuple[np.ndarray, slice]]:
+    """Rows of one head that share a kernel tile, and the keys that the tile visits.
+
+    Where tiles are not known, the rows come in bands of at most 128, and every key counts as visited.
+    """
+    problem, seq = head.problem, head.seq
+    rows = np.arange(seq.seqlen_q)
+    if not model.tile_m or not model.tile_n:
+        for start in range(0, seq.seqlen_q, 128):
+            yield rows[start : start + 128], slice(0, seq.seqlen_k)
+        return
+    group = 1 << (problem.group - 1).bit_length() if model.pack_gqa else 1  # the kernel pads it to a power of two
+    tile = (rows * group + (index if model.pack_gqa else 0)) // model.tile_m
+    for t in np.unique(tile):
+        ends = np.array([t * model.tile_m // group, min((t + 1) * model.tile_m - 1, seq.seqlen_q * group - 1) // group])
+        first, stop = problem.visible_keys(ends, seq.seqlen_q, seq.seqlen_k)
+        start = int(first[0]) // model.tile_n * model.tile_n
+        yield (
+            rows[tile == t],
+            slice(start, max(start, min(-(-int(stop[1]) // model.tile_n) * model.tile_n, seq.seqlen_k))),
+        )
+
+
+def key_parts(visited: slice, model: KernelModel) -> list[list[slice]]:
+    """The keys of each split as blocks in the order in which they are visited; one block where that is not known."""
+    if not model.is_blocked:
+        blocks = [visited] if visited.stop > visited.start else []
+        parts = model.num_splits
+        if parts == 1:
+            return [blocks]
+    n = model.tile_n
+    starts = range(visited.start, visited.stop, n)
+    size = -(-len(starts) // model.num_splits)
+    cuts = [min(i * size, len(starts)) for i in range(model.num_splits + 1)]
+    result = []
+    for first, stop in pairwise(cuts):
+        blocks = [slice(s, min(s + n, visited.stop)) for s in starts[first:stop]]
+        if not model.is_blocked and blocks:
+            blocks = [slice(blocks[0].start, blocks[-1].stop)]
+        result.append(blocks[::-1] if model.order.keys == "right_to_left" else blocks)
+    return result

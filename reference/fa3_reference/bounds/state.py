@@ -1,0 +1,59 @@
+"""Sums of a row tile that a bound carries from key block to key block, and what it makes of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+VANISHES = 120.0  # binary orders after which a weight may be flushed to zero; 126 and room for its error
+
+
+class Part(NamedTuple):
+    """Exact O and base-2 lse of one split, and bounds of their errors before the last rounding.
+
+    ``noise`` is what ``o``, and a truth in float64, may be off by themselves.
+    """
+
+    o: np.ndarray
+    error: np.ndarray
+    noise: np.ndarray
+    lse: np.ndarray
+    lse_error: np.ndarray
+
+
+class State:
+    """Exact sums of a row tile in the scale of its running maximum, and bounds carried beside them."""
+
+    def __init__(self, rows: int, channels: int) -> None:
+        self.max = self.max_low = self.max_high = np.full(rows, -np.inf)
+        self.largest_score = np.zeros(rows)  # |x| at most, of any maximum on the way
+        # rows: sum p, sum p B, sum p (1 - e^-r), |error of l - sum p^|
+        self.l, self.l_up, self.l_down, self.l_error = (np.zeros(rows) for _ in range(4))
+        # rows x channels: sum p v, sum p v^2, sum p |v|, the same three with weight B, |error of O - sum p^ v|
+        self.o, self.o2, self.oa, self.bo, self.bo2, self.boa, self.o_error = (
+            np.zeros((rows, channels)) for _ in range(7)
+        )
+        self.v_min, self.v_max = np.full((rows, channels), np.inf), np.full((rows, channels), -np.inf)
+        self.v_factor: float | None = None  # of the block before
+        self.noise = np.full(rows, 2.0**-46)  # relative error of float64 weights
+        self.outside = np.zeros((rows, channels), bool)  # of the domain: nothing is promised
+        self.worst = np.zeros(rows)  # |ln of any weight's error| at most
+        self.keys = 0
+        self.share = 0.0  # of the largest |v|, at most, that roundings of P and cuts of P V take
+
+    def rescale(self, new_max: np.ndarray, a: np.ndarray, vanishes: np.ndarray) -> None:
+        """Move every sum to a new maximum; alpha has a relative error of at most e^a - 1, or is flushed to 0."""
+        alpha = np.where(np.isneginf(self.max), 0.0, np.exp2(self.max - np.where(np.isneginf(new_max), 0.0, new_max)))
+        grow, grown = alpha * np.exp(a), alpha * (np.expm1(a) + vanishes)
+        wide, widened, narrow = grow[:, None], grown[:, None], alpha[:, None]
+        self.l_up = grow * self.l_up + grown * self.l
+        self.l_down = alpha * np.where(vanishes, self.l, self.l - (self.l - self.l_down) * np.exp(-a))
+        self.bo, self.bo2, self.boa = (
+            wide * b + widened * e for b, e in ((self.bo, self.o), (self.bo2, self.o2), (self.boa, self.oa))
+        )
+        self.l, self.l_error = alpha * self.l, grow * self.l_error
+        self.o, self.o2, self.oa = (narrow * x for x in (self.o, self.o2, self.oa))
+        self.o_error = wide * self.o_error
+        self.worst = self.worst + a
+        self.max = new_max

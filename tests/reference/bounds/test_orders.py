@@ -1,0 +1,113 @@
+"""The bound holds for kernels of other orders: float64 attention in which little but the order rounds, library
+kernels, and an order that nobody states.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fa3_reference.attention import attention
+from fa3_reference.bounds.forward import forward_bound
+from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.steps import rounded
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.quantize import prepare
+
+TILE = 64
+ORDERS = {
+    "right to left": SoftmaxOrder(),
+    "left to right": SoftmaxOrder(keys="left_to_right"),
+    "left to right, unscaled maxima": SoftmaxOrder(keys="left_to_right", maxima="unscaled"),
+    "normalised": SoftmaxOrder(weights="normalised"),
+}
+
+
+def ideal(problem: AttentionProblem, x: Operands, order: SoftmaxOrder, scores: str = "fp32") -> np.ndarray:
+    """Attention of one head in float64, in which S and P alone are rounded: the output before its own rounding."""
+    q, k, v = (a[0, :, 0] for a in x.dequantized(problem))
+    s = q @ k.T
+    if scores != "fp32":
+        s = rounded(s * problem.softmax_scale, FORMATS[scores]) / problem.softmax_scale
+    s = s * problem.softmax_scale / np.log(2)
+    rows = np.arange(problem.seqlen_q)
+    first, stop = problem.visible_keys(rows, problem.seqlen_q, problem.seqlen_k)
+    keys = np.arange(problem.seqlen_k)
+    s = np.where((keys < first[:, None]) | (keys >= stop[:, None]), -np.inf, s)
+    fmt = FORMATS[problem.dtype]
+    if order.weights == "normalised":
+        p = np.exp2(s - s.max(1, keepdims=True))
+        return rounded(p / p.sum(1, keepdims=True), fmt) @ v
+    top, total, out = np.full(rows.size, -np.inf), np.zeros(rows.size), np.zeros((rows.size, v.shape[1]))
+    starts = range(0, problem.seqlen_k, TILE)
+    for start in reversed(starts) if order.keys == "right_to_left" else starts:
+        block = s[:, start : start + TILE]
+        new = np.maximum(top, block.max(1))
+        base = np.where(np.isneginf(new), 0.0, new)
+        alpha, p = np.exp2(top - base), np.exp2(block - base[:, None])
+        total, out = total * alpha + p.sum(1), out * alpha[:, None] + rounded(p, fmt) @ v[start : start + TILE]
+        top = new
+    return out / total[:, None]
+
+
+def problems(dtype: str, seeds: range):
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        problem = AttentionProblem(1, 1, 1, 48, 200, 32, dtype=dtype, causal=bool(seed % 2))
+        q, k, v = (rng.standard_normal(s) for s in (problem.q_shape, problem.k_shape, problem.v_shape))
+        gain = [1.0, 3.0, 6.0, 0.1][seed % 4]
+        if seed % 3 == 0:
+            q[..., :2] *= 4
+            k[..., :2] *= 4
+        yield problem, prepare(problem, gain * q, gain * k, v + seed % 5, None).operands
+
+
+def model_of(dtype: str, order: SoftmaxOrder, **rest) -> KernelModel:
+    return KernelModel(dtype, "fp32", 0 if order.weights == "normalised" else TILE, TILE, order=order, **rest)
+
+
+def worst(dtype: str, models, runs, seeds: range = range(12)) -> float:
+    ratios = []
+    for problem, x in problems(dtype, seeds):
+        truth = attention(problem, *x.dequantized(problem)).out[0, :, 0]
+        bound = forward_bound(problem, x, models).out[0, :, 0]
+        assert np.isfinite(bound).all()
+        error = np.abs(runs(problem, x) - truth)
+        ratios.append(float(np.max(error / np.where(bound > 0, bound, 1.0))))
+        assert (error <= bound).all()
+    return max(ratios)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_ideal_of_an_order_is_inside_its_bound_and_comes_near_it(dtype, name):
+    order = ORDERS[name]
+    assert worst(dtype, model_of(dtype, order), lambda problem, x: ideal(problem, x, order)) >= 0.3
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ["right to left", "normalised"])
+def test_scores_kept_in_16_bits_are_inside_their_bound_and_come_near_it(dtype, name):
+    order = ORDERS[name]
+    model = model_of(dtype, order, scores=dtype)
+    assert worst(dtype, model, lambda problem, x: ideal(problem, x, order, dtype)) >= 0.1
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_every_order_is_inside_the_bound_of_one_that_nobody_states(dtype):
+    model = KernelModel.any_order(dtype, "fp32")
+    assert (
+        max(worst(dtype, model, lambda problem, x, o=o: ideal(problem, x, o), range(4)) for o in ORDERS.values()) >= 0.1
+    )
+
+
+def test_the_bound_of_one_order_is_not_that_of_another():
+    """What a judge of another kernel must not do: the ideal of one order leaves the bound of another by much."""
+    problem, x = next(problems("bf16", range(1, 2)))
+    truth = attention(problem, *x.dequantized(problem)).out[0, :, 0]
+    bound = forward_bound(problem, x, model_of("bf16", ORDERS["right to left"])).out[0, :, 0]
+    other = [
+        np.max(np.abs(ideal(problem, x, ORDERS[name]) - truth) / bound) for name in ("left to right", "normalised")
+    ]
+    assert max(other) > 1
