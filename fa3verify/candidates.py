@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.operations import FEATURES as FEATURES
 from fa3verify.operations.forward import Result as Result
+from fa3verify.operations.forward import order_of_family as order_of_family
 
 ENTRY_POINTS = "fa3verify.kernels"
 
@@ -36,8 +38,7 @@ class Candidate:
         ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a forward
         :class:`Result`).
     configure : callable
-        ``configure(problem)``: the operation's configuration (for a forward ``Config``: tiling and formats, which the error
-        bound needs). ValueError if unsupported.
+        ``configure(problem)``: the operation's configuration (for a forward ``Config``). ValueError if unsupported.
     features : frozenset of str
         Subset of :data:`FEATURES`; problems that need others are never sent.
     unavailable : str, optional
@@ -48,6 +49,10 @@ class Candidate:
         Name of the twin whose bits it must equal (the verdict's part "bits").
     operation : str
         What it computes: a name in :data:`fa3verify.operations.OPERATIONS`.
+    order : callable, optional
+        ``order(config)``: the :class:`fa3_reference.bounds.KernelModel` of a forward, which states its order of operations
+        and is what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a family that is
+        known. Without it the bound is the wider one of any order.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Candidate:
     fault: StrEnum | None = None
     twin: str | None = None
     operation: str = operations.FORWARD
+    order: Callable[[Any], KernelModel] | None = None
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
@@ -117,7 +123,10 @@ def twin(
     side = _Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
     features = operations.find(operation).features
-    return Candidate(name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation)
+    return Candidate(
+        name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation,
+        order=order_of_family,
+    )  # fmt: skip
 
 
 def built_in() -> tuple[Candidate, ...]:

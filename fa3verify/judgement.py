@@ -54,8 +54,10 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
         raise ValueError(f"{case.kernel} {error}") from None
     seen = operation.truth(problem, operands.dequantized(problem), config, got)
     original = operation.truth(problem, arrays, config, got) if unrounded else None
-    bound = operation.bound(problem, operands, config, got)
+    assumed = operation.assumed(candidate, config)
+    bound = operation.bound(problem, operands, assumed, got)
     measures = metrics.figures(operation, got, seen, original, bound, config)
+    measures |= metrics.enclosed(got, seen, operation.enclosure(problem, operands, assumed))
     if candidate.twin is not None:
         expected = candidates.find(candidate.twin).run(problem, operands, config)
         measures["bits_differing"] = metrics.bits_differing(got, operation.named(expected, problem, config))
@@ -63,7 +65,10 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
 
 
 def passes(candidate: Candidate, measures: dict[str, float]) -> bool:
-    """Whether one judged case passes: no bit differs from the twin, if there is one, and no element leaves its bound."""
+    """Whether one judged case passes: no bit differs from the twin and no value is outside its enclosure, where there is
+    one, and no element leaves its bound.
+    """
     sides = operations.find(candidate.operation).sides
     ratios = [measures["ratio_max"], *(measures.get(f"ratio_{side.name}_max", 0.0) for side in sides)]
-    return max(ratios) <= 1 and not measures["nonfinite"] and not measures.get("bits_differing", 0)
+    wrong = ("nonfinite", "bits_differing", "outside")
+    return max(ratios) <= 1 and not any(measures.get(name, 0) for name in wrong)

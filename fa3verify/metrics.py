@@ -28,8 +28,14 @@ MEASURES: dict[str, tuple[str, str]] = {
     "ulp_p99": ("ulp", "99th percentile of the same"),
     "ulp_p999": ("ulp", "99.9th percentile of the same"),
     "ulp_max": ("ulp", "maximum of the same"),
-    "ratio_max": ("1", "largest error / bound; above 1 the kernel is wrong, or the bound is (reports/findings/0001)"),
+    "ratio_max": ("1", "largest error / bound; above 1 the kernel is wrong, or its order is not the one it states"),
     "ratio_median": ("1", "median error / bound"),
+    "outside": (
+        "1",
+        "values that the stated order of operations cannot give, assuming the tensor-core model; only with such an order",
+    ),
+    "enclosed_median": ("1", "median error / largest error that the order of operations can give"),
+    "determined": ("1", "share of outputs of which the order of operations leaves one value"),
     "bias": ("1", "signed: regression gain of the output on the truth, minus 1"),
     "bit_equal": ("1", "share of outputs equal to the correctly rounded truth"),
     "bits_differing": ("1", "output values whose bits differ from the twin's; only for kernels that have one"),
@@ -86,6 +92,31 @@ def bits_differing(got: Outputs, twin: Outputs) -> int:
         bits = f"u{a.dtype.itemsize}"
         count += int((np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)).sum())
     return count
+
+
+def enclosed(got: Outputs, truth: Outputs, enclosure: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """Compare outputs with the ranges that an order of operations leaves them: figures of the first one, counts of all.
+
+    Nothing where there is no enclosure. A NaN is outside wherever the range is bounded.
+    """
+    if not enclosure:
+        return {}
+    outside = 0
+    for name, (low, high) in enclosure.items():
+        if name in got:
+            value = got[name].astype(np.float64)
+            outside += int((~((low <= value) & (value <= high)) & ~(np.isneginf(low) & np.isposinf(high))).sum())
+    name, (low, high) = next(iter(enclosure.items()))
+    with np.errstate(invalid="ignore"):
+        error = np.abs(got[name].astype(np.float64) - truth[name])
+        allowed = np.maximum(np.abs(low - truth[name]), np.abs(high - truth[name]))
+        judged = np.isfinite(allowed) & np.isfinite(error)
+        ratio = np.where(allowed > 0, error / np.where(allowed > 0, allowed, 1.0), 1.0)[judged]
+    return {
+        "outside": outside,
+        "enclosed_median": float(np.median(ratio)) if ratio.size else 1.0,
+        "determined": float(np.mean(low[judged] == high[judged])) if ratio.size else 1.0,
+    }
 
 
 def figures(

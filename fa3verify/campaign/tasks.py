@@ -194,6 +194,9 @@ def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any
             figures[key] = max((m[key] for m in measures if key in m), default=None)
     compared = [m["bits_differing"] for m in measures if "bits_differing" in m]
     figures["bits_differing"] = sum(compared) if compared else None
+    if all("outside" in m for m in measures):
+        figures["outside"] = sum(m["outside"] for m in measures)
+        figures |= {key: mean(key) for key in ("enclosed_median", "determined")}
     figures |= {key: mean(key) for key in ("ulp_p50", "ratio_median", "bias", "bit_equal")}
     pairs = [r["quantisation"] for r in records if r.get("quantisation")]
     predicted = math.fsum(p["predicted"] for p in pairs)

@@ -11,7 +11,7 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import operations
-from fa3verify.candidates import FEATURES, Candidate, Result
+from fa3verify.candidates import FEATURES, Candidate, Result, order_of_family
 from fa3verify.gpu import unavailable
 from fa3verify.operations.quantize import QuantizeConfig
 
@@ -83,7 +83,8 @@ def gpu() -> tuple[Candidate, ...]:
         features = FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}
         about = f"{description} on a Hopper GPU"
         kernel = Candidate(
-            f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}"
-        )
+            f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}",
+            order=order_of_family,
+        )  # fmt: skip
         candidates.append(kernel)
     return (*candidates, _quantiser(reason))

@@ -11,7 +11,9 @@ import numpy as np
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.attention import attention
+from fa3_reference.bounds.enclosure import can_enclose, forward_enclosure
 from fa3_reference.bounds.forward import forward_bound
+from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.quantisation import predict_error, quantization_bound
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
@@ -35,6 +37,11 @@ class Result(NamedTuple):
 
     out: np.ndarray
     lse: np.ndarray | None
+
+
+def order_of_family(config: Config) -> KernelModel:
+    """Return the order of operations of a configuration's family."""
+    return config.traits.kernel_model(config)
 
 
 class Forward(Operation):
@@ -73,9 +80,18 @@ class Forward(Operation):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Config, got: Outputs) -> Outputs:
         return attention(problem, *arrays)._asdict()
 
-    def bound(self, problem: AttentionProblem, operands: Operands, config: Config, got: Outputs) -> Outputs:
-        bound = forward_bound(problem, operands, config.traits.kernel_model(config))
-        return {"out": bound.out, "lse": bound.lse}
+    def assumed(self, candidate: Candidate, config: Config) -> KernelModel:
+        if candidate.order is not None:
+            return candidate.order(config)
+        return KernelModel.any_order(config.dtype, config.out_dtype)
+
+    def bound(self, problem: AttentionProblem, operands: Operands, assumed: KernelModel, got: Outputs) -> Outputs:
+        return forward_bound(problem, operands, assumed)._asdict()
+
+    def enclosure(
+        self, problem: AttentionProblem, operands: Operands, assumed: KernelModel
+    ) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+        return forward_enclosure(problem, operands, assumed)._asdict() if can_enclose(assumed) else {}
 
     def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
         return profile.shapes

@@ -102,9 +102,21 @@ class Operation(ABC):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Any, got: Outputs) -> Outputs:
         """Return the exact outputs in float64; a main output also where a kernel need not have it."""
 
+    def assumed(self, candidate: Candidate, config: Any) -> Any:
+        """Return what the error bound assumes of a kernel: its configuration, unless an operation needs to know more."""
+        return config
+
     @abstractmethod
-    def bound(self, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs) -> Outputs:
+    def bound(self, problem: AttentionProblem, operands: Operands, assumed: Any, got: Outputs) -> Outputs:
         """Return the a-priori bound of the absolute error of every output, in the shapes of :meth:`truth`."""
+
+    def enclosure(
+        self, problem: AttentionProblem, operands: Operands, assumed: Any
+    ) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+        """Return the ends of the range that a stated order of operations leaves to every output, by name; empty where
+        none is stated.
+        """
+        return {}
 
     @abstractmethod
     def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:

@@ -163,8 +163,8 @@ class Quantize(Operation):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs) -> Outputs:
         return _named(self._stored(problem, arrays, config, got)[0])
 
-    def bound(self, problem: AttentionProblem, operands: Operands, config: QuantizeConfig, got: Outputs) -> Outputs:
-        return _named(self._stored(problem, operands.dequantized(problem), config, got)[1])
+    def bound(self, problem: AttentionProblem, operands: Operands, assumed: QuantizeConfig, got: Outputs) -> Outputs:
+        return _named(self._stored(problem, operands.dequantized(problem), assumed, got)[1])
 
     def _stored(
         self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs

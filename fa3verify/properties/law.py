@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from hypothesis.strategies import SearchStrategy
@@ -165,6 +166,7 @@ class Setup(NamedTuple):
     problem: AttentionProblem
     operands: Operands
     config: Any
+    assumed: Callable[[Any], Any]  # what the bound assumes of a configuration
 
     def run(self, candidate: Candidate) -> Outputs:
         """Run the candidate; CandidateError if it fails or what it returns has the wrong shape."""
@@ -184,7 +186,7 @@ class Setup(NamedTuple):
 
     def bound(self, got: Outputs | None = None) -> Outputs:
         """Rounding-error bound of this call; ``got`` for operations whose bound depends on it."""
-        return self.operation.bound(self.problem, self.operands, self.config, got or {})
+        return self.operation.bound(self.problem, self.operands, self.assumed(self.config), got or {})
 
     def configured(self, **changes: Any) -> Setup:
         """Return the same call with another configuration."""
@@ -201,4 +203,5 @@ def set_up(candidate: Candidate, case: Case) -> Setup:
         config = candidate.config_for(case.problem, case.changes)
     except ValueError as error:
         raise Refused(f"ValueError: {error}") from error
-    return Setup(operations.find(candidate.operation), case.problem, case.operands(), config)
+    operation = operations.find(candidate.operation)
+    return Setup(operation, case.problem, case.operands(), config, partial(operation.assumed, candidate))

@@ -35,11 +35,21 @@ HEADLINE = (
     ("ulp p99.9", "ulp_p999"),
     ("ulp max", "ulp_max"),
     ("max error / bound", "ratio_max"),
+    ("outside its order", "outside"),
+    ("one value possible", "determined"),
     ("bias", "bias"),
     ("bit-equal", "bit_equal"),
     ("non-finite", "nonfinite"),
 )
-_FORMATS = {"cases": count, "nonfinite": count, "bias": signed, "bit_equal": percent, "family": str}
+_FORMATS = {
+    "cases": count,
+    "nonfinite": count,
+    "bias": signed,
+    "bit_equal": percent,
+    "determined": percent,
+    "outside": count,
+    "family": str,
+}
 
 
 def headline(kernel: Mapping[str, Any]) -> Table:
