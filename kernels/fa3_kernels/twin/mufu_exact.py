@@ -103,7 +103,7 @@ def lg2_exact(bits: int) -> int:
     if bits == _ONE:
         return 0
     r = fraction & 0x1FFFF
-    total = TABLES["lg2"].value(fraction >> 17, r, square(r)) if fraction else 0
+    total = TABLES["lg2"].value(fraction >> 17, r, square(r))
     total += field - 127 << 36
     sign, total = (_SIGN, ~total) if total < 0 else (0, total)
     exponent = total.bit_length() - 1
