@@ -1,7 +1,7 @@
 """What is judged: kernels behind one calling convention.
 
-Built in are the CPU twins. Others come from ``--kernel module:function`` or the entry-point group ``fa3verify.kernels``;
-both name a function without arguments that returns a :class:`Candidate`.
+Built in are the CPU twins. Others come from ``--kernel module:function`` or the entry-point group
+``fa3verify.kernels``; both name a function without arguments that returns a :class:`Candidate`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Candidate:
         Unique, such as ``twin.fp16``.
     dtype : {"fp16", "bf16", "e4m3"}
     run : callable
-        ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a forward
-        :class:`Result`).
+        ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a
+        forward :class:`Result`).
     configure : callable
-        ``configure(problem)``: the operation's configuration (for a forward ``Config``: tiling and formats, which the error
-        bound needs). ValueError if unsupported.
+        ``configure(problem)``: the operation's configuration (for a forward ``Config``: tiling and formats, which the
+        error bound needs). ValueError if unsupported.
     features : frozenset of str
         Subset of :data:`FEATURES`; problems that need others are never sent.
     unavailable : str, optional

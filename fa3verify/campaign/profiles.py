@@ -42,8 +42,8 @@ class Profile:
     task_limit_s: float
 
 
-# Each shape is here for a reason: two kv heads for the head map, seqlen_q != seqlen_k for the diagonal, a short last tile for
-# its mask, a window and a softcap because whole branches of a kernel run under nothing else.
+# Each shape is here for a reason: two kv heads for the head map, seqlen_q != seqlen_k for the diagonal, a short last
+# tile for its mask, a window and a softcap because whole branches of a kernel run under nothing else.
 _GQA_CAUSAL = {
     "batch": 1,
     "nheads": 4,

@@ -24,7 +24,8 @@ SCHEMA_NOTES = {
     "wall_s": "seconds",
     "verdict": "pass or fail; fail if any part of the verdict fails or any task was lost",
     "exit_code": "of the command",
-    "layers": "status of bits (L0), bound (L1), baseline (L2) and properties (laws): pass, fail, not compared, or why not run",
+    "layers": "status of bits (L0), bound (L1), baseline (L2) and properties (laws): "
+    "pass, fail, not compared, or why not run",
     "kernels": "one object per kernel",
     "kernels[].name": "candidate name",
     "kernels[].description": "one line",
@@ -37,7 +38,8 @@ SCHEMA_NOTES = {
     "kernels[].worst_ratios": "the same for every output beside the main ones, by its name",
     "kernels[].worst": "family, one-line case and replay file of worst_ratio, or null",
     "kernels[].search_effort": "cases behind worst_ratio: a largest known error is a lower bound of the true one",
-    "kernels[].families": "per input family the pooled figures of fa3verify.metrics.measures_of, RMSE against both references",
+    "kernels[].families": "per input family the pooled figures of fa3verify.metrics.measures_of, "
+    "RMSE against both references",
     "kernels[].laws": "law, statement, kind, status, examples, outputs, message, replay",
     "gate": "every comparison: layer, rule, kernel, family, observed, limit, baseline, margin, status",
     "baseline": "name and sha256 of the baseline compared with, or null",

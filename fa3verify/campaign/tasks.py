@@ -22,7 +22,8 @@ from fa3verify.operations import Operation
 class Task:
     """One unit of work: a top-level function and JSON-able arguments; ``label`` is what progress shows.
 
-    ``durable`` results may be kept for resuming; those of kernels outside this package may not, for their code may change.
+    ``durable`` results may be kept for resuming; those of kernels outside this package may not, for their code may
+    change.
     """
 
     kind: str
@@ -172,7 +173,7 @@ def _recall(journal: Path | None, identity: str) -> list | None:
 
 
 def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any]:
-    """Aggregate the measures of one family of an operation: RMS pooled over outputs, maxima of maxima, the rest weighted means."""
+    """Aggregate the measures of one family of an operation: RMS pooled, maxima of maxima, the rest weighted means."""
     measures = [r["measures"] for r in records]
     weights = [max(m["outputs"] - m["unbounded"] - m["nonfinite"], 0) for m in measures]
     total = sum(weights) or 1

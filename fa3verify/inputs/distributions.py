@@ -359,7 +359,8 @@ _TABLE = (
     Distribution(
         "huge",
         _huge,
-        "Q, V: +-U[1/2, 1) fraction L, L the largest magnitude whose fp32 scores and sums stay finite; K so small that scores are near N(0, 2)",
+        "Q, V: +-U[1/2, 1) fraction L, L the largest magnitude whose fp32 scores and sums stay finite; "
+        "K so small that scores are near N(0, 2)",
         "overflow of anything but the scores; subnormal K",
         (Parameter("fraction", 1.0, 2**-6, 1),),
     ),

@@ -1,7 +1,7 @@
-"""How far a call travels: functions of ours on the way from ``flash_attn_func`` to the kernel's launch, and from ``verify`` to the twin.
+"""How far a call travels: our functions from ``flash_attn_func`` to the launch, and from ``verify`` to the twin.
 
-Run as a program: ``python tests/quality/count_functions.py``. Needs torch and Triton, no GPU: the launch is a stand-in. Prints
-for each trip the functions on the stack at its end, and how many different functions were entered until then.
+Run as a program: ``python tests/quality/count_functions.py``. Needs torch and Triton, no GPU: the launch is a stand-in.
+Prints for each trip the functions on the stack at its end, and how many different functions were entered until then.
 """
 
 from __future__ import annotations

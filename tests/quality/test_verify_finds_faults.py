@@ -51,7 +51,8 @@ FOUND_BY: dict[Fault, tuple[str, str, str]] = {
     Fault.SOFTCAP_AFTER_MASK: ("fp16", "normal", "L1"),
     Fault.UNCLAMPED_SCALE: ("e4m3", "faint", "L1"),
 }
-# faults of the quantiser, all shown by the bound in any family: its shapes have rotations, means, groups and several lengths
+# faults of the quantiser, all shown by the bound in any family: its shapes have rotations, means, groups and several
+# lengths
 QUANTIZER_FOUND_BY: dict[QuantizerFault, tuple[str, str]] = dict.fromkeys(QuantizerFault, ("normal", "L1"))
 QUANTIZER_FOUND_BY[QuantizerFault.TRUNCATED_CODES] = ("normal", "L2")  # the values come out too small as well
 

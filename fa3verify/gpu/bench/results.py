@@ -1,4 +1,4 @@
-"""Records of what was measured: one JSON line per cell, appended as soon as it is complete, so that a run can go on later."""
+"""Records of what was measured: one JSON line per cell, appended when it is complete, so that a run can go on later."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class Schedule(NamedTuple):
 class Measured:
     """One kernel in one cell; times are medians, NaN where there is none.
 
-    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong has none. ``*_sm_mhz`` is counted
-    on the SMs during the run, ``*_driver_mhz`` what the driver reports; ``burst_cycles`` are SM cycles per launch.
+    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong has none. ``*_sm_mhz`` is
+    counted on the SMs during the run, ``*_driver_mhz`` what the driver reports; ``burst_cycles`` are SM cycles per
+    launch.
     """
 
     name: str
@@ -121,7 +122,8 @@ class CellRecord:
     def tflops(self, name: str, sustained: bool = False) -> float:
         """TFLOP/s of a kernel here; NaN without a time.
 
-        >>> record = CellRecord("", Cell("paper", "fp16", 1, 1000, 1000, 1, 1, 250, False), 1, (Measured("a", "ok", burst_ms=1.0),))
+        >>> cell = Cell("paper", "fp16", 1, 1000, 1000, 1, 1, 250, False)
+        >>> record = CellRecord("", cell, 1, (Measured("a", "ok", burst_ms=1.0),))
         >>> record.tflops("a")
         1.0
         """

@@ -55,7 +55,7 @@ def _cell_text(value: Any) -> Any:
 
 
 def dataset(results: Results) -> Any:
-    """Return an xarray Dataset: figures over (cell, kernel), burst rounds over (cell, kernel, round), provenance as attributes."""
+    """Return a Dataset: figures by (cell, kernel), bursts by (cell, kernel, round), provenance in attributes."""
     import numpy as np
     import xarray as xr
 
@@ -96,7 +96,7 @@ def dataset(results: Results) -> Any:
 
 
 def provenance(results: Results) -> dict[str, Any]:
-    """Return the runs behind the figures and the one hash of the kernels they timed, or the word that there is no one."""
+    """Return the runs behind the figures and the one hash of the kernels they timed, or that there is no one."""
     used = {r.run for r in results.cells.values()}
     runs = [facts for name, facts in results.runs.items() if name in used]
     hashes = {launches_of(facts) for facts in runs}
@@ -118,7 +118,7 @@ def write(results: Results, out: Path) -> None:
 
 
 def markdown(results: Results) -> str:
-    """Tables per grid, dtype, head_dim and mask; then ratios to every peer; then what is missing and where it was measured."""
+    """Tables per grid, dtype, head_dim and mask; then ratios to peers; then what is missing and what measured it."""
     parts = ["# Speed", ""]
     grids = dict.fromkeys(r.cell.grid for r in results.cells.values())
     for grid in grids:

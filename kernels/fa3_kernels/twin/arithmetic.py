@@ -1,7 +1,7 @@
 """The device operations a forward kernel is composed of, with switches that idealise one of them at a time.
 
-Every operation is bit-exact to the device unless its name is in ``ideal``: then it is done in float64 and rounded once to
-fp32. Switching a source of error off and looking at what remains is how the error budget is measured.
+Every operation is bit-exact to the device unless its name is in ``ideal``: then it is done in float64 and rounded once
+to fp32. Switching a source of error off and looking at what remains is how the error budget is measured.
 """
 
 from __future__ import annotations

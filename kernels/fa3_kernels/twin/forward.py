@@ -2,18 +2,20 @@
 
 The production order, which the GPU kernels must follow:
 
-1. Row tiles of tile_m; key blocks right to left (:mod:`fa3_kernels.plan.tiles`). Operands are zero-padded to the kernel's head_dim
-   and to whole key tiles; V rows beyond seqlen_k are cleared.
+1. Row tiles of tile_m; key blocks right to left (:mod:`fa3_kernels.plan.tiles`). Operands are zero-padded to the
+   kernel's head_dim and to whole key tiles; V rows beyond seqlen_k are cleared.
 2. S = Q K^T: one chain of wgmma over head_dim, k ascending, C = 0.
-3. c = max(scale_log2 * q_descale * k_descale, 2^-126), rounded in that order: a factor that underflowed to 0 would turn the
-   -inf of masked keys into NaN. With softcap: u = fma(-2, rcp(ex2(s * t) + 1), 1) = tanh, and scores in units of softcap afterwards.
+3. c = max(scale_log2 * q_descale * k_descale, 2^-126), rounded in that order: a factor that underflowed to 0 would turn
+   the -inf of masked keys into NaN. With softcap: u = fma(-2, rcp(ex2(s * t) + 1), 1) = tanh, and scores in units of
+   softcap afterwards.
 4. Mask to -inf, then :mod:`fa3_kernels.twin.softmax`.
 5. rescale = alpha * (v_descale of the block before / v_descale of this block); 1 * alpha when the two are equal.
 6. P rounded to the operand format (e4m3: saturating).
 7. Chained: O = wgmma chain of P V over the block's keys, k ascending, C = O * rescale.
-   Promoted (e4m3): for each promotion_interval keys a zero-initialised chain; O = fma(O, rescale, part) for the first part
-   of a block, O = O + part for the others.
-8. Epilogue: O * (inverse * v_descale of the last block), rounded once to the output format; lse = (M + lg2(row_sum)) * ln2.
+   Promoted (e4m3): for each promotion_interval keys a zero-initialised chain; O = fma(O, rescale, part) for the first
+   part of a block, O = O + part for the others.
+8. Epilogue: O * (inverse * v_descale of the last block), rounded once to the output format;
+   lse = (M + lg2(row_sum)) * ln2.
 9. Split-KV keeps step 8 in fp32 with lse in base 2; the combine adds splits in ascending order
    (:func:`combine`).
 
@@ -43,7 +45,7 @@ MIN_NORMAL = np.float32(2.0**-126)
 
 
 class Forward(NamedTuple):
-    """``out`` in the output format, (batch, seqlen_q, nheads, head_dim_v) or packed; ``lse`` float32, natural logarithm."""
+    """``out`` in the output format, (batch, seqlen_q, nheads, head_dim_v) or packed; ``lse`` float32, natural log."""
 
     out: np.ndarray
     lse: np.ndarray
@@ -106,8 +108,8 @@ def forward(
     Returns
     -------
     Forward
-        The bits of the device. Rows without a visible key: out 0, lse -inf. NaN in a row's scores gives NaN in that row;
-        NaN or Inf in V gives NaN or Inf wherever a tile that holds it is visited.
+        The bits of the device. Rows without a visible key: out 0, lse -inf. NaN in a row's scores gives NaN in that
+        row; NaN or Inf in V gives NaN or Inf wherever a tile that holds it is visited.
 
     Raises
     ------
@@ -355,8 +357,8 @@ def combine(o: np.ndarray, lse_log2: np.ndarray, arithmetic: Arithmetic) -> tupl
     Returns
     -------
     o, lse_log2 : float32
-        w_i = ex2(lse_i - max lse); o = sum of fma(o_i, w_i * rcp(sum w), .). A row empty in every split gives (0, -inf);
-        NaN in one gives NaN.
+        w_i = ex2(lse_i - max lse); o = sum of fma(o_i, w_i * rcp(sum w), .). A row empty in every split gives (0,
+        -inf); NaN in one gives NaN.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         top = reduce(

@@ -1,8 +1,8 @@
 """Online softmax of one row tile, in the production order.
 
 State per row: ``row_max`` M, the running maximum in log2 units less the P offset, already rounded to fp32, and four
-``thread_sums``, one per lane of the quad that owns the row. For each visited key block, with c = softmax_scale * log2(e) times the
-descales of the row and of the key tile (rounded in that order), and s the raw masked scores:
+``thread_sums``, one per lane of the quad that owns the row. For each visited key block, with c = softmax_scale *
+log2(e) times the descales of the row and of the key tile (rounded in that order), and s the raw masked scores:
 
 1. M_new = max(M, fma(max_j s_j, c, -p_offset_log2))
 2. base = 0 where M_new = -inf, else M_new

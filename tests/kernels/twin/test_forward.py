@@ -258,7 +258,7 @@ def test_only_promotion_keeps_long_sums_of_a_positive_v(interval):
 
 
 def test_a_split_with_nan_makes_the_combined_row_the_devices_nan():
-    # first found on an H200: numpy's maximum keeps the NaN of its first operand, the device's instruction passes over it
+    # first found on an H200: numpy's maximum keeps the NaN of its first operand, the device's passes over it
     lse = np.array([[np.nan], [1.0], [np.inf]], F32)
     lse.view(np.uint32)[0] = 0x7FFFFFFF
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
