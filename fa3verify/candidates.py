@@ -120,31 +120,27 @@ def twin(
     return Candidate(name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation)
 
 
-def built_in() -> tuple[Candidate, ...]:
-    """Return the candidates verified by default."""
-    return (
-        twin("fp16", description="bit-exact CPU twin of the FP16 forward kernel"),
-        twin("bf16", description="bit-exact CPU twin of the BF16 forward kernel"),
-        twin("e4m3", description="bit-exact CPU twin of the FP8 forward kernel, P V promoted every 128 keys"),
-        twin(
-            "e4m3",
-            name="twin.quantize",
-            operation="quantize",
-            description="bit-exact CPU twin of the quantiser to e4m3",
-        ),
-    )
-
-
-def on_request() -> tuple[Candidate, ...]:
-    """Return built-in candidates that run only when named."""
-    return (
-        twin(
-            "e4m3",
-            name="twin.e4m3_chained",
-            promotion_interval=0,
-            description="FP8 twin without promotion, as official FlashAttention-3: loses long-context output",
-        ),
-    )
+# Verified by default.
+BUILT_IN: tuple[Candidate, ...] = (
+    twin("fp16", description="bit-exact CPU twin of the FP16 forward kernel"),
+    twin("bf16", description="bit-exact CPU twin of the BF16 forward kernel"),
+    twin("e4m3", description="bit-exact CPU twin of the FP8 forward kernel, P V promoted every 128 keys"),
+    twin(
+        "e4m3",
+        name="twin.quantize",
+        operation="quantize",
+        description="bit-exact CPU twin of the quantiser to e4m3",
+    ),
+)
+# Built in, but verified only when named.
+ON_REQUEST: tuple[Candidate, ...] = (
+    twin(
+        "e4m3",
+        name="twin.e4m3_chained",
+        promotion_interval=0,
+        description="FP8 twin without promotion, as official FlashAttention-3: loses long-context output",
+    ),
+)
 
 
 def load(reference: str) -> Candidate:
@@ -173,12 +169,12 @@ def discover() -> dict[str, Candidate]:
     """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
     from fa3verify.gpu.candidates import gpu
 
-    found = {c.name: c for c in (*built_in(), *on_request(), *gpu())}
+    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             candidate = load(entry.value)
         except ValueError as error:
-            candidate = replace(on_request()[0], unavailable=str(error))
+            candidate = replace(ON_REQUEST[0], unavailable=str(error))
         found[entry.name] = replace(candidate, name=entry.name)
     return found
 
@@ -187,7 +183,7 @@ def find(name: str) -> Candidate:
     """Return one candidate by name, ``name+fault`` or ``module:function``; ValueError names what exists."""
     if ":" in name:
         return load(name)
-    known = {c.name: c for c in (*built_in(), *on_request())}  # without looking for a GPU
+    known = {c.name: c for c in (*BUILT_IN, *ON_REQUEST)}  # without looking for a GPU
     if name not in known and "+" not in name:
         known = discover()
     if name in known:

@@ -113,4 +113,4 @@ def test_a_whole_quick_campaign_fails_a_faulty_twin_and_its_findings_replay(tmp_
 
 
 def test_no_twin_shares_its_name_with_a_faulty_one():
-    assert all("+" not in candidate.name for candidate in candidates.built_in())
+    assert all("+" not in candidate.name for candidate in candidates.BUILT_IN)
