@@ -11,7 +11,7 @@ from typing import Any
 
 from fa3verify import __version__, candidates, operations
 from fa3verify.campaign.tasks import Outcome, families_of, pooled
-from fa3verify.gate import Baseline, GateRow, bit_rows, bound_rows, drift_rows, layer_status
+from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 
 SCHEMA = "fa3verify.summary/1"
 SCHEMA_NOTES = {
@@ -56,7 +56,7 @@ def summarize(
     bodies, gate, failures, cases = [], [], [], []
     for name in kernels:
         body, problems, judged = _kernel(name, outcomes)
-        rows = bit_rows(body) + bound_rows(body) + drift_rows(body, baseline)
+        rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
         problems += _gate_failures(rows, judged)
         body["verdict"] = "fail" if problems else "pass"
         bodies.append(body)

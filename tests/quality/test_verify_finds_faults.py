@@ -1,4 +1,4 @@
-"""``verify --quick`` fails every planted fault, by laws, bound or drift, never by comparing with the unmutated twin.
+"""``verify --quick`` fails every planted fault, by properties, bound or baseline, never by comparing with a sound twin.
 
 Each fault is run through the one task of the quick plan that is named here, with that plan's arguments, and through the
 same summary and gate; a whole campaign is run for a few.

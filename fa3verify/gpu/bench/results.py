@@ -35,8 +35,8 @@ class Verdict(NamedTuple):
 NOT_JUDGED = Verdict(0, -1, math.nan, math.nan)
 
 
-class Schedule(NamedTuple):
-    """How one of our kernels was scheduled."""
+class Switches(NamedTuple):
+    """Tile and switches that one of our kernels ran with; the keys of records call it its schedule."""
 
     tile_m: int
     tile_n: int
@@ -66,7 +66,7 @@ class Measured:
     sustained_sm_mhz: float = math.nan
     sustained_driver_mhz: float = math.nan
     rounds_ms: tuple[float, ...] = ()
-    schedule: Schedule | None = None
+    schedule: Switches | None = None
     outputs: int = 0
     bits_differing: int = -1
     rel_rmse: float = math.nan
@@ -87,7 +87,7 @@ def cycles(burst: Burst) -> float:
     return burst.ms * burst.sm_mhz * 1e3
 
 
-def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule: Schedule | None = None) -> Measured:
+def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule: Switches | None = None) -> Measured:
     """Build the record of one kernel from its times and its verdict."""
     status = MEASURED
     if verdict.bits_differing > 0:
@@ -163,12 +163,12 @@ class Results:
             return False
         return set(names) <= {m.name for m in record.kernels}
 
-    def judged(self, cell: Cell, kernel_hash: str) -> set[tuple[str, Schedule | None]]:
+    def judged(self, cell: Cell, kernel_hash: str) -> set[tuple[str, Switches | None]]:
         """Kernels whose bits need no second look: found right in another cell of grid ``schedules``, of these launches.
 
         Its cells of one dtype, head_dim and mask run the same compiled kernels.
         """
-        found: set[tuple[str, Schedule | None]] = set()
+        found: set[tuple[str, Switches | None]] = set()
         kind = (cell.dtype, cell.head_dim, cell.causal)
         for record in self.cells.values():
             c = record.cell
@@ -190,7 +190,7 @@ def _read_cell(body: Mapping[str, Any]) -> CellRecord:
     kernels = []
     for m in body["kernels"]:
         fields = {**m, **{n: _number(m[n]) for n in FIGURES}, "rounds_ms": tuple(map(float, m["rounds_ms"]))}
-        fields["schedule"] = m["schedule"] and Schedule(**m["schedule"])
+        fields["schedule"] = m["schedule"] and Switches(**m["schedule"])
         kernels.append(Measured(**fields))
     return CellRecord(body["run"], Cell(**body["cell"]), body["copies"], tuple(kernels))
 
