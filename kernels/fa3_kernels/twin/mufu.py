@@ -1,4 +1,4 @@
-"""The multi-function unit: ex2, lg2, rcp and rsqrt (.approx.ftz.f32) as Hopper computes them, vectorised.
+"""The multi-function unit: ex2, lg2 and rcp (.approx.ftz.f32) as Hopper computes them, vectorised.
 
 A function is a table of quadratics over the leading fraction bits, summed in integers with one rounding
 constant; the square is a truncated one. Tables and constants were fitted from an NVIDIA H200 by integer
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fa3_kernels.twin.mufu_loops import ex2_loop, lg2_loop, rcp_loop, rsq_loop
+from fa3_kernels.twin.mufu_loops import ex2_loop, lg2_loop, rcp_loop
 
 
 def _apply(x: ArrayLike, loop: Callable[..., None]) -> np.ndarray:
@@ -57,11 +57,3 @@ def lg2(x: ArrayLike) -> np.ndarray:
     +0. The error is at most 2^-22 * max(1, |log2(x)|): near 1 the relative error is not bounded.
     """
     return _apply(x, lg2_loop)
-
-
-def rsq(x: ArrayLike) -> np.ndarray:
-    """Return 1 / sqrt(x) as ``rsqrt.approx.ftz.f32`` does.
-
-    +-0 and subnormals give +-Inf, negative numbers, -Inf and NaN give 0x7fffffff, +Inf gives +0.
-    """
-    return _apply(x, rsq_loop)

@@ -20,7 +20,6 @@ FUNCTIONS: tuple[tuple[str, Vector, Callable[[int], int], int], ...] = (
     ("ex2", mufu.ex2, mufu_exact.ex2_exact, 0),
     ("rcp", mufu.rcp, mufu_exact.rcp_exact, 2),
     ("lg2", mufu.lg2, mufu_exact.lg2_exact, 4),
-    ("rsq", mufu.rsq, mufu_exact.rsq_exact, 6),
 )
 each_function = pytest.mark.parametrize(("name", "vector", "scalar", "op"), FUNCTIONS, ids=[f[0] for f in FUNCTIONS])
 
@@ -101,7 +100,6 @@ def test_accuracy_of_the_unit() -> None:
     positive = np.geomspace(1e-30, 1e30, 100_001).astype(np.float32)
     wide = positive.astype(np.float64)
     assert np.abs(mufu.rcp(positive) * wide - 1).max() < 2.0**-23
-    assert np.abs(mufu.rsq(positive) * np.sqrt(wide) - 1).max() < 2.0**-22
     error = np.abs(mufu.lg2(positive) - np.log2(wide))
     assert (error <= 2.0**-22 * np.maximum(1, np.abs(np.log2(wide)))).all()
 
@@ -118,7 +116,7 @@ def test_the_tables_are_the_fitted_ones() -> None:
     text = repr(
         [(n, t.rows, t.rounding, t.shift, t.c0_shift, t.c2_shift) for n, t in sorted(mufu_exact.TABLES.items())]
     )
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "8835af2234e8cca0"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "5a038c31965da3fb"
 
 
 def test_scalars_and_empty_arrays_keep_their_shape() -> None:
