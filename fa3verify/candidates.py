@@ -1,7 +1,7 @@
 """What is judged: kernels behind one calling convention.
 
-Built in are the CPU twins. Others come from ``--kernel module:function`` or the entry-point group ``fa3verify.kernels``;
-both name a function without arguments that returns a :class:`Candidate`.
+Built in are the CPU twins. Others come from ``--kernel module:function`` or the entry-point group
+``fa3verify.kernels``; both name a function without arguments that returns a :class:`Candidate`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Candidate:
         Unique, such as ``twin.fp16``.
     dtype : {"fp16", "bf16", "e4m3"}
     run : callable
-        ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a forward
-        :class:`Result`).
+        ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a
+        forward :class:`Result`).
     configure : callable
         ``configure(problem)``: the operation's configuration (for a forward ``Config``). ValueError if unsupported.
     features : frozenset of str
@@ -50,9 +50,9 @@ class Candidate:
     operation : str
         What it computes: a name in :data:`fa3verify.operations.OPERATIONS`.
     order : callable, optional
-        ``order(config)``: the :class:`fa3_reference.bounds.KernelModel` of a forward, which states its order of operations
-        and is what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a family that is
-        known. Without it the bound is the wider one of any order.
+        ``order(config)``: the :class:`fa3_reference.bounds.KernelModel` of a forward, which states its order of
+        operations and is what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a
+        family that is known. Without it the bound is the wider one of any order.
     """
 
     name: str
@@ -129,31 +129,27 @@ def twin(
     )  # fmt: skip
 
 
-def built_in() -> tuple[Candidate, ...]:
-    """Return the candidates verified by default."""
-    return (
-        twin("fp16", description="bit-exact CPU twin of the FP16 forward kernel"),
-        twin("bf16", description="bit-exact CPU twin of the BF16 forward kernel"),
-        twin("e4m3", description="bit-exact CPU twin of the FP8 forward kernel, P V promoted every 128 keys"),
-        twin(
-            "e4m3",
-            name="twin.quantize",
-            operation="quantize",
-            description="bit-exact CPU twin of the quantiser to e4m3",
-        ),
-    )
-
-
-def on_request() -> tuple[Candidate, ...]:
-    """Return built-in candidates that run only when named."""
-    return (
-        twin(
-            "e4m3",
-            name="twin.e4m3_chained",
-            promotion_interval=0,
-            description="FP8 twin without promotion, as official FlashAttention-3: loses long-context output",
-        ),
-    )
+# Verified by default.
+BUILT_IN: tuple[Candidate, ...] = (
+    twin("fp16", description="bit-exact CPU twin of the FP16 forward kernel"),
+    twin("bf16", description="bit-exact CPU twin of the BF16 forward kernel"),
+    twin("e4m3", description="bit-exact CPU twin of the FP8 forward kernel, P V promoted every 128 keys"),
+    twin(
+        "e4m3",
+        name="twin.quantize",
+        operation="quantize",
+        description="bit-exact CPU twin of the quantiser to e4m3",
+    ),
+)
+# Built in, but verified only when named.
+ON_REQUEST: tuple[Candidate, ...] = (
+    twin(
+        "e4m3",
+        name="twin.e4m3_chained",
+        promotion_interval=0,
+        description="FP8 twin without promotion, as official FlashAttention-3: loses long-context output",
+    ),
+)
 
 
 def load(reference: str) -> Candidate:
@@ -182,12 +178,12 @@ def discover() -> dict[str, Candidate]:
     """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
     from fa3verify.gpu.candidates import gpu
 
-    found = {c.name: c for c in (*built_in(), *on_request(), *gpu())}
+    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             candidate = load(entry.value)
         except ValueError as error:
-            candidate = replace(on_request()[0], unavailable=str(error))
+            candidate = replace(ON_REQUEST[0], unavailable=str(error))
         found[entry.name] = replace(candidate, name=entry.name)
     return found
 
@@ -196,7 +192,7 @@ def find(name: str) -> Candidate:
     """Return one candidate by name, ``name+fault`` or ``module:function``; ValueError names what exists."""
     if ":" in name:
         return load(name)
-    known = {c.name: c for c in (*built_in(), *on_request())}  # without looking for a GPU
+    known = {c.name: c for c in (*BUILT_IN, *ON_REQUEST)}  # without looking for a GPU
     if name not in known and "+" not in name:
         known = discover()
     if name in known:

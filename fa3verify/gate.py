@@ -20,7 +20,7 @@ SHIPPED = Path(__file__).parent / "data" / "baselines"
 
 
 @dataclass(frozen=True, slots=True)
-class DriftRule:
+class BaselineRule:
     """How much worse one figure may get: ``limit = baseline * (1 + relative) + absolute``."""
 
     measure: str
@@ -31,13 +31,13 @@ class DriftRule:
 
 # The inputs are fixed by their seeds, so an unchanged kernel moves none of these: the margins are for a kernel that was
 # changed on purpose in ways that should not matter.
-POLICY: tuple[DriftRule, ...] = (
-    DriftRule("rel_rmse_seen", 0.02, 1e-9, "rounding noise of one family moves by less than 2 % under reordering"),
-    DriftRule("abs_bias", 0.10, 2e-6, "a signed bias is a truncation or a lost term, however small"),
-    DriftRule("ratio_max", 0.25, 0.02, "the worst element may change hands"),
-    DriftRule("lse_max_error", 0.50, 2e-6, "one element decides; fp16 lse errors are near 1e-6"),
-    DriftRule("not_bit_equal", 0.02, 0.01, "share of outputs that are not the correctly rounded truth"),
-    DriftRule("nonfinite", 0.0, 0.0, "NaN or Inf where the truth is finite"),
+POLICY: tuple[BaselineRule, ...] = (
+    BaselineRule("rel_rmse_seen", 0.02, 1e-9, "rounding noise of one family moves by less than 2 % under reordering"),
+    BaselineRule("abs_bias", 0.10, 2e-6, "a signed bias is a truncation or a lost term, however small"),
+    BaselineRule("ratio_max", 0.25, 0.02, "the worst element may change hands"),
+    BaselineRule("lse_max_error", 0.50, 2e-6, "one element decides; fp16 lse errors are near 1e-6"),
+    BaselineRule("not_bit_equal", 0.02, 0.01, "share of outputs that are not the correctly rounded truth"),
+    BaselineRule("nonfinite", 0.0, 0.0, "NaN or Inf where the truth is finite"),
 )
 
 
@@ -130,7 +130,7 @@ def bound_rows(kernel: dict[str, Any]) -> list[GateRow]:
     return rows
 
 
-def drift_rows(kernel: dict[str, Any], baseline: Baseline | None) -> list[GateRow]:
+def baseline_rows(kernel: dict[str, Any], baseline: Baseline | None) -> list[GateRow]:
     """Baseline of every family of one kernel."""
     name = kernel["name"]
     if baseline is None:

@@ -16,9 +16,9 @@ from fa3verify.operations.operation import Arrays
 class Judgement:
     """Everything known about one run; outputs, truths and bound are arrays by name of output.
 
-    ``inputs`` are q, k and v, and what else the operation takes, before rounding or quantisation. ``seen`` is the truth for
-    the operands the kernel saw, ``unrounded`` for the inputs (None when not asked for); ``measures`` holds the figures of
-    :mod:`fa3verify.metrics`.
+    ``inputs`` are q, k and v, and what else the operation takes, before rounding or quantisation. ``seen`` is the truth
+    for the operands the kernel saw, ``unrounded`` for the inputs (None when not asked for); ``measures`` holds the
+    figures of :mod:`fa3verify.metrics`.
     """
 
     case: Case
@@ -65,8 +65,8 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
 
 
 def passes(candidate: Candidate, measures: dict[str, float]) -> bool:
-    """Whether one judged case passes: no bit differs from the twin and no value is outside its enclosure, where there is
-    one, and no element leaves its bound.
+    """Whether one judged case passes: no bit differs from the twin and no value is outside its enclosure, where there
+    is one, and no element leaves its bound.
     """
     sides = operations.find(candidate.operation).sides
     ratios = [measures["ratio_max"], *(measures.get(f"ratio_{side.name}_max", 0.0) for side in sides)]

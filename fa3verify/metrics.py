@@ -32,7 +32,7 @@ MEASURES: dict[str, tuple[str, str]] = {
     "ratio_median": ("1", "median error / bound"),
     "outside": (
         "1",
-        "values that the stated order of operations cannot give, assuming the tensor-core model; only with such an order",
+        "values that the stated order of operations cannot give, assuming the tensor-core model; where one is stated",
     ),
     "enclosed_median": ("1", "median error / largest error that the order of operations can give"),
     "determined": ("1", "share of outputs of which the order of operations leaves one value"),

@@ -133,7 +133,7 @@ def verify(
     from fa3verify import candidates
     from fa3verify.campaign import verify
 
-    names = (kernels,) if isinstance(kernels, str) else tuple(kernels) or tuple(c.name for c in candidates.built_in())
+    names = (kernels,) if isinstance(kernels, str) else tuple(kernels) or tuple(c.name for c in candidates.BUILT_IN)
     for name in names:
         if reason := kernel(name).unavailable:
             raise ValueError(f"kernel {name} is unavailable: {reason}")

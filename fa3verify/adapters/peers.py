@@ -1,7 +1,7 @@
 """The table of other people's kernels. One that does not load is kept in the list, missing, with the reason.
 
-``--peers DIR`` names a folder with their libraries; ``*.so.xz`` are unpacked beside themselves on first use. In DIR are looked
-for: ``fa3_fwd_C.so`` (fa3), ``libdew_flash_attn3.so`` (fa3.dew), ``fa4/`` (fa4, or installed) and
+``--peers DIR`` names a folder with their libraries; ``*.so.xz`` are unpacked beside themselves on first use. In DIR are
+looked for: ``fa3_fwd_C.so`` (fa3), ``libdew_flash_attn3.so`` (fa3.dew), ``fa4/`` (fa4, or installed) and
 ``nvidia_cudnn_frontend*.whl`` (cudnn.fp8, or installed).
 """
 

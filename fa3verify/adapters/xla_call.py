@@ -1,7 +1,7 @@
-"""Call a library of XLA custom calls without XLA: a call frame and the few runtime functions that a CUDA handler asks for.
+"""Call a library of XLA custom calls without XLA: a call frame and the few runtime functions a CUDA handler asks for.
 
-Structures are those of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.4), a stable C interface. The stream and
-the memory are the caller's, so that a kernel can be captured in a CUDA graph and timed as every other one.
+Structures are those of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.4), a stable C interface. The
+stream and the memory are the caller's, so that a kernel can be captured in a CUDA graph and timed as every other one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _SCALARS = {bool: (1, c.c_bool), int: (5, c.c_int64), float: (12, c.c_double)}
 FUNCTIONS = (
     "Error_Create", "Error_GetDetails", "Error_Destroy", "Handler_Register", "Stream_Get", "Type_Register",
     "InvokeContext_Get", "State_Set", "State_Get", "DeviceMemory_Allocate", "DeviceMemory_Free", "ThreadPool_Schedule",
-    "ThreadPool_NumThreads", "Future_Create", "Future_SetAvailable", "Future_SetError", "RunId_Get", "DeviceOrdinal_Get",
+    "ThreadPool_NumThreads", "Future_Create", "Future_SetAvailable", "Future_SetError", "RunId_Get",
+    "DeviceOrdinal_Get",
     "InvokeContext_FindExtension",
 )  # fmt: skip
 

@@ -42,8 +42,8 @@ class Profile:
     task_limit_s: float
 
 
-# Each shape is here for a reason: two kv heads for the head map, seqlen_q != seqlen_k for the diagonal, a short last tile for
-# its mask, a window and a softcap because whole branches of a kernel run under nothing else.
+# Each shape is here for a reason: two kv heads for the head map, seqlen_q != seqlen_k for the diagonal, a short last
+# tile for its mask, a window and a softcap because whole branches of a kernel run under nothing else.
 _GQA_CAUSAL = {
     "batch": 1,
     "nheads": 4,
@@ -89,29 +89,30 @@ PROFILES: dict[str, Profile] = {
 ACTIVATIONS = "activations"
 
 
-def family_names(candidate: Candidate) -> tuple[str, ...]:
-    """Families a campaign sends to a kernel, real activations by model last."""
-    synthetic = tuple(f.name for f in FAMILIES if f.distribution != ACTIVATIONS)
-    models = tuple(sorted({f"{ACTIVATIONS}:{a.model}" for a in list_activations()}))
-    return synthetic + models
+def families(candidate: Candidate, profile: Profile) -> tuple[str, ...]:
+    """Return the families of which a kernel takes a case: synthetic ones, then real activations by model."""
+    synthetic = tuple(f.name for f in FAMILIES if f.distribution != ACTIVATIONS) if _shapes(candidate, profile) else ()
+    models = sorted({stored.model for stored in list_activations()})
+    return synthetic + tuple(f"{ACTIVATIONS}:{m}" for m in models if _activation_cases(candidate, m, profile))
 
 
 def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int) -> list[Case]:
-    """Return the deterministic cases of one family; the drift baseline rests on these."""
+    """Return the deterministic cases of one family; the stored baseline rests on these."""
     if family.startswith(ACTIVATIONS):
         return _activation_cases(candidate, family.partition(":")[2], profile)
     template = next(f for f in FAMILIES if f.name == family)
-    cases = []
+    return [
+        Case(candidate.name, problem, template.recipe(seed=seed + draw), operation=candidate.operation, **choices)
+        for problem, choices in _shapes(candidate, profile)
+        for draw in range(profile.seeds)
+    ]
+
+
+def _shapes(candidate: Candidate, profile: Profile) -> list[tuple[AttentionProblem, dict[str, Any]]]:
+    """The problems of every synthetic family that a kernel takes, and what else their cases have."""
     operation = operations.find(candidate.operation)
-    for index, shape in enumerate(operation.shapes(profile)):
-        problem = AttentionProblem(dtype=candidate.dtype, **shape)
-        choices = operation.choices(candidate, index)
-        cases += [
-            Case(candidate.name, problem, template.recipe(seed=seed + draw), operation=operation.name, **choices)
-            for draw in range(profile.seeds)
-            if candidate.supports(problem)
-        ]
-    return cases
+    problems = [AttentionProblem(dtype=candidate.dtype, **shape) for shape in operation.shapes(profile)]
+    return [(p, operation.choices(candidate, i)) for i, p in enumerate(problems) if candidate.supports(p)]
 
 
 def _activation_cases(candidate: Candidate, model: str, profile: Profile) -> list[Case]:

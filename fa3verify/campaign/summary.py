@@ -11,7 +11,7 @@ from typing import Any
 
 from fa3verify import __version__, candidates, operations
 from fa3verify.campaign.tasks import Outcome, families_of, pooled
-from fa3verify.gate import Baseline, GateRow, bit_rows, bound_rows, drift_rows, layer_status
+from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 
 SCHEMA = "fa3verify.summary/1"
 SCHEMA_NOTES = {
@@ -24,7 +24,8 @@ SCHEMA_NOTES = {
     "wall_s": "seconds",
     "verdict": "pass or fail; fail if any part of the verdict fails or any task was lost",
     "exit_code": "of the command",
-    "layers": "status of bits (L0), bound (L1), baseline (L2) and properties (laws): pass, fail, not compared, or why not run",
+    "layers": "status of bits (L0), bound (L1), baseline (L2) and properties (laws): "
+    "pass, fail, not compared, or why not run",
     "kernels": "one object per kernel",
     "kernels[].name": "candidate name",
     "kernels[].description": "one line",
@@ -37,7 +38,8 @@ SCHEMA_NOTES = {
     "kernels[].worst_ratios": "the same for every output beside the main ones, by its name",
     "kernels[].worst": "family, one-line case and replay file of worst_ratio, or null",
     "kernels[].search_effort": "cases behind worst_ratio: a largest known error is a lower bound of the true one",
-    "kernels[].families": "per input family the pooled figures of fa3verify.metrics.measures_of, RMSE against both references",
+    "kernels[].families": "per input family the pooled figures of fa3verify.metrics.measures_of, "
+    "RMSE against both references",
     "kernels[].laws": "law, statement, kind, status, examples, outputs, message, replay",
     "gate": "every comparison: layer, rule, kernel, family, observed, limit, baseline, margin, status",
     "baseline": "name and sha256 of the baseline compared with, or null",
@@ -54,7 +56,7 @@ def summarize(
     bodies, gate, failures, cases = [], [], [], []
     for name in kernels:
         body, problems, judged = _kernel(name, outcomes)
-        rows = bit_rows(body) + bound_rows(body) + drift_rows(body, baseline)
+        rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
         problems += _gate_failures(rows, judged)
         body["verdict"] = "fail" if problems else "pass"
         bodies.append(body)

@@ -13,7 +13,7 @@ from typing import Any
 
 from fa3verify import candidates, operations
 from fa3verify.campaign.pool import TaskError
-from fa3verify.campaign.profiles import PROFILES, family_cases, family_names
+from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.files import write_text
 from fa3verify.operations import Operation
 
@@ -22,7 +22,8 @@ from fa3verify.operations import Operation
 class Task:
     """One unit of work: a top-level function and JSON-able arguments; ``label`` is what progress shows.
 
-    ``durable`` results may be kept for resuming; those of kernels outside this package may not, for their code may change.
+    ``durable`` results may be kept for resuming; those of kernels outside this package may not, for their code may
+    change.
     """
 
     kind: str
@@ -107,13 +108,13 @@ def plan(kernels: list[str], profile: str, seed: int) -> list[Task]:
     for kernel in kernels:
         candidate = candidates.find(kernel)
         durable = kernel.startswith("twin.")
-        families = [f for f in family_names(candidate) if family_cases(candidate, f, size, seed)]
-        for law in LAWS if families else ():
+        taken = families(candidate, size)
+        for law in LAWS if taken else ():
             if law.applies(candidate):
                 examples = size.bound_examples if law.name == "error_within_bound" else size.law_examples
                 arguments = {"kernel": kernel, "law": law.name, "max_examples": examples, "seed": seed}
                 tasks.append(Task("law", f"{kernel}: {law.name}", check_law, arguments, durable))
-        for family in families:
+        for family in taken:
             arguments = {"kernel": kernel, "family": family, "profile": profile, "seed": seed}
             tasks.append(Task("family", f"{kernel}: {family}", judge_family, arguments, durable))
     return sorted(tasks, key=lambda t: not t.label.endswith("error_within_bound"))
@@ -172,7 +173,7 @@ def _recall(journal: Path | None, identity: str) -> list | None:
 
 
 def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any]:
-    """Aggregate the measures of one family of an operation: RMS pooled over outputs, maxima of maxima, the rest weighted means."""
+    """Aggregate the measures of one family of an operation: RMS pooled, maxima of maxima, the rest weighted means."""
     measures = [r["measures"] for r in records]
     weights = [max(m["outputs"] - m["unbounded"] - m["nonfinite"], 0) for m in measures]
     total = sum(weights) or 1

@@ -45,7 +45,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
         from fa3verify.campaign import verify
         from fa3verify.cli import console
 
-        names = (*kernels, *references) or tuple(c.name for c in candidates.built_in())
+        names = (*kernels, *references) or tuple(c.name for c in candidates.BUILT_IN)
         names = tuple(dict.fromkeys(names))
         for name in names:
             candidate = candidates.find(name)

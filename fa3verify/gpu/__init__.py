@@ -1,8 +1,8 @@
 """What runs on a GPU: our kernels as candidates, the bench, the campaign of bits, timelines and tuning.
 
-Modules here import torch and triton at their top, and nothing outside this room and :mod:`fa3verify.adapters` does. The room is
-entered from inside functions, after :func:`unavailable` has been asked. Tables, cells, records and files of measurements
-are read without a GPU: those modules need no torch (``pyproject.toml`` lists them in an import contract).
+Modules here import torch and triton at their top, and nothing outside this room and :mod:`fa3verify.adapters` does. The
+room is entered from inside functions, after :func:`unavailable` has been asked. Tables, cells, records and files of
+measurements are read without a GPU: those modules need no torch (``pyproject.toml`` lists them in an import contract).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fa3_kernels.gluon import unsupported
 
 
 def unavailable() -> str | None:
-    """Why our kernels cannot run here, or None; torch is imported only where it is installed beside a supported Triton."""
+    """Why our kernels cannot run here, or None; torch is imported only where a supported Triton is beside it."""
     if reason := unsupported():
         return reason
     import torch

@@ -20,7 +20,7 @@ _FORMATS = {dtype: FORMATS[name].dtype for name, dtype in TORCH_DTYPES.items()}
 
 
 def to_gpu(x: np.ndarray) -> torch.Tensor:
-    """Copy an array to the GPU; small formats go by way of their bits, since numpy's and torch's do not know each other."""
+    """Copy an array to the GPU; small formats as bits, since numpy's and torch's do not know each other."""
     x = np.ascontiguousarray(x)
     if x.dtype not in _BY_NUMPY:
         return torch.from_numpy(x).cuda()

@@ -1,7 +1,7 @@
-"""What a call costs on the host, before the GPU does anything: ours beside its peers, in the situations that callers are in.
+"""What a call costs on the host, before the GPU does anything: ours beside its peers, in the situations of callers.
 
-Every call is timed by itself and the GPU is waited for between groups of calls, so that no queue fills. Problems are small:
-the GPU is done with one before the next is launched.
+Every call is timed by itself and the GPU is waited for between groups of calls, so that no queue fills. Problems are
+small: the GPU is done with one before the next is launched.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def measure(kernels: Sequence[Kernel]) -> Iterator[Cost]:
 
 
 def write(out: Path, peers: Path | None, facts: dict[str, Any], tell: Callable[[str], None]) -> Path:
-    """Measure ours, FlashAttention-3 where it loads, and SDPA, and write ``host.csv``, ``host.md`` and ``host_run.json``."""
+    """Measure ours, FlashAttention-3 where it loadsand SDPA, and write ``host.csv``, ``.md`` and ``host_run.json``."""
     kernels = [ours(), sdpa()]
     try:
         kernels.insert(1, flash3(peers))
@@ -182,7 +182,8 @@ def markdown(costs: Sequence[Cost], facts: dict[str, Any]) -> str:
     lines = [
         f"# Host cost per call, microseconds ({facts['gpu']}, torch {facts['torch']})",
         "",
-        f"Median of {CALLS} calls, 90th percentile in brackets; bf16, head_dim {HEAD_DIM}, {HEADS} heads. FlashAttention-3 is",
+        f"Median of {CALLS} calls, 90th percentile in brackets; bf16, head_dim {HEAD_DIM}, {HEADS} heads. "
+        "FlashAttention-3 is",
         "called at its operator, ours and SDPA at their functions.",
         "",
         f"| situation | {' | '.join(names)} |",

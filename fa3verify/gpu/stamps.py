@@ -1,9 +1,9 @@
 """Measured timelines: cycle counts that an instrumented kernel stamped, as bars of the kinds that simulated ones have.
 
-Lines ``# key=value`` say what ran (:data:`KEYS`), then come the columns ``actor,step,event,cycle`` in any order; ``step``
-counts the key blocks of a CTA. Events are those of :mod:`fa3_kernels.plan.stamps`; in which order an actor meets them depends on
-the kernel, so stamps are read in the order of their cycles. Between two neighbours lies the bar that :data:`BARS` names; where
-it names none, as between tiles or where a stamp is missing, there is none.
+Lines ``# key=value`` say what ran (:data:`KEYS`), then come the columns ``actor,step,event,cycle`` in any order;
+``step`` counts the key blocks of a CTA. Events are those of :mod:`fa3_kernels.plan.stamps`; in which order an actor
+meets them depends on the kernel, so stamps are read in the order of their cycles. Between two neighbours lies the bar
+that :data:`BARS` names; where it names none, as between tiles or where a stamp is missing, there is none.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SWITCHES = {"pingpong": "pingpong", "intra_wg_overlap": "overlap"}  # likewise; 
 COLUMNS = ["actor", "step", "event", "cycle"]
 EVENTS = {"consumer": CONSUMER_EVENTS, "producer": PRODUCER_EVENTS}
 _FOR_V, _FOR_K = ("wait for a slot of V", "wait"), ("wait for a slot of K", "wait")
-# Name and kind of what lies between two events, and by how many steps the second one may be ahead. A kernel that sums P V in
-# parts waits for it in front of issuing Q K^T, the others behind.
+# Name and kind of what lies between two events, and by how many steps the second one may be ahead. A kernel that sums P
+# V in parts waits for it in front of issuing Q K^T, the others behind.
 BARS: dict[tuple[str, str], tuple[tuple[str, str], tuple[int, ...]]] = {
     ("turn", "turn"): (("Q K^T, P V and softmax, from turn to turn", "vector"), (1,)),
     ("turn", "issued"): (("issue Q K^T and P V", "issue"), (0,)),
@@ -105,7 +105,8 @@ def read(path: Path) -> Stamps:
     facts = _facts(lines, path.name)
     if facts["slowdown"] > MAX_SLOWDOWN:
         raise ValueError(
-            f"{path.name}: slowdown must be at most {MAX_SLOWDOWN} for the stamps to be evidence, got {facts['slowdown']:g}"
+            f"{path.name}: slowdown must be at most {MAX_SLOWDOWN} for the stamps to be evidence, "
+            f"got {facts['slowdown']:g}"
         )
     stamps = _stamps(lines, path.name)
     actor, first = min(((a, rows[0]) for a, rows in stamps.items()), key=lambda item: item[1].cycle)

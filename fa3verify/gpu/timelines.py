@@ -1,4 +1,4 @@
-"""Record a measured timeline: what an instrumented kernel stamped, as the file that :mod:`fa3verify.gpu.stamps` reads."""
+"""Record a measured timeline: an instrumented kernel's stamps, as the file that :mod:`fa3verify.gpu.stamps` reads."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def _slowdown(plain: Any, stamped: Any) -> Recorded:
 def first_blocks(stamps: np.ndarray, blocks: int = BLOCKS) -> Iterator[Stamp]:
     """Stamps of CTA 0 in time, of each actor until it comes to key block ``blocks``.
 
-    An actor may come back to an earlier block (V is transposed a step behind the loads); what follows would leave a gap.
+    An actor may come back to an earlier block (V is transposed a step behind the loads); what follows would leave a
+    gap.
     """
     for _, mine in groupby(read_stamps(stamps), key=lambda stamp: stamp.actor):
         yield from takewhile(lambda stamp: stamp.step < blocks, sorted(mine, key=lambda stamp: stamp.cycle))

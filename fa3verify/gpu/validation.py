@@ -155,9 +155,11 @@ def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[
 def markdown(figures: dict[str, Any]) -> str:
     """Tables of :func:`validate`'s figures."""
     lines = [
-        f"Simulated {figures['machine']} beside {figures['rows']} measured rows of {figures['file']}, in cycles at each row's clock.",
+        f"Simulated {figures['machine']} beside {figures['rows']} measured rows of {figures['file']}, "
+        "in cycles at each row's clock.",
         "Mean absolute error [95 % bootstrap interval] and bias of predicted / measured - 1.",
-        "The closed form's two constants were fitted to published H100 timings; nothing in the other two is fitted to a kernel.",
+        "The closed form's two constants were fitted to published H100 timings; "
+        "nothing in the other two is fitted to a kernel.",
         "",
         "| group | rows | " + " | ".join(MODELS) + " |",
         "|---" * (2 + len(MODELS)) + "|",

@@ -18,7 +18,7 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify.inputs import activations
-from fa3verify.inputs.streams import Cell, Purpose, Tensor, integer_exp2, portable
+from fa3verify.inputs.streams import HeadGroup, Purpose, Tensor, integer_exp2, portable
 
 Value = float | int | str
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -37,57 +37,59 @@ def _each(draw: Callable[[Tensor], np.ndarray]) -> Arrays:
     return draw("q"), draw("k"), draw("v")
 
 
-def _normal(cell: Cell, std: float) -> Arrays:
-    return _each(lambda t: std * cell.normal(t))
+def _normal(group: HeadGroup, std: float) -> Arrays:
+    return _each(lambda t: std * group.normal(t))
 
 
-def _fa3_outliers(cell: Cell, outlier_variance: float, rate: float) -> Arrays:
+def _fa3_outliers(group: HeadGroup, outlier_variance: float, rate: float) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
-        x = cell.normal(t)
+        x = group.normal(t)
         for member, head in enumerate(x):
-            hit = cell.rng(t, Purpose.MASK, member).random(head.shape, np.float32) < rate
-            extra = cell.rng(t, Purpose.EXTRA, member).standard_normal(np.count_nonzero(hit))
+            hit = group.rng(t, Purpose.MASK, member).random(head.shape, np.float32) < rate
+            extra = group.rng(t, Purpose.EXTRA, member).standard_normal(np.count_nonzero(hit))
             head[hit] += math.sqrt(outlier_variance) * portable(extra)
         return x
 
     return _each(draw)
 
 
-def _raise_channels(cell: Cell, tensor: Tensor, chosen: np.ndarray, ratio: float, mean_share: float) -> np.ndarray:
+def _raise_channels(
+    group: HeadGroup, tensor: Tensor, chosen: np.ndarray, ratio: float, mean_share: float
+) -> np.ndarray:
     """N(0, 1) with the chosen channels ``ratio`` times larger, mostly as an offset steady over tokens."""
-    x = cell.normal(tensor)
+    x = group.normal(tensor)
     for member, head in enumerate(x):
-        signs = np.where(cell.rng(tensor, Purpose.SCALE, member).random(len(chosen)) < 0.5, -1.0, 1.0)
+        signs = np.where(group.rng(tensor, Purpose.SCALE, member).random(len(chosen)) < 0.5, -1.0, 1.0)
         head[:, chosen] = ratio * (math.sqrt(mean_share) * signs + math.sqrt(1 - mean_share) * head[:, chosen])
     return x
 
 
-def _outlier_channels(cell: Cell, channels: int, ratio: float, mean_share: float) -> Arrays:
+def _outlier_channels(group: HeadGroup, channels: int, ratio: float, mean_share: float) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
-        chosen = cell.rng(t, Purpose.CHANNELS).permutation(cell.problem.head_dim)[:channels]
-        return _raise_channels(cell, t, chosen, ratio, mean_share)
+        chosen = group.rng(t, Purpose.CHANNELS).permutation(group.problem.head_dim)[:channels]
+        return _raise_channels(group, t, chosen, ratio, mean_share)
 
-    return draw("q"), draw("k"), cell.normal("v")
-
-
-def _aligned_outliers(cell: Cell, channels: int, ratio: float, mean_share: float) -> Arrays:
-    chosen = cell.rng("shared", Purpose.CHANNELS).permutation(cell.problem.head_dim)[:channels]
-    q, k = (_raise_channels(cell, t, chosen, ratio, mean_share) for t in ("q", "k"))
-    return q, k, cell.normal("v")
+    return draw("q"), draw("k"), group.normal("v")
 
 
-def _antialigned_outliers(cell: Cell, channels: int, ratio: float, mean_share: float) -> Arrays:
-    order = cell.rng("shared", Purpose.CHANNELS).permutation(cell.problem.head_dim)
+def _aligned_outliers(group: HeadGroup, channels: int, ratio: float, mean_share: float) -> Arrays:
+    chosen = group.rng("shared", Purpose.CHANNELS).permutation(group.problem.head_dim)[:channels]
+    q, k = (_raise_channels(group, t, chosen, ratio, mean_share) for t in ("q", "k"))
+    return q, k, group.normal("v")
+
+
+def _antialigned_outliers(group: HeadGroup, channels: int, ratio: float, mean_share: float) -> Arrays:
+    order = group.rng("shared", Purpose.CHANNELS).permutation(group.problem.head_dim)
     count = min(channels, len(order) // 2)
-    q = _raise_channels(cell, "q", order[:count], ratio, mean_share)
-    return q, _raise_channels(cell, "k", order[count : 2 * count], ratio, mean_share), cell.normal("v")
+    q = _raise_channels(group, "q", order[:count], ratio, mean_share)
+    return q, _raise_channels(group, "k", order[count : 2 * count], ratio, mean_share), group.normal("v")
 
 
-def _block_scaled(cell: Cell, tile: int, octaves: int, power_of_two: int) -> Arrays:
+def _block_scaled(group: HeadGroup, tile: int, octaves: int, power_of_two: int) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
-        x = cell.normal(t)
+        x = group.normal(t)
         for member, head in enumerate(x):
-            rng, blocks = cell.rng(t, Purpose.SCALE, member), cell.blocks(t, tile)
+            rng, blocks = group.rng(t, Purpose.SCALE, member), group.blocks(t, tile)
             u = rng.random(int(blocks[-1]) + 1 if len(blocks) else 0)
             if power_of_two:
                 magnitude = integer_exp2(np.floor(u * (2 * octaves + 1)) - octaves)
@@ -99,105 +101,105 @@ def _block_scaled(cell: Cell, tile: int, octaves: int, power_of_two: int) -> Arr
     return _each(draw)
 
 
-def _ramp(cell: Cell, tile: int, steps: int) -> Arrays:
+def _ramp(group: HeadGroup, tile: int, steps: int) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
-        return cell.normal(t) * integer_exp2(cell.blocks(t, tile) % steps - steps // 2)[:, None]
+        return group.normal(t) * integer_exp2(group.blocks(t, tile) % steps - steps // 2)[:, None]
 
     return _each(draw)
 
 
-def _peaky(cell: Cell, gain: float) -> Arrays:
-    return gain * cell.normal("q"), gain * cell.normal("k"), cell.normal("v")
+def _peaky(group: HeadGroup, gain: float) -> Arrays:
+    return gain * group.normal("q"), gain * group.normal("k"), group.normal("v")
 
 
-def _needle(cell: Cell, margin: float) -> Arrays:
-    q, k, v = _each(cell.normal)
-    first, stop = cell.problem.visible_keys(np.arange(q.shape[1]), cell.seq.seqlen_q, cell.seq.seqlen_k)
-    gain = min(margin / (cell.problem.softmax_scale * cell.problem.head_dim), MAX_GAIN)
-    u = cell.uniform("q", Purpose.EXTRA, channels=1)[..., 0]  # (group, seqlen_q)
+def _needle(group: HeadGroup, margin: float) -> Arrays:
+    q, k, v = _each(group.normal)
+    first, stop = group.problem.visible_keys(np.arange(q.shape[1]), group.seq.seqlen_q, group.seq.seqlen_k)
+    gain = min(margin / (group.problem.softmax_scale * group.problem.head_dim), MAX_GAIN)
+    u = group.uniform("q", Purpose.EXTRA, channels=1)[..., 0]  # (group, seqlen_q)
     seen = stop > first
     target = np.minimum(first + np.floor(u * (stop - first)).astype(np.int64), stop - 1)
     q[:, seen] += gain * k[0, target[:, seen]]
     return q, k, v
 
 
-def _ties(cell: Cell, distinct: int) -> Arrays:
-    k = cell.normal("k", rows=distinct)[:, np.arange(cell.seq.seqlen_k) % distinct]
-    return cell.normal("q"), k, cell.normal("v")
+def _ties(group: HeadGroup, distinct: int) -> Arrays:
+    k = group.normal("k", rows=distinct)[:, np.arange(group.seq.seqlen_k) % distinct]
+    return group.normal("q"), k, group.normal("v")
 
 
-def _constant_rows(cell: Cell, std: float) -> Arrays:
+def _constant_rows(group: HeadGroup, std: float) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
-        heads, rows, channels = cell.shape(t)
-        levels = [portable(cell.rng(t, Purpose.VALUES, m).standard_normal(rows)) for m in range(heads)]
+        heads, rows, channels = group.shape(t)
+        levels = [portable(group.rng(t, Purpose.VALUES, m).standard_normal(rows)) for m in range(heads)]
         return np.repeat(std * np.stack(levels)[..., None], channels, axis=2)
 
     return _each(draw)
 
 
-def _huge(cell: Cell, fraction: float) -> Arrays:
-    largest_q, largest_v = (fraction * x for x in LARGEST[cell.problem.dtype])
+def _huge(group: HeadGroup, fraction: float) -> Arrays:
+    largest_q, largest_v = (fraction * x for x in LARGEST[group.problem.dtype])
 
     def near(t: Tensor, largest: float) -> np.ndarray:
-        return cell.signs(t) * (0.5 + 0.5 * cell.uniform(t)) * largest
+        return group.signs(t) * (0.5 + 0.5 * group.uniform(t)) * largest
 
-    k = cell.normal("k") * integer_exp2(
-        -np.round(np.log2(largest_q * cell.problem.softmax_scale * cell.problem.head_dim**0.5))
+    k = group.normal("k") * integer_exp2(
+        -np.round(np.log2(largest_q * group.problem.softmax_scale * group.problem.head_dim**0.5))
     )
     return near("q", largest_q), 2 * k, near("v", largest_v)
 
 
-def _tiny(cell: Cell, octaves: int) -> Arrays:
+def _tiny(group: HeadGroup, octaves: int) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
-        exponent = np.floor(cell.uniform(t, Purpose.SCALE) * (octaves + 1))
-        least = MIN_NORMAL["fp16" if cell.problem.dtype == "e4m3" else cell.problem.dtype]
-        return cell.signs(t) * (1 + cell.uniform(t)) * integer_exp2(exponent) * least
+        exponent = np.floor(group.uniform(t, Purpose.SCALE) * (octaves + 1))
+        least = MIN_NORMAL["fp16" if group.problem.dtype == "e4m3" else group.problem.dtype]
+        return group.signs(t) * (1 + group.uniform(t)) * integer_exp2(exponent) * least
 
     return _each(draw)
 
 
-def _subnormals(cell: Cell, fraction: float) -> Arrays:
+def _subnormals(group: HeadGroup, fraction: float) -> Arrays:
     def draw(t: Tensor) -> np.ndarray:
-        x = cell.signs(t) * cell.uniform(t) * fraction * MIN_NORMAL[cell.problem.dtype]
-        if cell.problem.dtype == "e4m3":  # 448 in one channel pins the scale at 1; Q's and K's do not meet
+        x = group.signs(t) * group.uniform(t) * fraction * MIN_NORMAL[group.problem.dtype]
+        if group.problem.dtype == "e4m3":  # 448 in one channel pins the scale at 1; Q's and K's do not meet
             x[..., int(t == "k") % x.shape[2]] = 448.0
         return x
 
     return _each(draw)
 
 
-def _offset_v(cell: Cell, mean: float, std: float) -> Arrays:
-    return cell.normal("q"), cell.normal("k"), mean + std * cell.normal("v")
+def _offset_v(group: HeadGroup, mean: float, std: float) -> Arrays:
+    return group.normal("q"), group.normal("k"), mean + std * group.normal("v")
 
 
-def _positive(cell: Cell, low: float, width: float) -> Arrays:
-    return _each(lambda t: low + width * cell.uniform(t))
+def _positive(group: HeadGroup, low: float, width: float) -> Arrays:
+    return _each(lambda t: low + width * group.uniform(t))
 
 
-def _sink(cell: Cell, strength: float, v_factor: float) -> Arrays:
-    q, k, v = _each(cell.normal)
-    direction = np.where(cell.rng("shared", Purpose.EXTRA).random(q.shape[2]) < 0.5, -1.0, 1.0)
+def _sink(group: HeadGroup, strength: float, v_factor: float) -> Arrays:
+    q, k, v = _each(group.normal)
+    direction = np.where(group.rng("shared", Purpose.EXTRA).random(q.shape[2]) < 0.5, -1.0, 1.0)
     q += direction
-    k[:, :1] = direction * min(strength / (cell.problem.softmax_scale * q.shape[2]), MAX_GAIN)
+    k[:, :1] = direction * min(strength / (group.problem.softmax_scale * q.shape[2]), MAX_GAIN)
     v[:, :1] *= v_factor
     return q, k, v
 
 
-def _cancelling_v(cell: Cell, magnitude: float, residue: float) -> Arrays:
-    rows = np.arange(cell.seq.seqlen_k)
+def _cancelling_v(group: HeadGroup, magnitude: float, residue: float) -> Arrays:
+    rows = np.arange(group.seq.seqlen_k)
     pairs = -(-len(rows) // 2)
-    k = cell.normal("k", rows=pairs)[:, rows // 2]
-    weights = (0.5 + 0.5 * cell.uniform("v", Purpose.EXTRA))[:, rows // 2]
+    k = group.normal("k", rows=pairs)[:, rows // 2]
+    weights = (0.5 + 0.5 * group.uniform("v", Purpose.EXTRA))[:, rows // 2]
     signs = np.where(rows % 2 == 0, 1.0, -1.0)[None, :, None]
-    return cell.normal("q"), k, signs * magnitude * weights + residue * cell.normal("v")
+    return group.normal("q"), k, signs * magnitude * weights + residue * group.normal("v")
 
 
-def _activations(cell: Cell, name: str, tokens: int) -> Arrays:
-    case, group = activations.find(name), cell.problem.group
+def _activations(group: HeadGroup, name: str, tokens: int) -> Arrays:
+    case, members = activations.find(name), group.problem.group
     rows, (q, k, v) = case.rows(tokens), activations.load_arrays(name)
-    heads = slice(cell.kv_head * case.group, cell.kv_head * case.group + group)
-    q = q[heads, rows - cell.seq.seqlen_q : rows]
-    k, v = (x[cell.kv_head : cell.kv_head + 1, :rows] for x in (k, v))
+    heads = slice(group.kv_head * case.group, group.kv_head * case.group + members)
+    q = q[heads, rows - group.seq.seqlen_q : rows]
+    k, v = (x[group.kv_head : group.kv_head + 1, :rows] for x in (k, v))
     return q.astype(np.float64), k.astype(np.float64), v.astype(np.float64)
 
 
@@ -359,7 +361,8 @@ _TABLE = (
     Distribution(
         "huge",
         _huge,
-        "Q, V: +-U[1/2, 1) fraction L, L the largest magnitude whose fp32 scores and sums stay finite; K so small that scores are near N(0, 2)",
+        "Q, V: +-U[1/2, 1) fraction L, L the largest magnitude whose fp32 scores and sums stay finite; "
+        "K so small that scores are near N(0, 2)",
         "overflow of anything but the scores; subnormal K",
         (Parameter("fraction", 1.0, 2**-6, 1),),
     ),

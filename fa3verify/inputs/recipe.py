@@ -16,7 +16,7 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem
 from fa3verify.inputs.distributions import DISTRIBUTIONS, Arrays, Distribution, Tensor, Value
 from fa3verify.inputs.edits import Edit, EditKind, exact_keys, pick
-from fa3verify.inputs.streams import Cell
+from fa3verify.inputs.streams import HeadGroup
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -108,12 +108,12 @@ class Recipe:
         q, k, v = (np.zeros(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
         for seq in problem.sequences():
             for kv_head in range(problem.nheads_kv):
-                cell = Cell(self.seed, problem, seq, kv_head)
-                cell_q, cell_k, cell_v = distribution.draw(cell, **self.settings)
+                group = HeadGroup(self.seed, problem, seq, kv_head)
+                group_q, group_k, group_v = distribution.draw(group, **self.settings)
                 heads = slice(kv_head * problem.group, (kv_head + 1) * problem.group)
-                problem.rows_q(q, seq)[:, heads] = cell_q.transpose(1, 0, 2)
-                problem.rows_k(k, seq)[:, kv_head] = cell_k[0]
-                problem.rows_k(v, seq)[:, kv_head] = cell_v[0]
+                problem.rows_q(q, seq)[:, heads] = group_q.transpose(1, 0, 2)
+                problem.rows_k(k, seq)[:, kv_head] = group_k[0]
+                problem.rows_k(v, seq)[:, kv_head] = group_v[0]
         for edit in self.edits:
             edit.apply(problem, (q, k, v))
         return q, k, v

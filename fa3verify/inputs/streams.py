@@ -1,4 +1,4 @@
-"""Random streams: what one cell (a kv head of a sequence with its query heads) draws, the same on every platform.
+"""Random streams: what a kv head of a sequence draws with its query heads, the same on every platform.
 
 Streams are Philox4x64 counters, key (seed, tensor and purpose), counter (head, sequence); whatever passes through libm
 is rounded to 24 bits, so that no bit depends on a libm or a SIMD width.
@@ -30,7 +30,7 @@ class Purpose(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class HeadGroup:
     """One kv head of one sequence with the query heads that share it: the unit a distribution draws."""
 
     seed: int
@@ -45,7 +45,7 @@ class Cell:
         return 1, self.seq.seqlen_k, self.problem.head_dim if tensor == "k" else self.problem.head_dim_v
 
     def rng(self, tensor: Tensor | Literal["shared"], purpose: Purpose, member: int = 0) -> Generator:
-        """Stream of one head; ``member`` counts the cell's query heads, "shared" belongs to the kv head."""
+        """Stream of one head; ``member`` counts the group's query heads, "shared" belongs to the kv head."""
         head = self.kv_head * self.problem.group + member if tensor == "q" else self.kv_head
         key = np.array([self.seed, ("q", "k", "v", "shared").index(tensor) | purpose << 8], np.uint64)
         return Generator(Philox(key=key, counter=np.array([0, 0, head, self.seq.index], np.uint64)))

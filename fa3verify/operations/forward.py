@@ -33,7 +33,8 @@ _SCHEMES = (QuantScheme("block"), QuantScheme("head"), QuantScheme("block", hada
 
 
 class Result(NamedTuple):
-    """What a forward kernel returns: ``out`` in its output format, ``lse`` float32 or None where the kernel has none."""
+    """What a forward kernel returns: ``out`` in its output format, ``lse`` float32 or None where the kernel has
+    none."""
 
     out: np.ndarray
     lse: np.ndarray | None

@@ -1,7 +1,7 @@
 """What the harness must know of an operation to judge kernels of it: its outputs, truth, error bound, twin and inputs.
 
-Judging, figures, gate, laws, campaigns and reports ask the operation, so that another one is a file in this folder and a
-row in ``fa3verify.operations.OPERATIONS``. The functions take the problem, the operands a kernel was given and its
+Judging, figures, gate, laws, campaigns and reports ask the operation, so that another one is a file in this folder and
+a row in ``fa3verify.operations.OPERATIONS``. The functions take the problem, the operands a kernel was given and its
 configuration; ``got`` is what the kernel returned, for operations whose truth depends on a choice of the kernel.
 """
 
@@ -96,14 +96,15 @@ class Operation(ABC):
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
     ) -> Quantized:
-        """Return what a kernel sees of float64 inputs; ``operands.dequantized`` gives their values in the same order."""
+        """Return what a kernel sees of float64 inputs; ``operands.dequantized`` gives the values in the same order."""
 
     @abstractmethod
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Any, got: Outputs) -> Outputs:
         """Return the exact outputs in float64; a main output also where a kernel need not have it."""
 
     def assumed(self, candidate: Candidate, config: Any) -> Any:
-        """Return what the error bound assumes of a kernel: its configuration, unless an operation needs to know more."""
+        """Return what the error bound assumes of a kernel: its configuration, unless an operation needs to know
+        more."""
         return config
 
     @abstractmethod
@@ -153,7 +154,7 @@ class Operation(ABC):
             raise ValueError(f"changes must be configuration fields, got {unknown}")
 
     def named(self, returned: Any, problem: AttentionProblem, config: Any) -> dict[str, np.ndarray]:
-        """Return what a kernel returned by name: from a mapping, an object's attributes, or a tuple in the order of outputs.
+        """Return what a kernel returned by name: from a mapping, attributes, or a tuple in the order of outputs.
 
         Raises
         ------

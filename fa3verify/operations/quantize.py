@@ -1,8 +1,8 @@
 """Quantising q, k and v to e4m3: codes, descales, K mean and LSE correction, from operands in fp16 or bf16.
 
-A problem here is the one that the codes are for, so its dtype is e4m3 and its mask does not matter. A code is judged with
-the descale that the kernel stored, and the descale by itself: error / bound is the distance of the exact scaled value from
-the numbers that round to the code, over the error that binary32 may have made of it.
+A problem here is the one that the codes are for, so its dtype is e4m3 and its mask does not matter. A code is judged
+with the descale that the kernel stored, and the descale by itself: error / bound is the distance of the exact scaled
+value from the numbers that round to the code, over the error that binary32 may have made of it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _with_mean(name: str, shape: Callable[[AttentionProblem], tuple[int, ...]], 
 
 
 def mean_additions(seqlen: int) -> int:
-    """Longest chain of additions in the K mean of the kernel's order: slices of a chunk, its tree, the same over chunks."""
+    """Longest chain of additions in the K mean of the kernel's order: slices of a chunk, its tree, then over chunks."""
     chunks = max(1, -(-seqlen // MEAN_CHUNK_ROWS))
     slices = MEAN_CHUNK_ROWS // MEAN_TREE_ROWS + -(-chunks // MEAN_FINAL_ROWS)
     return slices + (MEAN_TREE_ROWS * MEAN_FINAL_ROWS).bit_length()
@@ -107,8 +107,8 @@ _ODD = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 33, "seqlen_k": 97,
 _WIDE = {"batch": 1, "nheads": 2, "nheads_kv": 1, "seqlen_q": 33, "seqlen_k": 130, "head_dim": 256}
 _LONG = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 64, "seqlen_k": 17001, "head_dim": 64}
 
-# One set of options per shape, in turn: a K mean for packed sequences of several lengths, one scale for a group of query
-# heads, blocks of several sizes, exact scaling by powers of two, no rotation where head_dim is no power of two.
+# One set of options per shape, in turn: a K mean for packed sequences of several lengths, one scale for a group of
+# query heads, blocks of several sizes, exact scaling by powers of two, no rotation where head_dim is no power of two.
 _SHAPES = (_PACKED, _GROUPED, _ODD, _WIDE, _LONG)
 _QUICK = len(_SHAPES) - 1
 _OPTIONS: tuple[dict[str, Any], ...] = (

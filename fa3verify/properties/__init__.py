@@ -1,4 +1,4 @@
-"""Properties that every attention kernel has, each a :class:`Law` in code, and the search for trials that break them."""
+"""Properties that every attention kernel has, each a :class:`Law` in code, and the search for trials that break one."""
 
 from fa3verify.properties.law import SCHEMA as SCHEMA
 from fa3verify.properties.law import Law as Law

@@ -105,8 +105,8 @@ def _rows(setup: Setup, seq: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray) -
 QUANTIZE_LAWS = (
     law(
         "stored_values_within_bound",
-        "a code differs from the correctly rounded one only where the exact scaled value lies within binary32's error of a rounding "
-        "boundary; descales, K mean and LSE correction lie within theirs",
+        "a code differs from the correctly rounded one only where the exact scaled value lies within binary32's "
+        "error of a rounding boundary; descales, K mean and LSE correction lie within theirs",
         "bounded",
         _within,
         wanted=Wanted(),
@@ -114,7 +114,8 @@ QUANTIZE_LAWS = (
     ),
     law(
         "powers_of_two_scale_exactly",
-        "with power-of-two descales, no rotation and no K mean, every code and descale is the correctly rounded one, bit for bit",
+        "with power-of-two descales, no rotation and no K mean, every code and descale is the correctly rounded "
+        "one, bit for bit",
         "exact",
         _exact,
         wanted=Wanted(),

@@ -180,7 +180,7 @@ def law(
     applies: Callable[[Candidate], bool] = takes_everything,
     of: tuple[str, ...] = (operations.FORWARD,),
 ) -> Law:
-    """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function for the parameters."""
+    """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function of parameters."""
 
     @st.composite
     def trials(draw: DrawFn, candidate: Candidate) -> Trial:

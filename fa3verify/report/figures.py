@@ -67,7 +67,7 @@ def paper(data: xr.Dataset) -> Figure:
     return figure
 
 
-def drift(data: xr.Dataset) -> Figure:
+def accumulator_loss(data: xr.Dataset) -> Figure:
     """Relative RMSE against the number of keys, V of mean 0 and 1."""
     figure = new_figure(height=3.79)
     axes = figure.subplots(1, 2, sharey=True)

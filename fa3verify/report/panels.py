@@ -33,7 +33,7 @@ PANELS: tuple[Panel, ...] = (
     ),
     Panel(
         "drift",
-        figures.drift,
+        figures.accumulator_loss,
         "Accumulator loss over long keys",
         "With V of mean 0 every FP8 kernel looks alike. With V of mean 1 a chained accumulator loses output as keys "
         "grow, while promotion every 128 keys should keep the error flat. Black or white marks: production kernels "

@@ -65,7 +65,7 @@ def _ratio(data: xr.Dataset, over: str, under: str) -> str:
     return f"{number(pooled)} ({_range(a / b)})"
 
 
-def drift(data: xr.Dataset) -> Table:
+def accumulator_loss(data: xr.Dataset) -> Table:
     """Relative RMSE and bias by number of keys, twins and H200 peers; V of mean 0 and 1."""
     rows = []
     lengths = [int(n) for n in data.seqlen_k.values]
@@ -147,7 +147,7 @@ def losers(data: xr.Dataset) -> Table:
     return table("rotation", "Heads that rotation makes worse", columns, rows, ("head",), note)
 
 
-STUDY_TABLES = {"paper_accuracy": paper, "drift": drift, "growth": slopes, "rotation": losers}
+STUDY_TABLES = {"paper_accuracy": paper, "drift": accumulator_loss, "growth": slopes, "rotation": losers}
 
 
 def of_studies(studies: Mapping[str, xr.Dataset]) -> dict[str, Table]:

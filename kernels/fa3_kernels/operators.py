@@ -1,4 +1,4 @@
-"""The torch operators ``fa3verify::forward`` and ``fa3verify::forward_varlen``, which graphs and fake tensors go through.
+"""The torch operators ``fa3verify::forward`` and ``fa3verify::forward_varlen``, which graphs and fake tensors pass.
 
 They are defined with a schema and one implementation each: torch's ``custom_op`` adds two Python layers to every call.
 """
@@ -78,7 +78,7 @@ def _forward_varlen(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, max_q: int, max_k: int,
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Attention of packed sequences; arguments as :func:`fa3_kernels.api.flash_attn_varlen_func`. Returns out and lse."""
+    """Attention of packed sequences; arguments as :func:`fa3_kernels.api.flash_attn_varlen_func`. Returns out, lse."""
     semantics, choices, descales = arguments(q, options)
     return forward(q, k, v, semantics, choices, descales=descales, packed=Packed(cu_q, cu_k, max_q, max_k))
 

@@ -224,26 +224,6 @@ def ulp(x: np.ndarray, fmt: Format) -> np.ndarray:
     return np.where(finite, _power_of_two(exponent - fmt.fraction_bits), np.nan).reshape(shape)
 
 
-def ordinal(bits: np.ndarray, fmt: Format) -> np.ndarray:
-    """Map codes to int64 such that ordinals are ordered like values and neighbours differ by 1.
-
-    Both zeros map to 0, so that -0 and +0 are 0 apart; Inf follows ``max_finite``; NaN codes lie beyond Inf.
-    """
-    codes = np.asarray(bits).astype(np.int64)
-    magnitude = codes & (fmt.sign_mask - 1)
-    return np.where(codes & fmt.sign_mask, -magnitude, magnitude)
-
-
-def ulp_distance(a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
-    """Count the representable steps between two arrays of codes, int64.
-
-    Two NaNs are 0 apart; a NaN and a number are 2 ** ``fmt.bits`` apart, more than any two numbers.
-    """
-    a_nan, b_nan = np.isnan(decode(a, fmt)), np.isnan(decode(b, fmt))
-    steps = np.abs(ordinal(a, fmt) - ordinal(b, fmt))
-    return np.where(a_nan | b_nan, np.where(a_nan & b_nan, 0, 1 << fmt.bits), steps)
-
-
 def _magnitude(code: int, fmt: Format) -> Fraction:
     """Value of a magnitude code by the module's formula, the top exponent read as numbers too."""
     exponent, fraction = code >> fmt.fraction_bits, code & ((1 << fmt.fraction_bits) - 1)

@@ -81,10 +81,3 @@ def rotate(x: np.ndarray, signs: np.ndarray) -> np.ndarray:
     x, signs = _operands(x, signs)
     with np.errstate(invalid="ignore"):
         return _walsh_hadamard(x * signs)
-
-
-def unrotate(x: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Undo :func:`rotate`: x H / sqrt(head_dim) * signs; same error, special values and Raises."""
-    x, signs = _operands(x, signs)
-    with np.errstate(invalid="ignore"):
-        return _walsh_hadamard(x) * signs

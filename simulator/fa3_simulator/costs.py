@@ -39,7 +39,7 @@ def tick(cycles: float) -> int:
 
 
 def _loss(n: int, machine: Machine) -> int:
-    """Share, in 1/64, of ``fma_tensor_cycles`` that a wgmma of n columns loses: all at 128, less for fewer and for more."""
+    """Share, in 1/64, of ``fma_tensor_cycles`` that a wgmma of n columns loses: all at 128, less for fewer or more."""
     shares = (machine["fma_tensor_narrow"], 1.0, machine["fma_tensor_wide"])
     return round(64 * float(np.interp(n, (64, 128, 256), shares)))
 
@@ -78,9 +78,9 @@ def costs(program: Program, machine: Machine, clock_mhz: float | None = None) ->
         tick(machine["mbarrier_hop_cycles"]),
         tick(machine["mbarrier_poll_cycles"]), tick(machine["named_barrier_cycles"]), tick(machine["tma_issue_cycles"]),
         int(machine["tma_box_bytes"]), tick(machine["memory_latency_ns"] * clock / 1000),
-        tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]), tick(PIECE_BYTES / machine["hbm_bytes_per_ns"] * clock / 1000),
-        tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]),
-        tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
+        tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]),
+        tick(PIECE_BYTES / machine["hbm_bytes_per_ns"] * clock / 1000),
+        tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]), tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
     )  # fmt: skip
     return Costs(
         np.array([_gemm(g, machine) for g in program.gemms], np.int64).reshape(-1, 5),

@@ -1,19 +1,19 @@
 """The discrete-event engine: runs one program on one machine, tick by tick.
 
-Events are ordered by (time, priority, actor, sequence), all integers, so that a run is reproducible to the tick and a second
-engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. Model:
+Events are ordered by (time, priority, actor, sequence), all integers, so that a run is reproducible to the tick and a
+second engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. Model:
 
 - Tensor core: one server per SM, n / 2 cycles per 64 x n wgmma, first come first served; each warpgroup has at most
-  ``wgmma_window`` instructions admitted. Multiply-adds issued while it is busy take ``fma_tensor_cycles`` from it, so that
-  completions are kept less what had been taken by then, and read with what has been taken since. That grows slower than time
-  (a warp takes longer to issue a multiply-add), so that what is complete stays so.
-- Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk takes what a warp alone needs, or
-  longer where warps that are in a chunk of their own want the same pipe: what they would take alone is left to them, down to an even share.
-  Pipes are the port of maxima, conversions and exponentials, and the special-function unit. All are slower while wgmma runs
-  (``*_under_wgmma``).
+  ``wgmma_window`` instructions admitted. Multiply-adds issued while it is busy take ``fma_tensor_cycles`` from it, so
+  that completions are kept less what had been taken by then, and read with what has been taken since. That grows slower
+  than time (a warp takes longer to issue a multiply-add), so that what is complete stays so.
+- Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk takes what a
+  warp alone needs, or longer where warps that are in a chunk of their own want the same pipe: what they would take
+  alone is left to them, down to an even share. Pipes are the port of maxima, conversions and exponentials, and the
+  special-function unit. All are slower while wgmma runs (``*_under_wgmma``).
 - Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
-- TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``, Q beside them at ``hbm_bytes_per_ns``; stores
-  leave at ``store_bytes_per_cycle``.
+- TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``, Q beside them at
+  ``hbm_bytes_per_ns``; stores leave at ``store_bytes_per_cycle``.
 - mbarriers and named barriers as in the PTX ISA; a waiter runs a hop after the last arrival.
 """
 
@@ -57,8 +57,8 @@ class Engine:
 
     def __init__(self, program: Program, costs: Costs) -> None:
         self.program, self.costs = program, costs
-        (self.tail, self.window, self.hop, self.poll, self.bar_hop, self.tma_issue,
-         self.box, self.latency, self.piece, self.piece_far, self.piece_port, self.piece_store) = (int(v) for v in costs.scalars)  # fmt: skip
+        (self.tail, self.window, self.hop, self.poll, self.bar_hop, self.tma_issue, self.box, self.latency, self.piece,
+         self.piece_far, self.piece_port, self.piece_store) = (int(v) for v in costs.scalars)  # fmt: skip
         self.gemm, self.work, self.slow = costs.gemm.tolist(), costs.work.tolist(), costs.work_slow.tolist()
         self.ops = [actor.ops.tolist() for actor in program.actors]
         self.actors = [_Actor() for _ in program.actors]

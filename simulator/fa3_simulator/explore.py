@@ -1,4 +1,4 @@
-"""Every interleaving of a short program: no order of its operations deadlocks, overwrites what is read, or changes what is read.
+"""Every interleaving of a short program: no order of its operations deadlocks, or overwrites or changes what is read.
 
 States are explored depth first and visited once. Operations that touch nothing shared are taken at once and alone (a
 partial order reduction: no other order of them can be told apart); a TMA load may land at any time after its issue,
@@ -156,7 +156,8 @@ class _Explorer:
         return state._replace(named=_set(state.named, barrier, (arrived, rounds)))
 
     def race(self, actor: int, state: _State, slot: int, why: str) -> None:
-        where = f"{self.program.actors[actor].name} ({self.program.describe(actor, state.pc[actor])}, row {state.pc[actor]})"
+        row = state.pc[actor]
+        where = f"{self.program.actors[actor].name} ({self.program.describe(actor, row)}, row {row})"
         self.findings.setdefault(Finding("race", f"slot {self.program.slots[slot].name}: {where} {why}"))
 
     def check_read(self, state: _State, actor: int, slots: tuple[int, ...]) -> None:

@@ -1,6 +1,7 @@
 """The same model as :mod:`fa3_simulator.engine`, as one compiled loop over the program's tables.
 
-No code is shared with the engine: a property test holds the two to equal ticks. It records no spans, only what tuning needs.
+No code is shared with the engine: a property test holds the two to equal ticks. It records no spans, only what tuning
+needs.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from fa3_simulator.trace import DeadlockError
 # Numba's cache on disk is renewed when this file changes, not when another does: what the loop was compiled with is
 # written here, and compared with its origin at import.
 OPS = (
-    "VECTOR", "WGMMA", "WGMMA_WAIT", "EXPECT", "LOAD", "STORE", "STORE_WAIT", "ARRIVE", "WAIT", "BAR_ARRIVE", "BAR_SYNC",
-    "DELAY", "READ", "WRITE", "FENCE", "MARK",
+    "VECTOR", "WGMMA", "WGMMA_WAIT", "EXPECT", "LOAD", "STORE", "STORE_WAIT", "ARRIVE", "WAIT", "BAR_ARRIVE",
+    "BAR_SYNC", "DELAY", "READ", "WRITE", "FENCE", "MARK",
 )  # fmt: skip
-(VECTOR, WGMMA, WGMMA_WAIT, EXPECT, LOAD, STORE, STORE_WAIT, ARRIVE, WAIT, BAR_ARRIVE, BAR_SYNC, DELAY, READ, WRITE, FENCE,
- MARK) = range(len(OPS))  # fmt: skip
+(VECTOR, WGMMA, WGMMA_WAIT, EXPECT, LOAD, STORE, STORE_WAIT, ARRIVE, WAIT, BAR_ARRIVE, BAR_SYNC, DELAY, READ, WRITE,
+ FENCE, MARK) = range(len(OPS))  # fmt: skip
 (TAIL, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_FAR, PIECE_PORT, PIECE_STORE) = range(12)
 PIPE_COUNT, PIECE_SIZE = 2, 4096
 RESOURCES = ("tensor", "smem", *PIPES, "l2")

@@ -17,8 +17,9 @@ from fa3_simulator.trace import Trace
 
 CAUSES = (
     "prologue", "wait Q", "wait K", "wait V", "wait dO", "turn", "other warpgroup", "mask", "exp2", "dS",
-    "dQ to shared memory", "row max", "exp2 and rescale O", "last sums", "rescale O", "add P V", "addresses", "warp barrier",
-    "row statistics", "wgmma latency", "multiply-adds", "issue", "operand fetch", "tile change", "epilogue", "other",
+    "dQ to shared memory", "row max", "exp2 and rescale O", "last sums", "rescale O", "add P V", "addresses",
+    "warp barrier", "row statistics", "wgmma latency", "multiply-adds", "issue", "operand fetch",
+    "tile change", "epilogue", "other",
 )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ class Gemm(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Warp instructions by pipe of one warp, issued in ``chunks`` equal parts; shared memory traffic of all its warps."""
+    """Warp instructions by pipe of one warp, issued in ``chunks`` equal parts; shared memory traffic of all warps."""
 
     name: str
     chunks: int

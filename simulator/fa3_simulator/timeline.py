@@ -48,7 +48,7 @@ def bars(program: Program, trace: Trace) -> list[Bar]:
 
 
 def chrome_trace(processes: Mapping[str, Sequence[Bar]], clock_mhz: float) -> dict:
-    """Chrome trace-event JSON, which Perfetto opens: processes by name, one thread per row, microseconds at ``clock_mhz``."""
+    """Chrome trace-event JSON, for Perfetto: processes by name, one thread per row, microseconds at ``clock_mhz``."""
     found: list[dict] = []
     for number, (name, drawn) in enumerate(processes.items(), 1):
         found += _events(drawn, clock_mhz, name, number)

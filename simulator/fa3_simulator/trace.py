@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind: spans of every actor, bursts of the tensor core, marks and busy times, in ticks."""
+"""What a simulated run leaves behind: spans of every actor, bursts of the tensor core, marks, busy times, in ticks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Span(NamedTuple):
 
 
 class Burst(NamedTuple):
-    """Tensor core time of one wgmma instruction; what vector work took since the one before comes on top of that one's."""
+    """Tensor core time of one wgmma instruction; what vector work took since the one before adds to that one's."""
 
     actor: int
     row: int

@@ -1,4 +1,4 @@
-"""The library's functions on a Hopper GPU: the bits of the launch beneath them, and operators that pass torch's own checks."""
+"""The library's functions on a Hopper GPU: the bits of the launch beneath them, operators that pass torch's checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The e4m3 forward on a Hopper GPU: every bit of O and of the LSE is the CPU twin's; promotion keeps long contexts right."""
+"""The e4m3 forward on a Hopper GPU: all bits of O and LSE are the twin's; promotion keeps long contexts right."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fa3verify.gate import POLICY, Baseline, bound_rows, drift_rows, layer_status, read_baseline
+from fa3verify.gate import POLICY, Baseline, baseline_rows, bound_rows, layer_status, read_baseline
 
 FAMILY = {
     "family": "normal",
@@ -28,7 +28,7 @@ def worse(**changes) -> dict:
 
 
 def statuses(kernel: dict, baseline: Baseline | None = BASELINE) -> dict[str, str]:
-    return {row.rule: row.status for row in drift_rows(kernel, baseline)}
+    return {row.rule: row.status for row in baseline_rows(kernel, baseline)}
 
 
 def test_an_unchanged_kernel_drifts_nowhere():
@@ -52,7 +52,7 @@ def test_a_better_kernel_passes():
 
 
 def test_without_a_baseline_nothing_passes():
-    rows = drift_rows(KERNEL, None)
+    rows = baseline_rows(KERNEL, None)
     assert {row.status for row in rows} == {"not compared"}
     assert layer_status(rows, "L2") == "not compared"
 

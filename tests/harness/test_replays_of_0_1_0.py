@@ -1,10 +1,9 @@
 """Replay files written by 0.1.0 (schema fa3verify.replay/1) read, run and end as they did then.
 
-``replays/expected.json`` was written by 0.1.0 as well: verdicts, digests of inputs, operands and results of the kernel, every call that a
-law makes, and every figure. It is not to be renewed: a file that ends otherwise is a change for those who keep such
-files. One exception: the figures of the error bound, which was mended since; of them only the verdict is compared,
-and a kernel that is outside its stated order fails now.
-Digests have every NaN as one.
+``replays/expected.json`` was written by 0.1.0 as well: verdicts, digests of inputs, operands and results of the
+kernel, every call that a law makes, and every figure. It is not to be renewed: a file that ends otherwise is a change
+for those who keep such files. One exception: the figures of the error bound, which was mended since; of them only the
+verdict is compared, and a kernel that is outside its stated order fails now. Digests have every NaN as one.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def digests(body: dict, kernel: str | None) -> dict[str, str]:
 
 
 def recorded(name: str, calls: list, find=candidates.find) -> candidates.Candidate:
-    """Find a kernel that notes every call: what differs from its own configuration, and a digest of operands and result."""
+    """Find a kernel that notes every call: what differs from its configuration, and a digest of operands and result."""
     kernel = find(name)
 
     def run(problem, operands, config):

@@ -1,4 +1,4 @@
-"""Kernels of other people, as a user would write them: sound ones, one that returns the wrong shape, one that crashes."""
+"""Kernels of other people, as a user would write them: sound ones, one that returns a wrong shape, one that fails."""
 
 from __future__ import annotations
 

@@ -241,6 +241,12 @@ def attention_operands(fmt: str, outliers: bool) -> Triple:
     return draw(), draw(), draw()
 
 
+def mufu_binades() -> np.ndarray:
+    """float32 inputs of ``mufu_binades.npz``: the first, the last and some significands of every binade, both signs."""
+    low = np.array([0, 1, 0xFFFF, 0x10000, 0x1FFFF, 0x20000, 0x3FFFFF, 0x400000, 0x7FFFFF], np.uint32)
+    return (np.arange(1 << 9, dtype=np.uint32)[:, None] << np.uint32(23) | low).reshape(-1).view(np.float32)
+
+
 def mufu_inputs() -> tuple[np.ndarray, np.ndarray]:
     """float32 inputs of ``rnd_op*`` (65,536) and of ``rng_ex2`` (131,072)."""
     rng = generator(99)

@@ -1,4 +1,4 @@
-"""The library's face: FlashAttention-3's signature, operators that torch can trace, and one-line refusals. Needs torch, no GPU."""
+"""The library's face: FlashAttention-3's signature, operators torch can trace, short refusals. Needs torch, no GPU."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ def test_a_call_reaches_its_kernel_through_five_functions_and_never_turns_back()
 
 
 def test_a_verdict_reaches_the_twin_through_eight_functions_and_never_turns_back():
-    stack, _ = of_a_verdict()
+    stack, entered = of_a_verdict()
     assert len(stack) == 8
     assert len(set(stack)) == len(stack)
+    assert entered <= 107

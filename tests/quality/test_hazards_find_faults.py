@@ -1,4 +1,4 @@
-"""Barrier bugs that real kernels had (facts: the timing rows of the bug museum), planted one at a time: each must be found."""
+"""Barrier bugs that real kernels had (facts: timing rows of the bug museum), planted one by one: each must be found."""
 
 from __future__ import annotations
 
@@ -173,13 +173,15 @@ def wrong_parity() -> Program:
 PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (33, "no barrier between writing O and its TMA store", lambda: dropped(gluon(), "consumer 0", "wait epilogue")),
     (34, "no such barrier in one tile only", lambda: dropped(flash3(), "consumer 1", "wait epilogue", 1)),
-    (35, "a consumer sees an uninitialised mbarrier", lambda: replaced(gluon(), "consumer 0", "wait k_full[0]", 0, y=1)),
+    (35, "a consumer sees an uninitialised mbarrier",
+     lambda: replaced(gluon(), "consumer 0", "wait k_full[0]", 0, y=1)),
     (36, "no proxy fence before V^T is handed over", lambda: dropped(flash3(**FP8), "producer", "fence", 2)),
     (37, "two users of one named barrier", shared_identity),
     (38, "an mbarrier counts one arrival too many", one_arrival_more),
     (39, "K is released before wgmma has read it",
      lambda: moved(gluon(intra_wg_overlap=False), "consumer 1", "arrive k_empty", "wait wgmma", 3)),
-    (39, "V is released before wgmma has read it", lambda: moved(flash3(), "consumer 0", "arrive v_empty", "wait wgmma", 2)),
+    (39, "V is released before wgmma has read it",
+     lambda: moved(flash3(), "consumer 0", "arrive v_empty", "wait wgmma", 2)),
     (39, "three stages: V is released before wgmma has read it",
      lambda: moved(gluon(softmax_stages=3, tile_n=96), "consumer 0", "arrive v_empty", "wait wgmma", 1)),
     (40, "three stages: V of two blocks before is not waited for",
@@ -207,8 +209,10 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (55, "the participants of a barrier are split", split_participants),
     (28, "V is overwritten before it is transposed",
      lambda: moved(flash3(**FP8), "producer", "load v_full", "read v_raw", 4)),
-    (45, "the backward overwrites K while dK is stored from it", lambda: dropped(gradients(), "producer", "wait kv_empty", 0)),
-    (46, "dQ is staged while the one before is still being added", lambda: dropped(gradients(), "consumer 0", "wait store", 2)),
+    (45, "the backward overwrites K while dK is stored from it",
+     lambda: dropped(gradients(), "producer", "wait kv_empty", 0)),
+    (46, "dQ is staged while the one before is still being added",
+     lambda: dropped(gradients(), "consumer 0", "wait store", 2)),
     (46, "dQ is computed from half of dS", lambda: dropped(gradients(), "consumer 1", "wait both warpgroups", 1)),
     (47, "delta is read before it is there", lambda: dropped(gradients(), "consumer 0", "wait dout_full", 1)),
     (56, "dQ is read before its GEMM is done", lambda: dropped(gradients(), "consumer 1", "wait wgmma", 2)),

@@ -1,4 +1,4 @@
-"""``verify --quick`` fails every planted fault, by laws, bound or drift, never by comparing with the unmutated twin.
+"""``verify --quick`` fails every planted fault, by properties, bound or baseline, never by comparing with a sound twin.
 
 Each fault is run through the one task of the quick plan that is named here, with that plan's arguments, and through the
 same summary and gate; a whole campaign is run for a few.
@@ -51,7 +51,8 @@ FOUND_BY: dict[Fault, tuple[str, str, str]] = {
     Fault.SOFTCAP_AFTER_MASK: ("fp16", "normal", "L1"),
     Fault.UNCLAMPED_SCALE: ("e4m3", "faint", "L1"),
 }
-# faults of the quantiser, all shown by the bound in any family: its shapes have rotations, means, groups and several lengths
+# faults of the quantiser, all shown by the bound in any family: its shapes have rotations, means, groups and several
+# lengths
 QUANTIZER_FOUND_BY: dict[QuantizerFault, tuple[str, str]] = dict.fromkeys(QuantizerFault, ("normal", "L1"))
 QUANTIZER_FOUND_BY[QuantizerFault.TRUNCATED_CODES] = ("normal", "L2")  # the values come out too small as well
 
@@ -112,4 +113,4 @@ def test_a_whole_quick_campaign_fails_a_faulty_twin_and_its_findings_replay(tmp_
 
 
 def test_no_twin_shares_its_name_with_a_faulty_one():
-    assert all("+" not in candidate.name for candidate in candidates.built_in())
+    assert all("+" not in candidate.name for candidate in candidates.BUILT_IN)

@@ -1,4 +1,4 @@
-"""The backward program: safe in every order, with the algorithm's instructions, bound by shared memory as others found."""
+"""The backward program: safe in every order, with the algorithm's instructions, bound by shared memory as measured."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_no_schedule_beats_its_roofline(schedule: BackwardConfig) -> None:
 
 
 def test_the_roofline_of_shared_memory_counts_operands_loads_and_dq() -> None:
-    """Bytes of one query block of 64 x 128, head_dim 128, by hand: operand fetches, copies, and what threads write and read."""
+    """Bytes of a query block of 64 x 128, head_dim 128, by hand: operands, copies, what threads write and read."""
     fetch = 2 * 2 * 8 * (64 + 64) * 32 + 2 * 2 * 4 * 128 * 32 + 2 * 2 * 4 * (64 + 64) * 32  # S, dP; dV, dK; dQ
     copies = 2 * (64 * 256 + 64 * 4) + 2 * 64 * 64 * 4  # Q, dO, LSE, delta; dQ of both warpgroups
     threads = 2 * (4 * 64 * 16 + (64 * 64 * 2 + 4 * 64 * 16) + 64 * 128 * 2)  # LSE; dS and delta; dQ

@@ -1,4 +1,4 @@
-"""The simulated work of a step is what the compiled kernels do: their accepted figures (fa3_kernels/audit/audit.json), no GPU needed."""
+"""The simulated work of a step is what the compiled kernels do: their accepted figures (audit/audit.json), no GPU."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_step_has_the_compiled_loops_instructions(launch: Launch) -> None:
 
 @each_plain
 def test_classes_and_other_instructions_make_up_the_compiled_loop(launch: Launch) -> None:
-    """Of two ways to take maxima the loop holds both, shuffles too; the one by integers runs, with two FMNMX behind it."""
+    """The loop holds both ways to take maxima, shuffles too; the one by integers runs, with two FMNMX behind it."""
     config = config_of(launch)
     found, loop = step_counts(config), first_loop(launch)
     not_taken = loop["FMNMX"] - 2 + 4 if config.takes_integer_max(False) else 0
@@ -90,7 +90,7 @@ def test_classes_and_other_instructions_make_up_the_compiled_loop(launch: Launch
 
 @each_launch
 def test_copies_are_the_compiled_ones(launch: Launch) -> None:
-    """A box is at most 128 bytes wide; those of one e4m3 copy are started by different warps of the producer at once."""
+    """A box is at most 128 bytes wide; those of one e4m3 copy are started by several warps of the producer at once."""
     config = config_of(launch)
     program = forward(config, [TileBlocks(1)])
     loads = sum(int((actor.ops[:, 0] == Op.LOAD).sum()) for actor in program.actors)

@@ -131,7 +131,7 @@ def two_at_once(first: Work, second: Work) -> list[float]:
 
 
 def test_two_that_want_the_same_unit_share_it_evenly() -> None:
-    """The one that began first does not gain, so that who is ahead stays as far ahead; another's different work costs little."""
+    """The one that began first does not gain, so that who is ahead stays as far ahead; different work costs little."""
     exponentials, maxima = Work("exp", 32, mufu=256), Work("max", 8, alu=64)
     together = two_at_once(exponentials, exponentials)
     assert together[1] - together[0] <= 2 * 8 * H200["mufu_cycles"]

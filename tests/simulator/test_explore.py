@@ -1,4 +1,4 @@
-"""Every interleaving of short programs: shipped ones are clean, and what occurs in some order the vector clocks saw in one."""
+"""Every interleaving of short programs: shipped ones are clean; what occurs in some order, vector clocks saw in one."""
 
 from __future__ import annotations
 

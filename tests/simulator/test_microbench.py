@@ -1,4 +1,4 @@
-"""The microbenchmarks assemble as they are meant to, which needs no GPU: nothing spilled, nothing serialised, nothing folded away."""
+"""The microbenchmarks assemble as meant, without a GPU: nothing spilled, nothing serialised, nothing folded away."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_on_chip_cycles_do_not_depend_on_the_clock(schedule: Config) -> None:
 
 
 def test_the_papers_ablation_has_its_order() -> None:
-    """Batch 4, 8448 tokens, 16 heads: 661, 582 and 570 TFLOP/s on an H100, 734, 578 and 561 of our kernels on an H200."""
+    """Batch 4, 8448 tokens, 16 heads: 661, 582 and 570 TFLOP/s on an H100, 734, 578 and 561 of ours on an H200."""
     shape = problem(4, 16, 8448, 8448)
     full, no_overlap, no_specialisation = (
         estimate(shape, s, H200).cycles
@@ -156,8 +156,8 @@ def test_e4m3_at_head_dim_256_starts_scores_behind_p_v_in_one_turn() -> None:
     """fa3_kernels.gluon.forward_fp8, _add_block with EARLY."""
     chained = Config(dtype="e4m3", head_dim=256)
     assert step_of(chained) == [
-        *SOFTMAX, "wait v_ready", "wait turn", "issue P V", "warp_skew_cycles", "wait epilogue", "wait k_full", "issue Q K^T",
-        "arrive turn", "wait wgmma", "arrive v_empty", "addresses", "wait wgmma", "arrive k_empty",
+        *SOFTMAX, "wait v_ready", "wait turn", "issue P V", "warp_skew_cycles", "wait epilogue", "wait k_full",
+        "issue Q K^T", "arrive turn", "wait wgmma", "arrive v_empty", "addresses", "wait wgmma", "arrive k_empty",
     ]  # fmt: skip
 
 
@@ -166,13 +166,13 @@ def test_promoted_e4m3_at_head_dim_256_takes_slices_and_scores_one_after_the_oth
     promoted = Config(dtype="e4m3", head_dim=256, promotion_interval=128)
     add = ["issue P V", "wait wgmma", "add P V"] * 2
     assert step_of(promoted) == [
-        *SOFTMAX, "wait v_ready", "wait turn", *add, "arrive v_empty", "warp_skew_cycles", "wait epilogue", "wait k_full", "issue Q K^T",
-        "arrive turn", "addresses", "wait wgmma", "arrive k_empty",
+        *SOFTMAX, "wait v_ready", "wait turn", *add, "arrive v_empty", "warp_skew_cycles", "wait epilogue",
+        "wait k_full", "issue Q K^T", "arrive turn", "addresses", "wait wgmma", "arrive k_empty",
     ]  # fmt: skip
 
 
 def test_the_wait_for_p_v_stands_where_ptxas_put_it() -> None:
-    """Behind the maxima that a branch keeps together, among the exponentials otherwise, and in front of both for promoted e4m3."""
+    """Behind the maxima that a branch keeps, among the exponentials otherwise, before both for promoted e4m3."""
     behind = ["wait wgmma", "arrive v_empty", "exp2 and rescale O", "last sums"]
     assert step_of(Config(dtype="e4m3"))[:6] == [*MAXIMA, *behind]
     assert step_of(Config(head_dim=64))[:6] == [*MAXIMA, *behind]
@@ -216,7 +216,7 @@ def test_p_v_in_more_parts_takes_longer() -> None:
 
 @pytest.mark.parametrize("tile_n", [64, 96])
 def test_three_stages_gain_nothing(tile_n: int) -> None:
-    """The dispatch port binds already, so that there is next to nothing to gain: the paper's appendix found none in practice."""
+    """The dispatch port binds already, so there is little to gain: the paper's appendix found none in practice."""
     two = Config(tile_n=tile_n)
     three = replace(two, softmax_stages=3)
     steady = [cycles(s, [TileBlocks(48)]) - cycles(s, [TileBlocks(24)]) for s in (two, three)]

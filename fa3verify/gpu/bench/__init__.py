@@ -1,1 +1,1 @@
-"""Speed of the GPU kernels beside their peers: cool bursts, clocks logged, and no figure for a kernel whose bits are wrong."""
+"""The GPU kernels' speed beside peers: cool bursts, logged clocks, no figure for a kernel whose bits are wrong."""

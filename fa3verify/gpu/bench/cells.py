@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations as the paper counts them: 4 seqlen^2 head_dim nheads batch, half of it when causal."""
+        """Floating-point operations as the paper counts them: 4 seqlen^2 head_dim nheads batch, half when causal."""
         full = 4 * self.seqlen_q * self.seqlen_k * self.head_dim * self.nheads * self.batch
         return full // 2 if self.causal else full
 

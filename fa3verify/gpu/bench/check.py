@@ -1,7 +1,7 @@
-"""Bits and accuracy of what was timed: whole row tiles of the timed output itself, against the twin and against float64.
+"""Bits and accuracy of what was timed: whole row tiles of the timed output, against the twin and against float64.
 
-The last rows of a sequence, with all its keys, are an attention problem of their own whose row tile lies as it does in the
-whole: the twin computes it in under a second where the whole shape would take minutes.
+The last rows of a sequence, with all its keys, are an attention problem of their own whose row tile lies as it does in
+the whole: the twin computes it in under a second where the whole shape would take minutes.
 """
 
 from __future__ import annotations

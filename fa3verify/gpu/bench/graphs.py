@@ -1,4 +1,4 @@
-"""Launches timed on the GPU: by CUDA graphs where possible, between events, with readings of the SMs' counters around them."""
+"""Launches timed on the GPU: by CUDA graphs where possible, between events, with the SMs' counters read around them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from fa3verify.gpu.device import TORCH_DTYPES
 
 MAX_COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
 EVERY = ("fp16", "bf16", "e4m3")
-# Tiles tried beside the shipped ones in grid "schedules", good and bad; 128 x 256 of fp16 spills and its wgmma is serialised.
+# Tiles tried beside the shipped ones in grid "schedules", good and bad; 128 x 256 of fp16 spills and its wgmma is
+# serialised.
 TILES: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {
     ("fp16", 64): ((128, 64), (128, 128), (128, 256), (192, 64), (192, 128)),
     ("fp16", 128): ((128, 32), (128, 64), (192, 64)),
@@ -46,7 +47,7 @@ class Inputs(NamedTuple):
 
 
 class Output(NamedTuple):
-    """``out`` (batch, seqlen, nheads, head_dim) times ``scale`` is the result; ``lse`` (batch, nheads, seqlen) or None."""
+    """``out`` (batch, seqlen, nheads, head_dim) times ``scale``: the result; ``lse`` (batch, nheads, seqlen)."""
 
     out: torch.Tensor
     lse: torch.Tensor | None = None

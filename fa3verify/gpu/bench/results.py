@@ -1,4 +1,4 @@
-"""Records of what was measured: one JSON line per cell, appended as soon as it is complete, so that a run can go on later."""
+"""Records of what was measured: one JSON line per cell, appended when it is complete, so that a run can go on later."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Verdict(NamedTuple):
 NOT_JUDGED = Verdict(0, -1, math.nan, math.nan)
 
 
-class Schedule(NamedTuple):
-    """How one of our kernels was scheduled."""
+class Switches(NamedTuple):
+    """Tile and switches that one of our kernels ran with; the keys of records call it its schedule."""
 
     tile_m: int
     tile_n: int
@@ -50,8 +50,9 @@ class Schedule(NamedTuple):
 class Measured:
     """One kernel in one cell; times are medians, NaN where there is none.
 
-    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong has none. ``*_sm_mhz`` is counted
-    on the SMs during the run, ``*_driver_mhz`` what the driver reports; ``burst_cycles`` are SM cycles per launch.
+    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong has none. ``*_sm_mhz`` is
+    counted on the SMs during the run, ``*_driver_mhz`` what the driver reports; ``burst_cycles`` are SM cycles per
+    launch.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Measured:
     sustained_sm_mhz: float = math.nan
     sustained_driver_mhz: float = math.nan
     rounds_ms: tuple[float, ...] = ()
-    schedule: Schedule | None = None
+    schedule: Switches | None = None
     outputs: int = 0
     bits_differing: int = -1
     rel_rmse: float = math.nan
@@ -86,7 +87,7 @@ def cycles(burst: Burst) -> float:
     return burst.ms * burst.sm_mhz * 1e3
 
 
-def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule: Schedule | None = None) -> Measured:
+def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule: Switches | None = None) -> Measured:
     """Build the record of one kernel from its times and its verdict."""
     status = MEASURED
     if verdict.bits_differing > 0:
@@ -121,7 +122,8 @@ class CellRecord:
     def tflops(self, name: str, sustained: bool = False) -> float:
         """TFLOP/s of a kernel here; NaN without a time.
 
-        >>> record = CellRecord("", Cell("paper", "fp16", 1, 1000, 1000, 1, 1, 250, False), 1, (Measured("a", "ok", burst_ms=1.0),))
+        >>> cell = Cell("paper", "fp16", 1, 1000, 1000, 1, 1, 250, False)
+        >>> record = CellRecord("", cell, 1, (Measured("a", "ok", burst_ms=1.0),))
         >>> record.tflops("a")
         1.0
         """
@@ -161,12 +163,12 @@ class Results:
             return False
         return set(names) <= {m.name for m in record.kernels}
 
-    def judged(self, cell: Cell, kernel_hash: str) -> set[tuple[str, Schedule | None]]:
+    def judged(self, cell: Cell, kernel_hash: str) -> set[tuple[str, Switches | None]]:
         """Kernels whose bits need no second look: found right in another cell of grid ``schedules``, of these launches.
 
         Its cells of one dtype, head_dim and mask run the same compiled kernels.
         """
-        found: set[tuple[str, Schedule | None]] = set()
+        found: set[tuple[str, Switches | None]] = set()
         kind = (cell.dtype, cell.head_dim, cell.causal)
         for record in self.cells.values():
             c = record.cell
@@ -188,7 +190,7 @@ def _read_cell(body: Mapping[str, Any]) -> CellRecord:
     kernels = []
     for m in body["kernels"]:
         fields = {**m, **{n: _number(m[n]) for n in FIGURES}, "rounds_ms": tuple(map(float, m["rounds_ms"]))}
-        fields["schedule"] = m["schedule"] and Schedule(**m["schedule"])
+        fields["schedule"] = m["schedule"] and Switches(**m["schedule"])
         kernels.append(Measured(**fields))
     return CellRecord(body["run"], Cell(**body["cell"]), body["copies"], tuple(kernels))
 

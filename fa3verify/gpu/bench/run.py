@@ -21,7 +21,7 @@ from fa3verify.gpu.bench import check, results, tables
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import EventTimed, GraphTimed
 from fa3verify.gpu.bench.kernels import MAX_COPIES, Kernel, Run, Unsupported, draw, ours
-from fa3verify.gpu.bench.results import CellRecord, Measured, Results, Schedule, measured
+from fa3verify.gpu.bench.results import CellRecord, Measured, Results, Switches, measured
 from fa3verify.gpu.bench.timing import LAUNCHES, Clock, Pace, Timed, measure, query
 from fa3verify.gpu.bench.warm import warm_up
 
@@ -159,13 +159,13 @@ def line(record: CellRecord) -> str:
     return f"{record.cell.key}: " + ", ".join(parts)
 
 
-def schedule_of(kernel: Kernel, cell: Cell) -> Schedule | None:
-    """Schedule of one of our kernels in a cell, as configured; None for a peer."""
+def schedule_of(kernel: Kernel, cell: Cell) -> Switches | None:
+    """Tile and switches of one of our kernels in a cell, as configured; None for a peer."""
     if kernel.configure is None or kernel.options is None:
         return None
     config = kernel.configure(cell)
     is_specialized = kernel.options(cell).get("warp_specialize", True)
-    return Schedule(
+    return Switches(
         config.tile_m,
         config.tile_n,
         config.pingpong and is_specialized,
@@ -182,7 +182,7 @@ def measure_cell(
     clock: Callable[[], float],
     run_id: str,
     copies: int,
-    judged: Collection[tuple[str, Schedule | None]] = (),
+    judged: Collection[tuple[str, Switches | None]] = (),
 ) -> CellRecord:
     """Prepare, judge and time all kernels of one cell; one that fails is a status, never the end.
 
@@ -190,7 +190,7 @@ def measure_cell(
     """
     inputs = draw(cell, copies, settings.seed)
     runs: dict[str, Timed] = {}
-    schedules: dict[str, Schedule | None] = {}
+    schedules: dict[str, Switches | None] = {}
     verdicts: dict[str, results.Verdict] = {}
     failed: dict[str, str] = {}
     for kernel in kernels:

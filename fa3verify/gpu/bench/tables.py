@@ -12,7 +12,7 @@ from typing import Any
 
 from fa3verify.files import json_text, replacing, write_text
 from fa3verify.gpu.bench.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
-from fa3verify.gpu.bench.results import FIGURES, MEASURED, CellRecord, Measured, Results, Schedule, launches_of
+from fa3verify.gpu.bench.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of
 
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
 CELL_FIELDS = ("grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
@@ -25,7 +25,7 @@ def _flat(records: Iterable[CellRecord]) -> Iterable[dict[str, Any]]:
         for m in record.kernels:
             row = {name: getattr(record.cell, name) for name in CELL_FIELDS}
             row |= {"kernel": m.name, "status": m.status, "timed_by": m.timed_by, "input_copies": record.copies}
-            row |= m.schedule._asdict() if m.schedule else dict.fromkeys(Schedule._fields, "")
+            row |= m.schedule._asdict() if m.schedule else dict.fromkeys(Switches._fields, "")
             row |= {"burst_ms": m.burst_ms, "burst_tflops": record.tflops(m.name), "burst_sm_mhz": m.burst_sm_mhz}
             row |= {"burst_cycles": m.burst_cycles, "burst_driver_mhz": m.burst_driver_mhz}
             row |= {"sustained_ms": m.sustained_ms, "sustained_tflops": record.tflops(m.name, sustained=True)}
@@ -55,7 +55,7 @@ def _cell_text(value: Any) -> Any:
 
 
 def dataset(results: Results) -> Any:
-    """Return an xarray Dataset: figures over (cell, kernel), burst rounds over (cell, kernel, round), provenance as attributes."""
+    """Return a Dataset: figures by (cell, kernel), bursts by (cell, kernel, round), provenance in attributes."""
     import numpy as np
     import xarray as xr
 
@@ -65,7 +65,7 @@ def dataset(results: Results) -> Any:
     figures = {name: np.full((len(records), len(names)), np.nan) for name in (*COLUMNS, "burst_tflops")}
     every = np.full((len(records), len(names), rounds), np.nan)
     status = np.full((len(records), len(names)), "not measured", dtype=object)
-    schedules: list[list[Schedule | None]] = [[None] * len(names) for _ in records]
+    schedules: list[list[Switches | None]] = [[None] * len(names) for _ in records]
     for i, record in enumerate(records):
         for m in record.kernels:
             j = names.index(m.name)
@@ -78,7 +78,7 @@ def dataset(results: Results) -> Any:
     variables: dict[str, Any] = {
         n: (axes, x, {"units": UNITS.get(n.rpartition("_")[2], "1")}) for n, x in figures.items()
     }
-    for name in Schedule._fields:  # NaN for peers
+    for name in Switches._fields:  # NaN for peers
         values = [[getattr(s, name, math.nan) for s in row] for row in schedules]
         variables[name] = (axes, np.array(values, float).reshape(len(records), len(names)), {"units": "1"})
     variables["rounds_ms"] = ((*axes, "round"), every, {"units": "ms"})
@@ -96,7 +96,7 @@ def dataset(results: Results) -> Any:
 
 
 def provenance(results: Results) -> dict[str, Any]:
-    """Return the runs behind the figures and the one hash of the kernels they timed, or the word that there is no one."""
+    """Return the runs behind the figures and the one hash of the kernels they timed, or that there is no one."""
     used = {r.run for r in results.cells.values()}
     runs = [facts for name, facts in results.runs.items() if name in used]
     hashes = {launches_of(facts) for facts in runs}
@@ -118,12 +118,12 @@ def write(results: Results, out: Path) -> None:
 
 
 def markdown(results: Results) -> str:
-    """Tables per grid, dtype, head_dim and mask; then ratios to every peer; then what is missing and where it was measured."""
+    """Tables per grid, dtype, head_dim and mask; then ratios to peers; then what is missing and what measured it."""
     parts = ["# Speed", ""]
     grids = dict.fromkeys(r.cell.grid for r in results.cells.values())
     for grid in grids:
         records = [r for r in results.cells.values() if r.cell.grid == grid]
-        parts += {"paper": _paper, "drift": _drift}.get(grid, _listed)(grid, records)
+        parts += {"paper": _paper, "drift": _accumulator_loss}.get(grid, _listed)(grid, records)
         if grid != "drift":
             parts += _ratios(records)
     parts += _missing(results)
@@ -182,17 +182,17 @@ def _listed(grid: str, records: Sequence[CellRecord]) -> list[str]:
     return parts + _table([*header, "note"], rows)
 
 
-def _drift(grid: str, records: Sequence[CellRecord]) -> list[str]:
+def _accumulator_loss(grid: str, records: Sequence[CellRecord]) -> list[str]:
     parts = ["## FP8 accumulator loss: relative RMSE against float64, V with mean 1 (gain - 1 in brackets)", ""]
     names = names_of(records)
     rows = [
-        [str(r.cell.head_dim), str(r.cell.seqlen_k), *(_drift_text(r, name) for name in names)]
+        [str(r.cell.head_dim), str(r.cell.seqlen_k), *(_loss_text(r, name) for name in names)]
         for r in sorted(records, key=lambda r: (r.cell.head_dim, r.cell.seqlen_k))
     ]
     return parts + _table(["head_dim", "keys", *names], rows)
 
 
-def _drift_text(record: CellRecord, name: str) -> str:
+def _loss_text(record: CellRecord, name: str) -> str:
     found: Measured | None = next((m for m in record.kernels if m.name == name), None)
     return "-" if found is None or math.isnan(found.rel_rmse) else f"{found.rel_rmse:.2e} ({found.gain:+.1e})"
 

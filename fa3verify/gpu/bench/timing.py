@@ -1,4 +1,4 @@
-"""How launches are timed: interleaved bursts, pauses that keep the chip cool, then sustained load, and the SMs' clock beside it."""
+"""How launches are timed: interleaved bursts, cooling pauses, then sustained load, with the SMs' clock beside it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long and how often: at most ``pause_s`` after every burst, less for short ones, ``rounds`` interleaved rounds."""
+    """How long and how often: up to ``pause_s`` after a burst, less for short ones, ``rounds`` interleaved rounds."""
 
     rounds: int = 5
     pause_s: float = 0.3
@@ -134,7 +134,7 @@ def sm_mhz(before: np.ndarray, after: np.ndarray) -> float:
 
 
 class Clock:
-    """SM clock in MHz as the driver reports it, by query only: NVML where its bindings are installed, else nvidia-smi."""
+    """SM clock in MHz as the driver reports it, by query: NVML where its bindings are installed, else nvidia-smi."""
 
     def __init__(self) -> None:
         try:

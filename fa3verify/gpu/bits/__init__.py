@@ -1,1 +1,1 @@
-"""The campaign behind every claim that our GPU kernels have the bits of their twins, and the quantiser's speed and accuracy."""
+"""The campaign behind every claim that GPU kernels have their twins' bits, and the quantiser's speed and accuracy."""

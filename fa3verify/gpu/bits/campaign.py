@@ -1,4 +1,4 @@
-"""Fill tables in processes that share the GPU. Rows are kept as they come, so that the same command goes on where it stopped."""
+"""Fill tables in processes that share the GPU. Rows are kept as they come: a command goes on where it stopped."""
 
 from __future__ import annotations
 

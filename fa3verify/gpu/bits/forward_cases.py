@@ -99,7 +99,7 @@ def _descales(case: Case, rng: np.random.Generator) -> Iterator[Descale | None]:
 
 
 def _activation(case: Case) -> Operands:
-    """Stored activations; for e4m3 by the quantiser's twin, with a descale per block, or per head if the scope says so."""
+    """Stored activations; for e4m3 by the quantiser's twin, with a descale per block, or per head where asked."""
     dtype = case.problem.dtype
     stored = activations.load(case.family)
     q, k, v = (x.astype(NUMPY["fp16" if dtype == "e4m3" else dtype]) for x in (stored.q, stored.k, stored.v))

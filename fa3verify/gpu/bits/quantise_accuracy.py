@@ -1,4 +1,4 @@
-"""Error of attention with operands that the GPU quantised, on real activations, beside what the error model predicts."""
+"""Error of attention with operands quantised on the GPU, on real activations, beside what the error model predicts."""
 
 from __future__ import annotations
 

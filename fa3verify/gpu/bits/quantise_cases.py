@@ -1,4 +1,4 @@
-"""Cases of the quantiser's campaign: random options over head dims, lengths, families and dtypes, and packed sequences."""
+"""Cases of the quantiser's campaign: options over head dims, lengths, families and dtypes, and packed sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HIDDEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison. ``lengths`` are (seqlen_q, seqlen_k) of each sequence; equal ones are batched unless ``packed``."""
+    """One comparison. ``lengths`` are (seqlen_q, seqlen_k) per sequence; equal ones are batched unless ``packed``."""
 
     dtype: str
     family: str

@@ -61,7 +61,7 @@ def quantisers(tensors: list[torch.Tensor]) -> dict[str, Callable[[int], object]
 
 
 def bytes_moved(name: str, elements: int) -> int:
-    """Bytes that have to move: 2 in and 1 out per element; 2 more where the data are read twice, by k alone for a mean."""
+    """Bytes that have to move: 2 in and 1 out per element; 2 more where data are read twice, by k alone for a mean."""
     if name == "copy":
         return 4 * elements
     twice = elements if name.startswith("head") else elements // 3 if "mean" in name else 0

@@ -45,7 +45,7 @@ class FakeTensor:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """PTX, histogram of SASS opcodes, and ptxas' own figures: registers, spilled bytes, messages on serialised wgmma."""
+    """PTX, counts of SASS opcodes, and ptxas' own figures: registers, spilled bytes, messages of serialised wgmma."""
 
     ptx: str
     sass: str

@@ -1,4 +1,4 @@
-"""Which kernels a measurement belongs to: evidence is of what was launched, and stale as soon as that is launched no more."""
+"""Which kernels a measurement belongs to: evidence is of what was launched, stale as soon as that no longer is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Evidence = Literal["forward", "packed", "quantize", "timeline", "forward+packed"
 def evidence_sha256(of: Evidence) -> str:
     """Hash of all launches of :func:`fa3_kernels.audit.probes.probes` that a measurement is evidence of, as accepted.
 
-    Of each what the GPU gets (:func:`fa3_kernels.audit.launched.launch_sha256`), and the PTX where the audit compiles it; that both are those of
-    the code in this tree is what ``fa3verify audit`` says, and of the launches a test.
+    Of each what the GPU gets (:func:`fa3_kernels.audit.launched.launch_sha256`), and the PTX where the audit compiles
+    it; that both are those of the code in this tree is what ``fa3verify audit`` says, and of the launches a test.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""What the compiler made of every shipped and every instrumented kernel, read off without a GPU, and what of it changed since it was accepted.
+"""What the compiler made of every shipped and instrumented kernel, read without a GPU, and what changed since accepted.
 
 Every launch of :func:`fa3_kernels.audit.probes.audited` is compiled for sm_90a with the ptxas of the Triton wheel. Its
-figures, and what every probe gives the GPU, are compared with the golden file ``audit.json`` beside this one; rules that must
-hold whatever was accepted come first.
+figures, and what every probe gives the GPU, are compared with the golden file ``audit.json`` beside this one; rules
+that must hold whatever was accepted come first.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def figures_of(code: Any, options: Mapping[str, Any]) -> Figures:
 
 
 def compile_launch(name: str) -> dict[str, Figures]:
-    """Return the figures of every kernel that a probe starts, by ``launch/kernel`` (``#2`` the second), compiled if audited."""
+    """Return the figures of the kernels of a probe, by ``launch/kernel`` (``#2`` the second), compiled if audited."""
     from fa3_kernels.audit.calls import calls_of
     from fa3_kernels.audit.compile import compile_call
     from fa3_kernels.audit.launched import labelled, launch_figures

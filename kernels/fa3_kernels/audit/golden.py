@@ -1,4 +1,4 @@
-"""The golden file of the audit: the figures of every audited kernel and what every probe launches, as accepted. Needs no compiler."""
+"""The golden file of the audit: figures of every audited kernel and what every probe launches, as accepted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _read(path: Path) -> dict[str, dict[str, Figures]]:
 
 
 def golden_text(figures: Mapping[str, Figures]) -> str:
-    """Return the golden file: one group of figures per line, so that a diff shows which moved; rows without figures apart.
+    """Return the golden file: one group of figures per line, so that a diff shows which moved; rows without any apart.
 
     >>> print(golden_text({"a": {"memory": {"smem_bytes": 8}}}), end="")
     {"schema": "fa3verify.audit/1", "kernels": {

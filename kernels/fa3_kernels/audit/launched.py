@@ -1,7 +1,7 @@
 """What the GPU gets of a launch, as one hash: evidence measured on a launch is of everything that has this hash.
 
-Names of modules, records and fields, comments and the layout of files are not in it; what the compiler makes of the kernel
-is not either, that is the hash of the PTX. Torch is needed for launches of the quantiser alone.
+Names of modules, records and fields, comments and the layout of files are not in it; what the compiler makes of the
+kernel is not either, that is the hash of the PTX. Torch is needed for launches of the quantiser alone.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def launch_sha256(kernel: str, args: Sequence[Any], grid: Sequence[int], options
     kernel : str
         The kernel function's name.
     args : sequence
-        Arguments in order. Numbers, strings and None count by value; tuples and records by their values in order, whatever
-        their fields are called; tensors by dtype, tables that the host makes by shape and content too; descriptors of
-        TMA by dtype, block, shape and strides.
+        Arguments in order. Numbers, strings and None count by value; tuples and records by their values in order,
+        whatever their fields are called; tensors by dtype, tables that the host makes by shape and content too;
+        descriptors of TMA by dtype, block, shape and strides.
     grid : sequence of int
     options : mapping
         Launch options: num_warps, maxnreg, enable_fp_fusion.
@@ -39,7 +39,8 @@ def launch_sha256(kernel: str, args: Sequence[Any], grid: Sequence[int], options
         For an argument of another kind, which might change without changing the hash.
 
     >>> from collections import namedtuple
-    >>> launch_sha256("f", (namedtuple("A", "x")(2),), (1,), {}) == launch_sha256("f", (namedtuple("B", "y")(2),), (1,), {})
+    >>> one, other = namedtuple("A", "x")(2), namedtuple("B", "y")(2)
+    >>> launch_sha256("f", (one,), (1,), {}) == launch_sha256("f", (other,), (1,), {})
     True
     >>> launch_sha256("f", (2,), (1,), {}) == launch_sha256("f", (2.0,), (1,), {})
     False

@@ -1,8 +1,8 @@
 """The launches that evidence is bound to: what ships, what keeps timelines, and launches of realistic sizes.
 
 A measurement is of this package's kernels as long as every one of these launches gives the GPU the same. Shipped and
-instrumented kernels are compiled by the audit, and bound by their PTX too; the others are there for what depends on sizes:
-tiles, splits, packing, the schedule.
+instrumented kernels are compiled by the audit, and bound by their PTX too; the others are there for what depends on
+sizes: tiles, splits, packing, the schedule.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ def _sets_and_reads(instruction: Instruction) -> tuple[set[int], set[int]]:
 def undefined_uniform_registers(sass: str) -> list[str]:
     """Return instructions that may read a uniform register which no instruction before them on some path sets.
 
-    >>> undefined_uniform_registers("/*0000*/ @P0 BRA `(.L_x_1) ;\\n/*0010*/ UMOV UR4, URZ ;\\n.L_x_1:\\n/*0020*/ UMOV UR5, UR4 ;")
+    >>> branch = "/*0000*/ @P0 BRA `(.L_x_1) ;\\n/*0010*/ UMOV UR4, URZ ;\\n"
+    >>> undefined_uniform_registers(branch + ".L_x_1:\\n/*0020*/ UMOV UR5, UR4 ;")
     ['UMOV UR5, UR4: UR4']
     >>> undefined_uniform_registers("/*0000*/ REDUX.SUM.S32 UR4, R1 ;\\n/*0010*/ UMOV UR5, UR4 ;")
     []

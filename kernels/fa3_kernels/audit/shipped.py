@@ -25,7 +25,7 @@ class Launch:
 
     @property
     def evidence(self) -> Literal["forward", "packed", "quantize", "timeline"]:
-        """What its launches are evidence of: the forward of batched sequences, or of packed ones, whose schedule the GPU makes."""
+        """What launches are evidence of: a forward of batched sequences, or of packed ones, scheduled on the GPU."""
         if self.function == "quantize_qkv":
             return "quantize"
         if self.stamps:
@@ -98,9 +98,10 @@ def shipped() -> tuple[Launch, ...]:
     return (*forward, *(x for d in KERNEL_HEAD_DIMS for x in _quantisers(d)))
 
 
-# Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a tile,
-# stored once per tile, and at head_dim 256 of the producer (24 registers): no loop over unmasked blocks loads them, a masked
-# step at most one, but for e4m3_d64_dense_blocks, with four loads and two stores a step (the golden file's loops).
+# Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a
+# tile, stored once per tile, and at head_dim 256 of the producer (24 registers): no loop over unmasked blocks loads
+# them, a masked step at most one, but for e4m3_d64_dense_blocks, with four loads and two stores a step (the golden
+# file's loops).
 ALLOWED_SPILL_BYTES: dict[str, int] = {
     "fp16_d256_window/forward_fp16": 120,
     "fp16_d256_packed/forward_fp16": 32,
@@ -128,7 +129,7 @@ ALLOWED_SPILL_BYTES: dict[str, int] = {
     "e4m3_d64_stamps/forward_fp8": 112,
 }
 
-# Kernels that read registers which some path does not set, and were looked at. Instrumented e4m3 kernels stamp the last P V of
-# a tile into the row of the step before it, which no step has set where a CTA begins with a tile of one key block: such a
-# launch may store anywhere. Those of the recorded timelines have 64 blocks a tile.
+# Kernels that read registers which some path does not set, and were looked at. Instrumented e4m3 kernels stamp the last
+# P V of a tile into the row of the step before it, which no step has set where a CTA begins with a tile of one key
+# block: such a launch may store anywhere. Those of the recorded timelines have 64 blocks a tile.
 ALLOWED_UNDEFINED = frozenset({"e4m3_d64_stamps/forward_fp8", "e4m3_d128_stamps/forward_fp8"})

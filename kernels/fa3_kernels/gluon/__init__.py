@@ -1,4 +1,4 @@
-"""The GPU kernels, in Gluon (Triton 3.6) for Hopper: the bits of :mod:`fa3_kernels.twin`. Importing this package needs no GPU."""
+"""The GPU kernels, in Gluon (Triton 3.6) for Hopper: the bits of :mod:`fa3_kernels.twin`. To import it needs no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split-KV combine: merge the fp32 partials of the splits, in ascending order, as :func:`fa3_kernels.twin.forward.combine`."""
+"""Split-KV combine: merge the splits' fp32 partialsin ascending order, as :func:`fa3_kernels.twin.forward.combine`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ def value_descale(x, tile, block):
 def load_factors(p, x, tile, block, first_visited):
     """Producer: descale of K in a key block, of V in the block visited before it, and of V in this one.
 
-    All are loaded: of two values of which one is what the other was a step before, Triton 3.6 carries one round the loop.
+    All are loaded: of two values of which one is what the other was a step before, Triton 3.6 carries one round the
+    loop.
     """
     if p.v.block_descales:
         before = value_descale(x, tile, gl.minimum(block + 1, first_visited))

@@ -1,8 +1,8 @@
 """The fp16 and bf16 forward kernel: two or three consumer warpgroups of 64 rows and one TMA producer warp.
 
-Schedule of FlashAttention-3 (arXiv 2407.08608, algorithm 2): Q K^T of the next block is issued together with P V of this
-one, and the softmax of the next block runs under P V. Across tiles too, where shared memory holds two Q tiles: the first
-Q K^T of the next tile is issued with the last P V of this one. The order of every operation on a value is that of
+Schedule of FlashAttention-3 (arXiv 2407.08608, algorithm 2): Q K^T of the next block is issued together with P V of
+this one, and the softmax of the next block runs under P V. Across tiles too, where shared memory holds two Q tiles: the
+first Q K^T of the next tile is issued with the last P V of this one. The order of every operation on a value is that of
 :mod:`fa3_kernels.twin.forward`.
 """
 

@@ -2,11 +2,11 @@
 
 P V of a block is summed by the tensor core from zero and then added to O in fp32 (promotion), where the rescaling of O
 is the same fused multiply-add: e4m3 wgmma keeps 13 bits of its sum, and chained through it the output loses 10 % at 8k
-keys when V has mean 1. Registers decide the order. S of the next block is started first, and P V in one part behind it, at
-head_dim 64 and without promotion at 128. O, S, a whole partial sum and P do not fit at head_dim 128: O is kept in slices
-of the channels, two partial sums in flight, and S is started behind the last of them; so it is without promotion at 256,
-in one part. With promotion at 256 a slice, and S, is started when the one before is done. The order of every operation on
-a value is that of :mod:`fa3_kernels.twin.forward`.
+keys when V has mean 1. Registers decide the order. S of the next block is started first, and P V in one part behind it,
+at head_dim 64 and without promotion at 128. O, S, a whole partial sum and P do not fit at head_dim 128: O is kept in
+slices of the channels, two partial sums in flight, and S is started behind the last of them; so it is without promotion
+at 256, in one part. With promotion at 256 a slice, and S, is started when the one before is done. The order of every
+operation on a value is that of :mod:`fa3_kernels.twin.forward`.
 """
 
 from triton.experimental import gluon
@@ -112,9 +112,9 @@ def _start_both(p, x, q, zeros, o, words, step, WARPGROUP: gl.constexpr):
 def _scores(p, x, tile, s, c, block, is_masked, MASKED: gl.constexpr, WARPGROUP: gl.constexpr):
     """Cap and mask the scores of one block; they and the factor that takes them to log2 units.
 
-    One loop over the blocks, with the mask in a branch: of two loops, masked and unmasked, ptxas 12.8 computed the wgmma
-    descriptors of Q only on the path through the first (seen in SASS; wrong bits on an H200 when it was empty). With
-    promotion at head_dim 256 every block is masked: the branch would cost 4.6 kB of spills.
+    One loop over the blocks, with the mask in a branch: of two loops, masked and unmasked, ptxas 12.8 computed the
+    wgmma descriptors of Q only on the path through the first (seen in SASS; wrong bits on an H200 when it was empty).
+    With promotion at head_dim 256 every block is masked: the branch would cost 4.6 kB of spills.
     """
     tile_n: gl.constexpr = s.shape[1]
     if p.v.softcap:

@@ -1,8 +1,8 @@
-"""The forward without warp specialisation, for the ablation: two warpgroups in lock-step load, multiply and exponentiate.
+"""The forward without warp specialisation, for the ablation: two warpgroups load, multiply and exponentiate in step.
 
-Every warp of the CTA runs the same code; one thread starts the TMA loads of a slot after a barrier over all of them, where
-the specialised kernel has a producer warp that waits. One row tile per CTA, dense or causal. The bits are those of
-:mod:`fa3_kernels.gluon.forward_fp16`.
+Every warp of the CTA runs the same code; one thread starts the TMA loads of a slot after a barrier over all of them,
+where the specialised kernel has a producer warp that waits. One row tile per CTA, dense or causal. The bits are those
+of :mod:`fa3_kernels.gluon.forward_fp16`.
 """
 
 from __future__ import annotations

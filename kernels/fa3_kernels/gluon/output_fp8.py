@@ -1,4 +1,4 @@
-"""O of the e4m3 forward: kept in slices of the channels, summed from parts of P V, stored with its columns in V's order."""
+"""O of the e4m3 forward: kept in slices of channels, summed from parts of P V, stored with its columns in V's order."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -34,9 +34,10 @@ REGISTERS_PER_SM = 65536
 class QuantizedQKV:
     """e4m3 operands and what an attention kernel needs to undo the scaling.
 
-    ``q``, ``k``, ``v`` are float8_e4m3fn, contiguous, shaped like the inputs; ``*_descale`` float32 (batch, heads, blocks)
-    with ``block_rows`` rows each (0: the whole sequence). ``lse_correction`` is float32 (batch, nheads, seqlen_q) or
-    (nheads, total_q), to be added to the kernel's lse, or None. ``k_mean`` is float32 (batch, nheads_kv, head_dim) or None.
+    ``q``, ``k``, ``v`` are float8_e4m3fn, contiguous, shaped like the inputs; ``*_descale`` float32 (batch, heads,
+    blocks) with ``block_rows`` rows each (0: the whole sequence). ``lse_correction`` is float32 (batch, nheads,
+    seqlen_q) or (nheads, total_q), to be added to the kernel's lse, or None. ``k_mean`` is float32 (batch, nheads_kv,
+    head_dim) or None.
     """
 
     q: torch.Tensor
@@ -118,8 +119,8 @@ def _operand(
         amax = torch.zeros((batch, heads // group, blocks), dtype=torch.int32, device=x.device)
     return Operand(
         x.view(torch.int16), torch.empty(x.shape, dtype=torch.uint8, device=x.device), descale, amax,
-        unused if cu_seqlens is None else cu_seqlens, x.stride(0) if cu_seqlens is None else 0, x.stride(-3), x.stride(-2),
-        heads, max_seqlen, tiles, blocks, per_block, group,
+        unused if cu_seqlens is None else cu_seqlens, x.stride(0) if cu_seqlens is None else 0,
+        x.stride(-3), x.stride(-2), heads, max_seqlen, tiles, blocks, per_block, group,
     )  # fmt: skip
 
 
@@ -190,8 +191,8 @@ class _Casts:
         programs = self.num_sms * max(1, REGISTERS_PER_SM // (form.registers * form.threads))
         arguments = (
             *self.operands, *counts, self.signs if is_turned else None, self.correction if has_qk else None,
-            form.rows, form.parts, channels, head_dim, is_turned, self.options.norm(head_dim) if is_turned else 1.0, phase,
-            self.options.scale == "power_of_two", self.is_bf16, self.is_packed, form.lanes,
+            form.rows, form.parts, channels, head_dim, is_turned, self.options.norm(head_dim) if is_turned else 1.0,
+            phase, self.options.scale == "power_of_two", self.is_bf16, self.is_packed, form.lanes,
         )  # fmt: skip
         options = {"num_warps": form.threads // 32, "maxnreg": form.registers, "enable_fp_fusion": False}
         return Call(quantize, arguments, (min(sum(counts), programs),), options)
@@ -219,12 +220,12 @@ def quantize_qkv(
     Parameters
     ----------
     q : float16 or bfloat16 (batch, seqlen_q, nheads, head_dim) or packed (total_q, nheads, head_dim), on a Hopper GPU
-        head_dim a multiple of 16, at most 256; 32, 64, 128 or 256 for a rotation. Last dimension contiguous, other strides
-        multiples of 16 elements.
+        head_dim a multiple of 16, at most 256; 32, 64, 128 or 256 for a rotation. Last dimension contiguous, other
+        strides multiples of 16 elements.
     k, v : same dtype (batch, seqlen_k, nheads_kv, head_dim or head_dim_v) or packed
     block_rows, scope, scale, rotate, subtract_k_mean, seed
-        See :class:`fa3_kernels.plan.quantizer.QuantizeOptions`. Scope "block" with 32, 64 or 128 rows reads the data once;
-        other scopes twice; a K mean reads k once more.
+        See :class:`fa3_kernels.plan.quantizer.QuantizeOptions`. Scope "block" with 32, 64 or 128 rows reads the data
+        once; other scopes twice; a K mean reads k once more.
     softmax_scale : float, optional
         Factor of the LSE correction, rounded to binary32; 1 / sqrt(head_dim) by default.
     cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,), optional

@@ -1,8 +1,8 @@
-"""Quantiser kernel: tiles of fp16 or bf16 rows to e4m3 with a descale per block, in the order of :mod:`fa3_kernels.twin.quantize`.
+"""Quantiser kernel: fp16 or bf16 tiles to e4m3 with a descale per block, in order of :mod:`fa3_kernels.twin.quantize`.
 
-A tile goes from global to shared memory by cp.async, 16 bytes a thread and swizzled, so that a thread can then read up to 128
-channels of one row: seven of the rotation's rounds need no other thread, the eighth one shuffle. The buffer is free as soon
-as it is read, and the next tile of the program travels while this one is computed.
+A tile goes from global to shared memory by cp.async, 16 bytes a thread and swizzled, so that a thread can then read up
+to 128 channels of one row: seven of the rotation's rounds need no other thread, the eighth one shuffle. The buffer is
+free as soon as it is read, and the next tile of the program travels while this one is computed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _round_in_thread(y, HALF: gl.constexpr):
 
 @gluon.jit
 def _round_between_lanes(y, LANE_DISTANCE: gl.constexpr):
-    """Butterflies whose ends lie in two lanes: a + b in the lower, a - b in the upper; times +-1 the fma is that sum."""
+    """Butterflies with ends in two lanes: a + b in the lower, a - b in the upper; with +-1 the fma is that sum."""
     asm: gl.constexpr = exchange(LANE_DISTANCE)
     other = gl.inline_asm_elementwise(asm[0], "=r,r", [y], dtype=gl.float32, is_pure=True, pack=1)
     side = gl.inline_asm_elementwise(asm[1], "=r", [], dtype=gl.float32, is_pure=True, pack=1)
@@ -250,7 +250,7 @@ def _dot_mean(y, mean, STRIDE: gl.constexpr):
 
 @gluon.jit
 def _centred(y, mean, first_row, length, LANES: gl.constexpr):
-    """y - mean; rows beyond the sequence stay 0. A quarter of the channels at a time: all means would not fit in registers."""
+    """y - mean; rows beyond a sequence stay 0. A quarter of the channels at a time: registers do not hold all means."""
     rows: gl.constexpr = y.shape[0]
     channels: gl.constexpr = y.shape[1]
     layout: gl.constexpr = y.type.layout
@@ -377,9 +377,9 @@ def quantize(
 ):  # fmt: skip
     """Tiles of q, then those of k, then those of v, dealt out to the programs in turn; an operand may have none.
 
-    PHASE is "one_pass" where a tile is all that shares a descale, else "amax" and then "cast". A tile has PARTS parts of
-    ROWS rows: one, or two where registers hold no whole tile; the first then waits in shared memory, in float32, for the
-    maximum of the second.
+    PHASE is "one_pass" where a tile is all that shares a descale, else "amax" and then "cast". A tile has PARTS parts
+    of ROWS rows: one, or two where registers hold no whole tile; the first then waits in shared memory, in float32, for
+    the maximum of the second.
     """
     layout: gl.constexpr = row_layout(CHANNELS, LANES, gl.num_warps())
     smem = gl.allocate_shared_memory(gl.int16, [ROWS, CHANNELS], shared_layout(CHANNELS))

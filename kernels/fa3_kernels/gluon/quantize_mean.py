@@ -1,4 +1,4 @@
-"""Mean of k over the tokens, in the order of :mod:`fa3_kernels.twin.quantize`: sums over chunks of rows, then over the chunks."""
+"""Mean of k over tokens, in the order of :mod:`fa3_kernels.twin.quantize`: sums of chunks of rows, then over these."""
 
 from __future__ import annotations
 

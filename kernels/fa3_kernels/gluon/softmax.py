@@ -1,6 +1,7 @@
 """Online softmax of one warpgroup's rows, in the order of :mod:`fa3_kernels.twin.softmax`.
 
-Every multiply-add that is fused is written as one; kernels are compiled with enable_fp_fusion=False so that no other is.
+Every multiply-add that is fused is written as one; kernels are compiled with enable_fp_fusion=False so that no other
+is.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def lg2(x):
 
 @gluon.jit
 def thread_row_sums(p):
-    """Sum of each quad lane's own columns: pairs first, then serially. (rows, keys) -> (rows, 4), one value per thread."""
+    """Sum of each quad lane's own columns: pairs first, then serially. (rows, keys) -> (rows, 4), one per thread."""
     rows: gl.constexpr = p.shape[0]
     keys: gl.constexpr = p.shape[1]
     return gl.sum(gl.sum(gl.reshape(p, [rows, keys // 8, 4, 2]), axis=3), axis=1)
@@ -74,7 +75,7 @@ def visible(s, stop, start=None):
 
 @gluon.jit
 def capped(s, cap_scale):
-    """tanh of the scores in units of the cap; ``cap_scale`` (a scalar or one per row) is 2 / softcap times their scale."""
+    """tanh of the scores in units of the cap; ``cap_scale`` (one, or one per row) is 2 / softcap times their scale."""
     grown = ex2(s * per_row(cap_scale))
     return gl.fma(rcp(grown + 1.0), -2.0, 1.0)
 
@@ -90,7 +91,7 @@ def per_row(x):
 
 @gluon.jit
 def declare_sign():
-    """Declare, at the head of a kernel, the register in which a warp keeps whether no running maximum of its is negative."""
+    """Declare, at the head of a kernel, the register in which a warp keeps whether none of its maxima is negative."""
     gl.inline_asm_elementwise(
         ".reg .b32 %none_negative; mov.b32 %none_negative, 0; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False,
         pack=1,
@@ -112,9 +113,9 @@ def _keep_sign_asm(zero):
 def _largest_where_none_is_negative(s):
     """Largest score per row, or below 0 any other, if no running maximum of the warp is negative; else the largest.
 
-    Bits of a float >= 0 are ordered as integers, of which one instruction compares three where of floats it compares two
-    at the same cost (68 of the 460 instructions of a step become 36). If the largest score is negative, the integers give
-    another negative one, which a running maximum that is not negative does not notice.
+    Bits of a float >= 0 are ordered as integers, of which one instruction compares three where of floats it compares
+    two at the same cost (68 of the 460 instructions of a step become 36). If the largest score is negative, the
+    integers give another negative one, which a running maximum that is not negative does not notice.
     """
     is_simple = gl.inline_asm_elementwise(
         "mov.b32 $0, %none_negative;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -148,7 +149,7 @@ def advance_max(
 
 @gluon.jit
 def exponentials(s, row_max, new_max, thread_sums, scale_log2):
-    """P of a block, the sums with it, and the factor that earlier sums take on; ``row_max`` is the maximum before it."""
+    """P of a block, the sums with it, and the factor that earlier sums take on; ``row_max`` is the maximum before."""
     base = gl.where(new_max == float("-inf"), 0.0, new_max)
     rescale = ex2(row_max - base)
     p = ex2(gl.fma(s, per_row(scale_log2), gl.expand_dims(-base, 1)))

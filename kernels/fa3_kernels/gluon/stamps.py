@@ -1,7 +1,8 @@
 """Stamps of the SM's clock inside a kernel, for timelines; a kernel without them has none of this code.
 
-Where the next stamps go is kept in registers of PTX that are declared once, at the head of the kernel: a stamp is a clock
-read and a store by the first thread of an actor, two instructions. Meaning of the events: :mod:`fa3_kernels.plan.stamps`.
+Where the next stamps go is kept in registers of PTX that are declared once, at the head of the kernel: a stamp is a
+clock read and a store by the first thread of an actor, two instructions. Meaning of the events:
+:mod:`fa3_kernels.plan.stamps`.
 """
 
 from triton.experimental import gluon

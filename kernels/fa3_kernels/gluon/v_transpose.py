@@ -5,9 +5,9 @@ neighbouring keys of a channel pair, two byte permutations sort two such registe
 channel, and stmatrix writes four keys of one channel as one word. That is exactly the key order of
 :mod:`fa3_kernels.gluon.operand_fp8`.
 
-Of 16 channels the even ones are written as rows 0 to 7 of V^T and the odd ones as rows 8 to 15: one stmatrix then writes
-eight neighbouring rows, which lie in different banks (rows two apart, in pairs in the same ones). O has its columns in
-that order, and :func:`channels_in_order` gives them back theirs.
+Of 16 channels the even ones are written as rows 0 to 7 of V^T and the odd ones as rows 8 to 15: one stmatrix then
+writes eight neighbouring rows, which lie in different banks (rows two apart, in pairs in the same ones). O has its
+columns in that order, and :func:`channels_in_order` gives them back theirs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def transpose(source, destination):
 
 @gluon.jit
 def channels_in_order(o):
-    """O (rows, channels) with its columns in the order of V's channels: four neighbours per thread, names for registers."""
+    """O (rows, channels) with its columns in the order of V's channels: four neighbours per thread, named registers."""
     rows: gl.constexpr = o.shape[0]
     channels: gl.constexpr = o.shape[1]
     o = gl.permute(gl.reshape(o, [rows, channels // 16, 2, 8]), (0, 1, 3, 2))

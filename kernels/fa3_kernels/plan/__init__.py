@@ -1,1 +1,1 @@
-"""The plan of a launch in pure Python: what is compiled, which tiles, in which order. Needs neither torch nor Triton."""
+"""The plan of a launch in pure Python: what is compiled, which tiles, in what order. Needs neither torch nor Triton."""

@@ -31,7 +31,7 @@ def longest(length: int) -> int:
 
 
 def without_lengths(problem: AttentionProblem) -> AttentionProblem:
-    """What the host knows of packed sequences: their number and the longest, here the lengths of all; others are as they are."""
+    """What the host knows of packed sequences: their number and the longest, here all lengths; others as they are."""
     if not problem.is_varlen:
         return problem
     q, k = ((longest(n),) * problem.batch for n in (problem.seqlen_q, problem.seqlen_k))

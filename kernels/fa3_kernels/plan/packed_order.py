@@ -1,11 +1,11 @@
-"""The tile schedule of packed sequences, whose lengths only the GPU knows: the rule that ``gluon/packed_order.py`` follows.
+"""The tile schedule of packed sequences, whose lengths only the GPU knows: the rule of ``gluon/packed_order.py``.
 
-Sequences go longest keys first, but for batches of more than 512. A unit of work is a row tile of one head; with a causal
-mask, where there are enough of them, a pair, the tile with the most keys and the one with the fewest, so that all units of
-a sequence take about as long. Units are dealt out in turn, forwards and backwards. Heads are taken a few at a time, so that
-their K and V stay in L2. A CTA that gets nothing repeats the shortest tile, whose bits are the same each time. No bit of
-the output depends on the order. Beside the greedy schedule that knows the lengths, the longest CTA has 0 to 5 % more key
-blocks (31 batches of equal, mixed and single long sequences, 8 to 32 heads, 132 CTAs).
+Sequences go longest keys first, but for batches of more than 512. A unit of work is a row tile of one head; with a
+causal mask, where there are enough of them, a pair, the tile with the most keys and the one with the fewest, so that
+all units of a sequence take about as long. Units are dealt out in turn, forwards and backwards. Heads are taken a few
+at a time, so that their K and V stay in L2. A CTA that gets nothing repeats the shortest tile, whose bits are the same
+each time. No bit of the output depends on the order. Beside the greedy schedule that knows the lengths, the longest CTA
+has 0 to 5 % more key blocks (31 batches of equal, mixed and single long sequences, 8 to 32 heads, 132 CTAs).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ MAX_SORTED = 512  # sequences; more of them are taken as they come, for sorting 
 class PackedOrder(NamedTuple):
     """What the schedule depends on beside the lengths.
 
-    ``tiles_per_unit`` is 1 or 2, ``positions`` are the query positions of a row tile, ``tile_heads`` the heads that have tiles of their own, of which
-    ``heads_per_kv`` share K and V; ``left`` and ``right`` limit the keys as in a window, -1 for none.
+    ``tiles_per_unit`` is 1 or 2, ``positions`` are the query positions of a row tile, ``tile_heads`` the heads that
+    have tiles of their own, of which ``heads_per_kv`` share K and V; ``left`` and ``right`` limit the keys as in a
+    window, -1 for none.
     """
 
     tiles_per_unit: int
@@ -37,7 +38,7 @@ class PackedOrder(NamedTuple):
     head_dim: int
 
     def units_at_most(self, batch: int, total_q: int, max_seqlen_q: int) -> int:
-        """Upper bound of the units of ``batch`` sequences with ``total_q`` query rows together, known without their lengths.
+        """Upper bound of the units of ``batch`` sequences with ``total_q`` query rows in all, without their lengths.
 
         >>> PackedOrder(2, 128, 128, 2, 1, -1, 0, 1, 128).units_at_most(3, 1000, 700)
         12

@@ -1,7 +1,7 @@
 """A launch as values: a checked request becomes a plan, and a plan the calls of kernels that the GPU gets.
 
-A plan holds for all requests that differ in nothing it depends on: in a decoding loop one plan serves all numbers of keys
-that fill as many key tiles. The calls of one launch have its own sizes. Tensors are named in them; who runs a call
+A plan holds for all requests that differ in nothing it depends on: in a decoding loop one plan serves all numbers of
+keys that fill as many key tiles. The calls of one launch have its own sizes. Tensors are named in them; who runs a call
 puts the addresses in.
 """
 
@@ -74,13 +74,13 @@ def softmax_factors(softmax_scale: float, softcap: float) -> tuple[float, float]
 
 
 def fp8_factors(softmax_scale: float, softcap: float) -> tuple[float, tuple[float, float]]:
-    """Return scale_log2, which the e4m3 kernel multiplies with the descales before it clamps, and (2 / cap, cap * log2(e))."""
+    """Return scale_log2, which e4m3 multiplies with the descales before it clamps, and (2 / cap, cap * log2(e))."""
     cap = (float(np.float32(2 / softcap)), softmax_factors(softmax_scale, softcap)[0]) if softcap else (0.0, 0.0)
     return float(np.float32(softmax_scale * LOG2_E)), cap
 
 
 def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
-    """Return the number of keys whose plan serves ``seqlen_k``: in a decoding loop the most that fill as many key tiles.
+    """Return the number of keys whose plan serves ``seqlen_k``: in a decoding loop the most that fill its key tiles.
 
     Where every sequence is one row tile and no left limit cuts key tiles off, nothing but the last key tile tells such
     numbers apart.
@@ -94,9 +94,10 @@ def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
 
 
 class Fixed(NamedTuple):
-    """What all forward calls of a plan have in common: arguments before and behind the sizes; and how tiles may be ordered.
+    """What all forward calls of a plan have in common: arguments before and behind the sizes; how tiles may be ordered.
 
-    ``orders`` of packed sequences take one tile or two as a unit of work; ``order_numbers`` are what their kernel gets of each.
+    ``orders`` of packed sequences take one tile or two as a unit of work; ``order_numbers`` are what their kernel gets
+    of each.
     """
 
     kernel: str
@@ -176,8 +177,8 @@ class Plan:
     shape : Shape
         What the tile schedule depends on.
     tables : dict of str to array
-        Tensors that the host makes: ``schedule`` int64 (ctas, entries) and ``sequences`` int32 (batch, 4), each row q_start,
-        seqlen_q, k_start, seqlen_k. Empty for packed sequences, whose tables the GPU makes.
+        Tensors that the host makes: ``schedule`` int64 (ctas, entries) and ``sequences`` int32 (batch, 4), each row
+        q_start, seqlen_q, k_start, seqlen_k. Empty for packed sequences, whose tables the GPU makes.
     is_complete : bool
         Whether every row and every split has a tile; packed sequences are completed on the GPU, but for splits.
     num_sms : int

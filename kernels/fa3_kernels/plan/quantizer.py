@@ -18,7 +18,8 @@ Scope = Literal["block", "head"]
 Scale = Literal["amax", "power_of_two"]
 
 E4M3_MAX = 448.0
-# 1 / descale of a normal number must be normal too. Inf gives 2^126: 448 * 2^126 is beyond binary32, so that Inf stays Inf.
+# 1 / descale of a normal number must be normal too. Inf gives 2^126: 448 * 2^126 is beyond binary32, so that Inf stays
+# Inf.
 MIN_DESCALE, MAX_DESCALE = 2.0**-126, 2.0**126
 ROTATED_HEAD_DIMS = (32, 64, 128, 256)
 MAX_HEAD_DIM = 256
@@ -140,10 +141,11 @@ class TileForm(NamedTuple):
 def tile_form(rows: int, channels: int, rotate: bool) -> TileForm:
     """Choose the form of a tile.
 
-    A rotation wants whole rows in a thread, up to 128 channels: measured on an H200 at head_dim 256, four lanes a row with
-    two rounds of shuffles reach 0.79 of the copy bandwidth and two lanes with one round 0.87. A rotated tile of more than
-    128 * 128 elements would leave room for one program on a multiprocessor; in two parts there is room for two (0.66 and
-    0.73). The registers are the fewest without a spill but for the parts, where shared memory is what limits.
+    A rotation wants whole rows in a thread, up to 128 channels: measured on an H200 at head_dim 256, four lanes a row
+    with two rounds of shuffles reach 0.79 of the copy bandwidth and two lanes with one round 0.87. A rotated tile of
+    more than 128 * 128 elements would leave room for one program on a multiprocessor; in two parts there is room for
+    two (0.66 and 0.73). The registers are the fewest without a spill but for the parts, where shared memory is what
+    limits.
     """
     lanes = max(1, channels // (128 if rotate else 64))
     if rotate and rows * channels > 128 * 128:

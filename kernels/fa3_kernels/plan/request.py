@@ -32,7 +32,7 @@ class Operand(NamedTuple):
 
 
 class Semantics(NamedTuple):
-    """What is computed, as :class:`fa3_reference.problem.AttentionProblem` has it; no softmax_scale is 1 / sqrt(head_dim)."""
+    """What is computed, as :class:`fa3_reference.problem.AttentionProblem` has it; no scale is 1 / sqrt(head_dim)."""
 
     causal: bool = False
     window: tuple[int, int] = (-1, -1)

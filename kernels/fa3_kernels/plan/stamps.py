@@ -1,8 +1,8 @@
 """What an instrumented kernel stamps: events of every step of every warpgroup, in cycles of the SM's clock.
 
-Stamps are int32 (ctas, actors, steps, COLUMNS): the lower half of the cycle counter, 0 where nothing was stamped. Actors
-are the consumer warpgroups, then the producer. A step is a key block of a CTA, counted over all its tiles; a consumer's step
-is P V of that block with the scores and the softmax of the next one, in the main loop of a tile alone.
+Stamps are int32 (ctas, actors, steps, COLUMNS): the lower half of the cycle counter, 0 where nothing was stamped.
+Actors are the consumer warpgroups, then the producer. A step is a key block of a CTA, counted over all its tiles; a
+consumer's step is P V of that block with the scores and the softmax of the next one, in the main loop of a tile alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 COLUMNS = 8
-# Turn taken; GEMMs issued and turn passed; S ready; P V done. None where nothing waits, such as behind the exponentials:
-# ptxas moves no instruction over a clock read, and the order it chooses there is worth 5 %.
+# Turn taken; GEMMs issued and turn passed; S ready; P V done. None where nothing waits, such as behind the
+# exponentials: ptxas moves no instruction over a clock read, and the order it chooses there is worth 5 %.
 CONSUMER_EVENTS = ("turn", "issued", "scores", "output")
 PRODUCER_EVENTS = (
     "k_free",
@@ -22,8 +22,8 @@ PRODUCER_EVENTS = (
     "v_free",
     "v_issued",
 )  # slot free to be written; its load or transposition done
-# What a kernel stamps of all these. Of a consumer one event a step: with all four fp16 at head_dim 128 was 19 % slower on an H200,
-# with any of the others beside the turn 12 to 16 %, with the turn and the producer's 0.1 %.
+# What a kernel stamps of all these. Of a consumer one event a step: with all four fp16 at head_dim 128 was 19 % slower
+# on an H200, with any of the others beside the turn 12 to 16 %, with the turn and the producer's 0.1 %.
 STAMPED = ("turn", *PRODUCER_EVENTS)
 
 

@@ -167,7 +167,8 @@ def static_schedule(shape: Shape, num_ctas: int, *, tile_m: int, tile_n: int, he
     ):
         raise ValueError(
             f"at most {MAX_M_BLOCKS} query rows per sequence, {MAX_SPLITS} splits and {MAX_HEADS} heads fit a "
-            f"schedule entry, got {max(shape.seqlens_q)}, {shape.num_splits} and {len(shape.seqlens_q)} x {shape.nheads}"
+            f"schedule entry, got {max(shape.seqlens_q)}, {shape.num_splits} and "
+            f"{len(shape.seqlens_q)} x {shape.nheads}"
         )
     order = _order(shape, tile_m, tile_n, head_dim)
     tiles, _ = assign([item.blocks for _, item in order], num_ctas)

@@ -10,7 +10,7 @@ _WRAP = 1 << 34  # times RAGGED_ROWS and the element size: a multiple of 2^64 by
 
 
 class View(NamedTuple):
-    """A tensor in blocks of rows of one head; TMA fills with zeros, and does not write, beyond a sequence and beyond head_dim.
+    """A tensor in blocks of rows of a head; beyond sequence and head_dim TMA fills with zeros and does not write.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """The device operations a forward kernel is composed of, with switches that idealise one of them at a time.
 
-Every operation is bit-exact to the device unless its name is in ``ideal``: then it is done in float64 and rounded once to
-fp32. Switching a source of error off and looking at what remains is how the error budget is measured.
+Every operation is bit-exact to the device unless its name is in ``ideal``: then it is done in float64 and rounded once
+to fp32. Switching a source of error off and looking at what remains is how the error budget is measured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from fa3_kernels.twin import convert, float32, mufu
-from fa3_kernels.twin.compiled import Backend
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, wgmma
 
@@ -28,8 +27,6 @@ class Arithmetic:
     ----------
     dtype : str
         Operand format of both GEMMs.
-    backend : {"numba", "numpy"}
-        Same bits, different speed.
     ideal : frozenset of Source
         Operations replaced by float64 rounded once to fp32.
     fault : Fault, optional
@@ -37,7 +34,6 @@ class Arithmetic:
     """
 
     dtype: str
-    backend: Backend = "numba"
     ideal: frozenset[Source] = frozenset()
     fault: Fault | None = None
 
@@ -45,7 +41,7 @@ class Arithmetic:
         """Raw scores Q K^T of one tile, float32 (rows, keys)."""
         if "scores" in self.ideal:
             return (q.value.astype(np.float64) @ k.value.astype(np.float64)).astype(np.float32)
-        return wgmma(q, k, None, backend=self.backend)
+        return wgmma(q, k)
 
     def exp2_scaled(self, s: np.ndarray, c: np.ndarray, minus: np.ndarray) -> np.ndarray:
         """ex2(fma(s, c, -minus)) with c and minus per row, float32 (rows, keys)."""
@@ -54,43 +50,31 @@ class Arithmetic:
                 exact = s.astype(np.float64) * c[:, None] - minus[:, None]
                 return np.exp2(exact).astype(np.float32)
         if self.fault is Fault.COARSE_EXP2:
-            return _coarse_exp2(float32.fma(s, c[:, None], -minus[:, None], backend=self.backend))
-        return float32.exp2_scaled(s, c, minus, backend=self.backend)
+            return _coarse_exp2(float32.fma(s, c[:, None], -minus[:, None]))
+        return float32.exp2_scaled(s, c, minus)
 
     def ex2(self, x: np.ndarray) -> np.ndarray:
         if "exp2" in self.ideal:
             with np.errstate(over="ignore"):
                 return np.exp2(x.astype(np.float64)).astype(np.float32)
-        return mufu.ex2(x, backend=self.backend)
-
-    def rcp(self, x: np.ndarray) -> np.ndarray:
-        return mufu.rcp(x, backend=self.backend)
-
-    def lg2(self, x: np.ndarray) -> np.ndarray:
-        return mufu.lg2(x, backend=self.backend)
-
-    def fma(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        return float32.fma(a, b, c, backend=self.backend)
+        return mufu.ex2(x)
 
     def encode_p(self, p: np.ndarray) -> np.ndarray:
         """Round unnormalised probabilities to the operand format of the second GEMM."""
         if self.fault is Fault.BF16_P and self.dtype == "fp16":
-            p = self.encode(p, "bf16").astype(np.float32)
+            p = convert.encode_f32(p, "bf16").astype(np.float32)
         rounding = "toward_zero" if self.fault is Fault.TRUNCATED_P else "nearest_even"
-        return convert.encode_f32(p, self.dtype, rounding=rounding, backend=self.backend)
-
-    def encode(self, x: np.ndarray, fmt: str) -> np.ndarray:
-        return convert.encode_f32(x, fmt, backend=self.backend)
+        return convert.encode_f32(p, self.dtype, rounding=rounding)
 
     def encode_output(self, x: np.ndarray, fmt: str) -> np.ndarray:
         rounding = "toward_zero" if self.fault is Fault.TRUNCATED_OUTPUT else "nearest_even"
-        return convert.encode_f32(x, fmt, rounding=rounding, backend=self.backend)
+        return convert.encode_f32(x, fmt, rounding=rounding)
 
     def accumulate(self, p: np.ndarray, p_encoded: np.ndarray, v: OperandB, c: np.ndarray | None) -> np.ndarray:
         """C + P V for one chain of keys, float32 (rows, channels); ``p`` is P before rounding."""
         exact_pv, exact_p = "pv" in self.ideal, "p_rounding" in self.ideal
         if not exact_pv:
-            out = wgmma(operand(p_encoded, self.dtype, backend=self.backend), v, c, backend=self.backend)
+            out = wgmma(operand(p_encoded, self.dtype), v, c)
             if not exact_p:
                 return out
             lost = p.astype(np.float64) - p_encoded.astype(np.float64)

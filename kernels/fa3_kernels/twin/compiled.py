@@ -1,5 +1,4 @@
-"""Compile the twin's inner loops with numba, behind a cache that is never stale; without numba the numpy
-paths remain.
+"""Compile the twin's inner loops with numba, behind a cache that is never stale.
 
 Numba's own cache looks only at the file that defines a function and misses edits of callees in other files
 (measured with numba 0.68). So the cache directory is named by a SHA-256 over every source file and table of
@@ -10,42 +9,26 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import numba
 import numpy as np
+from numba.core import config
 
-try:
-    numba: Any = importlib.import_module("numba")
-except ImportError:  # the numpy backend gives the same bits
-    numba = None
-
-Backend = Literal["numba", "numpy"]
+_CONFIG: Any = config  # its names are made when numba is loaded: no type checker sees them
 CACHE_VARIABLE = "FA3VERIFY_CACHE"
 _PACKAGE = Path(__file__).resolve().parent
 
 
-def uses_numba(backend: Backend) -> bool:
-    """Return whether ``backend`` is "numba".
-
-    ValueError for an unknown one, ImportError where numba is absent.
-    """
-    if backend not in ("numba", "numpy"):
-        raise ValueError(f"backend must be 'numba' or 'numpy', got {backend!r}")
-    if backend == "numba" and numba is None:
-        raise ImportError("backend 'numba' needs the package numba; backend='numpy' gives the same bits without it")
-    return backend == "numba"
-
-
 def source_hash(package: Path = _PACKAGE) -> str:
     """Return 32 hex digits over all ``*.py`` and ``*.json`` files of the package and the library versions."""
-    digest = hashlib.sha256(f"numba {getattr(numba, '__version__', None)} numpy {np.__version__}\n".encode())
+    digest = hashlib.sha256(f"numba {numba.__version__} numpy {np.__version__}\n".encode())
     for path in sorted(package.rglob("*")):
         if path.suffix in (".py", ".json"):
             content = path.read_bytes()
@@ -84,25 +67,20 @@ def cache_directory() -> Path:
 @contextmanager
 def _numba_cache_in(directory: Path) -> Iterator[None]:
     """Numba reads CACHE_DIR while it decorates a function, and not later."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(directory)
+    before = _CONFIG.CACHE_DIR
+    _CONFIG.CACHE_DIR = str(directory)
     try:
         yield
     finally:
-        numba.config.CACHE_DIR = before
+        _CONFIG.CACHE_DIR = before
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop on first call (GIL released, no fast-math, no threads), cached on disk.
-
-    Where numba is absent the plain function is returned; callers ask :func:`uses_numba` before they call it.
-    """
-    if numba is None:
-        return function
+    """Compile a loop on first call (GIL released, no fast-math, no threads), cached on disk."""
     with _numba_cache_in(cache_directory()):
         return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a function to be copied into the compiled loops that call it, so that these are vectorised."""
-    return function if numba is None else numba.njit(inline="always", error_model="numpy")(function)
+    return numba.njit(inline="always", error_model="numpy")(function)

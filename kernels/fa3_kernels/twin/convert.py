@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from fa3_kernels.twin.compiled import Backend, compiled, uses_numba
+from fa3_kernels.twin.compiled import compiled
 from fa3_kernels.twin.wgmma_exact import TensorFormat, tensor_format
 
 Rounding = Literal["nearest_even", "toward_zero"]
@@ -24,7 +24,7 @@ def _overflow_bits(fmt: TensorFormat) -> tuple[int, int]:
 
 
 @compiled
-def _encode_numba(bits, nearest, layout, out):
+def _encode_loop(bits, nearest, layout, out):
     """Fill unsigned ``out`` from binary32 ``bits`` (int32), both flat."""
     exponent_bits, fraction_bits, bias, max_finite, inf, nan = layout
     drop = np.int32(23 - fraction_bits)
@@ -47,30 +47,7 @@ def _encode_numba(bits, nearest, layout, out):
         out[i] = nan if magnitude > 0x7F800000 else code | sign
 
 
-def _encode_numpy(bits: np.ndarray, nearest: bool, fmt: TensorFormat) -> np.ndarray:
-    inf, nan = _overflow_bits(fmt)
-    drop, rebias = 23 - fmt.fraction_bits, 127 - fmt.bias
-    magnitude = (bits & 0x7FFFFFFF).astype(np.int32)
-    below = rebias + 1 - (magnitude >> 23)
-    subnormal = (below > 0) & (rebias > 0)
-    shift = np.where(subnormal, np.minimum(drop + below, 25), drop)
-    x = np.where(subnormal, (magnitude & 0x7FFFFF) | 0x800000, magnitude)
-    half = (1 << (shift - 1)) - 1 + ((x >> shift) & 1) if nearest else 0
-    code = ((x + half) >> shift) - np.where(subnormal, 0, rebias << fmt.fraction_bits)
-    code = np.minimum(code, fmt.max_finite + (1 if nearest and inf > fmt.max_finite else 0))
-    code[magnitude == 0x7F800000] = inf
-    code |= (bits >> 31).astype(np.int32) << (fmt.exponent_bits + fmt.fraction_bits)
-    code[magnitude > 0x7F800000] = nan
-    return code.astype(fmt.bits_dtype)
-
-
-def encode_f32(
-    x: np.ndarray,
-    fmt: str | TensorFormat,
-    *,
-    rounding: Rounding = "nearest_even",
-    backend: Backend = "numba",
-) -> np.ndarray:
+def encode_f32(x: np.ndarray, fmt: str | TensorFormat, *, rounding: Rounding = "nearest_even") -> np.ndarray:
     """Round binary32 numbers to an operand format as the conversion instructions do.
 
     Parameters
@@ -92,9 +69,7 @@ def encode_f32(
         raise ValueError(f"rounding must be 'nearest_even' or 'toward_zero', got {rounding!r}")
     fmt, nearest = tensor_format(fmt), rounding == "nearest_even"
     bits = np.array(x, np.float32, order="C").view(np.uint32)
-    if not uses_numba(backend):
-        return _encode_numpy(np.atleast_1d(bits), nearest, fmt).view(fmt.dtype).reshape(bits.shape)
     out = np.empty(bits.size, fmt.bits_dtype)
     layout = (fmt.exponent_bits, fmt.fraction_bits, fmt.bias, fmt.max_finite, *_overflow_bits(fmt))
-    _encode_numba(bits.reshape(-1).view(np.int32), nearest, layout, out)
+    _encode_loop(bits.reshape(-1).view(np.int32), nearest, layout, out)
     return out.view(fmt.dtype).reshape(bits.shape)

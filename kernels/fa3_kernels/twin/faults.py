@@ -1,8 +1,8 @@
 """Planted faults: single mistakes that real attention kernels have shipped with, switched on by an argument.
 
 A :class:`Fault` is a value handed to :func:`fa3_kernels.twin.forward.forward`, a :class:`QuantizerFault` one handed to
-:func:`fa3_kernels.twin.quantize.quantize_qkv`; nothing global is ever patched. Each row of ``DESCRIPTIONS`` says what goes
-wrong and, where there is one, the public report of such a bug.
+:func:`fa3_kernels.twin.quantize.quantize_qkv`; nothing global is ever patched. Each row of ``DESCRIPTIONS`` says what
+goes wrong and, where there is one, the public report of such a bug.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ DESCRIPTIONS: dict[Fault | QuantizerFault, str] = {
     Fault.NEIGHBOUR_Q_DESCALE: "Q rows use the descale of the block before theirs",
     Fault.NEIGHBOUR_K_DESCALE: "K tiles use the descale of the block before theirs",
     Fault.NEIGHBOUR_V_DESCALE: "V tiles use the descale of the block before theirs",
-    Fault.FROZEN_V_RATIO: "O takes on the V descale of the first visited block over this one's (our own kernel, see reports/notes)",
+    Fault.FROZEN_V_RATIO: "O takes on the V descale of the first visited block over this one's "
+    "(our own kernel, see reports/notes)",
     Fault.DESCALES_IGNORED: "every descale is taken as 1 (vLLM issue 51363)",
     Fault.NO_P_OFFSET: "P is not scaled by 2^8 before it is rounded to e4m3 (flash-attention PR 1173)",
     Fault.NO_PROMOTION: "P V is chained in the 13-bit accumulator although promotion is on (vLLM issue 23813)",
@@ -88,9 +89,11 @@ DESCRIPTIONS: dict[Fault | QuantizerFault, str] = {
     Fault.KV_HEAD_MODULO: "query head h reads kv head h mod nheads_kv",
     Fault.LSE_BASE_2: "lse is returned in base 2",
     Fault.LSE_KEEPS_OFFSET: "the 2^8 of P is not taken out of the e4m3 lse (flash-attention issue 1711)",
-    Fault.UNGUARDED_COMBINE: "a row that is empty in every split is combined without a guard (flash-attention 26d7d92f)",
+    Fault.UNGUARDED_COMBINE: "a row that is empty in every split is combined without a guard "
+    "(flash-attention 26d7d92f)",
     Fault.SOFTCAP_AFTER_MASK: "softcap is applied after the mask, which revives masked keys",
-    Fault.UNCLAMPED_SCALE: "scale times tiny descales underflows to 0, and 0 * -inf of a masked key is NaN (flash-attention issue 1461)",
+    Fault.UNCLAMPED_SCALE: "scale times tiny descales underflows to 0, and 0 * -inf of a masked key is NaN "
+    "(flash-attention issue 1461)",
     QuantizerFault.NEIGHBOUR_DESCALE: "rows are divided by the descale of the block before theirs",
     QuantizerFault.TRUNCATED_CODES: "values are truncated to e4m3 instead of rounded to nearest",
     QuantizerFault.FLIPPED_SIGN: "the rotation of K has the wrong sign in channel 3",

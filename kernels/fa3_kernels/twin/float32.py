@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fa3_kernels.twin.compiled import Backend, compiled, inlined, uses_numba
-from fa3_kernels.twin.mufu import ex2
+from fa3_kernels.twin.compiled import compiled, inlined
 from fa3_kernels.twin.mufu_loops import ex2_bits
 
 _NAN = 0x7FFFFFFF
@@ -69,7 +68,7 @@ def _row_max_loop(bits, out):
         largest = np.int32(_LOWEST_KEY)
         for j in range(bits.shape[1]):
             b = bits[i, j]
-            key = np.int32(b ^ ((b >> 31) & 0x7FFFFFFF))
+            key = np.int32(b ^ ((b >> 31) & 0x7FFFFFFF))  # in the order of the numbers, -0 below +0
             largest = max(largest, np.int32(_LOWEST_KEY) if (b & 0x7FFFFFFF) > 0x7F800000 else key)
         back = np.int32(largest ^ ((largest >> 31) & 0x7FFFFFFF))
         out[i] = np.int32(_NAN) if largest == _LOWEST_KEY else back
@@ -80,19 +79,7 @@ def _canonical(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _fma_numpy(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        product, addend = a.astype(np.float64) * b, c.astype(np.float64)
-        total = np.atleast_1d(product + addend)
-        back = total - product
-        error = (product - (total - back)) + (addend - back)
-        bits = total.view(np.int64)
-        inexact = ((error > 0) | (error < 0)) & ((bits & 1) == 0)
-        bits[inexact] += np.where((error > 0) == (total > 0), 1, -1)[inexact]
-        return _canonical(total.astype(np.float32)).reshape(product.shape)
-
-
-def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, *, backend: Backend = "numba") -> np.ndarray:
+def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> np.ndarray:
     """Return a * b + c rounded once (fma.rn.f32).
 
     Parameters
@@ -106,8 +93,6 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, *, backend: Backend = "numba")
         0x7fffffff.
     """
     a, b, c = np.broadcast_arrays(*(np.asarray(x, np.float32) for x in (a, b, c)))
-    if not uses_numba(backend):
-        return _fma_numpy(a, b, c)
     out = np.empty(a.shape, np.float32)
     _fma_loop(*(np.array(x, order="C").reshape(-1) for x in (a, b, c)), out.reshape(-1))
     return out
@@ -116,10 +101,10 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, *, backend: Backend = "numba")
 def fmax(a: ArrayLike, b: ArrayLike) -> np.ndarray:
     """Return the larger of two float32 arrays (max.f32): a NaN loses, -0 < +0, two NaN give 0x7fffffff."""
     a, b = np.broadcast_arrays(np.asarray(a, np.float32), np.asarray(b, np.float32))
-    return row_max(np.stack([a.reshape(-1), b.reshape(-1)], 1), backend="numpy").reshape(a.shape)
+    return row_max(np.stack([a.reshape(-1), b.reshape(-1)], 1)).reshape(a.shape)
 
 
-def exp2_scaled(s: np.ndarray, c: np.ndarray, minus: np.ndarray, *, backend: Backend = "numba") -> np.ndarray:
+def exp2_scaled(s: np.ndarray, c: np.ndarray, minus: np.ndarray) -> np.ndarray:
     """Return ex2(fma(s, c, -minus)): the exponentials of one softmax tile.
 
     Parameters
@@ -133,34 +118,24 @@ def exp2_scaled(s: np.ndarray, c: np.ndarray, minus: np.ndarray, *, backend: Bac
     float32 (m, n)
         The hardware's bits; NaN, Inf and underflow as in :func:`fma` and :func:`mufu.ex2`.
     """
-    c, minus = np.asarray(c, np.float32), np.asarray(minus, np.float32)
-    if not uses_numba(backend):
-        return ex2(_fma_numpy(s, c[:, None], -minus[:, None]), backend=backend)
     out = np.empty(s.shape, np.int32)
     s, c, minus = (np.array(x, np.float32, order="C") for x in (s, c, minus))
     _exp2_scaled_loop(s, c, minus, out)
     return out.view(np.float32)
 
 
-def row_max(s: np.ndarray, *, backend: Backend = "numba") -> np.ndarray:
+def row_max(s: np.ndarray) -> np.ndarray:
     """Return the maximum of each row of float32 (m, n), n >= 1, as a chain of max.f32.
 
     NaN is ignored, -0 < +0; a row of NaN only gives 0x7fffffff. The order of the chain does not matter.
     """
     bits = np.array(s, np.float32, order="C").view(np.int32)
-    if uses_numba(backend):
-        out = np.empty(len(bits), np.int32)
-        _row_max_loop(bits, out)
-        return out.view(np.float32)
-    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # signed order of keys is the order of numbers, -0 below +0
-    key[(bits & 0x7FFFFFFF) > 0x7F800000] = _LOWEST_KEY
-    largest = key.max(1)
-    out = largest ^ ((largest >> 31) & 0x7FFFFFFF)
-    out[largest == _LOWEST_KEY] = _NAN
+    out = np.empty(len(bits), np.int32)
+    _row_max_loop(bits, out)
     return out.view(np.float32)
 
 
-def thread_row_sums(p: np.ndarray, *, backend: Backend = "numba") -> np.ndarray:
+def thread_row_sums(p: np.ndarray) -> np.ndarray:
     """Return each thread's sum of its columns of a wgmma accumulator fragment.
 
     Quad lane q owns columns 8 j + 2 q + {0, 1}. It adds each pair, then the pairs in ascending j, starting
@@ -179,17 +154,9 @@ def thread_row_sums(p: np.ndarray, *, backend: Backend = "numba") -> np.ndarray:
     m, n = p.shape
     if n % 8 or n == 0:
         raise ValueError(f"p must have a positive multiple of 8 columns, got {n}")
-    with np.errstate(all="ignore"):
-        if uses_numba(backend):
-            out = np.empty((m, 4), np.float32)
-            _thread_row_sums_loop(np.array(p, np.float32, order="C"), out)
-            return _canonical(out)
-        pairs = p.reshape(m, n // 8, 4, 2)
-        pairs = pairs[..., 0] + pairs[..., 1]
-        out = pairs[:, 0].copy()
-        for j in range(1, n // 8):
-            out += pairs[:, j]
-        return _canonical(out)
+    out = np.empty((m, 4), np.float32)
+    _thread_row_sums_loop(np.array(p, np.float32, order="C"), out)
+    return _canonical(out)
 
 
 def quad_sum(t: np.ndarray) -> np.ndarray:

@@ -2,18 +2,20 @@
 
 The production order, which the GPU kernels must follow:
 
-1. Row tiles of tile_m; key blocks right to left (:mod:`fa3_kernels.plan.tiles`). Operands are zero-padded to the kernel's head_dim
-   and to whole key tiles; V rows beyond seqlen_k are cleared.
+1. Row tiles of tile_m; key blocks right to left (:mod:`fa3_kernels.plan.tiles`). Operands are zero-padded to the
+   kernel's head_dim and to whole key tiles; V rows beyond seqlen_k are cleared.
 2. S = Q K^T: one chain of wgmma over head_dim, k ascending, C = 0.
-3. c = max(scale_log2 * q_descale * k_descale, 2^-126), rounded in that order: a factor that underflowed to 0 would turn the
-   -inf of masked keys into NaN. With softcap: u = fma(-2, rcp(ex2(s * t) + 1), 1) = tanh, and scores in units of softcap afterwards.
+3. c = max(scale_log2 * q_descale * k_descale, 2^-126), rounded in that order: a factor that underflowed to 0 would turn
+   the -inf of masked keys into NaN. With softcap: u = fma(-2, rcp(ex2(s * t) + 1), 1) = tanh, and scores in units of
+   softcap afterwards.
 4. Mask to -inf, then :mod:`fa3_kernels.twin.softmax`.
 5. rescale = alpha * (v_descale of the block before / v_descale of this block); 1 * alpha when the two are equal.
 6. P rounded to the operand format (e4m3: saturating).
 7. Chained: O = wgmma chain of P V over the block's keys, k ascending, C = O * rescale.
-   Promoted (e4m3): for each promotion_interval keys a zero-initialised chain; O = fma(O, rescale, part) for the first part
-   of a block, O = O + part for the others.
-8. Epilogue: O * (inverse * v_descale of the last block), rounded once to the output format; lse = (M + lg2(row_sum)) * ln2.
+   Promoted (e4m3): for each promotion_interval keys a zero-initialised chain; O = fma(O, rescale, part) for the first
+   part of a block, O = O + part for the others.
+8. Epilogue: O * (inverse * v_descale of the last block), rounded once to the output format;
+   lse = (M + lg2(row_sum)) * ln2.
 9. Split-KV keeps step 8 in fp32 with lse in base 2; the combine adds splits in ascending order
    (:func:`combine`).
 
@@ -31,11 +33,11 @@ import numpy as np
 
 from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
 from fa3_kernels.plan.tiles import Mask, RowTile, mask_of, row_tiles, split_ranges
-from fa3_kernels.twin import float32, softmax
+from fa3_kernels.twin import float32, mufu, softmax
 from fa3_kernels.twin.arithmetic import Arithmetic, Source
-from fa3_kernels.twin.compiled import Backend
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b
+from fa3_kernels.twin.wgmma_exact import tensor_format
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 
 LOG2_E = 1.4426950408889634
@@ -43,7 +45,7 @@ MIN_NORMAL = np.float32(2.0**-126)
 
 
 class Forward(NamedTuple):
-    """``out`` in the output format, (batch, seqlen_q, nheads, head_dim_v) or packed; ``lse`` float32, natural logarithm."""
+    """``out`` in the output format, (batch, seqlen_q, nheads, head_dim_v) or packed; ``lse`` float32, natural log."""
 
     out: np.ndarray
     lse: np.ndarray
@@ -86,7 +88,6 @@ def forward(
     operands: Operands,
     config: Config | None = None,
     *,
-    backend: Backend = "numba",
     ideal: frozenset[Source] = frozenset(),
     fault: Fault | None = None,
 ) -> Forward:
@@ -99,8 +100,6 @@ def forward(
         Arrays in the problem's dtype; K and V descale blocks must be whole key tiles.
     config : Config, optional
         The shipped one by default.
-    backend : {"numba", "numpy"}
-        Same bits.
     ideal : frozenset of Source
         Sources of error to switch off (error budget only; no device computes this).
     fault : Fault, optional
@@ -109,8 +108,8 @@ def forward(
     Returns
     -------
     Forward
-        The bits of the device. Rows without a visible key: out 0, lse -inf. NaN in a row's scores gives NaN in that row;
-        NaN or Inf in V gives NaN or Inf wherever a tile that holds it is visited.
+        The bits of the device. Rows without a visible key: out 0, lse -inf. NaN in a row's scores gives NaN in that
+        row; NaN or Inf in V gives NaN or Inf wherever a tile that holds it is visited.
 
     Raises
     ------
@@ -123,9 +122,9 @@ def forward(
     scale = problem.softmax_scale
     if fault is Fault.WRONG_SOFTMAX_SCALE:
         scale *= np.sqrt(problem.head_dim / (problem.head_dim + 1))
-    arithmetic = Arithmetic(problem.dtype, backend, ideal, fault)
+    arithmetic = Arithmetic(problem.dtype, ideal, fault)
     kernel = _Kernel(config, arithmetic, np.float32(scale * LOG2_E), problem.softcap)
-    out = np.zeros(problem.out_shape, dtype=arithmetic.encode(np.zeros(1, np.float32), config.out_dtype).dtype)
+    out = np.zeros(problem.out_shape, dtype=tensor_format(config.out_dtype).dtype)
     lse = np.full(problem.lse_shape, -np.inf, np.float32)
     for seq in problem.sequences():
         for kv_head in range(problem.nheads_kv if seq.seqlen_q else 0):
@@ -174,7 +173,7 @@ def _run_kv_head(
     for tile in row_tiles(seq.seqlen_q, group, tile_m=config.tile_m, pack_gqa=config.pack_gqa):
         tile_heads = heads[tile.heads]
         q_rows = _padded(q[tile.positions, tile_heads], columns=kernel_head_dim(problem.head_dim))
-        q_tile = operand(q_rows, config.dtype, backend=kernel.arithmetic.backend)
+        q_tile = operand(q_rows, config.dtype)
         c = kernel.scale_log2 * _q_descale(operands.q_descale, seq, tile, tile_heads, kernel.fault)  # float32 (rows,)
         o, lse_log2 = _run_tile(q_tile, keys, tile, mask, c, kernel)
         out_rows[tile.positions, tile_heads] = kernel.arithmetic.encode_output(o, config.out_dtype)
@@ -215,10 +214,9 @@ def _key_side(
         order[:, [2, 3]] = order[:, [3, 2]]
         v = v[order.ravel()]
     wrong_k, wrong_v = fault is Fault.NEIGHBOUR_K_DESCALE, fault is Fault.NEIGHBOUR_V_DESCALE
-    backend = kernel.arithmetic.backend
     return _KeySide(
-        operand_b(k, config.dtype, backend=backend),
-        operand_b(np.ascontiguousarray(v.T), config.dtype, backend=backend),
+        operand_b(k, config.dtype),
+        operand_b(np.ascontiguousarray(v.T), config.dtype),
         _tile_descale(operands.k_descale, seq, kv_head, blocks, config.tile_n, fault, wrong_k),
         _tile_descale(operands.v_descale, seq, kv_head, blocks, config.tile_n, fault, wrong_v),
     )
@@ -291,7 +289,7 @@ def _run_blocks(
         previous = block
     if pending is not None:
         o = _accumulate(o, keys, *pending, kernel)
-    inverse, lse_log2 = softmax.finalize(state, arithmetic)
+    inverse, lse_log2 = softmax.finalize(state)
     if kernel.fault is Fault.LSE_KEEPS_OFFSET:
         lse_log2 = lse_log2 + np.float32(kernel.p_offset_log2)
     last = keys.v_descale[previous] if previous is not None else np.float32(1)
@@ -310,8 +308,8 @@ def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Kern
         return s, c
     with np.errstate(invalid="ignore", over="ignore"):
         grown = arithmetic.ex2(s * (c * np.float32(2 / kernel.softcap))[:, None])
-        half = arithmetic.rcp(grown + np.float32(1))
-        tanh = arithmetic.fma(half, np.full_like(half, -2), np.ones_like(half))
+        half = mufu.rcp(grown + np.float32(1))
+        tanh = float32.fma(half, np.full_like(half, -2), np.ones_like(half))
     return tanh, np.full_like(c, max(kernel.softcap * LOG2_E, MIN_NORMAL))
 
 
@@ -342,7 +340,7 @@ def _accumulate(
                 o = arithmetic.accumulate(part_p, part, v, o * rescale[:, None])
             else:
                 chain = arithmetic.accumulate(part_p, part, v, None)
-                o = arithmetic.fma(o, rescale[:, None], chain) if start == 0 else o + chain
+                o = float32.fma(o, rescale[:, None], chain) if start == 0 else o + chain
         return o.astype(np.float16).astype(np.float32) if kernel.fault is Fault.FP16_ACCUMULATOR else o
 
 
@@ -359,8 +357,8 @@ def combine(o: np.ndarray, lse_log2: np.ndarray, arithmetic: Arithmetic) -> tupl
     Returns
     -------
     o, lse_log2 : float32
-        w_i = ex2(lse_i - max lse); o = sum of fma(o_i, w_i * rcp(sum w), .). A row empty in every split gives (0, -inf);
-        NaN in one gives NaN.
+        w_i = ex2(lse_i - max lse); o = sum of fma(o_i, w_i * rcp(sum w), .). A row empty in every split gives (0,
+        -inf); NaN in one gives NaN.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         top = reduce(
@@ -371,8 +369,8 @@ def combine(o: np.ndarray, lse_log2: np.ndarray, arithmetic: Arithmetic) -> tupl
         total = weights[0]
         for w in weights[1:]:
             total = total + w
-        inverse = np.where(total == 0, np.float32(0), arithmetic.rcp(total))
+        inverse = np.where(total == 0, np.float32(0), mufu.rcp(total))
         merged = np.zeros_like(o[0])
         for part, w in zip(o, weights, strict=True):
-            merged = arithmetic.fma(part, (w * inverse)[:, None], merged)
-        return merged, np.where(total == 0, softmax.NEG_INF, base + arithmetic.lg2(total))
+            merged = float32.fma(part, (w * inverse)[:, None], merged)
+        return merged, np.where(total == 0, softmax.NEG_INF, base + mufu.lg2(total))

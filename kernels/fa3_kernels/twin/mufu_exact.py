@@ -103,27 +103,9 @@ def lg2_exact(bits: int) -> int:
     if bits == _ONE:
         return 0
     r = fraction & 0x1FFFF
-    total = TABLES["lg2"].value(fraction >> 17, r, square(r)) if fraction else 0
+    total = TABLES["lg2"].value(fraction >> 17, r, square(r))
     total += field - 127 << 36
     sign, total = (_SIGN, ~total) if total < 0 else (0, total)
     exponent = total.bit_length() - 1
     significand = total >> exponent - 23 if exponent >= 23 else total << 23 - exponent
     return sign | (exponent - 36 + 126 << 23) + significand
-
-
-def rsq_exact(bits: int) -> int:
-    """Return the binary32 bits of rsqrt.approx.ftz.f32."""
-    negative, field, fraction = _split(bits)
-    if field == 255 and fraction:
-        return _NAN
-    if field == 0:
-        return negative << 31 | _INFINITY
-    if negative:
-        return _NAN
-    if field == 255:
-        return 0
-    half, odd = divmod(field - 127, 2)
-    if not odd and not fraction:
-        return 127 - half << 23
-    r = fraction & 0x1FFFF
-    return (125 - half << 23) + TABLES["rsq"].value(odd << 6 | fraction >> 17, r, square(r))

@@ -23,8 +23,7 @@ def _columns(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 _EX2_C0, _EX2_C1, _EX2_C2 = _columns(TABLES["ex2"])
 _LG2_C0, _LG2_C1, _LG2_C2 = _columns(TABLES["lg2"])
 _RCP_C0, _RCP_C1, _RCP_C2 = _columns(TABLES["rcp"])
-_RSQ_C0, _RSQ_C1, _RSQ_C2 = _columns(TABLES["rsq"])
-_EX2_ROUNDING, _LG2_ROUNDING, _RCP_ROUNDING, _RSQ_ROUNDING = (TABLES[f].rounding for f in ("ex2", "lg2", "rcp", "rsq"))
+_EX2_ROUNDING, _LG2_ROUNDING, _RCP_ROUNDING = (TABLES[f].rounding for f in ("ex2", "lg2", "rcp"))
 
 
 @inlined
@@ -93,25 +92,6 @@ def lg2_bits(b):
     return np.int32(sign | np.int32(((exponent - 36 + 126) << 23) + significand))
 
 
-@inlined
-def rsq_bits(b):
-    """One rsqrt for compiled loops, from and to binary32 bits as int32."""
-    field, fraction = np.int32((b >> 23) & 255), np.int32(b & 0x7FFFFF)
-    if (b & 0x7FFFFFFF) > _INFINITY:
-        return np.int32(_NAN)
-    if field == 0:
-        return np.int32((b & _SIGN) | _INFINITY)
-    if b < 0 or field == 255:
-        return np.int32(_NAN if b < 0 else 0)
-    half, odd = (field - 127) >> 1, (field - 127) & 1
-    if fraction == 0 and odd == 0:
-        return np.int32((127 - half) << 23)
-    i, r = (odd << 6) | (fraction >> 17), np.int32(fraction & 0x1FFFF)
-    curved = np.int64(_RSQ_C2[i]) * np.int64(_square(r))
-    total = (np.int64(_RSQ_C0[i]) << 14) + np.int64(_RSQ_C1[i]) * np.int64(r) + curved + _RSQ_ROUNDING
-    return np.int32(((125 - half) << 23) + (total >> 16))
-
-
 @compiled
 def ex2_loop(bits, out):
     for i in range(bits.size):
@@ -128,9 +108,3 @@ def rcp_loop(bits, out):
 def lg2_loop(bits, out):
     for i in range(bits.size):
         out[i] = lg2_bits(bits[i])
-
-
-@compiled
-def rsq_loop(bits, out):
-    for i in range(bits.size):
-        out[i] = rsq_bits(bits[i])

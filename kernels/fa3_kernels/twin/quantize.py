@@ -2,14 +2,14 @@
 
 All in binary32, every operation rounded to nearest even, nothing fused:
 
-1. K mean (optional). Rows in chunks of 128; a chunk is added up in slices of 32 rows, ascending, starting from +0, giving 32
-   sums, which a tree folds: the upper half onto the lower one until one is left. The sums of the chunks are added up and
-   folded likewise, 64 at a time. Missing rows count as +0. mean = sum / seqlen_k, an IEEE division.
+1. K mean (optional). Rows in chunks of 128; a chunk is added up in slices of 32 rows, ascending, starting from +0,
+   giving 32 sums, which a tree folds: the upper half onto the lower one until one is left. The sums of the chunks are
+   added up and folded likewise, 64 at a time. Missing rows count as +0. mean = sum / seqlen_k, an IEEE division.
 2. x and mean change sign where the rotation says so; y = x - mean for K.
 3. Rotation (optional): butterflies (a + b, a - b) at distances 1, 2, 4, ..., head_dim / 2, not normalised.
 4. amax = max |y| of all that shares a descale. NaN loses.
-5. descale = (amax * norm) / 448, clamped to [2^-126, 2^126], then rounded up to a power of two if asked; 1 if amax is 0 or
-   nothing but NaN.
+5. descale = (amax * norm) / 448, clamped to [2^-126, 2^126], then rounded up to a power of two if asked; 1 if amax is 0
+   or nothing but NaN.
 6. stored = cvt.rn.satfinite.e4m3x2(y * (norm * (1 / descale))), the inner product once per descale.
 7. lse_correction = (sum of x * mean over the channels of a query) * softmax_scale, as a tree: neighbours first.
 """
@@ -47,7 +47,8 @@ class QuantizedQKV:
 
     ``q``, ``k``, ``v`` are float8_e4m3fn like the inputs; ``*_descale`` float32 (batch, heads, blocks) with
     ``block_rows`` rows each (0: the whole sequence). ``lse_correction`` is float32 (batch, nheads, seqlen_q) or
-    (nheads, total_q), to be added to the kernel's lse, or None. ``k_mean`` is float32 (batch, nheads_kv, head_dim) or None.
+    (nheads, total_q), to be added to the kernel's lse, or None. ``k_mean`` is float32 (batch, nheads_kv, head_dim) or
+    None.
     """
 
     q: np.ndarray
@@ -103,8 +104,8 @@ def quantize_qkv(  # noqa: PLR0913
     QuantizedQKV
         The device's bits. A finite element of the conditioned operand y is off by at most max(2^-4 |y|, 2^-10 descale),
         plus 2^-22 |y| for the scaling in binary32; rotating and centring add a few 2^-24 of a row's 2-norm. NaN stays
-        NaN and spreads to its row under a rotation, to its channel of K under a mean. Inf becomes 448 with descale 2^126,
-        which is Inf again in binary32, and makes the rest of what shares its descale 0.
+        NaN and spreads to its row under a rotation, to its channel of K under a mean. Inf becomes 448 with descale
+        2^126, which is Inf again in binary32, and makes the rest of what shares its descale 0.
 
     Raises
     ------

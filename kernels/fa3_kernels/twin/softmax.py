@@ -1,8 +1,8 @@
 """Online softmax of one row tile, in the production order.
 
 State per row: ``row_max`` M, the running maximum in log2 units less the P offset, already rounded to fp32, and four
-``thread_sums``, one per lane of the quad that owns the row. For each visited key block, with c = softmax_scale * log2(e) times the
-descales of the row and of the key tile (rounded in that order), and s the raw masked scores:
+``thread_sums``, one per lane of the quad that owns the row. For each visited key block, with c = softmax_scale *
+log2(e) times the descales of the row and of the key tile (rounded in that order), and s the raw masked scores:
 
 1. M_new = max(M, fma(max_j s_j, c, -p_offset_log2))
 2. base = 0 where M_new = -inf, else M_new
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa3_kernels.twin import float32
+from fa3_kernels.twin import float32, mufu
 from fa3_kernels.twin.arithmetic import Arithmetic
 from fa3_kernels.twin.faults import Fault
 
@@ -61,9 +61,9 @@ def update(
     alpha : float32 (rows,)
         Factor that moves O to the new maximum.
     """
-    backend, fault = arithmetic.backend, arithmetic.fault
+    fault = arithmetic.fault
     with np.errstate(invalid="ignore", over="ignore"):
-        block_max = arithmetic.fma(float32.row_max(s, backend=backend), c, np.full_like(c, -p_offset_log2))
+        block_max = float32.fma(float32.row_max(s), c, np.full_like(c, -p_offset_log2))
         new_max = float32.fmax(state.row_max, block_max)
         base = new_max if fault is Fault.UNGUARDED_INF else np.where(new_max == NEG_INF, np.float32(0), new_max)
         alpha = arithmetic.ex2(state.row_max - base)
@@ -72,15 +72,15 @@ def update(
         if fault is Fault.MISSING_COLUMN:
             counted = p.copy()
             counted[:, 0] = 0
-        block_sums = float32.thread_row_sums(counted, backend=backend)
-        state.thread_sums = arithmetic.fma(state.thread_sums, alpha[:, None], block_sums)
+        block_sums = float32.thread_row_sums(counted)
+        state.thread_sums = float32.fma(state.thread_sums, alpha[:, None], block_sums)
         if fault is Fault.FP16_ROW_SUM:
             state.thread_sums = state.thread_sums.astype(np.float16).astype(np.float32)
     state.row_max = new_max
     return p, alpha
 
 
-def finalize(state: RowState, arithmetic: Arithmetic) -> tuple[np.ndarray, np.ndarray]:
+def finalize(state: RowState) -> tuple[np.ndarray, np.ndarray]:
     """Return (1 / row_sum, base-2 lse), both float32 (rows,).
 
     A row that saw no key gives (0, -inf); a NaN row sum gives NaN in both.
@@ -88,6 +88,6 @@ def finalize(state: RowState, arithmetic: Arithmetic) -> tuple[np.ndarray, np.nd
     with np.errstate(invalid="ignore", over="ignore"):
         row_sum = float32.quad_sum(state.thread_sums)
         empty = row_sum == 0
-        inverse = np.where(empty, np.float32(0), arithmetic.rcp(row_sum))
-        lse_log2 = np.where(empty, NEG_INF, state.row_max + arithmetic.lg2(row_sum))
+        inverse = np.where(empty, np.float32(0), mufu.rcp(row_sum))
+        lse_log2 = np.where(empty, NEG_INF, state.row_max + mufu.lg2(row_sum))
     return inverse, lse_log2

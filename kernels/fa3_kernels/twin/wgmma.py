@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa3_kernels.twin.compiled import Backend, compiled, inlined, uses_numba
+from fa3_kernels.twin.compiled import compiled, inlined
 from fa3_kernels.twin.wgmma_exact import CANONICAL_NAN, TENSOR_FORMATS, TensorFormat, wgmma_exact
 from fa3_kernels.twin.wgmma_operands import Operand, OperandB, operand, operand_b
 
 __all__ = ["TENSOR_FORMATS", "Operand", "OperandB", "TensorFormat", "operand", "operand_b", "wgmma"]
 
-_COLUMN_BLOCK = 128  # numba: columns of one pass over k; their state stays in the first-level cache
-_ROW_BLOCK = 32  # numpy: rows of one pass
+_COLUMN_BLOCK = 128  # columns of one pass over k; their state stays in the first-level cache
 _LOWEST, _HIGHEST = 27 << 23, 254 << 23  # binary32 bits of 2^-100 and 2^127
 
 
@@ -61,7 +60,7 @@ def _sum_truncated(total, scale, a_value, b_value, where, k0, k1):
 
 
 @compiled
-def _chain_numba(a, b, least, d, outside, accumulator):
+def _chain_loop(a, b, least, d, outside, accumulator):
     """Add A (m, k) times B (k, n) to D (m, n) in place; ``outside`` (m,) marks rows beyond the exact range.
 
     ``a`` and ``b`` are pairs (value, power); ``accumulator`` is (k_step, align_bits, out_bits).
@@ -103,36 +102,6 @@ def _chain_numba(a, b, least, d, outside, accumulator):
         outside[i] = beyond != 0
 
 
-def _chain_numpy(a: Operand, b: OperandB, least: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """Add A B to D (m, n) in place and return which rows left the exact range, bool (m,)."""
-    fmt = a.fmt
-    outside = np.zeros(len(d), np.bool_)
-    keep = np.int64(-1) << np.int64(52 - fmt.out_bits)
-    for i in range(0, len(d), _ROW_BLOCK):
-        rows = slice(i, i + _ROW_BLOCK)
-        acc = d[rows]
-        may_vanish = (least[rows] < 2.0**-149)[:, None]
-        for k in range(0, a.value.shape[1], fmt.k_step):
-            ks = slice(k, k + fmt.k_step)
-            acc_bits = acc.view(np.int32)
-            top = (a.power[rows, ks, None] * b.power[None, ks]).max(1).view(np.int32)
-            top = np.maximum(top, acc_bits & 0x7F800000)
-            unseen = (top == 0) & (((acc_bits & 0x7FFFFFFF) != 0) | may_vanish)
-            outside[rows] |= (((top > 0) & (top < _LOWEST)) | (top >= _HIGHEST) | unseen).any(1)
-            # in two subtractions: the first constant alone would leave int32
-            scale = (np.int32((127 + fmt.align_bits) << 23) - np.maximum(top, _LOWEST) + np.int32(127 << 23)).view(
-                np.float32
-            )
-            addends = a.value[rows, ks, None] * b.value[None, ks]
-            addends *= scale[:, None]
-            total = addends.astype(np.int32).sum(1, dtype=np.int64) + (acc * scale).astype(np.int32)
-            wide = total.astype(np.float64) / scale
-            wide.view(np.int64)[...] &= keep
-            acc = wide.astype(np.float32)
-        d[rows] = acc
-    return outside
-
-
 def _has_nan(bits: np.ndarray, fmt: TensorFormat, axis: int) -> np.ndarray:
     infinity = ((1 << fmt.exponent_bits) - 1) << fmt.fraction_bits if fmt.has_inf else -1
     magnitude = bits & fmt.bits_dtype.type(fmt.magnitude_mask)
@@ -159,7 +128,7 @@ def _redo(a: Operand, b: OperandB, c: np.ndarray | None, d: np.ndarray, outside:
     d.view(np.uint32)[nan_rows[:, None] | nan_columns] = CANONICAL_NAN
 
 
-def wgmma(a: Operand, b: OperandB, c: np.ndarray | None = None, *, backend: Backend = "numba") -> np.ndarray:
+def wgmma(a: Operand, b: OperandB, c: np.ndarray | None = None) -> np.ndarray:
     """Return D = A B + C as a chain of wgmma instructions computes it, k ascending.
 
     Parameters
@@ -193,12 +162,9 @@ def wgmma(a: Operand, b: OperandB, c: np.ndarray | None = None, *, backend: Back
     d = np.zeros((m, n), np.float32) if c is None else np.array(c, order="C")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         least = a.least * np.float64(b.least.min(initial=np.inf))
-        if uses_numba(backend):
-            outside = np.empty(m, np.bool_)
-            pairs = [(np.ascontiguousarray(x.value), np.ascontiguousarray(x.power)) for x in (a, b)]
-            _chain_numba(*pairs, least, d, outside, (fmt.k_step, fmt.align_bits, fmt.out_bits))
-        else:
-            outside = _chain_numpy(a, b, least, d)
+        outside = np.empty(m, np.bool_)
+        pairs = [(np.ascontiguousarray(x.value), np.ascontiguousarray(x.power)) for x in (a, b)]
+        _chain_loop(*pairs, least, d, outside, (fmt.k_step, fmt.align_bits, fmt.out_bits))
     if outside.any() or a.special.any() or b.special.any():
         _redo(a, b, c, d, outside)
     return d

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa3_kernels.twin.compiled import Backend, compiled, uses_numba
+from fa3_kernels.twin.compiled import compiled
 from fa3_kernels.twin.wgmma_exact import TensorFormat, tensor_format
 
 
@@ -67,23 +67,8 @@ def _has_special(bits: np.ndarray, fmt: TensorFormat, axis: int) -> np.ndarray:
     return np.any((bits & fmt.bits_dtype.type(fmt.magnitude_mask)) > fmt.max_finite, axis=axis)
 
 
-def _decode_numpy(bits: np.ndarray, fmt: TensorFormat) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    magnitude = (bits & fmt.bits_dtype.type(fmt.magnitude_mask)).astype(np.uint32)
-    special = magnitude > fmt.max_finite
-    magnitude[special] = 0
-    field = magnitude >> np.uint32(fmt.fraction_bits)
-    rebias = np.uint32(127 - fmt.bias)
-    normal = ((magnitude << np.uint32(23 - fmt.fraction_bits)) + (rebias << np.uint32(23))).view(np.float32)
-    tiny = magnitude.astype(np.float32) * np.float32(2.0 ** (1 - fmt.bias - fmt.fraction_bits))
-    value = np.where((field == 0) & (rebias > 0), tiny, normal)  # bf16 subnormals are binary32 subnormals
-    np.negative(value, out=value, where=bits > fmt.magnitude_mask)
-    power = ((np.maximum(field, np.uint32(1)) + rebias) << np.uint32(23)).view(np.float32)
-    least = np.where(magnitude == 0, np.float32(np.inf), power).min(1, initial=np.inf)
-    return value, np.where(magnitude == 0, np.float32(0), power), special.any(1), least
-
-
 @compiled
-def _decode_numba(bits, layout, value, power, special, least):
+def _decode_loop(bits, layout, value, power, special, least):
     """Fill value, power (rows, k), special and least (rows,) from unsigned bits (rows, k)."""
     fraction_bits, bias, magnitude_mask, max_finite = layout
     power_bits, value_bits = power.view(np.uint32), value.view(np.uint32)
@@ -115,7 +100,7 @@ def _bits(x: np.ndarray, fmt: TensorFormat) -> np.ndarray:
     return np.array(x.view(fmt.bits_dtype), order="C")
 
 
-def operand(x: np.ndarray, fmt: str | TensorFormat, *, backend: Backend = "numba") -> Operand:
+def operand(x: np.ndarray, fmt: str | TensorFormat) -> Operand:
     """Prepare a left operand.
 
     Parameters
@@ -137,17 +122,15 @@ def operand(x: np.ndarray, fmt: str | TensorFormat, *, backend: Backend = "numba
     """
     fmt = tensor_format(fmt)
     bits = _bits(x, fmt)
-    if not uses_numba(backend):
-        return Operand(fmt, bits, *_decode_numpy(bits, fmt))
     value, power = np.empty(bits.shape, np.float32), np.empty(bits.shape, np.float32)
     special, least = np.empty(len(bits), np.bool_), np.empty(len(bits), np.uint32)
     layout = (fmt.fraction_bits, fmt.bias, fmt.magnitude_mask, fmt.max_finite)
-    _decode_numba(bits, layout, value, power, special, least)
+    _decode_loop(bits, layout, value, power, special, least)
     return Operand(fmt, bits, value, power, special, least.view(np.float32))
 
 
-def operand_b(x: np.ndarray, fmt: str | TensorFormat, *, backend: Backend = "numba") -> OperandB:
+def operand_b(x: np.ndarray, fmt: str | TensorFormat) -> OperandB:
     """Prepare a right operand given as (n, k), one row per output column; otherwise as :func:`operand`."""
-    o = operand(x, fmt, backend=backend)
+    o = operand(x, fmt)
     bits, value, power = (np.ascontiguousarray(y.T) for y in (o.bits, o.value, o.power))
     return OperandB(o.fmt, bits, value, power, o.special, o.least)

@@ -8,7 +8,8 @@ Every operation in binary32 is off by at most u = 2^-24 of its result, in whatev
 - the rotation: log2(head_dim) additions deep, on operands that centring has already moved;
 - a descale: the error of the maximum, and up to three roundings (norm, product, division); a power of two is where the
   least and the largest maximum lead;
-- y / descale is judged with the descale that was stored, so that an error of the maximum is charged once: the error of y
+- y / descale is judged with the descale that was stored, so that an error of the maximum is charged once: the error
+of y
   over the descale, and up to four roundings (norm, reciprocal, their product, the product with y).
 
 A code may differ from the correctly rounded one only where the exact scaled value lies within that error of a rounding
@@ -39,8 +40,9 @@ _SCALING_STEPS = {False: 2, True: 4}
 class Stored(NamedTuple):
     """Exact values of what a quantiser stores, or the bounds of their errors; all float64.
 
-    ``scaled`` are q, k and v over the stored descales, in the problem's shapes; ``descales`` (batch, heads, blocks) each.
-    ``k_mean`` (batch, nheads_kv, head_dim) and ``lse_correction`` (the problem's lse shape) are zero without a K mean.
+    ``scaled`` are q, k and v over the stored descales, in the problem's shapes; ``descales`` (batch, heads, blocks)
+    each. ``k_mean`` (batch, nheads_kv, head_dim) and ``lse_correction`` (the problem's lse shape) are zero without a
+    K mean.
     """
 
     scaled: tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -200,7 +202,8 @@ def distance_to_codes(codes: np.ndarray, exact: np.ndarray) -> np.ndarray:
     Returns
     -------
     float64 array
-        0 where the code is a correct rounding, to either side of a tie; 448 takes all that is larger. NaN for a NaN code.
+        0 where the code is a correct rounding, to either side of a tie; 448 takes all that is larger. NaN for a NaN
+        code.
 
     >>> distance_to_codes(np.array([1.0, 1.0, 448.0, 0.0]), np.array([1.0625, 1.125, 1e9, -1.0]))
     array([0.        , 0.0625    , 0.        , 0.99902344])

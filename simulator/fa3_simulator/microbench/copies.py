@@ -23,10 +23,10 @@ def copies(multiprocessors: int) -> Iterator[Experiment]:
 
 
 def far_copies(multiprocessors: int) -> Iterator[Experiment]:
-    """Bulk copies from HBM: every CTA reads 8 MiB of its own, all of them more than L2 holds; and such a copy in front of one from L2.
+    """Bulk copies from HBM: a CTA reads its own 8 MiB, all more than L2 holds; and such a copy in front of one from L2.
 
-    "stream": 64 copies, two in flight. "mixed", four times, copies of ``bytes``: stamps when one from HBM and then one from
-    L2 are issued, when that from L2 is there, and when the other is.
+    "stream": 64 copies, two in flight. "mixed", four times, copies of ``bytes``: stamps when one from HBM and then one
+    from L2 are issued, when that from L2 is there, and when the other is.
     """
     own = Body(  # from a place of 128 that the clock chooses, so that no repetition finds the one before in L2
         "mov.u32 %offset, %ctaid.x;\nmul.wide.u32 %wide, %offset, 8388608;\nadd.u64 %from, %from, %wide;\n"
@@ -61,11 +61,14 @@ def _tensor_copy(index: int) -> str:
 def tensor_copy() -> Iterator[Experiment]:
     """Four copies, bulk or by a tensor map, twice: a stamp behind each.
 
-    "joins": as our FP8 producer starts those of K and V, its four warps meeting in front of and behind each. ``beside``: softmax steps of
-    so many other warpgroups.
+    "joins": as our FP8 producer starts those of K and V, its four warps meeting in front of and behind each.
+    ``beside``: softmax steps of so many other warpgroups.
     """
     step, size = Step("e4m3", 128, 64), 16384
-    near = f".reg .u64 %map;\nld.param.u64 %map, [source];\nadd.u64 %map, %map, {SOURCE_BYTES};\n.reg .b32 %row;\nmov.u32 %row, %zero;\n"
+    near = (
+        f".reg .u64 %map;\nld.param.u64 %map, [source];\nadd.u64 %map, %map, {SOURCE_BYTES};\n"
+        ".reg .b32 %row;\nmov.u32 %row, %zero;\n"
+    )
     waits = "".join(mbarrier_wait(i).text for i in range(4))
     declares = near + "".join(mbarrier_wait(i).declares for i in range(4))
     for kind in ("bulk", "tensor", "joins"):

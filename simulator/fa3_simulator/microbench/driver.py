@@ -14,7 +14,7 @@ _NON_BLOCKING, _RELAXED = 1, 2  # CUstream_flags, CUstreamCaptureMode: other thr
 
 
 class Driver:
-    """One device's primary context. RuntimeError with the driver's message when a call fails, OSError without a driver."""
+    """One device's primary context. RuntimeError with the driver's words if a call fails, OSError without a driver."""
 
     def __init__(self, device: int = 0) -> None:
         self.cuda = ctypes.CDLL("libcuda.so.1")
@@ -59,7 +59,7 @@ class Driver:
     def _launch(
         self, function: c_void_p, shape: tuple[int, int, int], arguments: Sequence, stream: c_void_p | None
     ) -> None:
-        """``shape``: CTAs, threads of each, bytes of dynamic shared memory. Arguments are copied before this returns."""
+        """``shape``: CTAs, threads of each, bytes of dynamic shared memory. Arguments are copied before it returns."""
         ctas, threads, smem = shape
         slots = (c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
         grid = [c_uint(n) for n in (ctas, 1, 1, threads, 1, 1, smem)]
@@ -95,7 +95,7 @@ class Driver:
         self._call("cuMemcpyHtoD_v2", pointer, ctypes.c_char_p(data), c_size_t(len(data)))
 
     def tensor_map(self, address: c_uint64, rows: int, box_rows: int) -> bytes:
-        """128 bytes that describe a 4-d tensor of ``rows`` x 128 bytes, of which a copy takes ``box_rows`` with 128-byte swizzle."""
+        """The descriptor of a 4-d tensor of ``rows`` x 128 bytes, copied ``box_rows`` at a time and swizzled."""
         room = (ctypes.c_ubyte * 192)()
         start = -ctypes.addressof(room) % 64  # has to be aligned
         dims = (c_uint64 * 4)(128, rows, 1, 1)
@@ -104,8 +104,8 @@ class Driver:
         kind, plain, swizzle, promotion, fill = (c_int(n) for n in (0, 0, 3, 2, 0))
         target = ctypes.addressof(room) + start
         self._call(
-            "cuTensorMapEncodeTiled", c_void_p(target), kind, c_uint(4), c_void_p(address.value), dims, strides, box, steps,
-            plain, swizzle, promotion, fill,
+            "cuTensorMapEncodeTiled", c_void_p(target), kind, c_uint(4), c_void_p(address.value), dims, strides,
+            box, steps, plain, swizzle, promotion, fill,
         )  # fmt: skip
         return bytes(room[start : start + 128])
 

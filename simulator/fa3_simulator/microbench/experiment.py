@@ -24,7 +24,7 @@ _WARPGROUPS = 4  # of a CTA, at most
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A device and its buffers: stamps, what loads read with a tensor map of its first part behind it, what bulk stores write."""
+    """A device and buffers: stamps, what loads read, a tensor map of its first part behind, what bulk stores write."""
 
     driver: Driver
     out: c_uint64
@@ -46,7 +46,8 @@ class Experiment:
     """Bodies of the warpgroups of a CTA.
 
     ``shared``: equal neighbours run the same code instead of a copy each; ``directives``: of the kernel. With
-    :data:`ONE_CTA`, ptxas gives a lane up to 255 registers, 168 with three warpgroups; without, it spills a few to fit more CTAs.
+    :data:`ONE_CTA`, ptxas gives a lane up to 255 registers, 168 with three warpgroups; without, it spills a few to fit
+    more CTAs.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Experiment:
         return kernel(self.bodies, self.mbarrier_arrivals, shared=self.shared, directives=self.directives)
 
     def rows(self, function: c_void_p, bench: Bench) -> Iterator[list]:
-        """Run, and see :meth:`table`; ``spilled_bytes`` joins the parameters where the driver's assembler ran out of registers."""
+        """Run, and see :meth:`table`; ``spilled_bytes`` joins parameters if the assembler ran out of registers."""
         groups = len(self.bodies)
         found = []
         for _ in range(REPETITIONS + 1):
@@ -74,7 +75,7 @@ class Experiment:
         yield from self.table(np.stack(found[1:]), extra)  # the first run is a warm-up
 
     def table(self, stamps: np.ndarray, extra: dict) -> Iterator[list]:
-        """Per warpgroup: differences of stamps (median over repetitions, maximum over CTAs), and start after warpgroup 0.
+        """Per warpgroup: differences of stamps (median over repetitions, maximum of CTAs), and start after warpgroup 0.
 
         ``stamps``: int64 (repetitions, ctas, warpgroups, MAX_STAMPS).
         """

@@ -60,11 +60,12 @@ class LaunchProbe:
             f"setp.ne.u32 %skip, %id, {self.threads - 128};\n@%skip bra done;\n"  # of the last warpgroup
             f"mov.u32 %cta, %ctaid.x;\nmul.wide.u32 %wide, %cta, {8 * SLOT};\nld.param.u64 %slot, [out];\n"
             "add.u64 %slot, %slot, %wide;\nmov.u32 %sm, %smid;\ncvt.u64.u32 %where, %sm;\n"
-            "st.global.u64 [%slot], %start;\nst.global.u64 [%slot+8], %end;\nst.global.u64 [%slot+16], %where;\ndone:\nret;\n}\n"
+            "st.global.u64 [%slot], %start;\nst.global.u64 [%slot+8], %end;\nst.global.u64 [%slot+16], %where;\n"
+            "done:\nret;\n}\n"
         )
 
     def rows(self, function: c_void_p, bench: Bench) -> Iterator[list]:
-        """One row; cycles: from start to start of consecutive launches on one SM, and from start to end within (medians)."""
+        """One row; cycles: from start to start of consecutive launches on one SM, and from start to end (medians)."""
         first = bench.out.value
         arguments = [(c_uint64(first + i * self.ctas * 8 * SLOT),) for i in range(LAUNCHES)]
         nanoseconds, cycles = [], []
@@ -82,7 +83,7 @@ class LaunchProbe:
 
 
 def intervals(stamps: np.ndarray) -> tuple[float, float]:
-    """Median start to start of consecutive launches on the same SM, and median start to end; NaN where no SM ran two in a row.
+    """Median start to start of consecutive launches on the same SM, and start to end; NaN where no SM ran two in a row.
 
     ``stamps``: int64 (launches, ctas, 3) of first clock, last clock, SM. Clocks of different SMs are not compared.
 

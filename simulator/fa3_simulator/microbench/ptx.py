@@ -1,7 +1,7 @@
 """PTX of one timing kernel: every warpgroup runs a body of its own between two clock reads.
 
-A kernel stores, per warpgroup, its stamps (64-bit clock reads) to ``out[cta][warpgroup][stamp]``. Bodies are made by the functions
-below and may be chained. Shared memory holds operands of any value: no timing here depends on data.
+A kernel stores, per warpgroup, its stamps (64-bit clock reads) to ``out[cta][warpgroup][stamp]``. Bodies are made by
+the functions below and may be chained. Shared memory holds operands of any value: no timing here depends on data.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def stamp_entry() -> Body:
 
 
 def repeat(body: Body, times: int) -> Body:
-    """The body ``times`` times in a loop with its own counter, which no assembler can see through; labels are local to braces."""
+    """The body ``times`` times in a loop with its own counter, opaque to any assembler; labels are local to braces."""
     head = f"{{ .reg .u32 %count; .reg .pred %again;\nadd.u32 %count, %zero, {times};\nloop:\n"
     tail = "sub.u32 %count, %count, 1;\nsetp.ne.u32 %again, %count, 0;\n@%again bra loop;\n}\n"
     return Body(head + body.text + tail, body.declares)
@@ -105,7 +105,8 @@ VECTOR = {
 }
 _CHAINS = 8
 _VECTOR_DECLARES = (
-    f".reg .f32 %v<{_CHAINS}>, %w<{_CHAINS}>;\n.reg .b32 %h<{_CHAINS}>, %u<{_CHAINS}>, %x<{_CHAINS}>;\n.reg .b16 %q<{_CHAINS}>;\n"
+    f".reg .f32 %v<{_CHAINS}>, %w<{_CHAINS}>;\n.reg .b32 %h<{_CHAINS}>, %u<{_CHAINS}>, %x<{_CHAINS}>;\n"
+    f".reg .b16 %q<{_CHAINS}>;\n"
     ".reg .f32 %scale, %shift;\ncvt.rn.f32.u32 %scale, %id;\nmul.rn.f32 %shift, %scale, 0f3F000000;\n"
     + "".join(
         f"mov.f32 %v{i}, %scale; add.rn.f32 %w{i}, %scale, 0f3F800000; mov.b32 %u{i}, %v{i}; mov.b32 %h{i}, %w{i};\n"
@@ -168,7 +169,7 @@ def mbarrier_wait(index: int) -> Body:
 
 
 def bulk_load(index: int, size: int, slot: int) -> Body:
-    """TMA bulk copy of ``size`` bytes into copy slot ``slot`` on mbarrier ``index``, from the CTA's part of the source."""
+    """Bulk copy of ``size`` bytes into copy slot ``slot`` on mbarrier ``index``, from its CTA's part of the data."""
     return Body(
         f"@%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bars+{8 * index}], {size};\n"
         f"@%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%copies+{slot * 32768}], [%from], "
@@ -197,7 +198,7 @@ def matrix_store(count: int) -> Body:
 
 
 def matrix_load(count: int) -> Body:
-    """``count`` transposing ldmatrix of four 8 x 8 matrices per warp, from places of their own that change from pass to pass.
+    """``count`` transposing ldmatrix of four 8 x 8 matrices per warp, from their own places, which change every pass.
 
     Each is used by an exclusive or; see :func:`keep_loaded`. Otherwise ptxas leaves the loads out.
     """
@@ -213,7 +214,8 @@ def matrix_load(count: int) -> Body:
 def transpose(head_dim: int, passes: int) -> Body:
     """V^T of ``passes`` times 32 keys of e4m3 by a warpgroup, as the producer of our FP8 kernel does it.
 
-    Per 64 channels and pass a warp loads four matrices, sorts them by four byte permutations and stores four; the proxy fence ends it.
+    Per 64 channels and pass a warp loads four matrices, sorts them by four byte permutations and stores four; the proxy
+    fence ends it.
     """
     text = ""
     for p in range(passes):
@@ -235,7 +237,7 @@ def transpose(head_dim: int, passes: int) -> Body:
 
 
 def keep_loaded() -> Body:
-    """A never-taken store that keeps what :func:`matrix_load` loads alive: shared memory holds anything but this word."""
+    """A store never taken that keeps what :func:`matrix_load` loads alive: shared memory never holds this word."""
     return Body(
         "{ .reg .pred %never;\nsetp.eq.u32 %never, %kept, 0x7B12345;\n@%never st.global.u32 [%out], %kept;\n}\n"
     )
@@ -256,8 +258,9 @@ def kernel(
 ) -> str:
     """PTX module with one entry ``bench(out, source, zero, scratch)``; warpgroup i runs ``bodies[i]``.
 
-    ``source`` is read by bulk loads: every CTA starts 4 MiB after the one before, modulo 32 MiB. ``scratch`` is written by bulk stores:
-    :data:`SCRATCH_BYTES` of every warpgroup. ``shared``: equal bodies that follow each other are one piece of code, instead of one each.
+    ``source`` is read by bulk loads: every CTA starts 4 MiB after the one before, modulo 32 MiB. ``scratch`` is written
+    by bulk stores: :data:`SCRATCH_BYTES` of every warpgroup. ``shared``: equal bodies that follow each other are one
+    piece of code, instead of one each.
     """
     threads = 128 * len(bodies)
     init = "".join(
@@ -271,11 +274,13 @@ def kernel(
         ".reg .pred %first, %p0, %is;\nmov.u64 %entry, %clock64;\nmov.u32 %base, smem;\n",
         f"add.u32 %bars, %base, {MBARRIERS};\nadd.u32 %copies, %base, {COPIES};\n",
         "mov.u32 %id, %tid.x;\nshr.u32 %group, %id, 7;\nand.b32 %offset, %id, 127;\nsetp.eq.u32 %first, %offset, 0;\n",
-        "setp.eq.u32 %p0, %id, 0;\nmov.u32 %cta, %ctaid.x;\nld.param.u64 %out, [out];\nld.param.u64 %from, [source];\nld.param.u32 %zero, [zero];\n",
+        "setp.eq.u32 %p0, %id, 0;\nmov.u32 %cta, %ctaid.x;\nld.param.u64 %out, [out];\n"
+        "ld.param.u64 %from, [source];\nld.param.u32 %zero, [zero];\n",
         "and.b32 %offset, %cta, 7;\nmul.wide.u32 %wide, %offset, 4194304;\nadd.u64 %from, %from, %wide;\n",
         f"mul.lo.u32 %cta, %cta, {len(bodies)};\nadd.u32 %cta, %cta, %group;\n",
         f"mul.wide.u32 %wide, %cta, {8 * MAX_STAMPS};\nadd.u64 %slot, %out, %wide;\n",
-        f"ld.param.u64 %scratch, [scratch];\nmul.wide.u32 %wide, %cta, {SCRATCH_BYTES};\nadd.u64 %scratch, %scratch, %wide;\n",
+        f"ld.param.u64 %scratch, [scratch];\nmul.wide.u32 %wide, %cta, {SCRATCH_BYTES};\n"
+        "add.u64 %scratch, %scratch, %wide;\n",
         init, "fence.proxy.async.shared::cta;\nbar.sync 0;\n",
     ]  # fmt: skip
     runs = [(body, len(list(same))) for body, same in groupby(bodies)] if shared else [(body, 1) for body in bodies]

@@ -1,8 +1,9 @@
-"""PTX of one online-softmax step of a warpgroup: 64 rows by ``n`` keys, of which a lane holds n / 4 scores of two rows each.
+"""PTX of a warpgroup's online-softmax step: 64 rows by ``n`` keys, of which a lane holds n / 4 scores of two rows each.
 
-Scores are the accumulators of Q K^T (``%s``), probabilities are packed into the operand A of P V (``%p``) and the output is ``%o``. The
-statements are straight-line; ptxas schedules them. Every value is carried from one step to the next so that nothing can be moved out of
-a loop, and no instruction is there for that alone: a step without GEMMs takes the words of P and the exponentials of the step before as scores.
+Scores are the accumulators of Q K^T (``%s``), probabilities are packed into the operand A of P V (``%p``) and the
+output is ``%o``. The statements are straight-line; ptxas schedules them. Every value is carried from one step to the
+next so that nothing can be moved out of a loop, and no instruction is there for that alone: a step without GEMMs takes
+the words of P and the exponentials of the step before as scores.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ ROWS = (0, 1)  # of a lane
 class Step:
     """One key block of one warpgroup.
 
-    ``order``: "serial", one running maximum and one running sum per row, as FlashAttention-3 writes it; "tree", maxima by a balanced
-    tree, sums of pairs added one after another. Maxima are of floats for fp16 and of integers, three at a time, for e4m3.
+    ``order``: "serial", one running maximum and one running sum per row, as FlashAttention-3 writes it; "tree", maxima
+    by a balanced tree, sums of pairs added one after another. Maxima are of floats for fp16 and of integers, three at a
+    time, for e4m3.
     """
 
     dtype: Dtype
@@ -53,8 +55,10 @@ class Step:
 def setup(step: Step) -> str:
     """Registers of a step, every one a function of the thread's number."""
     lines = [
-        f".reg .b32 %s<{step.scores}>, %o<{step.outputs}>, %p<{step.words}>, %t<{4 * step.n}>, %new<2>, %old<2>, %base<2>;",
-        ".reg .b32 %before<2>, %alpha<2>, %sum<2>, %factor, %part;\n.reg .b16 %low, %high;\n.reg .b64 %desc_q, %desc_k;",
+        f".reg .b32 %s<{step.scores}>, %o<{step.outputs}>, %p<{step.words}>, "
+        f"%t<{4 * step.n}>, %new<2>, %old<2>, %base<2>;",
+        ".reg .b32 %before<2>, %alpha<2>, %sum<2>, %factor, %part;\n.reg .b16 %low, %high;\n"
+        ".reg .b64 %desc_q, %desc_k;",
         ".reg .pred %true, %false;\nsetp.eq.u32 %true, 0, 0;\nsetp.ne.u32 %false, 0, 0;",
         f"mov.b64 %desc_q, {matrix_descriptor(OPERANDS)};\nmov.b64 %desc_k, {matrix_descriptor(OPERANDS + 16384)};",
         "cvt.rn.f32.u32 %factor, %id;\nadd.rn.f32 %factor, %factor, 0f3F000000;",
@@ -115,7 +119,7 @@ def _fold(step: Step, r: int, fresh: Iterator[str]) -> Iterator[str]:
 
 
 def maxima(step: Step) -> str:
-    """Running maxima of two rows: own scores, the quad's by two shuffles, and their multiple that exponents are taken against."""
+    """New maxima of two rows: own scores, the quad's by two shuffles, and the multiple that exponents start from."""
     fresh = _temporaries()
     lines = [line for pair in zip(*(_fold(step, r, fresh) for r in ROWS), strict=True) for line in pair]
     for lane in (1, 2):
@@ -187,7 +191,7 @@ def qk(step: Step) -> str:
 
 
 def pv(step: Step, count: int | None = None) -> str:
-    """O += P V, P in registers, as one group of ``count`` (that of the keys by default), words of P in turn; not waited for."""
+    """O += P V, P in registers, as a group of ``count`` (the keys' by default), words of P in turn; not waited for."""
     outputs = ", ".join(f"%o{i}" for i in range(step.outputs))
     scale = "1, 1" if step.dtype == "e4m3" else "1, 1, 0"
     lines = []

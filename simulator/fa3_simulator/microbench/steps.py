@@ -1,8 +1,10 @@
-"""Steps and tiles of a warp-specialised kernel with all that synchronises them: rings of two slots that a producer fills by TMA,
-mbarriers, named barriers and turns; the operands of wgmma are stale. What they take beyond their parts is what synchronising costs.
+"""Steps and tiles of a warp-specialised kernel and what synchronises them: rings of two slots that TMA fills,
+mbarriers, named barriers and turns; the operands of wgmma are stale. What they take beyond their parts is what
+synchronising costs.
 
-mbarriers: 0 and 1 of K, 2 and 3 of V, 4 of Q, 5 and 6 of V that the producer transposes. Named barriers: 1 to 3 join the warps of a
-consumer, 4 to 6 are turns, 8 and 9 hand back K, 10 and 11 V, 12 Q; 13 joins the warps of a producer that transposes.
+mbarriers: 0 and 1 of K, 2 and 3 of V, 4 of Q, 5 and 6 of V that the producer transposes. Named barriers: 1 to 3 join
+the warps of a consumer, 4 to 6 are turns, 8 and 9 hand back K, 10 and 11 V, 12 Q; 13 joins the warps of a producer that
+transposes.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ class Part:
 
 def _place(name: str, step: str) -> str:
     """Slot and parity of a step into registers."""
-    return f"and.b32 %{name}_slot, {step}, 1;\nshr.u32 %{name}_parity, {step}, 1;\nand.b32 %{name}_parity, %{name}_parity, 1;\n"
+    return (
+        f"and.b32 %{name}_slot, {step}, 1;\nshr.u32 %{name}_parity, {step}, 1;\n"
+        f"and.b32 %{name}_parity, %{name}_parity, 1;\n"
+    )
 
 
 def _wait(barrier: str, parity: str) -> str:
@@ -95,8 +100,9 @@ def _sum(step: Step) -> str:
 def consume(step: Step, part: Part, *, stamped: bool = False) -> str:
     """One step of a consumer: K of step ``%step``, V of the one before.
 
-    ``stamped``, for the overlapped one: a stamp at the start, when its turn comes, when all is issued and the turn handed on, when the
-    scores are there, behind the maxima, behind the exponentials, when P V is there, and at the end: :data:`PHASES` with the next start.
+    ``stamped``, for the overlapped one: a stamp at the start, when its turn comes, when all is issued and the turn
+    handed on, when the scores are there, behind the maxima, behind the exponentials, when P V is there, and at the end:
+    :data:`PHASES` with the next start.
     """
     join = f"bar.sync {1 + part.index}, 128;\n"
     head = "sub.u32 %at, %step, 1;\n" + _place("v", "%at") + _place("k", "%step") + join
@@ -139,7 +145,10 @@ def consume(step: Step, part: Part, *, stamped: bool = False) -> str:
     )
 
 
-_REGISTERS = ".reg .b32 %step, %at, %k_slot, %k_parity, %v_slot, %v_parity, %tile;\n.reg .b64 %ring_k, %ring_v;\nmov.b32 %step, %zero;\n"
+_REGISTERS = (
+    ".reg .b32 %step, %at, %k_slot, %k_parity, %v_slot, %v_parity, %tile;\n.reg .b64 %ring_k, %ring_v;\n"
+    "mov.b32 %step, %zero;\n"
+)
 
 
 def _registers(part: Part) -> tuple[int, int]:
@@ -165,7 +174,10 @@ def _first(step: Step, part: Part) -> str:
 
 def _acquire(name: str, back: int, consumers: int) -> str:
     """Wait until the slot of the step is handed back, unless it is new."""
-    return f"setp.ge.u32 %old, %step, 2;\nadd.u32 %at, %{name}_slot, {back};\n@%old bar.sync %at, {128 * (consumers + 1)};\n"
+    return (
+        f"setp.ge.u32 %old, %step, 2;\nadd.u32 %at, %{name}_slot, {back};\n"
+        f"@%old bar.sync %at, {128 * (consumers + 1)};\n"
+    )
 
 
 def _copy(name: str, to: int, barrier: int, size: int) -> str:
@@ -191,8 +203,9 @@ def _loads(step: Step, part: Part) -> Body:
 def _transposed(step: Step, part: Part, *, joins: bool) -> Body:
     """K of a step and V as it is; wait for V and for its slot, transpose it and hand it over.
 
-    ``joins``: its four warps meet where Triton has them meet, in front of every copy and of every trip, and with stamps: at the start, when
-    the slot of K is free, when both copies are issued, when V may be transposed, and at the end: :data:`PRODUCER_PHASES` with the next start.
+    ``joins``: its four warps meet where Triton has them meet, in front of every copy and of every trip, and with
+    stamps: at the start, when the slot of K is free, when both copies are issued, when V may be transposed, and at the
+    end: :data:`PRODUCER_PHASES` with the next start.
     """
     size = step.n * step.head_dim
     join, mark = ("bar.sync 13, 128;\n", stamp().text) if joins else ("", "")
@@ -219,7 +232,7 @@ def _producer(part: Part, text: Body) -> Body:
 
 
 def consumer_step() -> Iterator[Experiment]:
-    """Twice eight steps of all consumers, with turns and without; the second eight are of a steady state. "phases": see :func:`consume`.
+    """Twice eight steps of all consumers, with and without turns, the second steady. "phases": see :func:`consume`.
 
     e4m3 also with V transposed by the producer, see :func:`_transposed`.
     """
@@ -268,7 +281,7 @@ def _of(parameters: dict, bodies: list[Body], stamps: list[int], name: str) -> E
 
 
 def consumer_tile() -> Iterator[Experiment]:
-    """Tiles of several blocks, one after another, overlapped and with turns: first block, steps, last P V, O to global memory.
+    """Tiles of several blocks in sequence, overlapped and with turns: first block, steps, last P V, O to global memory.
 
     A stamp at the start of every tile and at the end.
     """
@@ -280,8 +293,8 @@ def consumer_tile() -> Iterator[Experiment]:
             for part in parts:
                 wait_q = f"and.b32 %at, %tile, 1;\n{_wait(f'%bars+{8 * Q}', '%at')}"
                 last = (
-                    "sub.u32 %at, %step, 1;\n" + _place("v", "%at") + _wait_full("v", V) + _turn(part, take=True) + _sum(step)
-                    + _turn(part, take=False) + wgmma_wait(0).text + _hand_back("v", 10, consumers)
+                    "sub.u32 %at, %step, 1;\n" + _place("v", "%at") + _wait_full("v", V) + _turn(part, take=True)
+                    + _sum(step) + _turn(part, take=False) + wgmma_wait(0).text + _hand_back("v", 10, consumers)
                     + normalise(head_dim) + fence_proxy().text + f"bar.sync {1 + part.index}, 128;\n"
                     + bulk_store_wait(".read").text + bulk_store("%area", size).text
                     + f"bar.arrive 12, {128 * (consumers + 1)};\nadd.u32 %tile, %tile, 1;\n"
@@ -297,7 +310,8 @@ def consumer_tile() -> Iterator[Experiment]:
             load_q = (
                 f"setp.ge.u32 %old, %tile, 1;\n@%old bar.sync 12, {128 * (consumers + 1)};\nadd.u32 %tile, %tile, 1;\n"
                 f"@%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bars+{8 * Q}], {size};\n"
-                f"@%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%copies], [%from], {size}, [%bars+{8 * Q}];\n"
+                f"@%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%copies], [%from], "
+                f"{size}, [%bars+{8 * Q}];\n"
             )
             loads = repeat(Body(load_q) + repeat(_loads(step, parts[0]), blocks), TILES)
             loads = Body("mov.b32 %tile, %zero;\n") + loads

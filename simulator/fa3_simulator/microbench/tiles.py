@@ -1,7 +1,7 @@
-"""What a tile and a step of attention consist of: the softmax of one key block, alone and beside wgmma, a serial step, prologue, epilogue.
+"""The parts of a tile and a step: softmax of one key block, alone and beside wgmma, a serial step, prologue, epilogue.
 
-Bodies run a loop of :data:`STEPS` steps. "phases": a stamp after each phase of each step, which keeps ptxas from mixing phases; "whole":
-the loop twice, the first time with a cold instruction cache, and no stamp within.
+Bodies run a loop of :data:`STEPS` steps. "phases": a stamp after each phase of each step, which keeps ptxas from mixing
+phases; "whole": the loop twice, the first time with a cold instruction cache, and no stamp within.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def softmax_step_under_wgmma() -> Iterator[Experiment]:
 def softmax_step_own_wgmma() -> Iterator[Experiment]:
     """As the overlapped schedule does it: P V of the block before is issued, the softmax runs, then P V is waited for.
 
-    P is converted and O rescaled after the wait: both are operands of the wgmma under way. Phases: issue, maxima, exponentials and sums;
-    wait; conversion and rescaling.
+    P is converted and O rescaled after the wait: both are operands of the wgmma under way. Phases: issue, maxima,
+    exponentials and sums; wait; conversion and rescaling.
     """
     for n, head_dim in OWN_SIZES:
         for dtype in _dtypes(n):
@@ -133,7 +133,7 @@ def serial_step() -> Iterator[Experiment]:
 
 
 def transposition() -> Iterator[Experiment]:
-    """V^T of 128 keys of e4m3 by one warpgroup: alone, beside softmax steps, and beside those and wgmma that outlast it.
+    """V^T of 128 keys of e4m3 by one warpgroup: alone, beside softmax steps, beside those and wgmma that outlast it.
 
     Eight times, cold and warm. Warpgroup 0 transposes, the next ones are busy, the last one issues wgmma.
     """
@@ -153,7 +153,8 @@ def output_setup(size: int) -> str:
     return (
         ".reg .b32 %inverse<2>, %to, %area, %bar;\n.reg .b32 %h<4>;\n"
         f"add.u32 %bar, %group, 1;\nmul.lo.u32 %area, %group, {size};\nadd.u32 %area, %area, %base;\n"
-        f"add.u32 %area, %area, {COPIES};\nand.b32 %to, %id, 127;\nshr.u32 %offset, %to, 5;\n"  # rows of a warp, then 16 bytes of a lane
+        # rows of a warp, then 16 bytes of a lane
+        f"add.u32 %area, %area, {COPIES};\nand.b32 %to, %id, 127;\nshr.u32 %offset, %to, 5;\n"
         f"mul.lo.u32 %offset, %offset, {size // 4};\nand.b32 %to, %to, 31;\nshl.b32 %to, %to, 4;\n"
         "add.u32 %to, %to, %offset;\nadd.u32 %to, %to, %area;\n"
     )
@@ -175,8 +176,8 @@ def normalise(head_dim: int) -> str:
 def epilogue() -> Iterator[Experiment]:
     """O / l to fp16, to shared memory and by TMA to global memory, three times; the first is cold.
 
-    Phases: normalise, convert, stmatrix, proxy fence; barrier of the warpgroup; bulk store by one thread until its source is free; a
-    second barrier.
+    Phases: normalise, convert, stmatrix, proxy fence; barrier of the warpgroup; bulk store by one thread until its
+    source is free; a second barrier.
     """
     for head_dim in (64, 128, 256):
         step = Step("fp16", 32, head_dim)
@@ -196,8 +197,8 @@ def epilogue() -> Iterator[Experiment]:
 def tile_chain(multiprocessors: int) -> Iterator[Experiment]:
     """From the CTA's first instruction to its first accumulators: Q (two copies of 16 KiB), K (32 KiB), eight wgmma.
 
-    Stamps: entry of the kernel, barriers initialised, copies issued, Q there, K there, accumulators there. By one warpgroup that does
-    all, and by a producer (the first three stamps) and two consumers (all but the third).
+    Stamps: entry of the kernel, barriers initialised, copies issued, Q there, K there, accumulators there. By one
+    warpgroup that does all, and by a producer (the first three stamps) and two consumers (all but the third).
     """
     load = bulk_load(0, 16384, 0) + bulk_load(0, 16384, 1) + bulk_load(1, 32768, 2)
     step = Step("fp16", 128, 128)

@@ -1,4 +1,4 @@
-"""A call frame holds what the handler of a custom call reads: sizes, shapes, sorted attributes, and a runtime that answers."""
+"""A call frame holds what a custom call's handler reads: sizes, shapes, sorted attributes, a runtime that answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`audit` and `bench` on the command line: documented exit codes, one line per trouble, golden files. No GPU, no compiler."""
+"""`audit` and `bench` on the command line: exit codes, one line per trouble, golden files. No GPU, no compiler."""
 
 from __future__ import annotations
 

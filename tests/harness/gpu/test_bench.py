@@ -1,4 +1,4 @@
-"""The benchmark on fake kernels: who fails and who is timed, whose bits are judged, which tiles are tried, peers. No GPU."""
+"""The benchmark on fake kernels: who fails and who is timed, whose bits are judged, which tiles and peers. No GPU."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from fa3verify.gpu.bench.timing import LAUNCHES, Burst, Pace, Times, measure, sm
 
 CELL = cells.Cell("paper", "fp16", 2, 512, 512, 4, 4, 128, False)
 SOUND = Verdict(1000, 0, 1e-4, 0.0)
-SCHEDULE = results.Schedule(128, 128, True, True, True, 0)
+SCHEDULE = results.Switches(128, 128, True, True, True, 0)
 
 
 class FakeTimed:

@@ -20,7 +20,7 @@ def record(cell: cells.Cell, run: str = "r", **milliseconds: float) -> results.C
     for name, ms in milliseconds.items():
         verdict = Verdict(100, 5 if ms < 0 else 0, 1e-3, -0.5)
         times = Times([Burst(abs(ms), 1500.0)], [1980.0])
-        schedule = results.Schedule(128, 64, True, False, True, 0) if name == "gluon" else None
+        schedule = results.Switches(128, 64, True, False, True, 0) if name == "gluon" else None
         kernels.append(results.measured(name.replace("_", "."), "script", times, verdict, schedule))
     return results.CellRecord(run, cell, 1, tuple(kernels))
 
@@ -80,7 +80,7 @@ def test_csv_has_the_counted_clock_beside_the_drivers_and_the_schedule_of_ours_a
     ours, peer = list(csv.DictReader(io.StringIO(tables.csv_text([record(A, gluon=2.0, fa3=1.0)]))))
     figures = ("burst_sm_mhz", "burst_cycles", "burst_driver_mhz", "sustained_sm_mhz")
     assert [ours[name] for name in figures] == ["1500", "3e+06", "1980", ""]  # 2 ms at 1.5 GHz
-    fields = results.Schedule._fields
+    fields = results.Switches._fields
     assert [ours[name] for name in fields] == ["128", "64", "True", "False", "True", "0"]
     assert [peer[name] for name in fields] == [""] * len(fields)
 

@@ -1,4 +1,4 @@
-"""The simulator beside 288 timings of an H200 in cycles, to which no constant was fitted; decisions 0005 and 0006 had seen them.
+"""Simulated beside 288 timings of an H200 in cycles, to which no constant was fitted; decisions 0005 and 0006 saw them.
 
 The bands say what its model reaches, so that a change of it shows; targets are in reports/notes/simulator.md.
 """
@@ -16,7 +16,8 @@ from fa3verify.gpu.validation import Compared, compare, rankings, validate
 
 H200 = Path(__file__).parents[3] / "reports" / "h200"
 BENCH = H200 / "simulator" / "schedules_1k_4k_16k" / "bench.csv"
-# Other lengths of the same schedules, what ships at lengths of its own, and what was read last of all, after the freeze of 0006.
+# Other lengths of the same schedules, what ships at lengths of its own, and what was read last of all, after the freeze
+# of 0006.
 UNSEEN = (
     (H200 / "simulator" / "schedules_2k_8k_fp16" / "bench.csv", (), 63, 0.049),
     (H200 / "speed" / "paper_grid" / "bench.csv", (512, 2048, 8192), 160, 0.049),

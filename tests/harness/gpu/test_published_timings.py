@@ -1,7 +1,8 @@
 """The simulator beside published timings of FlashAttention-3 FP16 on an H100 held near 1500 MHz.
 
-Rows: FlashGPU-Sim (arXiv 2609.15311), documentation. No constant was fitted to them: the machine's come from microbenchmarks.
-The bands say what is reached today, so that a change of the model shows; see reports/notes/simulator.md.
+Rows: FlashGPU-Sim (arXiv 2609.15311), documentation. No constant was fitted to them: the machine's come from
+microbenchmarks. The bands say what is reached today, so that a change of the model shows; see
+reports/notes/simulator.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measured timelines: stamps become bars of the simulated kinds, aligned at the first; what is no evidence is refused."""
+"""Measured timelines: stamps become bars of simulated kinds, aligned at the first; what proves nothing is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fa3verify.gpu import stamps
 
 FACTS = {"kernel": "gluon", "dtype": "fp16", "head_dim": "128", "tile": "128x128", "seqlen": "1024", "causal": "false",
          "sm_mhz": "1500", "slowdown": "1.012"}  # fmt: skip
-# Two steps of a consumer, one of the other, and a producer that is stamped from its second V on; cycles as a counter gives them.
+# Two steps of a consumer, one of the other, and a producer that is stamped from its second V on; cycles as a counter
+# gives them.
 ROWS = """consumer 0,0,turn,5000
 consumer 0,0,issued,5200
 consumer 0,0,scores,5600

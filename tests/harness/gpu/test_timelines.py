@@ -1,4 +1,4 @@
-"""Recorded timelines: what is checked before, how the slowdown is counted, which blocks are kept. No GPU: the kernel and timing are made up."""
+"""Recorded timelines: what is checked before, how slowdown is counted, which blocks are kept; kernels made up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMS = 3
 
 
 class Device:
-    """A GPU whose instrumented kernel stamps 30 blocks, takes ``cost`` times as long and adds ``error`` to one output."""
+    """A GPU whose traced kernel stamps 30 blocks, takes ``cost`` times as long and adds ``error`` to one output."""
 
     def __init__(self, cost: float = 1.02, error: dict[str, float] | None = None, mhz: float = 1500.0) -> None:
         self.cost, self.error, self.mhz = cost, error or {}, mhz
@@ -138,7 +138,7 @@ def test_no_clock_is_no_timeline(device: Device, tmp_path: Path) -> None:
 
 
 def test_an_actor_is_kept_until_it_comes_to_the_first_block_too_many() -> None:
-    """An FP8 producer loads block 2 before it transposes V of block 1: what follows that load would look like a wait."""
+    """An FP8 producer loads block 2 before it transposes V of block 1: what follows the load would look like a wait."""
     stamps = np.zeros((2, 2, 4, COLUMNS), np.int32)
     stamps[0, 0, :3, 0] = 500, 700, 900
     stamps[0, 1, :3, 0] = 10, 20, 110  # k_free

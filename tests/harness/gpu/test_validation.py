@@ -74,7 +74,7 @@ def test_a_right_ranking_has_tau_1_and_no_regret(tmp_path: Path) -> None:
 
 
 def test_a_swapped_ranking_lowers_tau_and_costs_its_regret(tmp_path: Path) -> None:
-    """The schedule simulated fastest is measured 10 % slower than the one simulated second; three of three hold the best."""
+    """The schedule simulated fastest is measured 10 % slower than the one simulated second; three hold the best."""
     rows = sorted((line(s, 0.0) for s in SCHEDULES), key=lambda row: float(str(row["burst_cycles"])))
     rows[2]["burst_cycles"] = 2 * float(str(rows[1]["burst_cycles"]))
     rows[0]["burst_cycles"] = 1.1 * float(str(rows[1]["burst_cycles"]))
@@ -118,7 +118,8 @@ def test_what_cannot_be_compared_is_counted_by_reason(tmp_path: Path) -> None:
     found = figures(tmp_path, rows)
     assert found["rows"] == 1
     assert sorted(reason.split(":")[0] for reason in found["left_out"]) == [
-        "FlashAttention-3 with a tile not in our table", "decode", "no cycles", "no program for torch.cudnn", "no timing",
+        "FlashAttention-3 with a tile not in our table", "decode", "no cycles", "no program for torch.cudnn",
+        "no timing",
     ]  # fmt: skip
     with pytest.raises(ValueError, match="has no row to compare: 1 x decode"):
         figures(tmp_path, rows[2:3])

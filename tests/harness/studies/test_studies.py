@@ -11,8 +11,8 @@ import pytest
 from fa3verify.studies import (
     PROFILES,
     STUDIES,
+    accumulator_loss,
     budget,
-    drift,
     errors,
     growth,
     outliers,
@@ -104,8 +104,13 @@ def test_rounding_the_inputs_explains_most_of_the_papers_fp16_figure():
 
 def test_chained_accumulation_loses_a_tenth_at_8k_keys_only_when_v_has_a_mean():
     """Official FlashAttention-3 on an H200: 10.1 % and 2.60e-2; two-level accumulation 0.2 %."""
-    records = [r for k in drift.KERNELS for mean in drift.V_MEANS for r in drift.measure(k, mean, 8192, 16, 0)]
-    error = drift.assemble([records]).rel_rmse.sel(seqlen_k=8192, seed=0)
+    records = [
+        r
+        for k in accumulator_loss.KERNELS
+        for mean in accumulator_loss.V_MEANS
+        for r in accumulator_loss.measure(k, mean, 8192, 16, 0)
+    ]
+    error = accumulator_loss.assemble([records]).rel_rmse.sel(seqlen_k=8192, seed=0)
     assert error.sel(kernel="twin.e4m3_chained", v_mean=1.0).item() == pytest.approx(0.101, rel=0.03)
     assert error.sel(kernel="twin.e4m3", v_mean=1.0).item() == pytest.approx(2.1e-3, rel=0.15)
     blind = error.sel(v_mean=0.0)

@@ -1,7 +1,8 @@
-"""What ptxas made of the shipped forward kernels has the instruction counts that the algorithm asks for; no compiler needed.
+"""What ptxas made of the shipped forward kernels has the instructions that the algorithm asks for; needs no compiler.
 
 The figures are the accepted ones of ``audit.json``; that the kernels in this tree compile to them is tested beside
-(:mod:`test_audit_of_shipped`). Counts are derived by hand: of a 64 x n tile per warpgroup a thread holds n / 2 elements in 2 rows.
+(:mod:`test_audit_of_shipped`). Counts are derived by hand: of a 64 x n tile per warpgroup a thread holds n / 2 elements
+in 2 rows.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def test_v_is_transposed_by_matrix_moves_and_p_is_packed_without_byte_moves(name
 
 
 def test_row_maxima_of_integers_stand_beside_those_of_floats() -> None:
-    """Both branches are compiled: of floats 64 of a thread's scores and 4 of the quad, of integers half as many threes."""
+    """Both branches are compiled: of floats 64 of a thread's scores and 4 of the quad, of integers half in threes."""
     loops = {name: figures_of(name)["loops"][0] for name in ("fp16_d128_dense", "fp16_d64_dense")}
     assert all("FMNMX 68" in loop for loop in loops.values())
     assert not variant(LAUNCHES["fp16_d128_dense"])[1].integer_max

@@ -1,4 +1,4 @@
-"""The kernels in this tree compile to what was accepted: run `fa3verify audit --accept` after a change that is meant."""
+"""The kernels in this tree compile to what was accepted: run `fa3verify audit --accept` after a meant change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ptxas makes of tiles that do not ship, and of the kernel that reads the SMs' counters, on a machine without a GPU."""
+"""What ptxas makes of tiles that do not ship, and of the kernel that reads the SMs' counters, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What ptxas makes of the quantiser, on a machine without a GPU: 16-byte accesses, no spill, no arithmetic but what is stated.
+"""What ptxas makes of the quantiser, without a GPU: 16-byte accesses, no spill, no arithmetic but what is stated.
 
-Counts are derived by hand from the channels of a thread. q, k and v share the code; v takes a branch around the rotation.
+Counts are derived by hand from the channels of a thread. q, k and v share the code; v takes a branch around the
+rotation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A launch as values: what is refused and how, what shares a plan, and what the GPU is then given. Needs neither torch nor a GPU."""
+"""A launch as values: what is refused and how, what shares a plan, and what the GPU is then given. No torch, no GPU."""
 
 from __future__ import annotations
 

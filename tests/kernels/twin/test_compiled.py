@@ -1,4 +1,4 @@
-"""The compile cache never serves old code and lies outside the package; the bits need neither it nor numba."""
+"""The compile cache never serves old code and lies outside the package; the bits do not need it."""
 
 from __future__ import annotations
 
@@ -101,25 +101,6 @@ def test_a_cache_that_others_can_write_is_not_trusted(tree: Path, tmp_path: Path
     got = Path(run(WHERE, tree, FA3VERIFY_CACHE=str(shared), XDG_CACHE_HOME="", HOME=str(home))[0])
     assert shared not in got.parents
     assert not stat.S_IMODE(got.stat().st_mode) & 0o022
-
-
-WITHOUT_NUMBA = """
-import sys
-sys.modules["numba"] = None
-import numpy as np
-from fa3_kernels.twin import mufu, wgmma
-x = np.ones((2, 16), np.float16)
-a, b = (f(x, "fp16", backend="numpy") for f in (wgmma.operand, wgmma.operand_b))
-print(wgmma.wgmma(a, b, backend="numpy")[0, 0], mufu.ex2(x[0].astype("f"), backend="numpy")[0])
-try:
-    mufu.ex2(x)
-except ImportError as error:
-    print("numpy" in str(error))
-"""
-
-
-def test_the_numpy_backend_works_without_numba(tree: Path) -> None:
-    assert run(WITHOUT_NUMBA, tree) == ["16.0", "2.0", "True"]
 
 
 def test_numba_is_left_as_it_was_found() -> None:

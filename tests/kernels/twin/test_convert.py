@@ -1,17 +1,13 @@
-"""Conversions to operand formats, against ml_dtypes, against the nearest code, and between backends."""
+"""Conversions to operand formats, against ml_dtypes, against the nearest code, and in every code."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fa3_kernels.twin.compiled import Backend
 from fa3_kernels.twin.convert import encode_f32
 from fa3_kernels.twin.wgmma_exact import TENSOR_FORMATS
 
-BACKENDS: tuple[Backend, ...] = ("numba", "numpy")
 FORMATS = tuple(TENSOR_FORMATS)
 # every upper half of a binary32 pattern, with lower halves at and beside each tie
 LOW = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xEFFF, 0xF000, 0xF001, 0xFFFF], np.uint32)
@@ -30,9 +26,8 @@ def library(x: np.ndarray, fmt: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_conversion_equals_the_library_with_device_overflow(fmt: str, backend: Backend) -> None:
-    got = encode_f32(SWEEP, fmt, backend=backend)
+def test_conversion_equals_the_library_with_device_overflow(fmt: str) -> None:
+    got = encode_f32(SWEEP, fmt)
     f = TENSOR_FORMATS[fmt]
     assert got.dtype == f.dtype
     wrong = np.argwhere(got.view(f.bits_dtype) != library(SWEEP, fmt))
@@ -68,9 +63,9 @@ def test_fp8_conversion_is_to_the_nearest_code_and_ties_to_even(fmt: str) -> Non
 def test_overflow_infinity_and_nan(fmt: str, overflow: int, infinity: int, nan: int) -> None:
     x = np.array([np.finfo(np.float32).max, np.inf, np.nan, -np.nan], np.float32)
     f = TENSOR_FORMATS[fmt]
-    for backend in BACKENDS:
-        got = encode_f32(x, fmt, backend=backend).view(f.bits_dtype)
-        assert [hex(v) for v in got] == [hex(v) for v in (overflow, infinity, nan, nan)]
+    for rounding, largest in (("nearest_even", overflow), ("toward_zero", f.max_finite)):
+        got = encode_f32(x, fmt, rounding=rounding).view(f.bits_dtype)
+        assert [hex(v) for v in got] == [hex(v) for v in (largest, infinity, nan, nan)], rounding
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -78,7 +73,7 @@ def test_rounding_toward_zero_is_the_largest_code_not_above(fmt: str) -> None:
     f = TENSOR_FORMATS[fmt]
     finite = SWEEP[np.isfinite(SWEEP)]
     cut = encode_f32(finite, fmt, rounding="toward_zero")
-    assert cut.tobytes() == encode_f32(finite, fmt, rounding="toward_zero", backend="numpy").tobytes()
+    assert (np.signbit(cut) == np.signbit(finite)).all()
     value = np.abs(cut.astype(np.float64))
     assert (value <= np.abs(finite)).all()
     bits = cut.view(f.bits_dtype) & f.bits_dtype.type(f.magnitude_mask)
@@ -93,14 +88,6 @@ def test_every_code_survives_a_round_trip(fmt: str) -> None:
     for rounding in ("nearest_even", "toward_zero"):
         back = encode_f32(codes.view(f.dtype).astype(np.float32), fmt, rounding=rounding)
         assert (back.view(f.bits_dtype) == codes).all()
-
-
-@given(st.integers(0, (1 << 32) - 1), st.sampled_from(FORMATS), st.sampled_from(["nearest_even", "toward_zero"]))
-def test_backends_agree(bits: int, fmt: str, rounding) -> None:
-    x = np.array([[bits]], np.uint32).view(np.float32)
-    one, other = (encode_f32(x, fmt, rounding=rounding, backend=b) for b in BACKENDS)
-    assert one.shape == x.shape
-    assert one.tobytes() == other.tobytes()
 
 
 def test_an_unknown_rounding_is_refused() -> None:

@@ -45,7 +45,8 @@ def test_it_is_the_reference_up_to_rounding_of_binary32(scope, scale, rotated, s
     problem = AttentionProblem(2, 4, 2, 70, 133, 64, 128, dtype="e4m3")
     q, k, v = draw(problem)
     got = quantize_qkv(
-        q, k, v, block_rows=(32, 64, 128), scope=scope, scale=scale, rotate=rotated, subtract_k_mean=subtract_k_mean, seed=5
+        q, k, v, block_rows=(32, 64, 128), scope=scope, scale=scale, rotate=rotated, subtract_k_mean=subtract_k_mean,
+        seed=5
     )  # fmt: skip
     scheme = reference.QuantScheme(scope, 32, 64, 128, scale == "power_of_two", 5 if rotated else None, subtract_k_mean)
     want = reference.quantize_qkv(problem, q, k, v, scheme)

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3_kernels.twin.compiled import Backend
 from fa3_kernels.twin.convert import encode_f32
 from fa3_kernels.twin.wgmma import TENSOR_FORMATS, Operand, operand, operand_b, wgmma
 from fa3_kernels.twin.wgmma_exact import wgmma_exact
 from tests.kernels import device_inputs as device
 
-BACKENDS: tuple[Backend, ...] = ("numba", "numpy")
 FORMATS = tuple(TENSOR_FORMATS)
 CASES = [(f, family, long) for f in FORMATS for family in device.FAMILIES for long in (False, True)]
 
@@ -31,9 +29,9 @@ def assert_same_bits(got: np.ndarray, want: np.ndarray, what: object) -> None:
         )
 
 
-def fast(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, fmt: str, backend: Backend) -> np.ndarray:
+def fast(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, fmt: str) -> np.ndarray:
     accumulator = None if c is None else np.ascontiguousarray(c).view(np.float32)
-    return wgmma(operand(a, fmt, backend=backend), operand_b(b, fmt, backend=backend), accumulator, backend=backend)
+    return wgmma(operand(a, fmt), operand_b(b, fmt), accumulator)
 
 
 @functools.cache
@@ -58,22 +56,21 @@ def golden_case(fmt: str, family: str, long: bool) -> tuple[device.Triple, np.nd
 def test_wgmma_equals_the_device(fmt: str, family: str, long: bool) -> None:
     (a, b, c), want = golden_case(fmt, family, long)
     assert_same_bits(wgmma_exact(a, b, c, fmt), want, ("integer model", fmt, family))
-    for backend in BACKENDS:
-        assert_same_bits(fast(a, b, c, fmt, backend), want, (backend, fmt, family))
+    assert_same_bits(fast(a, b, c, fmt), want, (fmt, family))
 
 
-def as_fp16_steps(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, fmt: str, backend: Backend) -> np.ndarray:
+def as_fp16_steps(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, fmt: str) -> np.ndarray:
     """FP8 on sm_90 without wgmma: per 32 k, an fp16 step over bytes {0, 1} of every four and one over {2, 3}."""
     half_a, half_b = (x.view(TENSOR_FORMATS[fmt].dtype).astype(np.float16) for x in (a, b))
     k = np.arange(a.shape[1])
     order = np.lexsort((k, k % 4 // 2, k // 32))
-    return fast(half_a[:, order], half_b[:, order], c, "fp16", backend)
+    return fast(half_a[:, order], half_b[:, order], c, "fp16")
 
 
-def mma_sync_fp8(a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: str, backend: Backend) -> np.ndarray:
+def mma_sync_fp8(a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: str) -> np.ndarray:
     """mma.sync m16n8k32: C is not in the chain but added in fp32 afterwards."""
     with np.errstate(all="ignore"):
-        out = as_fp16_steps(a, b, None, fmt, backend) + c.view(np.float32)
+        out = as_fp16_steps(a, b, None, fmt) + c.view(np.float32)
     out[np.isnan(out)] = np.uint32(0x7FFFFFFF).view(np.float32)
     return out
 
@@ -85,18 +82,17 @@ MMA_SYNC = [(f, family) for f in ("e4m3", "e5m2") for family in device.FAMILIES 
 def test_fp8_mma_sync_is_two_fp16_steps_and_an_addition(fmt: str, family: str) -> None:
     (a, b, c), _ = golden_case(fmt, family, False)
     want = golden()[f"{fmt}_mmasync_{family}_32"]
-    for backend in BACKENDS:
-        assert_same_bits(mma_sync_fp8(a, b, c, fmt, backend), want, (backend, fmt, family))
+    assert_same_bits(mma_sync_fp8(a, b, c, fmt), want, (fmt, family))
 
 
-def promoted_dot(a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: str, interval: int, backend: Backend) -> np.ndarray:
+def promoted_dot(a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: str, interval: int) -> np.ndarray:
     """tl.dot with max_num_imprecise_acc: chains of ``interval`` k, each added in fp32; 0 avoids wgmma."""
     if interval == 0:
-        return as_fp16_steps(a, b, c, fmt, backend)
-    left, right = operand(a, fmt, backend=backend), operand_b(b, fmt, backend=backend)
+        return as_fp16_steps(a, b, c, fmt)
+    left, right = operand(a, fmt), operand_b(b, fmt)
     acc = c.view(np.float32)
     for k in range(0, a.shape[1], interval):
-        acc = acc + wgmma(left.columns(k, k + interval), right.k_slice(k, k + interval), backend=backend)
+        acc = acc + wgmma(left.columns(k, k + interval), right.k_slice(k, k + interval))
     return acc
 
 
@@ -107,9 +103,7 @@ def test_promoted_fp8_dot_equals_the_device(fmt: str, interval: int) -> None:
     with np.load(device.GOLDEN / "triton_fp8_dot_promotion.npz") as stored:
         want = stored[f"dot_{fmt}_{interval}"]
     for tile in range(2):
-        for backend in BACKENDS:
-            got = promoted_dot(a[tile], b[tile], c[tile], fmt, interval, backend)
-            assert_same_bits(got, want[tile], (backend, fmt, interval))
+        assert_same_bits(promoted_dot(a[tile], b[tile], c[tile], fmt, interval), want[tile], (fmt, interval))
 
 
 @st.composite
@@ -144,37 +138,27 @@ def tiny_tiles(fmt: str, m: int, n: int, k: int, seed: int) -> device.Triple:
 
 
 @given(matrices())
-def test_fast_paths_equal_the_integer_definition(case: tuple[device.Triple, str]) -> None:
+def test_the_fast_path_equals_the_integer_definition(case: tuple[device.Triple, str]) -> None:
     (a, b, c), fmt = case
-    want = wgmma_exact(a, b, c, fmt)
-    for backend in BACKENDS:
-        assert_same_bits(fast(a, b, c, fmt, backend), want, (backend, fmt))
-
-
-@given(matrices())
-def test_both_backends_prepare_the_same_operands(case: tuple[device.Triple, str]) -> None:
-    (a, _, _), fmt = case
-    one, other = operand(a, fmt), operand(a, fmt, backend="numpy")
-    for field in ("bits", "value", "power", "special", "least"):
-        x, y = getattr(one, field), getattr(other, field)
-        assert x.dtype == y.dtype, field
-        assert x.tobytes() == y.tobytes(), f"{field} differs"
+    assert_same_bits(fast(a, b, c, fmt), wgmma_exact(a, b, c, fmt), fmt)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_operands_hold_the_value_of_every_code(fmt: str, backend: Backend) -> None:
+def test_operands_hold_the_value_of_every_code(fmt: str) -> None:
     f = TENSOR_FORMATS[fmt]
-    codes = np.arange(f.magnitude_mask * 2 + 2, dtype=f.bits_dtype)[None]
+    codes = device.generator(0).permutation(f.magnitude_mask * 2 + 2).astype(f.bits_dtype).reshape(-1, 8)
     with np.errstate(invalid="ignore"):
         want = codes.view(f.dtype).astype(np.float32)
-    prepared = operand(codes, fmt, backend=backend)
+    prepared = operand(codes, fmt)
     finite = np.isfinite(want)
     assert_same_bits(prepared.value[finite], want[finite], fmt)
     nonzero = finite & (want != 0)
     exponent = np.maximum(np.frexp(want[nonzero])[1] - 1, 1 - f.bias)
     assert_same_bits(prepared.power[nonzero], np.ldexp(np.float32(1), exponent), fmt)
     assert not prepared.power[~nonzero].any()
+    assert not prepared.value[~finite].any()
+    assert (prepared.special == ~finite.all(1)).all()
+    assert (prepared.least == np.where(nonzero, prepared.power, np.inf).min(1)).all()
 
 
 def normal_case(fmt: str, m: int = 64, n: int = 48, k: int = 128) -> device.Triple:
@@ -188,17 +172,17 @@ def test_a_permutation_inside_a_step_changes_nothing_but_across_steps_it_does(fm
     step = TENSOR_FORMATS[fmt].k_step
     inside = np.concatenate([k + device.generator(k).permutation(step) for k in range(0, 128, step)])
     across = np.roll(np.arange(128), step)
-    want = fast(a, b, c, fmt, "numba")
-    assert_same_bits(fast(a[:, inside], b[:, inside], c, fmt, "numba"), want, fmt)
-    assert (fast(a[:, across], b[:, across], c, fmt, "numba") != want).any()
+    want = fast(a, b, c, fmt)
+    assert_same_bits(fast(a[:, inside], b[:, inside], c, fmt), want, fmt)
+    assert (fast(a[:, across], b[:, across], c, fmt) != want).any()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_no_accumulator_equals_zeros_of_either_sign(fmt: str) -> None:
     a, b, c = normal_case(fmt)
-    want = fast(a, b, None, fmt, "numba")
-    assert_same_bits(fast(a, b, np.zeros_like(c), fmt, "numba"), want, fmt)
-    assert_same_bits(fast(a, b, np.full_like(c, 0x80000000), fmt, "numba"), want, fmt)
+    want = fast(a, b, None, fmt)
+    assert_same_bits(fast(a, b, np.zeros_like(c), fmt), want, fmt)
+    assert_same_bits(fast(a, b, np.full_like(c, 0x80000000), fmt), want, fmt)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -206,25 +190,24 @@ def test_zero_operands_pass_the_accumulator_truncated_to_its_width(fmt: str) -> 
     f = TENSOR_FORMATS[fmt]
     _, b, c = normal_case(fmt)
     a = np.zeros((len(c), b.shape[1]), f.bits_dtype)
-    assert_same_bits(fast(a, b, c, fmt, "numba"), c & np.uint32(0xFFFFFFFF << (23 - f.out_bits) & 0xFFFFFFFF), fmt)
+    assert_same_bits(fast(a, b, c, fmt), c & np.uint32(0xFFFFFFFF << (23 - f.out_bits) & 0xFFFFFFFF), fmt)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_tile_of_prepared_operands_equals_a_prepared_tile(fmt: str, backend: Backend) -> None:
+def test_a_tile_of_prepared_operands_equals_a_prepared_tile(fmt: str) -> None:
     a, b, c = normal_case(fmt)
     b[5, 100] = TENSOR_FORMATS[fmt].magnitude_mask  # a NaN outside the k range
     a[20, 101] = TENSOR_FORMATS[fmt].magnitude_mask
-    left, right = operand(a, fmt, backend=backend), operand_b(b, fmt, backend=backend)
+    left, right = operand(a, fmt), operand_b(b, fmt)
     c_tile = np.ascontiguousarray(c[16:48, :40]).view(np.float32)
     for start, has_nan in ((32, False), (64, True)):
         ks = start, start + 64
-        want = fast(a[16:48, slice(*ks)], b[:40, slice(*ks)], c[16:48, :40], fmt, backend)
+        want = fast(a[16:48, slice(*ks)], b[:40, slice(*ks)], c[16:48, :40], fmt)
         for tile in (
             (left.rows(16, 48).columns(*ks), right.n_slice(0, 40).k_slice(*ks)),
             (left.columns(*ks).rows(16, 48), right.k_slice(*ks).n_slice(0, 40)),
         ):
-            got = wgmma(*tile, c_tile, backend=backend)
+            got = wgmma(*tile, c_tile)
             assert_same_bits(got, want, fmt)
             assert np.isnan(got).any() == has_nan
 
@@ -232,8 +215,8 @@ def test_a_tile_of_prepared_operands_equals_a_prepared_tile(fmt: str, backend: B
 def test_nan_rows_and_columns_spread_and_nothing_else_does() -> None:
     a, b, c = normal_case("fp16")
     a[3, 7], b[11, 100] = 0x7FFF, 0xFE00
-    clean = fast(*normal_case("fp16"), "fp16", "numba").view(np.uint32)
-    got = fast(a, b, c, "fp16", "numba").view(np.uint32)
+    clean = fast(*normal_case("fp16"), "fp16").view(np.uint32)
+    got = fast(a, b, c, "fp16").view(np.uint32)
     hit = np.zeros(got.shape, bool)
     hit[3], hit[:, 11] = True, True
     assert (got[hit] == 0x7FFFFFFF).all()
@@ -255,9 +238,8 @@ def test_nan_rows_and_columns_spread_and_nothing_else_does() -> None:
 )
 def test_alignment_and_truncation_of_fp16_sums(c: float, want: float) -> None:
     ones = np.ones((1, 16), np.float16)
-    for backend in BACKENDS:
-        got = wgmma(operand(ones, "fp16"), operand_b(ones, "fp16"), np.full((1, 1), c, np.float32), backend=backend)
-        assert got[0, 0] == np.float32(want)
+    got = wgmma(operand(ones, "fp16"), operand_b(ones, "fp16"), np.full((1, 1), c, np.float32))
+    assert got[0, 0] == np.float32(want)
 
 
 def bf16_products(first: float, rest: float) -> tuple[np.ndarray, np.ndarray]:
@@ -277,23 +259,20 @@ def test_a_zero_accumulator_counts_as_exponent_minus_133(rest: float, want: int,
     a, b = bf16_products(255, rest)
     accumulator = np.full((1, 1), c, np.uint32)
     assert wgmma_exact(a, b, accumulator, "bf16")[0, 0] == want
-    for backend in BACKENDS:
-        assert fast(a, b, accumulator, "bf16", backend).view(np.uint32)[0, 0] == want
+    assert fast(a, b, accumulator, "bf16").view(np.uint32)[0, 0] == want
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_products_whose_powers_underflow_still_count(backend: Backend) -> None:
+def test_products_whose_powers_underflow_still_count() -> None:
     a, b = bf16_products(3.875 * 32, 3.875 * 32)  # each 3.875 * 2^-152: below half a subnormal, together 7.75 of them
-    assert fast(a, b, None, "bf16", backend).view(np.uint32)[0, 0] == 16 * 3.875 * 2.0**-152 // 2.0**-149
+    assert fast(a, b, None, "bf16").view(np.uint32)[0, 0] == 16 * 3.875 * 2.0**-152 // 2.0**-149
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_zero_operands_pass_a_subnormal_accumulator(fmt: str, backend: Backend) -> None:
+def test_zero_operands_pass_a_subnormal_accumulator(fmt: str) -> None:
     f = TENSOR_FORMATS[fmt]
     zeros, c = np.zeros((1, f.k_step), f.bits_dtype), np.array([[0x807FFFFF]], np.uint32)
     kept = 0x807FFFFF & (0xFFFFFFFF << (23 - f.out_bits))
-    assert fast(zeros, zeros, c, fmt, backend).view(np.uint32)[0, 0] == kept
+    assert fast(zeros, zeros, c, fmt).view(np.uint32)[0, 0] == kept
 
 
 def test_fp8_accumulator_loses_ones_beyond_its_14_bits() -> None:
@@ -311,7 +290,7 @@ def test_a_hypothetical_accumulator_is_an_argument() -> None:
     )
     exact += c.view(np.float32)
     error_wide = np.abs(wide.view(np.float32) - exact).max()
-    assert error_wide < np.abs(fast(a, b, c, "e4m3", "numba") - exact).max() / 100
+    assert error_wide < np.abs(fast(a, b, c, "e4m3") - exact).max() / 100
 
 
 @pytest.mark.parametrize(
@@ -321,7 +300,6 @@ def test_a_hypothetical_accumulator_is_an_argument() -> None:
         (lambda a, b: wgmma(a, b.k_slice(0, 16)), "must agree"),
         (lambda a, b: wgmma(a, operand_b(np.ones((3, 32), np.uint8), "e4m3")), "one format"),
         (lambda a, b: wgmma(a, b, np.zeros((1, 1), np.float32)), "c must be float32"),
-        (lambda a, b: wgmma(a, b, backend="fortran"), "backend must be"),  # pyright: ignore[reportArgumentType]
         (lambda a, b: operand(np.ones((2, 16)), "fp16"), "operand must be 2-D float16"),
         (lambda a, b: operand(np.ones((2, 16)), "fp4"), "fmt must be one of"),
         (lambda a, b: wgmma_exact(a.bits, a.bits, np.zeros((2, 2), np.uint32), "fp16", align_bits=99), "1..40"),

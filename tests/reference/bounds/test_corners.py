@@ -1,4 +1,5 @@
-"""The corners of finding 0001: in each a correct kernel left the bound of 0.1.0, or lost the output that it promised."""
+"""The corners of finding 0001: in each a correct kernel left the bound of 0.1.0, or lost the output that it
+promised."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The judge shares nothing with the kernel: no module, and no error planted in the twin's machine moves the bound.
 
-``python -m tests.reference.bounds.test_independence`` prints from which size on the bound alone fails each planted error
-(reports/notes/bound-independence.md).
+``python -m tests.reference.bounds.test_independence`` prints from which size on the bound alone fails each planted
+error (reports/notes/bound-independence.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The bounds' tensor core: equal to the device, to the twin and to two other models; ranges contain what they promise."""
+"""The bounds' tensor core: equal to the device, to the twin and to two other models; ranges contain what they
+promise."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_every_dtype_computes_more_than_a_hundred_million_outputs():
 
 
 def test_e4m3_masks_meet_every_promotion_format_scope_and_family():
-    """All pairs of promotion and format; scopes and families with every one of three promotions in the other features."""
+    """All pairs of promotion and format; scopes and families with each of three promotions in the other features."""
     fp8 = [case for case in ALL if case.problem.dtype == "e4m3"]
     for feature in ("dense", "causal"):
         found = {tuple(case.choices.values()) for case in fp8 if case.feature == feature}
