@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from fa3_reference.bounds.compiled import compiled, inlined
 from fa3_reference.bounds.device import EX2_REL, RCP_REL, U_FP32, TensorCore
 from fa3_reference.formats import Format
 
@@ -35,63 +36,72 @@ def score_error(q: np.ndarray, k: np.ndarray, core: TensorCore) -> tuple[np.ndar
     Parameters
     ----------
     q, k : float64 (rows, head_dim), (keys, head_dim)
-        Values of the operand format.
+        Finite values of the operand format.
 
     Returns
     -------
     s, ds : float64 (rows, keys)
         |wgmma - s| <= ds, as long as no partial sum overflows binary32.
     """
-    s = np.zeros((q.shape[0], k.shape[0]))
-    ds = np.zeros_like(s)
-    q_exponent, k_exponent = _exponents(q, core).T.copy(), _exponents(k, core).T.copy()
-    for start in range(0, q.shape[1], core.k_step):
-        step = slice(start, start + core.k_step)
-        c_high = np.maximum(_floor_log2(np.abs(s) + ds), np.int16(-126))  # as a subnormal C counts
-        top, inexact = _step_exponents(q_exponent[step], k_exponent[step], c_high, core)
-        product_top = top[0]
-        unit = np.ldexp(core.align, top[1])
-        lost = np.minimum(inexact * unit, np.abs(q[:, step]) @ np.abs(k[:, step]).T)
-        c_low = _floor_log2(np.maximum(np.abs(s) - ds, 0.0))
-        if start:  # C loses bits only where the largest product sets an alignment grid coarser than C's own last bit
-            lost += np.where(
-                product_top > c_low + core.align_bits - core.out_bits, np.ldexp(core.align, product_top), 0.0
-            )
-        s = s + q[:, step] @ k[:, step].T
-        result = _floor_log2(np.abs(s) + ds + lost)
-        # The sum is cut to the output's bits only where it outgrew the alignment grid; elsewhere the grid is coarser.
-        carries = result > np.maximum(product_top, c_low) + core.out_bits - core.align_bits
-        ds = (ds + lost + np.where(carries, np.ldexp(core.out, result), 0.0)) * OUTWARD + core.tiny
-    return s, ds
+    constants = core.k_step, core.align_bits, core.out_bits, core.exact_binades, core.tiny
+    return _score_error(q, _exponents(q, core), k.T.copy(), _exponents(k, core).T.copy(), constants)
 
 
-_NO_EXPONENT = -4000  # exponent of zero; sums of two stay inside int16
+_NO_EXPONENT = -4000  # exponent of zero; its sum with any other stays below every sum of two others
 
 
 def _exponents(x: np.ndarray, core: TensorCore) -> np.ndarray:
-    """Exponent of each operand as the tensor core reads it, int16."""
-    return np.where(x == 0, _NO_EXPONENT, np.maximum(np.frexp(x)[1] - 1, core.operand.min_exponent)).astype(np.int16)
+    """Exponent of each operand as the tensor core reads it."""
+    exponent = np.maximum(np.frexp(x)[1] - 1, core.operand.min_exponent)
+    return np.where(x == 0, _NO_EXPONENT, exponent).astype(np.int32)
 
 
-def _floor_log2(x: np.ndarray) -> np.ndarray:
-    """floor(log2 x) of finite x >= 0, int16."""
-    return np.where(x > 0, np.frexp(x)[1] - 1, _NO_EXPONENT).astype(np.int16)
+@compiled
+def _score_error(q, q_exponent, k, k_exponent, constants):
+    """Step 1 of the derivation for every row of q (rows, d) and column of k (d, keys)."""
+    k_step, align_bits, out_bits, exact_binades, tiny = constants
+    rows, depth, keys = q.shape[0], q.shape[1], k.shape[1]
+    s, ds = np.zeros((rows, keys)), np.zeros((rows, keys))
+    top, c_high, floor, inexact = np.empty((4, keys), np.int32)
+    size = np.empty(keys)
+    for i in range(rows):
+        for start in range(0, depth, k_step):
+            stop = min(start + k_step, depth)
+            top[:], inexact[:], size[:] = 2 * _NO_EXPONENT, 0, 0.0
+            for d in range(start, stop):
+                if q[i, d] != 0:
+                    for j in range(keys):
+                        top[j] = max(top[j], q_exponent[i, d] + k_exponent[d, j])
+            before = s[i].copy()
+            for j in range(keys):
+                c_high[j] = max(_floor_log2(abs(before[j]) + ds[i, j]), -126)  # as a subnormal C counts
+                floor[j] = max(top[j], c_high[j]) - exact_binades
+            for d in range(start, stop):
+                if q[i, d] != 0:
+                    for j in range(keys):
+                        exponent = q_exponent[i, d] + k_exponent[d, j]
+                        inexact[j] += (exponent < floor[j]) & (exponent > _NO_EXPONENT // 2)
+                        product = q[i, d] * k[d, j]
+                        s[i, j] += product
+                        size[j] += abs(product)
+            for j in range(keys):
+                c_low = _floor_log2(max(abs(before[j]) - ds[i, j], 0.0))
+                lost = min(inexact[j] * math.ldexp(1.0, int(max(top[j], c_high[j]) - align_bits)), size[j])
+                # C loses bits only where the largest product sets an alignment grid coarser than C's own last bit
+                if start and top[j] > c_low + align_bits - out_bits:
+                    lost += math.ldexp(1.0, int(top[j] - align_bits))
+                result = _floor_log2(abs(s[i, j]) + ds[i, j] + lost)
+                # The sum is cut to the output's bits only where it outgrew the alignment grid.
+                if result > max(top[j], c_low) + out_bits - align_bits:
+                    lost += math.ldexp(1.0, int(result - out_bits))
+                ds[i, j] = (ds[i, j] + lost) * OUTWARD + tiny
+    return s, ds
 
 
-def _step_exponents(
-    q: np.ndarray, k: np.ndarray, c: np.ndarray, core: TensorCore
-) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Largest product exponent, emax including C, and the number of products that may lose bits; each (rows, keys)."""
-    top = np.full(c.shape, 2 * _NO_EXPONENT, np.int16)
-    for i in range(q.shape[0]):
-        np.maximum(top, q[i][:, None] + k[i][None, :], out=top)
-    emax = np.maximum(top, c)
-    floor = emax - np.int16(core.exact_binades)
-    inexact = np.zeros(c.shape, np.int16)
-    for i in range(q.shape[0]):
-        exponent = q[i][:, None] + k[i][None, :]
-        inexact += (exponent < floor) & (exponent > _NO_EXPONENT)
-    return (top, emax), inexact
+@inlined
+def _floor_log2(x):
+    """floor(log2 x) of finite x >= 0."""
+    return math.frexp(x)[1] - 1 if x > 0 else _NO_EXPONENT
 
 
 def softcap_error(x: np.ndarray, dx: np.ndarray, softcap: float, weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

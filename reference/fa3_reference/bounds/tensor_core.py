@@ -15,41 +15,28 @@ float64 computes this exactly: powers of products lie between 2^-266 and 2^254, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numba
 import numpy as np
 
+from fa3_reference.bounds.compiled import compiled, inlined
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, TensorCore
 
 _ZERO_POWER = 2.0**-133  # the power of a zero accumulator, observable with bf16 only
 _EXPONENT_BITS = 0x7FF0000000000000
 _BLOCK = 256  # columns at a time: their state stays in the first-level cache
 
-_inlined = numba.njit(inline="always", error_model="numpy")
 
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop on its first call, and keep it on disk where there is a place for it."""
-    try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # neither the package nor the user's cache directory can be written
-        return numba.njit(nogil=True, error_model="numpy")(function)
-
-
-@_inlined
+@inlined
 def _power(x):
     """2^floor(log2 |x|) of a normal number; 0 for 0."""
     return np.int64(np.float64(x).view(np.int64) & _EXPONENT_BITS).view(np.float64)
 
 
-@_inlined
+@inlined
 def _accumulator_power(c):
     return max(_power(c), FP32_MIN_NORMAL) if c != 0 else _ZERO_POWER
 
 
-@_inlined
+@inlined
 def _result(total, c, out):
     """Cut the sum to a binary32 number; ``c`` is the accumulator that went in."""
     unit = max(_power(total), FP32_MIN_NORMAL) * out
@@ -58,12 +45,12 @@ def _result(total, c, out):
     return cut if abs(c) <= FP32_MAX else c
 
 
-@_inlined
+@inlined
 def _finite(c):
     return min(max(c, -FP32_MAX), FP32_MAX)
 
 
-@_compiled
+@compiled
 def _moving_ends(x, y, least, most, align):
     """Bounds of the sum of terms x_i <= t_i <= y_i, all cut to one grid between those of ``least`` and ``most``."""
     fine, coarse = 1 / (least * align), 1 / (most * align)
@@ -75,7 +62,7 @@ def _moving_ends(x, y, least, most, align):
     return low, high
 
 
-@_compiled
+@compiled
 def _step(a, powers, b, b_power, c, align, out):
     """Replace the ends c (2, n) by those of one step; a and powers (2, k) hold the ends of A, b is (k, n)."""
     n = c.shape[1]
@@ -118,7 +105,7 @@ def _step(a, powers, b, b_power, c, align, out):
         c[0, j], c[1, j] = _result(low, c[0, j], out), _result(high, c[1, j], out)
 
 
-@_compiled
+@compiled
 def _chain(a, powers, b, b_power, c, k_step, align, out):
     """Replace the ends c (2, m, n) by those of the chain; a and powers are (2, m, k), b and b_power (k, n)."""
     for i in range(a.shape[1]):
