@@ -68,6 +68,39 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
     ValueError
         If :func:`can_enclose` is false for the model.
     """
+    return _run(problem, operands, model, None)
+
+
+def forward_execution(
+    problem: AttentionProblem, operands: Operands, model: KernelModel, rng: np.random.Generator
+) -> Enclosure:
+    """Run a stated order of operations once, with every freedom it has drawn at random: what a kernel may return.
+
+    Parameters
+    ----------
+    problem, operands, model
+        As of :func:`forward_enclosure`; one split.
+    rng : numpy.random.Generator
+        Draws the errors of exponentials, row sums, reciprocals and logarithms, uniform in their ranges.
+
+    Returns
+    -------
+    Enclosure
+        Both ends are the result.
+
+    Raises
+    ------
+    ValueError
+        As :func:`forward_enclosure`, and for more than one split.
+    """
+    if model.num_splits > 1:
+        raise ValueError(f"an execution has one split, got {model.num_splits}")
+    return _run(problem, operands, model, rng)
+
+
+def _run(
+    problem: AttentionProblem, operands: Operands, model: KernelModel, rng: np.random.Generator | None
+) -> Enclosure:
     if not can_enclose(model):
         raise ValueError(f"only a stated order of operations can be enclosed, got {model}")
     out = Range(np.zeros(problem.out_shape), np.zeros(problem.out_shape))
@@ -77,7 +110,7 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
             for index in range(problem.nheads):
                 head = Head.of(problem, operands, seq, index)
                 for rows, visited in row_tiles(head, index % problem.group, model):
-                    o, log = _tile(head, rows, visited, model)
+                    o, log = _tile(head, rows, visited, model, rng)
                     for whole, part in zip(out, o, strict=True):
                         problem.rows_q(whole, seq)[rows, index] = part
                     for whole, part in zip(lse, log, strict=True):
@@ -85,17 +118,19 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
     return Enclosure(out, lse)
 
 
-def _tile(head: Head, rows: np.ndarray, visited: slice, model: KernelModel) -> tuple[Range, Range]:
+def _tile(
+    head: Head, rows: np.ndarray, visited: slice, model: KernelModel, rng: np.random.Generator | None
+) -> tuple[Range, Range]:
     parts = []
     for blocks in key_parts(visited, model):
-        state = _State(rows.size, head.v.shape[1])
+        state = _State(rows.size, head.v.shape[1], rng)
         for keys in blocks:
             _add_block(state, head, rows, keys, model)
         parts.append(_finish(state, head, model))
     part = parts[0] if len(parts) == 1 else combine(parts, model, Terms())
     fmt = FORMATS[model.out_dtype]
     o = Range(rounded(part.o - part.error, fmt), rounded(part.o + part.error, fmt))
-    width = LN2 * part.lse_error + gamma(2) * (np.abs(part.lse) + part.lse_error)
+    width = LN2 * part.lse_error + gamma(2) * (np.abs(part.lse) + part.lse_error) * (rng is None)
     log = Range(LN2 * part.lse - width, LN2 * part.lse + width)
     hidden = head.hidden(rows, slice(0, head.seq.seqlen_k))
     empty = np.logical_and.reduce(hidden, axis=1)
@@ -121,11 +156,20 @@ def _finite(x: np.ndarray) -> np.ndarray:
 class _State:
     """Ranges of the running maximum and the row sum (rows,), and of the accumulator (rows, channels)."""
 
-    def __init__(self, rows: int, channels: int) -> None:
+    def __init__(self, rows: int, channels: int, rng: np.random.Generator | None) -> None:
+        self.rng = rng  # draws one number of a range where the program leaves it free; None keeps the range
         self.max = Range(np.full(rows, -np.inf), np.full(rows, -np.inf))
         self.sum = Range(np.zeros(rows), np.zeros(rows))
         self.o = Range(np.zeros((rows, channels)), np.zeros((rows, channels)))
         self.v_factor: float | None = None  # of the block before
+
+    def free(self, x: Range) -> Range:
+        """A range that the program leaves to a binary32 number, or one number of it."""
+        if self.rng is None:
+            return x
+        drawn = _f32(x.low + (x.high - x.low) * self.rng.random(x.low.shape))
+        drawn = np.where(np.isfinite(drawn), np.clip(drawn, x.low, x.high), x.low)
+        return Range(drawn, drawn)
 
 
 def _f32(x: np.ndarray) -> np.ndarray:
@@ -166,13 +210,15 @@ def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Ra
     """The factor that takes raw scores to log2 units, (rows, 1)."""
     c = _f32(np.float64(head.problem.softmax_scale * LOG2_E) * np.ones((rows.size, 1)))
     c = _f32(c * head.q_factor[rows][:, None])
-    c = np.maximum(_f32(c * head.k_factor[keys.start]), FP32_MIN_NORMAL)
+    factors = head.k_factor[keys], head.v_factor[keys]
+    one_each = all((factor == factor[0]).all() for factor in factors)  # what finer factors do is not stated
+    c = np.maximum(_f32(c * (factors[0][0] if one_each else np.nan)), FP32_MIN_NORMAL)
     if model.order.maxima == "scaled":
         return Range(c, c)
     return Range(_f32(c * (1 - 2.0**-23)), _f32(c * (1 + 2.0**-23)))  # whose own rounding is not stated
 
 
-def _scores(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Range, Range]:
+def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Range, Range]:
     """Scores of a block, -inf where hidden, and the factor that takes them to log2 units."""
     q, k = _finite(head.q[rows]), _finite(head.k[keys])
     s = multiply(q, k.T, model.core)
@@ -182,7 +228,7 @@ def _scores(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tu
         steep = [_f32(end * _f32(np.full(1, 2 / cap))) for end in c]
         grown = _exp2(Range(*(_f32(s * np.where((s > 0) == up, steep[1], steep[0])) for up in (False, True))))
         half = [_f32(1 / _f32(end + 1) * (1 + sign * RCP_REL)) for end, sign in zip(grown, (1, -1), strict=True)]
-        x = Range(*(_f32(np.maximum(1 - 2 * end, -1.0)) for end in half))
+        x = state.free(Range(*(_f32(1 - 2 * end) for end in half)))
         c = Range(*[np.full_like(c.low, max(np.float32(cap * LOG2_E), FP32_MIN_NORMAL))] * 2)
     hidden = head.hidden(rows, keys)
     return Range(*(np.where(hidden, -np.inf, end) for end in x)), c
@@ -190,7 +236,7 @@ def _scores(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tu
 
 def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> None:
     """Run one key block of the program."""
-    s, c = _scores(head, rows, keys, model)
+    s, c = _scores(state, head, rows, keys, model)
     p, alpha = _softmax(state, s, c, model)
     v_factor = float(head.v_factor[keys.start])
     ratio = 1.0 if state.v_factor is None else float(np.float32(state.v_factor / v_factor))
@@ -200,7 +246,7 @@ def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: 
     state.o = _accumulate(state.o, codes, rescale, _finite(head.v[keys]), model)
     steps = model.row_sum_depth + 1
     low, high = (old * a + end.sum(1) for old, a, end in zip(state.sum, alpha, p, strict=True))
-    state.sum = Range(low * (1 - gamma(steps)), high * (1 + gamma(steps)))
+    state.sum = state.free(Range(_f32(low * (1 - gamma(steps))), _f32(high * (1 + gamma(steps)))))
 
 
 def _softmax(state: _State, s: Range, c: Range, model: KernelModel) -> tuple[Range, Range]:
@@ -220,7 +266,7 @@ def _softmax(state: _State, s: Range, c: Range, model: KernelModel) -> tuple[Ran
     if model.order.maxima == "unscaled":  # the factor is that of raw maxima; it is 1 where none can have moved
         apart = Range(*(end * (1 + sign * gamma(3)) for end, sign in zip(apart, (1, -1), strict=True)))
     state.max = new
-    return _exp2(Range(low, high)), _exp2(apart)
+    return state.free(_exp2(Range(low, high))), state.free(_exp2(apart))
 
 
 def _accumulate(o: Range, p: Range, rescale: Range, v: np.ndarray, model: KernelModel) -> Range:
@@ -246,15 +292,15 @@ def _finish(state: _State, head: Head, model: KernelModel) -> Part:
     """Centre and radius of O and of the base-2 lse of a part."""
     total = Range(state.sum.low * (1 - gamma(2)), state.sum.high * (1 + gamma(2)))
     factor = state.v_factor or 1.0
-    inverse = Range(factor / total.high * (1 - RCP_REL), factor / total.low * (1 + RCP_REL))
+    inverse = state.free(Range(factor / total.high * (1 - RCP_REL), factor / total.low * (1 + RCP_REL)))
     o = _times(state.o, Range(*(end[:, None] for end in inverse)))
     lg2 = [np.log2(end) for end in total]
     slack = LG2_ABS + LG2_REL * np.maximum(*map(np.abs, lg2))
     slack = slack + gamma(2) * (np.maximum(*map(np.abs, state.max)) + np.maximum(*map(np.abs, lg2)) + 1)
-    lse = Range(state.max.low + lg2[0] - slack, state.max.high + lg2[1] + slack)
+    lse = state.free(Range(state.max.low + lg2[0] - slack, state.max.high + lg2[1] + slack))
     largest = np.maximum(*map(np.abs, o))
     tiny = 4 * model.tiny * max(1.0, factor) * (1 + 1 / total.low[:, None])
-    radius = (o.high - o.low) / 2 + gamma(3) * largest + tiny
+    radius = (o.high - o.low) / 2 + (gamma(3) * largest + tiny if state.rng is None else 0.0)
     seen = state.sum.high > 0
     middle, off = (o.low + o.high) / 2, (lse.high - lse.low) / 2
     return Part(
