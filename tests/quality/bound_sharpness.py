@@ -1,8 +1,8 @@
-"""How sharp bound and enclosure are, family by family: ``python -m tests.quality.bound_sharpness --jobs 16 --out table.md``.
+"""How sharp bound and enclosure are, by family: ``python -m tests.quality.bound_sharpness --jobs 16 --out table.md``.
 
-Error / bound of the twins over the quick profile's cases; the same with the largest error that the enclosure admits; and
-how much larger that is than the largest error of 64 executions of the stated order that are drawn at random, over the
-first case of a family. Elements without a bound are left out and counted.
+Error / bound of the twins over the quick profile's cases; the same with the largest error that the enclosure admits;
+and how much larger that is than the largest error of 64 executions of the stated order that are drawn at random, over
+the first case of a family. Elements without a bound are left out and counted.
 """
 
 from __future__ import annotations
