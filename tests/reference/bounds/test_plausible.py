@@ -83,7 +83,7 @@ def main(problems: int) -> None:
             results = list(pool.map(judged, [dtype] * len(seeds), seeds))
             out, lse, refused, outside = zip(*results, strict=True)
             print(
-                f"{dtype}: {len(seeds) * BATCH} problems, largest error / bound {max(out):.4f} (O), {max(lse):.4f} (LSE),"
+                f"{dtype}: {len(seeds) * BATCH} problems, error / bound {max(out):.4f} (O), {max(lse):.4f} (LSE),"
             )
             print(f"  {sum(refused)} values without a bound, {sum(outside)} outside the enclosure")
 
