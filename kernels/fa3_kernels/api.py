@@ -93,7 +93,7 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
         semantics, choices = options_of(
             softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
         )
-        out, lse = forward(q, k, v, semantics, choices, descales=descales)
+        out, lse = forward(q, k, v, semantics, choices, descales=descales, needs_lse=return_attn_probs)
     return (out, lse) if return_attn_probs else out
 
 
@@ -158,7 +158,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
             softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
         )
         packed = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed)
+        out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed, needs_lse=return_attn_probs)
     return (out, lse) if return_attn_probs else out
 
 
@@ -180,5 +180,6 @@ def _refuse(
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"{name} is not supported, pass None")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    q, k, v = tensors
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise ValueError("these kernels are forward only: call them under torch.no_grad() or detach q, k and v")
