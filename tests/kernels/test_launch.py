@@ -188,3 +188,16 @@ def test_no_keys_start_no_kernel_and_give_zero_and_minus_infinity(started):
         assert bool((out == 0).all())
         assert (lse is None) == (not needs_lse)
         assert lse is None or bool((lse == -torch.inf).all())
+
+
+def test_more_packed_rows_than_32_bits_count_are_refused_after_a_launch_of_fewer(started):
+    def packed_of(rows: int):
+        q, k = (torch.empty(rows, n, 128, dtype=torch.float16, device="meta") for n in (64, 8))
+        return q, k, k
+
+    both = Packed(*(starts(4, 4).to("meta"),) * 2, 8, 8)
+    forward(*packed_of(8), packed=both, needs_lse=False)
+    forward(*packed_of((1 << 18) - 1), packed=both, needs_lse=False)
+    with pytest.raises(ValueError, match=r"at most 2\^31 output elements"):
+        forward(*packed_of(1 << 18), packed=both, needs_lse=False)
+    assert len(launch._families) == 1

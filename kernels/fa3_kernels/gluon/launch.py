@@ -118,6 +118,8 @@ class _Family:
         self.tile_n, self.out_dtype = first.config.tile_n, _TORCH_DTYPES[first.config.out_dtype]
         self.is_e4m3 = request.problem.dtype == "e4m3"
         self.is_packed = request.problem.is_varlen
+        of_a_row = request.problem.nheads * max(request.choices.num_splits, first.config.head_dim)
+        self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
         self.plans: dict[int, _PlanOnGpu] = {}
 
     def plan(self, seqlen_k: int) -> _PlanOnGpu:
@@ -192,7 +194,7 @@ def _family(
             lengths = (packed.cu_seqlens_q.numel() - 1, packed.max_seqlen_q, packed.max_seqlen_k)
         key += (descales.blocks, lengths, *factors)
     found = _families.get(key)
-    if found is None or k_shape[-3] != v_shape[-3]:
+    if found is None or k_shape[-3] != v_shape[-3] or q_shape[0] > found.rows_at_most:
         if packed is not None:
             check_starts(q, packed)
         given = tuple(None if x is None else operand(x) for x in descales[:3])
