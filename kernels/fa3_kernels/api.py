@@ -85,7 +85,8 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     descales = descales_of(q_descale, k_descale, v_descale, descale_blocks)
     if _is_traced(q):
         out, lse = forward_op(
-            q, k, v, q_descale, k_descale, v_descale, softmax_scale, causal, *window_size, softcap, num_splits, pack_gqa,
+            q, k, v, q_descale, k_descale, v_descale, softmax_scale, causal, *window_size, softcap,
+            num_splits, pack_gqa,
             list(descale_blocks), promotion_interval,
         )  # fmt: skip
     else:
@@ -93,7 +94,7 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
         semantics, choices = options_of(
             softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
         )
-        out, lse = forward(q, k, v, semantics, choices, descales=descales)
+        out, lse = forward(q, k, v, semantics, choices, descales=descales, needs_lse=return_attn_probs)
     return (out, lse) if return_attn_probs else out
 
 
@@ -132,8 +133,8 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     q : (total_q, nheads, head_dim)
     k, v : (total_k, nheads_kv, head_dim or head_dim_v)
     cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,)
-        Starts of the sequences, from 0 to the number of rows, on the GPU of q. They are read there alone, so no call waits
-        for the GPU: the schedule is made there too.
+        Starts of the sequences, from 0 to the number of rows, on the GPU of q. They are read there alone, so no call
+        waits for the GPU: the schedule is made there too.
     max_seqlen_q, max_seqlen_k : int
         At least the longest sequence. Not checked, for that would take a wait: rows beyond are not computed.
     seqused_q, seqused_k
@@ -149,7 +150,8 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     descales = descales_of(q_descale, k_descale, v_descale, descale_blocks)
     if _is_traced(q):
         out, lse = forward_varlen_op(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale, v_descale, softmax_scale,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale, v_descale,
+            softmax_scale,
             causal, *window_size, softcap, num_splits, pack_gqa, list(descale_blocks), promotion_interval,
         )  # fmt: skip
     else:
@@ -158,12 +160,13 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
             softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
         )
         packed = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed)
+        out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed, needs_lse=return_attn_probs)
     return (out, lse) if return_attn_probs else out
 
 
 def _is_traced(q: torch.Tensor) -> bool:
-    """Whether a graph or a mode must see an operator: torch.compile, fake tensors, dispatch modes, tensor subclasses."""
+    """Whether a graph or a mode must see an operator: torch.compile, fake tensors, dispatch modes, tensor
+    subclasses."""
     return torch.compiler.is_compiling() or type(q) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -180,5 +183,6 @@ def _refuse(
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"{name} is not supported, pass None")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    q, k, v = tensors
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise ValueError("these kernels are forward only: call them under torch.no_grad() or detach q, k and v")

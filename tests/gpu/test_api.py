@@ -49,6 +49,7 @@ def test_packed_sequences_give_the_bits_of_batched_ones() -> None:
     want, want_lse = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     assert torch.equal(out.view_as(want), want)
     assert torch.equal(lse, want_lse.transpose(0, 1).flatten(1))
+    assert torch.equal(flash_attn_varlen_func(*packed, starts, starts, 256, 256, causal=True), out)
 
 
 def test_operators_pass_opcheck() -> None:

@@ -240,8 +240,8 @@ def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, ca
     made = []
     workspace = launch._packed_workspace
 
-    def kept(plan, table_shape, *rest):
-        made.append((plan, table_shape, workspace(plan, table_shape, *rest)))
+    def kept(plan, packed, values, device):
+        made.append((plan, values, workspace(plan, packed, values, device)))
         return made[0][2]
 
     keys = (max(problem.k_shape[0], 1), 2, 64)
@@ -249,11 +249,12 @@ def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, ca
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "_packed_workspace", kept)
         out, lse = launch.forward(q, k, v, Semantics(causal=causal), packed=launch.packed_of(problem))
-    ((plan, shape, table),) = made
+    ((plan, values, made_on_gpu),) = made
+    shape, first = (values["ctas"], values["width"]), (values["schedule"] - made_on_gpu.data_ptr()) // 8
     order, _ = plan.order(sizes_of(problem)._replace(rows_k=len(k)))
     want = packed_schedule(order, problem.seqlens_q, problem.seqlens_k, plan.num_sms, max(lengths_q))
     assert shape == want.shape
-    got = table.cpu().numpy()[: shape[0] * shape[1]].reshape(shape)
+    got = made_on_gpu.cpu().numpy()[first : first + shape[0] * shape[1]].reshape(shape)
     ends = (want >= 0).sum(1)
     assert all(np.array_equal(a[: n + 1], b[: n + 1]) for a, b, n in zip(got, want, ends, strict=True))
     assert bool(torch.isfinite(out).all())

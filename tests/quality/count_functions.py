@@ -11,10 +11,12 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
+
+from tests.kernels.no_gpu import no_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = tuple(str(ROOT / x) for x in ("fa3verify", "kernels", "simulator", "reference"))
@@ -82,27 +84,11 @@ def of_a_call() -> tuple[list[str], int]:
     import torch
 
     from fa3_kernels.api import flash_attn_func
-    from fa3_kernels.gluon import launch
 
-    with pytest.MonkeyPatch.context() as patch:
-        operand = launch.operand
-        patch.setattr(launch, "operand", lambda x: operand(x)._replace(device="cuda:0"))
-        patch.setattr(launch, "num_sms", lambda device: 132)
-        patch.setattr(launch, "BoundCall", lambda *given: lambda *call: None)
-        stream = SimpleNamespace(cuda_stream=0)
-        for module, member, value in (
-            (torch._C, "_cuda_getDevice", lambda: None),
-            (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
-            (torch._C, "_cuda_isCurrentStreamCapturing", lambda: False),
-            (torch.cuda, "is_current_stream_capturing", lambda: False),
-            (torch.cuda, "current_stream", lambda device: stream),
-        ):
-            patch.setattr(module, member, value, raising=False)
+    with no_gpu():
         q = torch.zeros(1, 64, 2, 128, dtype=torch.float16)
         flash_attn_func(q, q, q)
-        found = trip(lambda: flash_attn_func(q, q, q), lambda frame: frame.f_code.co_qualname == "_PlanOnGpu.run")
-        launch.forget()
-    return [*found[0], "run.py:BoundCall.__call__"], found[1] + 1
+        return trip(lambda: flash_attn_func(q, q, q), lambda frame: frame.f_code.co_qualname == "BoundCall.__call__")
 
 
 def of_a_verdict() -> tuple[list[str], int]:

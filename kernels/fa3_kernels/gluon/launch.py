@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fa3_kernels.gluon.run import BoundCall, Layout
+from fa3_kernels.gluon.run import BoundCall, Operands
 from fa3_kernels.plan.choose import longest
 from fa3_kernels.plan.plan import Call, Plan, Sizes, plan_of, shared_keys, stamps_shape
 from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
@@ -33,9 +33,9 @@ class Descales(NamedTuple):
 class Packed(NamedTuple):
     """Starts of packed sequences, int32 (batch + 1,) beside q, and the longest lengths there may be.
 
-    The starts are read on the GPU alone. They must rise from 0 to the number of rows, and no sequence may be longer than said:
-    neither can be checked without a wait. Starts that break this read and write nothing outside the tensors, but rows
-    beyond the longest length are not computed.
+    The starts are read on the GPU alone. They must rise from 0 to the number of rows, and no sequence may be longer
+    than said: neither can be checked without a wait. Starts that break this read and write nothing outside the
+    tensors, but rows beyond the longest length are not computed.
     """
 
     cu_seqlens_q: torch.Tensor
@@ -70,7 +70,8 @@ def num_sms(device: torch.device) -> int:
 
 
 def check_capability(capability: tuple[int, int], name: str) -> None:
-    """Raise ValueError unless a GPU is Hopper: the instructions of these kernels exist on compute capability 9.0 alone."""
+    """Raise ValueError unless a GPU is Hopper: the instructions of these kernels exist on compute capability 9.0
+    alone."""
     if capability[0] != 9:
         major, minor = capability
         raise ValueError(f"a Hopper GPU (compute capability 9.0) is needed, got {name} with {major}.{minor}")
@@ -92,33 +93,20 @@ class _PlanOnGpu:
         self.addresses = {name: table.data_ptr() for name, table in self.tables.items()}
         self.stream = torch.cuda.current_stream(device).cuda_stream  # on which the tables were made
         self.bound: dict[str, BoundCall] = {}
-        self.last: tuple[Sizes, tuple[Call, ...], tuple[int, int]] = (Sizes(-1, -1), (), (0, 0))
 
-    def launch(self, sizes: Sizes) -> tuple[tuple[Call, ...], tuple[int, int]]:
-        """The calls of a launch and the shape of its schedule: those of the launch before, if it had the same sizes.
-
-        They are kept as one tuple, since threads may launch at once.
-        """
-        last = self.last
-        if sizes != last[0]:
-            last = self.last = (sizes, *self.plan.launch(sizes))
-        return last[1], last[2]
-
-    def run(
-        self, calls: tuple[Call, ...], layouts: dict[str, Layout], addresses: dict[str, int], device: torch.device
-    ) -> None:
+    def run(self, calls: tuple[Call, ...], operands: Operands, values: dict[str, int], device: torch.device) -> None:
         """Start the kernels of a launch on the current stream."""
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         if self.tables:
-            addresses |= self.addresses
+            values |= self.addresses
             if stream != self.stream:
                 for table in self.tables.values():
                     table.record_stream(torch.cuda.current_stream(device))
         for call in calls:
             bound = self.bound.get(call.kernel)
             if bound is None:
-                bound = self.bound[call.kernel] = BoundCall(call, layouts, addresses)
-            bound(call, layouts, addresses, stream)
+                bound = self.bound[call.kernel] = BoundCall(call, operands, values)
+            bound(operands, values, stream)
 
 
 class _Family:
@@ -131,6 +119,8 @@ class _Family:
         self.tile_n, self.out_dtype = first.config.tile_n, _TORCH_DTYPES[first.config.out_dtype]
         self.is_e4m3 = request.problem.dtype == "e4m3"
         self.is_packed = request.problem.is_varlen
+        of_a_row = request.problem.nheads * max(request.choices.num_splits, first.config.head_dim)
+        self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
         self.plans: dict[int, _PlanOnGpu] = {}
 
     def plan(self, seqlen_k: int) -> _PlanOnGpu:
@@ -171,19 +161,20 @@ def forget() -> None:
 
 
 def _family(
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], layouts: dict[str, Layout], semantics: Semantics,
-    choices: Choices, descales: Descales, packed: Packed | None,
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], semantics: Semantics, choices: Choices,
+    descales: Descales, packed: Packed | None,
 ) -> _Family:  # fmt: skip
     """Look a request up, or check it; the key leaves out how many keys there are, and of packed rows how many."""
     q, k, v = operands
-    (_, q_shape, q_strides), (_, k_shape, k_strides), (_, v_shape, v_strides) = layouts.values()
+    q_shape, k_shape, v_shape, k_strides, v_strides = q.shape, k.shape, v.shape, k.stride(), v.stride()
     lengths = None
     if packed is None:
-        sizes = (q_shape, k_shape[0], v_shape[0], q_strides, k_strides[1:], v_strides[1:])
+        sizes = (q_shape, k_shape[:1], v_shape[:1], k_strides[1:], v_strides[1:])
     else:
-        check_starts(q, packed)
-        lengths = (packed.cu_seqlens_q.numel() - 1, longest(packed.max_seqlen_q), longest(packed.max_seqlen_k))
-        sizes = (q_shape[1:], q_strides, k_strides, v_strides, lengths)
+        a, b, longest_q, longest_k = packed
+        lengths = (a.numel() - 1, longest(longest_q), longest(longest_k))
+        starts = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device)
+        sizes = (q_shape[1:], k_strides, v_strides, lengths, starts)
     key = (
         semantics,
         choices,
@@ -193,6 +184,7 @@ def _family(
         q.device,
         k.device,
         v.device,
+        q.stride(),
         k_shape[-2:],
         v_shape[-2:],
         sizes,
@@ -203,7 +195,9 @@ def _family(
             lengths = (packed.cu_seqlens_q.numel() - 1, packed.max_seqlen_q, packed.max_seqlen_k)
         key += (descales.blocks, lengths, *factors)
     found = _families.get(key)
-    if found is None or k_shape[:-1] != v_shape[:-1]:
+    if found is None or k_shape[-3] != v_shape[-3] or q_shape[0] > found.rows_at_most:
+        if packed is not None:
+            check_starts(q, packed)
         given = tuple(None if x is None else operand(x) for x in descales[:3])
         request = request_of(
             (operand(q), operand(k), operand(v)), semantics, choices, descales=given, descale_blocks=descales.blocks,
@@ -218,6 +212,7 @@ def _family(
 
 
 def check_starts(q: torch.Tensor, packed: Packed) -> None:
+    """Raise ValueError for starts that the kernels cannot read; what they hold is seen on the GPU alone."""
     for name, x in (("cu_seqlens_q", packed.cu_seqlens_q), ("cu_seqlens_k", packed.cu_seqlens_k)):
         if x.ndim != 1 or x.dtype != torch.int32 or x.numel() < 2 or not x.is_contiguous():
             raise ValueError(f"{name} must be int32 (batch + 1,), got {x.dtype} {tuple(x.shape)}")
@@ -238,7 +233,8 @@ def forward(
     descales: Descales = NO_DESCALES,
     packed: Packed | None = None,
     stamps: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    needs_lse: bool = True,
+) -> tuple[torch.Tensor, Any]:
     """Run the forward kernel.
 
     Parameters
@@ -259,13 +255,16 @@ def forward(
         Starts and longest lengths of packed sequences.
     stamps : int32 (ctas, consumer warpgroups + 1, steps, 8), zeros, optional
         Filled by an instrumented kernel, see :mod:`fa3_kernels.plan.stamps`; ``ctas`` at least that of the launch.
+    needs_lse : bool
+        Without it the launch of packed sequences allocates a tensor less.
 
     Returns
     -------
     out : like q (e4m3: choices.out_dtype), with the head_dim of v; contiguous
     lse : float32 (batch, nheads, seqlen_q), or (nheads, total_q)
-        Bits of :func:`fa3_kernels.twin.forward.forward` for the configuration of the plan
-        (:meth:`fa3_kernels.plan.request.Choices.config`); it states what NaN, Inf and rows without a key become.
+        None for packed sequences without ``needs_lse``. Bits of :func:`fa3_kernels.twin.forward.forward` for the
+        configuration of the plan (:meth:`fa3_kernels.plan.request.Choices.config`); it states what NaN, Inf and rows
+        without a key become.
 
     Raises
     ------
@@ -274,82 +273,89 @@ def forward(
     """
     if stamps is not None:
         choices = choices._replace(stamps=stamps.shape[2] if stamps.ndim == 4 else 1)
-    layouts: dict[str, Layout] = {
-        "q": (q.data_ptr(), q.shape, q.stride()),
-        "k": (k.data_ptr(), k.shape, k.stride()),
-        "v": (v.data_ptr(), v.shape, v.stride()),
-    }
-    family = _family((q, k, v), layouts, semantics, choices, descales, packed)
-    strides = 0 if family.is_packed else layouts["k"][2][0] | layouts["v"][2][0]
-    if (layouts["q"][0] | layouts["k"][0] | layouts["v"][0] | strides * q.element_size()) % 16 and k.numel():
+    family = _family((q, k, v), semantics, choices, descales, packed)
+    of_q, of_k, of_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    inputs: Operands = ((of_q, q), (of_k, k), (of_v, v))
+    outer = 0
+    if packed is None:  # launches of a family differ in the number of keys, too, and in the strides of their sequences
+        rows_k, outer_k, outer_v = k.shape[1], k.stride(0), v.stride(0)
+        inputs = ((of_q, q), ((of_k, rows_k, outer_k), k), ((of_v, rows_k, outer_v), v))
+        outer = outer_k | outer_v
+    if (of_q | of_k | of_v | outer * q.element_size()) % 16 and k.numel():
         raise ValueError("addresses and outer strides must be multiples of 16 bytes (TMA)")
     if torch._C._cuda_getDevice() == family.device.index:
-        return _run(family, layouts, descales, packed, stamps)
+        return _run(family, inputs, descales, packed, stamps, needs_lse)
     with torch.cuda.device(family.device):
-        return _run(family, layouts, descales, packed, stamps)
+        return _run(family, inputs, descales, packed, stamps, needs_lse)
 
 
 def _run(
-    family: _Family, layouts: dict[str, Layout], descales: Descales, packed: Packed | None, stamps: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    family: _Family,
+    inputs: Operands,
+    descales: Descales,
+    packed: Packed | None,
+    stamps: torch.Tensor | None,
+    needs_lse: bool,
+) -> tuple[torch.Tensor, Any]:
     """Outputs, workspace and kernels of one launch on the current device."""
-    device, shape, keys = family.device, layouts["q"][1], layouts["k"][1]
-    if packed is None:
-        batch, seqlen_q, nheads, _ = shape
-        sizes, lse_shape = Sizes(seqlen_q, keys[1]), (batch, nheads, seqlen_q)
-    else:
-        sizes, lse_shape = Sizes(shape[0], keys[0], packed[2:]), (shape[1], shape[0])
-    ready = family.plan(sizes.rows_k)
-    calls, table_shape = ready.launch(sizes)
+    (_, q), (_, k), (_, v) = inputs
+    device = family.device
+    *batch, rows_q, nheads, _ = q.shape
+    rows_k = k.shape[-3]
+    ready = family.plan(rows_k)
     plan = ready.plan
-    out = torch.empty((*shape[:-1], layouts["v"][1][-1]), dtype=family.out_dtype, device=device)
-    lse = torch.empty(lse_shape, dtype=torch.float32, device=device)
-    layouts["out"] = (out.data_ptr(), out.shape, out.stride())
-    if packed is not None:  # a ragged view is the same however many rows there are
-        layouts = {name: (address, (0, *x[1:]), strides) for name, (address, x, strides) in layouts.items()}
-    addresses = {"out": layouts["out"][0], "lse": lse.data_ptr()}
+    calls, values = plan.launch(Sizes(rows_q, rows_k, (0, 0) if packed is None else packed[2:]))
+    out = torch.empty(*batch, rows_q, nheads, v.shape[-1], dtype=family.out_dtype, device=device)
+    values["out"] = out.data_ptr()
+    lse = None
+    if needs_lse or packed is None:
+        lse = torch.empty(*batch, nheads, rows_q, dtype=torch.float32, device=device)
+        values["lse"] = lse.data_ptr()
     kept: list[Any] = []  # tensors whose addresses the kernels get must live until they are launched
     if family.is_e4m3:
         factors = family.descales(descales)
         kept.append(factors)
         for name, x in factors.items():
-            addresses[name] = x.data_ptr()
+            values[name] = x.data_ptr()
     if packed is not None:
-        kept.append(_packed_workspace(plan, table_shape, packed, addresses, device))
-    if plan.num_splits > 1:
-        kept.append(_partials(plan, sizes, addresses, device))
-    elif not (plan.is_complete and sizes.rows_k):
+        kept.append(_packed_workspace(plan, packed, values, device))
+    if plan.config.num_splits > 1:
+        kept.append(_partials(plan, values, device))
+    elif not (plan.is_complete and rows_k):
         out.zero_()
-        lse.fill_(-math.inf)
+        if lse is not None:
+            lse.fill_(-math.inf)
     if stamps is not None:
         _check_stamps(plan, stamps)
-        addresses["stamps"] = stamps.data_ptr()
-    ready.run(calls, layouts, addresses, device)
+        values["stamps"] = stamps.data_ptr()
+    ready.run(calls, (*inputs, (values["out"], out)), values, device)
     return out, lse
 
 
-def _packed_workspace(
-    plan: Plan, table_shape: tuple[int, int], packed: Packed, addresses: dict[str, int], device: torch.device
-) -> torch.Tensor:
-    """One tensor for the schedule, and behind it four int32 per sequence."""
-    ctas, width = table_shape
-    workspace = torch.empty(ctas * width + 2 * plan.problem.batch, dtype=torch.int64, device=device)
-    addresses["schedule"] = workspace.data_ptr()
-    addresses["sequences"] = addresses["schedule"] + 8 * ctas * width
-    addresses["cu_seqlens_q"] = packed.cu_seqlens_q.data_ptr()
-    addresses["cu_seqlens_k"] = packed.cu_seqlens_k.data_ptr()
+def _packed_workspace(plan: Plan, packed: Packed, values: dict[str, int], device: torch.device) -> torch.Tensor:
+    """One tensor for lse, unless the caller wants it, four int32 per sequence and the schedule, aligned to 16 bytes."""
+    of_lse = 0 if "lse" in values else 2 * -(-values["num_rows"] // 4)  # in int64
+    of_sequences = 2 * plan.problem.batch
+    count = of_lse + of_sequences + values["ctas"] * values["width"]
+    workspace = torch.empty(count, dtype=torch.int64, device=device)
+    address = workspace.data_ptr()
+    values.setdefault("lse", address)
+    values["sequences"] = address + 8 * of_lse
+    values["schedule"] = address + 8 * (of_lse + of_sequences)
+    values["cu_seqlens_q"] = packed.cu_seqlens_q.data_ptr()
+    values["cu_seqlens_k"] = packed.cu_seqlens_k.data_ptr()
     return workspace
 
 
-def _partials(plan: Plan, sizes: Sizes, addresses: dict[str, int], device: torch.device) -> list[torch.Tensor]:
+def _partials(plan: Plan, values: dict[str, int], device: torch.device) -> list[torch.Tensor]:
     """Workspace of the splits; those without a key block keep (0, -inf)."""
-    rows = plan.num_rows(sizes)
-    partial = torch.empty((plan.num_splits, rows, plan.config.head_dim), dtype=torch.float32, device=device)
-    partial_lse = torch.empty((plan.num_splits, rows), dtype=torch.float32, device=device)
-    if not (plan.is_complete and sizes.rows_k):
+    rows, splits = values["num_rows"], plan.config.num_splits
+    partial = torch.empty((splits, rows, plan.config.head_dim), dtype=torch.float32, device=device)
+    partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=device)
+    if not (plan.is_complete and values["rows_k"]):
         partial.zero_()
         partial_lse.fill_(-math.inf)
-    addresses["partial"], addresses["partial_lse"] = partial.data_ptr(), partial_lse.data_ptr()
+    values["partial"], values["partial_lse"] = partial.data_ptr(), partial_lse.data_ptr()
     return [partial, partial_lse]
 
 

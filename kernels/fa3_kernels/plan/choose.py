@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, default_config
 from fa3_kernels.plan.tile_order import TILE_COST, Shape, count_items
@@ -20,6 +21,7 @@ SIGNIFICANT_BITS = 3  # to which the longest lengths of packed sequences are rou
 FREE_REGISTERS = 128  # of the 160 of a consumer thread of three warpgroups, what O, S and P may hold
 
 
+@lru_cache(maxsize=4096, typed=True)
 def longest(length: int) -> int:
     """Round the longest length up to three significant bits, so that batches of about one length share a plan.
 

@@ -1,12 +1,13 @@
 """A launch as values: a checked request becomes a plan, and a plan the calls of kernels that the GPU gets.
 
 A plan holds for all requests that differ in nothing it depends on: in a decoding loop one plan serves all numbers of
-keys that fill as many key tiles. The calls of one launch have its own sizes. Tensors are named in them; who runs a call
-puts the addresses in.
+keys that fill as many key tiles. Its calls name what differs between launches, sizes and tensors; who runs a call
+puts numbers and addresses in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -26,7 +27,6 @@ from fa3_reference.problem import AttentionProblem
 LOG2_E = 1.4426950408889634
 MIN_NORMAL = 2.0**-126
 COMBINE_ROWS = 4
-_ORDER_OPTIONS = {"num_warps": 4}
 LOCKSTEP_TILE = 128  # rows and keys of the kernel of the ablation
 TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 
@@ -38,16 +38,31 @@ class Pointer(NamedTuple):
     dtype: str
 
 
+class Size(NamedTuple):
+    """A number that differs between launches of a plan; ``name`` says which."""
+
+    name: str
+
+
 class Call(NamedTuple):
     """One kernel launch: the kernel's name, its arguments in order, the grid, and launch options.
 
-    Arguments are numbers, the kernel's compile-time record, :class:`Pointer` and :class:`View`.
+    Arguments are numbers, the kernel's compile-time record, :class:`Pointer` and :class:`View`; in the calls of a plan,
+    and in their grids, also :class:`Size`.
     """
 
     kernel: str
     arguments: tuple[Any, ...]
-    grid: tuple[int, ...]
+    grid: tuple[Any, ...]
     options: dict[str, Any]
+
+    def of(self, numbers: Mapping[str, int]) -> Call:
+        """The call of a launch that has these sizes."""
+
+        def given(x: Any) -> Any:
+            return numbers[x.name] if isinstance(x, Size) else x
+
+        return self._replace(arguments=tuple(map(given, self.arguments)), grid=tuple(map(given, self.grid)))
 
 
 class Sizes(NamedTuple):
@@ -74,13 +89,15 @@ def softmax_factors(softmax_scale: float, softcap: float) -> tuple[float, float]
 
 
 def fp8_factors(softmax_scale: float, softcap: float) -> tuple[float, tuple[float, float]]:
-    """Return scale_log2, which e4m3 multiplies with the descales before it clamps, and (2 / cap, cap * log2(e))."""
+    """Return scale_log2, which the e4m3 kernel multiplies with the descales before it clamps, and (2 / cap, cap *
+    log2(e))."""
     cap = (float(np.float32(2 / softcap)), softmax_factors(softmax_scale, softcap)[0]) if softcap else (0.0, 0.0)
     return float(np.float32(softmax_scale * LOG2_E)), cap
 
 
 def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
-    """Return the number of keys whose plan serves ``seqlen_k``: in a decoding loop the most that fill its key tiles.
+    """Return the number of keys whose plan serves ``seqlen_k``: in a decoding loop the most that fill as many key
+    tiles.
 
     Where every sequence is one row tile and no left limit cuts key tiles off, nothing but the last key tile tells such
     numbers apart.
@@ -91,22 +108,6 @@ def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
     if not (is_one_tile and has_keys) or problem.window != (-1, -1) or any(request.descale_blocks):
         return seqlen_k
     return -(-seqlen_k // tile_n) * tile_n - 1
-
-
-class Fixed(NamedTuple):
-    """What all forward calls of a plan have in common: arguments before and behind the sizes; how tiles may be ordered.
-
-    ``orders`` of packed sequences take one tile or two as a unit of work; ``order_numbers`` are what their kernel gets
-    of each.
-    """
-
-    kernel: str
-    before: tuple[Any, ...]
-    behind: tuple[Any, ...]
-    options: dict[str, Any]
-    orders: tuple[PackedOrder, PackedOrder]
-    order_pointers: tuple[Pointer, ...]
-    order_numbers: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple[View, ...]:
@@ -123,44 +124,70 @@ def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple
     )
 
 
-def _fixed(request: Request, config: Config, variant: Variant, shape: Shape) -> Fixed:
+def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -> Call:
+    """The kernel that attends."""
     problem = request.problem
     is_split = config.num_splits > 1
-    workspace = (
+    arguments: tuple[Any, ...] = (
+        *_views(config, variant, problem),
         Pointer("partial_lse" if is_split else "lse", "float32"),
         Pointer("partial" if is_split else "lse", "float32"),
         Pointer("sequences", "int32"),
         Pointer("stamps" if variant.stamps else "sequences", "int32"),
         Pointer("schedule", "int64"),
     )
-    before: tuple[Any, ...] = (*_views(config, variant, problem), *workspace)
-    options = {"num_warps": 4, "maxnreg": variant.entry_regs, "enable_fp_fusion": False}
+    factors: tuple[float, ...] = softmax_factors(problem.softmax_scale, problem.softcap)
     if config.dtype == "e4m3":
-        kernel = "forward_fp8"
         scale, cap = fp8_factors(problem.softmax_scale, problem.softcap)
         for name, layout in zip("qkv", request.descales, strict=True):
-            before += (Pointer(f"{name}_descale", "float32"), *(layout.strides if layout else (0, 0, 0)))
-        before += (request.descale_blocks[0] or ONE_BLOCK, *cap)
-        behind: tuple[Any, ...] = (scale, variant)
-    else:
-        kernel, behind = "forward_fp16", (*softmax_factors(problem.softmax_scale, problem.softcap), variant)
-    one = PackedOrder(
-        1, variant.tile_positions, config.tile_n, shape.tile_heads, 1 if shape.pack_gqa else shape.group, shape.left,
-        shape.right, config.num_splits, config.head_dim,
+            arguments += (Pointer(f"{name}_descale", "float32"), *(layout.strides if layout else (0, 0, 0)))
+        arguments += (request.descale_blocks[0] or ONE_BLOCK, *cap)
+        factors = (scale,)
+    keys = problem.seqlen_k if problem.is_varlen else Size("rows_k")
+    numbers = (
+        Size("width"), problem.nheads, problem.group, Size("rows_q"), keys, shape.left, shape.right, config.num_splits,
+        Size("num_rows"),
     )  # fmt: skip
-    pointers = (
+    kernel = "forward_fp8" if config.dtype == "e4m3" else "forward_fp16"
+    options = {"num_warps": 4, "maxnreg": variant.entry_regs, "enable_fp_fusion": False}
+    return Call(kernel, (*arguments, *numbers, *factors, variant), (Size("ctas"),), options)
+
+
+def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder) -> Call:
+    """The kernel that makes the tile schedule of packed sequences."""
+    arguments = (
         Pointer("cu_seqlens_q", "int32"), Pointer("cu_seqlens_k", "int32"), Pointer("sequences", "int32"),
         Pointer("schedule", "int64"), Pointer("out", TORCH_NAMES[config.out_dtype]), Pointer("lse", "float32"),
+        problem.batch, Size("rows_q"), Size("rows_k"), Size("longest_q"), Size("longest_k"), Size("width"),
+        problem.nheads, order.tile_heads, order.heads_per_kv, Size("tiles_per_unit"), order.positions, order.tile_n,
+        order.left, order.right, order.num_splits, 4 * order.head_dim, problem.head_dim_v, L2_BYTES,
+        problem.batch <= MAX_SORTED, Size("entries"), 32, 1 << (problem.head_dim_v - 1).bit_length(),
     )  # fmt: skip
-    two = one._replace(tiles_per_unit=2)
-    numbers = tuple(
-        (
-            problem.nheads, x.tile_heads, x.heads_per_kv, x.tiles_per_unit, x.positions, x.tile_n, x.left, x.right,
-            x.num_splits, 4 * x.head_dim, problem.head_dim_v, L2_BYTES,
-        )
-        for x in (one, two)
+    return Call("packed_order", arguments, (Size("ctas"),), {"num_warps": 4})
+
+
+def _combine(problem: AttentionProblem, config: Config) -> Call:
+    """The kernel that merges the partial results of the splits."""
+    arguments = (
+        Pointer("partial", "float32"), Pointer("partial_lse", "float32"), Pointer("out", TORCH_NAMES[config.out_dtype]),
+        Pointer("lse", "float32"), Size("num_rows"), Size("rows_q"), problem.nheads, config.num_splits,
+        problem.head_dim_v, COMBINE_ROWS, config.head_dim,
     )  # fmt: skip
-    return Fixed(kernel, before, behind, options, (one, two), pointers, (numbers[0], numbers[1]))
+    return Call("combine", arguments, (Size("row_groups"),), {"num_warps": 4, "enable_fp_fusion": False})
+
+
+def _lockstep(problem: AttentionProblem, config: Config) -> Call:
+    """The kernel without warp specialisation: one CTA per row tile."""
+    tile, rows_q, rows_k = LOCKSTEP_TILE, problem.seqlen_q, problem.seqlen_k
+    dtype = TORCH_NAMES[problem.dtype]
+    views = tuple(View(name, dtype, tile, 128) for name in ("q", "k", "v", "out"))
+    scale, _ = softmax_factors(problem.softmax_scale, 0.0)
+    arguments = (
+        *views, Pointer("lse", "float32"), problem.nheads, problem.group, rows_q, Size("rows_k"), scale,
+        problem.causal, rows_k % tile != 0, config.intra_wg_overlap,
+    )  # fmt: skip
+    grid = (-(-rows_q // tile), problem.batch * problem.nheads)
+    return Call("forward_lockstep", arguments, grid, {"num_warps": 8, "maxnreg": 255, "enable_fp_fusion": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,119 +197,66 @@ class Plan:
     Parameters
     ----------
     request : Request
+    problem : AttentionProblem
+        The request's.
     config : Config
         Configuration of the kernel, with which the twin gives the same bits.
     variant : Variant
         What is compiled.
-    shape : Shape
-        What the tile schedule depends on.
     tables : dict of str to array
         Tensors that the host makes: ``schedule`` int64 (ctas, entries) and ``sequences`` int32 (batch, 4), each row
         q_start, seqlen_q, k_start, seqlen_k. Empty for packed sequences, whose tables the GPU makes.
     is_complete : bool
         Whether every row and every split has a tile; packed sequences are completed on the GPU, but for splits.
     num_sms : int
-    fixed : Fixed
-        What all its calls have in common.
+    kernels : tuple of Call
+        What a launch starts, in order; none where no tile sees a key.
+    orders : (PackedOrder, PackedOrder), optional
+        How packed sequences may be cut into units of work: of one tile or of two.
     """
 
     request: Request
+    problem: AttentionProblem
     config: Config
     variant: Variant
-    shape: Shape
     tables: dict[str, np.ndarray]
     is_complete: bool
     num_sms: int
-    fixed: Fixed
+    kernels: tuple[Call, ...]
+    orders: tuple[PackedOrder, PackedOrder] | None
 
-    @property
-    def problem(self) -> AttentionProblem:
-        return self.request.problem
-
-    @property
-    def is_packed(self) -> bool:
-        return self.problem.is_varlen
-
-    @property
-    def num_splits(self) -> int:
-        return self.config.num_splits
-
-    def num_rows(self, sizes: Sizes) -> int:
-        """Rows of all sequences and query heads."""
-        return self.problem.nheads * sizes.rows_q * (1 if self.is_packed else self.problem.batch)
+    def launch(self, sizes: Sizes) -> tuple[tuple[Call, ...], dict[str, int]]:
+        """Return the calls of a launch, in order, and the numbers that :class:`Size` names in them."""
+        rows_q, rows_k, (longest_q, longest_k) = sizes
+        kernels, num_rows = self.kernels, self.problem.nheads * rows_q * (1 if self.orders else self.problem.batch)
+        numbers = {"rows_q": rows_q, "rows_k": rows_k, "num_rows": num_rows}
+        numbers["row_groups"] = -(-num_rows // COMBINE_ROWS)
+        if self.orders:
+            order, (ctas, width) = self.order(sizes)
+            numbers["longest_q"], numbers["longest_k"] = longest_q, longest_k
+            numbers["tiles_per_unit"] = order.tiles_per_unit
+            numbers["entries"] = min(256, 1 << (width - 2).bit_length()) if width > 2 else 2
+            if not rows_k:
+                kernels = kernels[2:]
+        else:
+            ctas, width = self.tables["schedule"].shape if self.tables else (0, 0)
+        numbers["ctas"], numbers["width"] = ctas, width
+        return kernels, numbers
 
     def order(self, sizes: Sizes) -> tuple[PackedOrder, tuple[int, int]]:
         """How packed sequences are cut into tiles, and the CTAs and entries of their schedule."""
-        batch, (longest_q, _) = self.problem.batch, sizes.longest
-        one, two = self.fixed.orders
+        assert self.orders is not None
+        batch, longest_q = self.problem.batch, sizes.longest[0]
+        one, two = self.orders
         units = one.units_at_most(batch, sizes.rows_q, longest_q)
         if one.pays_in_pairs(units, self.num_sms):
             return two, two.table_shape(two.units_at_most(batch, sizes.rows_q, longest_q), self.num_sms)
         return one, one.table_shape(units, self.num_sms)
 
     def calls(self, sizes: Sizes) -> tuple[Call, ...]:
-        """Return the kernels that a launch starts, in order; none where no tile sees a key."""
-        return self.launch(sizes)[0]
-
-    def launch(self, sizes: Sizes) -> tuple[tuple[Call, ...], tuple[int, int]]:
-        """Return the calls, and CTAs and entries of the tile schedule."""
-        if not self.request.choices.warp_specialize:
-            return (self._lockstep(sizes),), (0, 0)
-        found = []
-        if self.is_packed:
-            order, table = self.order(sizes)
-            if sizes.rows_k:
-                found = [self._packed_order(sizes, order, table), self._forward(sizes, table)]
-        else:
-            table = self.tables["schedule"].shape
-            if table[0]:
-                found = [self._forward(sizes, table)]
-        if self.num_splits > 1:
-            found.append(self._combine(sizes))
-        return tuple(found), table
-
-    def _forward(self, sizes: Sizes, table: tuple[int, ...]) -> Call:
-        shape, problem, fixed = self.shape, self.problem, self.fixed
-        numbers = (
-            table[1], problem.nheads, problem.group, sizes.rows_q,
-            problem.seqlen_k if self.is_packed else sizes.rows_k, shape.left, shape.right, self.num_splits,
-            self.num_rows(sizes),
-        )  # fmt: skip
-        return Call(fixed.kernel, (*fixed.before, *numbers, *fixed.behind), (table[0],), fixed.options)
-
-    def _packed_order(self, sizes: Sizes, order: PackedOrder, table: tuple[int, int]) -> Call:
-        """The kernel that makes the tile schedule of packed sequences."""
-        problem = self.problem
-        entries = min(256, 1 << (table[1] - 2).bit_length()) if table[1] > 2 else 2
-        arguments = (
-            *self.fixed.order_pointers, problem.batch, sizes.rows_q, sizes.rows_k, *sizes.longest, table[1],
-            *self.fixed.order_numbers[order.tiles_per_unit - 1], problem.batch <= MAX_SORTED, entries, 32,
-            1 << (problem.head_dim_v - 1).bit_length(),
-        )  # fmt: skip
-        return Call("packed_order", arguments, (table[0],), _ORDER_OPTIONS)
-
-    def _combine(self, sizes: Sizes) -> Call:
-        """The kernel that merges the partial results of the splits."""
-        rows, problem = self.num_rows(sizes), self.problem
-        arguments = (
-            Pointer("partial", "float32"), Pointer("partial_lse", "float32"),
-            Pointer("out", TORCH_NAMES[self.config.out_dtype]), Pointer("lse", "float32"), rows, sizes.rows_q,
-            problem.nheads, self.num_splits, problem.head_dim_v, COMBINE_ROWS, self.config.head_dim,
-        )  # fmt: skip
-        return Call("combine", arguments, (-(-rows // COMBINE_ROWS),), {"num_warps": 4, "enable_fp_fusion": False})
-
-    def _lockstep(self, sizes: Sizes) -> Call:
-        """The kernel without warp specialisation: one CTA per row tile."""
-        problem, tile = self.problem, LOCKSTEP_TILE
-        dtype = TORCH_NAMES[problem.dtype]
-        views = tuple(View(name, dtype, tile, 128) for name in ("q", "k", "v", "out"))
-        scale, _ = softmax_factors(problem.softmax_scale, 0.0)
-        arguments = (
-            *views, Pointer("lse", "float32"), problem.nheads, problem.group, sizes.rows_q, sizes.rows_k, scale,
-            problem.causal, sizes.rows_k % tile != 0, self.config.intra_wg_overlap,
-        )  # fmt: skip
-        grid = (-(-sizes.rows_q // tile), problem.batch * problem.nheads)
-        return Call("forward_lockstep", arguments, grid, {"num_warps": 8, "maxnreg": 255, "enable_fp_fusion": False})
+        """Return the calls of a launch with its own numbers in them."""
+        kernels, numbers = self.launch(sizes)
+        return tuple(call.of(numbers) for call in kernels)
 
 
 @lru_cache(maxsize=256)
@@ -302,16 +276,27 @@ def plan_of(request: Request, num_sms: int) -> Plan:
         if config.num_splits > 1:
             raise ValueError(f"stamps are taken where keys are not split, got num_splits {config.num_splits}")
         variant = replace(variant, stamps=choices.stamps)
+    if not choices.warp_specialize:
+        return Plan(request, problem, config, variant, {}, True, num_sms, (_lockstep(problem, config),), None)
+    kernels = (_forward(request, config, variant, shape),)
     tables: dict[str, np.ndarray] = {}
-    is_complete = True
-    if not problem.is_varlen and choices.warp_specialize:
+    is_complete, orders = config.num_splits == 1, None
+    if problem.is_varlen:
+        one = PackedOrder(
+            1, variant.tile_positions, config.tile_n, shape.tile_heads, 1 if shape.pack_gqa else shape.group,
+            shape.left, shape.right, config.num_splits, config.head_dim,
+        )  # fmt: skip
+        orders = (one, one._replace(tiles_per_unit=2))
+        kernels = (_packed_order(problem, config, one), *kernels)
+    else:
         table = static_schedule(shape, num_sms, tile_m=config.tile_m, tile_n=config.tile_n, head_dim=config.head_dim)
         lengths = [(s.q_start, s.seqlen_q, s.k_start, s.seqlen_k) for s in problem.sequences()]
         tables = {"schedule": table, "sequences": np.array(lengths, np.int32)}
         is_complete = int((table >= 0).sum()) == count_items(shape, config.tile_m)
-    elif config.num_splits > 1:
-        is_complete = False
-    return Plan(request, config, variant, shape, tables, is_complete, num_sms, _fixed(request, config, variant, shape))
+        kernels = kernels if len(table) else ()
+    if config.num_splits > 1:
+        kernels += (_combine(problem, config),)
+    return Plan(request, problem, config, variant, tables, is_complete, num_sms, kernels, orders)
 
 
 def stamps_shape(plan: Plan, ctas: int) -> tuple[int, int, int, int]:

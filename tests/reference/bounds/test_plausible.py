@@ -82,9 +82,7 @@ def main(problems: int) -> None:
             seeds = range(-(-problems // BATCH))
             results = list(pool.map(judged, [dtype] * len(seeds), seeds))
             out, lse, refused, outside = zip(*results, strict=True)
-            print(
-                f"{dtype}: {len(seeds) * BATCH} problems, error / bound {max(out):.4f} (O), {max(lse):.4f} (LSE),"
-            )
+            print(f"{dtype}: {len(seeds) * BATCH} problems, error / bound {max(out):.4f} (O), {max(lse):.4f} (LSE),")
             print(f"  {sum(refused)} values without a bound, {sum(outside)} outside the enclosure")
 
 
