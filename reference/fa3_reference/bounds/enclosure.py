@@ -242,10 +242,12 @@ def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: 
     ratio = 1.0 if state.v_factor is None else float(np.float32(state.v_factor / v_factor))
     state.v_factor = v_factor
     rescale = Range(*(_f32(end * ratio)[:, None] for end in alpha))
+    overflows = (p.high > model.p_format.max_finite).any(axis=1) & model.p_format.has_inf
     codes = Range(*(rounded(np.minimum(_finite(end), model.p_format.max_finite), model.p_format) for end in p))
     state.o = _accumulate(state.o, codes, rescale, _finite(head.v[keys]), model)
     steps = model.row_sum_depth + 1
     low, high = (old * a + end.sum(1) for old, a, end in zip(state.sum, alpha, p, strict=True))
+    low, high = (np.where(overflows, np.nan, end) for end in (low, high))
     state.sum = state.free(Range(_f32(low * (1 - gamma(steps))), _f32(high * (1 + gamma(steps)))))
 
 
@@ -301,7 +303,7 @@ def _finish(state: _State, head: Head, model: KernelModel) -> Part:
     largest = np.maximum(*map(np.abs, o))
     tiny = 4 * model.tiny * max(1.0, factor) * (1 + 1 / total.low[:, None])
     radius = (o.high - o.low) / 2 + (gamma(3) * largest + tiny if state.rng is None else 0.0)
-    seen = state.sum.high > 0
+    seen = state.sum.high != 0
     middle, off = (o.low + o.high) / 2, (lse.high - lse.low) / 2
     return Part(
         np.where(seen[:, None], middle, 0.0),

@@ -171,6 +171,10 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     flushed = y + offset - dx - tau[:, None] < -VANISHES
     # The largest computed weight is 2^0 but for the rounding of its maximum.
     cap = np.exp2(2 * U_FP32 * (np.abs(base) + offset + tau)) * (1 + 2 * model.exp_error)
+    # A maximum of millions is rounded so far that P leaves its format, one of 2^31 that the exponential overflows.
+    lifted = cap * (2.0**8 if model.order.rescale == "lazy" else 1.0) * 2.0**offset
+    largest = 2.0**100 if model.order.weights == "normalised" else model.p_format.max_finite
+    state.outside |= ~(lifted <= largest)[:, None]
     if not model.is_blocked or model.order.rescale == "lazy":
         cap = np.full_like(cap, np.inf)
     up = np.minimum(np.expm1(r) * OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(visible, p, 1.0) - 1.0)

@@ -121,6 +121,14 @@ def tiny_softcap():
     return problem, q, k, v
 
 
+def rounded_maximum():
+    """A score of 2^36, whose rounding by 2^12 is an exponent: the exponential overflows."""
+    problem, q, k, v = one_query("bf16", 64, PER_LOG2 * 1.2)
+    q[..., 0], k[..., 0] = 2.0**18 * 1.5, 2.0**18 * 1.2578125
+    k[:, ::2, :, 0] *= 1.0078125
+    return problem, q, k, v
+
+
 def nan_beside_an_empty_row():
     problem = AttentionProblem(1, 1, 1, 2, 1, 64, dtype="bf16", causal=True)  # row 0 sees no key
     _, q, k, v = one_query("bf16", 1)
@@ -129,7 +137,7 @@ def nan_beside_an_empty_row():
 
 OUTSIDE = (
     overflowing_sum, overflowing_score, overflowing_product_of_scales, overflowing_ratio_of_scales, tiny_softcap,
-    nan_beside_an_empty_row,
+    rounded_maximum, nan_beside_an_empty_row,
 )  # fmt: skip
 
 
