@@ -275,11 +275,11 @@ def forward(
         choices = choices._replace(stamps=stamps.shape[2] if stamps.ndim == 4 else 1)
     family = _family((q, k, v), semantics, choices, descales, packed)
     of_q, of_k, of_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    inputs: Operands = ((of_q, q), (of_k, k), (of_v, v))
+    inputs: Operands = (((of_q,), q), ((of_k,), k), ((of_v,), v))
     outer = 0
     if packed is None:  # launches of a family differ in the number of keys, too, and in the strides of their sequences
         rows_k, outer_k, outer_v = k.shape[1], k.stride(0), v.stride(0)
-        inputs = ((of_q, q), ((of_k, rows_k, outer_k), k), ((of_v, rows_k, outer_v), v))
+        inputs = (((of_q,), q), ((of_k, rows_k, outer_k), k), ((of_v, rows_k, outer_v), v))
         outer = outer_k | outer_v
     if (of_q | of_k | of_v | outer * q.element_size()) % 16 and k.numel():
         raise ValueError("addresses and outer strides must be multiples of 16 bytes (TMA)")
@@ -328,7 +328,7 @@ def _run(
     if stamps is not None:
         _check_stamps(plan, stamps)
         values["stamps"] = stamps.data_ptr()
-    ready.run(calls, (*inputs, (values["out"], out)), values, device)
+    ready.run(calls, (*inputs, ((values["out"],), out)), values, device)
     return out, lse
 
 

@@ -8,7 +8,7 @@ descriptors that are encoded again only for an address, shape or strides not see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,8 +33,8 @@ KERNELS: dict[str, Any] = {
     "combine": combine,
 }
 MAX_DESCRIPTORS = 1024  # that are kept of one view of a plan
-# q, k, v and out, each behind a key: its address, and of its shape and strides what differs between launches of a plan.
-Operands = tuple[tuple[Hashable, torch.Tensor], ...]
+Key = tuple[int, ...]  # the address of a tensor, and of its shape and strides what differs between launches of a plan
+Operands = tuple[tuple[Key, torch.Tensor], ...]  # q, k, v and out
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +63,19 @@ class Descriptors:
 
     def __init__(self, view: View, encoding: tuple[Any, ...], fill: Callable[..., Any]) -> None:
         self.view, self.encoding, self.fill = view, encoding, fill
-        self.known: dict[Hashable, list] = {}
-        self.last: tuple = ((), (), (), [])  # the shape and strides of a tensor, and what its view has of them
+        self.known: dict[Key, list] = {}
+        self.last: tuple = (None, (), (), [])  # of a key all but the address, and the shape and strides of its view
 
-    def encode(self, key: Hashable, x: torch.Tensor) -> list:
+    def encode(self, key: Key, x: torch.Tensor) -> list:
         """Encode the descriptor of a tensor, and keep it."""
-        layout, last = (x.shape, x.stride()), self.last  # one tuple, since threads may launch at once
-        if layout != last[0]:
-            shape, strides = self.view.of(*layout)
-            last = self.last = (layout, shape, strides, [*shape, *strides])
+        last = self.last  # one tuple, since threads may launch at once
+        if key[1:] != last[0]:
+            shape, strides = self.view.of(x.shape, x.stride())
+            last = self.last = (key[1:], shape, strides, [*shape, *strides])
         _, shape, strides, sizes = last
         if len(self.known) >= MAX_DESCRIPTORS:
             self.known.clear()
-        arguments = self.known[key] = [self.fill(x.data_ptr(), *self.encoding, shape, strides, 0), *sizes]
+        arguments = self.known[key] = [self.fill(key[0], *self.encoding, shape, strides, 0), *sizes]
         return arguments
 
 

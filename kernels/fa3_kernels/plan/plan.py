@@ -211,6 +211,8 @@ class Plan:
     num_sms : int
     kernels : tuple of Call
         What a launch starts, in order; none where no tile sees a key.
+    numbers : dict of str to int
+        Those that all launches of a plan of batched sequences share.
     orders : (PackedOrder, PackedOrder), optional
         How packed sequences may be cut into units of work: of one tile or of two.
     """
@@ -223,25 +225,23 @@ class Plan:
     is_complete: bool
     num_sms: int
     kernels: tuple[Call, ...]
+    numbers: dict[str, int]
     orders: tuple[PackedOrder, PackedOrder] | None
 
     def launch(self, sizes: Sizes) -> tuple[tuple[Call, ...], dict[str, int]]:
         """Return the calls of a launch, in order, and the numbers that :class:`Size` names in them."""
         rows_q, rows_k, (longest_q, longest_k) = sizes
-        kernels, num_rows = self.kernels, self.problem.nheads * rows_q * (1 if self.orders else self.problem.batch)
-        numbers = {"rows_q": rows_q, "rows_k": rows_k, "num_rows": num_rows}
-        numbers["row_groups"] = -(-num_rows // COMBINE_ROWS)
-        if self.orders:
-            order, (ctas, width) = self.order(sizes)
-            numbers["longest_q"], numbers["longest_k"] = longest_q, longest_k
-            numbers["tiles_per_unit"] = order.tiles_per_unit
-            numbers["entries"] = min(256, 1 << (width - 2).bit_length()) if width > 2 else 2
-            if not rows_k:
-                kernels = kernels[2:]
-        else:
-            ctas, width = self.tables["schedule"].shape if self.tables else (0, 0)
-        numbers["ctas"], numbers["width"] = ctas, width
-        return kernels, numbers
+        if not self.orders:
+            return self.kernels, {**self.numbers, "rows_k": rows_k}
+        order, (ctas, width) = self.order(sizes)
+        num_rows = self.problem.nheads * rows_q
+        numbers = {
+            "rows_q": rows_q, "rows_k": rows_k, "longest_q": longest_q, "longest_k": longest_k, "num_rows": num_rows,
+            "row_groups": -(-num_rows // COMBINE_ROWS), "ctas": ctas, "width": width,
+            "tiles_per_unit": order.tiles_per_unit,
+            "entries": min(256, 1 << (width - 2).bit_length()) if width > 2 else 2,
+        }  # fmt: skip
+        return self.kernels if rows_k else self.kernels[2:], numbers
 
     def order(self, sizes: Sizes) -> tuple[PackedOrder, tuple[int, int]]:
         """How packed sequences are cut into tiles, and the CTAs and entries of their schedule."""
@@ -277,9 +277,10 @@ def plan_of(request: Request, num_sms: int) -> Plan:
             raise ValueError(f"stamps are taken where keys are not split, got num_splits {config.num_splits}")
         variant = replace(variant, stamps=choices.stamps)
     if not choices.warp_specialize:
-        return Plan(request, problem, config, variant, {}, True, num_sms, (_lockstep(problem, config),), None)
+        return Plan(request, problem, config, variant, {}, True, num_sms, (_lockstep(problem, config),), {}, None)
     kernels = (_forward(request, config, variant, shape),)
     tables: dict[str, np.ndarray] = {}
+    numbers: dict[str, int] = {}
     is_complete, orders = config.num_splits == 1, None
     if problem.is_varlen:
         one = PackedOrder(
@@ -292,11 +293,14 @@ def plan_of(request: Request, num_sms: int) -> Plan:
         table = static_schedule(shape, num_sms, tile_m=config.tile_m, tile_n=config.tile_n, head_dim=config.head_dim)
         lengths = [(s.q_start, s.seqlen_q, s.k_start, s.seqlen_k) for s in problem.sequences()]
         tables = {"schedule": table, "sequences": np.array(lengths, np.int32)}
+        num_rows = problem.nheads * problem.batch * problem.seqlen_q
+        numbers = {"rows_q": problem.seqlen_q, "num_rows": num_rows, "row_groups": -(-num_rows // COMBINE_ROWS)}
+        numbers["ctas"], numbers["width"] = table.shape
         is_complete = int((table >= 0).sum()) == count_items(shape, config.tile_m)
         kernels = kernels if len(table) else ()
     if config.num_splits > 1:
         kernels += (_combine(problem, config),)
-    return Plan(request, problem, config, variant, tables, is_complete, num_sms, kernels, orders)
+    return Plan(request, problem, config, variant, tables, is_complete, num_sms, kernels, numbers, orders)
 
 
 def stamps_shape(plan: Plan, ctas: int) -> tuple[int, int, int, int]:

@@ -95,6 +95,17 @@ def test_packed_sequences_have_no_table_of_the_host():
     assert plan.calls(Sizes(734, 0, (700, 1)))[0].kernel == "combine"
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_combine_has_a_program_for_every_four_rows_begun(is_packed):
+    q, k = (operand(*(1,) * (not is_packed), rows, heads, 64) for rows, heads in ((5, 3), (300, 1)))
+    plan = plan_for(
+        request_of((q, k, k), Semantics(), Choices(num_splits=2), packed=(2, 4, 200) if is_packed else None)
+    )
+    combine = plan.calls(Sizes(5, 300, (4, 200) if is_packed else (0, 0)))[-1]
+    assert (combine.kernel, combine.grid) == ("combine", (4,))
+    assert combine.arguments[4:6] == (15, 5)
+
+
 REFUSALS = (
     ({"q": operand(2, 8, 3, 128)}, "nheads must be a multiple of nheads_kv, got 3 and 2"),
     ({"q": operand(2, 8, 8, 60), "k": operand(2, 9, 2, 60)}, "head_dim must be a multiple of 8, at most 256, got q"),
