@@ -1,0 +1,97 @@
+"""Error over bound of every individual of a colony, before and after the output's last rounding.
+
+The truth is float64 and has an error of its own (:mod:`fa3_reference.attention`); it is taken off the kernel's error before
+that is divided, so that a ratio above 1 is never the truth's doing. Products that are 0 err by nothing: of a row's channels
+only its own count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fa3_kernels.twin.forward import forward
+from fa3_reference.attention import attention
+from fa3_reference.bounds import ErrorBound, KernelModel, forward_bound
+from fa3_reference.formats import FORMATS, encode
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify.adversary.colony import LOG2_E, Colony
+from fa3verify.metrics import difference, error_ratio
+
+Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
+UNROUNDED = frozenset({"output"})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Error over bound: ``out`` (problems, columns) before the last rounding, ``rounded`` after it, ``lse`` (problems,).
+
+    ``rounded`` charges the rounding of binary32 as well, and so is low by at most 2^-12: what is published is judged by
+    :func:`judge_rounded`.
+    """
+
+    out: np.ndarray
+    rounded: np.ndarray
+    lse: np.ndarray
+
+
+def judge(colony: Colony, bound: Bound = forward_bound) -> Verdict:
+    """Run the twin, the truth and the bound on a colony."""
+    problem, operands, config = colony.problem, colony.operands, colony.island.config
+    with np.errstate(all="ignore"):
+        got = forward(problem, operands, config, ideal=UNROUNDED)
+        truth = attention(problem, *operands.dequantized(problem))
+        model = replace(config.traits.kernel_model(config), out_dtype="fp32")
+        limit = bound(problem, operands, model)
+        lse = truth.lse.reshape(-1)
+        out_floor, lse_floor = _truth_error(colony, lse)
+        out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got.out, truth.out, limit.out))
+        coarse, fmt = _rounding(exact, out, out_limit, config.out_dtype), FORMATS[config.out_dtype]
+        stored = encode(out.astype(np.float64), fmt, "ieee")
+        return Verdict(
+            _ratio(out, exact, out_limit, out_floor),
+            _ratio(stored, exact, out_limit + coarse, out_floor),
+            _ratio(got.lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
+        )
+
+
+def judge_rounded(colony: Colony, bound: Bound = forward_bound) -> np.ndarray:
+    """Return error over bound of what the kernel stores, (problems, columns)."""
+    problem, operands, config = colony.problem, colony.operands, colony.island.config
+    with np.errstate(all="ignore"):
+        got = forward(problem, operands, config).out
+        truth = attention(problem, *operands.dequantized(problem))
+        limit = bound(problem, operands, config.traits.kernel_model(config)).out
+        out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (got, truth.out, limit))
+        return _ratio(out, exact, limit, _truth_error(colony, truth.lse.reshape(-1))[0])
+
+
+def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    error = np.abs(difference(got, exact))
+    return error_ratio(np.where(np.isfinite(error), np.maximum(error - floor, 0.0), error), limit)
+
+
+def _rounding(exact: np.ndarray, out: np.ndarray, limit: np.ndarray, name: str) -> np.ndarray:
+    """Half an ulp of the output format at the largest output that the bound allows; Inf where that may overflow."""
+    fmt = FORMATS[name]
+    largest = np.abs(exact) + limit
+    half = np.ldexp(0.5, np.maximum(np.frexp(largest)[1] - 1, fmt.min_exponent) - fmt.fraction_bits)
+    return np.where(largest > fmt.max_finite, np.inf, np.minimum(half, largest))
+
+
+def _truth_error(colony: Colony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Largest error of the truth's own float64, of out (problems, columns) and lse (problems,)."""
+    scale = np.abs(colony.factors) / LOG2_E
+    spread = (scale * np.einsum("rw,rkw->rk", np.abs(colony.q), np.abs(colony.k))).max(1)
+    softcap = colony.environment.softcap
+    score_range = 2 * np.minimum(spread, softcap or np.inf)
+    relative = 2.0**-53 * ((colony.island.width + 8) * spread + score_range + colony.island.keys + 8)
+    v = np.abs(colony.v) * colony.per_key(colony.environment.v_descale)
+    s = scale * colony.raw_scores
+    s = np.where(np.isfinite(s), s, 0.0)
+    s = softcap * np.tanh(s / softcap) if softcap else s
+    weighted = np.exp(np.minimum(s - lse[:, None], 0.0)) @ v.T  # sum P |v|, hidden keys included
+    least = colony.island.keys * 2.0**-1022 * v.max(1)
+    return 2 * relative[:, None] * weighted + least, relative + 2.0**-53 * np.abs(lse)
