@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from fa3_kernels.plan.tiles import split_ranges
 from fa3_reference.formats import FORMATS
 from fa3verify.adversary.colony import FP32_MAX, LOG2_E, Colony
 from fa3verify.adversary.guide import Guide
@@ -57,36 +60,51 @@ def _descale_ratio(colony: Colony, row: int, column: int) -> bool:
     return descale.size > 1 and _leaves(*(descale[1:] / descale[:-1]))
 
 
-def _tile_maxima(colony: Colony, row: int) -> np.ndarray:
-    """Largest log2 score of each key tile."""
-    scores, size = Guide.of(colony).scores[row], colony.island.tile_n
-    return np.array([scores[i : i + size].max() for i in range(0, scores.size, size)])
+def _visits(colony: Colony, row: int) -> Iterator[list[tuple[slice, float]]]:
+    """Key tiles in the order of the kernel, each with the maximum so far, split by split."""
+    island, scores = colony.island, Guide.of(colony).scores[row]
+    with_keys = [t for t in range(island.tiles) if np.isfinite(scores[t * island.tile_n : (t + 1) * island.tile_n]).any()]
+    for part in split_ranges(range(island.tiles), island.num_splits):
+        visits, top = [], -np.inf
+        for tile in (t for t in reversed(part) if t in with_keys):
+            keys = slice(tile * island.tile_n, (tile + 1) * island.tile_n)
+            top = max(top, float(scores[keys].max()))
+            visits.append((keys, top))
+        yield visits
+
+
+def _weights(colony: Colony, row: int, keys: slice, top: float) -> np.ndarray:
+    """P of a tile when it is visited."""
+    return np.exp2(Guide.of(colony).scores[row, keys] - top + colony.island.config.p_offset_log2)
 
 
 def _unnormalised(colony: Colony, row: int, column: int) -> bool:
-    scores, size = Guide.of(colony).scores[row], colony.island.tile_n
-    v = np.abs(colony.v[column])
-    offset, top, total, largest = colony.island.config.p_offset_log2, -np.inf, 0.0, 0.0
-    descale = colony.per_key(colony.environment.v_descale)
-    before = descale[-1]
-    for start in reversed(range(0, scores.size, size)):
-        keys = slice(start, start + size)
-        new = max(top, scores[keys].max())
-        if np.isneginf(new):
-            continue
-        total = total * np.exp2(top - new) * before / descale[start] + np.exp2(scores[keys] - new + offset) @ v[keys]
-        top, before, largest = new, descale[start], max(largest, total)
-    return largest >= 2.0**127
+    v, descale = np.abs(colony.v[column]), colony.per_key(colony.environment.v_descale)
+    for visits in _visits(colony, row):
+        total, before = 0.0, None
+        for keys, top in visits:
+            here = descale[keys.start]
+            if before is not None:
+                total *= np.exp2(before[0] - top) * before[1] / here
+            total += _weights(colony, row, keys, top) @ v[keys]
+            if total >= 2.0**127 or total * here >= 2.0**127:
+                return True
+            before = top, here
+    return False
 
 
 def _flushed(colony: Colony, row: int, column: int) -> bool:
-    maxima = _tile_maxima(colony, row)
-    maxima = maxima[np.isfinite(maxima)]
+    """Whether maxima of tiles or splits lie so far apart that a factor between them may be subnormal."""
+    maxima = np.array([top for visits in _visits(colony, row) for _, top in visits])
     return maxima.size > 1 and float(np.ptp(maxima)) > 125
 
 
 def _subnormal(colony: Colony, row: int, column: int) -> bool:
-    guide, fmt = Guide.of(colony), FORMATS[colony.island.dtype]
-    p, v = guide.stored[row], np.abs(colony.v[column])
-    counts = (p > 0) & (v > 0)
-    return bool((counts & ((p < fmt.min_normal) | (v < fmt.min_normal))).any())
+    fmt, v = FORMATS[colony.island.dtype], np.abs(colony.v[column])
+    for visits in _visits(colony, row):
+        for keys, top in visits:
+            p = _weights(colony, row, keys, top)
+            counts = (p > fmt.min_subnormal / 4) & (v[keys] > 0)
+            if (counts & ((p < fmt.min_normal) | (v[keys] < fmt.min_normal))).any():
+                return True
+    return False

@@ -110,21 +110,14 @@ class Colony:
 
     def per_key(self, descale: np.ndarray) -> np.ndarray:
         """Descale of every key, float64 (keys,)."""
-        tile = np.arange(self.island.keys) // self.island.tile_n
-        return descale.astype(np.float64)[tile // self.island.descale_tiles if self.island.descale_tiles else 0 * tile]
+        block = self.island.tile_n * self.island.descale_tiles or self.island.keys
+        return np.repeat(descale.astype(np.float64), block)[: self.island.keys]
 
     @property
     def factors(self) -> np.ndarray:
         """What takes raw scores to log2 units before the softcap, float64 (problems, keys)."""
         scale = self.environment.softmax_scale * LOG2_E
         return scale * self.q_descale.astype(np.float64)[:, None] * self.per_key(self.environment.k_descale)
-
-    @property
-    def visible(self) -> np.ndarray:
-        """Keys each row sees, bool (problems, keys)."""
-        island = self.island
-        _, stop = self.problem.visible_keys(np.arange(island.rows), island.rows, island.keys)
-        return np.tile(np.arange(island.keys) < stop[:, None], (island.batch, 1))
 
     def copied(self) -> Colony:
         arrays = {name: getattr(self, name).copy() for name in ("q", "k", "q_descale", "v")}

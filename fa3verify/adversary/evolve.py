@@ -51,8 +51,10 @@ class _Chances:
         self.mutations, self.rng, self.credit = mutations, rng, np.ones(len(mutations))
 
     def draw(self) -> int:
-        share = 0.4 / len(self.credit) + 0.6 * self.credit / self.credit.sum()
-        return int(self.rng.choice(len(share), p=share))
+        if self.rng.random() < 0.4:
+            return int(self.rng.integers(len(self.credit)))
+        total = self.credit.cumsum()
+        return int(np.searchsorted(total, self.rng.random() * total[-1]))
 
     def learn(self, tried: list[int], is_better: bool) -> None:
         for index in tried:

@@ -37,8 +37,8 @@ class Guide:
             computed = scores.astype(np.float32) * factors.astype(np.float32).astype(np.float64)
             if island.softcap:
                 exact, computed = (softcap * np.tanh(x / softcap) for x in (exact, computed))
-            visible = colony.visible
-            exact, computed = (np.where(visible & np.isfinite(x), x, -np.inf) for x in (exact, computed))
+            visible = island.visible
+            exact, computed = (np.where(visible & (np.abs(x) < np.inf), x, -np.inf) for x in (exact, computed))
             top = np.where(np.isneginf(exact.max(1)), 0.0, exact.max(1))
             offset = island.config.p_offset_log2
             base = (computed.max(1) - offset).astype(np.float32)[:, None]
@@ -63,3 +63,17 @@ def worst_sums() -> np.ndarray:
     exact = x.astype(np.float64)
     orders = [np.argsort(error) for error in (mufu.rcp(x) * exact - 1, mufu.lg2(x) - np.log2(exact))]
     return exact[np.concatenate([part for order in orders for part in (order[:64], order[-64:])])]
+
+
+def some_keys(count: int, tile_n: int, rng: np.random.Generator) -> np.ndarray:
+    """Return one key, a few, a run, a tile, or all of them; never none."""
+    kind = rng.integers(5)
+    if kind == 1 and (chosen := np.flatnonzero(rng.random(count) < rng.random() ** 2)).size:
+        return chosen
+    if kind == 2:
+        start = rng.integers(count)
+        return np.arange(start, rng.integers(start, count) + 1)
+    if kind == 3:
+        start = tile_n * rng.integers(-(-count // tile_n))
+        return np.arange(start, min(start + tile_n, count))
+    return np.arange(count) if kind == 4 else rng.integers(count, size=1)

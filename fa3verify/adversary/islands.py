@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 from fa3_kernels.plan.config import Config, OutDtype
 from fa3_reference.problem import AttentionProblem, Dtype
@@ -37,7 +40,7 @@ class Island:
     width: int = 1
     batch: int = 1
     rows: int = 16
-    columns: int = 64
+    columns: int = 32
     num_splits: int = 1
     promotion_interval: int = 0
     out_dtype: OutDtype = ""  # type: ignore[assignment]
@@ -48,8 +51,7 @@ class Island:
     @property
     def config(self) -> Config:
         """Configuration of the twin."""
-        switches = (self.out_dtype, self.promotion_interval, self.num_splits)
-        return Config(self.dtype, 64 if self.head_dim <= 64 else 128, 64, self.tile_n, *switches)
+        return _config(self)
 
     @property
     def head_dim(self) -> int:
@@ -69,6 +71,11 @@ class Island:
         """Descales of K, and of V."""
         return -(-self.tiles // self.descale_tiles) if self.descale_tiles else 1
 
+    @property
+    def visible(self) -> np.ndarray:
+        """Keys each row sees, bool (problems, keys), read-only."""
+        return _visible(self)
+
     def problem(self, softmax_scale: float, softcap: float) -> AttentionProblem:
         """All rows as one problem."""
         return AttentionProblem(
@@ -78,6 +85,20 @@ class Island:
             softcap=softcap if self.softcap else 0.0,
             softmax_scale=softmax_scale,
         )
+
+
+@cache
+def _config(island: Island) -> Config:
+    switches = (island.out_dtype, island.promotion_interval, island.num_splits)
+    return Config(island.dtype, 64 if island.head_dim <= 64 else 128, 64, island.tile_n, *switches)
+
+
+@cache
+def _visible(island: Island) -> np.ndarray:
+    _, stop = island.problem(1.0, 1.0).visible_keys(np.arange(island.rows), island.rows, island.keys)
+    visible = np.tile(np.arange(island.keys) < stop[:, None], (island.batch, 1))
+    visible.flags.writeable = False
+    return visible
 
 
 # Few keys let a single operation's error stand alone, whole tiles let errors of one sign add up, several tiles and splits

@@ -9,7 +9,7 @@ import numpy as np
 
 from fa3_reference.formats import FORMATS
 from fa3verify.adversary.colony import Colony, positive, rounded
-from fa3verify.adversary.guide import Guide, worst_exponents, worst_sums
+from fa3verify.adversary.guide import Guide, some_keys, worst_exponents, worst_sums
 
 
 @dataclass(slots=True)
@@ -38,20 +38,7 @@ class Row:
         return self.colony.island.config.p_offset_log2
 
     def some(self) -> np.ndarray:
-        """One key, a few, a run, a tile, or all."""
-        rng, n, tile = self.rng, self.keys, self.colony.island.tile_n
-        kind = rng.integers(5)
-        if kind == 0:
-            return rng.integers(n, size=1)
-        if kind == 1:
-            return np.flatnonzero(rng.random(n) < rng.random() ** 2)
-        if kind == 2:
-            start, stop = np.sort(rng.integers(n + 1, size=2))
-            return np.arange(start, stop)
-        if kind == 3:
-            start = tile * rng.integers(-(-n // tile))
-            return np.arange(start, min(start + tile, n))
-        return np.arange(n)
+        return some_keys(self.keys, self.colony.island.tile_n, self.rng)
 
     def write(self, keys: np.ndarray, log2_scores: np.ndarray) -> None:
         """Give keys these scores, as nearly as ``width`` digits of K can."""

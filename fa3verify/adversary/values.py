@@ -9,7 +9,7 @@ import numpy as np
 
 from fa3_reference.formats import FORMATS, Format
 from fa3verify.adversary.colony import Colony, rounded
-from fa3verify.adversary.guide import Guide
+from fa3verify.adversary.guide import Guide, some_keys
 
 
 @dataclass(slots=True)
@@ -37,23 +37,10 @@ class Column:
         return float(self.exact @ self.v / max(self.exact.sum(), 2.0**-300))
 
     def some(self) -> np.ndarray:
-        """Keys: one, a few, a run, a tile, those with weight, or all."""
-        rng, n, tile = self.rng, self.v.size, self.colony.island.tile_n
-        kind = rng.integers(6)
-        if kind == 0:
-            return rng.integers(n, size=1)
-        if kind == 1:
-            return np.flatnonzero(rng.random(n) < rng.random() ** 2)
-        if kind == 2:
-            start, stop = np.sort(rng.integers(n + 1, size=2))
-            return np.arange(start, stop)
-        if kind == 3:
-            start = tile * rng.integers(-(-n // tile))
-            return np.arange(start, min(start + tile, n))
-        if kind == 4:
-            order = np.argsort(-self.exact)
-            return order[: rng.integers(1, 5)]
-        return np.arange(n)
+        """Some keys, or those of the largest weights."""
+        if self.rng.random() < 0.2:
+            return np.argsort(-self.exact)[: self.rng.integers(1, 5)]
+        return some_keys(self.v.size, self.colony.island.tile_n, self.rng)
 
     def write(self, keys: np.ndarray, values: np.ndarray | float) -> None:
         self.v[keys] = rounded(np.broadcast_to(values, keys.shape).astype(np.float64), self.colony.island.dtype)
