@@ -1,7 +1,8 @@
 """The search on one island: parents and children side by side, every row with every channel of V, generation by generation.
 
-A colony keeps its better half of rows and of channels. Of rows that look alike only a few stay, what mutates successfully
-mutates more often, and a colony that no longer climbs starts again: from normal inputs, or from one that climbed before.
+A colony keeps its better half of rows and of channels. Of rows that look alike only a few stay, and what mutates
+successfully mutates more often. A colony that no longer climbs starts again: from normal inputs, or in a niche, which is a
+size of the bound, from the best that was ever met there. So small terms of the bound are tried where they are the largest.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from fa3verify.adversary.islands import Island
 from fa3verify.adversary.judge import Bound, Verdict, judge, judge_rounded
 
 PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
-OBJECTIVES = (("out", False), ("out", True), ("lse", False), ("lse", True))  # what climbs, and whether extremes are tried
+NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
+# What climbs, and whether extremes are tried.
+OBJECTIVES = (("out", False), ("rest", False), ("lse", False), ("out", True), ("rest", True), ("lse", True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +78,40 @@ class Search:
     def __init__(self, island: Island, seed: int, bound: Bound = forward_bound) -> None:
         self.island, self.bound, self.rng = island, bound, np.random.default_rng(seed)
         self.found = Findings()
-        self.hall: list[Colony] = []
+        self.archive: dict[tuple[str, int], tuple[float, Colony]] = {}  # objective and niche -> best of row 0, column 0
         self.chances = _Chances(scores.MUTATIONS, self.rng), _Chances(values.MUTATIONS, self.rng)
         self._start(Colony.normal(island, self.rng))
 
-    def _start(self, colony: Colony) -> None:
+    def _start(self, colony: Colony, niche: int | None = None) -> None:
         self.objective, self.wild = OBJECTIVES[self.found.restarts % len(OBJECTIVES)]
-        self.parents, self.height, self.stalled, self.step = colony, 0.0, 0, 0.5
+        self.parents, self.niche, self.height, self.stalled, self.step = colony, niche, 0.0, 0, 0.5
         self.is_new = True
 
     def _restart(self) -> None:
-        self.hall = [*self.hall[-11:], self.parents]
         self.found.restarts += 1
-        fresh = Colony.normal(self.island, self.rng)
-        if self.rng.random() < 0.4:
-            old, rows = self.hall[self.rng.integers(len(self.hall))], self.island.problems // 2
-            fresh.environment = old.environment
-            fresh.q[:rows], fresh.k[:rows], fresh.q_descale[:rows] = old.q[:rows], old.k[:rows], old.q_descale[:rows]
-            fresh.v[: len(old.v) // 2] = old.v[: len(old.v) // 2]
-        self._start(fresh)
+        fresh, objective = Colony.normal(self.island, self.rng), OBJECTIVES[self.found.restarts % len(OBJECTIVES)][0]
+        niches = [niche for name, niche in self.archive if name == objective]
+        if not niches or self.rng.random() < 0.3:
+            return self._start(fresh)
+        niche = niches[self.rng.integers(len(niches))]
+        old = self.archive[objective, niche][1]
+        fresh.environment = old.environment
+        fresh.q[0], fresh.k[0], fresh.q_descale[0], fresh.v[0] = old.q[0], old.k[0], old.q_descale[0], old.v[0]
+        self._start(fresh, niche)
+
+    def _fitness(self, colony: Colony, verdict: Verdict) -> np.ndarray:
+        """What climbs, (problems, columns or 1): error over bound, less outside the niche; the archive learns of it."""
+        ratio, bound = getattr(verdict, self.objective), getattr(verdict, f"{self.objective}_bound")
+        ratio, bound = ratio.reshape(len(ratio), -1), bound.reshape(len(bound), -1)
+        counts = np.isfinite(ratio) & np.isfinite(bound) & (ratio > 0)  # a lost output is recorded; it leads nowhere
+        niches = np.floor(np.clip(np.where(counts, bound, 0.0), *NICHES)).astype(int)
+        ratio = np.where(counts, ratio, 0.0)
+        for niche in np.unique(niches[counts]).tolist():
+            row, column = _place(np.where(niches == niche, ratio, 0.0))
+            if ratio[row, column] > self.archive.get((self.objective, niche), (0.0,))[0]:
+                one = colony.taken(np.array([row]), np.array([column]))
+                self.archive[self.objective, niche] = float(ratio[row, column]), one
+        return ratio if self.niche is None else ratio * np.exp2(-np.abs(niches - self.niche))
 
     def generation(self) -> Verdict:
         """Breed, judge and select once."""
@@ -107,16 +125,16 @@ class Search:
                 with np.errstate(all="ignore"):
                     surroundings.mutate(colony, self.step, self.wild, self.rng)
         self.is_new = False
-        verdict = judge(colony, self.bound)
+        guide = Guide.of(colony)
+        verdict = judge(colony, self.bound, guide)
         self.found.problems += self.island.problems
         self.found.generations += 1
         self._record(colony, verdict)
-        fitness = verdict.lse[:, None] if self.objective == "lse" else verdict.out
-        fitness = np.where(np.isfinite(fitness), fitness, 0.0)  # a lost output is recorded; it leads nowhere
+        fitness = self._fitness(colony, verdict)
         top = float(fitness.max())
         if not moved or top >= 0.98 * self.height:
             self._learn(tried, fitness)
-            self.parents = self._selected(colony, fitness, Guide.of(colony))
+            self.parents = self._selected(colony, fitness, guide)
             self.stalled = 0 if top > 1.002 * self.height else self.stalled + 1
             self.height = max(top, self.height) if not moved else top
         else:

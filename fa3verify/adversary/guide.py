@@ -1,7 +1,7 @@
 """What steers a mutation: the weights of a row's keys as the kernel and as exact arithmetic have them, and worst fractions.
 
-Only chance is led by these numbers, nothing is judged by them, so shortcuts do no harm: one maximum for all tiles, scores
-of a chain taken as exact.
+Only chance is led by these numbers, nothing is judged by them, so a shortcut does no harm: the scores of a chain count as
+exact.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 
+from fa3_kernels.plan.tiles import split_ranges
 from fa3_kernels.twin import mufu
 from fa3verify.adversary.colony import LOG2_E, Colony, rounded
 
@@ -19,32 +20,61 @@ from fa3verify.adversary.colony import LOG2_E, Colony, rounded
 class Guide:
     """Of every row of a colony: log2 ``scores`` and weights, float64 (problems, keys), in the scale of the row's maximum.
 
-    ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the colony.
+    ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the island.
+    ``rounding`` is what rounding to P's format takes from a weight, 0 where the weight is such a number but for its error.
     """
 
     scores: np.ndarray
     top: np.ndarray
     exact: np.ndarray
     stored: np.ndarray
+    rounding: np.ndarray
     visible: np.ndarray
 
     @classmethod
     def of(cls, colony: Colony) -> Guide:
-        island, softcap = colony.island, colony.environment.softcap * LOG2_E
         with np.errstate(all="ignore"):
-            scores, factors = colony.raw_scores, colony.factors
-            exact = scores * factors
-            computed = scores.astype(np.float32) * factors.astype(np.float32).astype(np.float64)
-            if island.softcap:
-                exact, computed = (softcap * np.tanh(x / softcap) for x in (exact, computed))
-            visible = island.visible
-            exact, computed = (np.where(visible & (np.abs(x) < np.inf), x, -np.inf) for x in (exact, computed))
+            exact, computed = _scores(colony)
+            exact, computed = (np.where(colony.island.visible & (np.abs(x) < np.inf), x, -np.inf) for x in (exact, computed))
             top = np.where(np.isneginf(exact.max(1)), 0.0, exact.max(1))
-            offset = island.config.p_offset_log2
-            base = (computed.max(1) - offset).astype(np.float32)[:, None]
-            p = mufu.ex2((computed - np.where(np.isneginf(base), 0.0, base)).astype(np.float32))
-            stored = rounded(p.astype(np.float64), island.dtype)
-            return cls(exact, top, np.exp2(exact - top[:, None] + offset), stored, visible)
+            p, scale = _weights(colony, computed, top)
+            stored = rounded(p, colony.island.dtype)
+            lost, size = np.abs(p - stored), 8 + np.abs(computed) + np.abs(top)[:, None]
+            lost = np.where(lost > 2.0**-22 * size * p, lost, 0.0)
+            weights = np.exp2(exact - top[:, None] + colony.island.config.p_offset_log2)
+            return cls(exact, top, weights, scale * stored, scale * lost, colony.island.visible)
+
+
+def _scores(colony: Colony) -> tuple[np.ndarray, np.ndarray]:
+    """Scores in log2 units, exact ones and those before the last fma with c as the kernel has it, (problems, keys)."""
+    environment, raw = colony.environment, colony.raw_scores
+    scale = np.float32(environment.softmax_scale * LOG2_E)
+    c = (scale * colony.q_descale)[:, None] * colony.per_key(environment.k_descale).astype(np.float32)
+    c = np.maximum(c, np.float32(2.0**-126))
+    exact = raw * colony.factors
+    if not colony.island.softcap:
+        return exact, raw * c.astype(np.float64)
+    softcap = environment.softcap
+    grown = mufu.ex2(raw.astype(np.float32) * (c * np.float32(2 / softcap)))
+    tanh = (1.0 - 2.0 * mufu.rcp(grown + np.float32(1))).astype(np.float32)
+    unit = np.float64(np.float32(max(softcap * LOG2_E, 2.0**-126)))
+    return softcap * LOG2_E * np.tanh(exact / (softcap * LOG2_E)), tanh * unit
+
+
+def _weights(colony: Colony, computed: np.ndarray, top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """P as it is before it is rounded, and what takes it to the scale of the row's maximum."""
+    island = colony.island
+    p, scale = np.zeros(computed.shape), np.zeros(computed.shape)
+    for part in split_ranges(range(island.tiles), island.num_splits):
+        running = np.full(len(computed), -np.inf, np.float32)
+        for tile in reversed(part):
+            keys = slice(tile * island.tile_n, (tile + 1) * island.tile_n)
+            x = computed[:, keys]
+            running = np.maximum(running, (x.max(1) - island.config.p_offset_log2).astype(np.float32))
+            base = np.where(np.isneginf(running), np.float32(0), running)
+            p[:, keys] = mufu.ex2((x - base[:, None]).astype(np.float32))
+            scale[:, keys] = np.exp2(base + island.config.p_offset_log2 - top)[:, None]
+    return p, scale
 
 
 @cache

@@ -18,6 +18,7 @@ from fa3_reference.bounds import ErrorBound, KernelModel, forward_bound
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.adversary.colony import LOG2_E, Colony
+from fa3verify.adversary.guide import Guide
 from fa3verify.metrics import difference, error_ratio
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
@@ -29,16 +30,23 @@ class Verdict:
     """Error over bound: ``out`` (problems, columns) before the last rounding, ``rounded`` after it, ``lse`` (problems,).
 
     ``rounded`` charges the rounding of binary32 as well, and so is low by at most 2^-12: what is published is judged by
-    :func:`judge_rounded`.
+    :func:`judge_rounded`. ``rest`` is ``out`` without the rounding of P, whose error is known and drowns all others, taken
+    off error and bound. ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to
+    sum P |v|.
     """
 
     out: np.ndarray
     rounded: np.ndarray
     lse: np.ndarray
+    rest: np.ndarray
+    out_bound: np.ndarray
+    rest_bound: np.ndarray
+    lse_bound: np.ndarray
 
 
-def judge(colony: Colony, bound: Bound = forward_bound) -> Verdict:
-    """Run the twin, the truth and the bound on a colony."""
+def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = None) -> Verdict:
+    """Run the twin, the truth and the bound on a colony; ``guide`` is the colony's, where it is known."""
+    guide = guide or Guide.of(colony)
     problem, operands, config = colony.problem, colony.operands, colony.island.config
     with np.errstate(all="ignore"):
         got = forward(problem, operands, config, ideal=UNROUNDED)
@@ -46,14 +54,20 @@ def judge(colony: Colony, bound: Bound = forward_bound) -> Verdict:
         model = replace(config.traits.kernel_model(config), out_dtype="fp32")
         limit = bound(problem, operands, model)
         lse = truth.lse.reshape(-1)
-        out_floor, lse_floor = _truth_error(colony, lse)
+        size, out_floor, lse_floor = _truth_error(colony, lse)
         out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got.out, truth.out, limit.out))
         coarse, fmt = _rounding(exact, out, out_limit, config.out_dtype), FORMATS[config.out_dtype]
+        known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
+        known = np.minimum(known / guide.exact.sum(1)[:, None], 0.999 * out_limit)
         stored = encode(out.astype(np.float64), fmt, "ieee")
         return Verdict(
             _ratio(out, exact, out_limit, out_floor),
             _ratio(stored, exact, out_limit + coarse, out_floor),
             _ratio(got.lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
+            _ratio(out, exact, out_limit - known, out_floor + known),
+            np.log2(out_limit / size),
+            np.log2((out_limit - known) / size),
+            np.log2(limit.lse.reshape(-1)),
         )
 
 
@@ -65,7 +79,7 @@ def judge_rounded(colony: Colony, bound: Bound = forward_bound) -> np.ndarray:
         truth = attention(problem, *operands.dequantized(problem))
         limit = bound(problem, operands, config.traits.kernel_model(config)).out
         out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (got, truth.out, limit))
-        return _ratio(out, exact, limit, _truth_error(colony, truth.lse.reshape(-1))[0])
+        return _ratio(out, exact, limit, _truth_error(colony, truth.lse.reshape(-1))[1])
 
 
 def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:
@@ -81,8 +95,8 @@ def _rounding(exact: np.ndarray, out: np.ndarray, limit: np.ndarray, name: str) 
     return np.where(largest > fmt.max_finite, np.inf, np.minimum(half, largest))
 
 
-def _truth_error(colony: Colony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Largest error of the truth's own float64, of out (problems, columns) and lse (problems,)."""
+def _truth_error(colony: Colony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """sum P |v| (problems, columns), and the largest errors of the truth's own float64 in out and in lse."""
     scale = np.abs(colony.factors) / LOG2_E
     spread = (scale * np.einsum("rw,rkw->rk", np.abs(colony.q), np.abs(colony.k))).max(1)
     softcap = colony.environment.softcap
@@ -92,6 +106,7 @@ def _truth_error(colony: Colony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarra
     s = scale * colony.raw_scores
     s = np.where(np.isfinite(s), s, 0.0)
     s = softcap * np.tanh(s / softcap) if softcap else s
-    weighted = np.exp(np.minimum(s - lse[:, None], 0.0)) @ v.T  # sum P |v|, hidden keys included
+    p = np.where(colony.island.visible, np.exp(np.minimum(s - lse[:, None], 0.0)), 0.0)
+    weighted = p @ v.T
     least = colony.island.keys * 2.0**-1022 * v.max(1)
-    return 2 * relative[:, None] * weighted + least, relative + 2.0**-53 * np.abs(lse)
+    return weighted, 2 * relative[:, None] * weighted + least, relative + 2.0**-53 * np.abs(lse)
