@@ -63,7 +63,9 @@ def _descale_ratio(colony: Colony, row: int, column: int) -> bool:
 def _visits(colony: Colony, row: int) -> Iterator[list[tuple[slice, float]]]:
     """Key tiles in the order of the kernel, each with the maximum so far, split by split."""
     island, scores = colony.island, Guide.of(colony).scores[row]
-    with_keys = [t for t in range(island.tiles) if np.isfinite(scores[t * island.tile_n : (t + 1) * island.tile_n]).any()]
+    with_keys = [
+        t for t in range(island.tiles) if np.isfinite(scores[t * island.tile_n : (t + 1) * island.tile_n]).any()
+    ]
     for part in split_ranges(range(island.tiles), island.num_splits):
         visits, top = [], -np.inf
         for tile in (t for t in reversed(part) if t in with_keys):

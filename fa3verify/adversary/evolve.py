@@ -38,11 +38,15 @@ class Find:
 
 @dataclass(slots=True)
 class Findings:
-    """What a search has met: the largest ratio of ``out``, ``rounded`` and ``lse``, and the first beyond 1 of every cause."""
+    """What a search has met: the largest ratio of ``out``, ``rounded`` and ``lse``, and the first beyond 1 of every cause.
+
+    ``above_1`` counts outputs and lse beyond their bounds.
+    """
 
     problems: int = 0
     generations: int = 0
     restarts: int = 0
+    above_1: int = 0
     best: dict[str, Find] = field(default_factory=dict)
     violations: dict[str, Find] = field(default_factory=dict)
 
@@ -70,12 +74,12 @@ class Search:
     Parameters
     ----------
     island : Island
-    seed : int
+    seed : int or list of int
     bound : callable
         What is searched for a hole: a function like :func:`fa3_reference.bounds.forward_bound`.
     """
 
-    def __init__(self, island: Island, seed: int, bound: Bound = forward_bound) -> None:
+    def __init__(self, island: Island, seed: int | list[int], bound: Bound = forward_bound) -> None:
         self.island, self.bound, self.rng = island, bound, np.random.default_rng(seed)
         self.found = Findings()
         self.archive: dict[tuple[str, int], tuple[float, Colony]] = {}  # objective and niche -> best of row 0, column 0
@@ -215,6 +219,7 @@ class Search:
                 self._keep(colony, name, row, column)
         for ratio in (verdict.out, verdict.lse):
             beyond = np.argwhere(~(ratio <= 1))
+            self.found.above_1 += len(beyond)
             for place in self.rng.permutation(len(beyond))[:3]:
                 self._violation(colony, int(beyond[place][0]), int(beyond[place][-1]) if ratio.ndim == 2 else 0)
 
@@ -267,7 +272,7 @@ def _varied(heights: np.ndarray, looks: np.ndarray, count: int) -> np.ndarray:
     return np.array([*chosen, *passed][:count])
 
 
-def search(island: Island, seed: int, problems: int, bound: Bound = forward_bound) -> Findings:
+def search(island: Island, seed: int | list[int], problems: int, bound: Bound = forward_bound) -> Findings:
     """Search an island from normal inputs until so many problems were judged."""
     run = Search(island, seed, bound)
     while run.found.problems < problems:

@@ -35,7 +35,9 @@ class Guide:
     def of(cls, colony: Colony) -> Guide:
         with np.errstate(all="ignore"):
             exact, computed = _scores(colony)
-            exact, computed = (np.where(colony.island.visible & (np.abs(x) < np.inf), x, -np.inf) for x in (exact, computed))
+            exact, computed = (
+                np.where(colony.island.visible & (np.abs(x) < np.inf), x, -np.inf) for x in (exact, computed)
+            )
             top = np.where(np.isneginf(exact.max(1)), 0.0, exact.max(1))
             p, scale = _weights(colony, computed, top)
             stored = rounded(p, colony.island.dtype)

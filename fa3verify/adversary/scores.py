@@ -65,7 +65,9 @@ def _nudge(row: Row) -> None:
 def _shift(row: Row) -> None:
     """Move a group as a whole, by little or by up to 160 binary orders."""
     keys, far = row.some(), row.rng.random() < 0.5
-    row.write(keys, row.scores[keys] + (row.rng.uniform(-160, 160) if far else 4 * row.step * row.rng.standard_normal()))
+    row.write(
+        keys, row.scores[keys] + (row.rng.uniform(-160, 160) if far else 4 * row.step * row.rng.standard_normal())
+    )
 
 
 def _equal(row: Row) -> None:

@@ -135,7 +135,9 @@ def _balance(column: Column) -> None:
 def _common(column: Column) -> None:
     """Add one value to a group: a large mean with small differences."""
     keys = column.some()
-    column.write(keys, column.v[keys] + column.v[column.rng.integers(column.v.size)] * column.rng.choice([-8, -1, 1, 8]))
+    column.write(
+        keys, column.v[keys] + column.v[column.rng.integers(column.v.size)] * column.rng.choice([-8, -1, 1, 8])
+    )
 
 
 MUTATIONS: tuple[Callable[[Column], None], ...] = (

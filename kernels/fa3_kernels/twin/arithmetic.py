@@ -16,7 +16,12 @@ from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, wgmma
 
 Source = Literal["scores", "exp2", "p_rounding", "pv", "output"]
-SOURCES: tuple[Source, ...] = ("scores", "exp2", "p_rounding", "pv")  # of the error budget; the output's rounding is its own
+SOURCES: tuple[Source, ...] = (
+    "scores",
+    "exp2",
+    "p_rounding",
+    "pv",
+)  # of the error budget; the output's rounding is its own
 
 
 @dataclass(frozen=True, slots=True)
