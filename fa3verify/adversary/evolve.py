@@ -24,7 +24,7 @@ from fa3verify.adversary.judge import Bound, Verdict, judge, judge_rounded
 PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
 NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
 # What climbs, and whether extremes are tried.
-OBJECTIVES = (("out", False), ("rest", False), ("lse", False), ("out", True), ("rest", True), ("lse", True))
+OBJECTIVES = (("out", True), ("rest", False), ("lse", True), ("out", False), ("rest", True), ("lse", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Search:
         moved = False
         if not self.is_new:
             colony, tried = self._offspring(guide)
-            moved = bool(self.rng.random() < (0.3 if self.wild else 0.2))
+            moved = bool(self.rng.random() < (0.5 if self.wild else 0.2))
             if moved:
                 with np.errstate(all="ignore"):
                     surroundings.mutate(colony, self.step, self.wild, self.rng)
@@ -161,7 +161,8 @@ class Search:
                 if rng.random() < 0.15:  # keys of another parent
                     keys = rng.random(island.keys) < rng.random()
                     colony.k[child, keys] = colony.k[other, keys]
-                row = scores.Row.of(colony, child, guide, parent, self._draw_step(), rng)
+                goal = None if self.objective == "lse" else colony.v[min(int(rng.exponential(2)), columns - 1)]
+                row = scores.Row.of(colony, (child, parent), guide, goal, self._draw_step(), rng)
                 tried[0].append((child, parent, self._mutate(row_chances, row)))
             for child in range(columns, island.columns):
                 parent, other = rng.integers(columns, size=2)

@@ -12,8 +12,9 @@ from functools import cache
 import numpy as np
 
 from fa3_kernels.plan.tiles import split_ranges
-from fa3_kernels.twin import mufu
+from fa3_kernels.twin import float32, mufu
 from fa3verify.adversary.colony import LOG2_E, Colony, rounded
+from fa3verify.adversary.islands import Island
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Guide:
 
     ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the island.
     ``rounding`` is what rounding to P's format takes from a weight, 0 where the weight is such a number but for its error.
+    ``lse_error`` and ``inverse`` (problems,) are the error of lse and the factor that takes sums of ``stored`` weights to the
+    output, as they would be without splits.
     """
 
     scores: np.ndarray
@@ -30,21 +33,32 @@ class Guide:
     stored: np.ndarray
     rounding: np.ndarray
     visible: np.ndarray
+    lse_error: np.ndarray
+    inverse: np.ndarray
 
     @classmethod
-    def of(cls, colony: Colony) -> Guide:
+    def of(cls, colony: Colony, visible: np.ndarray | None = None) -> Guide:
+        """Look at a colony, or at other rows of its island that see the keys ``visible``."""
+        offset, visible = colony.island.config.p_offset_log2, colony.island.visible if visible is None else visible
         with np.errstate(all="ignore"):
-            exact, computed = _scores(colony)
-            exact, computed = (
-                np.where(colony.island.visible & (np.abs(x) < np.inf), x, -np.inf) for x in (exact, computed)
-            )
+            exact, computed = (np.where(visible & (np.abs(x) < np.inf), x, -np.inf) for x in _scores(colony))
             top = np.where(np.isneginf(exact.max(1)), 0.0, exact.max(1))
-            p, scale = _weights(colony, computed, top)
+            p, base, row_sum = _weights(colony.island, computed)
             stored = rounded(p, colony.island.dtype)
             lost, size = np.abs(p - stored), 8 + np.abs(computed) + np.abs(top)[:, None]
             lost = np.where(lost > 2.0**-22 * size * p, lost, 0.0)
-            weights = np.exp2(exact - top[:, None] + colony.island.config.p_offset_log2)
-            return cls(exact, top, weights, scale * stored, scale * lost, colony.island.visible)
+            weights, scale = np.exp2(exact - top[:, None] + offset), np.exp2(base + offset - top[:, None])
+            last = base[:, 0]
+            lse = (last + mufu.lg2(row_sum)) * np.float32(1 / LOG2_E)
+            error = np.abs(lse - (top - offset + np.log2(weights.sum(1))) / LOG2_E)
+            inverse = mufu.rcp(row_sum) * np.exp2(top - offset - last)
+            return cls(exact, top, weights, scale * stored, scale * lost, visible, error, inverse)
+
+    def relative_errors(self, v: np.ndarray) -> np.ndarray:
+        """What a channel of V, (keys,) or one of every row, may err by in each row, relative to sum P |v|."""
+        total = np.maximum(self.exact.sum(1), 2.0**-300)
+        error = np.abs((self.stored * v).sum(1) * self.inverse - (self.exact * v).sum(1) / total)
+        return error / np.maximum((self.exact * np.abs(v)).sum(1) / total, 2.0**-300)
 
 
 def _scores(colony: Colony) -> tuple[np.ndarray, np.ndarray]:
@@ -63,20 +77,21 @@ def _scores(colony: Colony) -> tuple[np.ndarray, np.ndarray]:
     return softcap * LOG2_E * np.tanh(exact / (softcap * LOG2_E)), tanh * unit
 
 
-def _weights(colony: Colony, computed: np.ndarray, top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """P as it is before it is rounded, and what takes it to the scale of the row's maximum."""
-    island = colony.island
-    p, scale = np.zeros(computed.shape), np.zeros(computed.shape)
+def _weights(island: Island, computed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """P as it is before it is rounded, the maximum that each key met, and the row sum of the last split."""
+    p, bases = np.zeros(computed.shape), np.zeros(computed.shape)
+    sums = np.zeros((len(computed), 4), np.float32)
     for part in split_ranges(range(island.tiles), island.num_splits):
         running = np.full(len(computed), -np.inf, np.float32)
         for tile in reversed(part):
             keys = slice(tile * island.tile_n, (tile + 1) * island.tile_n)
-            x = computed[:, keys]
+            x, before = computed[:, keys], running
             running = np.maximum(running, (x.max(1) - island.config.p_offset_log2).astype(np.float32))
             base = np.where(np.isneginf(running), np.float32(0), running)
-            p[:, keys] = mufu.ex2((x - base[:, None]).astype(np.float32))
-            scale[:, keys] = np.exp2(base + island.config.p_offset_log2 - top)[:, None]
-    return p, scale
+            weights = mufu.ex2((x - base[:, None]).astype(np.float32))
+            sums = float32.fma(sums, mufu.ex2(before - base)[:, None], float32.thread_row_sums(weights))
+            p[:, keys], bases[:, keys] = weights, base[:, None]
+    return p, bases, float32.quad_sum(sums)
 
 
 @cache

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fa3_reference.formats import FORMATS
-from fa3verify.adversary.colony import Colony, positive, rounded
+from fa3verify.adversary.colony import LOG2_E, Colony, positive, rounded
 from fa3verify.adversary.guide import Guide, some_keys, worst_exponents, worst_sums
+
+VARIANTS, VARIANTS_WIDTH = 32, 4  # nudges that are compared, and the channels of a row from which on they are not
 
 
 @dataclass(slots=True)
@@ -20,14 +22,20 @@ class Row:
     index: int
     scores: np.ndarray  # log2 units, (keys,)
     exact: np.ndarray
+    visible: np.ndarray
     top: float
+    v: np.ndarray | None  # a channel that climbs with the row, (keys,); none where lse climbs
     step: float  # log2 units
     rng: np.random.Generator
 
     @classmethod
-    def of(cls, colony: Colony, index: int, guide: Guide, parent: int, step: float, rng: np.random.Generator) -> Row:
-        scores = np.where(guide.visible[parent], guide.scores[parent], guide.top[parent] - 30)
-        return cls(colony, index, scores, guide.exact[parent], float(guide.top[parent]), step, rng)
+    def of(cls, colony: Colony, places: tuple[int, int], guide: Guide, goal: np.ndarray | None, step: float,
+           rng: np.random.Generator) -> Row:  # fmt: skip
+        """The child of a parent; ``places`` are theirs, the child's first."""
+        index, parent = places
+        visible, top = guide.visible[parent], float(guide.top[parent])
+        scores = np.where(np.isneginf(guide.scores[parent]), top - 30, guide.scores[parent])
+        return cls(colony, index, scores, guide.exact[parent], visible, top, goal, step, rng)
 
     @property
     def keys(self) -> int:
@@ -42,19 +50,22 @@ class Row:
 
     def write(self, keys: np.ndarray, log2_scores: np.ndarray) -> None:
         """Give keys these scores, as nearly as ``width`` digits of K can."""
+        self.colony.k[self.index, keys] = self.digits(keys, log2_scores)
+
+    def digits(self, keys: np.ndarray, log2_scores: np.ndarray) -> np.ndarray:
+        """K of some keys, (..., keys, width), with which they have scores (..., keys)."""
         colony, i = self.colony, self.index
-        x = np.broadcast_to(log2_scores, keys.shape).astype(np.float64)
-        softcap = colony.environment.softcap * np.log2(np.e)
+        x, softcap = log2_scores, colony.environment.softcap * LOG2_E
         if softcap:
             x = softcap * np.arctanh(np.clip(x / softcap, -1 + 2.0**-50, 1 - 2.0**-50))
         left = x / colony.factors[i, keys]
-        digits = np.zeros((keys.size, colony.q.shape[1]))
+        result = np.zeros((*x.shape, colony.q.shape[1]))
         for channel in np.argsort(-np.abs(colony.q[i])):
             q = colony.q[i, channel]
             if q != 0:
-                digits[:, channel] = rounded(left / q, colony.island.dtype)
-                left = left - q * digits[:, channel]
-        colony.k[i, keys] = digits
+                result[..., channel] = rounded(left / q, colony.island.dtype)
+                left = left - q * result[..., channel]
+        return result
 
 
 def _nudge(row: Row) -> None:
@@ -117,6 +128,35 @@ def _worst_sum(row: Row) -> None:
         row.write(key, row.top - row.offset + np.log2(wanted - rest))
 
 
+def _screened(row: Row) -> None:
+    """The best of many nudges, by what the guide expects of their errors."""
+    rng, colony, keys = row.rng, row.colony, row.some()
+    if colony.q.shape[1] > VARIANTS_WIDTH:
+        return _nudge(row)
+    steps = np.exp2(rng.uniform(-20, 1, (VARIANTS, 1)))
+    moved = (rng.random((VARIANTS, keys.size)) < rng.random((VARIANTS, 1))) * rng.standard_normal((VARIANTS, keys.size))
+    k = np.repeat(colony.k[row.index][None], VARIANTS, axis=0)
+    k[:, keys] = row.digits(keys, row.scores[keys] + steps * moved)
+    one = np.full(VARIANTS, row.index)
+    variants = replace(colony, q=colony.q[one], k=k, q_descale=colony.q_descale[one])
+    guide = Guide.of(variants, np.repeat(row.visible[None], VARIANTS, axis=0))
+    errors = guide.lse_error if row.v is None else guide.relative_errors(row.v)
+    colony.k[row.index] = k[int(np.nan_to_num(errors, posinf=0.0).argmax())]
+
+
+def _cut_off(row: Row) -> None:
+    """Products of a chain just too small for the alignment of the largest one, so that each is lost whole or in part."""
+    colony, i, rng = row.colony, row.index, row.rng
+    q, align = colony.q[i], 13 if colony.island.dtype == "e4m3" else 25
+    sign = rng.choice([-1.0, 1.0]) if rng.random() < 0.7 else rng.choice([-1.0, 1.0], q.size)
+    channels = (rng.random(q.size) < rng.random()) & (q != 0)
+    for key in row.some()[:16]:
+        products = np.abs(q * colony.k[i, key])
+        small = channels & (products < products.max())
+        unit = np.exp2(np.floor(np.log2(products.max())) - align + rng.integers(0, 3))
+        colony.k[i, key, small] = rounded(sign * unit * (1 - 2.0**-9) / q, colony.island.dtype)[small]
+
+
 def _codes(row: Row) -> None:
     """Neighbouring codes, signs and exponents of single elements of Q or K."""
     colony, rng = row.colony, row.rng
@@ -173,7 +213,8 @@ def _cancel(row: Row) -> None:
 def _size(row: Row) -> None:
     """All scores larger or smaller."""
     colony, rng = row.colony, row.rng
-    factor = np.exp2(rng.integers(-3, 4)) if rng.random() < 0.5 else np.exp2(row.step * rng.standard_normal())
+    reach = 20 if rng.random() < 0.2 else 3
+    factor = np.exp2(rng.integers(-reach, reach + 1) if rng.random() < 0.5 else row.step * rng.standard_normal())
     if colony.island.dtype == "e4m3":
         colony.q_descale[row.index] = positive(colony.q_descale[row.index] * factor)
     else:
@@ -182,5 +223,5 @@ def _size(row: Row) -> None:
 
 MUTATIONS: tuple[Callable[[Row], None], ...] = (
     *(_nudge, _shift, _equal, _sink, _vanish, _weigh, _worst_exponents, _worst_sum, _codes, _size),
-    *(_full_fractions, _spread_exponents, _one_sign, _cancel),
+    *(_screened, _screened, _cut_off, _full_fractions, _spread_exponents, _one_sign, _cancel),
 )

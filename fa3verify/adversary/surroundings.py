@@ -57,6 +57,15 @@ def _far_descale(colony: Colony, step: float, rng: np.random.Generator) -> None:
     _descale(colony, step, rng, far=True)
 
 
+def _apart(colony: Colony, step: float, rng: np.random.Generator) -> None:
+    """Descales of neighbouring blocks as far from each other as binary32 has room for."""
+    name = rng.choice(["k_descale", "v_descale"])
+    values = getattr(colony.environment, name).astype(np.float64)
+    sign = np.where((np.arange(values.size) + rng.integers(2)) % 2, 1, -1)
+    factor = np.exp2(sign * rng.uniform(20, 75))
+    colony.environment = replace(colony.environment, **{name: positive(values * factor)})
+
+
 def _far_values(colony: Colony, step: float, rng: np.random.Generator) -> None:
     """All of V larger or smaller, as far as its format goes."""
     colony.v = rounded(colony.v * _far(rng), colony.island.dtype)
@@ -67,6 +76,8 @@ def _exchange(colony: Colony, step: float, rng: np.random.Generator) -> None:
     environment, dtype = colony.environment, colony.island.dtype
     factor = _far(rng) if rng.random() < 0.7 else float(np.exp2(rng.integers(-20, 21)))
     kind = rng.integers(4)
+    if dtype != "e4m3" and kind < 2:  # raw scores that reach the end of binary32
+        factor = float(np.exp2(np.round(rng.uniform(120, 131) - np.log2(np.abs(colony.raw_scores).max() + 2.0**-100))))
     if dtype != "e4m3" or kind == 0:
         colony.environment = replace(environment, softmax_scale=_scaled(environment.softmax_scale, 1 / factor))
         if dtype == "e4m3":
@@ -95,6 +106,7 @@ def mutate(colony: Colony, step: float, wild: bool, rng: np.random.Generator) ->
     island = colony.island
     tame: list[Mutation] = [_scale, *[_softcap] * island.softcap, *[_descale] * (island.dtype == "e4m3")]
     far: list[Mutation] = [_far_scale, _far_values, _exchange, *[_far_softcap] * island.softcap]
-    far += [_far_descale] * 2 * (island.dtype == "e4m3")
-    choices = far if wild and rng.random() < 0.6 else tame
-    choices[rng.integers(len(choices))](colony, step, rng)
+    far += [_far_descale, *[_apart] * 2 * (island.descales > 1)] * (island.dtype == "e4m3")
+    for _ in range(1 + int(wild and rng.random() < 0.3)):
+        choices = far if wild and rng.random() < 0.6 else tame
+        choices[rng.integers(len(choices))](colony, step, rng)

@@ -11,6 +11,8 @@ from fa3_reference.formats import FORMATS, Format
 from fa3verify.adversary.colony import Colony, rounded
 from fa3verify.adversary.guide import Guide, some_keys
 
+VARIANTS = 32  # nudges that are compared
+
 
 @dataclass(slots=True)
 class Column:
@@ -20,12 +22,13 @@ class Column:
     v: np.ndarray  # (keys,), a view of the colony
     exact: np.ndarray  # weights of the row, (keys,)
     stored: np.ndarray
+    inverse: float  # takes sums of stored weights to the output
     step: float  # log2 units
     rng: np.random.Generator
 
     @classmethod
     def of(cls, colony: Colony, index: int, guide: Guide, row: int, step: float, rng: np.random.Generator) -> Column:
-        return cls(colony, colony.v[index], guide.exact[row], guide.stored[row], step, rng)
+        return cls(colony, colony.v[index], guide.exact[row], guide.stored[row], float(guide.inverse[row]), step, rng)
 
     @property
     def fmt(self) -> Format:
@@ -132,6 +135,20 @@ def _balance(column: Column) -> None:
     column.write(order, np.where(half, size, -size))
 
 
+def _screened(column: Column) -> None:
+    """The best of many nudges and flips of signs, by the errors of weights and row sum."""
+    rng, v = column.rng, column.v
+    shape = (VARIANTS, v.size)
+    steps = np.exp2(rng.uniform(-10, 2, (VARIANTS, 1)))
+    chosen = rng.random(shape) < rng.random((VARIANTS, 1)) ** 2
+    factors = np.where(rng.random((VARIANTS, 1)) < 0.5, -1.0, np.exp2(steps * rng.standard_normal(shape)))
+    variants = rounded(np.where(chosen, v * factors, v), column.fmt.name)
+    total = max(float(column.exact.sum()), 2.0**-300)
+    error = np.abs(variants @ column.stored * column.inverse - variants @ column.exact / total)
+    error = error / np.maximum(np.abs(variants) @ column.exact, 2.0**-300)
+    v[:] = variants[int(np.nan_to_num(error, posinf=0.0).argmax())]
+
+
 def _common(column: Column) -> None:
     """Add one value to a group: a large mean with small differences."""
     keys = column.some()
@@ -142,5 +159,5 @@ def _common(column: Column) -> None:
 
 MUTATIONS: tuple[Callable[[Column], None], ...] = (
     *(_nudge, _equal, _signs, _zeros, _sizes, _level, _full_fractions, _follow_errors, _cancel, _cut_off, _balance),
-    _common,
+    *(_common, _screened),
 )
