@@ -15,6 +15,7 @@ CAUSES: dict[str, str] = {
     "softcap": "softcap, or what is computed from it, leaves binary32",
     "scale product": "a product of softmax_scale and descales leaves binary32",
     "raw score": "a score overflows before it is scaled",
+    "large maximum": "rounding a row maximum moves every weight by a binary order or more",
     "descale ratio": "the ratio of V descales of neighbouring blocks leaves binary32",
     "unnormalised": "the output overflows before it is divided by the row sum",
     "flushed": "a weight or a factor between maxima is flushed to zero",
@@ -28,7 +29,7 @@ def cause_of(colony: Colony, row: int, column: int) -> str:
     """Return the first of :data:`CAUSES` whose trigger an individual has."""
     with np.errstate(all="ignore"):
         lone = colony.alone(row, column)
-        triggers = (_softcap, _scale_product, _raw_score, _descale_ratio, _unnormalised, _flushed, _subnormal)
+        triggers = (_softcap, _scale_product, _raw_score, _large_maximum, _descale_ratio, _unnormalised, _flushed, _subnormal)
         for cause, trigger in zip(CAUSES, triggers):
             if trigger(lone, row, column):
                 return cause
@@ -53,6 +54,10 @@ def _scale_product(colony: Colony, row: int, column: int) -> bool:
 
 def _raw_score(colony: Colony, row: int, column: int) -> bool:
     return bool((np.abs(colony.k[row]) @ np.abs(colony.q[row]) >= 2.0**127).any())
+
+
+def _large_maximum(colony: Colony, row: int, column: int) -> bool:
+    return abs(Guide.of(colony).top[row]) >= 2.0**23
 
 
 def _descale_ratio(colony: Colony, row: int, column: int) -> bool:

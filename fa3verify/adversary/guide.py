@@ -13,6 +13,7 @@ import numpy as np
 
 from fa3_kernels.plan.tiles import split_ranges
 from fa3_kernels.twin import float32, mufu
+from fa3_kernels.twin.softmax import LN2
 from fa3verify.adversary.colony import LOG2_E, Colony, rounded
 from fa3verify.adversary.islands import Island
 
@@ -49,7 +50,7 @@ class Guide:
             lost = np.where(lost > 2.0**-22 * size * p, lost, 0.0)
             weights, scale = np.exp2(exact - top[:, None] + offset), np.exp2(base + offset - top[:, None])
             last = base[:, 0]
-            lse = (last + mufu.lg2(row_sum)) * np.float32(1 / LOG2_E)
+            lse = (last.astype(np.float32) + mufu.lg2(row_sum)) * LN2
             error = np.abs(lse - (top - offset + np.log2(weights.sum(1))) / LOG2_E)
             inverse = mufu.rcp(row_sum) * np.exp2(top - offset - last)
             return cls(exact, top, weights, scale * stored, scale * lost, visible, error, inverse)

@@ -54,7 +54,7 @@ def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = No
         model = replace(config.traits.kernel_model(config), out_dtype="fp32")
         limit = bound(problem, operands, model)
         lse = truth.lse.reshape(-1)
-        size, out_floor, lse_floor = _truth_error(colony, lse)
+        size, out_floor, lse_floor = truth_error(colony, lse)
         out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got.out, truth.out, limit.out))
         coarse, fmt = _rounding(exact, out, out_limit, config.out_dtype), FORMATS[config.out_dtype]
         known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
@@ -79,7 +79,7 @@ def judge_rounded(colony: Colony, bound: Bound = forward_bound) -> np.ndarray:
         truth = attention(problem, *operands.dequantized(problem))
         limit = bound(problem, operands, config.traits.kernel_model(config)).out
         out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (got, truth.out, limit))
-        return _ratio(out, exact, limit, _truth_error(colony, truth.lse.reshape(-1))[1])
+        return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
 
 
 def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:
@@ -95,7 +95,7 @@ def _rounding(exact: np.ndarray, out: np.ndarray, limit: np.ndarray, name: str) 
     return np.where(largest > fmt.max_finite, np.inf, np.minimum(half, largest))
 
 
-def _truth_error(colony: Colony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def truth_error(colony: Colony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """sum P |v| (problems, columns), and the largest errors of the truth's own float64 in out and in lse."""
     scale = np.abs(colony.factors) / LOG2_E
     spread = (scale * np.einsum("rw,rkw->rk", np.abs(colony.q), np.abs(colony.k))).max(1)
