@@ -16,6 +16,7 @@ CAUSES: dict[str, str] = {
     "scale product": "a product of softmax_scale and descales leaves binary32",
     "raw score": "a score overflows before it is scaled",
     "large maximum": "rounding a row maximum moves every weight by a binary order or more",
+    "split": "the output of a split overflows, though all splits together do not",
     "descale ratio": "the ratio of V descales of neighbouring blocks leaves binary32",
     "unnormalised": "the output overflows before it is divided by the row sum",
     "flushed": "a weight or a factor between maxima is flushed to zero",
@@ -29,7 +30,10 @@ def cause_of(colony: Colony, row: int, column: int) -> str:
     """Return the first of :data:`CAUSES` whose trigger an individual has."""
     with np.errstate(all="ignore"):
         lone = colony.alone(row, column)
-        triggers = (_softcap, _scale_product, _raw_score, _large_maximum, _descale_ratio, _unnormalised, _flushed, _subnormal)
+        triggers = (
+            *(_softcap, _scale_product, _raw_score, _large_maximum, _split, _descale_ratio, _unnormalised, _flushed),
+            _subnormal,
+        )
         for cause, trigger in zip(CAUSES, triggers):
             if trigger(lone, row, column):
                 return cause
@@ -97,6 +101,17 @@ def _unnormalised(colony: Colony, row: int, column: int) -> bool:
             if total >= 2.0**127 or total * here >= 2.0**127:
                 return True
             before = top, here
+    return False
+
+
+def _split(colony: Colony, row: int, column: int) -> bool:
+    v = colony.v[column] * colony.per_key(colony.environment.v_descale)
+    for visits in _visits(colony, row) if colony.island.num_splits > 1 else ():
+        weights = np.zeros(v.size)
+        for keys, _ in visits:
+            weights[keys] = _weights(colony, row, keys, visits[-1][1])
+        if np.abs(weights @ v) >= 2.0**127 * weights.sum() > 0:
+            return True
     return False
 
 

@@ -89,12 +89,16 @@ def run(
         for arguments, future in zip(tasks, futures, strict=True):
             results.append(future.result())
             progress(f"{arguments['dtype']} {arguments['name']}, part {arguments['seed'][-1] + 1}")
-    body = {"schema": SCHEMA, "version": __version__, "seed": seed, "problems": problems, "dtypes": {}}
-    for dtype in dtypes:
-        mine = [(task, result) for task, result in zip(tasks, results, strict=True) if task["dtype"] == dtype]
-        body["dtypes"][dtype] = _merged_dtype(mine)
-    body["above_1"] = sum(x["above_1"] for x in body["dtypes"].values())
-    return body
+    return {"seed": seed, "problems": problems} | assembled(tasks, results)
+
+
+def assembled(tasks: list[dict[str, Any]], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put the findings of :func:`search_island` together by dtype and island."""
+    dtypes = dict.fromkeys(task["dtype"] for task in tasks)
+    pairs = list(zip(tasks, results, strict=True))
+    parts = {dtype: _merged_dtype([(t, r) for t, r in pairs if t["dtype"] == dtype]) for dtype in dtypes}
+    above_1 = sum(part["above_1"] for part in parts.values())
+    return {"schema": SCHEMA, "version": __version__, "above_1": above_1, "dtypes": parts}
 
 
 def _executor(jobs: int) -> Executor:

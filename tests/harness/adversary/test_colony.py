@@ -131,7 +131,8 @@ def of_cause(cause: str) -> Colony:
     dtype, name = {
         "subnormal": ("e4m3", "few"), "flushed": ("bf16", "two tiles"), "unnormalised": ("bf16", "few"),
         "raw score": ("bf16", "few"), "scale product": ("e4m3", "few"), "descale ratio": ("e4m3", "two tiles"),
-        "softcap": ("bf16", "softcap"), "large maximum": ("bf16", "few"), "other": ("bf16", "few"),
+        "softcap": ("bf16", "softcap"), "large maximum": ("bf16", "few"),
+        "split": ("e4m3", "splits"), "other": ("bf16", "few"),
     }[cause]  # fmt: skip
     colony = normal(island(dtype, name))
     e = colony.environment
@@ -148,6 +149,9 @@ def of_cause(cause: str) -> Colony:
         colony.q_descale[0], colony.environment = 3.4e38, replace(e, k_descale=np.array([1e-37], np.float32))
     elif cause == "large maximum":
         colony.environment = replace(e, softmax_scale=2.0**40)
+    elif cause == "split":
+        colony.environment = replace(e, v_descale=np.array([1, 1, 2.0**125], np.float32))
+        colony.v[0] = 128
     elif cause == "descale ratio":
         colony.environment = replace(e, v_descale=np.array([1e-20, 1e20], np.float32))
     elif cause == "softcap":
