@@ -12,11 +12,11 @@ from fa3verify.adversary.colony import FP32_MAX, LOG2_E, Colony
 from fa3verify.adversary.guide import Guide
 
 CAUSES: dict[str, str] = {
+    "split": "the output of a split overflows, though all splits together do not",
     "softcap": "softcap, or what is computed from it, leaves binary32",
     "scale product": "a product of softmax_scale and descales leaves binary32",
     "raw score": "a score overflows before it is scaled",
     "large maximum": "rounding a row maximum moves every weight by a binary order or more",
-    "split": "the output of a split overflows, though all splits together do not",
     "descale ratio": "the ratio of V descales of neighbouring blocks leaves binary32",
     "unnormalised": "the output overflows before it is divided by the row sum",
     "flushed": "a weight or a factor between maxima is flushed to zero",
@@ -31,7 +31,7 @@ def cause_of(colony: Colony, row: int, column: int) -> str:
     with np.errstate(all="ignore"):
         lone = colony.alone(row, column)
         triggers = (
-            *(_softcap, _scale_product, _raw_score, _large_maximum, _split, _descale_ratio, _unnormalised, _flushed),
+            *(_split, _softcap, _scale_product, _raw_score, _large_maximum, _descale_ratio, _unnormalised, _flushed),
             _subnormal,
         )
         for cause, trigger in zip(CAUSES, triggers):

@@ -55,6 +55,11 @@ class Guide:
             inverse = mufu.rcp(row_sum) * np.exp2(top - offset - last)
             return cls(exact, top, weights, scale * stored, scale * lost, visible, error, inverse)
 
+    @property
+    def lse_errors(self) -> np.ndarray:
+        """The errors of lse beside what they grow with."""
+        return self.lse_error / (4.0 + np.abs(self.top))
+
     def relative_errors(self, v: np.ndarray) -> np.ndarray:
         """What a channel of V, (keys,) or one of every row, may err by in each row, relative to sum P |v|."""
         total = np.maximum(self.exact.sum(1), 2.0**-300)

@@ -138,10 +138,17 @@ def _screened(row: Row) -> None:
     k = np.repeat(colony.k[row.index][None], VARIANTS, axis=0)
     k[:, keys] = row.digits(keys, row.scores[keys] + steps * moved)
     one = np.full(VARIANTS, row.index)
-    variants = replace(colony, q=colony.q[one], k=k, q_descale=colony.q_descale[one])
+    q_descale = colony.q_descale[one]
+    if colony.island.dtype == "e4m3" and rng.random() < 0.3:
+        k[:], q_descale = (
+            colony.k[row.index],
+            positive(q_descale * np.exp2(steps[:, 0] * rng.standard_normal(VARIANTS))),
+        )
+    variants = replace(colony, q=colony.q[one], k=k, q_descale=q_descale)
     guide = Guide.of(variants, np.repeat(row.visible[None], VARIANTS, axis=0))
-    errors = guide.lse_error if row.v is None else guide.relative_errors(row.v)
-    colony.k[row.index] = k[int(np.nan_to_num(errors, posinf=0.0).argmax())]
+    errors = guide.lse_errors if row.v is None else guide.relative_errors(row.v)
+    best = int(np.nan_to_num(errors, posinf=0.0).argmax())
+    colony.k[row.index], colony.q_descale[row.index] = k[best], q_descale[best]
 
 
 def _cut_off(row: Row) -> None:

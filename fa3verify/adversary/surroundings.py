@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fa3verify.adversary.colony import FP32_MAX, LOG2_E, Colony, positive, rounded
+from fa3verify.adversary.guide import Guide
 
 
 def _scaled(x: float, factor: float) -> float:
@@ -28,6 +29,14 @@ def _scale(colony: Colony, step: float, rng: np.random.Generator) -> None:
     if rng.random() < 0.3:
         scale = float(np.exp2(rng.integers(-6, 4)) / LOG2_E * rng.choice([1.0, 1 - 2.0**-20, 1 + 2.0**-20]))
     colony.environment = replace(environment, softmax_scale=scale)
+
+
+def _screened(colony: Colony, step: float, rng: np.random.Generator) -> None:
+    """The best of many factors of the scores, by what the guide expects of the errors of lse."""
+    factors = np.exp2(np.exp2(rng.uniform(-20, 0, 16)) * rng.standard_normal(16))
+    choices = [replace(colony.environment, softmax_scale=_scaled(colony.environment.softmax_scale, f)) for f in factors]
+    errors = [np.nan_to_num(Guide.of(replace(colony, environment=e)).lse_errors, posinf=0.0).max() for e in choices]
+    colony.environment = choices[int(np.argmax(errors))]
 
 
 def _softcap(colony: Colony, step: float, rng: np.random.Generator) -> None:
@@ -104,7 +113,7 @@ Mutation = Callable[[Colony, float, np.random.Generator], None]
 def mutate(colony: Colony, step: float, wild: bool, rng: np.random.Generator) -> None:
     """Change one shared thing; ``wild`` ones by as much as binary32 has room for."""
     island = colony.island
-    tame: list[Mutation] = [_scale, *[_softcap] * island.softcap, *[_descale] * (island.dtype == "e4m3")]
+    tame: list[Mutation] = [_scale, _screened, *[_softcap] * island.softcap, *[_descale] * (island.dtype == "e4m3")]
     far: list[Mutation] = [_far_scale, _far_values, _exchange, *[_far_softcap] * island.softcap]
     far += [_far_descale, *[_apart] * 2 * (island.descales > 1)] * (island.dtype == "e4m3")
     for _ in range(1 + int(wild and rng.random() < 0.3)):
