@@ -46,8 +46,8 @@ class Environment:
 class Colony:
     """Genes of one island, values of its operand format as float64.
 
-    ``q`` (problems, width), ``k`` (problems, keys, width) and ``q_descale`` float32 (problems,) make a row's scores, ``v``
-    (columns, keys) holds channels of V. A row with a channel is one individual, and all pairs are judged.
+    ``q`` (problems, width), ``k`` (problems, keys, width) and ``q_descale`` float32 (problems,) make a row's scores,
+    ``v`` (columns, keys) holds channels of V. A row with a channel is one individual, and all pairs are judged.
     """
 
     island: Island

@@ -1,8 +1,9 @@
-"""The search on one island: parents and children side by side, every row with every channel of V, generation by generation.
+"""The search on one island: parents and children side by side, every row with every channel of V.
 
 A colony keeps its better half of rows and of channels. Of rows that look alike only a few stay, and what mutates
-successfully mutates more often. A colony that no longer climbs starts again: from normal inputs, or in a niche, which is a
-size of the bound, from the best that was ever met there. So small terms of the bound are tried where they are the largest.
+successfully mutates more often. A colony that no longer climbs starts again: from normal inputs, or in a niche, which
+is a size of the bound, from the best that was ever met there. So small terms of the bound are tried where they are the
+largest.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class Find:
 
 @dataclass(slots=True)
 class Findings:
-    """What a search has met: the largest ratio of ``out``, ``rounded`` and ``lse``, and the first beyond 1 of every cause.
+    """What a search has met.
 
-    ``above_1`` counts outputs and lse beyond their bounds.
+    ``best`` has the largest ratio of ``out``, ``rounded`` and ``lse``, ``violations`` the first beyond 1 of every
+    cause; ``above_1`` counts outputs and lse beyond their bounds.
     """
 
     problems: int = 0

@@ -1,7 +1,7 @@
-"""What steers a mutation: the weights of a row's keys as the kernel and as exact arithmetic have them, and worst fractions.
+"""What steers a mutation: weights of keys as the kernel and as exact arithmetic have them, and worst fractions.
 
-Only chance is led by these numbers, nothing is judged by them, so a shortcut does no harm: the scores of a chain count as
-exact.
+Only chance is led by these numbers, nothing is judged by them, so a shortcut does no harm: the scores of a chain count
+as exact.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fa3verify.adversary.islands import Island
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Of every row of a colony: log2 ``scores`` and weights, float64 (problems, keys), in the scale of the row's maximum.
+    """Of every row: log2 ``scores`` and weights in the scale of the row's maximum, float64 (problems, keys).
 
-    ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the island.
-    ``rounding`` is what rounding to P's format takes from a weight, 0 where the weight is such a number but for its error.
-    ``lse_error`` and ``inverse`` (problems,) are the error of lse and the factor that takes sums of ``stored`` weights to the
-    output, as they would be without splits.
+    ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the
+    island. ``rounding`` is what rounding to P's format takes from a weight, 0 where the weight is such a number but for
+    its error. ``lse_error`` and ``inverse`` (problems,) are the error of lse and the factor that takes sums of
+    ``stored`` weights to the output, as they would be without splits.
     """
 
     scores: np.ndarray

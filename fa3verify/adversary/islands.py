@@ -24,7 +24,7 @@ class Island:
     keys, tile_n : int
         Keys, and keys of a tile.
     width : int
-        Channels of Q and K that a row owns: 1 or 2 make scores that are all but exact, 16 and more the chains of a GEMM.
+        Channels of Q and K that a row owns: 1 or 2 make scores that are all but exact, 16 and more make chains.
     batch, rows, columns : int
         Batches, rows of each, and channels of V.
     softcap, causal : bool
@@ -101,8 +101,8 @@ def _visible(island: Island) -> np.ndarray:
     return visible
 
 
-# Few keys let a single operation's error stand alone, whole tiles let errors of one sign add up, several tiles and splits
-# rescale, and a row of more than 16 or 32 channels is a chain of its own.
+# Few keys let a single operation's error stand alone, whole tiles let errors of one sign add up, several tiles and
+# splits rescale, and a row of more than 16 or 32 channels is a chain of its own.
 _SIXTEEN_BITS: tuple[dict[str, Any], ...] = (
     {"name": "few", "keys": 16, "tile_n": 16},
     {"name": "tile", "keys": 128, "tile_n": 128},

@@ -1,8 +1,8 @@
 """Error over bound of every individual of a colony, before and after the output's last rounding.
 
-The truth is float64 and has an error of its own (:mod:`fa3_reference.attention`); it is taken off the kernel's error before
-that is divided, so that a ratio above 1 is never the truth's doing. Products that are 0 err by nothing: of a row's channels
-only its own count.
+The truth is float64 and has an error of its own (:mod:`fa3_reference.attention`); it is taken off the kernel's error
+before that is divided, so that a ratio above 1 is never the truth's doing. Products that are 0 err by nothing: of a
+row's channels only its own count.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds import ErrorBound, KernelModel, forward_bound
+from fa3_reference.bounds.steps import rounded_error
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.adversary.colony import LOG2_E, Colony
@@ -27,12 +28,11 @@ UNROUNDED = frozenset({"output"})
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Error over bound: ``out`` (problems, columns) before the last rounding, ``rounded`` after it, ``lse`` (problems,).
+    """Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of ``lse``.
 
-    ``rounded`` charges the rounding of binary32 as well, and so is low by at most 2^-12: what is published is judged by
-    :func:`judge_rounded`. ``rest`` is ``out`` without the rounding of P, whose error is known and drowns all others, taken
-    off error and bound. ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to
-    sum P |v|.
+    ``rounded`` is close, but not what is published: that is of :func:`judge_rounded`. ``rest`` is ``out`` without the
+    rounding of P, whose error is known and drowns all others, taken off error and bound. ``out_bound``, ``rest_bound``
+    and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
     """
 
     out: np.ndarray
@@ -56,13 +56,13 @@ def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = No
         lse = truth.lse.reshape(-1)
         size, out_floor, lse_floor = truth_error(colony, lse)
         out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got.out, truth.out, limit.out))
-        coarse, fmt = _rounding(exact, out, out_limit, config.out_dtype), FORMATS[config.out_dtype]
+        fmt = FORMATS[config.out_dtype]
         known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
         known = np.minimum(known / guide.exact.sum(1)[:, None], 0.999 * out_limit)
         stored = encode(out.astype(np.float64), fmt, "ieee")
         return Verdict(
             _ratio(out, exact, out_limit, out_floor),
-            _ratio(stored, exact, out_limit + coarse, out_floor),
+            _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
             _ratio(got.lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
             _ratio(out, exact, out_limit - known, out_floor + known),
             np.log2(out_limit / size),
@@ -85,14 +85,6 @@ def judge_rounded(colony: Colony, bound: Bound = forward_bound) -> np.ndarray:
 def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:
     error = np.abs(difference(got, exact))
     return error_ratio(np.where(np.isfinite(error), np.maximum(error - floor, 0.0), error), limit)
-
-
-def _rounding(exact: np.ndarray, out: np.ndarray, limit: np.ndarray, name: str) -> np.ndarray:
-    """Half an ulp of the output format at the largest output that the bound allows; Inf where that may overflow."""
-    fmt = FORMATS[name]
-    largest = np.abs(exact) + limit
-    half = np.ldexp(0.5, np.maximum(np.frexp(largest)[1] - 1, fmt.min_exponent) - fmt.fraction_bits)
-    return np.where(largest > fmt.max_finite, np.inf, np.minimum(half, largest))
 
 
 def truth_error(colony: Colony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

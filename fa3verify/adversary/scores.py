@@ -152,7 +152,7 @@ def _screened(row: Row) -> None:
 
 
 def _cut_off(row: Row) -> None:
-    """Products of a chain just too small for the alignment of the largest one, so that each is lost whole or in part."""
+    """Products of a chain just too small for the alignment of the largest one: each is lost, whole or in part."""
     colony, i, rng = row.colony, row.index, row.rng
     q, align = colony.q[i], 13 if colony.island.dtype == "e4m3" else 25
     sign = rng.choice([-1.0, 1.0]) if rng.random() < 0.7 else rng.choice([-1.0, 1.0], q.size)

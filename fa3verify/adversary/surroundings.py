@@ -117,5 +117,5 @@ def mutate(colony: Colony, step: float, wild: bool, rng: np.random.Generator) ->
     far: list[Mutation] = [_far_scale, _far_values, _exchange, *[_far_softcap] * island.softcap]
     far += [_far_descale, *[_apart] * 2 * (island.descales > 1)] * (island.dtype == "e4m3")
     for _ in range(1 + int(wild and rng.random() < 0.3)):
-        choices = far if wild and rng.random() < 0.6 else tame
+        choices = far if wild and rng.random() < 0.75 else tame
         choices[rng.integers(len(choices))](colony, step, rng)

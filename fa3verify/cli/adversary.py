@@ -25,8 +25,8 @@ def adversary(
 ) -> None:
     """Search for inputs on which our twins leave their error bound; exit code 1 if one does.
 
-    Scores and values evolve from normal ones. The file holds, for every dtype and shape, the largest error / bound before and
-    after the output's last rounding, and the input that has it.
+    Scores and values evolve from normal ones. The file holds, for every dtype and shape, the largest error / bound
+    before and after the output's last rounding, and the input that has it.
     """
     with one_line_errors():
         from fa3verify.adversary import run

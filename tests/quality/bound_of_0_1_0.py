@@ -141,7 +141,7 @@ def _p_offset_log2(model: Any) -> int:
 
 
 class ErrorBound(NamedTuple):
-    """Bounds of |computed - exact|: ``out`` like the output, ``lse`` like the lse, float64; inf where nothing is promised."""
+    """Bounds of |computed - exact|, float64; inf where nothing is promised."""
 
     out: np.ndarray
     lse: np.ndarray

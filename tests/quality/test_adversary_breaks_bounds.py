@@ -1,4 +1,4 @@
-"""The search for inputs beyond the error bound is strong: it breaks bounds that are known to be wrong, from normal inputs."""
+"""The search for inputs beyond the error bound is strong: it breaks bounds that are known to be wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 
 BUDGET = 10_000  # problems
 
-# Rows of reports/findings/0001, the trigger that tells each (fa3verify.adversary.causes), and where it can happen at all.
+# Rows of reports/findings/0001, the trigger that tells each (fa3verify.adversary.causes), and where it can happen.
 HOLES = {
     "V1 e4m3": ("subnormal", "e4m3", "few"),
     "V1 fp16": ("subnormal", "fp16", "few"),

@@ -16,12 +16,8 @@ from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, wgmma
 
 Source = Literal["scores", "exp2", "p_rounding", "pv", "output"]
-SOURCES: tuple[Source, ...] = (
-    "scores",
-    "exp2",
-    "p_rounding",
-    "pv",
-)  # of the error budget; the output's rounding is its own
+# Of the error budget; without "output" the result stays binary32.
+SOURCES: tuple[Source, ...] = ("scores", "exp2", "p_rounding", "pv")
 
 
 @dataclass(frozen=True, slots=True)

