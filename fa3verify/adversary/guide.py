@@ -17,15 +17,17 @@ from fa3_kernels.twin.softmax import LN2
 from fa3verify.adversary.colony import LOG2_E, Colony, rounded
 from fa3verify.adversary.islands import Island
 
+_FLUSHED = 2.0**-115  # factors between maxima that may be flushed to zero
+
 
 @dataclass(frozen=True, slots=True)
 class Guide:
     """Of every row: log2 ``scores`` and weights in the scale of the row's maximum, float64 (problems, keys).
 
     ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the
-    island. ``rounding`` is what rounding to P's format takes from a weight, 0 where the weight is such a number but for
-    its error. ``lse_error`` and ``inverse`` (problems,) are the error of lse and the factor that takes sums of
-    ``stored`` weights to the output, as they would be without splits.
+    island. ``rounding`` is what rounding to P's format, or a flush to zero, takes from a weight, 0 where the weight is
+    such a number but for its error. ``lse_error`` and ``inverse`` (problems,) are the error of lse and the factor that
+    takes sums of ``stored`` weights to the output, as they would be without splits.
     """
 
     scores: np.ndarray
@@ -53,7 +55,8 @@ class Guide:
             lse = (last.astype(np.float32) + mufu.lg2(row_sum)) * LN2
             error = np.abs(lse - (top - offset + np.log2(weights.sum(1))) / LOG2_E)
             inverse = mufu.rcp(row_sum) * np.exp2(top - offset - last)
-            return cls(exact, top, weights, scale * stored, scale * lost, visible, error, inverse)
+            lost = np.where((stored == 0) | (scale < _FLUSHED), weights, scale * lost)
+            return cls(exact, top, weights, scale * stored, lost, visible, error, inverse)
 
     @property
     def lse_errors(self) -> np.ndarray:
@@ -124,9 +127,9 @@ def some_keys(count: int, tile_n: int, rng: np.random.Generator) -> np.ndarray:
     if kind == 1 and (chosen := np.flatnonzero(rng.random(count) < rng.random() ** 2)).size:
         return chosen
     if kind == 2:
-        start = rng.integers(count)
-        return np.arange(start, rng.integers(start, count) + 1)
+        start = int(rng.integers(count))
+        return np.arange(start, int(rng.integers(start, count)) + 1)
     if kind == 3:
-        start = tile_n * rng.integers(-(-count // tile_n))
+        start = tile_n * int(rng.integers(-(-count // tile_n)))
         return np.arange(start, min(start + tile_n, count))
     return np.arange(count) if kind == 4 else rng.integers(count, size=1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fa3_kernels.twin.arithmetic import Source
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds import ErrorBound, KernelModel, forward_bound
@@ -23,16 +24,17 @@ from fa3verify.adversary.guide import Guide
 from fa3verify.metrics import difference, error_ratio
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
-UNROUNDED = frozenset({"output"})
+_TINY = 2.0**-100  # outputs below err by underflow alone
+UNROUNDED: frozenset[Source] = frozenset({"output"})
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of ``lse``.
 
-    ``rounded`` is close, but not what is published: that is of :func:`judge_rounded`. ``rest`` is ``out`` without the
-    rounding of P, whose error is known and drowns all others, taken off error and bound. ``out_bound``, ``rest_bound``
-    and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
+    ``rounded`` is close, but not what is published: that is of :func:`judge_rounded`. ``rest`` is ``out`` with the
+    rounding and the flushes of P, whose errors are known and drown all others, taken off error and bound.
+    ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
     """
 
     out: np.ndarray
@@ -58,13 +60,14 @@ def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = No
         out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got.out, truth.out, limit.out))
         fmt = FORMATS[config.out_dtype]
         known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
-        known = np.minimum(known / guide.exact.sum(1)[:, None], 0.999 * out_limit)
+        known = known / guide.exact.sum(1)[:, None]
+        has_rest = (size > _TINY) & (known < 0.9 * out_limit)
         stored = encode(out.astype(np.float64), fmt, "ieee")
         return Verdict(
             _ratio(out, exact, out_limit, out_floor),
             _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
             _ratio(got.lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
-            _ratio(out, exact, out_limit - known, out_floor + known),
+            np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
             np.log2(out_limit / size),
             np.log2((out_limit - known) / size),
             np.log2(limit.lse.reshape(-1)),

@@ -164,6 +164,26 @@ def _cut_off(row: Row) -> None:
         colony.k[i, key, small] = rounded(sign * unit * (1 - 2.0**-9) / q, colony.island.dtype)[small]
 
 
+def _crumbs(row: Row) -> None:
+    """A few large weights, then ones of about half a unit of their sum, of which rounding takes or gives the most."""
+    rng, n = row.rng, row.colony.island.tile_n
+    place = np.arange(row.keys) % n
+    small = place >= min(8 * rng.integers(1, 4), n // 2)
+    depth = 22 + rng.integers(0, 6) + np.exp2(-rng.uniform(1, 10)) * rng.choice([-1, 1])
+    row.write(np.flatnonzero(~small), np.full(row.keys - small.sum(), row.top - rng.integers(0, 2) * rng.random()))
+    row.write(np.flatnonzero(small), np.full(small.sum(), row.top - depth))
+
+
+def _ladder(row: Row) -> None:
+    """One key of every tile ahead of its others, and the tiles apart."""
+    rng, n = row.rng, row.colony.island.tile_n
+    gap, rise = rng.uniform(0, 124), rng.choice([-1, 1])
+    for start in range(0, row.keys, n):
+        keys = np.arange(start, min(start + n, row.keys))
+        leader = row.top + rise * gap * (start // n) - rng.random() * rng.integers(0, 2) - gap * rng.integers(0, 2)
+        row.write(keys, np.where(keys == start + rng.integers(keys.size), leader, leader - rng.uniform(30, 200)))
+
+
 def _codes(row: Row) -> None:
     """Neighbouring codes, signs and exponents of single elements of Q or K."""
     colony, rng = row.colony, row.rng
@@ -230,5 +250,5 @@ def _size(row: Row) -> None:
 
 MUTATIONS: tuple[Callable[[Row], None], ...] = (
     *(_nudge, _shift, _equal, _sink, _vanish, _weigh, _worst_exponents, _worst_sum, _codes, _size),
-    *(_screened, _screened, _cut_off, _full_fractions, _spread_exponents, _one_sign, _cancel),
+    *(_screened, _screened, _crumbs, _ladder, _cut_off, _full_fractions, _spread_exponents, _one_sign, _cancel),
 )

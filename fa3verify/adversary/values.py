@@ -71,6 +71,12 @@ def _zeros(column: Column) -> None:
     column.write(column.some(), 0.0)
 
 
+def _one_tile(column: Column) -> None:
+    """Values of one tile, or of all but one."""
+    tile = np.arange(column.v.size) // column.colony.island.tile_n
+    column.write(np.flatnonzero((tile == column.rng.choice(tile)) == (column.rng.random() < 0.5)), np.zeros(1))
+
+
 def _sizes(column: Column) -> None:
     """A group larger or smaller by powers of two."""
     keys, rng = column.some(), column.rng
@@ -159,5 +165,5 @@ def _common(column: Column) -> None:
 
 MUTATIONS: tuple[Callable[[Column], None], ...] = (
     *(_nudge, _equal, _signs, _zeros, _sizes, _level, _full_fractions, _follow_errors, _cancel, _cut_off, _balance),
-    *(_common, _screened),
+    *(_common, _one_tile, _screened),
 )
