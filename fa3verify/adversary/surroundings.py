@@ -114,7 +114,7 @@ def mutate(colony: Colony, step: float, wild: bool, rng: np.random.Generator) ->
     """Change one shared thing; ``wild`` ones by as much as binary32 has room for."""
     island = colony.island
     tame: list[Mutation] = [_scale, _screened, *[_softcap] * island.softcap, *[_descale] * (island.dtype == "e4m3")]
-    far: list[Mutation] = [_far_scale, _far_values, _exchange, *[_far_softcap] * island.softcap]
+    far: list[Mutation] = [_far_scale, _far_values, _exchange, _exchange, *[_far_softcap] * island.softcap]
     far += [_far_descale, *[_apart] * 2 * (island.descales > 1)] * (island.dtype == "e4m3")
     for _ in range(1 + int(wild and rng.random() < 0.3)):
         choices = far if wild and rng.random() < 0.75 else tame

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa3_reference.formats import FORMATS, Format
-from fa3verify.adversary.colony import Colony, rounded
+from fa3verify.adversary.colony import Colony, max_finite, rounded
 from fa3verify.adversary.guide import Guide, some_keys
 
 VARIANTS = 32  # nudges that are compared
@@ -85,9 +85,11 @@ def _sizes(column: Column) -> None:
 
 
 def _level(column: Column) -> None:
-    """A group at one size, of all that the format has."""
+    """A group at one size, of all that the format has, often at one of its ends."""
     keys, rng, fmt = column.some(), column.rng, column.fmt
-    exponent = rng.integers(fmt.min_exponent - fmt.fraction_bits, int(np.log2(fmt.max_finite)) + 1)
+    least, largest = fmt.min_exponent - fmt.fraction_bits, int(np.log2(max_finite(fmt.name)))
+    ends = (least, fmt.min_exponent + 1), (largest - 3, largest + 1), (least, largest + 1)
+    exponent = rng.integers(*ends[rng.integers(3)])
     fraction = rng.choice([1.0, 2 - fmt.epsilon, rng.uniform(1, 2)])
     column.write(keys, np.ldexp(fraction, exponent) * rng.choice([-1.0, 1.0]))
 
