@@ -265,7 +265,8 @@ def print_adversary(body: dict[str, Any], out: Path, *, quiet: bool) -> None:
         for name, counts, ratios in [*rows, ("", part, part["ratio"].values())]:
             figures = " ".join(f"{ratio:7.4f}" for ratio in ratios)
             sums = f"{counts['problems']:>9,} problems {counts['generations']:>7,} generations"
-            console.print(f"{dtype:5}{name:15}{figures}   {sums}, {counts['above_1']} above 1", highlight=False)
+            line = f"{dtype:5}{name:15}{figures}   {sums}, {counts['above_1']} above 1"
+            console.print(line, soft_wrap=True, highlight=False)
         for name, island in part["islands"].items():
             for cause, find in island["violations"].items():
                 console.print(f"[red]FAIL[/red] {dtype} {name}: error / bound {find['ratio']:.4g}, {cause}")
