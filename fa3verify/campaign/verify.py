@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify import gate
-from fa3verify.campaign import replay
+from fa3verify.campaign import adversary, replay
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.profiles import PROFILES, ProfileName
 from fa3verify.campaign.summary import summarize
@@ -133,13 +133,14 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     tasks = campaign.plan(list(settings.kernels), settings.profile, settings.seed)
     if not tasks:
         raise NothingSelected(f"profile {settings.profile} has no case that {', '.join(settings.kernels)} supports")
+    tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
     if settings.studies:
         tasks += study_tasks(settings)
     progress(len(tasks), None)
     outcomes = _execute(tasks, settings, lambda outcome: progress(len(tasks), outcome))
     summary = summarize(list(settings.kernels), outcomes, baseline, profile=settings.profile, seed=settings.seed)
     studies, lost = assemble_studies(outcomes) if settings.studies else ({}, [])
-    if lost:
+    if lost := [*lost, *adversary.write(outcomes, settings.out)]:
         summary["failures"] += lost
         summary |= {"verdict": "fail", "exit_code": 1}
     _write_replays(summary, settings.out)

@@ -250,6 +250,37 @@ def print_bits(tables: dict[str, dict[str, int]], broken: list[list[str]]) -> No
         console.print(f"{file}: {counts}", soft_wrap=True, highlight=False)
 
 
+def print_adversary(body: dict[str, Any], out: Path, *, quiet: bool) -> None:
+    """Print the largest error / bound of every island and of every dtype, and what lies beyond 1."""
+    console = Console()
+    for dtype, part in body["dtypes"].items():
+        rows = (
+            []
+            if quiet
+            else [
+                (name, island, [f["ratio"] for f in island["best"].values()])
+                for name, island in part["islands"].items()
+            ]
+        )
+        for name, counts, ratios in [*rows, ("", part, part["ratio"].values())]:
+            figures = " ".join(f"{ratio:7.4f}" for ratio in ratios)
+            sums = f"{counts['problems']:>9,} problems {counts['generations']:>7,} generations"
+            line = f"{dtype:5}{name:15}{figures}   {sums}, {counts['above_1']} above 1"
+            console.print(line, soft_wrap=True, highlight=False)
+        for name, island in part["islands"].items():
+            for cause, find in island["violations"].items():
+                console.print(f"[red]FAIL[/red] {dtype} {name}: error / bound {find['ratio']:.4g}, {cause}")
+    console.print("columns: out before and after its last rounding, lse", highlight=False)
+    console.print(f"written to {escape(str(out))}", soft_wrap=True, highlight=False)
+
+
+def print_adversary_replay(found: list[tuple[str, str, dict[str, float]]]) -> None:
+    """Print one line for each individual."""
+    for what, stored, ratios in found:
+        figures = ", ".join(f"{name} {ratio:.6g}" for name, ratio in ratios.items())
+        Console().print(f"{escape(what)}: stored {stored}; now {figures}", soft_wrap=True, highlight=False)
+
+
 def environment() -> dict[str, Any]:
     """Return what ``fa3verify info`` prints."""
     from fa3_kernels.twin.compiled import cache_directory

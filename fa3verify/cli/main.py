@@ -5,6 +5,7 @@ from __future__ import annotations
 import rich_click as click
 
 from fa3verify import __version__
+from fa3verify.cli.adversary import adversary
 from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.bits import bits
@@ -25,5 +26,5 @@ def main() -> None:
     """Numerics verification for FlashAttention-3 on NVIDIA Hopper."""
 
 
-for verb in (verify, replay, kernels, audit, bench, bits, info, report, simulate, trace, tune):
+for verb in (verify, adversary, replay, kernels, audit, bench, bits, info, report, simulate, trace, tune):
     main.add_command(verb)

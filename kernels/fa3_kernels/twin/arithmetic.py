@@ -7,7 +7,7 @@ to fp32. Switching a source of error off and looking at what remains is how the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from fa3_kernels.twin import convert, float32, mufu
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, wgmma
 
-Source = Literal["scores", "exp2", "p_rounding", "pv"]
-SOURCES: tuple[Source, ...] = get_args(Source)
+Source = Literal["scores", "exp2", "p_rounding", "pv", "output"]
+# Of the error budget; without "output" the result stays binary32.
+SOURCES: tuple[Source, ...] = ("scores", "exp2", "p_rounding", "pv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Arithmetic:
         return convert.encode_f32(p, self.dtype, rounding=rounding)
 
     def encode_output(self, x: np.ndarray, fmt: str) -> np.ndarray:
+        if "output" in self.ideal:
+            return x
         rounding = "toward_zero" if self.fault is Fault.TRUNCATED_OUTPUT else "nearest_even"
         return convert.encode_f32(x, fmt, rounding=rounding)
 

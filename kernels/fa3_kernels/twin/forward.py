@@ -101,7 +101,7 @@ def forward(
     config : Config, optional
         The shipped one by default.
     ideal : frozenset of Source
-        Sources of error to switch off (error budget only; no device computes this).
+        Sources of error to switch off (no device computes this); without "output" rounded, ``out`` is float32.
     fault : Fault, optional
         A planted mistake.
 
@@ -124,7 +124,8 @@ def forward(
         scale *= np.sqrt(problem.head_dim / (problem.head_dim + 1))
     arithmetic = Arithmetic(problem.dtype, ideal, fault)
     kernel = _Kernel(config, arithmetic, np.float32(scale * LOG2_E), problem.softcap)
-    out = np.zeros(problem.out_shape, dtype=tensor_format(config.out_dtype).dtype)
+    out_format = np.float32 if "output" in ideal else tensor_format(config.out_dtype).dtype
+    out = np.zeros(problem.out_shape, dtype=out_format)
     lse = np.full(problem.lse_shape, -np.inf, np.float32)
     for seq in problem.sequences():
         for kv_head in range(problem.nheads_kv if seq.seqlen_q else 0):

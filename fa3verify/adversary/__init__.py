@@ -1,0 +1,10 @@
+"""Adversary: inputs that are bred to break the error bound of a correct kernel.
+
+``islands`` are shapes and configurations; a ``colony`` is what is judged at once; ``scores``, ``values`` and
+``surroundings`` mutate it, led by a ``guide``; ``evolve`` selects and ``run`` searches all islands on many processes.
+"""
+
+from fa3verify.adversary.evolve import Find, Findings, Search, search
+from fa3verify.adversary.islands import ISLANDS, Island, islands_of
+
+__all__ = ["ISLANDS", "Find", "Findings", "Island", "Search", "islands_of", "search"]

@@ -1,0 +1,283 @@
+"""The search on one island: parents and children side by side, every row with every channel of V.
+
+A colony keeps its better half of rows and of channels. Of rows that look alike only a few stay, and what mutates
+successfully mutates more often. A colony that no longer climbs starts again: from normal inputs, or in a niche, which
+is a size of the bound, from the best that was ever met there. So small terms of the bound are tried where they are the
+largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fa3_reference.bounds import forward_bound
+from fa3verify.adversary import scores, surroundings, values
+from fa3verify.adversary.causes import cause_of
+from fa3verify.adversary.colony import Colony
+from fa3verify.adversary.guide import Guide
+from fa3verify.adversary.islands import Island
+from fa3verify.adversary.judge import Bound, Verdict, judge, judge_rounded
+
+PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
+NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
+# What climbs, and whether extremes are tried.
+OBJECTIVES = (("out", True), ("rest", False), ("lse", True), ("out", False), ("rest", True), ("lse", False))
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """An individual as JSON, its error over bound when judged alone, and the count of problems at which it was met."""
+
+    ratio: float
+    problems: int
+    individual: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a search has met.
+
+    ``best`` has the largest ratio of ``out``, ``rounded`` and ``lse``, ``violations`` the first beyond 1 of every
+    cause; ``above_1`` counts outputs and lse beyond their bounds.
+    """
+
+    problems: int = 0
+    generations: int = 0
+    restarts: int = 0
+    above_1: int = 0
+    best: dict[str, Find] = field(default_factory=dict)
+    violations: dict[str, Find] = field(default_factory=dict)
+
+
+class _Chances:
+    """Which mutation to take: those that lately made a child better than its parent more often."""
+
+    def __init__(self, mutations: Sequence[Callable], rng: np.random.Generator) -> None:
+        self.mutations, self.rng, self.credit = mutations, rng, np.ones(len(mutations))
+
+    def draw(self) -> int:
+        if self.rng.random() < 0.4:
+            return int(self.rng.integers(len(self.credit)))
+        total = self.credit.cumsum()
+        return int(np.searchsorted(total, self.rng.random() * total[-1]))
+
+    def learn(self, tried: list[int], is_better: bool) -> None:
+        for index in tried:
+            self.credit[index] = max(0.97 * self.credit[index] + is_better, 0.2)
+
+
+class Search:
+    """One island's search; :meth:`generation` advances it.
+
+    Parameters
+    ----------
+    island : Island
+    seed : int or list of int
+    bound : callable
+        What is searched for a hole: a function like :func:`fa3_reference.bounds.forward_bound`.
+    """
+
+    def __init__(self, island: Island, seed: int | list[int], bound: Bound = forward_bound) -> None:
+        self.island, self.bound, self.rng = island, bound, np.random.default_rng(seed)
+        self.found = Findings()
+        self.archive: dict[tuple[str, int], tuple[float, Colony]] = {}  # objective and niche -> best of row 0, column 0
+        self.chances = _Chances(scores.MUTATIONS, self.rng), _Chances(values.MUTATIONS, self.rng)
+        self._start(Colony.normal(island, self.rng))
+
+    def _start(self, colony: Colony, niche: int | None = None) -> None:
+        self.objective, self.wild = OBJECTIVES[self.found.restarts % len(OBJECTIVES)]
+        self.parents, self.niche, self.height, self.stalled, self.step = colony, niche, 0.0, 0, 0.5
+        self.is_new = True
+
+    def _restart(self) -> None:
+        self.found.restarts += 1
+        fresh, objective = Colony.normal(self.island, self.rng), OBJECTIVES[self.found.restarts % len(OBJECTIVES)][0]
+        niches = [niche for name, niche in self.archive if name == objective]
+        if not niches or self.rng.random() < 0.3:
+            return self._start(fresh)
+        niche = niches[self.rng.integers(len(niches))]
+        old = self.archive[objective, niche][1]
+        fresh.environment = old.environment
+        fresh.q[0], fresh.k[0], fresh.q_descale[0], fresh.v[0] = old.q[0], old.k[0], old.q_descale[0], old.v[0]
+        self._start(fresh, niche)
+
+    def _fitness(self, colony: Colony, verdict: Verdict) -> np.ndarray:
+        """What climbs, (problems, columns or 1): error over bound, less outside the niche; the archive learns of it."""
+        ratio, bound = getattr(verdict, self.objective), getattr(verdict, f"{self.objective}_bound")
+        ratio, bound = ratio.reshape(len(ratio), -1), bound.reshape(len(bound), -1)
+        counts = np.isfinite(ratio) & np.isfinite(bound) & (ratio > 0)  # a lost output is recorded; it leads nowhere
+        niches = np.floor(np.clip(np.where(counts, bound, 0.0), *NICHES)).astype(int)
+        ratio = np.where(counts, ratio, 0.0)
+        for niche in np.unique(niches[counts]).tolist():
+            row, column = _place(np.where(niches == niche, ratio, 0.0))
+            if ratio[row, column] > self.archive.get((self.objective, niche), (0.0,))[0]:
+                one = colony.taken(np.array([row]), np.array([column]))
+                self.archive[self.objective, niche] = float(ratio[row, column]), one
+        return ratio if self.niche is None else ratio * np.exp2(-np.abs(niches - self.niche))
+
+    def generation(self) -> Verdict:
+        """Breed, judge and select once."""
+        guide = Guide.of(self.parents)
+        colony, tried = self.parents, ([], [])
+        moved = False
+        if not self.is_new:
+            colony, tried = self._offspring(guide)
+            moved = bool(self.rng.random() < (0.5 if self.wild else 0.2))
+            if moved:
+                with np.errstate(all="ignore"):
+                    surroundings.mutate(colony, self.step, self.wild, self.rng)
+        self.is_new = False
+        guide = Guide.of(colony)
+        verdict = judge(colony, self.bound, guide)
+        self.found.problems += self.island.problems
+        self.found.generations += 1
+        self._record(colony, verdict)
+        fitness = self._fitness(colony, verdict)
+        top = float(fitness.max())
+        if not moved or top >= 0.98 * self.height:
+            self._learn(tried, fitness)
+            self.parents = self._selected(colony, fitness, guide)
+            self.stalled = 0 if top > 1.002 * self.height else self.stalled + 1
+            self.height = max(top, self.height) if not moved else top
+        else:
+            self.stalled += 1
+        if self.stalled > PATIENCE:
+            self._restart()
+        return verdict
+
+    def _offspring(self, guide: Guide) -> tuple[Colony, tuple[list, list]]:
+        """Parents in the first halves, children of them in the second ones."""
+        colony, rng, island = self.parents.copied(), self.rng, self.island
+        tried: tuple[list, list] = [], []
+        rows, columns = island.problems // 2, island.columns // 2
+        row_chances, column_chances = self.chances
+        with np.errstate(all="ignore"):
+            for child in range(rows, island.problems):
+                parent, other = rng.integers(rows, size=2)
+                colony.q[child], colony.q_descale[child] = colony.q[parent], colony.q_descale[parent]
+                colony.k[child] = colony.k[parent]
+                if rng.random() < 0.15:  # keys of another parent
+                    keys = rng.random(island.keys) < rng.random()
+                    colony.k[child, keys] = colony.k[other, keys]
+                goal = None if self.objective == "lse" else colony.v[min(int(rng.exponential(2)), columns - 1)]
+                row = scores.Row.of(colony, (child, parent), guide, goal, self._draw_step(), rng)
+                tried[0].append((child, parent, self._mutate(row_chances, row)))
+            for child in range(columns, island.columns):
+                parent, other = rng.integers(columns, size=2)
+                colony.v[child] = colony.v[parent]
+                if rng.random() < 0.15:
+                    keys = rng.random(island.keys) < rng.random()
+                    colony.v[child, keys] = colony.v[other, keys]
+                partner = min(int(rng.exponential(2)), rows - 1)
+                column = values.Column.of(colony, child, guide, partner, self._draw_step(), rng)
+                tried[1].append((child, parent, self._mutate(column_chances, column)))
+        return colony, tried
+
+    def _draw_step(self) -> float:
+        return self.step * float(np.exp2(self.rng.uniform(-4, 2)))
+
+    def _mutate(self, chances: _Chances, target: Any) -> list[int]:
+        drawn = [chances.draw() for _ in range(1 + int(self.rng.random() < 0.3))]
+        for index in drawn:
+            chances.mutations[index](target)
+        return drawn
+
+    def _learn(self, tried: tuple[list, list], fitness: np.ndarray) -> None:
+        """Credit mutations of children that beat their parents, and fit the step to how many did."""
+        if not tried[0]:
+            return
+        better = 0
+        for chances, children, heights in zip(self.chances, tried, (fitness.max(1), fitness.max(0)), strict=True):
+            if len(heights) < 2:
+                continue
+            for child, parent, drawn in children:
+                is_better = bool(heights[child] > heights[parent])
+                chances.learn(drawn, is_better)
+                better += is_better
+        share = better / (len(tried[0]) + len(tried[1]))
+        self.step = float(np.clip(self.step * (1.15 if share > 0.15 else 0.93), 2.0**-14, 2.0))
+
+    def _selected(self, colony: Colony, fitness: np.ndarray, guide: Guide) -> Colony:
+        """The better half of rows and channels first, best ones foremost."""
+        heights = fitness.max(1)
+        rows = _varied(heights, _looks(guide), len(heights) // 2)
+        partners = dict.fromkeys(fitness[rows].argmax(1)) if fitness.shape[1] > 1 else {}
+        by_height = np.argsort(-fitness.max(0)) if fitness.shape[1] > 1 else self.rng.permutation(len(colony.v))
+        columns = np.array([*dict.fromkeys([*partners, *by_height])][: len(colony.v) // 2])
+        rest = (np.setdiff1d(np.arange(n), x) for n, x in ((len(heights), rows), (len(colony.v), columns)))
+        row_rest, column_rest = rest
+        return colony.taken(np.concatenate([rows, row_rest]), np.concatenate([columns, column_rest]))
+
+    def _record(self, colony: Colony, verdict: Verdict) -> None:
+        """Keep the largest ratios, and one violation of every cause; each is judged alone before it counts."""
+        for name in ("out", "rounded", "lse"):
+            ratio = getattr(verdict, name)
+            ratio = np.where(np.isfinite(ratio), ratio, 0.0)
+            row, column = _place(ratio)
+            if ratio.flat[int(ratio.argmax())] > self._height(name):
+                self._keep(colony, name, row, column)
+        for ratio in (verdict.out, verdict.lse):
+            beyond = np.argwhere(~(ratio <= 1))
+            self.found.above_1 += len(beyond)
+            for place in self.rng.permutation(len(beyond))[:3]:
+                self._violation(colony, int(beyond[place][0]), int(beyond[place][-1]) if ratio.ndim == 2 else 0)
+
+    def _height(self, name: str) -> float:
+        return self.found.best[name].ratio if name in self.found.best else 0.0
+
+    def _keep(self, colony: Colony, name: str, row: int, column: int) -> None:
+        lone = colony.alone(row, column)
+        ratio = judge_rounded(lone, self.bound) if name == "rounded" else getattr(judge(lone, self.bound), name)
+        alone = float(ratio[row, column] if ratio.ndim == 2 else ratio[row])
+        if self._height(name) < alone < np.inf:
+            self.found.best[name] = Find(alone, self.found.problems, lone.to_json(row, column))
+
+    def _violation(self, colony: Colony, row: int, column: int) -> None:
+        cause = cause_of(colony, row, column)
+        if cause in self.found.violations:
+            return
+        lone = colony.alone(row, column)
+        verdict = judge(lone, self.bound)
+        ratio = float(max(verdict.out[row, column], verdict.lse[row]))
+        if ratio > 1:
+            self.found.violations[cause] = Find(ratio, self.found.problems, lone.to_json(row, column))
+
+
+def _place(ratio: np.ndarray) -> tuple[int, int]:
+    where = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    return int(where[0]), int(where[1]) if len(where) == 2 else 0
+
+
+def _looks(guide: Guide) -> np.ndarray:
+    """What a row looks like, as one number: how many keys matter, how far the next one is, how large the maximum is."""
+    weights = np.exp2(guide.scores - guide.top[:, None])
+    with np.errstate(all="ignore"):
+        many = np.searchsorted([1.5, 4, 16], weights.sum(1) ** 2 / (weights**2).sum(1))
+        gap = np.searchsorted([1, 20, 100], guide.top - np.median(guide.scores, axis=1))
+    large = np.searchsorted([2, 16, 256], np.abs(guide.top))
+    return many + 4 * gap + 16 * large
+
+
+def _varied(heights: np.ndarray, looks: np.ndarray, count: int) -> np.ndarray:
+    """Indices of ``count`` large heights, no two of them equal and at most a third of one look while others remain."""
+    chosen: list[int] = []
+    passed: list[int] = []
+    for index in np.argsort(-heights):
+        alike = sum(looks[i] == looks[index] for i in chosen)
+        is_copy = any(heights[i] == heights[index] for i in chosen)
+        (passed if is_copy or alike > count // 3 else chosen).append(int(index))
+        if len(chosen) == count:
+            break
+    return np.array([*chosen, *passed][:count])
+
+
+def search(island: Island, seed: int | list[int], problems: int, bound: Bound = forward_bound) -> Findings:
+    """Search an island from normal inputs until so many problems were judged."""
+    run = Search(island, seed, bound)
+    while run.found.problems < problems:
+        run.generation()
+    return run.found

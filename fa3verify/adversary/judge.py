@@ -1,0 +1,107 @@
+"""Error over bound of every individual of a colony, before and after the output's last rounding.
+
+The truth is float64 and has an error of its own (:mod:`fa3_reference.attention`); it is taken off the kernel's error
+before that is divided, so that a ratio above 1 is never the truth's doing. Products that are 0 err by nothing: of a
+row's channels only its own count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fa3_kernels.twin.arithmetic import Source
+from fa3_kernels.twin.forward import forward
+from fa3_reference.attention import attention
+from fa3_reference.bounds import ErrorBound, KernelModel, forward_bound
+from fa3_reference.bounds.steps import rounded_error
+from fa3_reference.formats import FORMATS, encode
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify.adversary.colony import LOG2_E, Colony
+from fa3verify.adversary.guide import Guide
+from fa3verify.metrics import difference, error_ratio
+
+Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
+_TINY = 2.0**-100  # outputs below err by underflow alone
+UNROUNDED: frozenset[Source] = frozenset({"output"})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of ``lse``.
+
+    ``rounded`` is close, but not what is published: that is of :func:`judge_rounded`. ``rest`` is ``out`` with the
+    rounding and the flushes of P, whose errors are known and drown all others, taken off error and bound.
+    ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
+    """
+
+    out: np.ndarray
+    rounded: np.ndarray
+    lse: np.ndarray
+    rest: np.ndarray
+    out_bound: np.ndarray
+    rest_bound: np.ndarray
+    lse_bound: np.ndarray
+
+
+def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = None) -> Verdict:
+    """Run the twin, the truth and the bound on a colony; ``guide`` is the colony's, where it is known."""
+    guide = guide or Guide.of(colony)
+    problem, operands, config = colony.problem, colony.operands, colony.island.config
+    with np.errstate(all="ignore"):
+        got = forward(problem, operands, config, ideal=UNROUNDED)
+        truth = attention(problem, *operands.dequantized(problem))
+        model = replace(config.traits.kernel_model(config), out_dtype="fp32")
+        limit = bound(problem, operands, model)
+        lse = truth.lse.reshape(-1)
+        size, out_floor, lse_floor = truth_error(colony, lse)
+        out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got.out, truth.out, limit.out))
+        fmt = FORMATS[config.out_dtype]
+        known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
+        known = known / guide.exact.sum(1)[:, None]
+        has_rest = (size > _TINY) & (known < 0.9 * out_limit)
+        stored = encode(out.astype(np.float64), fmt, "ieee")
+        return Verdict(
+            _ratio(out, exact, out_limit, out_floor),
+            _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
+            _ratio(got.lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
+            np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
+            np.log2(out_limit / size),
+            np.log2((out_limit - known) / size),
+            np.log2(limit.lse.reshape(-1)),
+        )
+
+
+def judge_rounded(colony: Colony, bound: Bound = forward_bound) -> np.ndarray:
+    """Return error over bound of what the kernel stores, (problems, columns)."""
+    problem, operands, config = colony.problem, colony.operands, colony.island.config
+    with np.errstate(all="ignore"):
+        got = forward(problem, operands, config).out
+        truth = attention(problem, *operands.dequantized(problem))
+        limit = bound(problem, operands, config.traits.kernel_model(config)).out
+        out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (got, truth.out, limit))
+        return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
+
+
+def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    error = np.abs(difference(got, exact))
+    return error_ratio(np.where(np.isfinite(error), np.maximum(error - floor, 0.0), error), limit)
+
+
+def truth_error(colony: Colony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """sum P |v| (problems, columns), and the largest errors of the truth's own float64 in out and in lse."""
+    scale = np.abs(colony.factors) / LOG2_E
+    spread = (scale * np.einsum("rw,rkw->rk", np.abs(colony.q), np.abs(colony.k))).max(1)
+    softcap = colony.environment.softcap
+    score_range = 2 * np.minimum(spread, softcap or np.inf)
+    relative = 2.0**-53 * ((colony.island.width + 8) * spread + score_range + colony.island.keys + 8)
+    v = np.abs(colony.v) * colony.per_key(colony.environment.v_descale)
+    s = scale * colony.raw_scores
+    s = np.where(np.isfinite(s), s, 0.0)
+    s = softcap * np.tanh(s / softcap) if softcap else s
+    p = np.where(colony.island.visible, np.exp(np.minimum(s - lse[:, None], 0.0)), 0.0)
+    weighted = p @ v.T
+    least = colony.island.keys * 2.0**-1022 * v.max(1)
+    return weighted, 2 * relative[:, None] * weighted + least, relative + 2.0**-53 * np.abs(lse)

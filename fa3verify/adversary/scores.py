@@ -1,0 +1,254 @@
+"""How the scores of a row mutate: from one code of K to whole tiles of keys 160 binary orders apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fa3_reference.formats import FORMATS
+from fa3verify.adversary.colony import LOG2_E, Colony, positive, rounded
+from fa3verify.adversary.guide import Guide, some_keys, worst_exponents, worst_sums
+
+VARIANTS, VARIANTS_WIDTH = 32, 4  # nudges that are compared, and the channels of a row from which on they are not
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of a colony while it mutates, with what its parent's guide knows; arrays are views of the colony."""
+
+    colony: Colony
+    index: int
+    scores: np.ndarray  # log2 units, (keys,)
+    exact: np.ndarray
+    visible: np.ndarray
+    top: float
+    v: np.ndarray | None  # a channel that climbs with the row, (keys,); none where lse climbs
+    step: float  # log2 units
+    rng: np.random.Generator
+
+    @classmethod
+    def of(cls, colony: Colony, places: tuple[int, int], guide: Guide, goal: np.ndarray | None, step: float,
+           rng: np.random.Generator) -> Row:  # fmt: skip
+        """The child of a parent; ``places`` are theirs, the child's first."""
+        index, parent = places
+        visible, top = guide.visible[parent], float(guide.top[parent])
+        scores = np.where(np.isneginf(guide.scores[parent]), top - 30, guide.scores[parent])
+        return cls(colony, index, scores, guide.exact[parent], visible, top, goal, step, rng)
+
+    @property
+    def keys(self) -> int:
+        return self.colony.island.keys
+
+    @property
+    def offset(self) -> int:
+        return self.colony.island.config.p_offset_log2
+
+    def some(self) -> np.ndarray:
+        return some_keys(self.keys, self.colony.island.tile_n, self.rng)
+
+    def write(self, keys: np.ndarray, log2_scores: np.ndarray) -> None:
+        """Give keys these scores, as nearly as ``width`` digits of K can."""
+        self.colony.k[self.index, keys] = self.digits(keys, log2_scores)
+
+    def digits(self, keys: np.ndarray, log2_scores: np.ndarray) -> np.ndarray:
+        """K of some keys, (..., keys, width), with which they have scores (..., keys)."""
+        colony, i = self.colony, self.index
+        x, softcap = log2_scores, colony.environment.softcap * LOG2_E
+        if softcap:
+            x = softcap * np.arctanh(np.clip(x / softcap, -1 + 2.0**-50, 1 - 2.0**-50))
+        left = x / colony.factors[i, keys]
+        result = np.zeros((*x.shape, colony.q.shape[1]))
+        for channel in np.argsort(-np.abs(colony.q[i])):
+            q = colony.q[i, channel]
+            if q != 0:
+                result[..., channel] = rounded(left / q, colony.island.dtype)
+                left = left - q * result[..., channel]
+        return result
+
+
+def _nudge(row: Row) -> None:
+    keys = row.some()
+    row.write(keys, row.scores[keys] + row.step * row.rng.standard_normal(keys.size))
+
+
+def _shift(row: Row) -> None:
+    """Move a group as a whole, by little or by up to 160 binary orders."""
+    keys, far = row.some(), row.rng.random() < 0.5
+    row.write(
+        keys, row.scores[keys] + (row.rng.uniform(-160, 160) if far else 4 * row.step * row.rng.standard_normal())
+    )
+
+
+def _equal(row: Row) -> None:
+    keys = row.some()
+    row.write(keys, np.full(keys.size, row.scores[row.rng.integers(row.keys)]))
+
+
+def _sink(row: Row) -> None:
+    """One key ahead of all others."""
+    row.write(row.rng.integers(row.keys, size=1), np.array([row.top + row.rng.exponential(8.0)]))
+
+
+def _vanish(row: Row) -> None:
+    """Keys that no longer count."""
+    keys = row.some()
+    row.write(keys, np.full(keys.size, row.top - row.rng.uniform(20, 400)))
+
+
+def _weigh(row: Row) -> None:
+    """Weights beside the middle of two neighbours of the format of P, or subnormal in it."""
+    fmt, rng, keys = FORMATS[row.colony.island.dtype], row.rng, row.some()
+    p = np.maximum(row.exact[keys], 2.0 ** (row.offset - 30.0))
+    if rng.random() < 0.2:
+        p = np.exp2(fmt.min_exponent - rng.uniform(0, fmt.fraction_bits + 2, keys.size))
+    ulp = np.exp2(np.maximum(np.floor(np.log2(p)), fmt.min_exponent) - fmt.fraction_bits)
+    side = rng.choice([-1, 1]) if rng.random() < 0.5 else rng.choice([-1, 1], keys.size)
+    middle = (np.floor(p / ulp) + 0.5) * ulp * (1 + side * np.exp2(-rng.uniform(8, 22)))
+    row.write(keys, row.top - row.offset + np.log2(middle))
+
+
+def _worst_exponents(row: Row) -> None:
+    """Exponents of which ex2 errs most."""
+    keys, fractions = row.some(), worst_exponents()
+    half = len(fractions) // 2
+    draw = row.rng.integers(len(fractions), size=keys.size)
+    if row.rng.random() < 0.5:  # all of one sign
+        draw = draw % half + half * row.rng.integers(2)
+    row.write(keys, row.top + np.ceil(row.scores[keys] - row.top) + fractions[draw])
+
+
+def _worst_sum(row: Row) -> None:
+    """A row sum of which rcp or lg2 errs most, by the weight of one key."""
+    key = row.rng.integers(row.keys, size=1)
+    rest = row.exact.sum() - row.exact[key]
+    wanted = row.rng.choice(worst_sums()) * np.exp2(np.floor(np.log2(row.exact.sum())))
+    if 0 < wanted - rest < np.exp2(row.offset):
+        row.write(key, row.top - row.offset + np.log2(wanted - rest))
+
+
+def _screened(row: Row) -> None:
+    """The best of many nudges, by what the guide expects of their errors."""
+    rng, colony, keys = row.rng, row.colony, row.some()
+    if colony.q.shape[1] > VARIANTS_WIDTH:
+        return _nudge(row)
+    steps = np.exp2(rng.uniform(-20, 1, (VARIANTS, 1)))
+    moved = (rng.random((VARIANTS, keys.size)) < rng.random((VARIANTS, 1))) * rng.standard_normal((VARIANTS, keys.size))
+    k = np.repeat(colony.k[row.index][None], VARIANTS, axis=0)
+    k[:, keys] = row.digits(keys, row.scores[keys] + steps * moved)
+    one = np.full(VARIANTS, row.index)
+    q_descale = colony.q_descale[one]
+    if colony.island.dtype == "e4m3" and rng.random() < 0.3:
+        k[:], q_descale = (
+            colony.k[row.index],
+            positive(q_descale * np.exp2(steps[:, 0] * rng.standard_normal(VARIANTS))),
+        )
+    variants = replace(colony, q=colony.q[one], k=k, q_descale=q_descale)
+    guide = Guide.of(variants, np.repeat(row.visible[None], VARIANTS, axis=0))
+    errors = guide.lse_errors if row.v is None else guide.relative_errors(row.v)
+    best = int(np.nan_to_num(errors, posinf=0.0).argmax())
+    colony.k[row.index], colony.q_descale[row.index] = k[best], q_descale[best]
+
+
+def _cut_off(row: Row) -> None:
+    """Products of a chain just too small for the alignment of the largest one: each is lost, whole or in part."""
+    colony, i, rng = row.colony, row.index, row.rng
+    q, align = colony.q[i], 13 if colony.island.dtype == "e4m3" else 25
+    sign = rng.choice([-1.0, 1.0]) if rng.random() < 0.7 else rng.choice([-1.0, 1.0], q.size)
+    channels = (rng.random(q.size) < rng.random()) & (q != 0)
+    for key in row.some()[:16]:
+        products = np.abs(q * colony.k[i, key])
+        small = channels & (products < products.max())
+        unit = np.exp2(np.floor(np.log2(products.max())) - align + rng.integers(0, 3))
+        colony.k[i, key, small] = rounded(sign * unit * (1 - 2.0**-9) / q, colony.island.dtype)[small]
+
+
+def _crumbs(row: Row) -> None:
+    """A few large weights, then ones of about half a unit of their sum, of which rounding takes or gives the most."""
+    rng, n = row.rng, row.colony.island.tile_n
+    place = np.arange(row.keys) % n
+    small = place >= min(8 * rng.integers(1, 4), n // 2)
+    depth = 22 + rng.integers(0, 6) + np.exp2(-rng.uniform(1, 10)) * rng.choice([-1, 1])
+    row.write(np.flatnonzero(~small), np.full(row.keys - small.sum(), row.top - rng.integers(0, 2) * rng.random()))
+    row.write(np.flatnonzero(small), np.full(small.sum(), row.top - depth))
+
+
+def _ladder(row: Row) -> None:
+    """One key of every tile ahead of its others, and the tiles apart."""
+    rng, n = row.rng, row.colony.island.tile_n
+    gap, rise = rng.uniform(0, 124), rng.choice([-1, 1])
+    for start in range(0, row.keys, n):
+        keys = np.arange(start, min(start + n, row.keys))
+        leader = row.top + rise * gap * (start // n) - rng.random() * rng.integers(0, 2) - gap * rng.integers(0, 2)
+        row.write(keys, np.where(keys == start + rng.integers(keys.size), leader, leader - rng.uniform(30, 200)))
+
+
+def _codes(row: Row) -> None:
+    """Neighbouring codes, signs and exponents of single elements of Q or K."""
+    colony, rng = row.colony, row.rng
+    target = colony.q[row.index] if rng.random() < 0.3 else colony.k[row.index][rng.integers(row.keys)]
+    chosen = rng.random(target.shape) < max(rng.random() ** 2, 1 / target.size)
+    kind = rng.integers(4)
+    factor = (1 + rng.choice([-1, 1], target.shape) * FORMATS[colony.island.dtype].epsilon, -1.0,
+              np.exp2(rng.integers(-4, 5, target.shape)), rng.uniform(0.5, 2, target.shape))[kind]  # fmt: skip
+    target[...] = np.where(chosen, rounded(target * factor, colony.island.dtype), target)
+
+
+def _full_fractions(row: Row) -> None:
+    """Q and K whose products end in ones, so that truncation costs the most."""
+    colony, i = row.colony, row.index
+    fmt = FORMATS[colony.island.dtype]
+    for x in (colony.q[i], colony.k[i][row.some()]):
+        exponent = np.floor(np.log2(np.maximum(np.abs(x), fmt.min_normal)))
+        full = np.exp2(exponent) * (2 - fmt.epsilon * row.rng.integers(1, 4, x.shape))
+        x[...] = np.where(x == 0, 0.0, np.copysign(full, x))
+    colony.k[i] = rounded(colony.k[i], colony.island.dtype)
+
+
+def _spread_exponents(row: Row) -> None:
+    """Products of one chain far apart in size, so that the small ones are cut off."""
+    colony, i, rng = row.colony, row.index, row.rng
+    width, dtype = colony.q.shape[1], colony.island.dtype
+    keys, depth = row.some(), rng.uniform(0, 30)
+    gaps = np.where(rng.random(width) < rng.random(), np.exp2(-np.round(rng.uniform(0, depth, width))), 1.0)
+    if rng.random() < 0.5:
+        colony.q[i] = rounded(colony.q[i] * gaps, dtype)
+    else:
+        colony.k[i][keys] = rounded(colony.k[i][keys] * gaps, dtype)
+
+
+def _one_sign(row: Row) -> None:
+    """Products of one sign, or cancelling ones, in a row of several channels."""
+    colony, i, rng = row.colony, row.index, row.rng
+    keys = row.some()
+    signs = np.sign(colony.q[i]) * (1 if rng.random() < 0.5 else rng.choice([-1, 1], colony.q.shape[1]))
+    colony.k[i][keys] = np.abs(colony.k[i][keys]) * signs
+
+
+def _cancel(row: Row) -> None:
+    """Take a score back to about zero, or to another key's, by its last channel: what was lost remains."""
+    colony, i, rng = row.colony, row.index, row.rng
+    last = rng.integers(colony.q.shape[1])
+    keys, q = row.some(), colony.q[i, last]
+    if q != 0:
+        wanted = row.scores[rng.integers(row.keys)] / colony.factors[i, keys] if rng.random() < 0.5 else 0.0
+        rest = colony.k[i][keys] @ colony.q[i] - colony.k[i][keys, last] * q
+        colony.k[i][keys, last] = rounded((wanted - rest) / q, colony.island.dtype)
+
+
+def _size(row: Row) -> None:
+    """All scores larger or smaller."""
+    colony, rng = row.colony, row.rng
+    reach = 20 if rng.random() < 0.2 else 3
+    factor = np.exp2(rng.integers(-reach, reach + 1) if rng.random() < 0.5 else row.step * rng.standard_normal())
+    if colony.island.dtype == "e4m3":
+        colony.q_descale[row.index] = positive(colony.q_descale[row.index] * factor)
+    else:
+        colony.q[row.index] = rounded(colony.q[row.index] * factor, colony.island.dtype)
+
+
+MUTATIONS: tuple[Callable[[Row], None], ...] = (
+    *(_nudge, _shift, _equal, _sink, _vanish, _weigh, _worst_exponents, _worst_sum, _codes, _size),
+    *(_screened, _screened, _crumbs, _ladder, _cut_off, _full_fractions, _spread_exponents, _one_sign, _cancel),
+)

@@ -1,0 +1,44 @@
+"""Verb adversary: breed inputs on which a correct kernel comes as close to its error bound as it can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify.cli.exits import EPILOG, FINDING, OK, one_line_errors, write
+
+
+@click.command(epilog=EPILOG)
+@click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
+@click.option("--problems", type=click.IntRange(1), default=100_000, show_default=True, help="For every dtype.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("out/adversary.json"), show_default=True
+)
+@click.option("--jobs", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@click.option("--replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge the finds of a file again.")
+@click.option("--quiet", is_flag=True, help="Print the sums only.")
+def adversary(
+    dtypes: tuple[str, ...], problems: int, seed: int, out: Path, jobs: int, replay: Path | None, quiet: bool
+) -> None:
+    """Search for inputs on which our twins leave their error bound; exit code 1 if one does.
+
+    Scores and values evolve from normal ones. The file holds, for every dtype and shape, the largest error / bound
+    before and after the output's last rounding, and the input that has it.
+    """
+    with one_line_errors():
+        from fa3verify.adversary import run
+        from fa3verify.cli import console
+        from fa3verify.files import json_text
+
+        if replay is not None:
+            found = run.replay_file(replay)
+            console.print_adversary_replay(found)
+            raise Exit(OK if all(max(ratios.values()) <= 1 for _, _, ratios in found) else FINDING)
+        with console.counting("islands searched", quiet) as tell:
+            body = run.run(dtypes or ("fp16", "bf16", "e4m3"), problems, seed, jobs, tell)
+        write(json_text(body), str(out))
+        console.print_adversary(body, out, quiet=quiet)
+        raise Exit(FINDING if body["above_1"] else OK)

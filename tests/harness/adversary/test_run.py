@@ -1,0 +1,95 @@
+"""Whole searches: one result on any number of processes, a file that can be judged again, a verb with exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fa3_reference.bounds import ErrorBound, forward_bound
+from fa3verify.adversary import run
+from fa3verify.adversary.evolve import search
+from fa3verify.adversary.islands import ISLANDS, islands_of
+from fa3verify.cli.main import main
+from fa3verify.files import json_text
+
+
+def halved(problem, operands, model):
+    return ErrorBound(*(bound / 2 for bound in forward_bound(problem, operands, model)))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A small search by the verb, and what it printed."""
+    out = tmp_path_factory.mktemp("adversary") / "found.json"
+    arguments = ["adversary", "--dtype", "bf16", "--problems", "160", "--jobs", "2", "--seed", "3", "--out", str(out)]
+    return out, CliRunner().invoke(main, arguments)
+
+
+def test_the_verb_writes_counts_ratios_and_individuals(file):
+    out, result = file
+    body = json.loads(out.read_text())
+    assert result.exit_code == (1 if body["above_1"] else 0), result.output
+    assert list(body["dtypes"]) == ["bf16"]
+    part = body["dtypes"]["bf16"]
+    assert set(part["islands"]) == {island.name for island in islands_of("bf16")}
+    assert part["problems"] == sum(x["problems"] for x in part["islands"].values()) >= 160
+    assert part["generations"] == sum(x["generations"] for x in part["islands"].values())
+    for island in part["islands"].values():
+        assert set(island["best"]) == set(run.RATIOS)
+        assert all(0 < find["ratio"] <= part["ratio"][name] for name, find in island["best"].items())
+
+
+def test_the_number_of_processes_does_not_change_the_result(file):
+    out, _ = file
+    alone = run.run(("bf16",), 160, 3, jobs=1)
+    assert json_text(alone) == out.read_text()
+
+
+def test_a_file_is_judged_again_to_the_last_bit(file):
+    out, _ = file
+    body = json.loads(out.read_text())
+    for island in body["dtypes"]["bf16"]["islands"].values():
+        for name, find in island["best"].items():
+            assert run.replay(find["individual"])[name] == find["ratio"]
+    result = CliRunner().invoke(main, ["adversary", "--replay", str(out)])
+    assert result.exit_code == (1 if body["above_1"] else 0)
+    islands = body["dtypes"]["bf16"]["islands"].values()
+    assert result.output.count("stored") == sum(len(x["best"]) + len(x["violations"]) for x in islands)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": "fa3verify.replay/1"}'])
+def test_a_foreign_file_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "foreign.json"
+    path.write_text(text)
+    result = CliRunner().invoke(main, ["adversary", "--replay", str(path)])
+    assert result.exit_code == 2
+    assert "foreign.json is not a file of fa3verify adversary" in result.output
+
+
+@pytest.mark.parametrize("island", ISLANDS[::5], ids=lambda i: f"{i.dtype} {i.name}")
+def test_a_seed_decides_the_search(island):
+    first, second, other = (search(island, seed, 10 * island.problems) for seed in (1, 1, 2))
+    assert first == second
+    assert first.best["out"].individual != other.best["out"].individual
+
+
+def test_half_the_bound_is_broken_in_every_island_and_what_breaks_it_is_kept():
+    for island in ISLANDS[:3]:
+        found = search(island, 0, 40 * island.problems, halved)
+        assert found.above_1 > 0
+        for find in found.violations.values():
+            ratios = run.replay(find.individual, halved)
+            assert max(ratios["out"], ratios["lse"]) == find.ratio > 1
+
+
+def test_a_plan_shares_the_problems_among_islands_and_seeds():
+    tasks = run.plan(("fp16", "e4m3"), 1_000_000, 5)
+    for dtype in ("fp16", "e4m3"):
+        mine = [task for task in tasks if task["dtype"] == dtype]
+        assert sum(task["problems"] for task in mine) >= 1_000_000
+        assert {task["name"] for task in mine} == {island.name for island in islands_of(dtype)}
+        assert max(task["problems"] for task in mine) <= run.CHUNK
+    seeds = [(task["dtype"], tuple(task["seed"])) for task in tasks]
+    assert len(set(seeds)) == len(seeds)

@@ -1,0 +1,87 @@
+"""The search for inputs beyond the error bound is strong: it breaks bounds that are known to be wrong."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from fa3_reference.bounds import forward_bound
+from fa3_reference.bounds.model import Terms
+from fa3verify.adversary.evolve import Find, Search, search
+from fa3verify.adversary.islands import ISLANDS, Island, islands_of
+from fa3verify.adversary.run import replay
+from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
+
+BUDGET, CI_BUDGET, SEED = 10_000, 8_000, 1  # problems, of a hole or half a term, and of all shapes of a dtype
+
+# Rows of reports/findings/0001, the trigger that tells each (fa3verify.adversary.causes), and where it can happen.
+HOLES = {
+    "V1 e4m3": ("subnormal", "e4m3", "few"),
+    "V1 fp16": ("subnormal", "fp16", "few"),
+    "V2": ("flushed", "bf16", "two tiles"),
+    "V2 combine": ("flushed", "bf16", "splits"),
+    "V3": ("unnormalised", "bf16", "few"),
+    "V4": ("raw score", "bf16", "few"),
+    "V5": ("scale product", "e4m3", "few"),
+    "V6": ("descale ratio", "e4m3", "two tiles"),
+    "V7": ("softcap", "bf16", "softcap"),
+}
+
+
+def island(dtype: str, name: str) -> Island:
+    return next(i for i in ISLANDS if (i.dtype, i.name) == (dtype, name))
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
+    cause, dtype, name = HOLES[hole]
+    run = Search(island(dtype, name), SEED, bound_of_0_1_0)
+    first = run.generation()
+    assert np.nanmax(first.out) <= 1, "normal inputs stay within the bound"
+    while cause not in run.found.violations and run.found.problems < BUDGET:
+        run.generation()
+    found = run.found.violations[cause]
+    assert found.problems <= BUDGET
+    ratios = replay(found.individual, bound_of_0_1_0)
+    assert max(ratios["out"], ratios["lse"]) == found.ratio > 1
+
+
+# Sources of error (fa3_reference.bounds.model.Terms) that some input has all of: half of one is not enough for it.
+HALVED = {
+    "p_rounding fp16": ("fp16", "few", "p_rounding"),
+    "p_rounding bf16": ("bf16", "few", "p_rounding"),
+    "p_rounding e4m3": ("e4m3", "few", "p_rounding"),
+    "scores fp16": ("fp16", "chains", "scores"),
+    "scores bf16": ("bf16", "chains", "scores"),
+    "scores e4m3": ("e4m3", "chains", "scores"),
+    "products e4m3": ("e4m3", "tile", "products"),
+}
+
+
+def is_hole_of_a_half(find: Find) -> bool:
+    """Whether the whole bound holds what the halved one does not."""
+    ratios = replay(find.individual)
+    return max(ratios["out"], ratios["lse"]) <= 1
+
+
+@pytest.mark.parametrize("halved", HALVED)
+def test_the_bound_with_half_of_a_term_is_broken(halved):
+    dtype, name, term = HALVED[halved]
+    run = Search(island(dtype, name), SEED, partial(forward_bound, terms=Terms(**{term: 0.5})))
+    while run.found.problems < BUDGET:
+        run.generation()
+        if any(is_hole_of_a_half(find) for find in run.found.violations.values()):
+            return
+    best = {what: round(find.ratio, 3) for what, find in run.found.best.items()}
+    pytest.fail(f"half of {term} still holds after {BUDGET} problems, largest error / bound {best}")
+
+
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="a row maximum beyond 2^29 has a bound and no output")
+def test_no_twin_is_found_beyond_its_bound():
+    """A fixed budget; the profile soak and ``fa3verify adversary`` search for longer."""
+    found = {(i.dtype, i.name): search(i, SEED, CI_BUDGET // len(islands_of(i.dtype))) for i in ISLANDS}
+    assert all(f.best["out"].ratio > 0.6 for f in found.values()), "the search is weak"
+    beyond = {where: {c: x.ratio for c, x in f.violations.items()} for where, f in found.items() if f.above_1}
+    assert not beyond
