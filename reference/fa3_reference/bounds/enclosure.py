@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
+from fa3_reference.bounds.device import EX2_REL, FP32_MAX, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
 from fa3_reference.bounds.epilogue import combine
 from fa3_reference.bounds.head import Head, key_parts, row_tiles
 from fa3_reference.bounds.model import KernelModel, Terms
@@ -304,6 +304,7 @@ def _finish(state: _State, head: Head, model: KernelModel) -> Part:
     tiny = 4 * model.tiny * max(1.0, factor) * (1 + 1 / total.low[:, None])
     radius = (o.high - o.low) / 2 + (gamma(3) * largest + tiny if state.rng is None else 0.0)
     seen = state.sum.high != 0
+    radius = np.where(largest + radius < FP32_MAX * (1 - 2.0**-10), radius, np.inf)  # may overflow
     middle, off = (o.low + o.high) / 2, (lse.high - lse.low) / 2
     return Part(
         np.where(seen[:, None], middle, 0.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa3_reference.bounds.device import EX2_REL, LG2_ABS, LG2_REL, RCP_REL, U_FP32
+from fa3_reference.bounds.device import EX2_REL, FP32_MAX, LG2_ABS, LG2_REL, RCP_REL, U_FP32
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, Part, State
@@ -28,7 +28,8 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     sigma, least = (l_error / least)[:, None], least[:, None]
     shift = np.minimum(correlated / least, state.v_max - state.v_min)
     error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
-    error = np.fmin(error, _coarse(state, head, model))
+    coarse = _coarse(state, head, model)
+    error = np.where(state.unknown[:, None], coarse, np.fmin(error, coarse))
     epilogue = terms.reciprocal * (RCP_REL + (1 + head.v_scaled) * U_FP32) * (1 + 2.0**-20)
     if head.v_scaled and state.v_factor is not None:  # the inverse times a small descale may be subnormal
         epilogue = epilogue + model.tiny * 2.0**model.p_offset_log2 / state.v_factor * (row_sum + l_error)[:, None]
@@ -37,7 +38,7 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     lse, lse_error = _log(state, row_sum, least[:, 0], sigma[:, 0], model, terms)
     empty = row_sum == 0
     o, error, noise = (np.where(empty[:, None], 0.0, value) for value in (o, error + noise, noise))
-    error = np.where(state.outside, np.inf, error)
+    error = np.where(state.outside | ~(np.abs(o) + error < FP32_MAX * (1 - 2.0**-10)), np.inf, error)
     lse_error = np.where(state.outside.all(1), np.inf, np.where(empty, 0.0, lse_error))
     return Part(o, error, noise, lse, lse_error)
 
@@ -56,7 +57,8 @@ def _log(
     """Base-2 lse of a part and the bound of its error before it is taken to nats."""
     lse = state.max + np.log2(row_sum)
     log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum))
-    log_l = np.fmin(log_l, state.worst)
+    worst = state.worst + 2.0**-80  # and what is flushed
+    log_l = np.where(state.unknown, worst, np.fmin(log_l, worst))
     log_l = log_l + sigma / np.where(sigma < 1, 1 - sigma, np.nan)
     magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
     magnitude = magnitude + U_FP32 * (np.abs(state.max) + model.p_offset_log2)

@@ -26,6 +26,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
 _KEYS_OF_A_STEP = 16  # of an unknown order: its maximum moves once in so many keys at most
+_HOPELESS = 50.0  # of ln of a weight: beyond, only a mean of V rows is known
 _WORST = Terms()
 
 
@@ -108,6 +109,7 @@ class _Weights(NamedTuple):
     """
 
     p: np.ndarray
+    visible: np.ndarray
     either: np.ndarray
     down: np.ndarray
     rounding: np.ndarray
@@ -165,8 +167,9 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     r = LN2 * (dx + terms.exponent * U_FP32 * distance) + terms.exp * log_error(model.exp_error)
     if not model.is_blocked:
         r = r + _moves(x, distance, state, model)
-    visible = p > 0
+    visible = ~np.isneginf(x)
     r = np.where(visible, r, 0.0)
+    state.unknown |= r.max(1) > _HOPELESS
     state.worst = np.maximum(state.worst, r.max(1))
     flushed = y + offset - dx - tau[:, None] < -VANISHES
     # The largest computed weight is 2^0 but for the rounding of its maximum.
@@ -177,12 +180,12 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     state.outside |= ~(lifted <= largest)[:, None]
     if not model.is_blocked or model.order.rescale == "lazy":
         cap = np.full_like(cap, np.inf)
-    up = np.minimum(np.expm1(r) * OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(visible, p, 1.0) - 1.0)
+    up = np.minimum(np.expm1(r) * OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(p > 0, p, 1.0) - 1.0)
     down = np.where(flushed, 1.0, -np.expm1(-r) * OUTWARD)
     either = np.where(visible, np.maximum(up, down), 0.0)
     low, high = np.where(flushed, 0.0, p * np.exp(-r)), p * np.exp(r)
     rounding, unit = _p_rounding(low, high, tau, cap, model)
-    return _Weights(p, either, down, terms.p_rounding * rounding, unit)
+    return _Weights(p, visible, either, down, terms.p_rounding * rounding, unit)
 
 
 def _moves(x: np.ndarray, distance: np.ndarray, state: State, model: KernelModel) -> np.ndarray:
@@ -219,9 +222,9 @@ def _accumulate(
     v, factor, fmt = head.v_rows(keys), head.v_factor[keys][:, None], model.core.operand
     p, n, d = w.p, w.p.shape[0], head.v.shape[1]
     v_abs = np.abs(v)
-    seen = (p > 0).any(axis=1, keepdims=True)
-    state.v_min = np.where(seen, np.minimum(state.v_min, _seen(p, v, np.inf).min(0)), state.v_min)
-    state.v_max = np.where(seen, np.maximum(state.v_max, _seen(p, v, -np.inf).max(0)), state.v_max)
+    seen = w.visible.any(axis=1, keepdims=True)
+    state.v_min = np.where(seen, np.minimum(state.v_min, _seen(w.visible, v, np.inf).min(0)), state.v_min)
+    state.v_max = np.where(seen, np.maximum(state.v_max, _seen(w.visible, v, -np.inf).max(0)), state.v_max)
     sums = np.concatenate([p, p * w.either]) @ np.concatenate([v, v * v], axis=1)
     absolute = np.concatenate([p, p * w.either, w.rounding]) @ v_abs
     pa, ba, da = absolute[:n], absolute[n : 2 * n], absolute[2 * n :]
@@ -232,7 +235,7 @@ def _accumulate(
     clamped_p = np.where(largest > 0, np.maximum(largest, fmt.min_normal / w.unit), 0.0)
     clamped_v = np.where(v != 0, np.maximum(v_abs, fmt.min_normal * factor), 0.0)
     aligned = np.maximum(np.minimum(clamped_p @ clamped_v, clamped_p.max(1)[:, None] * clamped_v.max(0)), added)
-    lost = _cut(carried, added, aligned * OUTWARD, (p > 0).sum(1)[:, None], rescaled[:, None], model, terms)
+    lost = _cut(carried, added, aligned * OUTWARD, w.visible.sum(1)[:, None], rescaled[:, None], model, terms)
     lost = lost + carried * rescaled[:, None] * OUTWARD
     lost += 3 * model.tiny * factor.max() / w.unit
     state.keys += len(v)
@@ -255,9 +258,9 @@ def _share(keys: int, model: KernelModel) -> float:
     return tiny + 2 * ((keys + steps) * model.core.align + steps * model.core.out + 4 * U_FP32)
 
 
-def _seen(p: np.ndarray, v: np.ndarray, otherwise: float) -> np.ndarray:
+def _seen(visible: np.ndarray, v: np.ndarray, otherwise: float) -> np.ndarray:
     """Rows of V that some row of the block sees; a wider range than each row's own."""
-    return np.where(np.logical_or.reduce(p > 0, axis=0)[:, None], v, otherwise)
+    return np.where(np.logical_or.reduce(visible, axis=0)[:, None], v, otherwise)
 
 
 def _cut(

@@ -38,6 +38,7 @@ class State:
         self.v_factor: float | None = None  # of the block before
         self.noise = np.full(rows, 2.0**-46)  # relative error of float64 weights
         self.outside = np.zeros((rows, channels), bool)  # of the domain: nothing is promised
+        self.unknown = np.zeros(rows, bool)  # whether some weight is next to unknown
         self.worst = np.zeros(rows)  # |ln of any weight's error| at most
         self.keys = 0
         self.share = 0.0  # of the largest |v|, at most, that roundings of P and cuts of P V take

@@ -129,6 +129,13 @@ def rounded_maximum():
     return problem, q, k, v
 
 
+def overflowing_part():
+    """The mean of one split, in the units of its descale, although that of all keys is finite."""
+    problem, q, k, v = one_query("e4m3", 256)
+    v[:, :128], v[:, 128:] = 0, 1.5
+    return problem, q, k, v, one(1), one(1), one(3.4e38)
+
+
 def nan_beside_an_empty_row():
     problem = AttentionProblem(1, 1, 1, 2, 1, 64, dtype="bf16", causal=True)  # row 0 sees no key
     _, q, k, v = one_query("bf16", 1)
@@ -147,6 +154,22 @@ def test_outside_the_domain_nothing_is_promised(case):
     lost = ~np.isfinite(out)
     assert lost.any()
     assert np.isinf(bound.out[lost]).all()
+
+
+def test_a_part_that_overflows_is_outside_the_domain():
+    out, bound, _ = judged(*overflowing_part(), num_splits=2)
+    assert not np.isfinite(out).any()
+    assert np.isinf(bound.out).all()
+
+
+def test_a_key_of_no_weight_whose_score_is_next_to_unknown_counts():
+    """The tanh errs by 2^-22 of a softcap of 2^48: what is exactly 2^-6000 may be as heavy as the heaviest."""
+    problem, q, k, v = one_query("bf16", 256, 4096.0, softcap=2.0**48)
+    q[..., 0], k[:, 128:, :, 0], v[:, :128] = 1, 1, -3
+    out, bound, ratio = judged(problem, q, k, v)
+    assert abs(float(out.flat[0]) - 1) > 0.5  # the kernel cannot tell the keys apart
+    assert ratio <= 1
+    assert np.isfinite(bound.out).all()
 
 
 def test_a_softcap_too_large_to_be_computed_has_a_bound_that_says_so():
