@@ -20,6 +20,7 @@ from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.operations import FEATURES as FEATURES
 from fa3verify.operations.forward import Result as Result
+from fa3verify.operations.forward import changeable
 from fa3verify.operations.forward import order_of_family as order_of_family
 
 ENTRY_POINTS = "fa3verify.kernels"
@@ -53,6 +54,8 @@ class Candidate:
         ``order(config)``: the :class:`fa3_reference.bounds.KernelModel` of a forward, which states its order of
         operations and is what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a
         family that is known. Without it the bound is the wider one of any order.
+    changeable : frozenset of str
+        Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Candidate:
     twin: str | None = None
     operation: str = operations.FORWARD
     order: Callable[[Any], KernelModel] | None = None
+    changeable: frozenset[str] = frozenset()
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
@@ -123,9 +127,10 @@ def twin(
     side = _Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
     features = operations.find(operation).features
+    free = changeable(dtype, changes) if operation == operations.FORWARD else frozenset[str]()
     return Candidate(
         name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation,
-        order=order_of_family,
+        order=order_of_family, changeable=free,
     )  # fmt: skip
 
 

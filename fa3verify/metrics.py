@@ -49,6 +49,7 @@ def measures_of(operation: Operation) -> dict[str, tuple[str, str]]:
         words = output.name.replace("_", " ")
         sides[f"ratio_{output.name}_max"] = ("1", f"largest {words} error / bound")
         sides[f"{output.name}_max_error"] = (output.unit, f"largest absolute {words} error, against seen")
+        sides[f"{output.name}_rms_error"] = (output.unit, f"root mean square {words} error, against seen")
     return MEASURES | sides
 
 
@@ -176,6 +177,7 @@ def _side_figures(name: str, got: np.ndarray, truth: np.ndarray, bound: np.ndarr
     return {
         f"ratio_{name}_max": float(np.max(ratio, initial=0.0)),
         f"{name}_max_error": float(np.max(finite, initial=0.0)),
+        f"{name}_rms_error": _rms(finite),
     }
 
 

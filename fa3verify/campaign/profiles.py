@@ -91,7 +91,8 @@ ACTIVATIONS = "activations"
 
 def families(candidate: Candidate, profile: Profile) -> tuple[str, ...]:
     """Return the families of which a kernel takes a case: synthetic ones, then real activations by model."""
-    synthetic = tuple(f.name for f in FAMILIES if f.distribution != ACTIVATIONS) if _shapes(candidate, profile) else ()
+    templates = FAMILIES if _problems(candidate, profile) else ()
+    synthetic = tuple(template.name for template in templates if template.distribution != ACTIVATIONS)
     models = sorted({stored.model for stored in list_activations()})
     return synthetic + tuple(f"{ACTIVATIONS}:{m}" for m in models if _activation_cases(candidate, m, profile))
 
@@ -101,28 +102,29 @@ def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int)
     if family.startswith(ACTIVATIONS):
         return _activation_cases(candidate, family.partition(":")[2], profile)
     template = next(f for f in FAMILIES if f.name == family)
-    return [
-        Case(candidate.name, problem, template.recipe(seed=seed + draw), operation=candidate.operation, **choices)
-        for problem, choices in _shapes(candidate, profile)
-        for draw in range(profile.seeds)
-    ]
+    recipes = [template.recipe(seed=seed + draw) for draw in range(profile.seeds)]
+    return [_case(candidate, p, r, i) for i, p in _problems(candidate, profile) for r in recipes]
 
 
-def _shapes(candidate: Candidate, profile: Profile) -> list[tuple[AttentionProblem, dict[str, Any]]]:
-    """The problems of every synthetic family that a kernel takes, and what else their cases have."""
+def _problems(candidate: Candidate, profile: Profile) -> list[tuple[int, AttentionProblem]]:
+    """The problems of every synthetic family that a kernel takes, with their places among all."""
+    shapes = operations.find(candidate.operation).shapes(profile)
+    problems = [AttentionProblem(dtype=candidate.dtype, **shape) for shape in shapes]
+    return [(i, p) for i, p in enumerate(problems) if candidate.supports(p)]
+
+
+def _case(candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> Case:
     operation = operations.find(candidate.operation)
-    problems = [AttentionProblem(dtype=candidate.dtype, **shape) for shape in operation.shapes(profile)]
-    return [(p, operation.choices(candidate, i)) for i, p in enumerate(problems) if candidate.supports(p)]
+    choices = operation.choices(candidate, problem, recipe, index)
+    return Case(candidate.name, problem, recipe, operation=operation.name, **choices)
 
 
 def _activation_cases(candidate: Candidate, model: str, profile: Profile) -> list[Case]:
     cases = []
-    operation = operations.find(candidate.operation)
     for index, stored in enumerate(a for a in list_activations() if a.model == model):
         tokens = min(stored.seqlen, profile.activation_tokens or stored.seqlen)
         problem = stored.problem(dtype=candidate.dtype, tokens=tokens)
         if candidate.supports(problem):
             recipe = Recipe(ACTIVATIONS, {"name": stored.name, "tokens": tokens})
-            choices = operation.choices(candidate, index)
-            cases.append(Case(candidate.name, problem, recipe, operation=operation.name, **choices))
+            cases.append(_case(candidate, problem, recipe, index))
     return cases

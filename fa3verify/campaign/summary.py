@@ -144,6 +144,12 @@ def _kernel(name: str, outcomes: list[Outcome]) -> tuple[dict[str, Any], list[di
     return body, failures, cases
 
 
+def _figures(case: dict[str, Any]) -> dict[str, float]:
+    """Measures of a judged case, and how far quantising its inputs went towards its own bound."""
+    quantisation = case.get("quantisation") or {"bound_ratio": 0.0}
+    return case["measures"] | {"quantisation_bound_ratio": quantisation["bound_ratio"]}
+
+
 def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One failure per failed gate row, each with the most telling case of its family."""
     failures = []
@@ -153,7 +159,7 @@ def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]]) -> list[di
         against = f", baseline {row.baseline:.4g}" if row.baseline is not None else ""
         message = f"family {row.family}: observed {row.observed:.4g}, limit {row.limit:.4g}{against}"
         cases = [c for c in judged if c["family"] == row.family]
-        case = max(cases, key=lambda c: c["measures"].get(row.telling, 0.0), default=None)
+        case = max(cases, key=lambda c: _figures(c).get(row.telling, 0.0), default=None)
         failures.append(_failure(row.kernel, f"{row.layer} {row.rule}", message, case and case["case"]))
     return failures
 

@@ -173,7 +173,10 @@ def _recall(journal: Path | None, identity: str) -> list | None:
 
 
 def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any]:
-    """Aggregate the measures of one family of an operation: RMS pooled, maxima of maxima, the rest weighted means."""
+    """Aggregate the measures of one family of an operation: RMS pooled, maxima of maxima, the rest weighted means.
+
+    The weight of a case is its number of main output values, for side outputs as well.
+    """
     measures = [r["measures"] for r in records]
     weights = [max(m["outputs"] - m["unbounded"] - m["nonfinite"], 0) for m in measures]
     total = sum(weights) or 1
@@ -193,6 +196,10 @@ def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any
     for side in operation.sides:
         for key in (f"ratio_{side.name}_max", f"{side.name}_max_error"):
             figures[key] = max((m[key] for m in measures if key in m), default=None)
+        key = f"{side.name}_rms_error"
+        having = [(w, m[key]) for w, m in zip(weights, measures, strict=True) if key in m]
+        power = math.fsum(w * x**2 for w, x in having)
+        figures[key] = math.sqrt(power / (sum(w for w, _ in having) or 1)) if having else None
     compared = [m["bits_differing"] for m in measures if "bits_differing" in m]
     figures["bits_differing"] = sum(compared) if compared else None
     if all("outside" in m for m in measures):

@@ -119,13 +119,13 @@ def _property_line(kernel: dict[str, Any]) -> str:
 
 
 def _quantisation_line(kernel: dict[str, Any]) -> str:
-    """What quantising the inputs cost, beside the gate and never part of it; empty for 16-bit kernels."""
+    """What quantising the inputs cost; empty for 16-bit kernels. Only its own bound is part of the verdict."""
     predicted = [f["quantisation_ratio"] for f in kernel["families"] if f["quantisation_ratio"] is not None]
     bounded = [f["quantisation_bound_ratio"] for f in kernel["families"] if f["quantisation_bound_ratio"] is not None]
     if not predicted:
         return ""
     return (
-        f"quantising Q, K, V (not gated): RMS error / predicted {min(predicted):.2f} to {max(predicted):.2f} "
+        f"quantising Q, K, V: RMS error / predicted {min(predicted):.2f} to {max(predicted):.2f} "
         f"over families, largest error / its own bound {max(bounded):.2f}"
     )
 

@@ -13,6 +13,7 @@ from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.candidates import FEATURES, Candidate, Result, order_of_family
 from fa3verify.gpu import unavailable
+from fa3verify.operations.forward import changeable
 from fa3verify.operations.quantize import QuantizeConfig
 
 _CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
@@ -84,7 +85,7 @@ def gpu() -> tuple[Candidate, ...]:
         about = f"{description} on a Hopper GPU"
         kernel = Candidate(
             f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}",
-            order=order_of_family,
+            order=order_of_family, changeable=changeable(dtype, dict(options)),
         )  # fmt: skip
         candidates.append(kernel)
     return (*candidates, _quantiser(reason))

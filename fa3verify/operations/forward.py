@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +15,7 @@ from fa3_reference.bounds.enclosure import can_enclose, forward_enclosure
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.quantisation import predict_error, quantization_bound
-from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
 from fa3verify.metrics import error_ratio
 from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
@@ -25,11 +25,23 @@ if TYPE_CHECKING:
 
     from fa3verify.campaign.profiles import Profile
     from fa3verify.candidates import Candidate
+    from fa3verify.inputs.recipe import Recipe
     from fa3verify.judgement import Judgement
     from fa3verify.properties.trials import Wanted
 
 # One scheme per shape, in turn: scale faults hide under one of them alone.
 _SCHEMES = (QuantScheme("block"), QuantScheme("head"), QuantScheme("block", hadamard_seed=0))
+# What the configuration of every shape changes, in turn: P V of e4m3 in two chunks of a tile, splits that are combined
+# and packed heads, P V chained and the other output format. Chained sums lose more the longer they are, so the shapes
+# that have them are short, of 200 and 500 keys. The causal shape of three tiles has neither splits nor packed heads,
+# under which mistakes between tiles, and in rows that have seen no key yet, would hide.
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {"promotion_interval": 64},
+    {"num_splits": 3, "pack_gqa": True},
+    {"promotion_interval": 0, "out_dtype": "fp16"},
+    {},
+)
+_FP16_SMALLEST = 2.0**-14  # the smallest normal number
 
 
 class Result(NamedTuple):
@@ -38,6 +50,12 @@ class Result(NamedTuple):
 
     out: np.ndarray
     lse: np.ndarray | None
+
+
+def changeable(dtype: Dtype, fixed: Iterable[str] = ()) -> frozenset[str]:
+    """Fields of the configuration that a campaign changes, but for those that make a kernel what it is."""
+    only_fp8 = {"promotion_interval", "out_dtype"} if dtype == "e4m3" else set()
+    return frozenset({"num_splits", "pack_gqa"} | only_fp8) - frozenset(fixed)
 
 
 def order_of_family(config: Config) -> KernelModel:
@@ -97,12 +115,20 @@ class Forward(Operation):
     def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
         return profile.shapes
 
-    def choices(self, candidate: Candidate, index: int) -> dict[str, Any]:
-        """Quantisation of the index-th shape, with scales per head where a kernel takes no blocks; none for 16 bits."""
-        if candidate.dtype != "e4m3":
-            return {}
-        scheme = _SCHEMES[index % len(_SCHEMES)]
-        return {"scheme": scheme if "block_descale" in candidate.features else replace(scheme, granularity="head")}
+    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
+        """Configuration of the index-th shape, and how it is quantised: scales per head where a kernel takes no
+        blocks, none for 16 bits. Heads are packed where some share a kv head, and outputs are fp16 where it holds them.
+        """
+        is_faint = float(recipe.settings.get("std", 1.0)) < _FP16_SMALLEST
+        idle = {"pack_gqa": problem.group == 1, "out_dtype": is_faint}
+        changes = _CHANGES[index % len(_CHANGES)].items()
+        taken = ((name, x) for name, x in changes if name in candidate.changeable and not idle.get(name, False))
+        choices: dict[str, Any] = {"changes": tuple(sorted(taken))}
+        if candidate.dtype == "e4m3":
+            scheme = _SCHEMES[index % len(_SCHEMES)]
+            blocks = "block_descale" in candidate.features
+            choices["scheme"] = scheme if blocks else replace(scheme, granularity="head")
+        return choices
 
     def draw_choices(
         self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted

@@ -124,7 +124,7 @@ class Operation(ABC):
         """Return the problems of a campaign, as fields of AttentionProblem without dtype."""
 
     @abstractmethod
-    def choices(self, candidate: Candidate, index: int) -> dict[str, Any]:
+    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
         """Return what else the index-th case of a family has, as keywords of Case."""
 
     @abstractmethod

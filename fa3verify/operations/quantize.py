@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from fa3verify.campaign.profiles import Profile
     from fa3verify.candidates import Candidate
+    from fa3verify.inputs.recipe import Recipe
     from fa3verify.properties.trials import Wanted
 
 NAMES: tuple[str, ...] = ("q", "k", "v")
@@ -176,7 +177,7 @@ class Quantize(Operation):
     def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
         return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES
 
-    def choices(self, candidate: Candidate, index: int) -> dict[str, Any]:
+    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
         return {"changes": tuple(sorted(_OPTIONS[index % len(_OPTIONS)].items()))}
 
     def draw_choices(

@@ -12,10 +12,12 @@ from fa3verify.gate import POLICY, Baseline, baseline_rows, bound_rows, layer_st
 FAMILY = {
     "family": "normal",
     "rel_rmse_seen": 1e-3,
+    "rel_rmse_unrounded": 2e-3,
     "bias": -1e-4,
     "ratio_max": 0.5,
     "ratio_lse_max": 0.2,
     "lse_max_error": 1e-5,
+    "lse_rms_error": 3e-6,
     "bit_equal": 0.9,
     "nonfinite": 0,
 }
@@ -59,6 +61,32 @@ def test_without_a_baseline_nothing_passes():
 
 def test_a_family_missing_from_the_baseline_is_not_compared():
     assert set(statuses(worse(family="new")).values()) == {"not compared"}
+
+
+def test_a_figure_missing_from_an_older_baseline_is_not_compared():
+    new = {"rel_rmse_unrounded", "lse_rms_error"}
+    figures = {m: x for m, x in BASELINE.kernels["twin.fp16"]["normal"].items() if m not in new}
+    older = Baseline.parse(Baseline("quick", 0, {"twin.fp16": {"normal": figures}}).text(), "older.json")
+    assert {rule for rule, status in statuses(KERNEL, older).items() if status == "not compared"} == new
+    assert statuses(worse(rel_rmse_seen=2e-3), older)["rel_rmse_seen"] == "fail"
+
+
+def test_an_infinite_relative_error_is_no_baseline_and_worse_than_any():
+    infinite = worse(rel_rmse_unrounded=float("inf"))
+    assert statuses(infinite, Baseline.of("quick", 0, [infinite]))["rel_rmse_unrounded"] == "not compared"
+    assert statuses(infinite)["rel_rmse_unrounded"] == "fail"
+
+
+def test_a_kernel_without_lse_is_not_compared_in_it():
+    silent = worse(lse_max_error=None, lse_rms_error=None)
+    assert not {"lse_max_error", "lse_rms_error"} & set(statuses(silent))
+
+
+def test_quantising_stays_within_its_own_bound_where_there_is_any():
+    def rows(ratio: float | None) -> list[str]:
+        return [row.status for row in bound_rows(worse(quantisation_bound_ratio=ratio)) if "quantis" in row.rule]
+
+    assert (rows(1.0), rows(1.001), rows(None)) == (["pass"], ["fail"], [])
 
 
 def test_a_planted_fault_is_compared_with_the_twin_it_claims_to_be():

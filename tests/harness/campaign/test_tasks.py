@@ -196,9 +196,12 @@ def test_the_summary_schema_is_documented_key_by_key():
     }
 
 
-def test_quantisation_is_reported_beside_the_gate_and_inside_its_own_bound():
+def test_quantisation_is_reported_and_its_own_bound_is_part_of_the_gate():
     summary = summarize(["twin.e4m3"], outcomes_of("twin.e4m3", "fa3_outliers"), None, profile="quick", seed=0)
     family = summary["kernels"][0]["families"][0]
     assert 0.5 < family["quantisation_ratio"] < 1.5
     assert 0 < family["quantisation_bound_ratio"] <= 1
-    assert not [row for row in summary["gate"] if "quantis" in row["rule"]]
+    rows = [row for row in summary["gate"] if "quantis" in row["rule"]]
+    assert [(row["layer"], row["observed"], row["status"]) for row in rows] == [
+        ("L1", family["quantisation_bound_ratio"], "pass")
+    ]

@@ -12,8 +12,9 @@ from fa3_kernels.twin.faults import QuantizerFault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates, operations
 from fa3verify.campaign import replay
-from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.cases import Case
+from fa3verify.gpu.candidates import gpu
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
 from fa3verify.operations import WrongOutput
@@ -100,6 +101,40 @@ def test_the_quantisers_quick_cases_have_every_option():
         "input_dtype": {"bf16", None},
     }.items():
         assert {c.get(option) for c in changes} == values, option
+
+
+@pytest.mark.parametrize("name", ["twin.fp16", "twin.e4m3", "twin.e4m3_chained", "gluon.fp16", "gluon.e4m3_chained"])
+@pytest.mark.parametrize("profile", ["quick", "release"])
+def test_the_forwards_cases_have_every_configuration_that_its_kernel_can_take(name, profile):
+    kernel = next(c for c in (*candidates.BUILT_IN, *candidates.ON_REQUEST, *gpu()) if c.name == name)
+    values: dict[str, set] = {}
+    cases = [
+        c for family in families(kernel, PROFILES[profile]) for c in family_cases(kernel, family, PROFILES[profile], 0)
+    ]
+    for case in cases:
+        config = kernel.config_for(case.problem, case.changes)
+        for option, value in case.changes:
+            assert getattr(config, option) == value
+            values.setdefault(option, set()).add(value)
+        if name.startswith("gluon"):
+            kernel.run.__self__.launch_options(case.problem, config)  # refuses what no launch has
+    promoted = {"promotion_interval": {64, 0}} if name == "twin.e4m3" else {}
+    fp8 = {"out_dtype": {"fp16"}} if kernel.dtype == "e4m3" else {}
+    assert values == {"num_splits": {3}, "pack_gqa": {True}, **promoted, **fp8}
+
+
+def test_a_kernel_that_names_no_fields_is_given_its_own_configuration():
+    kernel = replace(candidates.find("twin.e4m3"), changeable=frozenset())
+    assert not any(case.changes for case in family_cases(kernel, "normal", PROFILES["release"], 0))
+
+
+def test_outputs_too_small_for_fp16_stay_in_bf16():
+    kernel = candidates.find("twin.e4m3")
+    changes = {
+        family: [dict(case.changes) for case in family_cases(kernel, family, PROFILES["quick"], 0)]
+        for family in ("faint", "tiny")
+    }
+    assert [any("out_dtype" in c for c in changes[family]) for family in changes] == [False, True]
 
 
 def _with_one_code_moved(name: str, index: tuple[int, ...]) -> candidates.Candidate:
