@@ -137,7 +137,7 @@ def dense_cases(dtype: Dtype, head_dim: int, seeds: Iterator[int]) -> list[Case]
             found += [Case(name, problem, family, next(seeds)) for family in families]
         for i, (m, n) in enumerate(tails):
             heads, kv = ((2, 2), (4, 2), (3, 1))[i % 3]
-            scale = (None, 1.0, 0.003)[i // 3 % 3]
+            scale: Any = (None, 1.0, 0.003)[i // 3 % 3]
             problem = AttentionProblem(2, heads, kv, m, n, head_dim, dtype=dtype, softmax_scale=scale, **mask)
             found.append(Case(name, problem, FAMILIES[i % 5], next(seeds)))
     return found
