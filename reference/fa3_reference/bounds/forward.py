@@ -26,6 +26,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
 _KEYS_OF_A_STEP = 16  # of an unknown order: its maximum moves once in so many keys at most
+_LIFTED = 2.0**8  # of a weight beyond 1, by the rounding of its row's maximum
 _HOPELESS = 50.0  # of ln of a weight: beyond, only a mean of V rows is known
 _WORST = Terms()
 
@@ -174,10 +175,10 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     flushed = y + offset - dx - tau[:, None] < -VANISHES
     # The largest computed weight is 2^0 but for the rounding of its maximum.
     cap = np.exp2(2 * U_FP32 * (np.abs(base) + offset + tau)) * (1 + 2 * model.exp_error)
-    # A maximum of millions is rounded so far that P leaves its format, one of 2^31 that the exponential overflows.
+    # A maximum of millions is rounded so far that P leaves its format, and larger ones lift every weight.
     lifted = cap * (2.0**8 if model.order.rescale == "lazy" else 1.0) * 2.0**offset
     largest = 2.0**100 if model.order.weights == "normalised" else model.p_format.max_finite
-    state.outside |= ~(lifted <= largest)[:, None]
+    state.outside |= ~((lifted <= largest) & (cap <= _LIFTED))[:, None]
     if not model.is_blocked or model.order.rescale == "lazy":
         cap = np.full_like(cap, np.inf)
     up = np.minimum(np.expm1(r) * OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(p > 0, p, 1.0) - 1.0)
@@ -239,7 +240,7 @@ def _accumulate(
     lost = lost + carried * rescaled[:, None] * OUTWARD
     lost += 3 * model.tiny * factor.max() / w.unit
     state.keys += len(v)
-    heaviest = state.keys * (2.0 if model.order.rescale == "always" else 2.0**9)
+    heaviest = state.keys * 2 * _LIFTED * (1.0 if model.order.rescale == "always" else 2.0**8)
     reached = np.fmin(carried + added + lost, heaviest * np.maximum(np.abs(state.v_min), np.abs(state.v_max)))
     overflows = ~(reached < 2.0**126 * factor.min() / w.unit)
     state.outside |= overflows
