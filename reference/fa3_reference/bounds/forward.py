@@ -238,7 +238,8 @@ def _accumulate(
     aligned = np.maximum(np.minimum(clamped_p @ clamped_v, clamped_p.max(1)[:, None] * clamped_v.max(0)), added)
     lost = _cut(carried, added, aligned * OUTWARD, w.visible.sum(1)[:, None], rescaled[:, None], model, terms)
     lost = lost + carried * rescaled[:, None] * OUTWARD
-    lost += 3 * model.tiny * factor.max() / w.unit
+    steps = -(-len(v) // model.core.k_step)
+    lost += (3 * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
     state.keys += len(v)
     heaviest = state.keys * 2 * _LIFTED * (1.0 if model.order.rescale == "always" else 2.0**8)
     reached = np.fmin(carried + added + lost, heaviest * np.maximum(np.abs(state.v_min), np.abs(state.v_max)))
@@ -280,7 +281,6 @@ def _cut(
     chain_top = added if chunks else top
     lost = np.minimum(keys * core.align * np.maximum(chain_top, aligned), added) + steps * core.align * aligned
     lost = terms.products * lost + terms.sums * np.minimum(steps * core.out * chain_top, 8 * added)
-    lost += steps * core.tiny
     if chunks:
         lost += terms.promotion * np.where(added > 0, chunks * U_FP32 * (top + lost), 0.0)
     elif core.out_bits < 23:
