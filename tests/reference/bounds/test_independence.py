@@ -56,9 +56,9 @@ print([name for name in sys.modules if name.startswith("fa3") and not name.start
 def with_core(patch: pytest.MonkeyPatch, **bits: int) -> None:
     """Give the twin's tensor core fewer bits."""
 
-    def planted(a, b, c=None, *, backend="numba"):
+    def planted(a, b, c=None):
         fmt = replace(a.fmt, **{name: getattr(a.fmt, name) - fewer for name, fewer in bits.items()})
-        return wgmma(replace(a, fmt=fmt), replace(b, fmt=fmt), c, backend=backend)
+        return wgmma(replace(a, fmt=fmt), replace(b, fmt=fmt), c)
 
     patch.setattr(arithmetic, "wgmma", planted)
 
@@ -66,12 +66,12 @@ def with_core(patch: pytest.MonkeyPatch, **bits: int) -> None:
 def lost_products(patch: pytest.MonkeyPatch, count: int) -> None:
     """Lose the first product of the last ``count`` instructions of every chain."""
 
-    def planted(a: Operand, b, c=None, *, backend="numba"):
+    def planted(a: Operand, b, c=None):
         steps = range(0, a.bits.shape[1], a.fmt.k_step)
         lost = np.zeros(a.bits.shape[1], bool)
         lost[list(steps)[-count:]] = True
         kept = [np.where(lost, np.zeros_like(x), x) for x in (a.bits, a.value, a.power)]
-        return wgmma(replace(a, bits=kept[0], value=kept[1], power=kept[2]), b, c, backend=backend)
+        return wgmma(replace(a, bits=kept[0], value=kept[1], power=kept[2]), b, c)
 
     patch.setattr(arithmetic, "wgmma", planted)
 
@@ -79,7 +79,7 @@ def lost_products(patch: pytest.MonkeyPatch, count: int) -> None:
 def rounding_core(patch: pytest.MonkeyPatch, _: int) -> None:
     """Round products, C and sums to nearest instead of cutting them."""
 
-    def planted(a, b, c=None, *, backend="numba"):
+    def planted(a, b, c=None):
         fmt = a.fmt
         d = np.zeros((len(a.value), b.value.shape[1])) if c is None else c.astype(float)
         for k in range(0, a.bits.shape[1], fmt.k_step):
@@ -107,13 +107,13 @@ def moved(y: np.ndarray, x: np.ndarray, count: int) -> np.ndarray:
 def off_by_ulps(patch: pytest.MonkeyPatch, count: int, name: str) -> None:
     unit, scaled = getattr(mufu, name), float32.exp2_scaled
 
-    def planted(x, *, backend="numba"):
-        return moved(unit(x, backend=backend), x, count)
+    def planted(x):
+        return moved(unit(x), x, count)
 
     patch.setattr(mufu, name, planted)
     if name == "ex2":
         patch.setattr(
-            float32, "exp2_scaled", lambda s, c, m, *, backend: moved(scaled(s, c, m, backend=backend), s, count)
+            float32, "exp2_scaled", lambda s, c, m: moved(scaled(s, c, m), s, count)
         )
 
 
