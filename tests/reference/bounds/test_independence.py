@@ -112,9 +112,7 @@ def off_by_ulps(patch: pytest.MonkeyPatch, count: int, name: str) -> None:
 
     patch.setattr(mufu, name, planted)
     if name == "ex2":
-        patch.setattr(
-            float32, "exp2_scaled", lambda s, c, m: moved(scaled(s, c, m), s, count)
-        )
+        patch.setattr(float32, "exp2_scaled", lambda s, c, m: moved(scaled(s, c, m), s, count))
 
 
 def truncated(patch: pytest.MonkeyPatch, method: str) -> None:

@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from fa3_kernels.twin.wgmma_exact import wgmma_exact
 from fa3_reference.bounds.device import FP32_MAX, TENSOR_CORE, TensorCore
 from fa3_reference.bounds.tensor_core import multiply, multiply_between
-from fa3_reference.formats import FORMATS, decode, encode, ordinal
+from fa3_reference.formats import FORMATS, Format, decode, encode
 from tests.kernels import device_inputs as device
 from tests.kernels.twin.test_wgmma import assert_same_bits, fast, golden_case, matrices
 from tests.kernels.twin.test_wgmma_oracles import case, tensor
+
+
+def ordinal(bits: np.ndarray, fmt: Format) -> np.ndarray:
+    """Map codes to int64 that are ordered like their values, neighbours 1 apart."""
+    magnitude = bits.astype(np.int64) & (fmt.sign_mask - 1)
+    return np.where(bits.astype(np.int64) & fmt.sign_mask, -magnitude, magnitude)
+
 
 CORES = {**TENSOR_CORE, "e5m2": TensorCore(32, 13, 13, FORMATS["e5m2"])}
 each_format = pytest.mark.parametrize("fmt", sorted(CORES))
