@@ -1,0 +1,260 @@
+"""The smallest change of a kernel or of a quantiser that each rule of the gate sees, found by bisection.
+
+Run as a program: ``python tests/quality/smallest_change.py`` prints reports/notes/smallest-change-seen.md.
+A change is graded by x: what it does to the twin's outputs, or to the operands it is given, grows with x. Rules are
+those of ``verify --quick``, with its cases, its pooling and its baseline.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fa3_reference.formats import FORMATS, encode
+from fa3_reference.problem import Operands
+from fa3_reference.quantize import condition
+from fa3verify import candidates, gate, metrics, operations
+from fa3verify.campaign.profiles import PROFILES, families, family_cases
+from fa3verify.campaign.tasks import pooled
+from fa3verify.candidates import Candidate
+from fa3verify.judgement import Judgement, judge
+
+DTYPES = ("fp16", "bf16", "e4m3")
+FAMILIES = ("normal", "peaky", "offset_v")
+EXPONENTS = range(-24, 2)  # x is a power of two
+FORWARD = operations.find("forward")
+_SEED = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One judged case of the sound twin, and what a changed one is judged with again."""
+
+    kernel: Candidate
+    judged: Judgement
+    config: Any
+    enclosure: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    quantisation: dict[str, float] | None
+
+    def run(self, kernel: Candidate | None = None, **changes: Any) -> dict[str, np.ndarray]:
+        """Outputs of a twin, by default this one, for the case with other fields of its problem or configuration."""
+        case, config = self.judged.case, self.config
+        of_problem = {name: x for name, x in changes.items() if name == "softmax_scale"}
+        of_config = {name: x for name, x in changes.items() if name == "num_splits"}
+        operands = changes.get("operands", self.judged.operands)
+        problem = replace(case.problem, **of_problem)
+        returned = (kernel or self.kernel).run(problem, operands, replace(config, **of_config))
+        return FORWARD.named(returned, problem, config)
+
+    def record(self, outputs: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Figures of other outputs for the same operands."""
+        was = self.judged
+        measures = metrics.figures(FORWARD, outputs, was.seen, was.unrounded, was.bound, self.config)
+        measures |= metrics.enclosed(outputs, was.seen, self.enclosure)
+        return {"measures": measures, "quantisation": self.quantisation}
+
+    def with_operands(self, operands: Operands) -> Scene:
+        """Return the case with other operands, which the twin is run on and judged against."""
+        problem, case = self.judged.case.problem, self.judged.case
+        outputs = self.run(operands=operands)
+        seen = FORWARD.truth(problem, operands.dequantized(problem), self.config, outputs)
+        assumed = FORWARD.assumed(self.kernel, self.config)
+        bound = FORWARD.bound(problem, operands, assumed, outputs)
+        judged = Judgement(case, self.judged.inputs, operands, outputs, seen, self.judged.unrounded, bound, {})
+        enclosure = FORWARD.enclosure(problem, operands, assumed)
+        return replace(self, judged=judged, enclosure=enclosure, quantisation=FORWARD.beside(judged))
+
+
+@cache
+def scenes(dtype: str, family: str) -> tuple[Scene, ...]:
+    """Judge the cases of one family of ``verify --quick`` with the sound twin."""
+    kernel = candidates.find(f"twin.{dtype}")
+    made = []
+    for case in family_cases(kernel, family, PROFILES["quick"], 0):
+        judged = judge(kernel, case)
+        config = kernel.config_for(case.problem, case.changes)
+        enclosure = FORWARD.enclosure(case.problem, judged.operands, FORWARD.assumed(kernel, config))
+        made.append(Scene(kernel, judged, config, enclosure, FORWARD.beside(judged)))
+    return tuple(made)
+
+
+def _chosen(shape: tuple[int, ...], share: float) -> np.ndarray:
+    return np.random.default_rng(_SEED).random(shape) < share
+
+
+def _stepped(x: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Numbers so many places further from zero in their format."""
+    bits = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+    return (bits + steps.astype(np.int64)).astype(bits.dtype).view(x.dtype)
+
+
+def lse_error(scene: Scene, x: float) -> dict[str, Any]:
+    """The error of lse is 1 + x times what it was."""
+    got, truth = scene.judged.outputs["lse"], scene.judged.seen["lse"]
+    with np.errstate(invalid="ignore"):
+        lse = np.where(np.isfinite(truth), truth + (1 + x) * (got.astype(np.float64) - truth), got)
+    return scene.record(scene.judged.outputs | {"lse": lse.astype(np.float32)})
+
+
+def score_scale(scene: Scene, x: float) -> dict[str, Any]:
+    """Scores are 1 + x times what they should be."""
+    return scene.record(scene.run(softmax_scale=scene.judged.case.problem.softmax_scale * (1 + x)))
+
+
+def output_gain(scene: Scene, x: float) -> dict[str, Any]:
+    """Outputs are multiplied by 1 + x, before their rounding with e4m3 and after it with 16 bits."""
+    operands, got = scene.judged.operands, scene.judged.outputs
+    if operands.v_descale is not None:
+        gained = (operands.v_descale.values * (1 + x)).astype(np.float32)
+        return scene.record(scene.run(operands=replace(operands, v_descale=replace(operands.v_descale, values=gained))))
+    fmt = FORMATS[scene.config.out_dtype]
+    return scene.record(got | {"out": encode(got["out"].astype(np.float64) * (1 + x), fmt, "ieee")})
+
+
+def one_ulp(scene: Scene, x: float) -> dict[str, Any]:
+    """A share x of the outputs is one place further from zero."""
+    got = scene.judged.outputs
+    chosen = _chosen(got["out"].shape, x) & (got["out"] != 0)
+    return scene.record(got | {"out": _stepped(got["out"], chosen)})
+
+
+def truncated_p(scene: Scene, x: float) -> dict[str, Any]:
+    """P is truncated instead of rounded in a share x of the rows."""
+    return scene.record(_rows_of(scene, _with_truncated_p(scene), x))
+
+
+def no_combine(scene: Scene, x: float) -> dict[str, Any]:
+    """A share x of the rows is computed without splits where the configuration has three."""
+    return scene.record(_rows_of(scene, _without_splits(scene), x))
+
+
+@cache
+def _with_truncated_p(scene: Scene) -> dict[str, np.ndarray]:
+    return scene.run(candidates.find(f"{scene.kernel.name}+truncated_p"))
+
+
+@cache
+def _without_splits(scene: Scene) -> dict[str, np.ndarray]:
+    return scene.run(num_splits=1)
+
+
+def _rows_of(scene: Scene, other: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
+    got = scene.judged.outputs
+    out = got["out"]
+    rows = _chosen(out.shape[:-1], share)
+    by_head = np.swapaxes(rows, 1, 2) if out.ndim == 4 else rows.T
+    return {
+        "out": np.where(rows[..., None], other["out"], out),
+        "lse": np.where(by_head, other["lse"], got["lse"]),
+    }
+
+
+def truncating_quantiser(scene: Scene, x: float) -> dict[str, Any]:
+    """A share x of the elements of q, k and v is truncated to the operands' format instead of rounded."""
+    problem, scheme, operands = scene.judged.case.problem, scene.judged.case.scheme, scene.judged.operands
+    q, k, v = scene.judged.inputs
+    exact = (q, k, v) if scheme is None else (*condition(problem, q, k, scheme)[:2], v)
+    codes = {}
+    for name, value, rounded in zip("qkv", exact, operands.dequantized(problem), strict=True):
+        up = (np.abs(rounded) > np.abs(value)) & _chosen(value.shape, x)
+        codes[name] = _stepped(getattr(operands, name), -up.astype(np.int64))
+    changed = scene.with_operands(replace(operands, **codes))
+    return changed.record(changed.judged.outputs)
+
+
+Change = Callable[[Scene, float], dict[str, Any]]
+CHANGES: tuple[Change, ...] = (
+    lse_error, score_scale, output_gain, one_ulp, truncated_p, no_combine, truncating_quantiser
+)  # fmt: skip
+
+
+@cache
+def _baseline() -> gate.Baseline | None:
+    return gate.shipped_baseline("quick", 0)
+
+
+def failing(change: Change, dtype: str, family: str, x: float) -> frozenset[str]:
+    """Return the rules of bound and baseline that fail for a family of the changed twin."""
+    records = [change(scene, x) for scene in scenes(dtype, family)]
+    kernel = {"name": f"twin.{dtype}", "families": [{"family": family, **pooled(records, FORWARD)}]}
+    rows = gate.bound_rows(kernel) + gate.baseline_rows(kernel, _baseline())
+    return frozenset(row.rule for row in rows if row.status == "fail")
+
+
+def smallest(change: Change, dtype: str, family: str) -> dict[str, float]:
+    """Return the smallest power of two at which each rule fails; a rule is absent that does not fail at the largest.
+
+    Rules are taken to fail at every larger x as well.
+    """
+    most = 1 if change is lse_error else 0  # a share is at most 1
+
+    @cache
+    def at(exponent: int) -> frozenset[str]:
+        return failing(change, dtype, family, 2.0**exponent)
+
+    found = {}
+    for rule in sorted(at(most)):
+        low, high = EXPONENTS[0] - 1, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if rule in at(middle) else (middle, high)
+        found[rule] = 2.0**high
+    return found
+
+
+def _figure(x: float | None) -> str:
+    return "" if x is None else f"{x:.2g}"
+
+
+def table(change: Change, dtypes: tuple[str, ...] = DTYPES, names: tuple[str, ...] = FAMILIES) -> Iterator[str]:
+    """Yield the lines of one change's table in Markdown."""
+    found = {(dtype, family): smallest(change, dtype, family) for dtype in dtypes for family in names}
+    rules = sorted({rule for seen in found.values() for rule in seen})
+    yield f"| kernel | family | {' | '.join(f'`{rule}`' for rule in rules)} |"
+    yield f"|---|---|{'---|' * len(rules)}"
+    for (dtype, family), seen in found.items():
+        yield f"| twin.{dtype} | {family} | {' | '.join(_figure(seen.get(rule)) for rule in rules)} |"
+
+
+def counts(change: Change, dtype: str) -> str:
+    """In how many families each rule of the baseline fails at x = 1."""
+    names = families(candidates.find(f"twin.{dtype}"), PROFILES["quick"])
+    seen = []
+    for family in names:
+        seen.append(failing(change, dtype, family, 1.0))
+        scenes.cache_clear()
+    rules = sorted({rule for one in seen for rule in one})
+    told = ", ".join(f"`{rule}` {sum(rule in one for one in seen)}" for rule in rules)
+    return f"| {change.__name__} | twin.{dtype} | {sum(map(bool, seen))} of {len(names)} | {told} |"
+
+
+HEAD = """# Smallest change that is seen
+
+Printed by `python tests/quality/smallest_change.py`. The CPU twins are changed by a graded amount x and judged as
+`verify --quick` judges them, with its cases, margins and baseline. A figure is the smallest power of two at which that
+rule fails, of 2^-24 (6e-08) to 1 (for `lse_error` 2); an empty cell is a rule that sees nothing at the largest x.
+"outside the stated order" is there only for kernels that state an order, and assumes the tensor core as measured; the
+other rules hold for any kernel.
+"""
+
+
+def main() -> None:
+    print(HEAD)
+    for change in CHANGES:
+        print(f"## {change.__name__}\n\n{change.__doc__}\n")
+        print("\n".join(table(change)), flush=True)
+        print()
+    print("## Whole changes over all families\n\nIn how many families of the quick profile each rule fails at x = 1.\n")
+    print("| change | kernel | families | rules |\n|---|---|---|---|")
+    for change in (lse_error, truncating_quantiser):
+        for dtype in DTYPES:
+            print(counts(change, dtype), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
