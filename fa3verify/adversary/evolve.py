@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fa3_reference.bounds import forward_bound
+from fa3_reference.bounds.forward import forward_bound
 from fa3verify.adversary import scores, surroundings, values
 from fa3verify.adversary.causes import cause_of
 from fa3verify.adversary.colony import Colony

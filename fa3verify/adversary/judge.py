@@ -15,7 +15,8 @@ import numpy as np
 from fa3_kernels.twin.arithmetic import Source
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
-from fa3_reference.bounds import ErrorBound, KernelModel, forward_bound
+from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.bounds.steps import rounded_error
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands

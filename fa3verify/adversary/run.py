@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fa3_reference.bounds import forward_bound
+from fa3_reference.bounds.forward import forward_bound
 from fa3verify import __version__
 from fa3verify.adversary.colony import Colony, individual
 from fa3verify.adversary.evolve import search

@@ -11,8 +11,6 @@ import numpy as np
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.attention import attention
-from fa3_reference.bounds.enclosure import can_enclose, forward_enclosure
-from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.quantisation import predict_error, quantization_bound
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
@@ -105,11 +103,15 @@ class Forward(Operation):
         return KernelModel.any_order(config.dtype, config.out_dtype)
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: KernelModel, got: Outputs) -> Outputs:
+        from fa3_reference.bounds.forward import forward_bound
+
         return forward_bound(problem, operands, assumed)._asdict()
 
     def enclosure(
         self, problem: AttentionProblem, operands: Operands, assumed: KernelModel
     ) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+        from fa3_reference.bounds.enclosure import can_enclose, forward_enclosure
+
         return forward_enclosure(problem, operands, assumed)._asdict() if can_enclose(assumed) else {}
 
     def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fa3_reference.bounds import forward_bound
+from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import Terms
 from fa3verify.adversary.evolve import Find, Search, search
 from fa3verify.adversary.islands import ISLANDS, Island, islands_of

@@ -1,6 +1,8 @@
-"""A-priori rounding-error bounds: what the machine does, step by step, up to whole kernels."""
+"""Error bounds: what the machine does, step by step, up to whole kernels.
 
-from fa3_reference.bounds.forward import ErrorBound, forward_bound
+Here are the models of kernels alone, which plans of launches read; the bounds themselves load numba.
+"""
+
 from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
 
-__all__ = ["ErrorBound", "KernelModel", "SoftmaxOrder", "forward_bound"]
+__all__ = ["KernelModel", "SoftmaxOrder"]

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from fa3_reference.bounds import ErrorBound, forward_bound
+from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3verify.adversary import run
 from fa3verify.adversary.evolve import search
 from fa3verify.adversary.islands import ISLANDS, islands_of

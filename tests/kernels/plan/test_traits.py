@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
-from fa3_reference.bounds import forward_bound
+from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 
 
@@ -73,3 +76,10 @@ def test_each_family_has_the_bound_of_its_own_order():
     bounds = [forward_bound(small, x, config.traits.kernel_model(config)) for config in (ours, other)]
     assert (bounds[1].lse > bounds[0].lse).all()  # unscaled maxima are scaled for the lse once more
     assert (bounds[1].out >= 0).all()
+
+
+def test_a_plan_is_made_without_numba():
+    """Who launches a kernel does not wait for a compiler of CPU loops, whatever a family tells its bound."""
+    program = "import sys, fa3_kernels.plan.plan, fa3verify.candidates; print('numba' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

@@ -21,7 +21,7 @@ from fa3_kernels.twin import arithmetic, convert, float32, mufu
 from fa3_kernels.twin.forward import forward
 from fa3_kernels.twin.wgmma import Operand, wgmma
 from fa3_reference.attention import Attention, attention
-from fa3_reference.bounds import ErrorBound, forward_bound
+from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, prepare
@@ -35,7 +35,8 @@ def test_the_bounds_run_without_any_module_of_the_kernels():
     program = """
 import sys
 import numpy as np
-from fa3_reference.bounds import KernelModel, forward_bound
+from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.device import TENSOR_CORE
 from fa3_reference.bounds.tensor_core import multiply_between
 from fa3_reference.problem import AttentionProblem
