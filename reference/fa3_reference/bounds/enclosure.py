@@ -12,13 +12,14 @@ Nothing here knows the kernel or its twin. It assumes more than the a-priori bou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from fa3_reference.bounds.device import EX2_REL, FP32_MAX, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
 from fa3_reference.bounds.epilogue import combine
-from fa3_reference.bounds.head import Head, key_parts, row_tiles
+from fa3_reference.bounds.head import Head, Tile, finite, key_parts, tiles
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import Part
 from fa3_reference.bounds.steps import LN2, LOG2_E, gamma, rounded
@@ -32,6 +33,10 @@ class Range(NamedTuple):
 
     low: np.ndarray
     high: np.ndarray
+
+    def each(self, function: Callable[[np.ndarray], np.ndarray]) -> Range:
+        """The range of a function that never decreases."""
+        return Range(function(self.low), function(self.high))
 
 
 class Enclosure(NamedTuple):
@@ -106,21 +111,14 @@ def _run(
     out = Range(np.zeros(problem.out_shape), np.zeros(problem.out_shape))
     lse = Range(np.full(problem.lse_shape, -np.inf), np.full(problem.lse_shape, -np.inf))
     with np.errstate(all="ignore"):
-        for seq in problem.sequences():
-            for index in range(problem.nheads):
-                head = Head.of(problem, operands, seq, index)
-                for rows, visited in row_tiles(head, index % problem.group, model):
-                    o, log = _tile(head, rows, visited, model, rng)
-                    for whole, part in zip(out, o, strict=True):
-                        problem.rows_q(whole, seq)[rows, index] = part
-                    for whole, part in zip(lse, log, strict=True):
-                        problem.rows_lse(whole, seq)[index, rows] = part
+        for tile in tiles(problem, operands, model):
+            for ends in zip(out, lse, *_tile(tile, model, rng), strict=True):
+                tile.put(*ends)
     return Enclosure(out, lse)
 
 
-def _tile(
-    head: Head, rows: np.ndarray, visited: slice, model: KernelModel, rng: np.random.Generator | None
-) -> tuple[Range, Range]:
+def _tile(tile: Tile, model: KernelModel, rng: np.random.Generator | None) -> tuple[Range, Range]:
+    head, _, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):
         state = _State(rows.size, head.v.shape[1], rng)
@@ -132,8 +130,7 @@ def _tile(
     o = Range(rounded(part.o - part.error, fmt), rounded(part.o + part.error, fmt))
     width = LN2 * part.lse_error + gamma(2) * (np.abs(part.lse) + part.lse_error) * (rng is None)
     log = Range(LN2 * part.lse - width, LN2 * part.lse + width)
-    hidden = head.hidden(rows, slice(0, head.seq.seqlen_k))
-    empty = np.logical_and.reduce(hidden, axis=1)
+    hidden, empty = head.hidden(rows, slice(0, head.seq.seqlen_k)), head.empty(rows)
     bad_key = ~(np.isfinite(head.k).all(axis=1) & np.isfinite(head.k_factor))
     bad_row = ~np.isfinite(head.q[rows]).all(axis=1) | np.logical_or.reduce(~hidden & bad_key, axis=1)
     bad_row = bad_row & ~empty
@@ -147,10 +144,6 @@ def _known(x: Range, empty: np.ndarray, value: float, bad: np.ndarray) -> Range:
     bad = bad | ((np.isnan(x.low) | np.isnan(x.high)) & ~empty)
     low, high = (np.where(empty, value, end) for end in x)
     return Range(np.where(bad, -np.inf, low), np.where(bad, np.inf, high))
-
-
-def _finite(x: np.ndarray) -> np.ndarray:
-    return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 class _State:
@@ -220,7 +213,7 @@ def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Ra
 
 def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Range, Range]:
     """Scores of a block, -inf where hidden, and the factor that takes them to log2 units."""
-    q, k = _finite(head.q[rows]), _finite(head.k[keys])
+    q, k = finite(head.q[rows]), finite(head.k[keys])
     s = multiply(q, k.T, model.core)
     c, cap = _factor(head, rows, keys, model), head.problem.softcap
     x = Range(s, s)
@@ -231,7 +224,7 @@ def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: Ker
         x = state.free(Range(*(_f32(1 - 2 * end) for end in half)))
         c = Range(*[np.full_like(c.low, max(np.float32(cap * LOG2_E), FP32_MIN_NORMAL))] * 2)
     hidden = head.hidden(rows, keys)
-    return Range(*(np.where(hidden, -np.inf, end) for end in x)), c
+    return x.each(lambda end: np.where(hidden, -np.inf, end)), c
 
 
 def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> None:
@@ -241,10 +234,10 @@ def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: 
     v_factor = float(head.v_factor[keys.start])
     ratio = 1.0 if state.v_factor is None else float(np.float32(state.v_factor / v_factor))
     state.v_factor = v_factor
-    rescale = Range(*(_f32(end * ratio)[:, None] for end in alpha))
+    rescale = alpha.each(lambda end: _f32(end * ratio)[:, None])
     overflows = (p.high > model.p_format.max_finite).any(axis=1) & model.p_format.has_inf
-    codes = Range(*(rounded(np.minimum(_finite(end), model.p_format.max_finite), model.p_format) for end in p))
-    state.o = _accumulate(state.o, codes, rescale, _finite(head.v[keys]), model)
+    codes = p.each(lambda end: rounded(np.minimum(finite(end), model.p_format.max_finite), model.p_format))
+    state.o = _accumulate(state.o, codes, rescale, finite(head.v[keys]), model)
     steps = model.row_sum_depth + 1
     low, high = (old * a + end.sum(1) for old, a, end in zip(state.sum, alpha, p, strict=True))
     low, high = (np.where(overflows, np.nan, end) for end in (low, high))
@@ -295,7 +288,7 @@ def _finish(state: _State, head: Head, model: KernelModel) -> Part:
     total = Range(state.sum.low * (1 - gamma(2)), state.sum.high * (1 + gamma(2)))
     factor = state.v_factor or 1.0
     inverse = state.free(Range(factor / total.high * (1 - RCP_REL), factor / total.low * (1 + RCP_REL)))
-    o = _times(state.o, Range(*(end[:, None] for end in inverse)))
+    o = _times(state.o, inverse.each(lambda end: end[:, None]))
     lg2 = [np.log2(end) for end in total]
     slack = LG2_ABS + LG2_REL * np.maximum(*map(np.abs, lg2))
     slack = slack + gamma(2) * (np.maximum(*map(np.abs, state.max)) + np.maximum(*map(np.abs, lg2)) + 1)

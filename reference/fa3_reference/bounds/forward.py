@@ -18,7 +18,7 @@ import numpy as np
 
 from fa3_reference.bounds.device import FP32_MIN_NORMAL, RCP_REL, U_FP32
 from fa3_reference.bounds.epilogue import combine, finish
-from fa3_reference.bounds.head import Head, key_parts, row_tiles
+from fa3_reference.bounds.head import Head, Tile, key_parts, tiles
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, State
 from fa3_reference.bounds.steps import LN2, OUTWARD, gamma, log_error, rounded_error, rounding_error
@@ -68,23 +68,13 @@ def forward_bound(
     out = np.zeros(problem.out_shape)
     lse = np.zeros(problem.lse_shape)
     with np.errstate(all="ignore"):
-        for seq in problem.sequences():
-            for index in range(problem.nheads):
-                head = Head.of(problem, operands, seq, index)
-                for rows, visited in row_tiles(head, index % problem.group, model):
-                    o_bound, lse_bound = _tile_bound(head, rows, visited, model, terms)
-                    problem.rows_q(out, seq)[rows, index] = o_bound
-                    problem.rows_lse(lse, seq)[index, rows] = lse_bound
-    return ErrorBound(_or_inf(out), _or_inf(lse))
+        for tile in tiles(problem, operands, model):
+            tile.put(out, lse, *_tile_bound(tile, model, terms))
+    return ErrorBound(*(np.where(np.isnan(bound), np.inf, bound) for bound in (out, lse)))
 
 
-def _or_inf(x: np.ndarray) -> np.ndarray:
-    return np.where(np.isnan(x), np.inf, x)
-
-
-def _tile_bound(
-    head: Head, rows: np.ndarray, visited: slice, model: KernelModel, terms: Terms
-) -> tuple[np.ndarray, np.ndarray]:
+def _tile_bound(tile: Tile, model: KernelModel, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
+    head, _, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):
         state = State(rows.size, head.v.shape[1])
@@ -95,7 +85,7 @@ def _tile_bound(
     error = rounded_error(part.o, part.error, FORMATS[model.out_dtype]) + part.noise
     lse = np.abs(part.lse) * LN2
     lse_error = (LN2 * part.lse_error + terms.lse * gamma(2) * (lse + LN2 * part.lse_error)) * OUTWARD
-    empty = np.logical_and.reduce(head.hidden(rows, slice(0, head.seq.seqlen_k)), axis=1)
+    empty = head.empty(rows)
     error, lse_error = np.where(empty[:, None], 0.0, error), np.where(empty, 0.0, lse_error)
     lost = ~np.isfinite(head.v[visited]).all(axis=0)  # 0 * NaN is NaN, also for a row that sees no key
     return np.where(lost, np.inf, error), lse_error
@@ -149,7 +139,7 @@ def _move_maximum(
     else:
         exponent = gamma(2) * (span + reach)
     a = np.where(moved, terms.rescale * (log_error(model.exp_error) + LN2 * exponent), 0.0)
-    state.rescale(new_max, a, moved & (span - min(log_ratio, 0.0) + max(log_ratio, 0.0) > VANISHES))
+    state.rescale(new_max, a, moved & (span + abs(log_ratio) > VANISHES))
     state.max_low, state.max_high = low, high
     visible = ~np.isneginf(x)
     state.largest_score = np.maximum(state.largest_score, np.where(visible, np.abs(x) + dx, 0.0).max(1))

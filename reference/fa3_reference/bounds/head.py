@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,11 @@ class Head:
             1 + (operands.q_descale is not None) + (operands.k_descale is not None),
             operands.v_descale is not None,
         )
+
+    def empty(self, rows: np.ndarray) -> np.ndarray:
+        """Which rows see no key, bool (rows,)."""
+        first, stop = self.problem.visible_keys(rows, self.seq.seqlen_q, self.seq.seqlen_k)
+        return stop <= first
 
     def hidden(self, rows: np.ndarray, keys: slice) -> np.ndarray:
         """Which keys which rows do not see, bool (rows, keys)."""
@@ -118,10 +124,39 @@ class Head:
 
     def v_rows(self, keys: slice) -> np.ndarray:
         """Dequantised rows of V, NaN and Inf as 0: where they are visited nothing is promised."""
-        return np.nan_to_num(self.v[keys], nan=0.0, posinf=0.0, neginf=0.0) * self.v_factor[keys][:, None]
+        return finite(self.v[keys]) * self.v_factor[keys][:, None]
 
 
-def row_tiles(head: Head, index: int, model: KernelModel) -> Iterator[tuple[np.ndarray, slice]]:
+def finite(x: np.ndarray) -> np.ndarray:
+    """The same numbers, with 0 for NaN and Inf."""
+    return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+class Tile(NamedTuple):
+    """Rows of one head that share a kernel tile, and the keys that it visits."""
+
+    head: Head
+    index: int  # of the query head
+    rows: np.ndarray
+    visited: slice
+
+    def put(self, out: np.ndarray, lse: np.ndarray, o_rows: np.ndarray, lse_rows: np.ndarray) -> None:
+        """Write what belongs to the rows of this tile into arrays of the problem's shapes."""
+        problem, seq = self.head.problem, self.head.seq
+        problem.rows_q(out, seq)[self.rows, self.index] = o_rows
+        problem.rows_lse(lse, seq)[self.index, self.rows] = lse_rows
+
+
+def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[Tile]:
+    """Every tile of every head of every sequence."""
+    for seq in problem.sequences():
+        for index in range(problem.nheads):
+            head = Head.of(problem, operands, seq, index)
+            for rows, visited in _row_tiles(head, index % problem.group, model):
+                yield Tile(head, index, rows, visited)
+
+
+def _row_tiles(head: Head, index: int, model: KernelModel) -> Iterator[tuple[np.ndarray, slice]]:
     """Rows of one head that share a kernel tile, and the keys that the tile visits.
 
     Where tiles are not known, the rows come in bands of at most 128, and every key counts as visited.
@@ -146,11 +181,8 @@ def row_tiles(head: Head, index: int, model: KernelModel) -> Iterator[tuple[np.n
 
 def key_parts(visited: slice, model: KernelModel) -> list[list[slice]]:
     """The keys of each split as blocks in the order in which they are visited; one block where that is not known."""
-    if not model.is_blocked:
-        blocks = [visited] if visited.stop > visited.start else []
-        parts = model.num_splits
-        if parts == 1:
-            return [blocks]
+    if not model.is_blocked and model.num_splits == 1:
+        return [[visited] if visited.stop > visited.start else []]
     n = model.tile_n
     starts = range(visited.start, visited.stop, n)
     size = -(-len(starts) // model.num_splits)
