@@ -226,9 +226,10 @@ def _accumulate(
     clamped_p = np.where(largest > 0, np.maximum(largest, fmt.min_normal / w.unit), 0.0)
     clamped_v = np.where(v != 0, np.maximum(v_abs, fmt.min_normal * factor), 0.0)
     aligned = np.maximum(np.minimum(clamped_p @ clamped_v, clamped_p.max(1)[:, None] * clamped_v.max(0)), added)
-    lost = _cut(carried, added, aligned * OUTWARD, w.visible.sum(1)[:, None], rescaled[:, None], model, terms)
+    # A whole tile is multiplied, though its last keys are padding; of an unknown tile there are the keys.
+    steps = -(-max(model.tile_n, len(v)) // model.core.k_step)
+    lost = _cut(carried, added, aligned * OUTWARD, (w.visible.sum(1)[:, None], steps), rescaled[:, None], model, terms)
     lost = lost + carried * rescaled[:, None] * OUTWARD
-    steps = -(-len(v) // model.core.k_step)
     lost += (3 * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
     state.keys += len(v)
     heaviest = state.keys * 2 * _LIFTED * (1.0 if model.order.rescale == "always" else 2.0**8)
@@ -256,15 +257,15 @@ def _seen(visible: np.ndarray, v: np.ndarray, otherwise: float) -> np.ndarray:
 
 
 def _cut(
-    carried: np.ndarray, added: np.ndarray, aligned: np.ndarray, keys: np.ndarray, rescaled: np.ndarray,
+    carried: np.ndarray, added: np.ndarray, aligned: np.ndarray, counts: tuple[np.ndarray, int], rescaled: np.ndarray,
     model: KernelModel, terms: Terms,
 ) -> np.ndarray:  # fmt: skip
-    """What an accumulator loses of a block's products and of C."""
+    """What an accumulator loses of a block's products and of C; ``counts`` are of visible keys and of wgmma steps."""
+    keys, steps = counts
     if model.accumulator != "wgmma":
         unit = gamma(1, model.addition)
         return terms.sums * (gamma(int(keys.max()) + 1, unit) * added + np.where(added > 0, unit * carried, 0.0))
     core = model.core
-    steps = model.tile_n / core.k_step
     chunks = model.tile_n // model.promotion_interval if model.promotion_interval else 0
     top = carried + added
     # inside a promoted chain |C| is at most the products so far
