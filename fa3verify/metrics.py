@@ -95,6 +95,11 @@ def bits_differing(got: Outputs, twin: Outputs) -> int:
     return count
 
 
+def share_of(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Return |error| / allowed with 0/0 = 1: where nothing is allowed, no error is all of it."""
+    return np.where((error == 0) & (allowed == 0), 1.0, error_ratio(error, allowed))
+
+
 def enclosed(got: Outputs, truth: Outputs, enclosure: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
     """Compare outputs with the ranges that an order of operations leaves them: figures of the first one, counts of all.
 
@@ -112,7 +117,7 @@ def enclosed(got: Outputs, truth: Outputs, enclosure: Mapping[str, tuple[np.ndar
         error = np.abs(got[name].astype(np.float64) - truth[name])
         allowed = np.maximum(np.abs(low - truth[name]), np.abs(high - truth[name]))
         judged = np.isfinite(allowed) & np.isfinite(error)
-        ratio = np.where(allowed > 0, error / np.where(allowed > 0, allowed, 1.0), 1.0)[judged]
+        ratio = share_of(error, allowed)[judged]
     return {
         "outside": outside,
         "enclosed_median": float(np.median(ratio)) if ratio.size else 1.0,

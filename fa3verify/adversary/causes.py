@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from fa3_kernels.plan.tiles import split_ranges
+from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL
+from fa3_reference.bounds.steps import LOG2_E
 from fa3_reference.formats import FORMATS
-from fa3verify.adversary.colony import FP32_MAX, LOG2_E, Colony
+from fa3verify.adversary.colony import Colony
 from fa3verify.adversary.guide import Guide
 
 CAUSES: dict[str, str] = {
@@ -23,7 +25,6 @@ CAUSES: dict[str, str] = {
     "subnormal": "a stored V, or a stored P that meets a value, is subnormal",
     "other": "none of these",
 }
-_LEAST = 2.0**-126
 
 
 def cause_of(colony: Colony, row: int, column: int) -> str:
@@ -43,7 +44,7 @@ def cause_of(colony: Colony, row: int, column: int) -> str:
 def _leaves(*values: float) -> bool:
     """Whether a number is beyond binary32's normal range."""
     size = np.abs(np.array(values, np.float64))
-    return bool(((size > FP32_MAX) | (size < _LEAST)).any())
+    return bool(((size > FP32_MAX) | (size < FP32_MIN_NORMAL)).any())
 
 
 def _softcap(colony: Colony, row: int, column: int) -> bool:

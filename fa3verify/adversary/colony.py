@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fa3_reference.bounds.device import FP32_MAX
+from fa3_reference.bounds.steps import LOG2_E
 from fa3_reference.formats import FORMATS, decode
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3verify.adversary.islands import ISLANDS, Island
+from fa3verify.adversary.islands import Island, island_of
 
-FP32_LEAST, FP32_MAX = 2.0**-149, float(np.finfo(np.float32).max)
-LOG2_E = float(np.log2(np.e))
+FP32_LEAST = 2.0**-149
 
 
 @cache
@@ -160,7 +161,7 @@ def individual(values: dict[str, Any]) -> tuple[Colony, int, int]:
         For an unknown island or values that do not fit it.
     """
     try:
-        island = next(i for i in ISLANDS if (i.dtype, i.name) == (values["dtype"], values["island"]))
+        island = island_of(values["dtype"], values["island"])
         row, column = int(values["row"]), int(values["column"])
         colony = Colony.normal(island, np.random.default_rng(0)).alone(row, column)
         for target, name in ((colony.q[row], "q"), (colony.k[row], "k"), (colony.v[column], "v")):
@@ -168,8 +169,6 @@ def individual(values: dict[str, Any]) -> tuple[Colony, int, int]:
         colony.q_descale[row] = values["q_descale"]
         descales = (np.array(values[name], np.float32) for name in ("k_descale", "v_descale"))
         colony.environment = Environment(values["softmax_scale"], values["softcap"], *descales)
-    except StopIteration:
-        raise ValueError(f"there is no island {values['island']!r} for {values['dtype']!r}") from None
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"an individual is incomplete or damaged: {error}") from None
     return colony, row, column

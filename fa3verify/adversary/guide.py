@@ -14,7 +14,8 @@ import numpy as np
 from fa3_kernels.plan.tiles import split_ranges
 from fa3_kernels.twin import float32, mufu
 from fa3_kernels.twin.softmax import LN2
-from fa3verify.adversary.colony import LOG2_E, Colony, rounded
+from fa3_reference.bounds.steps import LOG2_E
+from fa3verify.adversary.colony import Colony, rounded
 from fa3verify.adversary.islands import Island
 
 _FLUSHED = 2.0**-115  # factors between maxima that may be flushed to zero

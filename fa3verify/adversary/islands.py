@@ -142,3 +142,11 @@ ISLANDS: tuple[Island, ...] = (
 
 def islands_of(dtype: str) -> tuple[Island, ...]:
     return tuple(island for island in ISLANDS if island.dtype == dtype)
+
+
+def island_of(dtype: str, name: str) -> Island:
+    """Return the island of that name; ValueError where there is none."""
+    for island in islands_of(dtype):
+        if island.name == name:
+            return island
+    raise ValueError(f"there is no island {name!r} for {dtype!r}")

@@ -17,10 +17,10 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
-from fa3_reference.bounds.steps import rounded_error
+from fa3_reference.bounds.steps import LOG2_E, rounded_error
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.adversary.colony import LOG2_E, Colony
+from fa3verify.adversary.colony import Colony
 from fa3verify.adversary.guide import Guide
 from fa3verify.metrics import difference, error_ratio
 

@@ -16,7 +16,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3verify import __version__
 from fa3verify.adversary.colony import Colony, individual
 from fa3verify.adversary.evolve import search
-from fa3verify.adversary.islands import ISLANDS, islands_of
+from fa3verify.adversary.islands import island_of, islands_of
 from fa3verify.adversary.judge import Bound, judge, judge_rounded
 
 SCHEMA = "fa3verify.adversary/1"
@@ -25,9 +25,8 @@ RATIOS = ("out", "rounded", "lse")  # before and after the output's last roundin
 
 
 def search_island(dtype: str, name: str, seed: list[int], problems: int) -> dict[str, Any]:
-    """Search one island of :data:`ISLANDS` and return its findings as JSON values."""
-    island = next(i for i in ISLANDS if (i.dtype, i.name) == (dtype, name))
-    return asdict(search(island, seed, problems))
+    """Search one island and return its findings as JSON values."""
+    return asdict(search(island_of(dtype, name), seed, problems))
 
 
 def plan(dtypes: tuple[str, ...], problems: int, seed: int) -> list[dict[str, Any]]:

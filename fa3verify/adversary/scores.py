@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fa3_reference.bounds.steps import LOG2_E
 from fa3_reference.formats import FORMATS
-from fa3verify.adversary.colony import LOG2_E, Colony, positive, rounded
+from fa3verify.adversary.colony import Colony, positive, rounded
 from fa3verify.adversary.guide import Guide, some_keys, worst_exponents, worst_sums
 
 VARIANTS, VARIANTS_WIDTH = 32, 4  # nudges that are compared, and the channels of a row from which on they are not

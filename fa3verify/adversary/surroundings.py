@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fa3verify.adversary.colony import FP32_MAX, LOG2_E, Colony, positive, rounded
+from fa3_reference.bounds.device import FP32_MAX
+from fa3_reference.bounds.steps import LOG2_E
+from fa3verify.adversary.colony import Colony, positive, rounded
 from fa3verify.adversary.guide import Guide
 
 

@@ -21,6 +21,7 @@ from fa3_reference.bounds.enclosure import forward_enclosure, forward_execution
 from fa3_reference.bounds.forward import forward_bound
 from fa3verify import candidates
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
+from fa3verify.metrics import share_of
 
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3")
 EXECUTIONS = 64
@@ -28,11 +29,6 @@ HEADS = (
     "kernel", "family", "elements", "no bound", "error / bound, median", "bound > 100 errors", "enclosed, median",
     "one value", "outside", "enclosure > 100 executions", "truth s", "bound s", "enclosure s", "population",
 )  # fmt: skip
-
-
-def ratio(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """error / allowed; 1 where neither is."""
-    return np.where(allowed > 0, error / np.where(allowed > 0, allowed, 1.0), np.where(error > 0, np.inf, 1.0))
 
 
 def measure(kernel: str, family: str) -> list[object]:
@@ -62,14 +58,14 @@ def measure(kernel: str, family: str) -> list[object]:
         elements, unbounded = elements + ok.size, unbounded + int((~ok).sum())
         outside += int((~((low <= got) & (got <= high)))[ok].sum())
         error = np.abs(got - truth)
-        bounds.append(ratio(error, bound)[ok])
-        enclosed.append(ratio(error, allowed)[ok])
+        bounds.append(share_of(error, bound)[ok])
+        enclosed.append(share_of(error, allowed)[ok])
         single.append((low == high)[ok])
         if number == 0 and model.num_splits == 1:
             rng, reached = np.random.default_rng(0), np.zeros(truth.shape)
             for _ in range(EXECUTIONS):
                 reached = np.maximum(reached, np.abs(forward_execution(problem, x, model, rng).out.low - truth))
-            loose.append(ratio(reached, allowed)[ok])
+            loose.append(share_of(reached, allowed)[ok])
     bounds, enclosed, single, loose = (np.concatenate(values) for values in (bounds, enclosed, single, loose))
     return [
         kernel, family, elements, unbounded, f"{np.median(bounds):.3f}", f"{np.mean(bounds < 0.01):.1%}",

@@ -14,16 +14,12 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.adversary.causes import CAUSES, cause_of
 from fa3verify.adversary.colony import Colony, Environment, individual
 from fa3verify.adversary.guide import Guide
-from fa3verify.adversary.islands import ISLANDS, Island
+from fa3verify.adversary.islands import ISLANDS, Island, island_of
 from fa3verify.adversary.judge import UNROUNDED, judge, judge_rounded, truth_error
 
 
 def label(island: Island) -> str:
     return f"{island.dtype} {island.name}"
-
-
-def island(dtype: str, name: str) -> Island:
-    return next(i for i in ISLANDS if (i.dtype, i.name) == (dtype, name))
 
 
 def normal(where: Island, seed: int = 0) -> Colony:
@@ -99,7 +95,7 @@ def test_the_last_rounding_alone_is_between_both_outputs(where):
 
 @pytest.mark.parametrize("size", [1.0, 2.0**40, 2.0**-40])
 @pytest.mark.parametrize(
-    "where", [island("fp16", "chains"), island("bf16", "softcap"), island("bf16", "causal")], ids=label
+    "where", [island_of("fp16", "chains"), island_of("bf16", "softcap"), island_of("bf16", "causal")], ids=label
 )
 def test_the_truth_errs_by_less_than_is_taken_off(where, size):
     pytest.importorskip("flint", reason="needs python-flint (extra 'test')")
@@ -121,7 +117,7 @@ def test_the_truth_errs_by_less_than_is_taken_off(where, size):
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_the_guide_foresees_the_error_of_lse(dtype, name):
     """To the last bit: what it takes for exact, scores of one product, is exact here."""
-    colony = normal(island(dtype, name))
+    colony = normal(island_of(dtype, name))
     exact = Guide.of(colony)
     lse = forward(colony.problem, colony.operands, colony.island.config).lse.reshape(-1)
     truth = (exact.top + np.log2(exact.exact.sum(1))) / np.log2(np.e)
@@ -136,7 +132,7 @@ def of_cause(cause: str) -> Colony:
         "softcap": ("bf16", "softcap"), "large maximum": ("bf16", "few"),
         "split": ("e4m3", "splits"), "other": ("bf16", "few"),
     }[cause]  # fmt: skip
-    colony = normal(island(dtype, name))
+    colony = normal(island_of(dtype, name))
     e = colony.environment
     if cause == "subnormal":
         colony.v[0] = 2.0**-9

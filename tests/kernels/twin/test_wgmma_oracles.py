@@ -57,6 +57,24 @@ def ours(a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: str) -> np.ndarray:
     return wgmma(operand(a, fmt), operand_b(b, fmt), c.view(np.float32))
 
 
+def by_mmasim(torch: Any, mmasim: Any, a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: str) -> np.ndarray:
+    """Chain of mmasim's wgmma over all of k."""
+    step = TENSOR_FORMATS[fmt].k_step
+    name = {"fp16": "f16"}.get(fmt, fmt)
+    instruction = mmasim.WGMMA("Hopper", f"m64n{len(b)}k{step}.f32.{name}.{name}")
+    d = torch.from_numpy(c.view(np.float32).copy())
+    for k in range(0, a.shape[1], step):
+        d = instruction(tensor(torch, a[:, k : k + step], fmt), tensor(torch, b[:, k : k + step].T, fmt), d)
+    return d.numpy()
+
+
+def by_mmaemu(torch: Any, mmaemu: Any, a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: str) -> np.ndarray:
+    """The same by mmaemu, for FP8."""
+    left = tensor(torch, a, fmt)[:, None].expand(len(a), len(b), a.shape[1])
+    right = tensor(torch, b, fmt)[None].expand(len(a), len(b), a.shape[1])
+    return mmaemu.dot(left, right, torch.from_numpy(c.view(np.float32).copy()), preset="hopper").numpy()
+
+
 recipes = given(st.sampled_from(["normal", "outlier", "cancel", "range"]), st.integers(0, 1 << 30))
 few = settings(max_examples=25)  # mmasim takes 0.1 s a tile
 
@@ -65,22 +83,13 @@ few = settings(max_examples=25)  # mmasim takes 0.1 s a tile
 @few
 @recipes
 def test_wgmma_equals_mmasim(torch: Any, mmasim: Any, fmt: str, family: str, seed: int) -> None:
-    step = TENSOR_FORMATS[fmt].k_step
-    a, b, c = case(fmt, family, 2 * step, seed)
-    name = {"fp16": "f16"}.get(fmt, fmt)
-    instruction = mmasim.WGMMA("Hopper", f"m64n{N}k{step}.f32.{name}.{name}")
-    d = torch.from_numpy(c.view(np.float32).copy())
-    for k in range(0, 2 * step, step):
-        d = instruction(tensor(torch, a[:, k : k + step], fmt), tensor(torch, b[:, k : k + step].T, fmt), d)
-    assert_same_bits(ours(a, b, c, fmt), d.numpy(), (fmt, family, seed))
+    triple = case(fmt, family, 2 * TENSOR_FORMATS[fmt].k_step, seed)
+    assert_same_bits(ours(*triple, fmt), by_mmasim(torch, mmasim, *triple, fmt), (fmt, family, seed))
 
 
 @pytest.mark.parametrize("fmt", ["e4m3", "e5m2"])
 @few
 @recipes
 def test_fp8_wgmma_equals_mmaemu(torch: Any, mmaemu: Any, fmt: str, family: str, seed: int) -> None:
-    a, b, c = case(fmt, family, 64, seed)
-    left = tensor(torch, a, fmt)[:, None].expand(M, N, 64)
-    right = tensor(torch, b, fmt)[None].expand(M, N, 64)
-    d = mmaemu.dot(left, right, torch.from_numpy(c.view(np.float32).copy()), preset="hopper")
-    assert_same_bits(ours(a, b, c, fmt), d.numpy(), (fmt, family, seed))
+    triple = case(fmt, family, 64, seed)
+    assert_same_bits(ours(*triple, fmt), by_mmaemu(torch, mmaemu, *triple, fmt), (fmt, family, seed))

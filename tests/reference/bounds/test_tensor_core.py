@@ -17,7 +17,7 @@ from fa3_reference.bounds.tensor_core import multiply, multiply_between
 from fa3_reference.formats import FORMATS, Format, decode, encode
 from tests.kernels import device_inputs as device
 from tests.kernels.twin.test_wgmma import assert_same_bits, fast, golden_case, matrices
-from tests.kernels.twin.test_wgmma_oracles import case, tensor
+from tests.kernels.twin.test_wgmma_oracles import by_mmaemu, by_mmasim, case
 
 
 def ordinal(bits: np.ndarray, fmt: Format) -> np.ndarray:
@@ -77,14 +77,8 @@ recipes = given(st.sampled_from(["normal", "outlier", "cancel", "range"]), st.in
 def test_multiply_equals_mmasim(fmt: str, family: str, seed: int) -> None:
     torch: Any = pytest.importorskip("torch")
     mmasim: Any = pytest.importorskip("mmasim.nv_ptx", reason="needs mmasim: install the extra 'oracles'")
-    step = CORES[fmt].k_step
-    a, b, c = case(fmt, family, 2 * step, seed)
-    name = {"fp16": "f16"}.get(fmt, fmt)
-    instruction = mmasim.WGMMA("Hopper", f"m64n{len(b)}k{step}.f32.{name}.{name}")
-    d = torch.from_numpy(c.view(np.float32).copy())
-    for k in range(0, 2 * step, step):
-        d = instruction(tensor(torch, a[:, k : k + step], fmt), tensor(torch, b[:, k : k + step].T, fmt), d)
-    assert_same_bits(bits_of((a, b, c), fmt), d.numpy(), (fmt, family, seed))
+    triple = case(fmt, family, 2 * CORES[fmt].k_step, seed)
+    assert_same_bits(bits_of(triple, fmt), by_mmasim(torch, mmasim, *triple, fmt), (fmt, family, seed))
 
 
 @pytest.mark.optional
@@ -94,11 +88,8 @@ def test_multiply_equals_mmasim(fmt: str, family: str, seed: int) -> None:
 def test_fp8_multiply_equals_mmaemu(fmt: str, family: str, seed: int) -> None:
     torch: Any = pytest.importorskip("torch")
     mmaemu: Any = pytest.importorskip("mmaemu.model.chain", reason="needs mmaemu: install the extra 'oracles'")
-    a, b, c = case(fmt, family, 64, seed)
-    left = tensor(torch, a, fmt)[:, None].expand(len(a), len(b), 64)
-    right = tensor(torch, b, fmt)[None].expand(len(a), len(b), 64)
-    d = mmaemu.dot(left, right, torch.from_numpy(c.view(np.float32).copy()), preset="hopper")
-    assert_same_bits(bits_of((a, b, c), fmt), d.numpy(), (fmt, family, seed))
+    triple = case(fmt, family, 64, seed)
+    assert_same_bits(bits_of(triple, fmt), by_mmaemu(torch, mmaemu, *triple, fmt), (fmt, family, seed))
 
 
 def test_a_subnormal_operand_counts_with_the_least_exponent_of_its_format():
