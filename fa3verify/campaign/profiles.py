@@ -94,16 +94,22 @@ def families(candidate: Candidate, profile: Profile) -> tuple[str, ...]:
     templates = FAMILIES if _problems(candidate, profile) else ()
     synthetic = tuple(template.name for template in templates if template.distribution != ACTIVATIONS)
     models = sorted({stored.model for stored in list_activations()})
-    return synthetic + tuple(f"{ACTIVATIONS}:{m}" for m in models if _activation_cases(candidate, m, profile))
+    return synthetic + tuple(f"{ACTIVATIONS}:{m}" for m in models if _activations(candidate, m, profile))
 
 
 def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int) -> list[Case]:
     """Return the deterministic cases of one family; the stored baseline rests on these."""
     if family.startswith(ACTIVATIONS):
-        return _activation_cases(candidate, family.partition(":")[2], profile)
-    template = next(f for f in FAMILIES if f.name == family)
-    recipes = [template.recipe(seed=seed + draw) for draw in range(profile.seeds)]
-    return [_case(candidate, p, r, i) for i, p in _problems(candidate, profile) for r in recipes]
+        inputs = _activations(candidate, family.partition(":")[2], profile)
+    else:
+        template = next(f for f in FAMILIES if f.name == family)
+        recipes = [template.recipe(seed=seed + draw) for draw in range(profile.seeds)]
+        inputs = [(i, p, recipe) for i, p in _problems(candidate, profile) for recipe in recipes]
+    operation = operations.find(candidate.operation)
+    return [
+        Case(candidate.name, p, r, operation=operation.name, **operation.choices(candidate, p, r, i))
+        for i, p, r in inputs
+    ]
 
 
 def _problems(candidate: Candidate, profile: Profile) -> list[tuple[int, AttentionProblem]]:
@@ -113,18 +119,12 @@ def _problems(candidate: Candidate, profile: Profile) -> list[tuple[int, Attenti
     return [(i, p) for i, p in enumerate(problems) if candidate.supports(p)]
 
 
-def _case(candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> Case:
-    operation = operations.find(candidate.operation)
-    choices = operation.choices(candidate, problem, recipe, index)
-    return Case(candidate.name, problem, recipe, operation=operation.name, **choices)
-
-
-def _activation_cases(candidate: Candidate, model: str, profile: Profile) -> list[Case]:
-    cases = []
+def _activations(candidate: Candidate, model: str, profile: Profile) -> list[tuple[int, AttentionProblem, Recipe]]:
+    """The stored activations of a model that a kernel takes, with their places among all."""
+    inputs = []
     for index, stored in enumerate(a for a in list_activations() if a.model == model):
         tokens = min(stored.seqlen, profile.activation_tokens or stored.seqlen)
         problem = stored.problem(dtype=candidate.dtype, tokens=tokens)
         if candidate.supports(problem):
-            recipe = Recipe(ACTIVATIONS, {"name": stored.name, "tokens": tokens})
-            cases.append(_case(candidate, problem, recipe, index))
-    return cases
+            inputs.append((index, problem, Recipe(ACTIVATIONS, {"name": stored.name, "tokens": tokens})))
+    return inputs

@@ -133,7 +133,8 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     tasks = campaign.plan(list(settings.kernels), settings.profile, settings.seed)
     if not tasks:
         raise NothingSelected(f"profile {settings.profile} has no case that {', '.join(settings.kernels)} supports")
-    tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
+    if settings.profile in adversary.PROBLEMS:
+        tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
     if settings.studies:
         tasks += study_tasks(settings)
     progress(len(tasks), None)

@@ -136,15 +136,15 @@ class Tile(NamedTuple):
     """Rows of one head that share a kernel tile, and the keys that it visits."""
 
     head: Head
-    index: int  # of the query head
+    head_index: int  # among the query heads
     rows: np.ndarray
     visited: slice
 
     def put(self, out: np.ndarray, lse: np.ndarray, o_rows: np.ndarray, lse_rows: np.ndarray) -> None:
         """Write what belongs to the rows of this tile into arrays of the problem's shapes."""
         problem, seq = self.head.problem, self.head.seq
-        problem.rows_q(out, seq)[self.rows, self.index] = o_rows
-        problem.rows_lse(lse, seq)[self.index, self.rows] = lse_rows
+        problem.rows_q(out, seq)[self.rows, self.head_index] = o_rows
+        problem.rows_lse(lse, seq)[self.head_index, self.rows] = lse_rows
 
 
 def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[Tile]:
