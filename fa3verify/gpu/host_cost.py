@@ -157,7 +157,7 @@ def measure(kernels: Sequence[Kernel]) -> Iterator[Cost]:
 
 
 def write(out: Path, peers: Path | None, facts: dict[str, Any], tell: Callable[[str], None]) -> Path:
-    """Measure ours, FlashAttention-3 where it loads, and SDPA, and write ``host.csv``, ``.md`` and ``host_run.json``."""
+    """Measure ours, SDPA, and FlashAttention-3 where it loads; write ``host.csv``, ``host.md``, ``host_run.json``."""
     kernels = [ours(), sdpa()]
     try:
         kernels.insert(1, flash3(peers))
