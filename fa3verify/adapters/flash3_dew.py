@@ -21,7 +21,7 @@ def load(folder: Path | None) -> Prepare:
     function = handler(library(folder, "libdew_flash_attn3.so"), TARGET)
 
     def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
-        runtime, problem = _runtime(), cell.problem
+        made, problem = runtime(), cell.problem
         attributes = {"softmax_scale": problem.softmax_scale, "is_causal": cell.causal}
         attributes |= {"window_size_left": -1, "window_size_right": -1}
         calls, outputs = [], []
@@ -29,7 +29,7 @@ def load(folder: Path | None) -> Prepare:
             out = torch.empty(problem.out_shape, dtype=x.q.dtype, device="cuda")
             shapes = (problem.lse_shape, (1, 1, 1, 1), (1, 1, 1))  # the last two: partials of split keys, unused
             rest = [torch.empty(shape, dtype=torch.float32, device="cuda") for shape in shapes]
-            calls.append(Call(function, (x.q, x.k, x.v), (out, *rest), attributes, runtime))
+            calls.append(Call(function, (x.q, x.k, x.v), (out, *rest), attributes, made))
             outputs.append(Output(out, rest[0]))
 
         def output() -> Output:
@@ -41,7 +41,7 @@ def load(folder: Path | None) -> Prepare:
     return prepare
 
 
-def _runtime() -> Runtime:
+def runtime() -> Runtime:
     """A runtime on torch's current stream and allocator; scratch memory is kept as long as the runtime."""
     scratch: list[torch.Tensor] = []
 
