@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
@@ -24,6 +24,28 @@ from fa3verify.operations.forward import changeable
 from fa3verify.operations.forward import order_of_family as order_of_family
 
 ENTRY_POINTS = "fa3verify.kernels"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a kernel declares of cases on which kernels differ by design; what is undefined is not judged.
+
+    Parameters
+    ----------
+    empty_out : {"zero", "undefined"}
+        Output of rows that see no key.
+    empty_lse : {"-inf", "+inf", "undefined"}
+        Their lse.
+    special_values : {"table", "undefined"}
+        Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says.
+    causal : {"bottom_right", "top_left"}
+        How the causal mask is aligned; top-left ones are only judged with as many queries as keys, where both agree.
+    """
+
+    empty_out: Literal["zero", "undefined"] = "zero"
+    empty_lse: Literal["-inf", "+inf", "undefined"] = "-inf"
+    special_values: Literal["table", "undefined"] = "table"
+    causal: Literal["bottom_right", "top_left"] = "bottom_right"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +78,10 @@ class Candidate:
         family that is known. Without it the bound is the wider one of any order.
     changeable : frozenset of str
         Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
+    policy : Policy
+    bitwise : frozenset of str, optional
+        Names of the properties it claims among those that demand equal bits of calls that differ; all by default. The
+        others are reported as not claimed.
     """
 
     name: str
@@ -70,6 +96,8 @@ class Candidate:
     operation: str = operations.FORWARD
     order: Callable[[Any], KernelModel] | None = None
     changeable: frozenset[str] = frozenset()
+    policy: Policy = Policy()
+    bitwise: frozenset[str] | None = None
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""

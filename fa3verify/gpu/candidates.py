@@ -50,7 +50,8 @@ class _Gluon:
 
 def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeConfig) -> dict[str, np.ndarray]:
     """Run our quantiser; its outputs by name."""
-    from fa3verify.gpu.device import run_quantiser, to_numpy
+    from fa3verify.adapters.tensors import to_numpy
+    from fa3verify.gpu.device import run_quantiser
 
     given = {name: getattr(operands, name) for name in "qkv"}
     if problem.is_varlen:

@@ -152,6 +152,7 @@ EXACT_LAWS = (
         _value_scaling,
         wanted=Wanted(),
         parameters=_shift,
+        is_claim=True,
     ),
     law(
         "score_scaling_by_powers_of_two",
@@ -161,6 +162,7 @@ EXACT_LAWS = (
         _score_scaling,
         wanted=Wanted(),
         parameters=_score_parameters,
+        is_claim=True,
     ),
     law(
         "block_descale_moves_into_stored_values",
@@ -171,6 +173,7 @@ EXACT_LAWS = (
         wanted=Wanted(descales="blocks", empty=False, single=True),
         parameters=_block_parameters,
         applies=needs("block_descale", dtypes=("e4m3",)),
+        is_claim=True,
     ),
     law(
         "sign_symmetry",
@@ -178,6 +181,7 @@ EXACT_LAWS = (
         "exact",
         _signs,
         wanted=Wanted(),
+        is_claim=True,
     ),
     law(
         "value_channels_are_independent",
@@ -186,6 +190,7 @@ EXACT_LAWS = (
         _value_channels,
         wanted=Wanted(),
         parameters=_channel_order,
+        is_claim=True,
     ),
     law(
         "repeated_run_is_identical",
@@ -194,5 +199,6 @@ EXACT_LAWS = (
         _repeat,
         wanted=Wanted(),
         of=tuple(operations.OPERATIONS),
+        is_claim=True,
     ),
 )

@@ -136,6 +136,9 @@ class Law:
         None when the law holds. May raise :class:`CandidateError`; the runner makes a violation of it.
     operations : tuple of str
         Operations whose kernels obey it.
+    is_claim : bool
+        Whether it demands equal bits of calls that differ in shape, order or scale, or of repeated ones: correct
+        kernels may break it, so that it is checked on those that claim it.
     """
 
     name: str
@@ -145,6 +148,11 @@ class Law:
     draw: Callable[[Candidate], SearchStrategy[Trial]]
     check: Callable[[Candidate, Trial], Violation | None]
     operations: tuple[str, ...] = (operations.FORWARD,)
+    is_claim: bool = False
+
+    def is_claimed(self, candidate: Candidate) -> bool:
+        """Tell whether the candidate claims the law; those that are no claims hold for every kernel."""
+        return not self.is_claim or candidate.bitwise is None or self.name in candidate.bitwise
 
     def applies(self, candidate: Candidate) -> bool:
         """Tell whether the law is one of the candidate's operation and the candidate has what it needs."""

@@ -226,5 +226,6 @@ POLICY_LAWS = (
         _check,
         wanted=Wanted(softcap=False, empty=False, families=("normal", "peaky", "offset_v"), max_edits=0),
         parameters=_draw,
+        applies=lambda candidate: candidate.policy.special_values == "table",
     ),
 )

@@ -28,7 +28,7 @@ class LawOutcome:
     """
 
     law: str
-    status: Literal["pass", "fail", "not_applicable"]
+    status: Literal["pass", "fail", "not_applicable", "not_claimed"]
     examples: int = 0
     outputs: int = 0
     trial: Trial | None = None
@@ -133,6 +133,8 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
         raise ValueError(f"max_examples must be at least 1, got {max_examples}")
     if not law.applies(candidate):
         return LawOutcome(law.name, "not_applicable")
+    if not law.is_claimed(candidate):
+        return LawOutcome(law.name, "not_claimed")
     search = _Search(law, candidate, shrink_seconds)
     configured = settings(
         max_examples=max_examples,

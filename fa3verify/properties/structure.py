@@ -179,11 +179,11 @@ def _empty_rows(candidate: Candidate, trial: Trial) -> Violation | None:
     for seq in problem.sequences():
         first, stop = visible(problem, seq)
         problem.rows_lse(empty, seq)[:] = stop <= first
-    out = result["out"]
-    # +0 and -0 are both zero
-    expected = {"out": np.where(out_rows(problem, empty) & (out != 0), np.zeros(1, out.dtype), out)}
-    if "lse" in result:
-        expected["lse"] = np.where(empty, np.array(-np.inf, result["lse"].dtype), result["lse"])
+    out, policy, expected = result["out"], candidate.policy, dict(result)
+    if policy.empty_out == "zero":  # +0 and -0 are both zero
+        expected["out"] = np.where(out_rows(problem, empty) & (out != 0), np.zeros(1, out.dtype), out)
+    if "lse" in result and policy.empty_lse != "undefined":
+        expected["lse"] = np.where(empty, np.array(float(policy.empty_lse), result["lse"].dtype), result["lse"])
     return same_bits(f"rows without a visible key, num_splits {num_splits}", result, expected)
 
 
@@ -212,6 +212,7 @@ STRUCTURE_LAWS = (
         wanted=Wanted(masks="causal"),
         parameters=_row,
         applies=needs("causal"),
+        is_claim=True,
     ),
     law(
         "invisible_keys_never_matter",
@@ -229,6 +230,7 @@ STRUCTURE_LAWS = (
         _grouped,
         wanted=Wanted(grouped=True),
         applies=needs("gqa"),
+        is_claim=True,
     ),
     law(
         "varlen_equals_separate_calls",
@@ -237,6 +239,7 @@ STRUCTURE_LAWS = (
         _separate,
         wanted=Wanted(layout="varlen", several=True),
         applies=needs("varlen"),
+        is_claim=True,
     ),
     law(
         "each_head_alone_gives_the_same_bits",
@@ -245,6 +248,7 @@ STRUCTURE_LAWS = (
         _alone,
         wanted=Wanted(several=True),
         parameters=_pair,
+        is_claim=True,
     ),
     law(
         "order_of_sequences_and_heads",
@@ -253,6 +257,7 @@ STRUCTURE_LAWS = (
         _reordered,
         wanted=Wanted(layout="batched", several=True),
         parameters=_order,
+        is_claim=True,
     ),
     law(
         "neighbours_never_leak",
@@ -264,7 +269,8 @@ STRUCTURE_LAWS = (
     ),
     law(
         "empty_rows_are_zero",
-        "rows without a visible key have out exactly 0 and lse -inf, with any num_splits the kernel takes",
+        "rows without a visible key have out exactly 0 and lse -inf, or what the kernel declares, with any num_splits "
+        "that it takes",
         "exact",
         _empty_rows,
         wanted=Wanted(masks="some"),
@@ -278,5 +284,6 @@ STRUCTURE_LAWS = (
         _schedule,
         wanted=Wanted(),
         parameters=_switch,
+        is_claim=True,
     ),
 )
