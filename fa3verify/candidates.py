@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -73,7 +74,7 @@ class Candidate:
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
-        return replace(self.configure(problem), **dict(changes))
+        return replace(self.configure(copy(problem)), **dict(changes))
 
     def supports(self, problem: AttentionProblem) -> bool:
         """Tell whether the kernel takes this problem."""

@@ -49,6 +49,7 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
         Figures of a judged case.
     """
     from fa3verify import candidates
+    from fa3verify.calls import CandidateError
     from fa3verify.cases import Case
     from fa3verify.judgement import judge, passes
     from fa3verify.properties import Trial, find_law, replay_trial
@@ -67,7 +68,10 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     case = Case.from_json(content)
     if case.operation != candidate.operation:
         raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
-    measures = judge(candidate, case).measures
+    try:
+        measures = judge(candidate, case).measures
+    except CandidateError as error:
+        return False, f"{case.describe()}: {error}", None
     if body["what"].startswith("L2"):
         message = f"{case.describe()}; only its bound is judged here: verify compares a whole family with the baseline"
         return passes(candidate, measures), message, measures

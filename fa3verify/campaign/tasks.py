@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify import candidates, operations
+from fa3verify.calls import CandidateError
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.files import write_text
 from fa3verify.operations import Operation
+from fa3verify.text import of_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,10 @@ def judge_family(kernel: str, family: str, profile: str, seed: int) -> list[dict
             judgement = judge(candidate, case)
             record["measures"] = judgement.measures
             record["quantisation"] = operation.beside(judgement)
+        except CandidateError as error:
+            record["error"] = str(error)
         except Exception as error:  # whatever a kernel under test raises is a finding
-            record["error"] = f"{type(error).__name__}: {error}"
+            record["error"] = of_error(error)
         records.append(record)
     return records
 

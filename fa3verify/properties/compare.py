@@ -97,8 +97,7 @@ def close(
 
 def against_truth(candidate: Candidate, setup: Setup, what: str) -> Violation | None:
     """Compare what a candidate returns with the exact outputs of its operation, each within its bound."""
-    got = setup.run(candidate)
-    truth, bound = setup.truth(got), setup.bound(got)
+    got, truth, bound = setup.judged(candidate)
     for output in setup.operation.outputs:
         name = output.name
         if name not in got:
