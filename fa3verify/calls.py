@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3verify import operations
+from fa3verify import operations, watch
 from fa3verify.candidates import Candidate
 from fa3verify.text import of_error
 
@@ -58,7 +58,8 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     """
     process, given = os.getpid(), sealed(operands)
     try:
-        returned = candidate.run(copy(problem), given, copy(config))
+        with watch.warming(candidate.name):
+            returned = candidate.run(copy(problem), given, copy(config))
         named = operations.find(candidate.operation).named(returned, problem, config)
     except operations.WrongOutput as error:
         raise CandidateError(str(error)) from error
