@@ -65,7 +65,7 @@ class _Worker:
         pipe.close()
 
     def run(self, call: tuple, limit_s: float) -> Any:
-        """Send one call and wait; TaskError if it raised, WorkerLost if this worker is lost with it."""
+        """Send one call and wait; TaskError if it raised, WorkerLost if this worker is lost with it and has ended."""
         allowed_s = limit_s * WARM_UP
         deadline = time.monotonic() + allowed_s
         self.note.clear()
@@ -79,22 +79,18 @@ class _Worker:
                     raise TaskError(message.value)
                 allowed_s = limit_s * (WARM_UP if message.kind == "warming" else 1)
                 deadline = time.monotonic() + allowed_s
+            at = self.note.read()
+            self.stop()
+            words = f"no answer within {allowed_s:g} s; its process was stopped"
         except (EOFError, OSError):
-            wait([self.process.sentinel], timeout=5)
-            raise WorkerLost(f"its process {self._ending()}{self._last_words()}", self.note.read()) from None
-        words = f"no answer within {allowed_s:g} s; its process was stopped{self._last_words()}"
-        raise WorkerLost(words, self.note.read())
-
-    def _ending(self) -> str:
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"died with exit code {code}"
-
-    def _last_words(self) -> str:
+            at = self.note.read()
+            self.stop(patience_s=5)
+            code = self.process.exitcode or 0
+            words = f"its process was killed by {signal.Signals(-code).name}" if code < 0 else ""
+            words = words or f"its process died with exit code {code}"
         self._reader.join(timeout=0.2)
-        text = one_line(self.printed.decode("utf-8", "replace"))
-        return f"; it printed last: {text}" if text else ""
+        printed = one_line(self.printed.decode("utf-8", "replace"))
+        raise WorkerLost(f"{words}; it printed last: {printed}" if printed else words, at)
 
     def stop(self, patience_s: float = 0.0) -> None:
         """End the process, and what it has forked; a worker that waits for a call ends by itself when asked."""
@@ -167,7 +163,6 @@ class IsolatingPool(Executor):
                 future.set_result(mine.run(call, self._limit_s))
             except TaskError as error:
                 if isinstance(error, WorkerLost):
-                    mine.stop()
                     self._workers.discard(mine)
                     mine = None
                 future.set_exception(error)

@@ -153,6 +153,10 @@ class Law:
         return candidate.operation in self.operations and self.needs(candidate)
 
 
+class Untaken(Exception):
+    """A law led to a problem of a size that the kernel declares not to take: the trial says nothing."""
+
+
 class Setup(NamedTuple):
     """What a candidate is called with."""
 
@@ -163,7 +167,9 @@ class Setup(NamedTuple):
     assumed: Callable[[Any], Any]  # what the bound assumes of a configuration
 
     def run(self, candidate: Candidate) -> Outputs:
-        """Run the candidate, as :func:`fa3verify.calls.run` does."""
+        """Run the candidate, as :func:`fa3verify.calls.run` does; Untaken where it declares not to take the problem."""
+        if words := candidate.misfit(self.problem):
+            raise Untaken(words)
         return calls.run(candidate, self.problem, self.operands, self.config)
 
     def judged(self, candidate: Candidate) -> tuple[Outputs, Outputs, Outputs]:

@@ -1,4 +1,4 @@
-"""The isolating pool: a task that raises, dies or hangs fails alone and names its case; no worker outlives its parent."""
+"""The isolating pool: a task that raises, dies or hangs fails alone and names its case; no worker outlives its pool."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_leaving_the_program_is_an_error_of_the_task_alone(pool):
 
 def test_a_worker_that_dies_loses_only_its_task_and_says_where(pool):
     dead, alive = pool.submit(die_at_a_case, 5), pool.submit(abs, -3)
-    with pytest.raises(WorkerLost, match="died with exit code 7; it printed last: .*last.x1b words") as lost:
+    with pytest.raises(WorkerLost, match=r"died with exit code 7; it printed last: .*last.x1b words") as lost:
         dead.result(timeout=60)
     assert lost.value.at == {"what": "family x", "content": {"case": 5}}
     assert alive.result(timeout=60) == 3
