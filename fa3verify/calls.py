@@ -58,7 +58,7 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     """
     process, given = os.getpid(), sealed(operands)
     try:
-        with watch.warming(candidate.name):
+        with watch.warming(candidate.name), np.errstate():  # which ends what the kernel sets for its own sums
             returned = candidate.run(copy(problem), given, copy(config))
         named = operations.find(candidate.operation).named(returned, problem, config)
     except operations.WrongOutput as error:
