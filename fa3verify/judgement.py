@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fa3_reference.problem import Operands
-from fa3verify import candidates, metrics, operations
+from fa3verify import calls, candidates, metrics, operations
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Outputs
@@ -42,25 +42,29 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     Raises
     ------
     ValueError
-        If the candidate cannot run the case or returns arrays of the wrong shape.
+        If the candidate takes no such case.
+    fa3verify.calls.CandidateError
+        If it raises, changes its operands, or returns what it does not declare.
     """
     operation, problem = operations.find(candidate.operation), case.problem
     arrays, prepared = case.draw()
     operands = prepared.operands
     config = candidate.config_for(problem, case.changes)
-    try:
-        got = operation.named(candidate.run(problem, operands, config), problem, config)
-    except operations.WrongOutput as error:
-        raise ValueError(f"{case.kernel} {error}") from None
-    seen = operation.truth(problem, operands.dequantized(problem), config, got)
-    original = operation.truth(problem, arrays, config, got) if unrounded else None
-    assumed = operation.assumed(candidate, config)
-    bound = operation.bound(problem, operands, assumed, got)
+    exact, assumed = operands.dequantized(problem), operation.assumed(candidate, config)
+
+    def references(got: Outputs) -> tuple[Outputs, Outputs | None, Outputs]:
+        original = operation.truth(problem, arrays, config, got) if unrounded else None
+        return operation.truth(problem, exact, config, got), original, operation.bound(problem, operands, assumed, got)
+
+    before = None if operation.judges_choices else references({})  # what the kernel does can then not reach them
+    enclosure = operation.enclosure(problem, operands, assumed)
+    got = calls.run(candidate, problem, operands, config)
+    seen, original, bound = before or references(got)
     measures = metrics.figures(operation, got, seen, original, bound, config)
-    measures |= metrics.enclosed(got, seen, operation.enclosure(problem, operands, assumed))
+    measures |= metrics.enclosed(got, seen, enclosure)
     if candidate.twin is not None:
-        expected = candidates.find(candidate.twin).run(problem, operands, config)
-        measures["bits_differing"] = metrics.bits_differing(got, operation.named(expected, problem, config))
+        expected = calls.run(candidates.find(candidate.twin), problem, operands, config)
+        measures["bits_differing"] = metrics.bits_differing(got, expected)
     return Judgement(case, arrays, operands, got, seen, original, bound, measures)
 
 

@@ -11,6 +11,7 @@ from fa3verify.candidates import Candidate
 from fa3verify.metrics import error_over_bound
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup, Violation
+from fa3verify.verdict import ratio_text
 
 
 def out_rows(problem: AttentionProblem, rows: np.ndarray) -> np.ndarray:
@@ -90,15 +91,16 @@ def close(
     index = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
     message = (
         f"{what}{list(index)}: got {float(got[index])!r}, expected {float(expected[index])!r}, "
-        f"bound {float(bound[index]):.3e}, ratio {float(ratio[index]):.3g}"
+        f"bound {float(bound[index]):.3e}, ratio {ratio_text(float(ratio[index]))}"
     )
+    if np.isnan(got[index]):
+        message += "; NaN is due only in rows that see NaN or an infinity, and there is none here"
     return Violation(message, where=f"{what}{list(index)}", ratio=float(ratio[index]))
 
 
 def against_truth(candidate: Candidate, setup: Setup, what: str) -> Violation | None:
     """Compare what a candidate returns with the exact outputs of its operation, each within its bound."""
-    got = setup.run(candidate)
-    truth, bound = setup.truth(got), setup.bound(got)
+    got, truth, bound = setup.judged(candidate)
     for output in setup.operation.outputs:
         name = output.name
         if name not in got:

@@ -15,7 +15,9 @@ from typing import Any, Literal, NamedTuple
 from hypothesis.strategies import SearchStrategy
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import operations
+from fa3verify import calls, operations
+from fa3verify.calls import CandidateError as CandidateError
+from fa3verify.calls import Refused as Refused
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Operation, Outputs
@@ -159,12 +161,8 @@ class Law:
         return candidate.operation in self.operations and self.needs(candidate)
 
 
-class CandidateError(Exception):
-    """A candidate raised, or returned arrays of the wrong shape."""
-
-
-class Refused(CandidateError):
-    """A candidate raised ValueError: it may not support what was asked."""
+class Untaken(Exception):
+    """A law led to a problem of a size that the kernel declares not to take: the trial says nothing."""
 
 
 class Setup(NamedTuple):
@@ -177,16 +175,18 @@ class Setup(NamedTuple):
     assumed: Callable[[Any], Any]  # what the bound assumes of a configuration
 
     def run(self, candidate: Candidate) -> Outputs:
-        """Run the candidate; CandidateError if it fails or what it returns has the wrong shape."""
-        try:
-            returned = candidate.run(self.problem, self.operands, self.config)
-            return self.operation.named(returned, self.problem, self.config)
-        except operations.WrongOutput as error:
-            raise CandidateError(str(error)) from error
-        except ValueError as error:
-            raise Refused(f"ValueError: {error}") from error
-        except Exception as error:  # a third party's kernel may raise anything
-            raise CandidateError(f"{type(error).__name__}: {error}") from error
+        """Run the candidate, as :func:`fa3verify.calls.run` does; Untaken where it declares not to take the problem."""
+        if words := candidate.misfit(self.problem):
+            raise Untaken(words)
+        return calls.run(candidate, self.problem, self.operands, self.config)
+
+    def judged(self, candidate: Candidate) -> tuple[Outputs, Outputs, Outputs]:
+        """Run the candidate; returns outputs, truth and bound, which are made before the run where they can be."""
+        if self.operation.judges_choices:
+            got = self.run(candidate)
+            return got, self.truth(got), self.bound(got)
+        truth, bound = self.truth({}), self.bound()
+        return self.run(candidate), truth, bound
 
     def truth(self, got: Outputs) -> Outputs:
         """Exact outputs of this call on the operands as they are."""
