@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
@@ -23,31 +23,11 @@ from fa3verify.operations import FEATURES as FEATURES
 from fa3verify.operations.forward import Result as Result
 from fa3verify.operations.forward import changeable
 from fa3verify.operations.forward import order_of_family as order_of_family
+from fa3verify.policy import DEFAULT, Policy
 from fa3verify.text import of_error, one_line
 
 ENTRY_POINTS = "fa3verify.kernels"
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What a kernel declares of cases on which kernels differ by design; what is undefined is not judged.
-
-    Parameters
-    ----------
-    empty_out : {"zero", "undefined"}
-        Output of rows that see no key.
-    empty_lse : {"-inf", "+inf", "undefined"}
-        Their lse.
-    special_values : {"table", "undefined"}
-        Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says.
-    causal : {"bottom_right", "top_left"}
-        How the causal mask is aligned; top-left ones are only judged with as many queries as keys, where both agree.
-    """
-
-    empty_out: Literal["zero", "undefined"] = "zero"
-    empty_lse: Literal["-inf", "+inf", "undefined"] = "-inf"
-    special_values: Literal["table", "undefined"] = "table"
-    causal: Literal["bottom_right", "top_left"] = "bottom_right"
+MADE = "__fa3verify_candidates__"  # of a function that was declared to be a kernel: its candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +83,7 @@ class Candidate:
     operation: str = operations.FORWARD
     order: Callable[[Any], KernelModel] | None = None
     changeable: frozenset[str] = frozenset()
-    policy: Policy = Policy()
+    policy: Policy = DEFAULT
     bitwise: frozenset[str] | None = None
     head_dims: tuple[int, ...] | None = None
     seqlen_multiple: int = 1
@@ -123,7 +103,7 @@ class Candidate:
                     return f"lengths must be multiples of {self.seqlen_multiple}, got {n}"
                 if n < self.min_seqlen:
                     return f"lengths must be at least {self.min_seqlen}, got {n}"
-        return None
+        return self.policy.misfit(problem)
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         """Return why the kernel does not take a problem, None if it does."""
@@ -220,13 +200,16 @@ class Unloadable(ValueError):
 
 
 def load(reference: str) -> Candidate:
-    """Import ``module:function``, call it, and name the candidate by its reference so that anyone can find it again.
+    """Import ``module:function``, and name the candidate by its reference so that anyone can find it again.
+
+    The function returns a candidate or several, or was made some by :func:`fa3verify.kernel`; of several, the
+    reference names one by its dtype: ``module:function.bf16``.
 
     Raises
     ------
     ValueError
-        If the reference is malformed, names nothing, or does not give a Candidate of known operation, dtype and
-        features.
+        If the reference is malformed, names nothing or several, or does not give a Candidate of known operation, dtype
+        and features.
     Unloadable
         If the module or the function raises, SystemExit included.
     """
@@ -235,18 +218,32 @@ def load(reference: str) -> Candidate:
         sys.path.insert(0, os.getcwd())  # a kernel beside the user, as python -m would find it
     if not module or not function or ":" in function:
         raise ValueError(f"a kernel reference is module:function, got {reference!r}")
+    name, _, dtype = function.partition(".")
     try:
-        candidate = getattr(importlib.import_module(module), function)()
+        named = getattr(importlib.import_module(module), name)
+        made = getattr(named, MADE, None) or named()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a third party's module may raise anything
         message = f"kernel {reference!r} could not be loaded: {of_error(error)}"
         absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         raise (ValueError if absent or isinstance(error, AttributeError) else Unloadable)(message) from error
-    if not isinstance(candidate, Candidate):
-        raise ValueError(f"kernel {reference!r} must return a fa3verify Candidate, got {type(candidate).__name__}")
+    candidate = _one_of(reference, made if isinstance(made, tuple) else (made,), dtype)
     _check(reference, candidate)
     return replace(candidate, name=reference)
+
+
+def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Candidate:
+    """Return the only one, or the one of a dtype."""
+    for candidate in made:
+        if not isinstance(candidate, Candidate):
+            raise ValueError(f"kernel {reference!r} must return a fa3verify Candidate, got {type(candidate).__name__}")
+    chosen = [candidate for candidate in made if candidate.dtype == dtype] if dtype else made
+    if len(chosen) == 1:
+        return chosen[0]
+    base = reference.removesuffix(f".{dtype}")
+    names = ", ".join(f"{base}.{candidate.dtype}" for candidate in made)
+    raise ValueError(f"kernel {reference!r} must name one of {names}")
 
 
 def _check(reference: str, candidate: Candidate) -> None:
@@ -262,9 +259,10 @@ def _check(reference: str, candidate: Candidate) -> None:
 
 def discover() -> dict[str, Candidate]:
     """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
+    from fa3verify.adapters.cpu_candidates import cpu
     from fa3verify.gpu.candidates import gpu
 
-    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu())}
+    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu(), *cpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             candidate = load(entry.value)

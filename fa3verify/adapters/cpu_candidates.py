@@ -15,7 +15,8 @@ from fa3_kernels.plan.config import Config
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3_reference.problem import Dtype
 from fa3verify.adapters.functions import array_candidate
-from fa3verify.candidates import Candidate, Policy
+from fa3verify.candidates import Candidate
+from fa3verify.policy import Policy
 
 _UNFUSED = SoftmaxOrder("unscaled", "always", "any", "normalised")
 _BLOCKS = SoftmaxOrder("unscaled", "lazy", "left_to_right", "running")
@@ -51,14 +52,17 @@ class Kernel(NamedTuple):
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
     features: tuple[str, ...] = ("causal", "gqa")
     policy: Policy = Policy(causal="top_left")
+    min_seqlen: int = 1
 
 
 KERNELS = {
-    "torch.math": Kernel("torch_math", ("torch",), _all_fp32, "torch SDPA, backend MATH, on a CPU"),
+    "torch.math": Kernel(
+        "torch_math", ("torch",), _all_fp32, "torch SDPA, backend MATH, on a CPU", min_seqlen=0
+    ),
     "torch.flash": Kernel("torch_flash", ("torch",), _torch_flash, "torch SDPA, backend FLASH, on a CPU"),
     "torch.flex": Kernel(
         "torch_flex", ("torch",), _rounded_weights, "torch FlexAttention, not compiled, on a CPU",
-        features=("causal", "gqa", "window", "softcap"), policy=Policy(empty_lse="-inf"),
+        features=("causal", "gqa", "window", "softcap"), policy=Policy(),
     ),
     "jax.xla": Kernel("jax_attention", ("jax",), _rounded_weights, "jax.nn.dot_product_attention, xla, on a CPU"),
     "onnxruntime": Kernel(
@@ -86,9 +90,16 @@ def _candidates(name: str, kernel: Kernel) -> tuple[Candidate, ...]:
     missing = [package for package in kernel.packages if find_spec(package) is None]
     reason = f"needs {', '.join(missing)}: pip install 'fa3verify[adapters]'" if missing else None
     made = array_candidate(
-        _Function(kernel.function), dtypes=kernel.dtypes, name=name, features=kernel.features, order=kernel.order,
-        policy=kernel.policy, bitwise=("repeated_run_is_identical",), description=kernel.about,
-    )  # fmt: skip
+        _Function(kernel.function),
+        dtypes=kernel.dtypes,
+        name=name,
+        features=kernel.features,
+        order=kernel.order,
+        policy=kernel.policy,
+        min_seqlen=kernel.min_seqlen,
+        bitwise=("repeated_run_is_identical",),
+        description=kernel.about,
+    )
     return tuple(replace(candidate, unavailable=reason) for candidate in made)
 
 

@@ -17,9 +17,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fa3_kernels.plan.config import Config, default_config
-from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Dtype, Operands
-from fa3verify.candidates import FEATURES, Candidate, Policy, Result
+from fa3verify.candidates import FEATURES, Candidate, Result
 
 Layout = Literal["bhsd", "bshd"]
 Library = Literal["torch", "numpy"]
@@ -48,13 +47,10 @@ class ArrayFunction:
     device: str
     features: frozenset[str]
     out_dtype: str
-    policy: Policy
 
     def configure(self, problem: AttentionProblem) -> Config:
         """A configuration that says the formats; of a function nothing else is known."""
-        if problem.causal and self.policy.causal == "top_left" and not _is_square(problem):
-            raise ValueError("a causal mask that is aligned top-left needs as many queries as keys")
-        changes = {"out_dtype": self.out_dtype} if problem.dtype == "e4m3" and self.out_dtype else {}
+        changes: dict[str, Any] = {"out_dtype": self.out_dtype} if self.out_dtype else {}
         return default_config(problem, **changes)
 
     def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
@@ -97,24 +93,16 @@ class ArrayFunction:
         return options
 
 
-def _is_square(problem: AttentionProblem) -> bool:
-    return all(seq.seqlen_q == seq.seqlen_k for seq in problem.sequences())
-
-
 def array_candidate(
     function: Callable[..., Any],
     *,
     dtypes: Iterable[Dtype] = ("fp16",),
     name: str = "",
     layout: Layout = "bhsd",
+    out_dtype: str = "",
     library: Library = "numpy",
     device: str = "cpu",
-    features: Iterable[str] = ("causal", "gqa"),
-    out_dtype: str = "",
-    order: Callable[[Config], KernelModel] | Literal["any"] = "any",
-    policy: Policy | None = None,
-    bitwise: Iterable[str] | Literal["all"] = (),
-    description: str = "",
+    **facts: Any,
 ) -> tuple[Candidate, ...]:
     """Make candidates of a function, one per dtype, named ``NAME.DTYPE``.
 
@@ -122,38 +110,33 @@ def array_candidate(
     ----------
     function : callable
         As :class:`ArrayFunction` calls it.
-    features : iterable of str
-        Of :data:`fa3verify.candidates.FEATURES`, without block_descale; problems that need others are not sent.
     out_dtype : {"", "fp16", "bf16"}
         Of an e4m3 function's output, bf16 by default; others return their own format.
-    order : callable or "any"
-        ``order(config)`` states the order of operations that the error bound assumes; "any" for what is not known.
-    policy : Policy, optional
-        Empty rows, special values, alignment of the causal mask.
-    bitwise : iterable of str or "all"
-        Bit-exact properties that the function claims; the others are reported as not claimed.
+    facts
+        What else :class:`fa3verify.candidates.Candidate` holds, above all ``features`` (causal and gqa by default),
+        ``order``, ``policy``, ``head_dims``, ``seqlen_multiple``, ``min_seqlen`` and ``bitwise``, of which nothing is
+        claimed by default. Without ``order`` the bound is that of any order.
 
     Raises
     ------
     ValueError
         For a misspelt dtype, layout, feature or property, with the list of those that exist.
     """
-    chosen, policy = frozenset(features), policy or Policy()
+    features = frozenset(facts.pop("features", ("causal", "gqa")))
+    bitwise = facts.pop("bitwise", ())
     for value, known, what in (
         *((dtype, DTYPES, "dtype") for dtype in dtypes),
-        *((feature, sorted(ARRAY_FEATURES), "feature") for feature in sorted(chosen)),
+        *((feature, sorted(ARRAY_FEATURES), "feature") for feature in sorted(features)),
+        *((law, invariant_laws(), "bitwise") for law in bitwise),
         (layout, get_args(Layout), "layout"),
-        (library, get_args(Library), "library"),
     ):
         if value not in known:
-            raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
-    side = ArrayFunction(function, layout, library, device, chosen, out_dtype, policy)
+            raise ValueError(f"{what} must be among {', '.join(known)}, got {value!r}")
+    side = ArrayFunction(function, layout, library, device, features, out_dtype)
     title = name or getattr(function, "__name__", "function")
     return tuple(
         Candidate(
-            f"{title}.{dtype}", dtype, side.run, side.configure, chosen, description,
-            order=None if order == "any" else order, policy=policy,
-            bitwise=None if bitwise == "all" else frozenset(bitwise),
+            f"{title}.{dtype}", dtype, side.run, side.configure, features, bitwise=frozenset(bitwise), **facts
         )
         for dtype in dtypes
     )  # fmt: skip
@@ -162,3 +145,10 @@ def array_candidate(
 def torch_candidate(function: Callable[..., Any], *, device: str = "cpu", **facts: Any) -> tuple[Candidate, ...]:
     """Make candidates of a function of torch tensors on a device; the rest is as in :func:`array_candidate`."""
     return array_candidate(function, library="torch", device=device, **facts)
+
+
+def invariant_laws() -> tuple[str, ...]:
+    """Names of the properties that a kernel may claim."""
+    from fa3verify.properties import LAWS
+
+    return tuple(law.name for law in LAWS if law.kind == "invariant")

@@ -31,6 +31,8 @@ class Introduction:
         What there is to run.
     claims : tuple of str
         Classes of :mod:`fa3verify.coverage`.
+    not_claimed : tuple of str
+        Properties of equal bits that it does not claim, which are therefore not run.
     constraint : str, optional
         What keeps it from some problem of the campaign.
     failed : str, optional
@@ -43,6 +45,7 @@ class Introduction:
     laws: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
+    not_claimed: tuple[str, ...] = ()
     constraint: str | None = None
     failed: str | None = None
 
@@ -74,11 +77,13 @@ def introduce(kernel: str, profile: str) -> Introduction:
         raise Unavailable(f"kernel {kernel} is unavailable: {candidate.unavailable}")
     try:
         size = PROFILES[profile]
-        laws = tuple(law.name for law in LAWS if law.applies(candidate))
+        fitting = [law for law in LAWS if law.applies(candidate)]
+        laws = tuple(law.name for law in fitting if law.is_claimed(candidate))
+        others = tuple(law.name for law in fitting if not law.is_claimed(candidate))
         taken = families(candidate, size)
         claims = coverage.claims(candidate, laws, claimed_families())
         words = (one_line(candidate.description), candidate.operation)
-        return Introduction(kernel, *words, laws if taken else (), taken, claims, constraint(candidate, size))
+        return Introduction(kernel, *words, laws if taken else (), taken, claims, others, constraint(candidate, size))
     except Exception as error:  # configure is a third party's
         return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")
 

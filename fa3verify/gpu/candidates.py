@@ -50,8 +50,7 @@ class _Gluon:
 
 def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeConfig) -> dict[str, np.ndarray]:
     """Run our quantiser; its outputs by name."""
-    from fa3verify.adapters.tensors import to_numpy
-    from fa3verify.gpu.device import run_quantiser
+    from fa3verify.gpu.device import run_quantiser, to_numpy
 
     given = {name: getattr(operands, name) for name in "qkv"}
     if problem.is_varlen:

@@ -11,7 +11,9 @@ from fa3_kernels.gluon.launch import Descales, forward, packed_of
 from fa3_kernels.gluon.quantize import QuantizedQKV, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.adapters.tensors import to_gpu, to_numpy
+from fa3verify.adapters.tensors import to_gpu
+from fa3verify.adapters.tensors import to_numpy as to_numpy
+
 
 def run_forward(
     problem: AttentionProblem, operands: Operands, options: Mapping[str, Any]

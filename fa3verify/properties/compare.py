@@ -10,13 +10,9 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.candidates import Candidate
 from fa3verify.metrics import error_over_bound
 from fa3verify.operations import Outputs
+from fa3verify.policy import out_rows
 from fa3verify.properties.law import Setup, Violation
 from fa3verify.verdict import ratio_text
-
-
-def out_rows(problem: AttentionProblem, rows: np.ndarray) -> np.ndarray:
-    """Reorder a row mask from the layout of lse to (batch, seqlen_q, nheads, 1), or its packed form."""
-    return (rows.T if problem.is_varlen else rows.transpose(0, 2, 1))[..., None]
 
 
 def same_bits(

@@ -21,9 +21,10 @@ from fa3verify.calls import Refused as Refused
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Operation, Outputs
+from fa3verify.policy import Policy, freed
 
 SCHEMA = "fa3verify.trial/1"
-Kind = Literal["exact", "bounded"]
+Kind = Literal["exact", "invariant", "bounded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,10 @@ class Law:
         Subject and relation: ``value_scaling_by_powers_of_two``.
     statement : str
         One line: what holds, when, and exactly or within which bound.
-    kind : {"exact", "bounded"}
+    kind : {"exact", "invariant", "bounded"}
+        ``exact`` laws demand bits, ``bounded`` ones a bound. ``invariant`` ones demand equal bits of calls that differ
+        in shape, order or scale, or of repeated ones: correct kernels may break them, so that they are checked on
+        kernels that claim them.
     needs : callable
         Whether a candidate has what the law needs.
     draw : callable
@@ -138,9 +142,6 @@ class Law:
         None when the law holds. May raise :class:`CandidateError`; the runner makes a violation of it.
     operations : tuple of str
         Operations whose kernels obey it.
-    is_claim : bool
-        Whether it demands equal bits of calls that differ in shape, order or scale, or of repeated ones: correct
-        kernels may break it, so that it is checked on those that claim it.
     """
 
     name: str
@@ -150,11 +151,10 @@ class Law:
     draw: Callable[[Candidate], SearchStrategy[Trial]]
     check: Callable[[Candidate, Trial], Violation | None]
     operations: tuple[str, ...] = (operations.FORWARD,)
-    is_claim: bool = False
 
     def is_claimed(self, candidate: Candidate) -> bool:
-        """Tell whether the candidate claims the law; those that are no claims hold for every kernel."""
-        return not self.is_claim or candidate.bitwise is None or self.name in candidate.bitwise
+        """Tell whether the candidate claims the law, if it is one that not every kernel has."""
+        return self.kind != "invariant" or candidate.bitwise is None or self.name in candidate.bitwise
 
     def applies(self, candidate: Candidate) -> bool:
         """Tell whether the law is one of the candidate's operation and the candidate has what it needs."""
@@ -173,6 +173,7 @@ class Setup(NamedTuple):
     operands: Operands
     config: Any
     assumed: Callable[[Any], Any]  # what the bound assumes of a configuration
+    policy: Policy
 
     def run(self, candidate: Candidate) -> Outputs:
         """Run the candidate, as :func:`fa3verify.calls.run` does; Untaken where it declares not to take the problem."""
@@ -194,7 +195,8 @@ class Setup(NamedTuple):
 
     def bound(self, got: Outputs | None = None) -> Outputs:
         """Rounding-error bound of this call; ``got`` for operations whose bound depends on it."""
-        return self.operation.bound(self.problem, self.operands, self.assumed(self.config), got or {})
+        bound = self.operation.bound(self.problem, self.operands, self.assumed(self.config), got or {})
+        return freed(self.policy, self.problem, bound, math.inf)
 
     def configured(self, **changes: Any) -> Setup:
         """Return the same call with another configuration."""
@@ -212,4 +214,5 @@ def set_up(candidate: Candidate, case: Case) -> Setup:
     except ValueError as error:
         raise Refused(f"ValueError: {error}") from error
     operation = operations.find(candidate.operation)
-    return Setup(operation, case.problem, case.operands(), config, partial(operation.assumed, candidate))
+    assumed = partial(operation.assumed, candidate)
+    return Setup(operation, case.problem, case.operands(), config, assumed, candidate.policy)

@@ -22,7 +22,7 @@ from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Outputs
-from fa3verify.properties.compare import out_rows
+from fa3verify.policy import out_rows
 from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import Wanted, law

@@ -181,7 +181,6 @@ def law(
     parameters: Parameters = no_parameters,
     applies: Callable[[Candidate], bool] = takes_everything,
     of: tuple[str, ...] = (operations.FORWARD,),
-    is_claim: bool = False,
 ) -> Law:
     """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function of parameters."""
 
@@ -193,4 +192,4 @@ def law(
     def draw(candidate: Candidate) -> SearchStrategy[Trial]:
         return trials(candidate)
 
-    return Law(name, statement, kind, applies, draw, check, of, is_claim)
+    return Law(name, statement, kind, applies, draw, check, of)
