@@ -29,8 +29,8 @@ class Introduction:
     name, description, operation : str
     laws, families : tuple of str
         What there is to run.
-    claims : tuple of str
-        Classes of :mod:`fa3verify.coverage`.
+    claims, not_claimed : tuple of str
+        Classes of :mod:`fa3verify.coverage`; what kernels of its operation may claim and this one does not.
     constraint : str, optional
         What keeps it from some problem of the campaign.
     failed : str, optional
@@ -43,6 +43,7 @@ class Introduction:
     laws: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
+    not_claimed: tuple[str, ...] = ()
     constraint: str | None = None
     failed: str | None = None
 
@@ -77,8 +78,17 @@ def introduce(kernel: str, profile: str) -> Introduction:
         laws = tuple(law.name for law in LAWS if law.applies(candidate))
         taken = families(candidate, size)
         claims = coverage.claims(candidate, laws, claimed_families())
-        words = (one_line(candidate.description), candidate.operation)
-        return Introduction(kernel, *words, laws if taken else (), taken, claims, constraint(candidate, size))
+        rest = operations.find(candidate.operation).features - candidate.features - {"block_descale"}
+        return Introduction(
+            kernel,
+            one_line(candidate.description),
+            candidate.operation,
+            laws if taken else (),
+            taken,
+            claims,
+            tuple(f"feature {name}" for name in sorted(rest)),
+            constraint(candidate, size),
+        )
     except Exception as error:  # configure is a third party's
         return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")
 

@@ -22,8 +22,8 @@ from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Outputs
-from fa3verify.properties.compare import out_rows
-from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.compare import out_rows, same_bits
+from fa3verify.properties.law import Setup, Trial, Untaken, Violation, set_up
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import Wanted, law
 
@@ -103,7 +103,7 @@ POLICY: tuple[Rule, ...] = (
     ),
 )
 _RULES = {rule.name: rule for rule in POLICY}
-LOW_SCORE = -4096.0  # a key with it has weight 0 beside any other; exact in every format that has an infinity
+LOW_SCORE = -4096.0  # a key with it has weight 0 beside most others; exact in every format that has an infinity
 
 
 class _Place(NamedTuple):
@@ -198,6 +198,10 @@ def _check(candidate: Candidate, trial: Trial) -> Violation | None:
     clean = _planted(setup, rule, place, clean_value).run(candidate)
     got = _planted(setup, rule, place, rule.value).run(candidate)
     seen, alone = _seen(problem, rule, place)
+    if low:
+        lower = _planted(setup, rule, place, 2 * LOW_SCORE).run(candidate)
+        if same_bits("", lower, clean, rows=seen & ~alone, problem=problem):
+            raise Untaken("beside scores as large as these the lowest one still has a weight")
     special = alone if rule.alone else np.zeros_like(alone)
     effects: tuple[tuple[Effect, np.ndarray], ...] = (
         (rule.seen, seen & ~special),
