@@ -269,4 +269,4 @@ def junit(summary: dict[str, Any]) -> str:
     suite.time = summary["wall_s"]
     xml = JUnitXml()
     xml.add_testsuite(suite)
-    return xml.tostring().decode()
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{xml.tostring().decode()}\n'
