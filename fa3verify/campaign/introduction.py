@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa3verify import candidates, coverage, operations, watch
-from fa3verify.campaign.pool import WorkerLost
+from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
 from fa3verify.candidates import Candidate
 from fa3verify.text import of_error, one_line
@@ -120,7 +120,7 @@ def _answer(kernel: str, profile: str) -> Introduction | tuple[str, str]:
 def _heard(kernel: str, future: Future[Any]) -> Introduction:
     try:
         answer = future.result()
-    except WorkerLost as error:
+    except TaskError as error:  # it ended the process, or its configure raised what no kernel may
         return Introduction(kernel, failed=f"loading it: {error}")
     if isinstance(answer, Introduction):
         return answer
