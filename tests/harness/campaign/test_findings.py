@@ -66,7 +66,7 @@ def test_a_ratio_near_1_shows_its_side_and_nan_says_what_is_due():
     assert "ratio 1.0004" in close("x", one * 1.0004, one * 0, one).message
     message = close("x", one * np.nan, one * np.nan, one).message
     assert "got nan, expected nan" in message
-    assert "NaN is due only in rows that see NaN or an infinity" in message
+    assert "NaN is due only in a row that sees NaN or an infinity" in message
 
 
 def drifted() -> dict:
