@@ -68,8 +68,8 @@ def why_unwritable(path: Path) -> str | None:
         target = Path(os.path.realpath(path))
         if target.is_dir():
             return "it is a directory"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target.parent):
+        above = next(folder for folder in target.parents if folder.exists())
+        with tempfile.TemporaryFile(dir=above):
             return None
     except OSError as error:
         return error.strerror or str(error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa3verify import candidates, coverage, operations, watch
-from fa3verify.campaign.pool import WorkerLost
+from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
 from fa3verify.candidates import Candidate
 from fa3verify.text import of_error, one_line
@@ -29,10 +29,15 @@ class Introduction:
     name, description, operation : str
     laws, families : tuple of str
         What there is to run.
+<<<<<<< HEAD
     claims : tuple of str
         Classes of :mod:`fa3verify.coverage`.
     not_claimed : tuple of str
         Properties of equal bits that it does not claim, which are therefore not run.
+=======
+    claims, not_claimed : tuple of str
+        Classes of :mod:`fa3verify.coverage`; what kernels of its operation may claim and this one does not.
+>>>>>>> verdict
     constraint : str, optional
         What keeps it from some problem of the campaign.
     failed : str, optional
@@ -82,8 +87,22 @@ def introduce(kernel: str, profile: str) -> Introduction:
         others = tuple(law.name for law in fitting if not law.is_claimed(candidate))
         taken = families(candidate, size)
         claims = coverage.claims(candidate, laws, claimed_families())
+<<<<<<< HEAD
         words = (one_line(candidate.description), candidate.operation)
         return Introduction(kernel, *words, laws if taken else (), taken, claims, others, constraint(candidate, size))
+=======
+        rest = operations.find(candidate.operation).features - candidate.features - {"block_descale"}
+        return Introduction(
+            kernel,
+            one_line(candidate.description),
+            candidate.operation,
+            laws if taken else (),
+            taken,
+            claims,
+            tuple(f"feature {name}" for name in sorted(rest)),
+            constraint(candidate, size),
+        )
+>>>>>>> verdict
     except Exception as error:  # configure is a third party's
         return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")
 
@@ -115,7 +134,7 @@ def _answer(kernel: str, profile: str) -> Introduction | tuple[str, str]:
 def _heard(kernel: str, future: Future[Any]) -> Introduction:
     try:
         answer = future.result()
-    except WorkerLost as error:
+    except TaskError as error:  # it ended the process, or its configure raised what no kernel may
         return Introduction(kernel, failed=f"loading it: {error}")
     if isinstance(answer, Introduction):
         return answer

@@ -36,8 +36,8 @@ SCHEMA_NOTES = {
     "kernels[].description": "one line",
     "kernels[].verdict": "pass, fail or inconclusive",
     "kernels[].coverage": "classes of fa3verify.coverage: by kind how many were claimed and tried, which were not "
-    "tried, the kind of the least share, that share and the required one, and what kept the kernel from problems, or "
-    "null",
+    "tried, the kind of the least share, that share and the required one, what kept the kernel from problems, or null, "
+    "and what it does not claim",
     "kernels[].inconclusive": "why too little was tried for a verdict, or null",
     "kernels[].cases": "judged cases and law examples",
     "kernels[].outputs": "output values compared",
@@ -161,6 +161,9 @@ def _kernel(
     if kernel.failed:
         failures.append(finding(name, "loading", kernel.failed, crashed=True))
     covered = coverage.judged(kernel.claims, _tried(families, laws, cases), kernel.constraint)
+    optional = [side.name for side in operation.sides if side.optional and cases]
+    absent = [name for name in optional if not any(f"ratio_{name}_max" in case["measures"] for case in cases)]
+    covered["not_claimed"] = [*kernel.not_claimed, *(f"output {name}" for name in absent)]
     for law in laws:
         law.pop("classes", None)
     sides = {
@@ -189,7 +192,7 @@ def _kernel(
 def _tried(families: list[dict[str, Any]], laws: list[dict[str, Any]], cases: list[dict[str, Any]]) -> set[str]:
     """Classes of which some output was compared with a bound, or by a property."""
     tried = {f"family {f['family']}" for f in families if f["outputs"] > f["unbounded"]}
-    tried |= {f"property {law['law']}" for law in laws if law["status"] != "not_tried"}
+    tried |= {f"property {law['law']}" for law in laws if law["status"] in ("pass", "fail")}
     tried |= {name for law in laws for name in law.get("classes", ())}
     for case in cases:
         if case["measures"]["outputs"] > case["measures"]["unbounded"]:

@@ -264,8 +264,9 @@ def junit(summary: dict[str, Any]) -> str:
         case = TestCase(one_line(name), one_line(kernel))
         if status in results:
             case.result = [results[status](one_line(message))]
-        suite.add_testcase(case)
+        suite.append(case)  # add_testcase counts all of them again each time
+    suite.update_statistics()
     suite.time = summary["wall_s"]
     xml = JUnitXml()
     xml.add_testsuite(suite)
-    return xml.tostring().decode()
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{xml.tostring().decode()}\n'

@@ -155,7 +155,7 @@ def _quantisation_line(kernel: dict[str, Any]) -> str:
         return ""
     return (
         f"quantising Q, K, V: RMS error / predicted {min(predicted):.2f} to {max(predicted):.2f} "
-        f"over families, largest error / its own bound {max(bounded):.2f}"
+        f"over families, largest error / its own bound {ratio_text(max(bounded))}"
     )
 
 

@@ -90,7 +90,7 @@ def close(
         f"bound {float(bound[index]):.3e}, ratio {ratio_text(float(ratio[index]))}"
     )
     if np.isnan(got[index]):
-        message += "; NaN is due only in rows that see NaN or an infinity, and there is none here"
+        message += "; NaN is due only in a row that sees NaN or an infinity, and this one sees none"
     return Violation(message, where=f"{what}{list(index)}", ratio=float(ratio[index]))
 
 

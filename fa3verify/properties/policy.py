@@ -22,8 +22,13 @@ from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Outputs
+<<<<<<< HEAD
 from fa3verify.policy import out_rows
 from fa3verify.properties.law import Setup, Trial, Violation, set_up
+=======
+from fa3verify.properties.compare import out_rows
+from fa3verify.properties.law import Setup, Trial, Untaken, Violation, set_up
+>>>>>>> verdict
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import Wanted, law
 
@@ -103,7 +108,7 @@ POLICY: tuple[Rule, ...] = (
     ),
 )
 _RULES = {rule.name: rule for rule in POLICY}
-LOW_SCORE = -4096.0  # a key with it has weight 0 beside any other; exact in every format that has an infinity
+LOW_SCORE = -4096.0  # a key with it has weight 0 beside most others; exact in every format that has an infinity
 
 
 class _Place(NamedTuple):
@@ -198,6 +203,10 @@ def _check(candidate: Candidate, trial: Trial) -> Violation | None:
     clean = _planted(setup, rule, place, clean_value).run(candidate)
     got = _planted(setup, rule, place, rule.value).run(candidate)
     seen, alone = _seen(problem, rule, place)
+    if low:
+        lse, lower = (_planted(setup, rule, place, x).truth({})["lse"] for x in (LOW_SCORE, 2 * LOW_SCORE))
+        if (lse != lower)[seen & ~alone].any():
+            raise Untaken("beside scores as large as these the lowest one still has a weight")
     special = alone if rule.alone else np.zeros_like(alone)
     effects: tuple[tuple[Effect, np.ndarray], ...] = (
         (rule.seen, seen & ~special),

@@ -42,6 +42,13 @@ EXPECTED |= {
 }
 
 
+def exits_in_configure() -> Candidate:
+    return replace(candidate(ideal), configure=lambda problem: sys.exit(0))
+
+
+EXPECTED["hostile:exits_in_configure"] = Expected("fail", "SystemExit: 0", replays=False)
+
+
 def ideal(problem, operands, config):
     exact = attention(problem, *operands.dequantized(problem))
     return Result(encode(exact.out, FORMATS[config.out_dtype], "ieee"), exact.lse.astype(np.float32))
