@@ -27,6 +27,7 @@ U_FP32 = 2.0**-24  # unit roundoff of fp32 add, mul and fma, round to nearest ev
 FP32_MAX = float.fromhex("0x1.fffffep127")
 FP32_MIN_NORMAL = 2.0**-126  # MUFU results below are flushed to zero
 EX2_REL = 2.0**-22.70  # ex2.approx.ftz against 2^x, all x with a normal result
+EXACT_EX2 = 2.0**-23  # ex2 of a smaller |x| is 1; binary32 has no number but 8 so near to 8
 RCP_REL = 2.0**-23.27  # rcp.approx.ftz against 1/x, normal x and result
 LG2_ABS, LG2_REL = 2.0**-22.64, 2.0**-23  # lg2.approx.ftz: |error| <= LG2_ABS + LG2_REL |log2 x|
 
@@ -47,11 +48,6 @@ class TensorCore:
     @property
     def out(self) -> float:
         return 2.0**-self.out_bits
-
-    @property
-    def exact_binades(self) -> int:
-        """A product this many binades below emax, or fewer, still lies on the grid: it loses nothing."""
-        return self.align_bits - 2 * self.operand.fraction_bits
 
     @property
     def tiny(self) -> float:

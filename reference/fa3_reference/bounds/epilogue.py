@@ -8,7 +8,9 @@ from fa3_reference.bounds.device import EX2_REL, FP32_MAX, LG2_ABS, LG2_REL, RCP
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, Part, State
-from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, gamma, log_error
+from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, binary32_error, gamma, log_error
+
+_LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary32
 
 
 def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
@@ -24,7 +26,7 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
         offset = model.p_offset_log2
         exponent = off + gamma(3) * (np.abs(state.max) + offset + off)
         least = np.maximum(least, np.exp2(-exponent) * (1 - model.exp_error))
-    l_error = state.l_error + terms.row_sum * gamma(2) * (row_sum + state.l_up + state.l_error)
+    l_error = _row_sum_error(state, model, terms)
     sigma, least = (l_error / least)[:, None], least[:, None]
     shift = np.minimum(correlated / least, state.v_max - state.v_min)
     error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
@@ -41,6 +43,19 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     error = np.where(state.outside | ~(np.abs(o) + error < FP32_MAX * (1 - 2.0**-10)), np.inf, error)
     lse_error = np.where(state.outside.all(1), np.inf, np.where(empty, 0.0, lse_error))
     return Part(o, error, noise, lse, lse_error)
+
+
+def _row_sum_error(state: State, model: KernelModel, terms: Terms) -> np.ndarray:
+    """What adding the weights errs by (step 6), with the two additions of a quad."""
+    weights = state.l + state.l_up
+    error = state.l_error + terms.row_sum * gamma(2) * (weights + state.l_error)
+    if not model.is_stated:
+        return error
+    # A sum of n numbers has n - 1 additions, and none rounds where all are multiples of one power of two.
+    roundings = (np.maximum(state.weights - 1, 0) + state.moves) * U_FP32
+    error = np.minimum(error, terms.row_sum * np.where(roundings < 0.5, roundings / (1 - roundings), np.inf) * weights)
+    total = weights * np.exp2(state.tau + model.p_offset_log2)
+    return np.where(total < state.l_grid / U_FP32, 0.0, error)
 
 
 def _coarse(state: State, head: Head, model: KernelModel) -> np.ndarray:
@@ -65,7 +80,22 @@ def _log(
     error = log_l * LOG2_E + terms.lg2 * (LG2_ABS + LG2_REL * magnitude)
     if model.order.maxima == "unscaled":  # the maximum is scaled once for P and once for lse
         error = error + gamma(3) * state.largest_score
-    return lse, (error + terms.lse * U_FP32 * (np.abs(lse) + error)) * OUTWARD
+    if model.is_stated:
+        adds_zero = (state.tau == 0) & (state.max == model.p_offset_log2)
+        rounding = np.where(adds_zero, 0.0, binary32_error(lse - error, lse + error))
+    else:
+        rounding = U_FP32 * (np.abs(lse) + error)
+    return lse, (error + terms.lse * rounding) * OUTWARD
+
+
+def in_nats(part: Part, model: KernelModel, terms: Terms) -> np.ndarray:
+    """Bound on the error of a natural lse: the last multiplication, by a constant that is rounded itself."""
+    lse, error = np.abs(part.lse) * LN2, LN2 * part.lse_error
+    if not model.is_stated:
+        return (error + terms.lse * gamma(2) * (lse + error)) * OUTWARD
+    constant = terms.lse * _LN2_REL * (lse + error)
+    error = error + constant
+    return (error + terms.lse * binary32_error(lse - error, lse + error)) * OUTWARD
 
 
 def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
@@ -75,8 +105,11 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     base = np.where(np.isneginf(top), 0.0, top)
     w = np.exp2(lse - base)  # (splits, rows)
     distance = np.where(w > 0, np.abs(lse - base) + lse_error + lse_error.max(0), 0.0)
-    omega = np.where(w > 0, LN2 * (lse_error + terms.combine * U_FP32 * distance), 0.0)
-    omega = omega + np.where(w > 0, terms.combine * log_error(EX2_REL), 0.0)
+    is_top = lse - lse_error > np.where(np.eye(len(parts), dtype=bool)[..., None], -np.inf, lse + lse_error).max(1)
+    weighed = np.where(
+        is_top & model.is_stated, 0.0, LN2 * U_FP32 * distance + log_error(EX2_REL)
+    )  # the exponential of 0 is exact
+    omega = np.where(w > 0, LN2 * lse_error + terms.combine * weighed, 0.0)
     vanishes = distance > VANISHES
     up = np.maximum(np.expm1(omega), vanishes)
     total, least = w.sum(0), (w * np.where(vanishes, 0.0, np.exp(-omega))).sum(0)
@@ -85,15 +118,16 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     least = np.where(least > 0, least, np.nan)[:, None]
     grow = (w * up)[..., None] * np.abs(o - merged) + (w * np.exp(omega))[..., None] * error
     size = ((w * np.exp(omega))[..., None] * (np.abs(o) + error)).sum(0) / least
-    roundings = terms.combine * (gamma(2 * len(parts) + 1) + RCP_REL) * (1 + 2.0**-20)
+    roundings = terms.combine * (gamma(2 * len(parts) + (not model.is_stated)) + RCP_REL) * (1 + 2.0**-20)
     merged_error = (grow.sum(0) / least + roundings * size) * OUTWARD
     merged_error = merged_error + (len(parts) + 1) * model.tiny * (1 + np.abs(o).max(0))
     noise = (w[..., None] * (noise + 2.0**-46 * np.abs(o))).sum(0) / np.where(total > 0, total, 1.0)[:, None]
     merged_lse = base + np.log2(total)
     relative = np.log((w * np.exp(omega)).sum(0) / total) * LOG2_E
-    relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + terms.combine * gamma(len(parts)) * LOG2_E
+    relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + terms.combine * gamma(len(parts) - 1) * LOG2_E
     lg2 = terms.lg2 * (LG2_ABS + LG2_REL * (np.abs(np.log2(total)) + relative))
-    lse_out = relative + lg2 + terms.lse * U_FP32 * (np.abs(merged_lse) + lse_error.max(0) + relative + lg2)
+    lse_out = relative + lg2
+    lse_out = lse_out + terms.lse * binary32_error(merged_lse - lse_out, merged_lse + lse_out)
     empty = np.isneginf(top)
     merged_error, noise = (np.where(empty[:, None], 0.0, value) for value in (merged_error, noise))
     return Part(merged, merged_error, noise, merged_lse, np.where(empty, 0.0, lse_out * OUTWARD))
