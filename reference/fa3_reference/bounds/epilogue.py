@@ -8,7 +8,8 @@ from fa3_reference.bounds.device import EX2_REL, FP32_MAX, LG2_ABS, LG2_REL, RCP
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, Part, State
-from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, binary32_error, gamma, log_error
+from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, binary32_error, gamma, log_error, rounded
+from fa3_reference.formats import FORMATS
 
 _LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary32
 
@@ -32,12 +33,15 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
     coarse = _coarse(state, head, model)
     error = np.where(state.unknown[:, None], coarse, np.fmin(error, coarse))
-    epilogue = terms.reciprocal * (RCP_REL + (1 + head.v_scaled) * U_FP32) * (1 + 2.0**-20)
+    divides = terms.reciprocal * (RCP_REL + (1 + head.v_scaled) * U_FP32) * (1 + 2.0**-20)
+    is_power = _is_power_of_two(state, l_error, model)[:, None]  # then nothing rounds but a descale of V
+    descale_rounds = head.v_scaled and np.frexp(state.v_factor or 1.0)[0] != 0.5
+    epilogue = np.where(is_power, terms.reciprocal * descale_rounds * U_FP32, divides)
     if head.v_scaled and state.v_factor is not None:  # the inverse times a small descale may be subnormal
         epilogue = epilogue + model.tiny * 2.0**model.p_offset_log2 / state.v_factor * (row_sum + l_error)[:, None]
     error = (error + epilogue * (np.abs(o) + error)) * OUTWARD + 2 * model.tiny * max(1.0, state.v_factor or 1.0)
     noise = 2 * (state.noise / row_sum)[:, None] * state.oa
-    lse, lse_error = _log(state, row_sum, least[:, 0], sigma[:, 0], model, terms)
+    lse, lse_error = _log(state, row_sum, least[:, 0], (sigma, is_power), model, terms)
     empty = row_sum == 0
     o, error, noise = (np.where(empty[:, None], 0.0, value) for value in (o, error + noise, noise))
     error = np.where(state.outside | ~(np.abs(o) + error < FP32_MAX * (1 - 2.0**-10)), np.inf, error)
@@ -58,6 +62,20 @@ def _row_sum_error(state: State, model: KernelModel, terms: Terms) -> np.ndarray
     return np.where(total < state.l_grid / U_FP32, 0.0, error)
 
 
+def _is_power_of_two(state: State, l_error: np.ndarray, model: KernelModel) -> np.ndarray:
+    """Which row sums are known to be a power of two, 1 or more: rcp and lg2 are exact there."""
+    if not model.is_stated:
+        return np.zeros(l_error.shape, bool)
+    low, high = state.l - state.l_down - l_error, state.l + state.l_up + l_error
+    low, high = (rounded(x * 2.0**model.p_offset_log2, FORMATS["fp32"]) for x in _widened(low, high, state.tau))
+    return (low == high) & (np.frexp(low)[0] == 0.5) & (low >= 1)
+
+
+def _widened(low: np.ndarray, high: np.ndarray, tau: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of what is computed in the scale of a rounded maximum."""
+    return low * np.exp2(-tau), high * np.exp2(tau)
+
+
 def _coarse(state: State, head: Head, model: KernelModel) -> np.ndarray:
     """Bound where next to nothing is known of the weights: they are a mean all the same, of rounded rows."""
     largest = np.maximum(np.abs(state.v_min), np.abs(state.v_max))
@@ -67,9 +85,16 @@ def _coarse(state: State, head: Head, model: KernelModel) -> np.ndarray:
 
 
 def _log(
-    state: State, row_sum: np.ndarray, least: np.ndarray, sigma: np.ndarray, model: KernelModel, terms: Terms
+    state: State,
+    row_sum: np.ndarray,
+    least: np.ndarray,
+    known: tuple[np.ndarray, np.ndarray],
+    model: KernelModel,
+    terms: Terms,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Base-2 lse of a part and the bound of its error before it is taken to nats."""
+    """Base-2 lse of a part and the bound of its error before it is taken to nats; ``known`` are sigma, and where lg2
+    is exact, (rows, 1)."""
+    sigma, is_exact = (x[:, 0] for x in known)
     lse = state.max + np.log2(row_sum)
     log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum))
     worst = state.worst + 2.0**-80  # and what is flushed
@@ -77,7 +102,7 @@ def _log(
     log_l = log_l + sigma / np.where(sigma < 1, 1 - sigma, np.nan)
     magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
     magnitude = magnitude + U_FP32 * (np.abs(state.max) + model.p_offset_log2)
-    error = log_l * LOG2_E + terms.lg2 * (LG2_ABS + LG2_REL * magnitude)
+    error = log_l * LOG2_E + np.where(is_exact, 0.0, terms.lg2 * (LG2_ABS + LG2_REL * magnitude))
     if model.order.maxima == "unscaled":  # the maximum is scaled once for P and once for lse
         error = error + gamma(3) * state.largest_score
     if model.is_stated:

@@ -92,7 +92,10 @@ def _tile_bound(tile: Tile, model: KernelModel, terms: Terms) -> tuple[np.ndarra
             _add_block(state, head, rows, keys, model, terms)
         parts.append(finish(state, head, model, terms))
     part = parts[0] if len(parts) == 1 else combine(parts, model, terms)
-    error = rounded_error(part.o, part.error, FORMATS[model.out_dtype]) + part.noise
+    error = part.error  # of a binary32 number, which an output in binary32 is
+    if model.out_dtype != "fp32":
+        error = rounded_error(part.o, error, FORMATS[model.out_dtype])
+    error = error + part.noise
     lse_error = in_nats(part, model, terms)
     empty = head.empty(rows)
     error, lse_error = np.where(empty[:, None], 0.0, error), np.where(empty, 0.0, lse_error)
@@ -271,13 +274,13 @@ def _accumulate(
     # Products are aligned by their operands' exponents, and a subnormal operand's is that of the least normal number.
     clamped_p = np.where(largest > 0, np.maximum(largest, fmt.min_normal / w.unit), 0.0)
     clamped_v = np.where(v != 0, np.maximum(v_abs, fmt.min_normal * factor), 0.0)
-    largest_product = clamped_p.max(1)[:, None] * clamped_v.max(0)
-    aligned = np.maximum(np.minimum(clamped_p @ clamped_v, largest_product), added)
+    largest_product = np.minimum(clamped_p @ clamped_v, clamped_p.max(1)[:, None] * clamped_v.max(0)) * OUTWARD
+    aligned = np.maximum(largest_product, added)
     # A whole tile is multiplied, though its last keys are padding; of an unknown tile there are the keys.
     steps = -(-max(model.tile_n, len(v)) // model.core.k_step)
     exact = _exact(state, head.v[keys], w, (carried, added, largest_product), rescaled > 0, steps, model)
     reached = np.abs(state.o + sums[:n, :d]) + state.boa + state.o_error + ba + da  # |O| at most, unless more is lost
-    sizes = carried, added, aligned * OUTWARD, reached
+    sizes = carried, added, aligned, reached
     lost = _cut(sizes, (w.visible.sum(1)[:, None], steps), rescaled > 0, exact, model, terms)
     lost = lost + terms.rescale * carried * rescaled * OUTWARD
     lost += (3 * model.tiny + steps * model.core.tiny) * factor.max() / w.unit

@@ -108,7 +108,7 @@ def _score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
                 # The sum is cut to the output's bits only where these end above the last bit of the sum.
                 if result - out_bits > grid[j]:
                     lost += math.ldexp(1.0, int(result - out_bits))
-                ds[i, j] = (ds[i, j] + lost) * OUTWARD + tiny
+                ds[i, j] = (ds[i, j] + lost) * OUTWARD + (tiny if grid[j] < -126 - out_bits else 0.0)
                 grid[j] = max(grid[j], _floor_log2(max(abs(s[i, j]) - ds[i, j], 0.0)) - out_bits)
     return s, ds
 
