@@ -10,8 +10,10 @@ screening by single operations of the twin do the rest.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +26,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import Terms
 from fa3_reference.bounds.steps import LN2
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import Dtype
+from fa3_reference.problem import DTYPES, Dtype
 from fa3verify.adversary.colony import Colony, Environment, rounded
 from fa3verify.adversary.islands import Island
 from fa3verify.adversary.judge import UNROUNDED, truth_error
@@ -87,7 +89,7 @@ def _weight(dtype: Dtype, rng: np.random.Generator, orders: tuple[int, int], sca
 
 
 def _mean(rng: np.random.Generator) -> Colony:
-    """Equal values of two keys in e4m3, of whose middles no weight comes near enough: the row sum errs in all it can."""
+    """Equal values of two keys: in e4m3 no weight crosses a middle by enough, but the row sum errs as well."""
     digit, v_descale = 15, np.float32(rng.uniform(1, 2))
     descale = rng.uniform(0.002, 1.5, 4 * SCREENED) / digit
     x = -digit * np.round(descale * 2.0**21) * 2.0**-21
@@ -214,9 +216,22 @@ def row_sum(dtype: Dtype, rng: np.random.Generator) -> Colony:
     return _colony(_island(dtype, 128, ROWS, tile_n=128), scores, v)
 
 
+def softcap(dtype: Dtype, rng: np.random.Generator) -> Colony:
+    """A single key, whose tanh errs by units of the cap."""
+    cap, is_fp8 = float(np.exp2(rng.uniform(4, 8))), dtype == "e4m3"
+    x = -_binary32(cap * rng.uniform(0.01, 0.5, SCREENED))
+    steep = np.float32(2 / cap) * (-x.astype(np.float32) if is_fp8 else np.float32(1))
+    grown = mufu.ex2((-1 if is_fp8 else x.astype(np.float32)) * steep)
+    error = 1 - 2 * mufu.rcp(grown + np.float32(1)).astype(float) - np.tanh(x * LN2 / cap)
+    scores = x[_best(np.abs(error))][:, None]
+    colony = _colony(_island(dtype, 1, ROWS, softcap=True), scores, np.zeros((1, 1)))
+    colony.environment = replace(colony.environment, softcap=cap)
+    return colony
+
+
 Construction = Callable[[Dtype, np.random.Generator], Colony]
 CONSTRUCTIONS: tuple[Construction, ...] = (
-    *(factor, exponent, exp, rescale, products, sums, promotion, row_sum, reciprocal, lg2, lse, combine),
+    *(factor, exponent, exp, rescale, products, sums, promotion, row_sum, reciprocal, lg2, lse, combine, softcap),
 )
 
 
@@ -260,3 +275,25 @@ def control(construction: Construction, dtype: Dtype, weight: float, seed: int, 
         if best.weighted > 1:
             break
     return best
+
+
+def _row(construction: Construction, dtype: Dtype) -> str:
+    cells = []
+    for weight in (0.5, 0.0):
+        found = control(construction, dtype, weight, 1)
+        cells += [f"{found.weighted:.7g}", f"{found.whole:.6f}", f"{found.problems:,}"]
+    return " | ".join((construction.__name__, dtype, *cells))
+
+
+def main() -> None:
+    """Write the largest error / bound of every term and dtype, halved and removed, as a Markdown table."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    head = "term | dtype | halved | whole | problems | removed | whole | problems"
+    rows = [_row(c, dtype) for c in CONSTRUCTIONS for dtype in DTYPES if c is not promotion or dtype == "e4m3"]
+    table = [head, " | ".join(["---"] * 8), *rows]
+    parser.parse_args().out.write_text("".join(f"| {row} |\n" for row in table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

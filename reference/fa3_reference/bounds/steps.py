@@ -125,7 +125,9 @@ def softcap_error(x: np.ndarray, dx: np.ndarray, softcap: float, weight: float =
     c = softcap * LOG2_E
     tanh = np.tanh(x / c)
     carried = np.maximum(np.tanh((x + dx) / c) - tanh, tanh - np.tanh((x - dx) / c))
-    own = weight * (EX2_REL / 2 + 2 * (U_FP32 + RCP_REL) + U_FP32) * (1 + 2.0**-20) + 2.0**-125
+    inverse = np.minimum(1 - tanh + carried, 2.0)  # twice what rcp returns
+    own = EX2_REL * np.minimum(0.5, inverse) + inverse * (U_FP32 + RCP_REL) + U_FP32 * (np.abs(tanh) + carried)
+    own = weight * own * (1 + 2.0**-20) + 2.0**-125
     return c * tanh, c * (carried + own + 2.0**-50)
 
 
