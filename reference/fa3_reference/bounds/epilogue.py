@@ -8,7 +8,7 @@ from fa3_reference.bounds.device import EX2_REL, FP32_MAX, LG2_ABS, LG2_REL, RCP
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, Part, State
-from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, binary32_error, gamma, log_error, rounded
+from fa3_reference.bounds.steps import CANCELLED, LN2, LOG2_E, OUTWARD, binary32_error, gamma, log_error, rounded
 from fa3_reference.formats import FORMATS
 
 _LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary32
@@ -20,7 +20,7 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     o = np.where(row_sum[:, None] > 0, state.o / row_sum[:, None], 0.0)
     up = state.l_up[:, None]
     spread = state.bo2 - 2 * o * state.bo + o * o * up
-    noise = 2.0**-40 * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
+    noise = CANCELLED * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
     correlated = np.minimum(np.sqrt(up * (np.maximum(spread, 0.0) + noise)), state.boa + np.abs(o) * up)
     off = np.maximum(state.max_high - state.max, state.max - state.max_low)
     if model.is_blocked:  # the row sum holds the largest weight

@@ -16,6 +16,7 @@ from fa3_reference.formats import FORMATS, Format
 
 LN2 = float(np.log(2.0))
 LOG2_E = 1.0 / LN2
+CANCELLED = 2.0**-40  # of sums of absolute values: what a difference of float64 sums is off by at most
 OUTWARD = 1 + 2.0**-30  # float64 sums of <= 2^17 terms are off by less than 2^-35, relative to sums of absolute values
 
 
