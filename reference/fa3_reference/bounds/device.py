@@ -8,10 +8,11 @@ The rest holds for all 2^32 inputs of the bit-exact model, by exhaustion (tests/
 
 - ex2: largest relative error 2^-22.7091, at 0x3f88005d = 1.0625111. Never decreasing; exact at integers; 1 for
   |x| < 2^-23; at most 1 for x < 0 and at least 1 for x > 0; normal for -126 <= x < 128; +0 below, +Inf above.
-- rcp: largest relative error 2^-23.2784, at the fraction 0x6cfdfd of every binade (0x3fecfdfd = 1.8515011). Keeps the
-  sign; its magnitude never increases with |x|; normal for 2^-126 <= |x| <= 2^126; 0 above, Inf below (subnormals).
+- rcp: largest relative error 2^-23.2784, at the fraction 0x6cfdfd of every binade (0x3fecfdfd = 1.8515011). Exact at
+  powers of two. Keeps the sign; its magnitude never increases with |x|; normal for 2^-126 <= |x| <= 2^126; 0 above, Inf
+  below (subnormals).
 - lg2 of normal numbers: largest |error| - LG2_REL |log2 x| 2^-22.6405, at 0x3f837fff = 1.0273436. Never decreasing;
-  lg2(1) = 0; negative below 1; -Inf for zeros and subnormals. Powers of two below 1 are not exact.
+  lg2(1) = 0; negative below 1; -Inf for zeros and subnormals. Exact at powers of two from 1 on.
 - Conversions to fp16, bf16 and e4m3 round to nearest even, subnormals included; beyond the largest number and half a
   step 16-bit formats give Inf; e4m3 saturates, for Inf too.
 Source: measured on an NVIDIA H200, bit-exact model with 0 mismatches.
