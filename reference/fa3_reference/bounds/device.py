@@ -8,10 +8,11 @@ The rest holds for all 2^32 inputs of the bit-exact model, by exhaustion (tests/
 
 - ex2: largest relative error 2^-22.7091, at 0x3f88005d = 1.0625111. Never decreasing; exact at integers; 1 for
   |x| < 2^-23; at most 1 for x < 0 and at least 1 for x > 0; normal for -126 <= x < 128; +0 below, +Inf above.
-- rcp: largest relative error 2^-23.2784, at the fraction 0x6cfdfd of every binade (0x3fecfdfd = 1.8515011). Keeps the
-  sign; its magnitude never increases with |x|; normal for 2^-126 <= |x| <= 2^126; 0 above, Inf below (subnormals).
+- rcp: largest relative error 2^-23.2784, at the fraction 0x6cfdfd of every binade (0x3fecfdfd = 1.8515011). Exact at
+  powers of two. Keeps the sign; its magnitude never increases with |x|; normal for 2^-126 <= |x| <= 2^126; 0 above, Inf
+  below (subnormals).
 - lg2 of normal numbers: largest |error| - LG2_REL |log2 x| 2^-22.6405, at 0x3f837fff = 1.0273436. Never decreasing;
-  lg2(1) = 0; negative below 1; -Inf for zeros and subnormals. Powers of two below 1 are not exact.
+  lg2(1) = 0; negative below 1; -Inf for zeros and subnormals. Exact at powers of two from 1 on.
 - Conversions to fp16, bf16 and e4m3 round to nearest even, subnormals included; beyond the largest number and half a
   step 16-bit formats give Inf; e4m3 saturates, for Inf too.
 Source: measured on an NVIDIA H200, bit-exact model with 0 mismatches.
@@ -27,6 +28,7 @@ U_FP32 = 2.0**-24  # unit roundoff of fp32 add, mul and fma, round to nearest ev
 FP32_MAX = float.fromhex("0x1.fffffep127")
 FP32_MIN_NORMAL = 2.0**-126  # MUFU results below are flushed to zero
 EX2_REL = 2.0**-22.70  # ex2.approx.ftz against 2^x, all x with a normal result
+EXACT_EX2 = 2.0**-23  # ex2 of a smaller |x| is 1; binary32 has no number but 8 so near to 8
 RCP_REL = 2.0**-23.27  # rcp.approx.ftz against 1/x, normal x and result
 LG2_ABS, LG2_REL = 2.0**-22.64, 2.0**-23  # lg2.approx.ftz: |error| <= LG2_ABS + LG2_REL |log2 x|
 
@@ -47,11 +49,6 @@ class TensorCore:
     @property
     def out(self) -> float:
         return 2.0**-self.out_bits
-
-    @property
-    def exact_binades(self) -> int:
-        """A product this many binades below emax, or fewer, still lies on the grid: it loses nothing."""
-        return self.align_bits - 2 * self.operand.fraction_bits
 
     @property
     def tiny(self) -> float:

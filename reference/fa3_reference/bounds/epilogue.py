@@ -8,7 +8,10 @@ from fa3_reference.bounds.device import EX2_REL, FP32_MAX, LG2_ABS, LG2_REL, RCP
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, Part, State
-from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, gamma, log_error
+from fa3_reference.bounds.steps import CANCELLED, LN2, LOG2_E, OUTWARD, binary32_error, gamma, log_error, rounded
+from fa3_reference.formats import FORMATS
+
+_LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary32
 
 
 def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
@@ -17,30 +20,60 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     o = np.where(row_sum[:, None] > 0, state.o / row_sum[:, None], 0.0)
     up = state.l_up[:, None]
     spread = state.bo2 - 2 * o * state.bo + o * o * up
-    noise = 2.0**-40 * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
+    noise = CANCELLED * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
     correlated = np.minimum(np.sqrt(up * (np.maximum(spread, 0.0) + noise)), state.boa + np.abs(o) * up)
     off = np.maximum(state.max_high - state.max, state.max - state.max_low)
     if model.is_blocked:  # the row sum holds the largest weight
         offset = model.p_offset_log2
         exponent = off + gamma(3) * (np.abs(state.max) + offset + off)
         least = np.maximum(least, np.exp2(-exponent) * (1 - model.exp_error))
-    l_error = state.l_error + terms.row_sum * gamma(2) * (row_sum + state.l_up + state.l_error)
+    l_error = _row_sum_error(state, model, terms)
     sigma, least = (l_error / least)[:, None], least[:, None]
     shift = np.minimum(correlated / least, state.v_max - state.v_min)
     error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
     coarse = _coarse(state, head, model)
     error = np.where(state.unknown[:, None], coarse, np.fmin(error, coarse))
-    epilogue = terms.reciprocal * (RCP_REL + (1 + head.v_scaled) * U_FP32) * (1 + 2.0**-20)
+    divides = terms.reciprocal * (RCP_REL + (1 + head.v_scaled) * U_FP32) * (1 + 2.0**-20)
+    is_power = _is_power_of_two(state, l_error, model)[:, None]  # then nothing rounds but a descale of V
+    descale_rounds = head.v_scaled and np.frexp(state.v_factor or 1.0)[0] != 0.5
+    epilogue = np.where(is_power, terms.reciprocal * descale_rounds * U_FP32, divides)
     if head.v_scaled and state.v_factor is not None:  # the inverse times a small descale may be subnormal
         epilogue = epilogue + model.tiny * 2.0**model.p_offset_log2 / state.v_factor * (row_sum + l_error)[:, None]
     error = (error + epilogue * (np.abs(o) + error)) * OUTWARD + 2 * model.tiny * max(1.0, state.v_factor or 1.0)
     noise = 2 * (state.noise / row_sum)[:, None] * state.oa
-    lse, lse_error = _log(state, row_sum, least[:, 0], sigma[:, 0], model, terms)
+    lse, lse_error = _log(state, row_sum, least[:, 0], (sigma, is_power), model, terms)
     empty = row_sum == 0
     o, error, noise = (np.where(empty[:, None], 0.0, value) for value in (o, error + noise, noise))
     error = np.where(state.outside | ~(np.abs(o) + error < FP32_MAX * (1 - 2.0**-10)), np.inf, error)
     lse_error = np.where(state.outside.all(1), np.inf, np.where(empty, 0.0, lse_error))
     return Part(o, error, noise, lse, lse_error)
+
+
+def _row_sum_error(state: State, model: KernelModel, terms: Terms) -> np.ndarray:
+    """What adding the weights errs by (step 6), with the two additions of a quad."""
+    weights = state.l + state.l_up
+    error = state.l_error + terms.row_sum * gamma(2) * (weights + state.l_error)
+    if not model.is_stated:
+        return error
+    # A sum of n numbers has n - 1 additions, and none rounds where all are multiples of one power of two.
+    roundings = (np.maximum(state.weights - 1, 0) + state.moves) * U_FP32
+    error = np.minimum(error, terms.row_sum * np.where(roundings < 0.5, roundings / (1 - roundings), np.inf) * weights)
+    total = weights * np.exp2(state.tau + model.p_offset_log2)
+    return np.where(total < state.l_grid / U_FP32, 0.0, error)
+
+
+def _is_power_of_two(state: State, l_error: np.ndarray, model: KernelModel) -> np.ndarray:
+    """Which row sums are known to be a power of two, 1 or more: rcp and lg2 are exact there."""
+    if not model.is_stated:
+        return np.zeros(l_error.shape, bool)
+    low, high = state.l - state.l_down - l_error, state.l + state.l_up + l_error
+    low, high = (rounded(x * 2.0**model.p_offset_log2, FORMATS["fp32"]) for x in _widened(low, high, state.tau))
+    return (low == high) & (np.frexp(low)[0] == 0.5) & (low >= 1)
+
+
+def _widened(low: np.ndarray, high: np.ndarray, tau: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of what is computed in the scale of a rounded maximum."""
+    return low * np.exp2(-tau), high * np.exp2(tau)
 
 
 def _coarse(state: State, head: Head, model: KernelModel) -> np.ndarray:
@@ -52,9 +85,16 @@ def _coarse(state: State, head: Head, model: KernelModel) -> np.ndarray:
 
 
 def _log(
-    state: State, row_sum: np.ndarray, least: np.ndarray, sigma: np.ndarray, model: KernelModel, terms: Terms
+    state: State,
+    row_sum: np.ndarray,
+    least: np.ndarray,
+    known: tuple[np.ndarray, np.ndarray],
+    model: KernelModel,
+    terms: Terms,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Base-2 lse of a part and the bound of its error before it is taken to nats."""
+    """Base-2 lse of a part and the bound of its error before it is taken to nats; ``known`` are sigma, and where lg2
+    is exact, (rows, 1)."""
+    sigma, is_exact = (x[:, 0] for x in known)
     lse = state.max + np.log2(row_sum)
     log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum))
     worst = state.worst + 2.0**-80  # and what is flushed
@@ -62,10 +102,25 @@ def _log(
     log_l = log_l + sigma / np.where(sigma < 1, 1 - sigma, np.nan)
     magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
     magnitude = magnitude + U_FP32 * (np.abs(state.max) + model.p_offset_log2)
-    error = log_l * LOG2_E + terms.lg2 * (LG2_ABS + LG2_REL * magnitude)
+    error = log_l * LOG2_E + np.where(is_exact, 0.0, terms.lg2 * (LG2_ABS + LG2_REL * magnitude))
     if model.order.maxima == "unscaled":  # the maximum is scaled once for P and once for lse
         error = error + gamma(3) * state.largest_score
-    return lse, (error + terms.lse * U_FP32 * (np.abs(lse) + error)) * OUTWARD
+    if model.is_stated:
+        adds_zero = (state.tau == 0) & (state.max == model.p_offset_log2)
+        rounding = np.where(adds_zero, 0.0, binary32_error(lse - error, lse + error))
+    else:
+        rounding = U_FP32 * (np.abs(lse) + error)
+    return lse, (error + terms.lse * rounding) * OUTWARD
+
+
+def in_nats(part: Part, model: KernelModel, terms: Terms) -> np.ndarray:
+    """Bound on the error of a natural lse: the last multiplication, by a constant that is rounded itself."""
+    lse, error = np.abs(part.lse) * LN2, LN2 * part.lse_error
+    if not model.is_stated:
+        return (error + terms.lse * gamma(2) * (lse + error)) * OUTWARD
+    constant = terms.lse * _LN2_REL * (lse + error)
+    error = error + constant
+    return (error + terms.lse * binary32_error(lse - error, lse + error)) * OUTWARD
 
 
 def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
@@ -75,8 +130,11 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     base = np.where(np.isneginf(top), 0.0, top)
     w = np.exp2(lse - base)  # (splits, rows)
     distance = np.where(w > 0, np.abs(lse - base) + lse_error + lse_error.max(0), 0.0)
-    omega = np.where(w > 0, LN2 * (lse_error + terms.combine * U_FP32 * distance), 0.0)
-    omega = omega + np.where(w > 0, terms.combine * log_error(EX2_REL), 0.0)
+    is_top = lse - lse_error > np.where(np.eye(len(parts), dtype=bool)[..., None], -np.inf, lse + lse_error).max(1)
+    weighed = np.where(
+        is_top & model.is_stated, 0.0, LN2 * U_FP32 * distance + log_error(EX2_REL)
+    )  # the exponential of 0 is exact
+    omega = np.where(w > 0, LN2 * lse_error + terms.combine * weighed, 0.0)
     vanishes = distance > VANISHES
     up = np.maximum(np.expm1(omega), vanishes)
     total, least = w.sum(0), (w * np.where(vanishes, 0.0, np.exp(-omega))).sum(0)
@@ -85,15 +143,16 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     least = np.where(least > 0, least, np.nan)[:, None]
     grow = (w * up)[..., None] * np.abs(o - merged) + (w * np.exp(omega))[..., None] * error
     size = ((w * np.exp(omega))[..., None] * (np.abs(o) + error)).sum(0) / least
-    roundings = terms.combine * (gamma(2 * len(parts) + 1) + RCP_REL) * (1 + 2.0**-20)
+    roundings = terms.combine * (gamma(2 * len(parts) + (not model.is_stated)) + RCP_REL) * (1 + 2.0**-20)
     merged_error = (grow.sum(0) / least + roundings * size) * OUTWARD
     merged_error = merged_error + (len(parts) + 1) * model.tiny * (1 + np.abs(o).max(0))
     noise = (w[..., None] * (noise + 2.0**-46 * np.abs(o))).sum(0) / np.where(total > 0, total, 1.0)[:, None]
     merged_lse = base + np.log2(total)
     relative = np.log((w * np.exp(omega)).sum(0) / total) * LOG2_E
-    relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + terms.combine * gamma(len(parts)) * LOG2_E
+    relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + terms.combine * gamma(len(parts) - 1) * LOG2_E
     lg2 = terms.lg2 * (LG2_ABS + LG2_REL * (np.abs(np.log2(total)) + relative))
-    lse_out = relative + lg2 + terms.lse * U_FP32 * (np.abs(merged_lse) + lse_error.max(0) + relative + lg2)
+    lse_out = relative + lg2
+    lse_out = lse_out + terms.lse * binary32_error(merged_lse - lse_out, merged_lse + lse_out)
     empty = np.isneginf(top)
     merged_error, noise = (np.where(empty[:, None], 0.0, value) for value in (merged_error, noise))
     return Part(merged, merged_error, noise, merged_lse, np.where(empty, 0.0, lse_out * OUTWARD))

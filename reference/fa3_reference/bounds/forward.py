@@ -16,12 +16,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.bounds.device import FP32_MIN_NORMAL, RCP_REL, U_FP32
-from fa3_reference.bounds.epilogue import combine, finish
-from fa3_reference.bounds.head import Head, Tile, key_parts, tiles
+from fa3_reference.bounds.device import EX2_REL, EXACT_EX2, FP32_MIN_NORMAL, RCP_REL, U_FP32
+from fa3_reference.bounds.epilogue import combine, finish, in_nats
+from fa3_reference.bounds.head import Head, Tile, finite, key_parts, tiles
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, State
-from fa3_reference.bounds.steps import LN2, OUTWARD, gamma, log_error, rounded_error, rounding_error
+from fa3_reference.bounds.steps import (
+    LN2,
+    OUTWARD,
+    binary32_error,
+    gamma,
+    grid,
+    last_bit,
+    log_error,
+    rounded_error,
+    rounding_error,
+)  # fmt: skip
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
@@ -82,9 +92,11 @@ def _tile_bound(tile: Tile, model: KernelModel, terms: Terms) -> tuple[np.ndarra
             _add_block(state, head, rows, keys, model, terms)
         parts.append(finish(state, head, model, terms))
     part = parts[0] if len(parts) == 1 else combine(parts, model, terms)
-    error = rounded_error(part.o, part.error, FORMATS[model.out_dtype]) + part.noise
-    lse = np.abs(part.lse) * LN2
-    lse_error = (LN2 * part.lse_error + terms.lse * gamma(2) * (lse + LN2 * part.lse_error)) * OUTWARD
+    error = part.error  # of a binary32 number, which an output in binary32 is
+    if model.out_dtype != "fp32":
+        error = rounded_error(part.o, error, FORMATS[model.out_dtype])
+    error = error + part.noise
+    lse_error = in_nats(part, model, terms)
     empty = head.empty(rows)
     error, lse_error = np.where(empty[:, None], 0.0, error), np.where(empty, 0.0, lse_error)
     lost = ~np.isfinite(head.v[visited]).all(axis=0)  # 0 * NaN is NaN, also for a row that sees no key
@@ -96,7 +108,8 @@ class _Weights(NamedTuple):
 
     ``p`` is exact in the scale of the exact running maximum. The computed one is between p (1 - down) and p (1 + up);
     ``either`` is the larger of the two. ``rounding`` bounds what rounding it to P's format adds, and ``unit`` (rows,
-    1) is what the kernel's P is in units of p.
+    1) is what the kernel's P is in units of p. ``counts`` (rows,) weights may not be zero; all are multiples of
+    ``grid`` (rows,) before they are rounded to P's format, of ``p_grid`` after that, both in units of the kernel.
     """
 
     p: np.ndarray
@@ -105,6 +118,9 @@ class _Weights(NamedTuple):
     down: np.ndarray
     rounding: np.ndarray
     unit: np.ndarray
+    counts: np.ndarray
+    grid: np.ndarray
+    p_grid: np.ndarray
 
 
 def _add_block(state: State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms) -> None:
@@ -120,7 +136,7 @@ def _add_block(state: State, head: Head, rows: np.ndarray, keys: slice, model: K
     w = _weights(state, x, dx, model, terms)
     rescaled = moved * U_FP32 + (2 * U_FP32 if ratio != 1.0 else 0.0)
     state.outside |= not FP32_MIN_NORMAL <= ratio <= 1 / FP32_MIN_NORMAL
-    _accumulate(state, head, keys, w, terms.rescale * rescaled, model, terms)
+    _accumulate(state, head, keys, w, rescaled[:, None], model, terms)
     _add_to_row_sum(state, w, model, terms)
 
 
@@ -134,32 +150,42 @@ def _move_maximum(
     moved = ((x + dx).max(1) > state.max_low) & ~np.isneginf(state.max)  # else alpha is exactly 1
     reach = np.where(moved, np.abs(high) + np.abs(state.max_low) + 2 * offset, 0.0)
     span = np.where(moved, high - state.max_low, 0.0) + gamma(2) * reach
-    if model.order.maxima == "scaled":  # step 3: p and alpha share the rounded maximum
+    base = np.where(np.isneginf(new_max), 0.0, new_max)
+    tau = _rounded_maximum(base, np.maximum(high - base, base - low), model)
+    if model.is_stated:  # step 3: p and alpha share the rounded maximum
+        distance, within = state.max - base, state.tau + tau
+        exponent = np.where(moved, binary32_error(distance - within, distance + within), 0.0)
+    elif model.order.maxima == "scaled":
         exponent = U_FP32 * span
     else:
         exponent = gamma(2) * (span + reach)
     a = np.where(moved, terms.rescale * (log_error(model.exp_error) + LN2 * exponent), 0.0)
     state.rescale(new_max, a, moved & (span + abs(log_ratio) > VANISHES))
-    state.max_low, state.max_high = low, high
+    state.max_low, state.max_high, state.tau = low, high, np.where(np.isneginf(new_max), 0.0, tau)
+    state.moves, state.l_grid = state.moves + moved, np.where(moved, 0.0, state.l_grid)
     visible = ~np.isneginf(x)
     state.largest_score = np.maximum(state.largest_score, np.where(visible, np.abs(x) + dx, 0.0).max(1))
     return moved
+
+
+def _rounded_maximum(base: np.ndarray, off: np.ndarray, model: KernelModel) -> np.ndarray:
+    """Largest distance of the rounded maximum from the exact one, of which the unrounded one is ``off`` away."""
+    offset = model.p_offset_log2
+    if model.is_stated:
+        return off + binary32_error(base - offset - off, base - offset + off)
+    return off + U_FP32 * (np.abs(base) + offset + off)
 
 
 def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, terms: Terms) -> _Weights:
     """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds."""
     base = np.where(np.isneginf(state.max), 0.0, state.max)
     offset = model.p_offset_log2
-    off = np.where(np.isneginf(state.max), 0.0, np.maximum(state.max_high - base, base - state.max_low))
-    tau = off + U_FP32 * (np.abs(base) + offset + off)
+    tau, visible = state.tau, ~np.isneginf(x)
     y = x - base[:, None]
     p = np.exp2(y)
-    distance = np.abs(y + offset) + dx + tau[:, None]
-    r = LN2 * (dx + terms.exponent * U_FP32 * distance) + terms.exp * log_error(model.exp_error)
+    r = np.where(visible, _log_errors(y, dx, tau[:, None], model, terms), 0.0)
     if not model.is_blocked:
-        r = r + _moves(x, distance, state, model)
-    visible = ~np.isneginf(x)
-    r = np.where(visible, r, 0.0)
+        r = r + np.where(visible, _moves(x, np.abs(y + offset) + dx + tau[:, None], state, model), 0.0)
     state.unknown |= r.max(1) > _HOPELESS
     state.worst = np.maximum(state.worst, r.max(1))
     flushed = y + offset - dx - tau[:, None] < -VANISHES
@@ -176,7 +202,30 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     either = np.where(visible, np.maximum(up, down), 0.0)
     low, high = np.where(flushed, 0.0, p * np.exp(-r)), p * np.exp(r)
     rounding, unit = _p_rounding(low, high, tau, cap, model)
-    return _Weights(p, visible, either, down, terms.p_rounding * rounding, unit)
+    counts, *grids = _weight_grids(low * 2.0**offset, high * 2.0**offset, np.exp2(tau)[:, None], model)
+    return _Weights(p, visible, either, down, terms.p_rounding * rounding, unit, counts, *grids)
+
+
+def _weight_grids(low: np.ndarray, high: np.ndarray, shift: np.ndarray, model: KernelModel) -> list[np.ndarray]:
+    """Number of the weights of a row that may not be zero, and powers of two of which all are multiples, before and
+    after they are rounded to P's format."""
+    if not model.is_stated:
+        return [np.zeros(len(low))] * 3
+    high = np.where(high * shift < FP32_MIN_NORMAL, 0.0, high * shift)
+    low = np.minimum(low / shift, high)
+    return [(high > 0).sum(1), *(grid(low, high, fmt).min(1) for fmt in (FORMATS["fp32"], model.p_format))]
+
+
+def _log_errors(y: np.ndarray, dx: np.ndarray, tau: np.ndarray, model: KernelModel, terms: Terms) -> np.ndarray:
+    """|ln of a weight's error| at most where the blocks are known (step 3), ``y`` log2 units below the maximum."""
+    exponent, within = y + model.p_offset_log2, dx + tau
+    exp = terms.exp * log_error(model.exp_error)
+    if not model.is_stated:
+        return LN2 * (dx + terms.exponent * U_FP32 * (np.abs(exponent) + within)) + exp
+    r = LN2 * (dx + terms.exponent * binary32_error(exponent - within, exponent + within)) + exp
+    # Nothing that is correct to 2^-22.7 errs at an integer, which is where an exponent ends that is so near to it.
+    is_largest = (np.abs(y) + within < EXACT_EX2) & (model.exp_error <= EX2_REL)
+    return np.where(is_largest, np.minimum(r, LN2 * (np.abs(y) + tau)), r)
 
 
 def _moves(x: np.ndarray, distance: np.ndarray, state: State, model: KernelModel) -> np.ndarray:
@@ -225,11 +274,15 @@ def _accumulate(
     # Products are aligned by their operands' exponents, and a subnormal operand's is that of the least normal number.
     clamped_p = np.where(largest > 0, np.maximum(largest, fmt.min_normal / w.unit), 0.0)
     clamped_v = np.where(v != 0, np.maximum(v_abs, fmt.min_normal * factor), 0.0)
-    aligned = np.maximum(np.minimum(clamped_p @ clamped_v, clamped_p.max(1)[:, None] * clamped_v.max(0)), added)
+    largest_product = np.minimum(clamped_p @ clamped_v, clamped_p.max(1)[:, None] * clamped_v.max(0)) * OUTWARD
+    aligned = np.maximum(largest_product, added)
     # A whole tile is multiplied, though its last keys are padding; of an unknown tile there are the keys.
     steps = -(-max(model.tile_n, len(v)) // model.core.k_step)
-    lost = _cut(carried, added, aligned * OUTWARD, (w.visible.sum(1)[:, None], steps), rescaled[:, None], model, terms)
-    lost = lost + carried * rescaled[:, None] * OUTWARD
+    exact = _exact(state, head.v[keys], w, (carried, added, largest_product), rescaled > 0, steps, model)
+    reached = np.abs(state.o + sums[:n, :d]) + state.boa + state.o_error + ba + da  # |O| at most, unless more is lost
+    sizes = carried, added, aligned, reached
+    lost = _cut(sizes, (w.visible.sum(1)[:, None], steps), rescaled > 0, exact, model, terms)
+    lost = lost + terms.rescale * carried * rescaled * OUTWARD
     lost += (3 * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
     state.keys += len(v)
     heaviest = state.keys * 2 * _LIFTED * (1.0 if model.order.rescale == "always" else 2.0**8)
@@ -240,6 +293,37 @@ def _accumulate(
     state.share += _share(len(v), model)
     state.o, state.o2, state.oa = state.o + sums[:n, :d], state.o2 + sums[:n, d:], state.oa + pa
     state.bo, state.bo2, state.boa = state.bo + sums[n:, :d], state.bo2 + sums[n:, d:], state.boa + ba
+
+
+class _Exact(NamedTuple):
+    """Where, (rows, channels), products and C lie on the grid of every step, results need no cut, and binary32 sums no
+    rounding."""
+
+    products: np.ndarray
+    sums: np.ndarray
+    promotion: np.ndarray
+
+
+def _exact(
+    state: State, v: np.ndarray, w: _Weights, sizes: tuple[np.ndarray, ...], rescaled: np.ndarray, steps: int,
+    model: KernelModel,
+) -> _Exact:  # fmt: skip
+    """What P V of a block loses nothing of, as all that is added are multiples of one power of two; the state keeps
+    that of O. ``sizes`` are of C, of the sum of |P^ v| and of the largest product, at most."""
+    if not model.is_stated:
+        return _Exact(*[np.zeros(state.o.shape, bool)] * 3)
+    core, promoted = model.core, bool(model.promotion_interval)
+    scale = w.unit / state.v_factor * np.exp2(state.tau)[:, None]  # takes sizes to units of the kernel
+    carried, added, largest = (x * scale for x in sizes)
+    least = np.maximum(np.abs(state.o) - state.boa - state.o_error, 0.0) * scale * np.exp2(-2 * state.tau)[:, None]
+    ulp = np.where(least > 0, np.ldexp(1.0, np.maximum(np.frexp(least)[1] - 24, -149)), 2.0**-149)
+    state.o_grid = np.where(rescaled, 0.0 if promoted else ulp, state.o_grid)  # an fma does not round C alone
+    products = w.p_grid[:, None] * last_bit(finite(v)).min(0)
+    state.o_grid = np.minimum(state.o_grid, products)
+    chain, before = (products, 0.0) if promoted else (state.o_grid, carried)
+    total = before + added
+    on_grid = chain >= core.align * np.maximum(largest, total if steps > 1 else before)
+    return _Exact(on_grid, total < 2 * chain / core.out, carried + added < state.o_grid / U_FP32)
 
 
 def _share(keys: int, model: KernelModel) -> float:
@@ -257,11 +341,11 @@ def _seen(visible: np.ndarray, v: np.ndarray, otherwise: float) -> np.ndarray:
 
 
 def _cut(
-    carried: np.ndarray, added: np.ndarray, aligned: np.ndarray, counts: tuple[np.ndarray, int], rescaled: np.ndarray,
+    sizes: tuple[np.ndarray, ...], counts: tuple[np.ndarray, int], rescaled: np.ndarray, exact: _Exact,
     model: KernelModel, terms: Terms,
 ) -> np.ndarray:  # fmt: skip
     """What an accumulator loses of a block's products and of C; ``counts`` are of visible keys and of wgmma steps."""
-    keys, steps = counts
+    (carried, added, aligned, reached), (keys, steps) = sizes, counts
     if model.accumulator != "wgmma":
         unit = gamma(1, model.addition)
         return terms.sums * (gamma(int(keys.max()) + 1, unit) * added + np.where(added > 0, unit * carried, 0.0))
@@ -270,12 +354,15 @@ def _cut(
     top = carried + added
     # inside a promoted chain |C| is at most the products so far
     chain_top = added if chunks else top
-    lost = np.minimum(keys * core.align * np.maximum(chain_top, aligned), added) + steps * core.align * aligned
-    lost = terms.products * lost + terms.sums * np.minimum(steps * core.out * chain_top, 8 * added)
+    products = np.minimum(keys * core.align * np.maximum(chain_top, aligned), added) + steps * core.align * aligned
+    if not chunks and core.out_bits < 23:
+        products = products + np.where(rescaled, core.out * carried, 0.0)
+    sums = np.minimum(steps * core.out * chain_top, 8 * added)
+    lost = terms.products * np.where(exact.products, 0.0, products) + terms.sums * np.where(exact.sums, 0.0, sums)
     if chunks:
-        lost += terms.promotion * np.where(added > 0, chunks * U_FP32 * (top + lost), 0.0)
-    elif core.out_bits < 23:
-        lost += terms.products * np.where(rescaled > 0, core.out * carried, 0.0)
+        rounded_sum = np.minimum(top, reached) if chunks == 1 else top
+        inexact = (added > 0) & ~exact.promotion
+        lost = lost + terms.promotion * np.where(inexact, chunks * U_FP32 * (rounded_sum + lost), 0.0)
     return lost
 
 
@@ -284,6 +371,7 @@ def _add_to_row_sum(state: State, w: _Weights, model: KernelModel, terms: Terms)
     added, up = w.p.sum(1), (w.p * w.either).sum(1)
     state.l, state.l_up = state.l + added, state.l_up + up
     state.l_down = state.l_down + (w.p * w.down).sum(1)
+    state.weights, state.l_grid = state.weights + w.counts, np.minimum(state.l_grid, w.grid)
     depth = model.row_sum_depth if model.is_blocked else w.p.shape[1]
     total = np.where(added > 0, state.l + state.l_up + state.l_error, 0.0)
     lost = gamma(depth) * (added + up) + U_FP32 * total * (1 + gamma(depth))

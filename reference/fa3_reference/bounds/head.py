@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,8 +109,9 @@ class Head:
             largest = fmt.max_finite / 2 / max(1.0, scale)
         return np.where(sizes < _LARGE, np.where(np.abs(s) + ds < largest, s, np.nan), np.nan), ds, noise
 
-    def _factor(self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms) -> tuple[np.ndarray, float]:
-        """The factor that takes raw scores to log2 units, (rows, keys), and its relative error.
+    def _factor(self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms) -> tuple[np.ndarray, Any]:
+        """The factor that takes raw scores to log2 units, (rows, keys), and its relative error, which is known where
+        the order of its roundings is.
 
         NaN where a product of scales leaves binary32's normal range before the last one.
         """
@@ -119,7 +120,12 @@ class Head:
         c = row * self.k_factor[keys][None, :]
         in_domain = (FP32_MIN_NORMAL <= scale <= FP32_MAX) & (row >= FP32_MIN_NORMAL) & (row <= FP32_MAX)
         unsaid = 0 if model.is_blocked else 2  # natural exponents, or factors that are rounded apart
-        eta = terms.factor * gamma(self.roundings_of_c + unsaid) * OUTWARD
+        eta = gamma(self.roundings_of_c + unsaid)
+        if model.is_stated:
+            stored = np.float32(scale) * self.q_factor[rows].astype(np.float32)[:, None]
+            stored = stored * self.k_factor[keys].astype(np.float32)[None, :]
+            eta = np.where(c >= FP32_MIN_NORMAL, np.abs(stored / c - 1.0) + 2.0**-50, eta)
+        eta = terms.factor * eta * OUTWARD
         return np.where(in_domain & (c <= FP32_MAX), c, np.nan), eta
 
     def v_rows(self, keys: slice) -> np.ndarray:

@@ -115,6 +115,12 @@ class KernelModel:
         return self.tile_n > 0 and self.order.keys != "any" and self.order.weights == "running"
 
     @property
+    def is_stated(self) -> bool:
+        """Whether the result of every rounding in the softmax follows from what goes into it: the running maximum that
+        each weight meets is known, and is rounded once, in log2 units."""
+        return self.is_blocked and self.order.maxima == "scaled" and self.order.rescale == "always"
+
+    @property
     def row_sum_depth(self) -> int:
         """Longest chain of additions behind a known block's share of the row sum, which four threads share."""
         return self.tile_n // (8 if self.order.row_sum == "pairs" else 4)

@@ -27,6 +27,7 @@ class State:
 
     def __init__(self, rows: int, channels: int) -> None:
         self.max = self.max_low = self.max_high = np.full(rows, -np.inf)
+        self.tau = np.zeros(rows)  # |M^ - M| at most
         self.largest_score = np.zeros(rows)  # |x| at most, of any maximum on the way
         # rows: sum p, sum p B, sum p (1 - e^-r), |error of l - sum p^|
         self.l, self.l_up, self.l_down, self.l_error = (np.zeros(rows) for _ in range(4))
@@ -41,6 +42,10 @@ class State:
         self.unknown = np.zeros(rows, bool)  # whether some weight is next to unknown
         self.worst = np.zeros(rows)  # |ln of any weight's error| at most
         self.keys = 0
+        # In units of the kernel: powers of two of which the row sum (rows,) and O (rows, channels) are multiples
+        self.l_grid, self.o_grid = np.full(rows, np.inf), np.full((rows, channels), np.inf)
+        self.weights = np.zeros(rows, int)  # that may not be zero
+        self.moves = np.zeros(rows, int)  # of the maximum, at most
         self.share = 0.0  # of the largest |v|, at most, that roundings of P and cuts of P V take
 
     def rescale(self, new_max: np.ndarray, a: np.ndarray, vanishes: np.ndarray) -> None:

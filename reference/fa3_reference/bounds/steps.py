@@ -12,10 +12,11 @@ import numpy as np
 
 from fa3_reference.bounds.compiled import compiled, inlined
 from fa3_reference.bounds.device import EX2_REL, RCP_REL, U_FP32, TensorCore
-from fa3_reference.formats import Format
+from fa3_reference.formats import FORMATS, Format
 
 LN2 = float(np.log(2.0))
 LOG2_E = 1.0 / LN2
+CANCELLED = 2.0**-40  # of sums of absolute values: what a difference of float64 sums is off by at most
 OUTWARD = 1 + 2.0**-30  # float64 sums of <= 2^17 terms are off by less than 2^-35, relative to sums of absolute values
 
 
@@ -43,8 +44,14 @@ def score_error(q: np.ndarray, k: np.ndarray, core: TensorCore) -> tuple[np.ndar
     s, ds : float64 (rows, keys)
         |wgmma - s| <= ds, as long as no partial sum overflows binary32.
     """
-    constants = core.k_step, core.align_bits, core.out_bits, core.exact_binades, core.tiny
-    return _score_error(q, _exponents(q, core), k.T.copy(), _exponents(k, core).T.copy(), constants)
+    constants = core.k_step, core.align_bits, core.out_bits, core.tiny
+    return _score_error(
+        q,
+        _exponents(q, core),
+        _last_bits(q),
+        *(np.ascontiguousarray(x.T) for x in (k, _exponents(k, core), _last_bits(k))),
+        constants,
+    )
 
 
 _NO_EXPONENT = -4000  # exponent of zero; its sum with any other stays below every sum of two others
@@ -56,18 +63,24 @@ def _exponents(x: np.ndarray, core: TensorCore) -> np.ndarray:
     return np.where(x == 0, _NO_EXPONENT, exponent).astype(np.int32)
 
 
+def _last_bits(x: np.ndarray) -> np.ndarray:
+    """Exponent of the last bit of each number that is set; that of zero is above every other."""
+    return np.where(x == 0, -_NO_EXPONENT, np.frexp(last_bit(x))[1] - 1).astype(np.int32)
+
+
 @compiled
-def _score_error(q, q_exponent, k, k_exponent, constants):
+def _score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
     """Step 1 of the derivation for every row of q (rows, d) and column of k (d, keys)."""
-    k_step, align_bits, out_bits, exact_binades, tiny = constants
+    k_step, align_bits, out_bits, tiny = constants
     rows, depth, keys = q.shape[0], q.shape[1], k.shape[1]
     s, ds = np.zeros((rows, keys)), np.zeros((rows, keys))
-    top, c_high, floor, inexact = np.empty((4, keys), np.int32)
+    top, c_high, coarsest, last, inexact, grid = np.empty((6, keys), np.int32)
     size = np.empty(keys)
     for i in range(rows):
+        grid[:] = -_NO_EXPONENT  # C is a multiple of 2^grid
         for start in range(0, depth, k_step):
             stop = min(start + k_step, depth)
-            top[:], inexact[:], size[:] = 2 * _NO_EXPONENT, 0, 0.0
+            top[:], last[:], inexact[:], size[:] = 2 * _NO_EXPONENT, -_NO_EXPONENT, 0, 0.0
             for d in range(start, stop):
                 if q[i, d] != 0:
                     for j in range(keys):
@@ -75,26 +88,29 @@ def _score_error(q, q_exponent, k, k_exponent, constants):
             before = s[i].copy()
             for j in range(keys):
                 c_high[j] = max(_floor_log2(abs(before[j]) + ds[i, j]), -126)  # as a subnormal C counts
-                floor[j] = max(top[j], c_high[j]) - exact_binades
+                coarsest[j] = max(top[j], c_high[j]) - align_bits
             for d in range(start, stop):
                 if q[i, d] != 0:
                     for j in range(keys):
-                        exponent = q_exponent[i, d] + k_exponent[d, j]
-                        inexact[j] += (exponent < floor[j]) & (exponent > _NO_EXPONENT // 2)
+                        bit = q_last[i, d] + k_last[d, j]
+                        last[j] = min(last[j], bit)
+                        inexact[j] += bit < coarsest[j]
                         product = q[i, d] * k[d, j]
                         s[i, j] += product
                         size[j] += abs(product)
             for j in range(keys):
                 c_low = _floor_log2(max(abs(before[j]) - ds[i, j], 0.0))
-                lost = min(inexact[j] * math.ldexp(1.0, int(max(top[j], c_high[j]) - align_bits)), size[j])
+                lost = min(inexact[j] * math.ldexp(1.0, int(coarsest[j])), size[j])
                 # C loses bits only where the largest product sets an alignment grid coarser than C's own last bit
-                if start and top[j] > c_low + align_bits - out_bits:
+                if top[j] - align_bits > grid[j]:
                     lost += math.ldexp(1.0, int(top[j] - align_bits))
+                grid[j] = max(min(grid[j], last[j]), max(top[j], c_low) - align_bits)
                 result = _floor_log2(abs(s[i, j]) + ds[i, j] + lost)
-                # The sum is cut to the output's bits only where it outgrew the alignment grid.
-                if result > max(top[j], c_low) + out_bits - align_bits:
+                # The sum is cut to the output's bits only where these end above the last bit of the sum.
+                if result - out_bits > grid[j]:
                     lost += math.ldexp(1.0, int(result - out_bits))
-                ds[i, j] = (ds[i, j] + lost) * OUTWARD + tiny
+                ds[i, j] = (ds[i, j] + lost) * OUTWARD + (tiny if grid[j] < -126 - out_bits else 0.0)
+                grid[j] = max(grid[j], _floor_log2(max(abs(s[i, j]) - ds[i, j], 0.0)) - out_bits)
     return s, ds
 
 
@@ -110,8 +126,33 @@ def softcap_error(x: np.ndarray, dx: np.ndarray, softcap: float, weight: float =
     c = softcap * LOG2_E
     tanh = np.tanh(x / c)
     carried = np.maximum(np.tanh((x + dx) / c) - tanh, tanh - np.tanh((x - dx) / c))
-    own = weight * (EX2_REL / 2 + 2 * (U_FP32 + RCP_REL) + U_FP32) * (1 + 2.0**-20) + 2.0**-125
+    inverse = np.minimum(1 - tanh + carried, 2.0)  # twice what rcp returns
+    own = EX2_REL * np.minimum(0.5, inverse) + inverse * (U_FP32 + RCP_REL) + U_FP32 * (np.abs(tanh) + carried)
+    own = weight * own * (1 + 2.0**-20) + 2.0**-125
     return c * tanh, c * (carried + own + 2.0**-50)
+
+
+def binary32_error(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Largest error of rounding a number of [low, high] to binary32: known where both ends round alike."""
+    down, up = rounded(low, FORMATS["fp32"]), rounded(high, FORMATS["fp32"])
+    size = np.maximum(np.abs(low), np.abs(high))
+    half_ulp = np.ldexp(1.0, np.maximum(np.frexp(size)[1] - 25, -150))
+    known = np.maximum(np.abs(low - down), np.abs(high - up))
+    return np.where(down == up, np.minimum(known, half_ulp), half_ulp)
+
+
+def last_bit(x: np.ndarray) -> np.ndarray:
+    """The largest power of two of which a float64 number is a multiple; inf for zero."""
+    fraction, exponent = np.frexp(x)
+    digits = np.ldexp(fraction, 53).astype(np.int64)
+    return np.where(x == 0, np.inf, np.ldexp((digits & -digits).astype(np.float64), exponent - 53))
+
+
+def grid(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray:
+    """A power of two of which every number of a format between low and high (>= 0), once rounded, is a multiple."""
+    down, up = rounded(low, fmt), rounded(high, fmt)
+    ulp = np.ldexp(1.0, np.maximum(np.frexp(down)[1] - 1, fmt.min_exponent) - fmt.fraction_bits)
+    return np.where(down == up, last_bit(up), np.where(down > 0, ulp, fmt.min_subnormal))
 
 
 def rounding_error(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray:

@@ -139,6 +139,13 @@ def test_lg2_of_every_number():
     assert (np.log2(worst), at.hex()) == (pytest.approx(-22.6405, abs=1e-4), "0x1.06fffe0000000p+0")
 
 
+def test_rcp_and_lg2_of_powers_of_two_are_exact():
+    exponent = np.arange(-126, 127)
+    powers = np.ldexp(1.0, exponent).astype(np.float32)
+    assert (mufu.rcp(powers) == np.ldexp(1.0, -exponent)).all()
+    assert (mufu.lg2(powers[exponent >= 0]) == exponent[exponent >= 0]).all()
+
+
 def first_magnitudes(fmt: Format) -> np.ndarray:
     """Bits of the least binary32 magnitude that rounds to each code: from halfway on, where ties go to even codes.
 

@@ -57,7 +57,8 @@ def test_scores_err_by_no_more_than_the_score_bound(dtype, seed, decades, cancel
 def test_the_score_bound_is_within_a_factor_of_four_of_the_worst_score(dtype):
     q, k = spread_values(dtype, (64, 128), 1, 0.0), spread_values(dtype, (256, 128), 2, 0.0)
     s, ds = score_error(q.astype(float), k.astype(float), device_errors.TENSOR_CORE[dtype])
-    assert (np.abs(wgmma(operand(q, dtype), operand_b(k, dtype)) - s) / ds).max() > 0.25
+    error, counts = np.abs(wgmma(operand(q, dtype), operand_b(k, dtype)) - s), ds > 0  # where anything is cut
+    assert (error[counts] / ds[counts]).max() > 0.25
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
