@@ -29,15 +29,8 @@ class Introduction:
     name, description, operation : str
     laws, families : tuple of str
         What there is to run.
-<<<<<<< HEAD
-    claims : tuple of str
-        Classes of :mod:`fa3verify.coverage`.
-    not_claimed : tuple of str
-        Properties of equal bits that it does not claim, which are therefore not run.
-=======
     claims, not_claimed : tuple of str
         Classes of :mod:`fa3verify.coverage`; what kernels of its operation may claim and this one does not.
->>>>>>> verdict
     constraint : str, optional
         What keeps it from some problem of the campaign.
     failed : str, optional
@@ -87,10 +80,6 @@ def introduce(kernel: str, profile: str) -> Introduction:
         others = tuple(law.name for law in fitting if not law.is_claimed(candidate))
         taken = families(candidate, size)
         claims = coverage.claims(candidate, laws, claimed_families())
-<<<<<<< HEAD
-        words = (one_line(candidate.description), candidate.operation)
-        return Introduction(kernel, *words, laws if taken else (), taken, claims, others, constraint(candidate, size))
-=======
         rest = operations.find(candidate.operation).features - candidate.features - {"block_descale"}
         return Introduction(
             kernel,
@@ -99,10 +88,9 @@ def introduce(kernel: str, profile: str) -> Introduction:
             laws if taken else (),
             taken,
             claims,
-            tuple(f"feature {name}" for name in sorted(rest)),
+            (*(f"feature {name}" for name in sorted(rest)), *(f"property {name}" for name in others)),
             constraint(candidate, size),
         )
->>>>>>> verdict
     except Exception as error:  # configure is a third party's
         return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")
 

@@ -16,7 +16,7 @@ from fa3verify.properties import LAWS, run_law
 KERNELS = [kernel for kernel in cpu() if kernel.unavailable is None]
 MISSING = [kernel for kernel in cpu() if kernel.unavailable is not None]
 # Defects of the libraries themselves, which their pages in reports/findings describe.
-KNOWN = {("torch.flash", "special_values_follow_policy"), ("transformers.eager", "special_values_follow_policy")}
+KNOWN = {("torch.flash", "special_values_follow_policy")}
 QUICK = PROFILES["quick"]
 pytestmark = pytest.mark.optional
 
