@@ -14,7 +14,7 @@ inlined = numba.njit(inline="always", error_model="numpy")
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a loop on its first call, and keep it on disk where there is a place for it."""
     try:
-        dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        dispatcher: Any = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:  # neither the package nor the user's cache directory can be written
         return numba.njit(nogil=True, error_model="numpy")(function)
     save = dispatcher._cache.save_overload
