@@ -63,7 +63,7 @@ def _log(
     magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
     magnitude = magnitude + U_FP32 * (np.abs(state.max) + model.p_offset_log2)
     error = log_l * LOG2_E + terms.lg2 * (LG2_ABS + LG2_REL * magnitude)
-    if model.order.maxima == "unscaled":  # the maximum is scaled once for P and once for lse
+    if model.scales_maximum_for_lse:
         error = error + gamma(3) * state.largest_score
     return lse, (error + terms.lse * U_FP32 * (np.abs(lse) + error)) * OUTWARD
 

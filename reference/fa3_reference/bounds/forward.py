@@ -150,6 +150,8 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds."""
     base = np.where(np.isneginf(state.max), 0.0, state.max)
     offset = model.p_offset_log2
+    if model.order.exponent == "rounded":
+        dx = dx + terms.exponent * U_FP32 * np.where(np.isneginf(x), 0.0, np.abs(x) + dx)
     off = np.where(np.isneginf(state.max), 0.0, np.maximum(state.max_high - base, base - state.max_low))
     tau = off + U_FP32 * (np.abs(base) + offset + off)
     y = x - base[:, None]
@@ -286,5 +288,6 @@ def _add_to_row_sum(state: State, w: _Weights, model: KernelModel, terms: Terms)
     state.l_down = state.l_down + (w.p * w.down).sum(1)
     depth = model.row_sum_depth if model.is_blocked else w.p.shape[1]
     total = np.where(added > 0, state.l + state.l_up + state.l_error, 0.0)
-    lost = gamma(depth) * (added + up) + U_FP32 * total * (1 + gamma(depth))
+    chain = total if model.order.row_sum == "any" else added + up
+    lost = gamma(depth) * chain + U_FP32 * total * (1 + gamma(depth))
     state.l_error = (state.l_error + terms.row_sum * lost) * OUTWARD
