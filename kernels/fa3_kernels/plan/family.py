@@ -128,6 +128,8 @@ class Traits:
         Whether the twin computes its bits, as recorded outputs show.
     features : frozenset of str
         What the twin reproduces beyond dense attention of equal heads, in the terms of a candidate's features.
+    choices : frozenset of str
+        Fields of a configuration that a caller of the family chooses.
     refuses : callable
         The rule that a problem breaks which the family does not compute, or of which the twin does not know the bits;
         empty where there is none.
@@ -159,6 +161,7 @@ class Traits:
     is_built_here: bool = False
     is_reproduced: bool = False
     features: frozenset[str] = frozenset()
+    choices: frozenset[str] = frozenset()
     refuses: Callable[[AttentionProblem], str] = lambda problem: ""
 
     def head_dims(self, is_fp8: bool) -> list[int]:
@@ -176,6 +179,8 @@ class Traits:
     def shipped(self, problem: AttentionProblem) -> Shipped | None:
         """The tile that a problem is launched with; None where it is not known."""
         is_fp8, head_dim = problem.dtype == "e4m3", max(problem.head_dim, problem.head_dim_v)
+        if problem.dtype not in self.dtypes:
+            return None
         if self.pads_head_dim:
             head_dim = self.compiled_head_dim(head_dim, is_fp8)
         size = self.sizes.get((is_fp8, head_dim))

@@ -55,6 +55,7 @@ def _flash3_refuses(problem: AttentionProblem) -> str:
     is_pair = d == v or (128 < d <= 192 and 96 < v <= 128) or (d <= 64 < v and not is_fp8)
     rules = (
         (problem.softcap > 0, "softcap takes tanh.approx, whose bits are not known"),
+        (is_fp8 and problem.window != (-1, -1), "no build with windows for e4m3 was recorded"),
         (not is_pair, f"no kernel has head_dim {d} with head_dim_v {v} for {problem.dtype}"),
     )
     return "; ".join(rule for breaks, rule in rules if breaks)
@@ -119,7 +120,7 @@ _REGISTERS = {
 }
 _FLASH3_TRAITS = Traits(
     "FlashAttention-3",
-    "fa3-fwd 0.0.3",
+    "fa3-fwd 0.0.3; fp16 and windows as dew-flash-attn-cu13 0.3.6",
     _FLASH3,
     tile=_flash3_tile,
     registers=_REGISTERS,
@@ -140,6 +141,7 @@ _FLASH3_TRAITS = Traits(
     packs=flash3_packs,
     is_reproduced=True,
     features=frozenset({"causal", "window", "varlen", "gqa", "head_dim_v"}),
+    choices=frozenset({"num_splits", "pack_gqa"}),
     refuses=_flash3_refuses,
 )
 
@@ -205,6 +207,7 @@ FAMILIES: Mapping[str, Traits] = {
         is_built_here=True,
         is_reproduced=True,
         features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "block_descale"}),
+        choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
     ),
     "flash3": _FLASH3_TRAITS,
     "flash3.dew": replace(  # a build without kernels for head_dim 96
