@@ -55,7 +55,9 @@ def test_tiles_are_those_of_the_sources(family, dtype, head_dim, causal, tile):
     assert (config.tile_m, config.tile_n) == tile
 
 
-@pytest.mark.parametrize(("family", "dtype", "head_dim"), [("flash4", "fp16", 96), ("flash4", "e4m3", 128), ("cudnn", "e4m3", 64)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "head_dim"), [("flash4", "fp16", 96), ("flash4", "e4m3", 128), ("cudnn", "e4m3", 64)]
+)
 def test_a_size_that_was_never_read_has_no_tile(family, dtype, head_dim):
     with pytest.raises(ValueError, match=f"{family} has no known tile for {dtype} at head_dim {head_dim}"):
         default_config(problem(dtype, head_dim), family=family)
