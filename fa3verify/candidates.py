@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
 from fa3verify import operations
@@ -164,8 +165,10 @@ def twin(
     """Build a twin candidate, optionally with configuration changes or a planted fault."""
     side = _Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
-    features = operations.find(operation).features
-    free = changeable(dtype, changes) if operation == operations.FORWARD else frozenset[str]()
+    features, free = operations.find(operation).features, frozenset[str]()
+    if operation == operations.FORWARD:
+        family = str(changes.get("family", OURS))
+        features, free = features & traits_of(family).features, changeable(dtype, changes, family)
     return Candidate(
         name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation,
         order=order_of_family, changeable=free,
@@ -191,6 +194,17 @@ ON_REQUEST: tuple[Candidate, ...] = (
         name="twin.e4m3_chained",
         promotion_interval=0,
         description="FP8 twin without promotion, as official FlashAttention-3: loses long-context output",
+    ),
+    *(
+        twin(
+            dtype,
+            name=f"twin.{family}.{dtype}",
+            family=family,
+            description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
+        )
+        for family, traits in FAMILIES.items()
+        if traits.is_reproduced and family != OURS
+        for dtype in traits.dtypes
     ),
 )
 

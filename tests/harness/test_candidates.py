@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.plan.config import default_config
+from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates
@@ -38,6 +39,28 @@ def test_a_kernel_is_never_sent_what_it_does_not_support():
     assert not kernel.supports(AttentionProblem(**plain, softcap=1.0))
     assert not kernel.supports(AttentionProblem(**(plain | {"nheads_kv": 1})))
     assert not kernel.supports(AttentionProblem(**plain, dtype="bf16"))
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("twin.flash3.fp16", {"softcap": 1.0}),
+        ("twin.flash3.e4m3", {"window": (3, 3)}),
+        ("twin.cudnn.bf16", {"causal": True, "seqlen_k": 16}),  # their causal masks start at the top left
+        ("twin.flash2.fp16", {"causal": True, "seqlen_k": 16}),
+        ("twin.triton_tutorial.fp16", {"seqlen_k": 72}),
+    ],
+)
+def test_a_twin_of_a_released_kernel_runs_its_familys_order_and_refuses_what_it_does_not_know(name, refused):
+    kernel = candidates.find(name)
+    plain = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 64, "seqlen_k": 64, "head_dim": 64}
+    problem = AttentionProblem(**plain, dtype=kernel.dtype)
+    assert kernel.supports(problem)
+    assert not kernel.supports(replace(problem, **refused))
+    config = kernel.configure(problem)
+    assert kernel.order is not None
+    assert kernel.order(config).order == FAMILIES[config.family].order.softmax
+    assert FAMILIES[config.family].version in kernel.description
 
 
 def verify(tmp_path, name: str):
