@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -25,6 +25,9 @@ from fa3verify.cli.exits import write
 from fa3verify.verdict import PARTS, ratio_text, told
 
 STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow", "inconclusive": "bold yellow"}
+
+if TYPE_CHECKING:
+    from fa3verify.recordings import Recording
 
 
 @contextlib.contextmanager
@@ -277,6 +280,19 @@ def print_bits(tables: dict[str, dict[str, int]], broken: list[list[str]]) -> No
     for file, sums in tables.items():
         counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in sums.items())
         console.print(f"{file}: {counts}", soft_wrap=True, highlight=False)
+
+
+def print_recording(recording: Recording, found: dict[str, Any]) -> None:
+    """Print what of a recording was compared, what differs, and what was left out with its reasons."""
+    console = Console()
+    for line in found["differing"][:20]:
+        console.print(f"[red]DIFFERS[/red] {escape(line)}", soft_wrap=True)
+    counts = f"{found['launches']:,} launches, {found['outputs']:,} outputs, {len(found['differing'])} differ"
+    facts = f"{recording.facts.get('version', '')}, {recording.facts.get('gpu', '')}"
+    console.print(f"{recording.library} ({facts}): {counts}", soft_wrap=True, highlight=False)
+    for reason, count in {**found["refused"], "left out for their cost": found["left_out"]}.items():
+        if count:
+            console.print(f"  {count:,} not compared: {escape(reason)}", soft_wrap=True, highlight=False)
 
 
 def print_adversary(body: dict[str, Any], out: Path, *, quiet: bool) -> None:
