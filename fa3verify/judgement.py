@@ -61,9 +61,10 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     exact, assumed = operands.dequantized(problem), operation.assumed(candidate, config)
 
     def references(got: Outputs) -> tuple[Outputs, Outputs | None, Outputs]:
+        seen = operation.truth(problem, exact, config, got)
         original = operation.truth(problem, arrays, config, got) if unrounded else None
         bound = operation.bound(problem, operands, assumed, got)
-        return operation.truth(problem, exact, config, got), original, freed(candidate.policy, problem, bound, math.inf)
+        return seen, original, freed(candidate.policy, problem, bound, math.inf)
 
     before = None if operation.judges_choices else references({})  # what the kernel does can then not reach them
     enclosure = _enclosure(candidate, problem, operands, assumed)

@@ -31,8 +31,8 @@ def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
     return size.other if needs_registers or is_short else size.shipped
 
 
-def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
-    """Upstream hopper/tile_size.h for 16 bits; one query without a window runs the dense kernel.
+def _flash3_mask(problem: AttentionProblem) -> tuple[bool, bool]:
+    """Whether FlashAttention-3 runs a causal kernel, and whether one for windows; one query without a window is dense.
 
     A limit that hides nothing is none, and a window that is only closed on the right at the diagonal is a causal mask.
     """
@@ -40,7 +40,12 @@ def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
     left = -1 if left >= problem.seqlen_k - 1 else left
     right = -1 if right >= problem.seqlen_q - 1 else right
     is_causal = (problem.causal and not (problem.seqlen_q == 1 and left == right == -1)) or right == 0
-    is_local = left >= 0 or (right >= 0 and not is_causal)
+    return is_causal, left >= 0 or (right >= 0 and not is_causal)
+
+
+def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
+    """Upstream hopper/tile_size.h for 16 bits."""
+    is_causal, is_local = _flash3_mask(problem)
     if problem.head_dim <= 64 < problem.head_dim_v:
         return _FLASH3_WIDE_V
     if problem.dtype != "e4m3" and 128 < problem.head_dim <= 192 and problem.head_dim_v <= 128 and not is_local:
@@ -50,12 +55,12 @@ def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
 
 
 def _flash3_refuses(problem: AttentionProblem) -> str:
-    """A softcap, and pairs of head_dim for which no kernel is compiled."""
+    """A softcap, windows of e4m3, and pairs of head_dim for which no kernel is compiled."""
     d, v, is_fp8 = problem.head_dim, problem.head_dim_v, problem.dtype == "e4m3"
     is_pair = d == v or (128 < d <= 192 and 96 < v <= 128) or (d <= 64 < v and not is_fp8)
     rules = (
         (problem.softcap > 0, "softcap takes tanh.approx, whose bits are not known"),
-        (is_fp8 and problem.window != (-1, -1), "no build with windows for e4m3 was recorded"),
+        (is_fp8 and _flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
         (not is_pair, f"no kernel has head_dim {d} with head_dim_v {v} for {problem.dtype}"),
     )
     return "; ".join(rule for breaks, rule in rules if breaks)
