@@ -187,6 +187,12 @@ BUILT_IN: tuple[Candidate, ...] = (
         description="bit-exact CPU twin of the quantiser to e4m3",
     ),
 )
+# What twins of other families declare: cuDNN runs another kernel for one query, the tutorial masks no tail.
+_SIZES: dict[str, dict[str, Any]] = {
+    "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
+    "flash2": {"policy": Policy(causal="top_left")},
+    "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
+}
 # Built in, but verified only when named.
 ON_REQUEST: tuple[Candidate, ...] = (
     twin(
@@ -196,11 +202,14 @@ ON_REQUEST: tuple[Candidate, ...] = (
         description="FP8 twin without promotion, as official FlashAttention-3: loses long-context output",
     ),
     *(
-        twin(
-            dtype,
-            name=f"twin.{family}.{dtype}",
-            family=family,
-            description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
+        replace(
+            twin(
+                dtype,
+                name=f"twin.{family}.{dtype}",
+                family=family,
+                description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
+            ),
+            **_SIZES.get(family, {}),
         )
         for family, traits in FAMILIES.items()
         if traits.is_reproduced and family != OURS

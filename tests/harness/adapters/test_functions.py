@@ -15,6 +15,7 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify import candidates
 from fa3verify.adapters.functions import array_candidate
 from fa3verify.cases import Case
+from fa3verify.coverage import adapted
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
 from fa3verify.properties import find_law, run_law
@@ -87,6 +88,7 @@ def test_a_top_left_mask_is_judged_on_square_problems_alone():
     assert kernel.supports(square)
     assert "top-left" in str(kernel.refusal(AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)))
     assert kernel.supports(AttentionProblem(1, 1, 1, 8, 9, 64))
+    assert adapted(kernel, AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)) == square
 
 
 @pytest.fixture
