@@ -75,6 +75,8 @@ def _invisible(candidate: Candidate, trial: Trial) -> Violation | None:
         problem.rows_k(v, seq)[start : start + count] = -5
         first, stop = visible(problem, seq)
         problem.rows_lse(blind, seq)[:] = (stop <= start) | (first >= start + count)
+    if candidate.policy.free:  # rows without a key may then have anything
+        blind &= ~empty_rows(problem)
     what = f"rows that see no key of [{start}, {start + count}), after those keys changed"
     changed = setup.fed(k=k, v=v).run(candidate)
     return same_bits(what, changed, setup.run(candidate), rows=blind, problem=problem)

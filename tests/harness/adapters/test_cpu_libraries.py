@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fa3verify.adapters.cpu_candidates import cpu
-from fa3verify.campaign.profiles import PROFILES, families, family_cases
+from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.candidates import Result
 from fa3verify.judgement import judge, passes
 from fa3verify.properties import LAWS, run_law
@@ -18,13 +18,15 @@ MISSING = [kernel for kernel in cpu() if kernel.unavailable is not None]
 # Defects of the libraries themselves, which their pages in reports/findings describe.
 KNOWN = {("torch.flash", "special_values_follow_policy")}
 QUICK = PROFILES["quick"]
+# Of all families: where scores are large, weights tiny, sums cancel, and formats end. All of quick ran once by hand.
+TELLING = ("normal", "very_peaky", "outlier_channels_1000", "cancelling_v", "subnormals", "huge")
 pytestmark = pytest.mark.optional
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_library_breaks_no_bound_of_its_order(kernel):
     wrong = []
-    for family in families(kernel, QUICK):
+    for family in TELLING:
         for case in family_cases(kernel, family, QUICK, seed=0):
             measures = judge(kernel, case, unrounded=False).measures
             wrong += [] if passes(kernel, measures) else [(case.describe(), measures["ratio_max"])]
@@ -34,7 +36,7 @@ def test_a_library_breaks_no_bound_of_its_order(kernel):
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_library_breaks_no_property_but_where_it_has_a_known_defect(kernel):
     library = kernel.name.rpartition(".")[0]
-    examples = 2 if library == "jax.xla" else 6  # which compiles every shape
+    examples = 2 if library == "jax.xla" else 4  # which compiles every shape
     found = {
         (library, law.name)
         for law in LAWS
@@ -50,7 +52,7 @@ def _dropped(problem, operands, run):
 
 
 def _scaled(problem, operands, run):
-    return run(replace(problem, softmax_scale=problem.softmax_scale * 1.01), operands)
+    return run(replace(problem, softmax_scale=problem.softmax_scale * 1.1), operands)
 
 
 def _shifted(problem, operands, run):
