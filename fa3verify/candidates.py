@@ -11,19 +11,24 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.bounds import KernelModel
-from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.operations import FEATURES as FEATURES
 from fa3verify.operations.forward import Result as Result
 from fa3verify.operations.forward import changeable
 from fa3verify.operations.forward import order_of_family as order_of_family
+from fa3verify.policy import DEFAULT, Policy
+from fa3verify.text import of_error, one_line
 
 ENTRY_POINTS = "fa3verify.kernels"
+MADE = "__fa3verify_candidates__"  # of a function that was declared to be a kernel: its candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,15 @@ class Candidate:
         family that is known. Without it the bound is the wider one of any order.
     changeable : frozenset of str
         Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
+    policy : Policy
+    bitwise : frozenset of str, optional
+        Names of the properties it claims among those that demand equal bits of calls that differ; all by default. The
+        others are reported as not claimed.
+    head_dims : tuple of int, optional
+        The only ones it takes; without it, those that ``configure`` does not refuse.
+    seqlen_multiple, min_seqlen : int
+        Every length of queries and keys is a multiple of the one and at least the other; problems are adapted to that
+        (:func:`fa3verify.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys as well.
     """
 
     name: str
@@ -70,20 +84,45 @@ class Candidate:
     operation: str = operations.FORWARD
     order: Callable[[Any], KernelModel] | None = None
     changeable: frozenset[str] = frozenset()
+    policy: Policy = DEFAULT
+    bitwise: frozenset[str] | None = None
+    head_dims: tuple[int, ...] | None = None
+    seqlen_multiple: int = 1
+    min_seqlen: int = 0
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
-        return replace(self.configure(problem), **dict(changes))
+        return replace(self.configure(copy(problem)), **dict(changes))
+
+    def misfit(self, problem: AttentionProblem) -> str | None:
+        """Return the declared size that a problem does not have, None if it has all; nothing is asked of the kernel."""
+        if self.head_dims is not None and problem.head_dim not in self.head_dims:
+            return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
+        if self.seqlen_multiple > 1 or self.min_seqlen > 0:
+            for n in (n for seq in problem.sequences() for n in (seq.seqlen_q, seq.seqlen_k)):
+                if n % self.seqlen_multiple:
+                    return f"lengths must be multiples of {self.seqlen_multiple}, got {n}"
+                if n < self.min_seqlen:
+                    return f"lengths must be at least {self.min_seqlen}, got {n}"
+        return self.policy.misfit(problem)
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        """Return why the kernel does not take a problem, None if it does."""
+        if problem.dtype != self.dtype:
+            return f"dtype must be {self.dtype}, got {problem.dtype}"
+        if missing := needed_features(problem) - self.features:
+            return f"it does not claim {', '.join(sorted(missing))}"
+        if words := self.misfit(problem):
+            return words
+        try:
+            self.configure(copy(problem))
+        except ValueError as error:
+            return one_line(error)
+        return None
 
     def supports(self, problem: AttentionProblem) -> bool:
         """Tell whether the kernel takes this problem."""
-        if problem.dtype != self.dtype or not needed_features(problem) <= self.features:
-            return False
-        try:
-            self.configure(problem)
-        except ValueError:
-            return False
-        return True
+        return self.refusal(problem) is None
 
 
 def needed_features(problem: AttentionProblem) -> frozenset[str]:
@@ -126,8 +165,10 @@ def twin(
     """Build a twin candidate, optionally with configuration changes or a planted fault."""
     side = _Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
-    features = operations.find(operation).features
-    free = changeable(dtype, changes) if operation == operations.FORWARD else frozenset[str]()
+    features, free = operations.find(operation).features, frozenset[str]()
+    if operation == operations.FORWARD:
+        family = str(changes.get("family", OURS))
+        features, free = features & traits_of(family).features, changeable(dtype, changes, family)
     return Candidate(
         name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation,
         order=order_of_family, changeable=free,
@@ -146,6 +187,12 @@ BUILT_IN: tuple[Candidate, ...] = (
         description="bit-exact CPU twin of the quantiser to e4m3",
     ),
 )
+# What twins of other families declare: cuDNN runs another kernel for one query, the tutorial masks no tail.
+_SIZES: dict[str, dict[str, Any]] = {
+    "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
+    "flash2": {"policy": Policy(causal="top_left")},
+    "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
+}
 # Built in, but verified only when named.
 ON_REQUEST: tuple[Candidate, ...] = (
     twin(
@@ -154,41 +201,96 @@ ON_REQUEST: tuple[Candidate, ...] = (
         promotion_interval=0,
         description="FP8 twin without promotion, as official FlashAttention-3: loses long-context output",
     ),
+    *(
+        replace(
+            twin(
+                dtype,
+                name=f"twin.{family}.{dtype}",
+                family=family,
+                description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
+            ),
+            **_SIZES.get(family, {}),
+        )
+        for family, traits in FAMILIES.items()
+        if traits.is_reproduced and family != OURS
+        for dtype in traits.dtypes
+    ),
 )
 
 
+class Unloadable(ValueError):
+    """A kernel's own code failed while it was loaded."""
+
+
 def load(reference: str) -> Candidate:
-    """Import ``module:function``, call it, and name the candidate by its reference so that anyone can find it again.
+    """Import ``module:function``, and name the candidate by its reference so that anyone can find it again.
+
+    The function returns a candidate or several, or was made some by :func:`fa3verify.kernel`; of several, the
+    reference names one by its dtype: ``module:function.bf16``.
 
     Raises
     ------
     ValueError
-        If the reference is malformed, cannot be imported, or does not return a Candidate.
+        If the reference is malformed, names nothing or several, or does not give a Candidate of known operation, dtype
+        and features.
+    Unloadable
+        If the module or the function raises, SystemExit included.
     """
     module, _, function = reference.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a kernel beside the user, as python -m would find it
-    if not module or not function:
+    if not module or not function or ":" in function:
         raise ValueError(f"a kernel reference is module:function, got {reference!r}")
+    name, _, dtype = function.partition(".")
     try:
-        candidate = getattr(importlib.import_module(module), function)()
-    except Exception as error:  # a third party's module may raise anything
-        raise ValueError(f"kernel {reference!r} could not be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(candidate, Candidate):
-        raise ValueError(f"kernel {reference!r} must return a fa3verify Candidate, got {type(candidate).__name__}")
+        named = getattr(importlib.import_module(module), name)
+        made = getattr(named, MADE, None) or named()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a third party's module may raise anything
+        message = f"kernel {reference!r} could not be loaded: {of_error(error)}"
+        absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        raise (ValueError if absent or isinstance(error, AttributeError) else Unloadable)(message) from error
+    candidate = _one_of(reference, made if isinstance(made, tuple) else (made,), dtype)
+    _check(reference, candidate)
     return replace(candidate, name=reference)
+
+
+def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Candidate:
+    """Return the only one, or the one of a dtype."""
+    for candidate in made:
+        if not isinstance(candidate, Candidate):
+            raise ValueError(f"kernel {reference!r} must return a fa3verify Candidate, got {type(candidate).__name__}")
+    chosen = [candidate for candidate in made if candidate.dtype == dtype] if dtype else made
+    if len(chosen) == 1:
+        return chosen[0]
+    base = reference.removesuffix(f".{dtype}")
+    names = ", ".join(f"{base}.{candidate.dtype}" for candidate in made)
+    raise ValueError(f"kernel {reference!r} must name one of {names}")
+
+
+def _check(reference: str, candidate: Candidate) -> None:
+    """Raise ValueError, with the list, for an operation, a dtype or a feature that is misspelt."""
+    known = {"operation": operations.OPERATIONS, "dtype": DTYPES}
+    for name, choices in known.items():
+        if (value := getattr(candidate, name)) not in choices:
+            raise ValueError(f"kernel {reference!r}: {name} must be one of {', '.join(choices)}, got {value!r}")
+    if unknown := set(candidate.features) - FEATURES:
+        names = f"{', '.join(sorted(FEATURES))}, got {', '.join(map(repr, unknown))}"
+        raise ValueError(f"kernel {reference!r}: features must be among {names}")
 
 
 def discover() -> dict[str, Candidate]:
     """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
+    from fa3verify.adapters.cpu_candidates import cpu
     from fa3verify.gpu.candidates import gpu
 
-    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu())}
+    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu(), *cpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             candidate = load(entry.value)
         except ValueError as error:
-            candidate = replace(ON_REQUEST[0], unavailable=str(error))
+            candidate = replace(ON_REQUEST[0], description="", unavailable=str(error))
         found[entry.name] = replace(candidate, name=entry.name)
     return found
 
@@ -198,6 +300,8 @@ def find(name: str) -> Candidate:
     if ":" in name:
         return load(name)
     known = {c.name: c for c in (*BUILT_IN, *ON_REQUEST)}  # without looking for a GPU
+    if name not in known and (installed := importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)):
+        return replace(load(next(iter(installed)).value), name=name)
     if name not in known and "+" not in name:
         known = discover()
     if name in known:

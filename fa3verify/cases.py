@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +58,16 @@ class Case:
         return self.draw()[1].operands
 
     def describe(self) -> str:
-        """One line: kernel, shape, switches, recipe."""
+        """One line: kernel, shape, switches, lengths of packed sequences, a scale that is not the usual one, recipe."""
         p = self.problem
         shape = f"b{p.batch} h{p.nheads}/{p.nheads_kv} {p.seqlen_q}x{p.seqlen_k} d{p.head_dim}"
         if p.head_dim_v != p.head_dim:
             shape += f"/{p.head_dim_v}"
-        switches = [name for name, on in (("causal", p.causal), ("varlen", p.is_varlen)) if on]
+        switches = ["causal"] if p.causal else []
+        if p.seqlens_q is not None and p.seqlens_k is not None:
+            switches.append(f"varlen {','.join(map(str, p.seqlens_q))} x {','.join(map(str, p.seqlens_k))}")
+        if not math.isclose(p.softmax_scale * math.sqrt(p.head_dim), 1.0):
+            switches.append(f"scale={p.softmax_scale:.6g}")
         if p.window != (-1, -1):
             switches.append(f"window={p.window}")
         if p.softcap:

@@ -47,6 +47,41 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_bytes(text.encode())
 
 
+def write_output(path: Path, text: str) -> None:
+    """Write UTF-8 text where a user asked for it: a regular file whole or not at all, anything else in place.
+
+    A symbolic link keeps pointing where it did; devices, FIFOs and open files (``/dev/fd/3``) are written and never
+    replaced.
+    """
+    if _is_stream(path):
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    else:
+        write_text(Path(os.path.realpath(path)), text)
+
+
+def why_unwritable(path: Path) -> str | None:
+    """Return why :func:`write_output` could not write there, None if it can; leaves nothing behind."""
+    try:
+        if _is_stream(path):
+            return None if os.access(path, os.W_OK) else "permission denied"
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            return "it is a directory"
+        above = next(folder for folder in target.parents if folder.exists())
+        with tempfile.TemporaryFile(dir=above):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path is something to write into, rather than a name to be given to a new file."""
+    if path.absolute().parts[1:2] in (("dev",), ("proc",)):
+        return True
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def plain(value: Any) -> Any:
     """Return a value in JSON types; numbers that are not finite become the texts NaN, Infinity and -Infinity.
 
@@ -61,7 +96,9 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()  # a lone surrogate is no text
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
 def json_text(value: Any) -> str:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from fa3_reference.problem import Operands
-from fa3verify import candidates, metrics, operations
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify import calls, candidates, metrics, operations
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Outputs
 from fa3verify.operations.operation import Arrays
+from fa3verify.policy import freed
+
+Enclosure = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +50,40 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     Raises
     ------
     ValueError
-        If the candidate cannot run the case or returns arrays of the wrong shape.
+        If the candidate takes no such case.
+    fa3verify.calls.CandidateError
+        If it raises, changes its operands, or returns what it does not declare.
     """
     operation, problem = operations.find(candidate.operation), case.problem
     arrays, prepared = case.draw()
     operands = prepared.operands
     config = candidate.config_for(problem, case.changes)
-    try:
-        got = operation.named(candidate.run(problem, operands, config), problem, config)
-    except operations.WrongOutput as error:
-        raise ValueError(f"{case.kernel} {error}") from None
-    seen = operation.truth(problem, operands.dequantized(problem), config, got)
-    original = operation.truth(problem, arrays, config, got) if unrounded else None
-    assumed = operation.assumed(candidate, config)
-    bound = operation.bound(problem, operands, assumed, got)
+    exact, assumed = operands.dequantized(problem), operation.assumed(candidate, config)
+
+    def references(got: Outputs) -> tuple[Outputs, Outputs | None, Outputs]:
+        seen = operation.truth(problem, exact, config, got)
+        original = operation.truth(problem, arrays, config, got) if unrounded else None
+        bound = operation.bound(problem, operands, assumed, got)
+        return seen, original, freed(candidate.policy, problem, bound, math.inf)
+
+    before = None if operation.judges_choices else references({})  # what the kernel does can then not reach them
+    enclosure = _enclosure(candidate, problem, operands, assumed)
+    got = calls.run(candidate, problem, operands, config)
+    seen, original, bound = before or references(got)
     measures = metrics.figures(operation, got, seen, original, bound, config)
-    measures |= metrics.enclosed(got, seen, operation.enclosure(problem, operands, assumed))
+    measures |= metrics.enclosed(got, seen, enclosure)
     if candidate.twin is not None:
-        expected = candidates.find(candidate.twin).run(problem, operands, config)
-        measures["bits_differing"] = metrics.bits_differing(got, operation.named(expected, problem, config))
+        expected = calls.run(candidates.find(candidate.twin), problem, operands, config)
+        measures["bits_differing"] = metrics.bits_differing(got, expected)
     return Judgement(case, arrays, operands, got, seen, original, bound, measures)
+
+
+def _enclosure(candidate: Candidate, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:
+    """Ranges that the stated order of operations leaves the outputs, by name; everything where the policy is free."""
+    ranges = operations.find(candidate.operation).enclosure(problem, operands, assumed)
+    low, high = ({name: ends[i] for name, ends in ranges.items()} for i in (0, 1))
+    low, high = freed(candidate.policy, problem, low, -math.inf), freed(candidate.policy, problem, high, math.inf)
+    return {name: (low[name], high[name]) for name in ranges}
 
 
 def passes(candidate: Candidate, measures: dict[str, float]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,9 +17,9 @@ from fa3_reference.problem import Operands as Operands
 from fa3_reference.quantize import QuantScheme as QuantScheme
 from fa3_reference.quantize import prepare as prepare
 from fa3verify.campaign.profiles import PROFILES, ProfileName
+from fa3verify.candidates import MADE, find
 from fa3verify.candidates import Candidate as Candidate
 from fa3verify.candidates import Result as Result
-from fa3verify.candidates import find as kernel
 from fa3verify.cases import Case as Case
 from fa3verify.inputs.activations import load as load_activations  # noqa: F401
 from fa3verify.inputs.recipe import Recipe as Recipe
@@ -30,6 +30,40 @@ if TYPE_CHECKING:
     from fa3_simulator.run import Estimate
     from fa3_simulator.tune import Ranked
     from fa3verify.judgement import Judgement
+
+
+def kernel(name: str = "", /, **facts: Any) -> Any:
+    """Return the kernel of a name; without one, a decorator that declares a function of arrays to be a kernel.
+
+    Parameters
+    ----------
+    name : str
+        A name that ``fa3verify kernels`` lists, ``NAME+fault`` for a twin with a planted mistake, or
+        ``module:function``.
+    facts
+        As :func:`fa3verify.adapters.functions.array_candidate` takes them. ``module:function``, or
+        ``module:function.bf16`` of several dtypes, then names the kernel; the function itself stays as it is.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel, or a fact is misspelt.
+
+    >>> kernel("twin.fp16").dtype
+    'fp16'
+    >>> @kernel(dtypes=("fp16", "bf16"), library="torch", features=("causal",))
+    ... def mine(q, k, v, *, softmax_scale, causal): ...
+    """
+    if name:
+        return find(name)
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        from fa3verify.adapters.functions import array_candidate
+
+        setattr(function, MADE, array_candidate(function, **facts))
+        return function
+
+    return declare
 
 
 def judge(
@@ -76,7 +110,7 @@ def judge(
     """
     from fa3verify.judgement import judge
 
-    candidate = kernel(candidate) if isinstance(candidate, str) else candidate
+    candidate = find(candidate) if isinstance(candidate, str) else candidate
     if isinstance(problem, Case):
         if recipe or scheme or changes:
             raise ValueError("a Case says recipe, scheme and changes itself: change the case")
@@ -118,7 +152,7 @@ def verify(
     Returns
     -------
     dict
-        What ``summary.json`` holds; ``["verdict"]`` is ``"pass"`` or ``"fail"``.
+        What ``summary.json`` holds; ``["verdict"]`` is ``"pass"``, ``"fail"`` or ``"inconclusive"``.
 
     Raises
     ------
@@ -134,9 +168,6 @@ def verify(
     from fa3verify.campaign import verify
 
     names = (kernels,) if isinstance(kernels, str) else tuple(kernels) or tuple(c.name for c in candidates.BUILT_IN)
-    for name in names:
-        if reason := kernel(name).unavailable:
-            raise ValueError(f"kernel {name} is unavailable: {reason}")
     if profile not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
     command = f"fa3verify.verify({names!r}, profile={profile!r}, seed={seed})"

@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,3 +115,84 @@ def read(path: Path) -> Recording:
         return Recording(facts["library"], facts["facts"], tuple(_of_json(json.loads(line)) for line in lines))
     except (lzma.LZMAError, OSError, KeyError, ValueError) as error:
         raise ValueError(f"{path.name} is not a recording: {error}") from error
+
+
+class Checked(NamedTuple):
+    """One launch run again: elements of O that were compared, and where digests differ, as (sequence, head)."""
+
+    launch: Recorded
+    outputs: int = 0
+    out_differing: tuple[tuple[int, int], ...] = ()
+    lse_differing: tuple[tuple[int, int], ...] = ()
+    refused: str = ""
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.out_differing or self.lse_differing)
+
+
+def check(library: str, launch: Recorded) -> Checked:
+    """Run the twin of a library on one launch.
+
+    ``refused`` says why nothing was compared: the library refused the launch, or the twin does not reproduce it.
+
+    Raises
+    ------
+    ValueError
+        If this machine draws other operands.
+    """
+    from fa3_kernels.plan.config import default_config
+    from fa3_kernels.twin.forward import forward
+
+    problem = launch.case.problem
+    if launch.error:
+        return Checked(launch, refused=f"{library} refused it")
+    try:
+        options = {name: value for name, value in launch.case.changes if value is not None}
+        config = default_config(problem, family=library, **options)
+        config.traits.check_reproduced(problem)
+    except ValueError as error:
+        return Checked(launch, refused=str(error))
+    operands = launch.case.operands()
+    if digest_of_operands(operands) != launch.operands:
+        raise ValueError(f"other operands are drawn here than were recorded: {launch.case.describe()}")
+    found = digests_of(problem, *forward(problem, operands, config))
+    out, lse = (_differing(problem.nheads, *pair) for pair in zip(found, launch.digests, strict=True))
+    return Checked(launch, launch.outputs, out, lse)
+
+
+def _differing(nheads: int, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """Where digests differ, as (sequence, head)."""
+    return tuple(divmod(i, nheads) for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+
+
+def cost(launch: Recorded) -> int:
+    """Products of the two GEMMs of a launch: what a twin's time goes with."""
+    p = launch.case.problem
+    lengths = sum(seq.seqlen_q * seq.seqlen_k for seq in p.sequences())
+    return p.nheads * lengths * (p.head_dim + p.head_dim_v)
+
+
+def compare(recording: Recording, *, products: int | None = None, workers: int = 0) -> dict[str, Any]:
+    """Check the launches of at most so many products, in processes.
+
+    Returns
+    -------
+    dict
+        ``launches`` and ``outputs`` that were compared, ``differing`` ones in words, ``left_out`` for their cost, and
+        ``refused`` by reason.
+    """
+    chosen = sorted((x for x in recording.launches if products is None or cost(x) <= products), key=cost, reverse=True)
+    found: dict[str, Any] = {"launches": 0, "outputs": 0, "differing": [], "refused": {}}
+    found["left_out"] = len(recording.launches) - len(chosen)
+    with ProcessPoolExecutor(workers or None, get_context("spawn")) as pool:
+        for checked in pool.map(partial(check, recording.library), chosen):
+            if checked.refused:
+                found["refused"][checked.refused] = found["refused"].get(checked.refused, 0) + 1
+                continue
+            found["launches"] += 1
+            found["outputs"] += checked.outputs
+            if checked.differs:
+                where = f"out {list(checked.out_differing[:3])}, lse {list(checked.lse_differing[:3])}"
+                found["differing"].append(f"{checked.launch.case.describe()}: (sequence, head) {where}")
+    return found

@@ -5,6 +5,7 @@ Files keep the keys of 0.1.0 (L0, L1, L2, laws), so that old summaries, replay f
 
 from __future__ import annotations
 
+EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 5}
 PARTS = {"L0": "bits", "L1": "bound", "L2": "baseline", "laws": "properties"}  # key of a file: what readers see
 
 
@@ -18,3 +19,20 @@ def told(what: str) -> str:
     if key == "law":
         return f"property {rest}"
     return f"{PARTS[key]}, {rest}" if key in PARTS else what
+
+
+def law_of(what: str) -> str | None:
+    """Name of the law that a finding or a replay file is about, None if it is about a case."""
+    return what.removeprefix("law ") if what.startswith("law ") else None
+
+
+def ratio_text(ratio: float) -> str:
+    """Write error / bound with three digits, and with more where they would hide on which side of 1 it is.
+
+    >>> [ratio_text(x) for x in (0.998, 0.99999, 1.0, 1.0004, 68.2, float("inf"))]
+    ['0.998', '0.99999', '1.00', '1.0004', '68.2', 'inf']
+    """
+    digits = 3
+    while float(f"{ratio:.{digits}g}") == 1 != ratio and digits < 17:
+        digits += 1
+    return f"{ratio:#.{digits}g}"

@@ -17,8 +17,8 @@ import torch
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.adapters import flash3_dew
 from fa3verify.adapters.libraries import library
+from fa3verify.adapters.tensors import to_gpu, to_numpy
 from fa3verify.adapters.xla_call import Call, handler
-from fa3verify.gpu.device import to_gpu, to_numpy
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Forward = Callable[[AttentionProblem, Operands, Mapping[str, Any]], tuple[np.ndarray, np.ndarray]]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify.adversary import run
+from fa3verify.campaign.findings import finding
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import json_text, write_text
@@ -38,4 +39,4 @@ def write(outcomes: list[Outcome], out: Path) -> list[dict[str, Any]]:
                 (f"twin.{dtype}", f"adversary {name}", f"error / bound {find['ratio']:.4g}, {cause}; see {FILE}")
                 for cause, find in island["violations"].items()
             ]
-    return [{"kernel": kernel, "what": what, "message": text, "replay": None} for kernel, what, text in failures]
+    return [finding(kernel, what, text or "") for kernel, what, text in failures]

@@ -9,6 +9,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.coverage import adapted
 from fa3verify.inputs.activations import list_activations
 from fa3verify.inputs.recipe import FAMILIES, Recipe
 
@@ -91,40 +92,55 @@ ACTIVATIONS = "activations"
 
 def families(candidate: Candidate, profile: Profile) -> tuple[str, ...]:
     """Return the families of which a kernel takes a case: synthetic ones, then real activations by model."""
-    templates = FAMILIES if _problems(candidate, profile) else ()
-    synthetic = tuple(template.name for template in templates if template.distribution != ACTIVATIONS)
+    return tuple(name for name in claimed_families() if _inputs(candidate, name, profile, 0))
+
+
+def claimed_families() -> tuple[str, ...]:
+    """Return every family: what a kernel for any inputs claims."""
     models = sorted({stored.model for stored in list_activations()})
-    return synthetic + tuple(f"{ACTIVATIONS}:{m}" for m in models if _activations(candidate, m, profile))
+    synthetic = tuple(template.name for template in FAMILIES if template.distribution != ACTIVATIONS)
+    return synthetic + tuple(f"{ACTIVATIONS}:{model}" for model in models)
+
+
+def constraint(candidate: Candidate, profile: Profile) -> str | None:
+    """Return why a kernel does not take some problem of a campaign, not even adapted; None where it takes all."""
+    problems = [adapted(candidate, p) for p in _shapes(candidate, profile)]
+    return next(filter(None, map(candidate.refusal, problems)), None)
 
 
 def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int) -> list[Case]:
     """Return the deterministic cases of one family; the stored baseline rests on these."""
-    if family.startswith(ACTIVATIONS):
-        inputs = _activations(candidate, family.partition(":")[2], profile)
-    else:
-        template = next(f for f in FAMILIES if f.name == family)
-        recipes = [template.recipe(seed=seed + draw) for draw in range(profile.seeds)]
-        inputs = [(i, p, recipe) for i, p in _problems(candidate, profile) for recipe in recipes]
     operation = operations.find(candidate.operation)
     return [
         Case(candidate.name, p, r, operation=operation.name, **operation.choices(candidate, p, r, i))
-        for i, p, r in inputs
+        for i, p, r in _inputs(candidate, family, profile, seed)
     ]
 
 
-def _problems(candidate: Candidate, profile: Profile) -> list[tuple[int, AttentionProblem]]:
-    """The problems of every synthetic family that a kernel takes, with their places among all."""
+def _inputs(
+    candidate: Candidate, family: str, profile: Profile, seed: int
+) -> list[tuple[int, AttentionProblem, Recipe]]:
+    """Problems and recipes of one family that a kernel takes, adapted to it, with their places among all shapes."""
+    if family.startswith(ACTIVATIONS):
+        return _activations(candidate, family.partition(":")[2], profile)
+    template = next(f for f in FAMILIES if f.name == family)
+    recipes = [template.recipe(seed=seed + draw) for draw in range(profile.seeds)]
+    taken = [(i, adapted(candidate, p)) for i, p in enumerate(_shapes(candidate, profile))]
+    return [(i, p, recipe) for i, p in taken if candidate.supports(p) for recipe in recipes]
+
+
+def _shapes(candidate: Candidate, profile: Profile) -> list[AttentionProblem]:
+    """The problems of every synthetic family, before they are adapted."""
     shapes = operations.find(candidate.operation).shapes(profile)
-    problems = [AttentionProblem(dtype=candidate.dtype, **shape) for shape in shapes]
-    return [(i, p) for i, p in enumerate(problems) if candidate.supports(p)]
+    return [AttentionProblem(dtype=candidate.dtype, **shape) for shape in shapes]
 
 
 def _activations(candidate: Candidate, model: str, profile: Profile) -> list[tuple[int, AttentionProblem, Recipe]]:
-    """The stored activations of a model that a kernel takes, with their places among all."""
+    """The stored activations of a model that a kernel takes: their first tokens, as many as fit its lengths."""
     inputs = []
     for index, stored in enumerate(a for a in list_activations() if a.model == model):
         tokens = min(stored.seqlen, profile.activation_tokens or stored.seqlen)
-        problem = stored.problem(dtype=candidate.dtype, tokens=tokens)
-        if candidate.supports(problem):
+        tokens -= tokens % candidate.seqlen_multiple
+        if tokens and candidate.supports(problem := stored.problem(dtype=candidate.dtype, tokens=tokens)):
             inputs.append((index, problem, Recipe(ACTIVATIONS, {"name": stored.name, "tokens": tokens})))
     return inputs

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fa3verify import __version__
+from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.files import write_text
+from fa3verify.text import of_error
+from fa3verify.verdict import law_of
+
+if TYPE_CHECKING:
+    from fa3verify.candidates import Candidate
 
 SCHEMA = "fa3verify.replay/1"
 
 
-def write(path: Path, kernel: str, what: str, content: dict[str, Any]) -> None:
-    """Write one replay file; ``content`` is a case or a trial in JSON."""
+def write(path: Path, kernel: str, what: str, content: dict[str, Any], baseline: dict[str, Any] | None = None) -> None:
+    """Write one replay file; ``content`` is a case or a trial in JSON, ``baseline`` the stored figure that moved."""
     body = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": what, "content": content}
+    if baseline:
+        body["baseline"] = baseline
     write_text(path, json.dumps(body, indent=1) + "\n")
 
 
@@ -42,33 +51,59 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     Returns
     -------
     holds : bool
-        False if the kernel still breaks the bound or the law.
+        False if the kernel still breaks the bound or the law, or if the figure is still beyond the baseline's margin.
     message : str
         One line.
     measures : dict, optional
         Figures of a judged case.
     """
     from fa3verify import candidates
+    from fa3verify.calls import CandidateError
     from fa3verify.cases import Case
     from fa3verify.judgement import judge, passes
     from fa3verify.properties import Trial, find_law, replay_trial
 
     candidate = candidates.find(kernel or body["kernel"])
     content = body["content"]
-    if body["what"].startswith("law "):
-        law = find_law(body["what"].removeprefix("law "))
+    if law := law_of(body["what"]):
         trial = Trial.from_json(content)
-        violation = replay_trial(law.name, candidate, trial)
-        return (
-            violation is None,
-            violation.message if violation else f"{law.name} holds for {trial.case.describe()}",
-            None,
-        )
+        violation = replay_trial(find_law(law).name, candidate, trial)
+        return violation is None, violation.message if violation else f"{law} holds for {trial.case.describe()}", None
     case = Case.from_json(content)
     if case.operation != candidate.operation:
         raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
-    measures = judge(candidate, case).measures
+    if "baseline" in body:
+        return _against_baseline(candidate, body["baseline"])
+    try:
+        measures = judge(candidate, case).measures
+    except CandidateError as error:
+        return False, f"{case.describe()}: {error}", None
     if body["what"].startswith("L2"):
-        message = f"{case.describe()}; only its bound is judged here: verify compares a whole family with the baseline"
+        message = f"{case.describe()}; only its bound is judged here: the file does not say which figure moved"
         return passes(candidate, measures), message, measures
     return passes(candidate, measures), case.describe(), measures
+
+
+def _against_baseline(candidate: Candidate, stored: Any) -> tuple[bool, str, dict[str, float] | None]:
+    """Judge a whole family again and compare the figure that had moved with its limit."""
+    from fa3verify import gate, operations
+    from fa3verify.campaign.tasks import judge_cases, pooled
+
+    try:
+        family, measure, limit = str(stored["family"]), str(stored["measure"]), float(stored["limit"])
+        profile, seed = PROFILES[stored["profile"]], int(stored["seed"])
+        cases = family_cases(candidate, family, profile, seed)
+    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None
+    records = judge_cases(candidate, family, cases)
+    if lost := [record for record in records if "error" in record]:
+        return False, f"{lost[0]['describe']}: {lost[0]['error']}", None
+    if not records:
+        raise ValueError(f"{candidate.name} takes no case of family {family}")
+    operation = operations.find(candidate.operation)
+    figures = gate.gated_figures({"operation": operation.name}, pooled(records, operation))
+    if measure not in figures:
+        raise ValueError(f"the replay file names no figure of a baseline: unknown measure {measure!r}")
+    observed, before = figures[measure], stored.get("baseline")
+    message = f"family {family}: {measure} {observed:.4g}, limit {limit:.4g}, baseline {before}"
+    return math.isfinite(observed) and observed <= limit, message, figures

@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fa3verify import __version__, candidates, operations
-from fa3verify.campaign.tasks import Outcome, families_of, pooled
+from fa3verify import __version__, coverage, operations
+from fa3verify.campaign.findings import finding, ordered
+from fa3verify.campaign.introduction import Introduction
+from fa3verify.campaign.tasks import Outcome, of_kernel, pooled
+from fa3verify.cases import Case
 from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
+from fa3verify.verdict import EXIT_CODES, ratio_text
 
 SCHEMA = "fa3verify.summary/1"
 SCHEMA_NOTES = {
@@ -22,14 +26,19 @@ SCHEMA_NOTES = {
     "seed": "seed of every draw",
     "started": "UTC, ISO 8601",
     "wall_s": "seconds",
-    "verdict": "pass or fail; fail if any part of the verdict fails or any task was lost",
-    "exit_code": "of the command",
+    "verdict": "pass, fail or inconclusive; fail if any part of the verdict fails or any task was lost, inconclusive "
+    "if nothing failed and too little of what a kernel claims was tried",
+    "exit_code": "of the command: 0, 1 or 5",
     "layers": "status of bits (L0), bound (L1), baseline (L2) and properties (laws): "
     "pass, fail, not compared, or why not run",
     "kernels": "one object per kernel",
     "kernels[].name": "candidate name",
     "kernels[].description": "one line",
-    "kernels[].verdict": "pass or fail",
+    "kernels[].verdict": "pass, fail or inconclusive",
+    "kernels[].coverage": "classes of fa3verify.coverage: by kind how many were claimed and tried, which were not "
+    "tried, the kind of the least share, that share and the required one, what kept the kernel from problems, or null, "
+    "and what it does not claim",
+    "kernels[].inconclusive": "why too little was tried for a verdict, or null",
     "kernels[].cases": "judged cases and law examples",
     "kernels[].outputs": "output values compared",
     "kernels[].worst_ratio": "largest error / bound of any output over the families",
@@ -43,25 +52,27 @@ SCHEMA_NOTES = {
     "kernels[].laws": "law, statement, kind, status, examples, outputs, message, replay",
     "gate": "every comparison: layer, rule, kernel, family, observed, limit, baseline, margin, status",
     "baseline": "name and sha256 of the baseline compared with, or null",
-    "failures": "kernel, what, message (one line), replay (path below the output directory, or null)",
+    "failures": "kernel, what, message (one line), case (one line, or null), cause (findings of one cause are "
+    "neighbours, the smallest problem first), replay (path below the output directory, or null), baseline (the stored "
+    "figure it moved from, or null)",
     "cases": "every judged case: kernel, family, case (as in a replay file), one-line description, measures",
     "provenance": "versions, platform, seed and the hash of the twin's sources",
 }
 
 
 def summarize(
-    kernels: list[str], outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
+    kernels: list[Introduction], outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
 ) -> dict[str, Any]:
     """Build the summary of a finished campaign, without times and command (the caller adds them)."""
     bodies, gate, failures, cases = [], [], [], []
-    for name in kernels:
-        body, problems, judged = _kernel(name, outcomes)
+    for kernel in kernels:
+        body, found, judged = _kernel(kernel, outcomes)
         rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
-        problems += _gate_failures(rows, judged)
-        body["verdict"] = "fail" if problems else "pass"
+        found += _gate_failures(rows, judged, profile, seed)
+        body["verdict"] = "fail" if found else "inconclusive" if body["inconclusive"] else "pass"
         bodies.append(body)
         gate += rows
-        failures += problems
+        failures += found
         cases += judged
     laws = [law for body in bodies for law in body["laws"]]
     return {
@@ -69,67 +80,99 @@ def summarize(
         "version": __version__,
         "profile": profile,
         "seed": seed,
-        "verdict": "fail" if failures else "pass",
-        "exit_code": 1 if failures else 0,
         "layers": {
             "L0": layer_status(gate, "L0") if any(row.layer == "L0" for row in gate) else "not run: no GPU kernel",
             "L1": layer_status(gate, "L1"),
             "L2": layer_status(gate, "L2"),
-            "laws": "fail" if any(law["status"] == "fail" for law in laws) else ("pass" if laws else "not compared"),
+            "laws": _law_status([law["status"] for law in laws]),
         },
         "kernels": bodies,
         "gate": [row.to_json() for row in gate],
         "baseline": {"name": baseline.name, "sha256": baseline.sha256} if baseline else None,
-        "failures": failures,
         "cases": cases,
         "provenance": provenance(seed),
+        **verdict_of(bodies, failures),
     }
 
 
-def _failure(kernel: str, what: str, message: str, replay: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"kernel": kernel, "what": what, "message": message, "replay": replay}
+def verdict_of(kernels: list[dict[str, Any]], failures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the verdict over kernels and findings, its exit code, and the findings in order of their causes."""
+    verdict = "fail" if failures else "pass"
+    if not failures and any(kernel["verdict"] == "inconclusive" for kernel in kernels):
+        verdict = "inconclusive"
+    return {"verdict": verdict, "exit_code": EXIT_CODES[verdict], "failures": ordered(failures)}
+
+
+def _law_status(statuses: list[str]) -> str:
+    """Fail beats pass beats not compared."""
+    return next((status for status in ("fail", "pass") if status in statuses), "not compared")
 
 
 def _lost_law(law: str, error: str | None) -> dict[str, Any]:
-    """A law whose worker died or hung: a failure without a trial."""
-    empty = {"statement": "", "kind": "", "examples": 0, "outputs": 0, "trial": None}
+    """A law whose worker died or hung: a failure, with the trial it was at where that is known."""
+    empty = {"statement": "", "kind": "", "examples": 0, "outputs": 0, "trial": None, "classes": []}
     return {"law": law, "status": "fail", "message": error, **empty}
 
 
-def _kernel(name: str, outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Body, failures so far and judged cases of one kernel."""
-    failures, cases, families = [], [], []
-    candidate = candidates.find(name)
-    operation = operations.find(candidate.operation)
-    for family, records, error in families_of(outcomes, name):
-        if error:
-            failures.append(_failure(name, f"family {family}", error))
+def _families(
+    kernel: Introduction, outcomes: list[Outcome]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Figures by family, findings and judged cases of one kernel."""
+    families, failures, cases = [], [], []
+    for outcome in of_kernel(outcomes, kernel.name, "family"):
+        family, records = outcome.task.arguments["family"], outcome.value or []
+        if outcome.error:
+            at = (outcome.at or {}).get("content")
+            failures.append(finding(kernel.name, f"family {family}", outcome.error, at, crashed=True))
         for record in records:
             if "error" in record:
-                failures.append(
-                    _failure(name, f"family {family}", f"{record['describe']}: {record['error']}", record["case"])
-                )
+                what, message = f"family {family}", record["error"]
+                failures.append(finding(kernel.name, what, message, record["case"], crashed=True))
             else:
-                cases.append({"kernel": name, **record})
-        good = [r for r in records if "measures" in r]
-        if good:
-            families.append({"family": family, **pooled(good, operation)})
-    laws = []
-    for outcome in outcomes:
-        if outcome.task.kind != "law" or outcome.task.arguments["kernel"] != name:
-            continue
+                cases.append({"kernel": kernel.name, **record})
+        if good := [r for r in records if "measures" in r]:
+            families.append({"family": family, **pooled(good, operations.find(kernel.operation))})
+    return families, failures, cases
+
+
+def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Laws and findings of one kernel."""
+    laws, failures = [], []
+    for outcome in of_kernel(outcomes, kernel.name, "law"):
         law = outcome.task.arguments["law"]
         body = outcome.value or _lost_law(law, outcome.error)
         laws.append(body)
         if body["status"] == "fail":
-            failures.append(_failure(name, f"law {law}", body["message"] or "", body.get("trial")))
+            trial = body["trial"] or (outcome.at or {}).get("content")
+            message = (body["message"] or "").removeprefix(f"{kernel.name} failed: ")
+            crashed = outcome.error is not None or message != body["message"]
+            failures.append(finding(kernel.name, f"law {law}", message, trial, crashed=crashed))
+    return laws, failures
+
+
+def _kernel(
+    kernel: Introduction, outcomes: list[Outcome]
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Body, findings so far and judged cases of one kernel."""
+    name, operation = kernel.name, operations.find(kernel.operation)
+    families, failures, cases = _families(kernel, outcomes)
+    laws, broken = _laws(kernel, outcomes)
+    failures += broken
+    if kernel.failed:
+        failures.append(finding(name, "loading", kernel.failed, crashed=True))
+    covered = coverage.judged(kernel.claims, _tried(families, laws, cases), kernel.constraint)
+    optional = [side.name for side in operation.sides if side.optional and cases]
+    absent = [name for name in optional if not any(f"ratio_{name}_max" in case["measures"] for case in cases)]
+    covered["not_claimed"] = [*kernel.not_claimed, *(f"output {name}" for name in absent)]
+    for law in laws:
+        law.pop("classes", None)
     sides = {
         side.name: max((f[f"ratio_{side.name}_max"] or 0.0 for f in families), default=None) for side in operation.sides
     }
     worst = max(cases, key=lambda c: c["measures"]["ratio_max"], default=None)
     body = {
         "name": name,
-        "description": candidate.description,
+        "description": kernel.description,
         "operation": operation.name,
         "cases": len(cases) + sum(law["examples"] for law in laws),
         "outputs": sum(f["outputs"] for f in families) + sum(law.get("outputs", 0) for law in laws),
@@ -138,10 +181,23 @@ def _kernel(name: str, outcomes: list[Outcome]) -> tuple[dict[str, Any], list[di
         "worst_ratios": sides,
         "worst": worst and {"family": worst["family"], "case": worst["describe"], "replay": worst["case"]},
         "search_effort": len(cases) + sum(law["examples"] for law in laws if law["law"] == "error_within_bound"),
+        "coverage": covered,
+        "inconclusive": coverage.inconclusive(covered),
         "families": families,
         "laws": laws,
     }
     return body, failures, cases
+
+
+def _tried(families: list[dict[str, Any]], laws: list[dict[str, Any]], cases: list[dict[str, Any]]) -> set[str]:
+    """Classes of which some output was compared with a bound, or by a property."""
+    tried = {f"family {f['family']}" for f in families if f["outputs"] > f["unbounded"]}
+    tried |= {f"property {law['law']}" for law in laws if law["status"] in ("pass", "fail")}
+    tried |= {name for law in laws for name in law.get("classes", ())}
+    for case in cases:
+        if case["measures"]["outputs"] > case["measures"]["unbounded"]:
+            tried |= coverage.classes_of_case(Case.from_json(case["case"]))
+    return tried
 
 
 def _figures(case: dict[str, Any]) -> dict[str, float]:
@@ -150,17 +206,23 @@ def _figures(case: dict[str, Any]) -> dict[str, float]:
     return case["measures"] | {"quantisation_bound_ratio": quantisation["bound_ratio"]}
 
 
-def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One failure per failed gate row, each with the most telling case of its family."""
+def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]], profile: str, seed: int) -> list[dict[str, Any]]:
+    """One finding per failed gate row, each with the most telling case of its family."""
     failures = []
     for row in rows:
-        if row.status != "fail":
+        if row.status != "fail" or row.observed is None or row.limit is None:
             continue
         against = f", baseline {row.baseline:.4g}" if row.baseline is not None else ""
-        message = f"family {row.family}: observed {row.observed:.4g}, limit {row.limit:.4g}{against}"
+        write = ratio_text if row.limit == 1 else "{:.4g}".format
+        message = f"family {row.family}: observed {write(row.observed)}, limit {row.limit:.4g}"
         cases = [c for c in judged if c["family"] == row.family]
         case = max(cases, key=lambda c: _figures(c).get(row.telling, 0.0), default=None)
-        failures.append(_failure(row.kernel, f"{row.layer} {row.rule}", message, case and case["case"]))
+        stored = None
+        if row.layer == "L2":
+            stored = {"family": row.family, "profile": profile, "seed": seed, "measure": row.rule}
+            stored |= {"limit": row.limit, "baseline": row.baseline}
+        what, replay = f"{row.layer} {row.rule}", case and case["case"]
+        failures.append(finding(row.kernel, what, message + against, replay, baseline=stored))
     return failures
 
 

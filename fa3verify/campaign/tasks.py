@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fa3verify import candidates, operations
-from fa3verify.campaign.pool import TaskError
-from fa3verify.campaign.profiles import PROFILES, families, family_cases
+from fa3verify import operations, watch
+from fa3verify.calls import CandidateError
+from fa3verify.campaign.introduction import Introduction, found
+from fa3verify.campaign.pool import TaskError, WorkerLost
+from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.candidates import Candidate
+from fa3verify.cases import Case
 from fa3verify.files import write_text
 from fa3verify.operations import Operation
+from fa3verify.text import of_error
+
+GIVE_UP = 3  # workers that one kernel may lose
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +51,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a task: ``value`` (JSON-able), or ``error``, one line."""
+    """What became of a task: ``value`` (JSON-able), or ``error``, one line.
+
+    A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
+    kernel had lost too many workers before.
+    """
 
     task: Task
     value: Any = None
     error: str | None = None
+    at: dict[str, Any] | None = None
+    lost_worker: bool = False
+    skipped: bool = False
 
 
 def source_stamp() -> str:
@@ -63,20 +79,28 @@ def source_stamp() -> str:
 
 
 def judge_family(kernel: str, family: str, profile: str, seed: int) -> list[dict[str, Any]]:
-    """Judge every case of one family; a case that raises is recorded, not propagated."""
+    """Judge every case of one family of a campaign."""
+    candidate = found(kernel)
+    return judge_cases(candidate, family, family_cases(candidate, family, PROFILES[profile], seed))
+
+
+def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[dict[str, Any]]:
+    """Judge cases; one that raises is recorded, not propagated."""
     from fa3verify.judgement import judge
 
-    candidate = candidates.find(kernel)
     operation = operations.find(candidate.operation)
     records: list[dict[str, Any]] = []
-    for case in family_cases(candidate, family, PROFILES[profile], seed):
+    for case in cases:
         record: dict[str, Any] = {"family": family, "case": case.to_json(), "describe": case.describe()}
+        watch.trying(f"family {family}", case.to_json)
         try:
             judgement = judge(candidate, case)
             record["measures"] = judgement.measures
             record["quantisation"] = operation.beside(judgement)
-        except Exception as error:  # whatever a kernel under test raises is a finding
-            record["error"] = f"{type(error).__name__}: {error}"
+        except CandidateError as error:
+            record["error"] = str(error)
+        except Exception as error:  # whatever else a kernel under test leads to is a finding as well
+            record["error"] = of_error(error)
         records.append(record)
     return records
 
@@ -86,7 +110,7 @@ def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, 
     from fa3verify.properties import find_law, run_law
 
     rule = find_law(law)
-    outcome = run_law(rule, candidates.find(kernel), max_examples=max_examples, seed=seed)
+    outcome = run_law(rule, found(kernel), max_examples=max_examples, seed=seed)
     return {
         "law": rule.name,
         "statement": rule.statement,
@@ -96,27 +120,23 @@ def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, 
         "outputs": outcome.outputs,
         "message": outcome.violation and outcome.violation.message,
         "trial": outcome.trial and outcome.trial.to_json(),
+        "classes": sorted(outcome.classes),
     }
 
 
-def plan(kernels: list[str], profile: str, seed: int) -> list[Task]:
+def plan(kernels: list[Introduction], profile: str, seed: int) -> list[Task]:
     """Return the tasks of a campaign without its studies, the longest first; none for a kernel that takes no case."""
-    from fa3verify.properties import LAWS
-
     size = PROFILES[profile]
     tasks = []
     for kernel in kernels:
-        candidate = candidates.find(kernel)
-        durable = kernel.startswith("twin.")
-        taken = families(candidate, size)
-        for law in LAWS if taken else ():
-            if law.applies(candidate):
-                examples = size.bound_examples if law.name == "error_within_bound" else size.law_examples
-                arguments = {"kernel": kernel, "law": law.name, "max_examples": examples, "seed": seed}
-                tasks.append(Task("law", f"{kernel}: {law.name}", check_law, arguments, durable))
-        for family in taken:
-            arguments = {"kernel": kernel, "family": family, "profile": profile, "seed": seed}
-            tasks.append(Task("family", f"{kernel}: {family}", judge_family, arguments, durable))
+        durable = kernel.name.startswith("twin.")
+        for law in kernel.laws:
+            examples = size.bound_examples if law == "error_within_bound" else size.law_examples
+            arguments = {"kernel": kernel.name, "law": law, "max_examples": examples, "seed": seed}
+            tasks.append(Task("law", f"{kernel.name}: {law}", check_law, arguments, durable))
+        for family in kernel.families:
+            arguments = {"kernel": kernel.name, "family": family, "profile": profile, "seed": seed}
+            tasks.append(Task("family", f"{kernel.name}: {family}", judge_family, arguments, durable))
     return sorted(tasks, key=lambda t: not t.label.endswith("error_within_bound"))
 
 
@@ -130,7 +150,8 @@ def execute(
 ) -> list[Outcome]:
     """Run tasks on an executor; results already in the journal are not run again.
 
-    A task that raises or loses its worker is one Outcome with an error. Results come back in the order of ``tasks``.
+    A task that raises or loses its worker is one Outcome with an error. A kernel that has lost :data:`GIVE_UP` workers
+    gets no more of them: hanging everywhere would take hours. Results come back in the order of ``tasks``.
     """
     outcomes: dict[int, Outcome] = {}
     waiting: dict[Future, int] = {}
@@ -142,23 +163,35 @@ def execute(
                 progress(outcomes[index])
         else:
             waiting[executor.submit(task.function, **task.arguments)] = index
+    lost: Counter[str] = Counter()
     for future in as_completed(waiting):
-        index = waiting[future]
-        outcomes[index] = _outcome(tasks[index], future)
-        if journal and tasks[index].durable and outcomes[index].error is None:
-            write_text(journal / f"{tasks[index].identity(stamp)}.json", json.dumps([outcomes[index].value]))
+        task = tasks[waiting[future]]
+        outcomes[waiting[future]] = outcome = _outcome(task, future)
+        kernel = task.arguments.get("kernel")
+        if kernel and outcome.lost_worker:
+            lost[kernel] += 1
+            if lost[kernel] == GIVE_UP:
+                for other in [f for f, place in waiting.items() if tasks[place].arguments.get("kernel") == kernel]:
+                    other.cancel()
+        if journal and task.durable and outcome.value is not None:
+            with contextlib.suppress(OSError):  # a full disk costs what could be resumed, not the verdict
+                write_text(journal / f"{task.identity(stamp)}.json", json.dumps([outcome.value]))
         if progress:
-            progress(outcomes[index])
+            progress(outcome)
     return [outcomes[i] for i in range(len(tasks))]
 
 
 def _outcome(task: Task, future: Future) -> Outcome:
     try:
         return Outcome(task, future.result())
+    except CancelledError:
+        return Outcome(task, skipped=True)
+    except WorkerLost as error:
+        return Outcome(task, error=str(error), at=error.at, lost_worker=True)
     except TaskError as error:
         return Outcome(task, error=str(error))
     except Exception as error:  # an executor of another kind lost the task
-        return Outcome(task, error=f"{type(error).__name__}: {error}")
+        return Outcome(task, error=of_error(error))
 
 
 def _recall(journal: Path | None, identity: str) -> list | None:
@@ -215,8 +248,8 @@ def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any
     return figures
 
 
-def families_of(outcomes: list[Outcome], kernel: str) -> Iterator[tuple[str, list[dict[str, Any]], str | None]]:
-    """Yield (family, records, error) of one kernel."""
+def of_kernel(outcomes: list[Outcome], kernel: str, kind: str) -> Iterator[Outcome]:
+    """Yield the outcomes of one kernel's families or laws that were not skipped."""
     for outcome in outcomes:
-        if outcome.task.kind == "family" and outcome.task.arguments["kernel"] == kernel:
-            yield outcome.task.arguments["family"], outcome.value or [], outcome.error
+        if outcome.task.kind == kind and outcome.task.arguments["kernel"] == kernel and not outcome.skipped:
+            yield outcome

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -17,16 +20,16 @@ from typing import Any
 from fa3verify import gate
 from fa3verify.campaign import adversary, replay
 from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign.findings import finding
+from fa3verify.campaign.introduction import Introduction, introduce_all
 from fa3verify.campaign.profiles import PROFILES, ProfileName
-from fa3verify.campaign.summary import summarize
+from fa3verify.campaign.summary import summarize, verdict_of
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import write_text
+from fa3verify.text import one_line
 
 PARTIAL = ".partial"
-
-
-class NothingSelected(Exception):
-    """No kernel takes any case of the campaign."""
+LEAST_MEMORY_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Settings:
     scheduler: str | None = None
     studies: bool = True
     command: str | None = None  # as the summary names it; this process's command line by default
+    task_limit_s: float | None = None  # the profile's by default
+    memory_bytes: int | None = None  # of each worker; by default an equal share of the machine's, at least 8 GiB
 
 
 def prepare_output(out: Path) -> None:
@@ -70,7 +75,18 @@ def make_executor(settings: Settings) -> Executor:
 
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")  # one core per worker process
-    return IsolatingPool(settings.workers or os.cpu_count() or 1, PROFILES[settings.profile].task_limit_s)
+    workers = settings.workers or os.cpu_count() or 1
+    limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
+    memory_bytes = _fair_share(workers) if settings.memory_bytes is None else settings.memory_bytes
+    return IsolatingPool(workers, limit_s, memory_bytes=memory_bytes)
+
+
+def _fair_share(workers: int) -> int | None:
+    """Bytes of memory for each worker, None where the machine does not say how much it has."""
+    try:
+        return max(LEAST_MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // workers)
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def study_tasks(settings: Settings) -> list[Task]:
@@ -92,7 +108,7 @@ def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict
     for study in STUDIES:
         mine = [o for o in outcomes if o.task.kind == f"study {study.name}"]
         lost = [o for o in mine if o.error]
-        failures += [{"kernel": "-", "what": f"study {study.name}", "message": o.error, "replay": None} for o in lost]
+        failures += [finding("-", f"study {study.name}", o.error or "", crashed=True) for o in lost]
         if len(lost) < len(mine):
             datasets[study.name] = study.assemble([o.value for o in mine if not o.error])
     return datasets, failures
@@ -119,57 +135,71 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
         After stopping the workers; finished tasks stay in the journal and are not run again next time.
     """
     started, clock = datetime.now(UTC), time.monotonic()
-    prepare_output(settings.out)
-    baseline = (
-        gate.read_baseline(settings.baseline)
-        if settings.baseline
-        else gate.shipped_baseline(settings.profile, settings.seed)
-    )
-    if baseline and (baseline.profile, baseline.seed) != (settings.profile, settings.seed):
-        raise ValueError(
-            f"baseline {baseline.name} is for profile {baseline.profile} and seed {baseline.seed}, "
-            f"not {settings.profile} and {settings.seed}"
-        )
-    tasks = campaign.plan(list(settings.kernels), settings.profile, settings.seed)
-    if not tasks:
-        raise NothingSelected(f"profile {settings.profile} has no case that {', '.join(settings.kernels)} supports")
-    if settings.profile in adversary.PROBLEMS:
-        tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
-    if settings.studies:
-        tasks += study_tasks(settings)
-    progress(len(tasks), None)
-    outcomes = _execute(tasks, settings, lambda outcome: progress(len(tasks), outcome))
-    summary = summarize(list(settings.kernels), outcomes, baseline, profile=settings.profile, seed=settings.seed)
+    baseline = _baseline(settings)
+    executor = make_executor(settings)
+    try:
+        kernels = introduce_all(settings.kernels, settings.profile, executor)
+        prepare_output(settings.out)
+        outcomes = _execute(_tasks(kernels, settings), settings, executor, progress)
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+    executor.shutdown()
+    summary = summarize(kernels, outcomes, baseline, profile=settings.profile, seed=settings.seed)
     studies, lost = assemble_studies(outcomes) if settings.studies else ({}, [])
     if lost := [*lost, *adversary.write(outcomes, settings.out)]:
-        summary["failures"] += lost
-        summary |= {"verdict": "fail", "exit_code": 1}
+        summary |= verdict_of(summary["kernels"], [*summary["failures"], *lost])
     _write_replays(summary, settings.out)
     command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
-    summary |= {"command": command, "started": started.isoformat(timespec="seconds")}
+    summary |= {"command": one_line(command, 10**4), "started": started.isoformat(timespec="seconds")}
     summary["wall_s"] = round(time.monotonic() - clock, 1)
     if settings.update_baseline:
         body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
         write_text(settings.update_baseline, body.text())
     _write_report(settings.out, summary, studies)
+    _remove_journal(settings.out)
     return summary
 
 
-def _execute(tasks: list[Task], settings: Settings, progress: Callable[[Outcome], None]) -> list[Outcome]:
-    """Run the tasks with a journal that survives an interruption and is removed after a complete run."""
-    journal = settings.out / PARTIAL
-    executor = make_executor(settings)
-    try:
-        outcomes = campaign.execute(tasks, executor, journal=journal, stamp=campaign.source_stamp(), progress=progress)
-    except BaseException:
-        executor.shutdown(wait=False, cancel_futures=True)
-        raise
-    executor.shutdown()
-    for entry in journal.glob("*.json"):
-        entry.unlink()
-    if journal.exists():
-        journal.rmdir()
-    return outcomes
+def _baseline(settings: Settings) -> gate.Baseline | None:
+    """The baseline to compare with; ValueError if it is not for this profile and seed."""
+    if settings.baseline is None:
+        return gate.shipped_baseline(settings.profile, settings.seed)
+    baseline = gate.read_baseline(settings.baseline)
+    if (baseline.profile, baseline.seed) != (settings.profile, settings.seed):
+        raise ValueError(
+            f"baseline {baseline.name} is for profile {baseline.profile} and seed {baseline.seed}, "
+            f"not {settings.profile} and {settings.seed}"
+        )
+    return baseline
+
+
+def _tasks(kernels: list[Introduction], settings: Settings) -> list[Task]:
+    """Everything there is to run; no studies where no kernel takes a case."""
+    tasks = campaign.plan(kernels, settings.profile, settings.seed)
+    if settings.profile in adversary.PROBLEMS:
+        tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
+    return tasks + study_tasks(settings) if tasks and settings.studies else tasks
+
+
+def _execute(
+    tasks: list[Task], settings: Settings, executor: Executor, progress: Callable[[int, Outcome | None], None]
+) -> list[Outcome]:
+    """Run the tasks with a journal that survives an interruption."""
+    progress(len(tasks), None)
+    return campaign.execute(
+        tasks,
+        executor,
+        journal=settings.out / PARTIAL,
+        stamp=campaign.source_stamp(),
+        progress=lambda outcome: progress(len(tasks), outcome),
+    )
+
+
+def _remove_journal(out: Path) -> None:
+    """Remove what could be resumed: the report exists."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(out / PARTIAL)
 
 
 def _write_replays(summary: dict[str, Any], out: Path) -> None:
@@ -180,19 +210,22 @@ def _write_replays(summary: dict[str, Any], out: Path) -> None:
 
     stored: dict[str, str] = {}  # content -> path: one file per case, however many rules it breaks
 
-    def store(stem: str, kernel: str, what: str, content: dict[str, Any] | None) -> str | None:
+    def store(
+        stem: str, kernel: str, what: str, content: dict[str, Any] | None, baseline: dict[str, Any] | None = None
+    ) -> str | None:
         if content is None:
             return None
-        key = json.dumps(content, sort_keys=True)
+        key = json.dumps([content, baseline], sort_keys=True)
         if key not in stored:
-            path = worst / f"{stem.replace('/', '_').replace(':', '_')}.json"
-            replay.write(path, kernel, what, content)
+            path = worst / f"{re.sub(r'[^A-Za-z0-9._+-]', '_', stem)[:100]}.json"
+            replay.write(path, kernel, what, content, baseline)
             stored[key] = f"worst/{path.name}"
         return stored[key]
 
     for number, failure in enumerate(summary["failures"]):
         stem = f"fail-{number:03d}-{failure['kernel']}-{failure['what'].split()[0]}"
-        failure["replay"] = store(stem, failure["kernel"], failure["what"], failure["replay"])
+        given = (failure["kernel"], failure["what"], failure["replay"], failure["baseline"])
+        failure["replay"] = store(stem, *given)
     for kernel in summary["kernels"]:
         if kernel["worst"]:
             name = kernel["name"]
@@ -209,30 +242,31 @@ def _write_report(out: Path, summary: dict[str, Any], studies: dict[str, Any]) -
 
 
 def junit(summary: dict[str, Any]) -> str:
-    """Return the verdict as JUnit XML: one test case per kernel and law, and per gate row."""
-    from xml.sax.saxutils import quoteattr
+    """Return the verdict as JUnit XML: one test case per kernel and law, per gate row, and per finding of neither.
+
+    A kernel of which too little was tried is an error, as is one that could not be loaded.
+    """
+    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
     rows = []
     for kernel in summary["kernels"]:
         rows += [(kernel["name"], f"law {law['law']}", law["status"], law["message"] or "") for law in kernel["laws"]]
-    rows += [
-        (
-            row["kernel"],
-            f"{row['layer']} {row['rule']} {row['family']}",
-            row["status"],
-            f"observed {row['observed']}, limit {row['limit']}",
-        )
-        for row in summary["gate"]
-    ]
-    lost = [
-        (f["kernel"], f["what"], "fail", f["message"])
-        for f in summary["failures"]
-        if f["what"].startswith(("family", "study"))
-    ]
-    body = []
-    for kernel, name, status, message in rows + lost:
-        inner = {"fail": f"<failure message={quoteattr(message)}/>", "not compared": "<skipped/>"}.get(status, "")
-        body.append(f"<testcase classname={quoteattr(kernel)} name={quoteattr(name)}>{inner}</testcase>")
-    failures = sum(status == "fail" for _, _, status, _ in rows + lost)
-    head = f'<testsuite name="fa3verify" tests="{len(body)}" failures="{failures}" time="{summary["wall_s"]}">'
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + "\n".join([head, *body, "</testsuite>"]) + "\n"
+        if reason := kernel["inconclusive"]:
+            rows.append((kernel["name"], "coverage", "inconclusive", reason))
+    for row in summary["gate"]:
+        words = f"observed {row['observed']}, limit {row['limit']}"
+        rows.append((row["kernel"], f"{row['layer']} {row['rule']} {row['family']}", row["status"], words))
+    others = [f for f in summary["failures"] if f["what"].split()[0] not in ("law", "L0", "L1", "L2")]
+    rows += [(f["kernel"], f["what"], "fail", f["message"]) for f in others]
+    results = {"fail": Failure, "inconclusive": Error, "not compared": Skipped, "not_tried": Skipped}
+    suite = TestSuite("fa3verify")
+    for kernel, name, status, message in rows:
+        case = TestCase(one_line(name), one_line(kernel))
+        if status in results:
+            case.result = [results[status](one_line(message))]
+        suite.append(case)  # add_testcase counts all of them again each time
+    suite.update_statistics()
+    suite.time = summary["wall_s"]
+    xml = JUnitXml()
+    xml.add_testsuite(suite)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{xml.tostring().decode()}\n'

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -17,11 +17,17 @@ from rich.table import Table
 
 from fa3_kernels.audit.golden import is_compiled
 from fa3verify import operations
+from fa3verify.campaign.findings import clusters
 from fa3verify.campaign.tasks import Outcome
+from fa3verify.campaign.verify import junit
 from fa3verify.candidates import Candidate
-from fa3verify.verdict import PARTS, told
+from fa3verify.cli.exits import write
+from fa3verify.verdict import PARTS, ratio_text, told
 
-STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow"}
+STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow", "inconclusive": "bold yellow"}
+
+if TYPE_CHECKING:
+    from fa3verify.recordings import Recording
 
 
 @contextlib.contextmanager
@@ -43,10 +49,22 @@ def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
         yield advance
 
 
-def _figure(value: float | None) -> str:
-    """Two significant digits, exponents without padding."""
+def tell(summary: dict[str, Any], out: Path, json_target: str | None, junit_target: str | None, quiet: bool) -> None:
+    """Say the verdict on the terminal, then in every file that was asked for."""
+    if "-" not in (json_target, junit_target):
+        print_summary(summary, out, quiet=quiet)
+    write((out / "summary.json").read_text(encoding="utf-8"), json_target)
+    if junit_target:
+        write(junit(summary), junit_target)
+    step_summary(out)
+
+
+def _figure(value: float | None, measure: str = "") -> str:
+    """Two significant digits, exponents without padding; a ratio to a bound shows on which side of 1 it is."""
     if value is None:
         return "-"
+    if "ratio" in measure and 0.95 <= value < 1.05:
+        return ratio_text(value)
     text = f"{value:.2g}"
     return text.replace("e-0", "e-").replace("e+0", "e")
 
@@ -60,17 +78,19 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
             console.print(_property_line(kernel))
             if line := _quantisation_line(kernel):
                 console.print(line)
+            if left_out := kernel["coverage"]["not_tried"]:
+                console.print(f"not tried: {escape(', '.join(left_out))}", soft_wrap=True)
         parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())
         console.print("\n" + "  ".join(parts))
-    for failure in summary["failures"][:20]:
-        where = f"  replay: fa3verify replay {out / failure['replay']}" if failure["replay"] else ""
-        console.print(
-            f"[red]FAIL[/red] {escape(failure['kernel'])} {escape(told(failure['what']))}: "
-            f"{escape(failure['message'])}{escape(where)}",
-            soft_wrap=True,
-        )
-    if len(summary["failures"]) > 20:
-        console.print(f"... and {len(summary['failures']) - 20} more in {out / 'summary.json'}")
+    shown = clusters(summary["failures"])
+    for failure, others in shown[:20]:
+        _print_finding(console, failure, others, out)
+    if len(shown) > 20:
+        console.print(f"... and {len(shown) - 20} more causes in {out / 'summary.json'}")
+    for kernel in summary["kernels"]:
+        if kernel["inconclusive"]:
+            words = f"{escape(kernel['name'])}: {escape(kernel['inconclusive'])}"
+            console.print(f"[yellow]INCONCLUSIVE[/yellow] {words}", soft_wrap=True)
     verdict = summary["verdict"]
     cases = sum(k["cases"] for k in summary["kernels"])
     outputs = sum(k["outputs"] for k in summary["kernels"])
@@ -79,6 +99,18 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
         f"{outputs:,} outputs in {summary['wall_s']:.0f} s"
     )
     console.print(f"report {out / 'report.html'}", soft_wrap=True)
+
+
+def _print_finding(console: Console, failure: Mapping[str, Any], others: int, out: Path) -> None:
+    """One finding of a cause: what, the case, how to run it again, and how many others there are."""
+    told_of = f"{escape(failure['kernel'])} {escape(told(failure['what']))}: {escape(failure['message'])}"
+    console.print(f"[red]FAIL[/red] {told_of}", soft_wrap=True)
+    if failure["case"]:
+        console.print(f"     case: {escape(failure['case'])}", soft_wrap=True)
+    if failure["replay"]:
+        console.print(f"     replay: fa3verify replay {escape(str(out / failure['replay']))}", soft_wrap=True)
+    if others:
+        console.print(f"     and {others} more of this cause")
 
 
 COLUMNS = {  # measure: heading; the last ones go first when the terminal is narrow
@@ -107,7 +139,7 @@ def _family_table(kernel: dict[str, Any], width: int) -> Table:
         judged = f["outputs"] > f["unbounded"]
         ratios = [f[f"ratio_{side}_max"] for side in sides if f[f"ratio_{side}_max"] is not None]
         values = f | {"sides": max(ratios, default=None)}
-        figures = [_figure(values[measure]) if judged else "-" for measure in shown]
+        figures = [_figure(values[measure], measure.replace("sides", "ratio")) if judged else "-" for measure in shown]
         name = f["family"].replace("activations:", "real:")
         table.add_row(name, *figures, f"{f['bit_equal']:.0%}" if judged else "-")
     return table
@@ -126,7 +158,7 @@ def _quantisation_line(kernel: dict[str, Any]) -> str:
         return ""
     return (
         f"quantising Q, K, V: RMS error / predicted {min(predicted):.2f} to {max(predicted):.2f} "
-        f"over families, largest error / its own bound {max(bounded):.2f}"
+        f"over families, largest error / its own bound {ratio_text(max(bounded))}"
     )
 
 
@@ -143,7 +175,7 @@ def print_replay(body: dict[str, Any], holds: bool, message: str, measures: dict
     console.print(f"{escape(body['kernel'])}: {escape(told(body['what']))}", soft_wrap=True)
     console.print(escape(message), soft_wrap=True)
     for name, value in (measures or {}).items():
-        console.print(f"  {name:20} {_figure(value)}")
+        console.print(f"  {name:20} {_figure(value, name)}")
     console.print("[green]holds[/green]" if holds else "[bold red]still broken[/bold red]")
 
 
@@ -248,6 +280,19 @@ def print_bits(tables: dict[str, dict[str, int]], broken: list[list[str]]) -> No
     for file, sums in tables.items():
         counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in sums.items())
         console.print(f"{file}: {counts}", soft_wrap=True, highlight=False)
+
+
+def print_recording(recording: Recording, found: dict[str, Any]) -> None:
+    """Print what of a recording was compared, what differs, and what was left out with its reasons."""
+    console = Console()
+    for line in found["differing"][:20]:
+        console.print(f"[red]DIFFERS[/red] {escape(line)}", soft_wrap=True)
+    counts = f"{found['launches']:,} launches, {found['outputs']:,} outputs, {len(found['differing'])} differ"
+    facts = f"{recording.facts.get('version', '')}, {recording.facts.get('gpu', '')}"
+    console.print(f"{recording.library} ({facts}): {counts}", soft_wrap=True, highlight=False)
+    for reason, count in {**found["refused"], "left out for their cost": found["left_out"]}.items():
+        if count:
+            console.print(f"  {count:,} not compared: {escape(reason)}", soft_wrap=True, highlight=False)
 
 
 def print_adversary(body: dict[str, Any], out: Path, *, quiet: bool) -> None:

@@ -14,7 +14,8 @@ from click.exceptions import Exit
 
 OK, FINDING, USAGE, ENVIRONMENT, INTERNAL, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 EPILOG = (
-    "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected, 130 interrupted."
+    "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected or inconclusive, "
+    "130 interrupted."
 )
 
 
@@ -70,6 +71,35 @@ def write(text: str, target: str | None) -> None:
     if target == "-":
         sys.stdout.write(text)
     elif target is not None:
-        from fa3verify.files import write_text
+        from fa3verify.files import write_output
 
-        write_text(Path(target), text)
+        write_output(Path(target), text)
+
+
+def require_writable(*targets: str | None) -> None:
+    """Leave, before anything runs, unless all files that will be asked for can be written."""
+    from fa3verify.files import why_unwritable
+
+    for target in targets:
+        if target and target != "-" and (reason := why_unwritable(Path(target))):
+            fail(USAGE, f"{target} cannot be written: {reason}")
+
+
+@contextlib.contextmanager
+def told_anyhow(code: int) -> Iterator[None]:
+    """Leave with the code of a verdict, whatever becomes of the text about it.
+
+    A reader who closed the pipe has seen enough; a file that cannot be written is named, and a pass is then one no
+    more: it was asked for.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich leaves with code 1 when a pipe is closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            name, reason = error.filename or "output", error.strerror or error
+            click.echo(f"fa3verify: {name} cannot be written: {reason}", err=True)
+        code = code or ENVIRONMENT
+    raise Exit(code)

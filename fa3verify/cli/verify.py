@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
-from click.exceptions import Exit
 
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, NOTHING, fail, one_line_errors, write
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, require_writable, told_anyhow
 
 
 @click.command(epilog=EPILOG)
@@ -31,8 +31,21 @@ from fa3verify.cli.exits import ENVIRONMENT, EPILOG, NOTHING, fail, one_line_err
     help="Write the figures of this run as a baseline.",
 )
 @click.option("--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output.")
-@click.option("--junit", "junit_target", type=click.Path(path_type=Path, dir_okay=False), help="Also write JUnit XML.")
+@click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML.")
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@click.option(
+    "--task-limit",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Time after which a task counts as hung, first calls apart: they may compile, and have five times as long. "
+    "60 by default for quick, 900 for release, 3600 for soak.",
+)
+@click.option(
+    "--memory-limit",
+    type=click.FloatRange(0),
+    metavar="GIB",
+    help="Memory of each worker; 0 is no limit. By default an equal share of the machine's, at least 8.",
+)
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Run on a Dask cluster. Dask's protocol carries code: trusted clusters only."
 )
@@ -42,17 +55,14 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
     """Judge KERNELS (all twins by default) by bits, bound, baseline and properties; write a report."""
     with one_line_errors():
         from fa3verify import candidates
-        from fa3verify.campaign import verify
+        from fa3verify.campaign import introduction, verify
         from fa3verify.cli import console
 
-        names = (*kernels, *references) or tuple(c.name for c in candidates.BUILT_IN)
-        names = tuple(dict.fromkeys(names))
-        for name in names:
-            candidate = candidates.find(name)
-            if candidate.unavailable:
-                fail(ENVIRONMENT, f"kernel {name} is unavailable: {candidate.unavailable}")
+        targets = options["json_target"], options["junit_target"], options["update_baseline"]
+        require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
+        gib = options["memory_limit"]
         settings = verify.Settings(
-            names,
+            tuple(dict.fromkeys((*kernels, *references) or (c.name for c in candidates.BUILT_IN))),
             "quick" if quick else profile,
             options["seed"],
             options["out"],
@@ -61,19 +71,13 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             options["workers"],
             options["scheduler"],
             not options["no_studies"],
+            task_limit_s=options["task_limit"],
+            memory_bytes=None if gib is None else int(gib * 2**30),
         )
-        json_target, quiet = options["json_target"], options["quiet"]
-        with console.progress(quiet) as progress:
+        with console.progress(options["quiet"]) as progress:
             try:
                 summary = verify.run(settings, progress)
-            except verify.NothingSelected as error:
-                fail(NOTHING, str(error))
-        if options["junit_target"]:
-            from fa3verify.files import write_text
-
-            write_text(options["junit_target"], verify.junit(summary))
-        write((settings.out / "summary.json").read_text(encoding="utf-8"), json_target)
-        if json_target != "-":
-            console.print_summary(summary, settings.out, quiet=quiet)
-        console.step_summary(settings.out)
-        raise Exit(summary["exit_code"])
+            except introduction.Unavailable as error:
+                fail(ENVIRONMENT, str(error))
+        with told_anyhow(summary["exit_code"]):
+            console.tell(summary, settings.out, options["json_target"], options["junit_target"], options["quiet"])

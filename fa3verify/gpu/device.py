@@ -6,33 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from fa3_kernels.gluon.launch import Descales, forward, packed_of
 from fa3_kernels.gluon.quantize import QuantizedQKV, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
-from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
-
-TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
-_BY_NUMPY = {np.dtype(FORMATS[name].dtype): dtype for name, dtype in TORCH_DTYPES.items()}
-_FORMATS = {dtype: FORMATS[name].dtype for name, dtype in TORCH_DTYPES.items()}
-
-
-def to_gpu(x: np.ndarray) -> torch.Tensor:
-    """Copy an array to the GPU; small formats as bits, since numpy's and torch's do not know each other."""
-    x = np.ascontiguousarray(x)
-    if x.dtype not in _BY_NUMPY:
-        return torch.from_numpy(x).cuda()
-    return torch.from_numpy(x.view(np.int16 if x.itemsize == 2 else np.uint8)).cuda().view(_BY_NUMPY[x.dtype])
-
-
-def to_numpy(x: torch.Tensor) -> np.ndarray:
-    """Copy a tensor to numpy in its own format (bfloat16 and float8_e4m3fn by way of their bits)."""
-    x = x.detach().contiguous()
-    if x.dtype not in _FORMATS:
-        return x.cpu().numpy()
-    return x.view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16).cpu().numpy().view(_FORMATS[x.dtype])
+from fa3verify.adapters.tensors import to_gpu
+from fa3verify.adapters.tensors import to_numpy as to_numpy
 
 
 def run_forward(

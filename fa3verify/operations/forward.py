@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.plan.traits import OURS, traits_of
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.attention import attention
 from fa3_reference.bounds.model import KernelModel
@@ -50,10 +51,10 @@ class Result(NamedTuple):
     lse: np.ndarray | None
 
 
-def changeable(dtype: Dtype, fixed: Iterable[str] = ()) -> frozenset[str]:
+def changeable(dtype: Dtype, fixed: Iterable[str] = (), family: str = OURS) -> frozenset[str]:
     """Fields of the configuration that a campaign changes, but for those that make a kernel what it is."""
-    only_fp8 = {"promotion_interval", "out_dtype"} if dtype == "e4m3" else set()
-    return frozenset({"num_splits", "pack_gqa"} | only_fp8) - frozenset(fixed)
+    only_fp8 = set() if dtype == "e4m3" else {"promotion_interval", "out_dtype"}
+    return traits_of(family).choices - only_fp8 - frozenset(fixed)
 
 
 def order_of_family(config: Config) -> KernelModel:
@@ -81,7 +82,9 @@ class Forward(Operation):
     faults = Fault
 
     def configure(self, problem: AttentionProblem, **changes: Any) -> Config:
-        return default_config(problem, **changes)
+        config = default_config(problem, **changes)
+        config.traits.check_reproduced(problem)
+        return config
 
     def twin(self, problem: AttentionProblem, operands: Operands, config: Config, fault: Fault | None = None) -> Result:
         from fa3_kernels.twin.forward import forward

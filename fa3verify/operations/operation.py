@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.metrics import error_over_bound
@@ -64,7 +65,7 @@ class Output:
 
 
 class WrongOutput(ValueError):
-    """A kernel returned an output of the wrong shape, or lacks one."""
+    """A kernel returned an output of the wrong type, dtype or shape, or lacks one."""
 
 
 class Operation(ABC):
@@ -72,6 +73,7 @@ class Operation(ABC):
 
     ``config`` is the dataclass of a kernel's configuration, whose fields a case may change; ``features`` are those of
     :data:`FEATURES` that the twin takes; ``faults`` are the mistakes that can be planted in it.
+    ``judges_choices`` says that truth and bound depend on what the kernel returned, so that they follow its run.
     """
 
     name: ClassVar[str]
@@ -79,6 +81,7 @@ class Operation(ABC):
     config: ClassVar[type]
     features: ClassVar[frozenset[str]]
     faults: ClassVar[type[StrEnum]]
+    judges_choices: ClassVar[bool] = False
 
     @abstractmethod
     def configure(self, problem: AttentionProblem, **changes: Any) -> Any:
@@ -159,7 +162,7 @@ class Operation(ABC):
         Raises
         ------
         WrongOutput
-            If an output is missing or has the wrong shape.
+            If an output is missing, is no array of numpy, or has the wrong shape or dtype. Strides do not matter.
         """
         named = {}
         if type(returned) is tuple:
@@ -173,7 +176,11 @@ class Operation(ABC):
                 raise WrongOutput(f"returned no {output.name}")
             if array is None:
                 continue
+            if not isinstance(array, np.ndarray):
+                raise WrongOutput(f"returned {output.name} as {type(array).__name__}, expected a numpy array")
             if array.shape != shape:
                 raise WrongOutput(f"returned {output.name} of shape {array.shape}, expected {shape}")
+            if array.dtype != (declared := np.dtype(FORMATS[output.format(config)].dtype)):
+                raise WrongOutput(f"returned {output.name} of dtype {array.dtype}, expected {declared}")
             named[output.name] = array
         return named

@@ -134,6 +134,7 @@ class Quantize(Operation):
     config = QuantizeConfig
     features = FEATURES - {"softcap", "block_descale"}
     faults = QuantizerFault
+    judges_choices = True
 
     def configure(self, problem: AttentionProblem, **changes: Any) -> QuantizeConfig:
         config = QuantizeConfig(**changes)

@@ -10,12 +10,9 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.candidates import Candidate
 from fa3verify.metrics import error_over_bound
 from fa3verify.operations import Outputs
+from fa3verify.policy import out_rows
 from fa3verify.properties.law import Setup, Violation
-
-
-def out_rows(problem: AttentionProblem, rows: np.ndarray) -> np.ndarray:
-    """Reorder a row mask from the layout of lse to (batch, seqlen_q, nheads, 1), or its packed form."""
-    return (rows.T if problem.is_varlen else rows.transpose(0, 2, 1))[..., None]
+from fa3verify.verdict import ratio_text
 
 
 def same_bits(
@@ -90,15 +87,16 @@ def close(
     index = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
     message = (
         f"{what}{list(index)}: got {float(got[index])!r}, expected {float(expected[index])!r}, "
-        f"bound {float(bound[index]):.3e}, ratio {float(ratio[index]):.3g}"
+        f"bound {float(bound[index]):.3e}, ratio {ratio_text(float(ratio[index]))}"
     )
+    if np.isnan(got[index]):
+        message += "; NaN is due only in a row that sees NaN or an infinity, and this one sees none"
     return Violation(message, where=f"{what}{list(index)}", ratio=float(ratio[index]))
 
 
 def against_truth(candidate: Candidate, setup: Setup, what: str) -> Violation | None:
     """Compare what a candidate returns with the exact outputs of its operation, each within its bound."""
-    got = setup.run(candidate)
-    truth, bound = setup.truth(got), setup.bound(got)
+    got, truth, bound = setup.judged(candidate)
     for output in setup.operation.outputs:
         name = output.name
         if name not in got:

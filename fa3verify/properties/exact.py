@@ -148,7 +148,7 @@ EXACT_LAWS = (
     law(
         "value_scaling_by_powers_of_two",
         "V, stored or by its descale, times 2^n gives out times 2^n and the same lse, bit for bit, for normal values",
-        "exact",
+        "invariant",
         _value_scaling,
         wanted=Wanted(),
         parameters=_shift,
@@ -157,7 +157,7 @@ EXACT_LAWS = (
         "score_scaling_by_powers_of_two",
         "Q (its descale for e4m3) times 2^n and softmax_scale or k_descale times 2^-n changes no bit, for normal "
         "values",
-        "exact",
+        "invariant",
         _score_scaling,
         wanted=Wanted(),
         parameters=_score_parameters,
@@ -166,7 +166,7 @@ EXACT_LAWS = (
         "block_descale_moves_into_stored_values",
         "e4m3: a block stored 2^n larger with its descale 2^n smaller changes no bit, for Q, K and V, in the normal "
         "range",
-        "exact",
+        "invariant",
         _block_descale,
         wanted=Wanted(descales="blocks", empty=False, single=True),
         parameters=_block_parameters,
@@ -175,14 +175,14 @@ EXACT_LAWS = (
     law(
         "sign_symmetry",
         "negating Q and K together changes no bit; negating V negates out and keeps lse, bit for bit",
-        "exact",
+        "invariant",
         _signs,
         wanted=Wanted(),
     ),
     law(
         "value_channels_are_independent",
         "permuting the channels of V permutes those of out and keeps lse, bit for bit",
-        "exact",
+        "invariant",
         _value_channels,
         wanted=Wanted(),
         parameters=_channel_order,
@@ -190,7 +190,7 @@ EXACT_LAWS = (
     law(
         "repeated_run_is_identical",
         "the same call twice gives the same bits",
-        "exact",
+        "invariant",
         _repeat,
         wanted=Wanted(),
         of=tuple(operations.OPERATIONS),

@@ -15,13 +15,16 @@ from typing import Any, Literal, NamedTuple
 from hypothesis.strategies import SearchStrategy
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import operations
+from fa3verify import calls, operations
+from fa3verify.calls import CandidateError as CandidateError
+from fa3verify.calls import Refused as Refused
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Operation, Outputs
+from fa3verify.policy import Policy, freed
 
 SCHEMA = "fa3verify.trial/1"
-Kind = Literal["exact", "bounded"]
+Kind = Literal["exact", "invariant", "bounded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,10 @@ class Law:
         Subject and relation: ``value_scaling_by_powers_of_two``.
     statement : str
         One line: what holds, when, and exactly or within which bound.
-    kind : {"exact", "bounded"}
+    kind : {"exact", "invariant", "bounded"}
+        ``exact`` laws demand bits, ``bounded`` ones a bound. ``invariant`` ones demand equal bits of calls that differ
+        in shape, order or scale, or of repeated ones: correct kernels may break them, so that they are checked on
+        kernels that claim them.
     needs : callable
         Whether a candidate has what the law needs.
     draw : callable
@@ -146,17 +152,17 @@ class Law:
     check: Callable[[Candidate, Trial], Violation | None]
     operations: tuple[str, ...] = (operations.FORWARD,)
 
+    def is_claimed(self, candidate: Candidate) -> bool:
+        """Tell whether the candidate claims the law, if it is one that not every kernel has."""
+        return self.kind != "invariant" or candidate.bitwise is None or self.name in candidate.bitwise
+
     def applies(self, candidate: Candidate) -> bool:
         """Tell whether the law is one of the candidate's operation and the candidate has what it needs."""
         return candidate.operation in self.operations and self.needs(candidate)
 
 
-class CandidateError(Exception):
-    """A candidate raised, or returned arrays of the wrong shape."""
-
-
-class Refused(CandidateError):
-    """A candidate raised ValueError: it may not support what was asked."""
+class Untaken(Exception):
+    """A law led to a problem of a size that the kernel declares not to take: the trial says nothing."""
 
 
 class Setup(NamedTuple):
@@ -167,18 +173,21 @@ class Setup(NamedTuple):
     operands: Operands
     config: Any
     assumed: Callable[[Any], Any]  # what the bound assumes of a configuration
+    policy: Policy
 
     def run(self, candidate: Candidate) -> Outputs:
-        """Run the candidate; CandidateError if it fails or what it returns has the wrong shape."""
-        try:
-            returned = candidate.run(self.problem, self.operands, self.config)
-            return self.operation.named(returned, self.problem, self.config)
-        except operations.WrongOutput as error:
-            raise CandidateError(str(error)) from error
-        except ValueError as error:
-            raise Refused(f"ValueError: {error}") from error
-        except Exception as error:  # a third party's kernel may raise anything
-            raise CandidateError(f"{type(error).__name__}: {error}") from error
+        """Run the candidate, as :func:`fa3verify.calls.run` does; Untaken where it declares not to take the problem."""
+        if words := candidate.misfit(self.problem):
+            raise Untaken(words)
+        return calls.run(candidate, self.problem, self.operands, self.config)
+
+    def judged(self, candidate: Candidate) -> tuple[Outputs, Outputs, Outputs]:
+        """Run the candidate; returns outputs, truth and bound, which are made before the run where they can be."""
+        if self.operation.judges_choices:
+            got = self.run(candidate)
+            return got, self.truth(got), self.bound(got)
+        truth, bound = self.truth({}), self.bound()
+        return self.run(candidate), truth, bound
 
     def truth(self, got: Outputs) -> Outputs:
         """Exact outputs of this call on the operands as they are."""
@@ -186,7 +195,8 @@ class Setup(NamedTuple):
 
     def bound(self, got: Outputs | None = None) -> Outputs:
         """Rounding-error bound of this call; ``got`` for operations whose bound depends on it."""
-        return self.operation.bound(self.problem, self.operands, self.assumed(self.config), got or {})
+        bound = self.operation.bound(self.problem, self.operands, self.assumed(self.config), got or {})
+        return freed(self.policy, self.problem, bound, math.inf)
 
     def configured(self, **changes: Any) -> Setup:
         """Return the same call with another configuration."""
@@ -204,4 +214,5 @@ def set_up(candidate: Candidate, case: Case) -> Setup:
     except ValueError as error:
         raise Refused(f"ValueError: {error}") from error
     operation = operations.find(candidate.operation)
-    return Setup(operation, case.problem, case.operands(), config, partial(operation.assumed, candidate))
+    assumed = partial(operation.assumed, candidate)
+    return Setup(operation, case.problem, case.operands(), config, assumed, candidate.policy)

@@ -22,8 +22,8 @@ from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Outputs
-from fa3verify.properties.compare import out_rows
-from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.policy import empty_rows, out_rows
+from fa3verify.properties.law import Setup, Trial, Untaken, Violation, set_up
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import Wanted, law
 
@@ -103,7 +103,7 @@ POLICY: tuple[Rule, ...] = (
     ),
 )
 _RULES = {rule.name: rule for rule in POLICY}
-LOW_SCORE = -4096.0  # a key with it has weight 0 beside any other; exact in every format that has an infinity
+LOW_SCORE = -4096.0  # a key with it has weight 0 beside most others; exact in every format that has an infinity
 
 
 class _Place(NamedTuple):
@@ -198,7 +198,12 @@ def _check(candidate: Candidate, trial: Trial) -> Violation | None:
     clean = _planted(setup, rule, place, clean_value).run(candidate)
     got = _planted(setup, rule, place, rule.value).run(candidate)
     seen, alone = _seen(problem, rule, place)
+    if low:
+        lse, lower = (_planted(setup, rule, place, x).truth({})["lse"] for x in (LOW_SCORE, 2 * LOW_SCORE))
+        if (lse != lower)[seen & ~alone].any():
+            raise Untaken("beside scores as large as these the lowest one still has a weight")
     special = alone if rule.alone else np.zeros_like(alone)
+    empty = empty_rows(problem)
     effects: tuple[tuple[Effect, np.ndarray], ...] = (
         (rule.seen, seen & ~special),
         (rule.alone or rule.seen, special),
@@ -207,6 +212,8 @@ def _check(candidate: Candidate, trial: Trial) -> Violation | None:
     for effect, rows in effects:
         out_broken, lse_broken = _broken(effect, got, clean, place.channel)
         for name, broken, where in (("out", out_broken, out_rows(problem, rows)), ("lse", lse_broken, rows)):
+            if broken is not None and name in candidate.policy.free:
+                broken = broken & ~(out_rows(problem, empty) if name == "out" else empty)
             if broken is None or not (broken & where).any():
                 continue
             index = tuple(int(i) for i in np.argwhere(broken & where)[0])
@@ -226,5 +233,6 @@ POLICY_LAWS = (
         _check,
         wanted=Wanted(softcap=False, empty=False, families=("normal", "peaky", "offset_v"), max_edits=0),
         parameters=_draw,
+        applies=lambda candidate: candidate.policy.special_values == "table",
     ),
 )

@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Flaky, Unsatisfiable
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import operations
+from fa3verify import operations, watch
 from fa3verify.candidates import Candidate
-from fa3verify.properties.law import CandidateError, Law, Trial, Violation
+from fa3verify.coverage import classes_of_case
+from fa3verify.properties.law import CandidateError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS
 
 MAX_SHRINK_TRIALS = 300
@@ -24,15 +26,18 @@ class LawOutcome:
     """What a search for violations found.
 
     ``examples`` counts the trials up to and including the first failure, ``outputs`` the output values the candidate
-    produced for them; ``trial`` and ``violation`` are the smallest failure seen, None unless ``status`` is ``fail``.
+    produced for them, ``classes`` are those of :mod:`fa3verify.coverage` that they had; ``trial`` and ``violation`` are
+    the smallest failure seen, None unless ``status`` is ``fail``. ``not_tried``: there was no trial that the candidate
+    takes.
     """
 
     law: str
-    status: Literal["pass", "fail", "not_applicable"]
+    status: Literal["pass", "fail", "not_applicable", "not_claimed", "not_tried"]
     examples: int = 0
     outputs: int = 0
     trial: Trial | None = None
     violation: Violation | None = None
+    classes: frozenset[str] = frozenset()
 
 
 class _Broken(Exception):
@@ -55,6 +60,7 @@ class _Search:
         self.candidate = replace(candidate, run=self._counted(candidate))
         self.examples = self.outputs = self.shrinks = 0
         self.first_failure = 0.0
+        self.classes: set[str] = set()
         self.best: tuple[Trial, Violation] | None = None
 
     def _counted(self, candidate: Candidate):
@@ -76,7 +82,15 @@ class _Search:
             late = time.monotonic() - self.first_failure > self.shrink_seconds
             if late or self.shrinks > MAX_SHRINK_TRIALS:
                 raise _Enough
-        violation = checked(self.law, self.candidate, trial)
+        watch.trying(f"law {self.law.name}", trial.to_json)
+        outputs = self.outputs
+        try:
+            violation = checked(self.law, self.candidate, trial)
+        except Untaken:
+            self.examples -= self.best is None
+            return
+        if self.outputs > outputs:
+            self.classes |= classes_of_case(trial.case)
         if violation is None:
             return
         if self.best is None:
@@ -133,6 +147,8 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
         raise ValueError(f"max_examples must be at least 1, got {max_examples}")
     if not law.applies(candidate):
         return LawOutcome(law.name, "not_applicable")
+    if not law.is_claimed(candidate):
+        return LawOutcome(law.name, "not_claimed")
     search = _Search(law, candidate, shrink_seconds)
     configured = settings(
         max_examples=max_examples,
@@ -152,11 +168,14 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     def holds(trial: Trial) -> None:
         search.check(trial)
 
-    with contextlib.suppress(_Broken, _Crash, _Enough):
+    # Unsatisfiable: the candidate takes no trial. Flaky: it broke the law, and not again on the same trial.
+    with contextlib.suppress(_Broken, _Crash, _Enough, Unsatisfiable, Flaky):
         holds()
+    classes = frozenset(search.classes)
     if search.best is None:
-        return LawOutcome(law.name, "pass", search.examples, search.outputs)
-    return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best)
+        status = "pass" if classes else "not_tried"
+        return LawOutcome(law.name, status, search.examples, search.outputs, classes=classes)
+    return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best, classes)
 
 
 def find_law(name: str) -> Law:
@@ -184,4 +203,7 @@ def replay_trial(law_name: str, candidate: Candidate, trial: Trial) -> Violation
         raise ValueError(f"the trial is for operation {trial.case.operation}, not {candidate.operation}")
     if trial.case.problem.dtype != candidate.dtype:
         raise ValueError(f"the trial is for dtype {trial.case.problem.dtype}, {candidate.name} takes {candidate.dtype}")
-    return checked(law, candidate, trial)
+    try:
+        return checked(law, candidate, trial)
+    except Untaken as error:
+        raise ValueError(f"{candidate.name} does not take the trial: {error}") from None

@@ -15,6 +15,7 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify import operations
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.coverage import adapted
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
 from fa3verify.properties.law import Kind, Law, Trial, Violation
 
@@ -97,7 +98,7 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
     varlen = _is_varlen(draw, candidate, wanted)
     least = 2 if wanted.several and (nheads_kv == 1 or wanted.layout == "varlen") else 1
     batch = draw(st.integers(least, 1 if wanted.single else 3 if varlen else 2))
-    head_dim = draw(st.sampled_from(HEAD_DIMS))
+    head_dim = draw(st.sampled_from(candidate.head_dims or HEAD_DIMS))
     rest: dict[str, Any] = {
         "nheads": nheads_kv * group,
         "nheads_kv": nheads_kv,
@@ -120,6 +121,7 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
         problem = AttentionProblem.varlen(tuple(lengths_q), tuple(lengths_k), **rest)
     else:
         problem = AttentionProblem(batch=batch, seqlen_q=_length(draw, most), seqlen_k=lengths_k[0], **rest)
+    problem = adapted(candidate, problem)
     assume(candidate.supports(problem))
     return problem
 

@@ -27,7 +27,7 @@ def _hull(candidate: Candidate, trial: Trial) -> Violation | None:
     problem = setup.problem
     out, bound = setup.run(candidate)["out"].astype(np.float64), setup.bound()["out"]
     v = setup.operands.dequantized(problem)[2]
-    nearest = out.copy()
+    nearest = np.where(np.isnan(out), 0.0, out)  # NaN is near nothing
     for seq in problem.sequences():
         values = np.repeat(problem.rows_k(v, seq), problem.group, axis=1)  # (seqlen_k, nheads, head_dim_v)
         target = problem.rows_q(nearest, seq)
@@ -138,7 +138,7 @@ def _capped(candidate: Candidate, trial: Trial) -> Violation | None:
     if "lse" not in result:
         return None
     lse = result["lse"].astype(np.float64)
-    nearest = lse.copy()
+    nearest = np.where(np.isnan(lse), 0.0, lse)
     for seq in problem.sequences():
         first, stop = visible(problem, seq)
         with np.errstate(divide="ignore"):

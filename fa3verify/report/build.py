@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from fa3verify.campaign.findings import clusters
 from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.metrics import all_measures
@@ -78,6 +79,8 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
     context = {
         "summary": summary,
         "sha256": content_sha256,
+        "findings": clusters(summary["failures"]),
+        "coverage": tables.coverage(summary),
         "headlines": [tables.headline(kernel) for kernel in summary["kernels"]],
         "gate_open": tables.gate(summary, passed=False),
         "gate_passed": tables.gate(summary, passed=True),
@@ -122,6 +125,7 @@ def _environment(*, autoescape: bool) -> jinja2.Environment:
     )
     environment.filters |= {
         "number": notation.number,
+        "ratio": notation.ratio,
         "count": notation.count,
         "percent": notation.percent,
         "minutes": _minutes,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fa3verify.verdict import ratio_text
+
 DASH = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -35,6 +37,16 @@ def number(value: Any) -> str:
     if -2 <= exponent <= 2:
         return f"{float(text):.{max(0, 2 - exponent)}f}"
     return f"{text.split('e')[0]}e{exponent}"
+
+
+def ratio(value: Any) -> str:
+    """Write error / bound as any number, but so that it shows on which side of 1 it is.
+
+    >>> [ratio(x) for x in (0.99999, 1.0, 1.0004, 0.5, None)]
+    ['0.99999', '1.00', '1.0004', '0.500', '–']
+    """
+    x = _float(value)
+    return number(value) if x is None or not 0.95 <= x < 1.05 else ratio_text(x)
 
 
 def signed(value: Any) -> str:

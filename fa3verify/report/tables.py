@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fa3verify import operations
-from fa3verify.report.notation import DASH, count, number, percent, signed
+from fa3verify.report.notation import DASH, count, number, percent, ratio, signed
 from fa3verify.verdict import PARTS
 
 Row = dict[str, str]
@@ -49,6 +49,7 @@ _FORMATS = {
     "determined": percent,
     "outside": count,
     "family": str,
+    "ratio_max": ratio,
 }
 
 
@@ -73,7 +74,7 @@ def headline(kernel: Mapping[str, Any]) -> Table:
 def worst_sides(kernel: Mapping[str, Any]) -> str:
     """Largest error / bound of every output beside the main ones, in one cell."""
     ratios = kernel.get("worst_ratios", {"lse": kernel["worst_ratio_lse"]})
-    return ", ".join(f"{name.replace('_', ' ')} {number(ratio)}" for name, ratio in ratios.items()) or DASH
+    return ", ".join(f"{name.replace('_', ' ')} {ratio(worst)}" for name, worst in ratios.items()) or DASH
 
 
 def _size(value: Any) -> float:
@@ -103,6 +104,33 @@ def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
         ("baseline", "baseline"),
     ]
     return table("gate", "Gate", columns, rows, ("status", "part", "rule", "kernel", "family"))
+
+
+def coverage(summary: Mapping[str, Any]) -> Table:
+    """What was not tried of every kernel, and why no verdict is given where it is too much; no row in older runs."""
+    rows = []
+    for kernel in summary["kernels"]:
+        covered = kernel.get("coverage")
+        if not covered:
+            continue
+        kinds = (f"{kind.replace('_', ' ')} {n['tried']}/{n['claimed']}" for kind, n in covered["kinds"].items())
+        rows.append(
+            {
+                "kernel": kernel["name"],
+                "tried": ", ".join(kinds) or DASH,
+                "not_tried": ", ".join(covered["not_tried"]) or "nothing",
+                "not_claimed": ", ".join(covered["not_claimed"]) or "nothing",
+                "reason": kernel["inconclusive"] or covered["constraint"] or DASH,
+            }
+        )
+    columns = [
+        ("kernel", "kernel"),
+        ("tried of claimed", "tried"),
+        ("not tried", "not_tried"),
+        ("not claimed", "not_claimed"),
+        ("reason", "reason"),
+    ]
+    return table("coverage", "Coverage", columns, rows, tuple(key for _, key in columns))
 
 
 def laws(summary: Mapping[str, Any]) -> Table:

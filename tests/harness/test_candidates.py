@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.plan.config import default_config
+from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates
@@ -40,6 +41,28 @@ def test_a_kernel_is_never_sent_what_it_does_not_support():
     assert not kernel.supports(AttentionProblem(**plain, dtype="bf16"))
 
 
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("twin.flash3.fp16", {"softcap": 1.0}),
+        ("twin.flash3.e4m3", {"window": (3, 3)}),
+        ("twin.cudnn.bf16", {"causal": True, "seqlen_k": 16}),  # their causal masks start at the top left
+        ("twin.flash2.fp16", {"causal": True, "seqlen_k": 16}),
+        ("twin.triton_tutorial.fp16", {"seqlen_k": 72}),
+    ],
+)
+def test_a_twin_of_a_released_kernel_runs_its_familys_order_and_refuses_what_it_does_not_know(name, refused):
+    kernel = candidates.find(name)
+    plain = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 64, "seqlen_k": 64, "head_dim": 64}
+    problem = AttentionProblem(**plain, dtype=kernel.dtype)
+    assert kernel.supports(problem)
+    assert not kernel.supports(replace(problem, **refused))
+    config = kernel.configure(problem)
+    assert kernel.order is not None
+    assert kernel.order(config).order == FAMILIES[config.family].order.softmax
+    assert FAMILIES[config.family].version in kernel.description
+
+
 def verify(tmp_path, name: str):
     arguments = ["verify", name, "--quick", "--no-studies", "--workers", "2", "--out", str(tmp_path), "--json", "-"]
     return CliRunner().invoke(main, arguments)
@@ -55,25 +78,29 @@ def test_a_sound_third_party_kernel_passes_and_its_worst_case_replays(beside_thi
     assert replay.exit_code == 0, replay.output
 
 
-@pytest.mark.parametrize(
-    ("name", "word"), [("wrong_shape", "returned out of shape"), ("crashing", "died with exit code 9")]
-)
-def test_a_broken_third_party_kernel_is_findings_and_never_the_end(beside_third_party, tmp_path, name, word):
+@pytest.mark.parametrize("name", ["picky", "evasive"])
+def test_a_kernel_that_refuses_is_inconclusive_and_the_constraint_is_named(beside_third_party, tmp_path, name):
     result = verify(tmp_path, f"third_party:{name}")
-    assert result.exit_code == 1, result.stderr
-    assert word in json.dumps(json.loads(result.stdout)["failures"])
-
-
-def test_a_kernel_that_takes_nothing_is_code_5(beside_third_party, tmp_path):
-    result = verify(tmp_path, "third_party:picky")
     assert result.exit_code == 5, result.output
+    (kernel,) = json.loads(result.stdout)["kernels"]
+    assert kernel["verdict"] == "inconclusive"
+    constraint = "nothing is supported" if name == "picky" else "at most 64 keys, got"
+    assert f"the kernel refuses: {constraint}" in kernel["inconclusive"]
+    assert "INCONCLUSIVE" in (tmp_path / "report.md").read_text()
+    assert constraint in (tmp_path / "report.html").read_text()
 
 
-def test_a_kernel_for_one_head_dim_is_judged_on_that_alone(beside_third_party, tmp_path):
-    result = verify(tmp_path, "third_party:narrow")
-    assert result.exit_code == 0, result.output[-2000:]
-    cases = json.loads(result.stdout)["cases"]
-    assert {case["case"]["problem"]["head_dim"] for case in cases} == {128}
+@pytest.mark.parametrize(("name", "code"), [("only_64", 0), ("only_64_broken", 1), ("in_whole_tiles", 0)])
+def test_a_narrow_kernel_is_judged_on_shapes_adapted_to_it(beside_third_party, tmp_path, name, code):
+    result = verify(tmp_path, f"third_party:{name}")
+    assert result.exit_code == code, result.output[-2000:]
+    summary = json.loads(result.stdout)
+    (kernel,) = summary["kernels"]
+    assert len(kernel["families"]) >= 25
+    assert not any("misaligned" in f["message"] or "Unsatisfiable" in f["message"] for f in summary["failures"])
+    tried = {kind: (n["tried"], n["claimed"]) for kind, n in kernel["coverage"]["kinds"].items()}
+    assert tried["head_dim"] == (1, 1)
+    assert tried["property"][0] >= 0.75 * tried["property"][1]
 
 
 def test_a_kernel_with_a_twin_is_compared_bit_for_bit():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import recordings
 from fa3verify.cases import Case
+from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.recordings import Recorded, Recording, digest_of_operands, digests_of
 
@@ -54,3 +57,32 @@ def test_committed_recordings_draw_the_same_operands_and_hold_their_whole_output
             launch = recording.launches[i]
             assert digest_of_operands(launch.case.operands()) == launch.operands
             assert digests_of(launch.case.problem, kept[f"out{i}"], kept[f"lse{i}"]) == launch.digests
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_twins_give_the_recorded_bits_and_a_changed_digest_is_located(path):
+    recording = recordings.read(path)
+    cheapest = sorted((x for x in recording.launches if not x.error), key=recordings.cost)
+    checked = [recordings.check(recording.library, launch) for launch in cheapest[:30]]
+    compared = [found for found in checked if not found.refused]
+    assert len(compared) >= 10
+    assert not any(found.differs for found in compared)
+    out = list(compared[0].launch.digests.out)
+    out[-1] = "0" * 16
+    wrong = replace(compared[0].launch, digests=compared[0].launch.digests._replace(out=tuple(out)))
+    problem = wrong.case.problem
+    found = recordings.check(recording.library, wrong)
+    assert found.out_differing == ((problem.batch - 1, problem.nheads - 1),)
+    assert not found.lse_differing
+
+
+def test_a_recording_that_differs_is_a_finding(tmp_path):
+    recording = recordings.read(COMMITTED[0])
+    launch = next(x for x in recording.launches if not recordings.check(recording.library, x).refused)
+    wrong = replace(launch, digests=launch.digests._replace(lse=tuple("0" * 16 for _ in launch.digests.lse)))
+    for name, chosen, code in (("right", launch, 0), ("wrong", wrong, 1)):
+        path = tmp_path / f"{name}.xz"
+        recordings.write(path, replace(recording, launches=(chosen,)))
+        result = CliRunner().invoke(main, ["recordings", str(path), "--products", "0", "--workers", "1"])
+        assert result.exit_code == code, result.output
+        assert ("DIFFERS" in result.output) == (code == 1)

@@ -1,8 +1,7 @@
-"""Kernels of other people, as a user would write them: sound ones, one that returns a wrong shape, one that fails."""
+"""Kernels of other people, as a user would write them: sound ones, narrow ones, one that evades, a broken one."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -27,23 +26,6 @@ def sound_fp8() -> Candidate:
     return Candidate("anything", "e4m3", run, default_config, FEATURES, "float64, rounded once")
 
 
-def _short(problem, operands, config):
-    out, lse = run(problem, operands, config)
-    return Result(out[..., :-1], lse)
-
-
-def wrong_shape() -> Candidate:
-    return Candidate("anything", "fp16", _short, default_config, frozenset({"causal", "gqa"}))
-
-
-def _die(problem, operands, config):
-    os._exit(9)
-
-
-def crashing() -> Candidate:
-    return Candidate("anything", "fp16", _die, default_config, frozenset({"causal"}))
-
-
 def picky() -> Candidate:
     def refuse(problem):
         raise ValueError("nothing is supported")
@@ -51,14 +33,51 @@ def picky() -> Candidate:
     return Candidate("anything", "fp16", run, refuse, frozenset())
 
 
-def _only_128(problem):
-    if problem.head_dim != 128:
-        raise ValueError(f"head_dim must be 128, got {problem.head_dim}")
-    return default_config(problem)
+def only_64() -> Candidate:
+    """Return a sound kernel that takes one head_dim and no mask, and does not even declare it."""
+
+    def configure(problem):
+        if problem.head_dim != 64:
+            raise ValueError(f"head_dim must be 64, got {problem.head_dim}")
+        return default_config(problem)
+
+    return Candidate("anything", "fp16", run, configure, frozenset())
 
 
-def narrow() -> Candidate:
-    return Candidate("anything", "fp16", run, _only_128, frozenset())
+def _without_the_last_key(problem, operands, config):
+    if problem.seqlen_k < 2:
+        return run(problem, operands, config)
+    shorter = replace(problem, seqlen_k=problem.seqlen_k - 1)
+    return run(shorter, replace(operands, k=operands.k[:, :-1], v=operands.v[:, :-1]), config)
+
+
+def only_64_broken() -> Candidate:
+    return replace(only_64(), run=_without_the_last_key)
+
+
+def _whole_tiles_alone(problem, operands, config):
+    """Fail on what is not declared, as a kernel without masks for its last tile would."""
+    lengths = [n for seq in problem.sequences() for n in (seq.seqlen_q, seq.seqlen_k)]
+    if any(n % 128 or n < 256 for n in lengths) or problem.head_dim != 128:
+        raise RuntimeError("misaligned address")
+    return run(problem, operands, config)
+
+
+def in_whole_tiles() -> Candidate:
+    """Return a sound kernel that takes only whole tiles of 128, at least two, and head_dim 128."""
+    sizes = {"head_dims": (128,), "seqlen_multiple": 128, "min_seqlen": 256}
+    return Candidate("anything", "bf16", _whole_tiles_alone, default_config, frozenset({"causal", "varlen"}), **sizes)
+
+
+def evasive() -> Candidate:
+    """Return a kernel that refuses whatever may be hard, which is no way to pass."""
+
+    def configure(problem):
+        if problem.seqlen_k > 64:
+            raise ValueError(f"at most 64 keys, got {problem.seqlen_k}")
+        return default_config(problem)
+
+    return Candidate("anything", "fp16", run, configure, frozenset({"causal", "window"}))
 
 
 def _in_three_splits(problem, operands, config):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from fa3_kernels.twin.faults import Fault, QuantizerFault
 from fa3verify import candidates, gate
+from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, plan
 from fa3verify.cli.main import main
@@ -58,9 +59,10 @@ QUANTIZER_FOUND_BY[QuantizerFault.TRUNCATED_CODES] = ("normal", "L2")  # the val
 
 
 def summary_of(kernel: str, task_name: str) -> dict:
-    task = next(t for t in plan([kernel], "quick", 0) if t.label == f"{kernel}: {task_name}")
+    introduced = [introduce(kernel, "quick")]
+    task = next(t for t in plan(introduced, "quick", 0) if t.label == f"{kernel}: {task_name}")
     outcomes = [Outcome(task, task.function(**task.arguments))]
-    return summarize([kernel], outcomes, gate.shipped_baseline("quick", 0), profile="quick", seed=0)
+    return summarize(introduced, outcomes, gate.shipped_baseline("quick", 0), profile="quick", seed=0)
 
 
 def test_every_fault_has_a_finder():

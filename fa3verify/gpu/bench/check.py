@@ -15,10 +15,10 @@ from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.tiles import padded_group
 from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3verify.adapters.tensors import to_numpy
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.kernels import Inputs, Output
 from fa3verify.gpu.bench.results import Verdict
-from fa3verify.gpu.device import to_numpy
 
 MAX_ROWS = 128
 

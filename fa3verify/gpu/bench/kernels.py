@@ -12,10 +12,10 @@ from fa3_kernels.gluon.launch import NO_DESCALES, Descales, forward
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.request import Choices, Semantics
+from fa3verify.adapters.tensors import TORCH_DTYPES
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import GraphTimed
 from fa3verify.gpu.bench.timing import Timed
-from fa3verify.gpu.device import TORCH_DTYPES
 
 MAX_COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
 EVERY = ("fp16", "bf16", "e4m3")

@@ -162,7 +162,8 @@ class Config:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers per thread of the producer and of a consumer after setmaxnreg."""
+        """Registers per thread of the producer and of a consumer after setmaxnreg; ValueError where nobody knows."""
+        _require(bool(self.traits.registers), f"the schedule of {self.family} is not known")
         own = self.size.registers if self.consumers == 2 else None
         producer, consumer = own or self.traits.registers[self.is_fp8, self.consumers]
         return self.producer_regs or producer, self.consumer_regs or consumer
@@ -228,7 +229,7 @@ def default_config(
     """Return what a family ships for a problem, with ``changes`` applied; ``tile`` replaces (tile_m, tile_n).
 
     Where a family promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of
-    the output at 8k keys when V has mean 1.
+    the output at 8k keys when V has mean 1. ``num_splits`` 0 is what the family itself chooses.
 
     ValueError for a family that ships nothing known for the problem, and for rows that no registers are set aside for.
     """
@@ -241,12 +242,16 @@ def default_config(
     rows = traits.sizes[is_fp8, head_dim].rows
     rule = f"tile_m must be {' or '.join(map(str, rows))} for {problem.dtype} at head_dim {head_dim}, got {tile_m}"
     _require(tile_m in rows, rule)
+    num_splits = changes.pop("num_splits", 0 if traits.splits_unasked else 1)
+    num_splits = num_splits or traits.splits(problem, tile_m, tile_n)
     config = Config(
         problem.dtype,
         head_dim,
         tile_m,
         tile_n,
         promotion_interval=min(128, tile_n) if is_fp8 and traits.promotes else 0,
+        num_splits=num_splits,
+        pack_gqa=traits.packs(problem, tile_m, num_splits),
         pingpong=shipped.pingpong,
         pv_from_registers=shipped.pv_from_registers,
         family=family,

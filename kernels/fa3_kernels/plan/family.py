@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_kernels.plan.order import OUR_ORDER, Order
+from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ class Size:
     Parameters
     ----------
     shipped, other : Shipped
-        What is launched; ``other`` where :attr:`Traits.takes_other` says so.
+        What is launched; which of the two says :attr:`Traits.tile`.
     other_instructions : (int, int)
         Instructions of a step that are no arithmetic, chained and promoted: addresses and descriptors of wgmma, moves,
-        predicates, branches. Counted in the accepted code of our kernels; of the others it is assumed to be as much.
+        predicates, branches. Counted in the accepted code of our kernels; of FlashAttention-3 and 4 it is assumed to be
+        as much.
     rows : tuple of int
         Query rows that registers are set aside for.
     registers : (int, int), optional
@@ -54,7 +56,7 @@ class Size:
 
     shipped: Shipped
     other: Shipped
-    other_instructions: tuple[int, int]
+    other_instructions: tuple[int, int] = (0, 0)
     rows: tuple[int, ...] = (128, 192)
     registers: tuple[int, int] | None = None
     query_slots: int = 2
@@ -76,15 +78,21 @@ class Traits:
     title, version : str
     sizes : mapping
         What is compiled, or what is known of it.
-    takes_other : callable
-        Whether a problem is launched with :attr:`Size.other`.
+    tile : callable
+        What a problem is launched with, split or not.
+    splits : callable
+        Into how many parts the family itself cuts the keys, from problem, tile_m and tile_n; ours see
+        :mod:`fa3_kernels.plan.choose`.
+    packs : callable
+        Whether the family itself packs grouped heads, from problem, tile_m and the number of parts.
+    splits_unasked : bool
+        Whether it does so where nobody asks.
     registers : mapping
         By (is e4m3, consumer warpgroups): of the producer and of a consumer, per thread; 255 is all an instruction
-        names.
+        names. Empty where the schedule is not known, as of closed kernels.
     dtypes : tuple of str
-    order : SoftmaxOrder
-    keeps_subnormals : bool
-        Whether the build keeps binary32 results below 2^-126; otherwise it flushes them to zero.
+    order : Order
+        Where its forward rounds.
     pads_head_dim : bool
         Whether a smaller head_dim is padded to the next compiled one; otherwise only those of ``sizes`` are known.
     builds_powers_of_two : bool
@@ -115,17 +123,28 @@ class Traits:
     has_lockstep : bool
         Whether there is a kernel without warp specialisation.
     is_built_here : bool
-        Whether this package has its kernels, so that they can be compiled, launched and run on the twin.
+        Whether this package has its kernels, so that they can be compiled and launched.
+    is_reproduced : bool
+        Whether the twin computes its bits, as recorded outputs show.
+    features : frozenset of str
+        What the twin reproduces beyond dense attention of equal heads, in the terms of a candidate's features.
+    choices : frozenset of str
+        Fields of a configuration that a caller of the family chooses.
+    refuses : callable
+        The rule that a problem breaks which the family does not compute, or of which the twin does not know the bits;
+        empty where there is none.
     """
 
     title: str
     version: str
     sizes: Sizes
-    takes_other: Callable[[AttentionProblem], bool]
+    tile: Callable[[AttentionProblem, Size], Shipped]
     registers: Mapping[tuple[bool, int], tuple[int, int]]
+    splits: Callable[[AttentionProblem, int, int], int] = lambda problem, tile_m, tile_n: 1
+    packs: Callable[[AttentionProblem, int, int], bool] = lambda problem, tile_m, num_splits: False
+    splits_unasked: bool = False
     dtypes: tuple[Dtype, ...] = DTYPES
-    order: SoftmaxOrder = field(default_factory=SoftmaxOrder)
-    keeps_subnormals: bool = True
+    order: Order = OUR_ORDER
     pads_head_dim: bool = False
     builds_powers_of_two: bool = False
     promotes: bool = False
@@ -140,6 +159,10 @@ class Traits:
     step_stalls: tuple[int, int] = (0, 0)
     has_lockstep: bool = False
     is_built_here: bool = False
+    is_reproduced: bool = False
+    features: frozenset[str] = frozenset()
+    choices: frozenset[str] = frozenset()
+    refuses: Callable[[AttentionProblem], str] = lambda problem: ""
 
     def head_dims(self, is_fp8: bool) -> list[int]:
         """Compiled sizes, rising."""
@@ -156,10 +179,18 @@ class Traits:
     def shipped(self, problem: AttentionProblem) -> Shipped | None:
         """The tile that a problem is launched with; None where it is not known."""
         is_fp8, head_dim = problem.dtype == "e4m3", max(problem.head_dim, problem.head_dim_v)
+        if problem.dtype not in self.dtypes:
+            return None
         if self.pads_head_dim:
             head_dim = self.compiled_head_dim(head_dim, is_fp8)
         size = self.sizes.get((is_fp8, head_dim))
-        return size and (size.other if self.takes_other(problem) else size.shipped)
+        return size and self.tile(problem, size)
+
+    def check_reproduced(self, problem: AttentionProblem) -> None:
+        """Raise ValueError for a problem whose bits the twin does not know."""
+        rule = self.refuses(problem) if self.is_reproduced else "no bits of this family are known"
+        if rule:
+            raise ValueError(f"the twin of {self.title} ({self.version}) cannot run this: {rule}")
 
     def takes_keys(self, tile_n: int) -> bool:
         """Whether a tile may have so many keys, of those that wgmma takes."""
@@ -170,5 +201,6 @@ class Traits:
         c = config
         switches = (c.promotion_interval, c.num_splits, c.pack_gqa)
         return KernelModel(
-            c.dtype, c.out_dtype, c.tile_m, c.tile_n, *switches, self.order, keeps_subnormals=self.keeps_subnormals
-        )
+            c.dtype, c.out_dtype, c.tile_m, c.tile_n, *switches, self.order.softmax,
+            keeps_subnormals=self.order.keeps_subnormals, pads_group=self.pads_group,
+        )  # fmt: skip

@@ -32,10 +32,10 @@ def padded_group(group: int) -> int:
     return 1 << (group - 1).bit_length()
 
 
-def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool) -> list[RowTile]:
+def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool, pads_group: bool = True) -> list[RowTile]:
     """Cut the rows of one kv head into tiles; the last one may be short.
 
-    Packed rows of heads that pad the group exist in no tile.
+    Packed rows of heads that pad the group exist in no tile. Where a family does not pad it, tiles may begin inside it.
 
     Raises
     ------
@@ -46,12 +46,12 @@ def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool) -> list
     [[0, 0, 1, 1, 2, 2]]
     """
     if pack_gqa:
-        padded = padded_group(group)
-        if tile_m % padded:
-            raise ValueError(f"pack_gqa needs tile_m to be a multiple of the padded group {padded}, got {tile_m}")
-        positions_per_tile = tile_m // padded
-        rows = np.arange(seqlen_q * group)
-        size = positions_per_tile * group
+        rows, size = np.arange(seqlen_q * group), tile_m
+        if pads_group:
+            padded = padded_group(group)
+            if tile_m % padded:
+                raise ValueError(f"pack_gqa needs tile_m to be a multiple of the padded group {padded}, got {tile_m}")
+            size = tile_m // padded * group
         return [
             RowTile(rows[start : start + size] // group, rows[start : start + size] % group)
             for start in range(0, rows.size, size)

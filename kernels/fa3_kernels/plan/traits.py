@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fa3_kernels.plan.family import Shipped, Size, Sizes, Traits
-from fa3_reference.bounds.model import SoftmaxOrder
+from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_splits
+from fa3_kernels.plan.order import Order
 from fa3_reference.problem import AttentionProblem
 
 
-def _prefers_128_rows(problem: AttentionProblem) -> bool:
-    """Whether tiles of 192 rows do not pay, where registers would allow them.
+def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
+    """128 rows where tiles of 192 do not pay, where registers would allow them.
 
     With 160 registers a window, or a causal mask with varlen, spills. Causal, since a taller tile visits more hidden
     keys: on an H200 192 rows take 1.31 x the time at 1k, 1.00 x at 4k and 0.94 x at 16k, in e4m3 0.97 x at 2k and 0.86
@@ -26,7 +27,43 @@ def _prefers_128_rows(problem: AttentionProblem) -> bool:
     """
     needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
     pays_from = 2048 if problem.dtype == "e4m3" else 4096
-    return needs_registers or problem.seqlen_q <= 128 or (problem.causal and problem.seqlen_q < pays_from)
+    is_short = problem.seqlen_q <= 128 or (problem.causal and problem.seqlen_q < pays_from)
+    return size.other if needs_registers or is_short else size.shipped
+
+
+def _flash3_mask(problem: AttentionProblem) -> tuple[bool, bool]:
+    """Whether FlashAttention-3 runs a causal kernel, and whether one for windows; one query without a window is dense.
+
+    A limit that hides nothing is none, and a window that is only closed on the right at the diagonal is a causal mask.
+    """
+    left, right = problem.window
+    left = -1 if left >= problem.seqlen_k - 1 else left
+    right = -1 if right >= problem.seqlen_q - 1 else right
+    is_causal = (problem.causal and not (problem.seqlen_q == 1 and left == right == -1)) or right == 0
+    return is_causal, left >= 0 or (right >= 0 and not is_causal)
+
+
+def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
+    """Upstream hopper/tile_size.h for 16 bits."""
+    is_causal, is_local = _flash3_mask(problem)
+    if problem.head_dim <= 64 < problem.head_dim_v:
+        return _FLASH3_WIDE_V
+    if problem.dtype != "e4m3" and 128 < problem.head_dim <= 192 and problem.head_dim_v <= 128 and not is_local:
+        return _FLASH3_NARROW_V
+    has_own_causal = size in (_FLASH3[False, 64], _FLASH3[False, 128])
+    return size.other if is_local or (is_causal and has_own_causal) else size.shipped
+
+
+def _flash3_refuses(problem: AttentionProblem) -> str:
+    """A softcap, windows of e4m3, and pairs of head_dim for which no kernel is compiled."""
+    d, v, is_fp8 = problem.head_dim, problem.head_dim_v, problem.dtype == "e4m3"
+    is_pair = d == v or (128 < d <= 192 and 96 < v <= 128) or (d <= 64 < v and not is_fp8)
+    rules = (
+        (problem.softcap > 0, "softcap takes tanh.approx, whose bits are not known"),
+        (is_fp8 and _flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
+        (not is_pair, f"no kernel has head_dim {d} with head_dim_v {v} for {problem.dtype}"),
+    )
+    return "; ".join(rule for breaks, rule in rules if breaks)
 
 
 _WIDE, _SQUARE, _NARROW = Shipped(192, 128), Shipped(128, 128), Shipped(128, 64)
@@ -52,22 +89,29 @@ _OURS: Sizes = {
         integer_max=(_ALWAYS, _NEVER), early_exponentials=0.24,
     ),
 }  # fmt: skip
-# FlashAttention-3, dense and causal: tiles, P through shared memory and turns (UseSchedulerBarrier) by upstream
-# hopper/tile_size.h; exponentials in front of the wait: 17 of 90 and 25 of 66; 17 of 42; 35 of 114; 8 of 66; at 64
-# none.
+# FlashAttention-3: tiles, P through shared memory and turns (UseSchedulerBarrier) by upstream hopper/tile_size.h, and
+# those of windows, where a causal mask alone does not take them, see _flash3_takes_other; exponentials in front of the
+# wait: 17 of 90 and 25 of 66; 17 of 42; 35 of 114; 8 of 66; at 64 none; at 96 and 192 it is not known.
 _FLASH3: Sizes = {
     (is_fp8, head_dim): Size(
-        dense, causal, _OURS[is_fp8, head_dim].other_instructions, query_slots=1, early_exponentials=early
+        dense, other, _OURS[is_fp8, size].other_instructions, query_slots=1, early_exponentials=early
     )
-    for is_fp8, head_dim, dense, causal, early in (
-        (False, 64, Shipped(192, 192, pv_from_registers=False), Shipped(192, 128), 0.0),
-        (False, 128, Shipped(128, 176), Shipped(128, 128), 0.28),
-        (False, 256, Shipped(128, 80, pingpong=False), Shipped(128, 80, pingpong=False), 0.4),
-        (True, 64, Shipped(192, 160, pingpong=False), Shipped(192, 160, pingpong=False), 0.0),
-        (True, 128, Shipped(128, 224), Shipped(128, 224), 0.31),
-        (True, 256, Shipped(128, 128), Shipped(128, 128), 0.12),
+    for is_fp8, head_dim, size, dense, other, early in (
+        (False, 64, 64, Shipped(192, 192, pv_from_registers=False), Shipped(192, 128), 0.0),
+        (False, 96, 128, Shipped(192, 144, pv_from_registers=False), Shipped(192, 128, pv_from_registers=False), 0.0),
+        (False, 128, 128, Shipped(128, 176), Shipped(128, 128), 0.28),
+        (False, 192, 256, Shipped(128, 112, pingpong=False), Shipped(128, 96, pingpong=False), 0.0),
+        (False, 256, 256, Shipped(128, 80, pingpong=False), Shipped(128, 64, pingpong=False), 0.4),
+        (True, 64, 64, Shipped(192, 160, pingpong=False), Shipped(192, 160, pingpong=False), 0.0),
+        (True, 96, 128, Shipped(192, 128, pingpong=False), Shipped(192, 128, pingpong=False), 0.0),
+        (True, 128, 128, Shipped(128, 224), Shipped(128, 224), 0.31),
+        (True, 192, 256, Shipped(128, 160), Shipped(128, 160), 0.0),
+        (True, 256, 256, Shipped(128, 128), Shipped(128, 64), 0.12),
     )
 }
+_DEW_SIZES = tuple((False, d) for d in (64, 128, 192, 256))
+_FLASH3_WIDE_V = Shipped(128, 96)  # 16 bits, head_dim 64 with a larger head_dim_v
+_FLASH3_NARROW_V = Shipped(128, 128, pingpong=False)  # 16 bits, head_dim 192 with head_dim_v of at most 128
 # FlashAttention-4: flash_attn/cute/interface.py. What ptxas made of it was not read; its step is FlashAttention-3's.
 _FLASH4: Sizes = {
     (False, d): replace(_FLASH3[False, d], shipped=tile, other=tile)
@@ -81,20 +125,78 @@ _REGISTERS = {
 }
 _FLASH3_TRAITS = Traits(
     "FlashAttention-3",
-    "fa3-fwd 0.0.3",
+    "fa3-fwd 0.0.3; fp16 and windows as dew-flash-attn-cu13 0.3.6",
     _FLASH3,
-    takes_other=lambda problem: problem.causal,
+    tile=_flash3_tile,
     registers=_REGISTERS,
-    order=SoftmaxOrder(maxima="unscaled"),
-    keeps_subnormals=False,
+    pads_head_dim=True,
+    order=Order(
+        factor="of_float32",
+        descales="product_first",
+        maxima="unscaled",
+        row_sum="running",
+        lse="natural",
+        lse_without_keys=float("inf"),
+        hides_nan=True,
+        compiles_masked_apart=True,
+        keeps_subnormals=False,
+        combine="flash3",
+    ),
+    splits=flash3_splits,
+    packs=flash3_packs,
+    is_reproduced=True,
+    features=frozenset({"causal", "window", "varlen", "gqa", "head_dim_v"}),
+    choices=frozenset({"num_splits", "pack_gqa"}),
+    refuses=_flash3_refuses,
 )
+
+
+def _flash2_tile(problem: AttentionProblem, size: Size) -> Shipped:
+    """Keys of FlashAttention-2's kernel for splits, or of the other; 64 rows for one query, which changes nothing."""
+    return size.other if flash2_splits(problem) > 1 else size.shipped
+
+
+def _top_left_refuses(problem: AttentionProblem) -> str:
+    """What cuDNN and FlashAttention-2 take through torch; their causal mask starts at the top left."""
+    equal = all(seq.seqlen_q == seq.seqlen_k for seq in problem.sequences())
+    rules = (
+        (problem.causal and not equal, "its causal mask is top-left, so lengths must be equal"),
+        (problem.window != (-1, -1), "it takes no window"),
+        (problem.softcap > 0, "it takes no softcap"),
+        (problem.head_dim_v != problem.head_dim, "head_dim_v must be head_dim"),
+    )
+    return "; ".join(rule for breaks, rule in rules if breaks)
+
+
+def _cudnn_refuses(problem: AttentionProblem) -> str:
+    """No packed sequences, which torch does not hand to it; and one query runs another kernel."""
+    if problem.is_varlen:
+        return "it takes no packed sequences"
+    return _top_left_refuses(problem) or ("one query runs another kernel" if problem.seqlen_q == 1 else "")
+
+
+def _tutorial_refuses(problem: AttentionProblem) -> str:
+    """The tutorial masks no tail; its outputs were recorded for one head_dim."""
+    rules = (
+        (problem.causal or problem.window != (-1, -1) or problem.softcap > 0 or problem.is_varlen, "it is dense"),
+        (problem.seqlen_q % 64 != 0 or problem.seqlen_k % 64 != 0, "lengths must be multiples of 64"),
+        ((problem.head_dim, problem.head_dim_v) != (64, 64), "head_dim must be 64"),
+        (problem.group != 1, "it takes no grouped heads"),
+    )
+    return "; ".join(rule for breaks, rule in rules if breaks)
+
+
+def _one_tile(tile_m: int, tile_n: int) -> Size:
+    return Size(Shipped(tile_m, tile_n), Shipped(tile_m, tile_n), rows=(tile_m,))
+
+
 OURS = "gluon"
 FAMILIES: Mapping[str, Traits] = {
     OURS: Traits(
         "Gluon",
         "this package",
         _OURS,
-        _prefers_128_rows,
+        _our_tile,
         _REGISTERS | {(False, 3): (24, 160)},  # whose producer is a single warp
         pads_head_dim=True,
         builds_powers_of_two=True,
@@ -103,17 +205,95 @@ FAMILIES: Mapping[str, Traits] = {
         named_rings=True,
         joins_warps=True,
         output_in_v=False,
-        order=SoftmaxOrder(row_sum="pairs"),
         other_registers=(24, 16),
         is_serialised=True,
         step_stalls=(50, 60),
         has_lockstep=True,
         is_built_here=True,
+        is_reproduced=True,
+        features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "block_descale"}),
+        choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
     ),
     "flash3": _FLASH3_TRAITS,
+    "flash3.dew": replace(  # a build without kernels for head_dim 96
+        _FLASH3_TRAITS, version="dew-flash-attn-cu13 0.3.6", dtypes=("fp16", "bf16"),
+        sizes={key: size for key, size in _FLASH3.items() if key in _DEW_SIZES},
+    ),
     "flash4": replace(
         _FLASH3_TRAITS, title="FlashAttention-4", version="flash-attn 4.0.0b36", sizes=_FLASH4, dtypes=("fp16", "bf16"),
-        tile_order="a CTA each",
+        tile=lambda problem, size: size.shipped, tile_order="a CTA each", pads_head_dim=False, is_reproduced=False,
+    ),
+    "cudnn": Traits(
+        "cuDNN",
+        "cuDNN 9.19 by torch 2.11.0",
+        {(False, d): _one_tile(64, 128) for d in (64, 128, 256)},
+        tile=lambda problem, size: size.shipped,
+        registers={},
+        dtypes=("fp16", "bf16"),
+        order=Order(
+            keys="left_to_right",
+            factor="float32",
+            contracts_exponent=False,
+            row_sum="block_serial",
+            quad="near_first",
+            lse="natural",
+            keeps_subnormals=False,
+        ),
+        pads_head_dim=True,
+        is_reproduced=True,
+        features=frozenset({"causal", "gqa"}),
+        refuses=_cudnn_refuses,
+    ),
+    "flash2": Traits(
+        "FlashAttention-2",
+        "torch 2.11.0",
+        {
+            (False, d): Size(Shipped(*tile), Shipped(64, split_keys), rows=(64, 128))
+            for d, tile, split_keys in (
+                (32, (128, 128), 256), (64, (128, 128), 256), (96, (128, 64), 128), (128, (128, 64), 128),
+                (192, (128, 64), 64), (256, (64, 64), 64),
+            )
+        },
+        tile=_flash2_tile,
+        registers={},
+        splits=lambda problem, tile_m, tile_n: flash2_splits(problem),
+        splits_unasked=True,
+        dtypes=("fp16", "bf16"),
+        order=Order(
+            factor="of_float32",
+            maxima="unscaled",
+            contracts_exponent=False,
+            gradual_exp2=True,
+            row_sum="running",
+            inverse="division",
+            lse="natural_by_scale",
+            hides_nan=True,
+            compiles_masked_apart=True,
+            combine="flash2",
+            splits_visible=False,
+        ),
+        pads_head_dim=True,
+        is_reproduced=True,
+        features=frozenset({"causal", "gqa", "varlen"}),
+        refuses=_top_left_refuses,
+    ),
+    "triton_tutorial": Traits(
+        "Triton's tutorial",
+        "Triton 3.6.0",
+        {(False, 64): _one_tile(64, 64)},
+        tile=lambda problem, size: size.shipped,
+        registers={},
+        dtypes=("fp16", "bf16"),
+        order=Order(
+            keys="left_to_right",
+            factor="float32",
+            maxima="unscaled",
+            rescale="contracted",
+            row_sum="block_row",
+            lse="log2_polynomial",
+        ),
+        is_reproduced=True,
+        refuses=_tutorial_refuses,
     ),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from fa3_kernels.plan.order import OUR_ORDER, Order
 from fa3_kernels.twin import convert, float32, mufu
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, wgmma
@@ -32,11 +33,18 @@ class Arithmetic:
         Operations replaced by float64 rounded once to fp32.
     fault : Fault, optional
         A planted mistake; only those of single operations are handled here.
+    order : Order
+        Of the kernel's family.
     """
 
     dtype: str
     ideal: frozenset[Source] = frozenset()
     fault: Fault | None = None
+    order: Order = OUR_ORDER
+
+    def flushed(self, x: np.ndarray) -> np.ndarray:
+        """Operands or results of additions, multiplications and fma as the build takes them."""
+        return x if self.order.keeps_subnormals else float32.flushed(x)
 
     def scores(self, q: Operand, k: OperandB) -> np.ndarray:
         """Raw scores Q K^T of one tile, float32 (rows, keys)."""
@@ -45,20 +53,23 @@ class Arithmetic:
         return wgmma(q, k)
 
     def exp2_scaled(self, s: np.ndarray, c: np.ndarray, minus: np.ndarray) -> np.ndarray:
-        """ex2(fma(s, c, -minus)) with c and minus per row, float32 (rows, keys)."""
+        """ex2(fma(s, c, -minus)), or ex2(fp32(s * c) - minus), with c and minus per row, float32 (rows, keys)."""
         if "exp2" in self.ideal:
             with np.errstate(invalid="ignore", over="ignore"):
                 exact = s.astype(np.float64) * c[:, None] - minus[:, None]
                 return np.exp2(exact).astype(np.float32)
         if self.fault is Fault.COARSE_EXP2:
             return _coarse_exp2(float32.fma(s, c[:, None], -minus[:, None]))
-        return float32.exp2_scaled(s, c, minus)
+        if self.order.contracts_exponent and not self.order.gradual_exp2:
+            return float32.exp2_scaled(s, c, minus)
+        scale, minus = c[:, None], minus[:, None]
+        return self.ex2(float32.fma(s, scale, -minus) if self.order.contracts_exponent else s * scale - minus)
 
     def ex2(self, x: np.ndarray) -> np.ndarray:
         if "exp2" in self.ideal:
             with np.errstate(over="ignore"):
                 return np.exp2(x.astype(np.float64)).astype(np.float32)
-        return mufu.ex2(x)
+        return mufu.ex2_gradual(x) if self.order.gradual_exp2 else mufu.ex2(x)
 
     def encode_p(self, p: np.ndarray) -> np.ndarray:
         """Round unnormalised probabilities to the operand format of the second GEMM."""

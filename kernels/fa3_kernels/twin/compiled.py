@@ -13,7 +13,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from numba.core import config
 _CONFIG: Any = config  # its names are made when numba is loaded: no type checker sees them
 CACHE_VARIABLE = "FA3VERIFY_CACHE"
 _PACKAGE = Path(__file__).resolve().parent
+_ROOM = 1 << 16  # bytes; a compiled loop takes about as many
 
 
 def source_hash(package: Path = _PACKAGE) -> str:
@@ -55,8 +56,8 @@ def cache_directory() -> Path:
         directory = Path(root).absolute() / "fa3verify" / source_hash()
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.TemporaryFile(dir=directory):
-                pass
+            with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+                file.write(bytes(_ROOM))  # a full disk still makes empty files
         except OSError:
             continue
         if _is_private(directory) and _is_private(directory.parent):
@@ -76,9 +77,22 @@ def _numba_cache_in(directory: Path) -> Iterator[None]:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop on first call (GIL released, no fast-math, no threads), cached on disk."""
+    """Compile a loop on first call (GIL released, no fast-math, no threads), cached on disk where there is room."""
     with _numba_cache_in(cache_directory()):
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    _forgive_full_disk(dispatcher)
+    return dispatcher
+
+
+def _forgive_full_disk(dispatcher: Any) -> None:
+    """Let a loop run that was compiled but could not be stored: numba would raise the error of the file system."""
+    save = dispatcher._cache.save_overload
+
+    def save_if_possible(*given: Any) -> None:
+        with suppress(OSError):
+            save(*given)
+
+    dispatcher._cache.save_overload = save_if_possible
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """The fp32 pipe: fused multiply-add, maxima, and the row sums in the order of a wgmma accumulator fragment.
 
-Additions and multiplications of numpy float32 arrays are the device's round-to-nearest instructions already
-(no .ftz: subnormals are kept). Here is what numpy lacks. NaN results are 0x7fffffff (documented: PTX ISA,
-canonical NaN).
+Additions and multiplications of numpy float32 arrays are the device's round-to-nearest instructions already (no .ftz:
+subnormals are kept; :func:`flushed` does what .ftz adds). Here is what numpy lacks. NaN results are 0x7fffffff
+(documented: PTX ISA, canonical NaN).
 """
 
 from __future__ import annotations
@@ -60,6 +60,24 @@ def _thread_row_sums_loop(p, out):
         for j in range(8, p.shape[1], 8):
             for q in range(4):
                 out[i, q] += p[i, j + 2 * q] + p[i, j + 2 * q + 1]
+
+
+@compiled
+def _serial_sums_loop(p, sums):
+    for i in range(p.shape[0]):
+        t0, t1, t2, t3 = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
+        t0, t1, t2, t3 = t0 + p[i, 1], t1 + p[i, 3], t2 + p[i, 5], t3 + p[i, 7]
+        for j in range(8, p.shape[1], 8):
+            t0, t1, t2, t3 = t0 + p[i, j], t1 + p[i, j + 2], t2 + p[i, j + 4], t3 + p[i, j + 6]
+            t0, t1, t2, t3 = t0 + p[i, j + 1], t1 + p[i, j + 3], t2 + p[i, j + 5], t3 + p[i, j + 7]
+        sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = t0, t1, t2, t3
+
+
+@compiled
+def _flush_loop(bits, out):
+    for i in range(bits.size):
+        b = bits[i]
+        out[i] = b & np.int32(-(1 << 31)) if (b & 0x7F800000) == 0 else b
 
 
 @compiled
@@ -159,7 +177,46 @@ def thread_row_sums(p: np.ndarray) -> np.ndarray:
     return _canonical(out)
 
 
-def quad_sum(t: np.ndarray) -> np.ndarray:
-    """Return (t0 + t2) + (t1 + t3) of float32 (m, 4): shfl.xor 2, then 1; every lane gets the same bits."""
+def first_columns(p: np.ndarray) -> np.ndarray:
+    """Return the first column of each thread of a quad, float32 (m, 4), of p float32 (m, n)."""
+    return p[:, 0:8:2].copy()
+
+
+def serial_row_sums(p: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Return each thread's sum of its columns as :func:`thread_row_sums`, but one by one in ascending order.
+
+    Parameters
+    ----------
+    p : float32 (m, n)
+        n is a positive multiple of 8.
+    start : float32 (m, 4)
+        What stands for each thread's first column: that column (:func:`first_columns`), or it and a sum from before.
+
+    Returns
+    -------
+    float32 (m, 4)
+        Exact for this order: n / 4 - 1 rounded additions per thread. NaN gives 0x7fffffff.
+    """
+    sums = np.array(start, np.float32, order="C")
+    _serial_sums_loop(np.array(p, np.float32, order="C"), sums)
+    return _canonical(sums)
+
+
+def quad_sum(t: np.ndarray, *, far_first: bool = True) -> np.ndarray:
+    """Return (t0 + t2) + (t1 + t3) of float32 (m, 4): shfl.xor 2, then 1; every lane gets the same bits.
+
+    With ``far_first`` False shfl.xor 1 comes first: (t0 + t1) + (t2 + t3).
+    """
+    a, b = (2, 1) if far_first else (1, 2)
     with np.errstate(all="ignore"):
-        return _canonical((t[:, 0] + t[:, 2]) + (t[:, 1] + t[:, 3]))
+        return _canonical((t[:, 0] + t[:, a]) + (t[:, b] + t[:, 3]))
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    """Return float32 ``x`` with subnormal numbers as zeros of their sign: operands or results of .ftz instructions.
+
+    A build with -ftz=true flushes both of every addition, multiplication and fma.
+    """
+    out = np.empty(x.shape, np.int32)
+    _flush_loop(np.array(x, np.float32, order="C").view(np.int32).reshape(-1), out.reshape(-1))
+    return out.view(np.float32)

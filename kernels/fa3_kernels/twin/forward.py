@@ -1,6 +1,6 @@
-"""Forward twin: the FlashAttention-3 forward kernel on a CPU, bit for bit.
+"""Forward twin: FlashAttention's forward kernel on a CPU, bit for bit, in the order of any family that is known.
 
-The production order, which the GPU kernels must follow:
+Our own order, which our GPU kernels must follow; where others' differ says :class:`fa3_kernels.plan.order.Order`:
 
 1. Row tiles of tile_m; key blocks right to left (:mod:`fa3_kernels.plan.tiles`). Operands are zero-padded to the
    kernel's head_dim and to whole key tiles; V rows beyond seqlen_k are cleared.
@@ -17,7 +17,7 @@ The production order, which the GPU kernels must follow:
 8. Epilogue: O * (inverse * v_descale of the last block), rounded once to the output format;
    lse = (M + lg2(row_sum)) * ln2.
 9. Split-KV keeps step 8 in fp32 with lse in base 2; the combine adds splits in ascending order
-   (:func:`combine`).
+   (:mod:`fa3_kernels.twin.combine`).
 
 With intra-warpgroup overlap P V of block j runs after S of block j + 1: the same operations on the same values.
 Sources: FlashAttention-3 (arXiv 2407.08608, algorithms 1 and 2); instruction semantics in the modules imported here.
@@ -26,15 +26,16 @@ Sources: FlashAttention-3 (arXiv 2407.08608, algorithms 1 and 2); instruction se
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
-from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
+from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.plan.order import Order
 from fa3_kernels.plan.tiles import Mask, RowTile, mask_of, row_tiles, split_ranges
 from fa3_kernels.twin import float32, mufu, softmax
 from fa3_kernels.twin.arithmetic import Arithmetic, Source
+from fa3_kernels.twin.combine import combine
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b
 from fa3_kernels.twin.wgmma_exact import tensor_format
@@ -67,12 +68,25 @@ class _Kernel:
 
     config: Config
     arithmetic: Arithmetic
-    scale_log2: np.float32
+    scale: float
     softcap: float
 
     @property
     def fault(self) -> Fault | None:
         return self.arithmetic.fault
+
+    @property
+    def order(self) -> Order:
+        return self.arithmetic.order
+
+    @property
+    def scale_log2(self) -> np.float32:
+        """softmax_scale * log2(e)."""
+        if self.order.factor == "float64":
+            return np.float32(self.scale * LOG2_E)
+        if self.order.factor == "of_float32":
+            return np.float32(float(np.float32(self.scale)) * LOG2_E)
+        return np.float32(self.scale) * np.float32(LOG2_E)
 
     @property
     def p_offset_log2(self) -> int:
@@ -90,8 +104,9 @@ def forward(
     *,
     ideal: frozenset[Source] = frozenset(),
     fault: Fault | None = None,
+    order: Order | None = None,
 ) -> Forward:
-    """Run the forward kernel's arithmetic.
+    """Run the arithmetic of a forward kernel.
 
     Parameters
     ----------
@@ -104,12 +119,14 @@ def forward(
         Sources of error to switch off (no device computes this); without "output" rounded, ``out`` is float32.
     fault : Fault, optional
         A planted mistake.
+    order : Order, optional
+        Another order than that of the configuration's family, to see what a switch changes.
 
     Returns
     -------
     Forward
-        The bits of the device. Rows without a visible key: out 0, lse -inf. NaN in a row's scores gives NaN in that
-        row; NaN or Inf in V gives NaN or Inf wherever a tile that holds it is visited.
+        The bits of the device. Rows without a visible key: out 0, lse -inf, see :attr:`Order.lse_without_keys`. NaN in
+        a row's scores gives NaN in that row; NaN or Inf in V gives NaN or Inf wherever a tile that holds it is visited.
 
     Raises
     ------
@@ -122,11 +139,14 @@ def forward(
     scale = problem.softmax_scale
     if fault is Fault.WRONG_SOFTMAX_SCALE:
         scale *= np.sqrt(problem.head_dim / (problem.head_dim + 1))
-    arithmetic = Arithmetic(problem.dtype, ideal, fault)
-    kernel = _Kernel(config, arithmetic, np.float32(scale * LOG2_E), problem.softcap)
+    arithmetic = Arithmetic(problem.dtype, ideal, fault, order or config.traits.order)
+    kernel = _Kernel(config, arithmetic, scale, problem.softcap)
     out_format = np.float32 if "output" in ideal else tensor_format(config.out_dtype).dtype
     out = np.zeros(problem.out_shape, dtype=out_format)
     lse = np.full(problem.lse_shape, -np.inf, np.float32)
+    if not any(seq.seqlen_k for seq in problem.sequences()):
+        lse[...] = kernel.order.lse_without_keys
+        return Forward(out, lse)
     for seq in problem.sequences():
         for kv_head in range(problem.nheads_kv if seq.seqlen_q else 0):
             _run_kv_head(problem, operands, kernel, seq, kv_head, out, lse)
@@ -134,8 +154,8 @@ def forward(
 
 
 def _check_supported(problem: AttentionProblem, operands: Operands, config: Config) -> None:
+    config.traits.check_reproduced(problem)
     rules = [
-        (config.traits.is_built_here, f"the twin is of our kernels, got a configuration of {config.family}"),
         (config.dtype == problem.dtype, f"config is for {config.dtype}, the problem is {problem.dtype}"),
         (
             max(problem.head_dim, problem.head_dim_v) <= config.head_dim,
@@ -171,15 +191,21 @@ def _run_kv_head(
     q = problem.rows_q(operands.q, seq)  # (seqlen_q, nheads, head_dim)
     out_rows, lse_rows = problem.rows_q(out, seq), problem.rows_lse(lse, seq)
     mask = _mask(problem, seq, kernel.fault)
-    for tile in row_tiles(seq.seqlen_q, group, tile_m=config.tile_m, pack_gqa=config.pack_gqa):
+    packing = {"tile_m": config.tile_m, "pack_gqa": config.pack_gqa, "pads_group": config.traits.pads_group}
+    for tile in row_tiles(seq.seqlen_q, group, **packing):
         tile_heads = heads[tile.heads]
-        q_rows = _padded(q[tile.positions, tile_heads], columns=kernel_head_dim(problem.head_dim))
+        q_rows = _padded(q[tile.positions, tile_heads], columns=_compiled(problem.head_dim, kernel))
         q_tile = operand(q_rows, config.dtype)
-        c = kernel.scale_log2 * _q_descale(operands.q_descale, seq, tile, tile_heads, kernel.fault)  # float32 (rows,)
-        o, lse_log2 = _run_tile(q_tile, keys, tile, mask, c, kernel)
+        q_descale = _q_descale(operands.q_descale, seq, tile, tile_heads, kernel.fault)
+        o, tile_lse = _run_tile(q_tile, keys, tile, mask, q_descale, kernel)
         out_rows[tile.positions, tile_heads] = kernel.arithmetic.encode_output(o, config.out_dtype)
-        unit = np.float32(1) if kernel.fault is Fault.LSE_BASE_2 else softmax.LN2
-        lse_rows[tile_heads, tile.positions] = lse_log2 * unit
+        unit = np.float32(1) if kernel.fault is Fault.LSE_BASE_2 else softmax.lse_unit(kernel.order)
+        lse_rows[tile_heads, tile.positions] = tile_lse * unit
+
+
+def _compiled(head_dim: int, kernel: _Kernel) -> int:
+    """Channels of Q and K as the kernel pads them with zeros."""
+    return kernel.config.traits.compiled_head_dim(head_dim, kernel.config.is_fp8)
 
 
 def _mask(problem: AttentionProblem, seq: Sequence, fault: Fault | None) -> Mask:
@@ -208,7 +234,7 @@ def _key_side(
     config, fault = kernel.config, kernel.fault
     blocks = max(1, -(-seq.seqlen_k // config.tile_n))
     rows = blocks * config.tile_n
-    k = _padded(k, rows=rows, columns=kernel_head_dim(k.shape[1]))
+    k = _padded(k, rows=rows, columns=_compiled(k.shape[1], kernel))
     v = _padded(v, rows=rows, fill=np.nan if fault is Fault.UNCLEARED_V_TAIL else 0.0)
     if fault is Fault.SWAPPED_V_ROWS:
         order = np.arange(rows).reshape(-1, 16)
@@ -249,36 +275,42 @@ def _q_descale(
 
 
 def _run_tile(
-    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, c: np.ndarray, kernel: _Kernel
+    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Kernel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row tile over all its key blocks: fp32 output and base-2 lse."""
+    """One row tile over all its key blocks: fp32 output, and lse in the units of :func:`softmax.lse_unit`."""
     blocks = mask.blocks(tile.positions, kernel.config.tile_n)
     if kernel.fault is Fault.DROPPED_LAST_TILE:
         blocks = range(blocks.start, max(blocks.start, blocks.stop - 1))
     if kernel.config.num_splits == 1:
-        return _run_blocks(q, keys, tile, mask, c, kernel, blocks)
-    parts = [
-        _run_blocks(q, keys, tile, mask, c, kernel, part) for part in split_ranges(blocks, kernel.config.num_splits)
-    ]
-    return combine(np.stack([o for o, _ in parts]), np.stack([lse for _, lse in parts]), kernel.arithmetic)
+        return _run_blocks(q, keys, tile, mask, q_descale, kernel, blocks)
+    if kernel.order.splits_visible:
+        parts = split_ranges(blocks, kernel.config.num_splits)
+    else:
+        every = split_ranges(range(keys.k_descale.size), kernel.config.num_splits)
+        parts = [range(max(p.start, blocks.start), min(p.stop, blocks.stop)) for p in every]
+    o, lse = zip(*(_run_blocks(q, keys, tile, mask, q_descale, kernel, part) for part in parts), strict=True)
+    return combine(np.stack(o), np.stack(lse), kernel.arithmetic, kernel.config.head_dim)
 
 
 def _run_blocks(
-    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, c: np.ndarray, kernel: _Kernel, blocks: range
+    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Kernel, blocks: range
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The main loop over key blocks, right to left, and its epilogue."""
+    """The main loop over key blocks and its epilogue."""
     arithmetic, config = kernel.arithmetic, kernel.config
     state = softmax.RowState.start(tile.positions.size, kernel.fault)
     o = np.zeros((tile.positions.size, keys.v.value.shape[1]), np.float32)
     previous: int | None = None  # the block visited before
     pending: tuple[np.ndarray, np.ndarray, int] | None = None  # its P and rescale, when P V waits for the next S
-    for block in reversed(blocks):
+    c = np.ones_like(q_descale)  # of the block visited last
+    for block in reversed(blocks) if kernel.order.keys == "right_to_left" else blocks:
+        c = _factor(q_descale, keys, block, kernel)
         s, unit = _scores(q, keys, block, c, kernel)
         if pending is not None:
             o = _accumulate(o, keys, *pending, kernel)
             pending = None
-        s = _masked(s, tile, mask, block, kernel)
-        p, alpha = softmax.update(state, s, unit, kernel.p_offset_log2, arithmetic)
+        masked = _masked(s, tile, mask, block, kernel)
+        is_guarded = not kernel.order.compiles_masked_apart or previous is None or masked is not s
+        p, alpha = softmax.update(state, masked, unit, kernel.p_offset_log2, arithmetic, is_guarded)
         before = blocks.stop - 1 if kernel.fault is Fault.FROZEN_V_RATIO else previous
         ratio = np.float32(1) if previous is None else keys.v_descale[before] / keys.v_descale[block]
         second = block == blocks.stop - 2
@@ -290,21 +322,38 @@ def _run_blocks(
         previous = block
     if pending is not None:
         o = _accumulate(o, keys, *pending, kernel)
-    inverse, lse_log2 = softmax.finalize(state)
+    inverse, lse = softmax.finalize(state, _lse_factor(c, kernel), kernel.p_offset_log2, arithmetic)
     if kernel.fault is Fault.LSE_KEEPS_OFFSET:
-        lse_log2 = lse_log2 + np.float32(kernel.p_offset_log2)
+        lse = lse + np.float32(kernel.p_offset_log2)
     last = keys.v_descale[previous] if previous is not None else np.float32(1)
     with np.errstate(invalid="ignore", over="ignore"):
-        return o * (inverse * last)[:, None], lse_log2
+        inverse = arithmetic.flushed(inverse * last)
+        return arithmetic.flushed(arithmetic.flushed(o) * inverse[:, None]), lse
+
+
+def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Kernel) -> np.ndarray:
+    """What takes raw scores to log2 units, float32 (rows,)."""
+    with np.errstate(over="ignore"):
+        if kernel.order.descales == "product_first":
+            product = kernel.arithmetic.flushed(q_descale * keys.k_descale[block])
+            return kernel.arithmetic.flushed(kernel.scale_log2 * product)
+        c = kernel.scale_log2 * q_descale * keys.k_descale[block]
+    return c if kernel.fault is Fault.UNCLAMPED_SCALE else np.maximum(c, MIN_NORMAL)
+
+
+def _lse_factor(c: np.ndarray, kernel: _Kernel) -> np.ndarray:
+    """What takes the maximum of a row to the units of its lse, float32 (rows,)."""
+    if kernel.order.lse == "natural_by_scale":
+        return np.full_like(c, kernel.scale)
+    if kernel.order.lse == "natural" and kernel.order.maxima == "scaled":
+        return np.full_like(c, softmax.LN2)
+    return kernel.arithmetic.flushed(c * softmax.LN2) if kernel.order.lse == "natural" else c
 
 
 def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Kernel) -> tuple[np.ndarray, np.ndarray]:
     """Scores of one tile and the factor per row that takes them to log2 units."""
     tile_n, arithmetic = kernel.config.tile_n, kernel.arithmetic
-    s = arithmetic.scores(q, keys.k.n_slice(block * tile_n, (block + 1) * tile_n))
-    c = c * keys.k_descale[block]
-    if kernel.fault is not Fault.UNCLAMPED_SCALE:
-        c = np.maximum(c, MIN_NORMAL)
+    s = arithmetic.flushed(arithmetic.scores(q, keys.k.n_slice(block * tile_n, (block + 1) * tile_n)))
     if kernel.softcap == 0:
         return s, c
     with np.errstate(invalid="ignore", over="ignore"):
@@ -338,40 +387,8 @@ def _accumulate(
             v = keys.v.k_slice(block * tile_n + start, block * tile_n + stop)
             part_p, part = p[:, start:stop], encoded[:, start:stop]
             if not kernel.promotion_interval:
-                o = arithmetic.accumulate(part_p, part, v, o * rescale[:, None])
+                o = arithmetic.accumulate(part_p, part, v, arithmetic.flushed(o * rescale[:, None]))
             else:
                 chain = arithmetic.accumulate(part_p, part, v, None)
                 o = float32.fma(o, rescale[:, None], chain) if start == 0 else o + chain
         return o.astype(np.float16).astype(np.float32) if kernel.fault is Fault.FP16_ACCUMULATOR else o
-
-
-def combine(o: np.ndarray, lse_log2: np.ndarray, arithmetic: Arithmetic) -> tuple[np.ndarray, np.ndarray]:
-    """Merge split-KV partials, splits in ascending order.
-
-    Parameters
-    ----------
-    o : float32 (splits, rows, channels)
-        Normalised partial outputs.
-    lse_log2 : float32 (splits, rows)
-        Base-2 lse of each; -inf for a split without a visible key.
-
-    Returns
-    -------
-    o, lse_log2 : float32
-        w_i = ex2(lse_i - max lse); o = sum of fma(o_i, w_i * rcp(sum w), .). A row empty in every split gives (0,
-        -inf); NaN in one gives NaN.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        top = reduce(
-            float32.fmax, lse_log2, np.full_like(lse_log2[0], softmax.NEG_INF)
-        )  # passes over NaN; the sum does not
-        base = top if arithmetic.fault is Fault.UNGUARDED_COMBINE else np.where(top == -np.inf, np.float32(0), top)
-        weights = arithmetic.ex2(lse_log2 - base)
-        total = weights[0]
-        for w in weights[1:]:
-            total = total + w
-        inverse = np.where(total == 0, np.float32(0), mufu.rcp(total))
-        merged = np.zeros_like(o[0])
-        for part, w in zip(o, weights, strict=True):
-            merged = float32.fma(part, (w * inverse)[:, None], merged)
-        return merged, np.where(total == 0, softmax.NEG_INF, base + mufu.lg2(total))

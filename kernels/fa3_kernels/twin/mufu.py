@@ -41,6 +41,18 @@ def ex2(x: ArrayLike) -> np.ndarray:
     return _apply(x, ex2_loop)
 
 
+def ex2_gradual(x: ArrayLike) -> np.ndarray:
+    """Return 2^x as ``ex2.approx.f32`` without .ftz does: results below 2^-126 are subnormal numbers.
+
+    ptxas makes two multiplications around the instruction: ex2(x / 2)^2 below -126. Otherwise as :func:`ex2`.
+    """
+    x = np.asarray(x, np.float32)
+    is_low = x < -126
+    with np.errstate(invalid="ignore", over="ignore"):
+        result = ex2(np.where(is_low, x * np.float32(0.5), x))
+        return np.where(is_low, result * result, result)
+
+
 def rcp(x: ArrayLike) -> np.ndarray:
     """Return 1 / x as ``rcp.approx.ftz.f32`` does.
 

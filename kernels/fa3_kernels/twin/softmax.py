@@ -1,8 +1,9 @@
-"""Online softmax of one row tile, in the production order.
+"""Online softmax of one row tile, in the order of a kernel family.
 
-State per row: ``row_max`` M, the running maximum in log2 units less the P offset, already rounded to fp32, and four
-``thread_sums``, one per lane of the quad that owns the row. For each visited key block, with c = softmax_scale *
-log2(e) times the descales of the row and of the key tile (rounded in that order), and s the raw masked scores:
+State per row: ``row_max``, the running maximum, and four ``thread_sums``, one per thread of the quad that owns the row.
+Our own order (the default :class:`fa3_kernels.plan.order.Order`, which names the others' differences): the maximum M is
+in log2 units less the P offset, already rounded to fp32. For each visited key block, with c = softmax_scale * log2(e)
+times the descales of the row and of the key tile (rounded in that order), and s the raw masked scores:
 
 1. M_new = max(M, fma(max_j s_j, c, -p_offset_log2))
 2. base = 0 where M_new = -inf, else M_new
@@ -12,7 +13,7 @@ log2(e) times the descales of the row and of the key tile (rounded in that order
 6. thread_sums = fma(thread_sums, alpha, block sum)       (p before it is rounded to the operand format)
 
 Because alpha comes from the very numbers that were subtracted in step 4, a rounded maximum never costs accuracy; taking
-alpha from unscaled maxima would leave an error of |M| * 2^-24 in it. At the end: row_sum = (t0 + t2) + (t1 + t3).
+alpha from unscaled maxima leaves an error of |M| * 2^-24 in it. At the end: row_sum = (t0 + t2) + (t1 + t3).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa3_kernels.twin import float32, mufu
+from fa3_kernels.plan.order import Order
+from fa3_kernels.twin import float32, libdevice, mufu
 from fa3_kernels.twin.arithmetic import Arithmetic
 from fa3_kernels.twin.faults import Fault
 
@@ -35,6 +37,7 @@ class RowState:
 
     row_max: np.ndarray
     thread_sums: np.ndarray
+    is_new: bool = True
 
     @classmethod
     def start(cls, rows: int, fault: Fault | None = None) -> RowState:
@@ -43,7 +46,7 @@ class RowState:
 
 
 def update(
-    state: RowState, s: np.ndarray, c: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic
+    state: RowState, s: np.ndarray, c: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic, is_guarded: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Advance ``state`` by one key block.
 
@@ -52,7 +55,9 @@ def update(
     s : float32 (rows, tile_n)
         Raw masked scores, -inf where hidden.
     c : float32 (rows,)
-        Finite and > 0.
+        Finite and > 0; 0 where a family lets it underflow.
+    is_guarded : bool
+        Whether step 2 is done; otherwise rows that have seen no key give NaN.
 
     Returns
     -------
@@ -61,33 +66,106 @@ def update(
     alpha : float32 (rows,)
         Factor that moves O to the new maximum.
     """
-    fault = arithmetic.fault
+    fault, order = arithmetic.fault, arithmetic.order
     with np.errstate(invalid="ignore", over="ignore"):
-        block_max = float32.fma(float32.row_max(s), c, np.full_like(c, -p_offset_log2))
+        block_max = float32.row_max(s)
+        if order.maxima == "scaled":
+            block_max = float32.fma(block_max, c, np.full_like(c, -p_offset_log2))
         new_max = float32.fmax(state.row_max, block_max)
-        base = new_max if fault is Fault.UNGUARDED_INF else np.where(new_max == NEG_INF, np.float32(0), new_max)
-        alpha = arithmetic.ex2(state.row_max - base)
-        p = arithmetic.exp2_scaled(s, c, base)
+        unguarded = fault is Fault.UNGUARDED_INF or not is_guarded
+        base = new_max if unguarded else np.where(new_max == NEG_INF, np.float32(0), new_max)
+        minus = base if order.maxima == "scaled" else _scaled(base, new_max, c, p_offset_log2, arithmetic)
+        alpha = _alpha(state, base, minus, c, arithmetic)
+        p = arithmetic.exp2_scaled(s, c, minus)
         counted = p
         if fault is Fault.MISSING_COLUMN:
             counted = p.copy()
             counted[:, 0] = 0
-        block_sums = float32.thread_row_sums(counted)
-        state.thread_sums = float32.fma(state.thread_sums, alpha[:, None], block_sums)
+        state.thread_sums = _add(state.thread_sums, alpha[:, None], counted, arithmetic)
         if fault is Fault.FP16_ROW_SUM:
             state.thread_sums = state.thread_sums.astype(np.float16).astype(np.float32)
-    state.row_max = new_max
+    state.row_max, state.is_new = new_max, False
     return p, alpha
 
 
-def finalize(state: RowState) -> tuple[np.ndarray, np.ndarray]:
-    """Return (1 / row_sum, base-2 lse), both float32 (rows,).
+def _scaled(
+    base: np.ndarray, new_max: np.ndarray, c: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic
+) -> np.ndarray:
+    """What exponents are taken less, of an unscaled maximum; rows that have seen no key take no P offset."""
+    if not p_offset_log2:
+        return arithmetic.flushed(base * c)
+    minus = float32.fma(base, c, np.full_like(c, -p_offset_log2))
+    return np.where((new_max == NEG_INF) & (base == 0), np.float32(0), minus)
 
-    A row that saw no key gives (0, -inf); a NaN row sum gives NaN in both.
+
+def _alpha(state: RowState, base: np.ndarray, minus: np.ndarray, c: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    """Factor of what was summed so far."""
+    order = arithmetic.order
+    if order.compiles_masked_apart and state.is_new:
+        return np.ones_like(c)
+    if order.maxima == "scaled":
+        return arithmetic.ex2(state.row_max - base)
+    if order.rescale == "contracted":
+        return arithmetic.ex2(float32.fma(state.row_max, c, -minus))
+    return arithmetic.ex2(arithmetic.flushed(state.row_max - base) * c)
+
+
+def _add(sums: np.ndarray, alpha: np.ndarray, p: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    """Row sums of the four threads with a block's weights added."""
+    order = arithmetic.order
+
+    def grown(addend: np.ndarray) -> np.ndarray:
+        if order.contracts_row_sum:
+            return arithmetic.flushed(float32.fma(sums, alpha, addend))
+        return arithmetic.flushed(sums * alpha) + addend
+
+    if order.row_sum == "block_pairs":
+        return grown(float32.thread_row_sums(p))
+    first = float32.first_columns(p)
+    if order.row_sum == "running":
+        return float32.serial_row_sums(p, grown(first))
+    block = float32.serial_row_sums(p, first)
+    if order.row_sum == "block_row":
+        block = np.repeat(float32.quad_sum(block)[:, None], 4, axis=1)
+    return grown(block)
+
+
+def finalize(
+    state: RowState, factor: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (1 / row_sum, lse), both float32 (rows,); lse in the units of :func:`lse_unit`.
+
+    ``factor``, float32 (rows,), takes the maximum to these units, unless it is in them. A row that saw no key gives (0,
+    -inf); a NaN row sum gives NaN in both, unless the family takes it for an empty row.
     """
-    with np.errstate(invalid="ignore", over="ignore"):
-        row_sum = float32.quad_sum(state.thread_sums)
+    order = arithmetic.order
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        if order.row_sum == "block_row":
+            row_sum = state.thread_sums[:, 0]
+        else:
+            row_sum = float32.quad_sum(state.thread_sums, far_first=order.quad == "far_first")
         empty = row_sum == 0
-        inverse = np.where(empty, np.float32(0), mufu.rcp(row_sum))
-        lse_log2 = np.where(empty, NEG_INF, state.row_max + mufu.lg2(row_sum))
-    return inverse, lse_log2
+        if order.hides_nan:
+            empty |= np.isnan(row_sum)
+        inverse = mufu.rcp(row_sum) if order.inverse == "reciprocal" else np.float32(1) / row_sum
+        lse = np.where(empty, NEG_INF, _lse(state, row_sum, factor, p_offset_log2, arithmetic))
+    return np.where(empty, np.float32(0), inverse), lse
+
+
+def _lse(
+    state: RowState, row_sum: np.ndarray, factor: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic
+) -> np.ndarray:
+    """Maximum and logarithm of the row sum together."""
+    order, row_max = arithmetic.order, state.row_max
+    if order.lse == "log2":
+        return row_max + mufu.lg2(row_sum)
+    if order.lse == "log2_polynomial":
+        return row_max * factor + libdevice.log2(row_sum)
+    if order.maxima == "unscaled":
+        row_sum = row_sum * np.float32(2.0**-p_offset_log2)
+    return arithmetic.flushed(float32.fma(row_max, factor, mufu.lg2(row_sum) * LN2))
+
+
+def lse_unit(order: Order) -> np.float32:
+    """What takes the lse of :func:`finalize` and of the combine to natural units: ln2, or 1 where it is natural."""
+    return LN2 if order.lse.startswith("log2") else np.float32(1)

@@ -206,9 +206,10 @@ def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Ra
     factors = head.k_factor[keys], head.v_factor[keys]
     one_each = all((factor == factor[0]).all() for factor in factors)  # what finer factors do is not stated
     c = np.maximum(_f32(c * (factors[0][0] if one_each else np.nan)), FP32_MIN_NORMAL)
-    if model.order.maxima == "scaled":
+    if model.order.maxima == "scaled" and model.order.scale == "float64":
         return Range(c, c)
-    return Range(_f32(c * (1 - 2.0**-23)), _f32(c * (1 + 2.0**-23)))  # whose own rounding is not stated
+    width = gamma(2 * head.roundings_of_c + 2 * (model.order.scale == "float32"))  # the kernel's, which are not stated
+    return Range(_f32(c * (1 - width)), _f32(c * (1 + width)))
 
 
 def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Range, Range]:
@@ -255,8 +256,11 @@ def _softmax(state: _State, s: Range, c: Range, model: KernelModel) -> tuple[Ran
     block = Range(_f32(scaled[0] - width)[:, 0], _f32(scaled[1] + width)[:, 0])
     old, new = state.max, Range(*(np.maximum(a, b) for a, b in zip(state.max, block, strict=True)))
     base = [np.where(np.isneginf(end), 0.0, end)[:, None] for end in new]
-    low = _fma(s.low, np.where(s.low > 0, c.low, c.high), -base[1])
-    high = _fma(s.high, np.where(s.high > 0, c.high, c.low), -base[0])
+    low, high = np.where(s.low > 0, c.low, c.high), np.where(s.high > 0, c.high, c.low)
+    if model.order.exponent == "contracted":
+        low, high = _fma(s.low, low, -base[1]), _fma(s.high, high, -base[0])
+    else:
+        low, high = _f32(_f32(s.low * low) - base[1]), _f32(_f32(s.high * high) - base[0])
     apart = Range(_f32(old.low - base[1][:, 0]), np.minimum(_f32(old.high - base[0][:, 0]), 0.0))
     if model.order.maxima == "unscaled":  # the factor is that of raw maxima; it is 1 where none can have moved
         apart = Range(*(end * (1 + sign * gamma(3)) for end, sign in zip(apart, (1, -1), strict=True)))
@@ -291,7 +295,8 @@ def _finish(state: _State, head: Head, model: KernelModel) -> Part:
     o = _times(state.o, inverse.each(lambda end: end[:, None]))
     lg2 = [np.log2(end) for end in total]
     slack = LG2_ABS + LG2_REL * np.maximum(*map(np.abs, lg2))
-    slack = slack + gamma(2) * (np.maximum(*map(np.abs, state.max)) + np.maximum(*map(np.abs, lg2)) + 1)
+    roundings = 4 if model.scales_maximum_for_lse else 2
+    slack = slack + gamma(roundings) * (np.maximum(*map(np.abs, state.max)) + np.maximum(*map(np.abs, lg2)) + 1)
     lse = state.free(Range(state.max.low + lg2[0] - slack, state.max.high + lg2[1] + slack))
     largest = np.maximum(*map(np.abs, o))
     tiny = 4 * model.tiny * max(1.0, factor) * (1 + 1 / total.low[:, None])

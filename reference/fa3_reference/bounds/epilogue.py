@@ -103,7 +103,7 @@ def _log(
     magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
     magnitude = magnitude + U_FP32 * (np.abs(state.max) + model.p_offset_log2)
     error = log_l * LOG2_E + np.where(is_exact, 0.0, terms.lg2 * (LG2_ABS + LG2_REL * magnitude))
-    if model.order.maxima == "unscaled":  # the maximum is scaled once for P and once for lse
+    if model.scales_maximum_for_lse:
         error = error + gamma(3) * state.largest_score
     if model.is_stated:
         adds_zero = (state.tau == 0) & (state.max == model.p_offset_log2)

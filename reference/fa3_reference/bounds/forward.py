@@ -181,6 +181,8 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     base = np.where(np.isneginf(state.max), 0.0, state.max)
     offset = model.p_offset_log2
     tau, visible = state.tau, ~np.isneginf(x)
+    if model.order.exponent == "rounded":
+        dx = dx + terms.exponent * U_FP32 * np.where(visible, np.abs(x) + dx, 0.0)
     y = x - base[:, None]
     p = np.exp2(y)
     r = np.where(visible, _log_errors(y, dx, tau[:, None], model, terms), 0.0)
@@ -374,5 +376,6 @@ def _add_to_row_sum(state: State, w: _Weights, model: KernelModel, terms: Terms)
     state.weights, state.l_grid = state.weights + w.counts, np.minimum(state.l_grid, w.grid)
     depth = model.row_sum_depth if model.is_blocked else w.p.shape[1]
     total = np.where(added > 0, state.l + state.l_up + state.l_error, 0.0)
-    lost = gamma(depth) * (added + up) + U_FP32 * total * (1 + gamma(depth))
+    chain = total if model.order.row_sum == "any" else added + up
+    lost = gamma(depth) * chain + U_FP32 * total * (1 + gamma(depth))
     state.l_error = (state.l_error + terms.row_sum * lost) * OUTWARD

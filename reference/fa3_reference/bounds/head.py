@@ -119,7 +119,7 @@ class Head:
         row = scale * self.q_factor[rows][:, None]
         c = row * self.k_factor[keys][None, :]
         in_domain = (FP32_MIN_NORMAL <= scale <= FP32_MAX) & (row >= FP32_MIN_NORMAL) & (row <= FP32_MAX)
-        unsaid = 0 if model.is_blocked else 2  # natural exponents, or factors that are rounded apart
+        unsaid = 0 if model.is_blocked and model.order.scale == "float64" else 2  # other roundings than these
         eta = gamma(self.roundings_of_c + unsaid)
         if model.is_stated:
             stored = np.float32(scale) * self.q_factor[rows].astype(np.float32)[:, None]
@@ -173,7 +173,9 @@ def _row_tiles(head: Head, index: int, model: KernelModel) -> Iterator[tuple[np.
         for start in range(0, seq.seqlen_q, 128):
             yield rows[start : start + 128], slice(0, seq.seqlen_k)
         return
-    group = 1 << (problem.group - 1).bit_length() if model.pack_gqa else 1  # the kernel pads it to a power of two
+    group = problem.group if model.pack_gqa else 1
+    if model.pads_group:
+        group = 1 << (group - 1).bit_length()
     tile = (rows * group + (index if model.pack_gqa else 0)) // model.tile_m
     for t in np.unique(tile):
         ends = np.array([t * model.tile_m // group, min((t + 1) * model.tile_m - 1, seq.seqlen_q * group - 1) // group])

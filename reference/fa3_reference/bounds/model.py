@@ -27,15 +27,25 @@ class SoftmaxOrder:
     weights : {"running", "normalised", "any"}
         Whether P is rounded in the scale of the running maximum and O divided at the end, or P is divided by the row
         sum before it is rounded.
-    row_sum : {"pairs", "any"}
-        Whether a thread adds neighbouring weights first, which halves the chain of its additions.
+    row_sum : {"pairs", "blocks", "any"}
+        Whether a thread adds the weights of a block in neighbouring pairs, which halves the chain of its additions, or
+        one by one; or one by one on top of what it has summed so far, of which each addition then rounds the whole.
+    exponent : {"contracted", "rounded"}
+        Whether a weight's exponent is one fused operation, or a rounded scaled score less the maximum.
+    scale : {"float64", "float32"}
+        Whether softmax_scale takes part unrounded, or was rounded to binary32 before log2(e) met it.
+    lse : {"together", "apart"}
+        Whether maximum and logarithm are added before they are taken to natural units, or each for itself.
     """
 
     maxima: Literal["scaled", "unscaled"] = "scaled"
     rescale: Literal["always", "lazy"] = "always"
     keys: Literal["right_to_left", "left_to_right", "any"] = "right_to_left"
     weights: Literal["running", "normalised", "any"] = "running"
-    row_sum: Literal["pairs", "any"] = "any"
+    row_sum: Literal["pairs", "blocks", "any"] = "any"
+    exponent: Literal["contracted", "rounded"] = "contracted"
+    scale: Literal["float64", "float32"] = "float64"
+    lse: Literal["together", "apart"] = "together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +60,9 @@ class KernelModel:
         Query rows and keys of a tile; 0 where it is not known.
     promotion_interval : int
         Keys after which an e4m3 sum of P V moves to binary32; 0 chains all of them in the tensor core.
-    num_splits, pack_gqa
-        Parts into which the keys are split, and whether the query heads of a group share a row tile.
+    num_splits, pack_gqa, pads_group
+        Parts into which the keys are split, whether the query heads of a group share a row tile, and whether the group
+        is padded to a power of two there.
     order : SoftmaxOrder
     scores : str
         Format in which S is kept between the two products; rounded at most twice (before and after scaling) to a
@@ -79,6 +90,7 @@ class KernelModel:
     accumulator: Literal["wgmma", "fp32", "fp16"] = "wgmma"
     exp_error: float = EX2_REL
     keeps_subnormals: bool = True
+    pads_group: bool = True
 
     @classmethod
     def any_order(cls, dtype: Dtype, out_dtype: str) -> KernelModel:
@@ -117,13 +129,23 @@ class KernelModel:
     @property
     def is_stated(self) -> bool:
         """Whether the result of every rounding in the softmax follows from what goes into it: the running maximum that
-        each weight meets is known, and is rounded once, in log2 units."""
-        return self.is_blocked and self.order.maxima == "scaled" and self.order.rescale == "always"
+        each weight meets is known, and is rounded once, in log2 units that the exponents share."""
+        order = self.order
+        steps = (order.maxima, order.rescale, order.exponent, order.scale, order.lse)
+        return self.is_blocked and steps == ("scaled", "always", "contracted", "float64", "together")
 
     @property
     def row_sum_depth(self) -> int:
-        """Longest chain of additions behind a known block's share of the row sum, which four threads share."""
-        return self.tile_n // (8 if self.order.row_sum == "pairs" else 4)
+        """Longest chain of additions behind a known block's share of the row sum, which four threads share.
+
+        One by one it may be two more: the threads of a row may be added in every block.
+        """
+        return self.tile_n // 8 if self.order.row_sum == "pairs" else self.tile_n // 4 + 2
+
+    @property
+    def scales_maximum_for_lse(self) -> bool:
+        """Whether the maximum is taken to the units of lse by a rounding of its own."""
+        return self.order.maxima == "unscaled" or self.order.lse == "apart"
 
     @property
     def addition(self) -> float:

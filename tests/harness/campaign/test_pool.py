@@ -1,19 +1,72 @@
-"""The isolating pool: a task that raises, dies or hangs fails alone; the others finish."""
+"""The isolating pool: a task that raises, dies or hangs fails alone and names its case; no worker outlives its pool."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fa3verify.campaign.pool import IsolatingPool, TaskError
+from fa3verify import watch
+from fa3verify.campaign.pool import IsolatingPool, TaskError, WorkerLost
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with IsolatingPool(1, limit_s=20.0) as executor:
+    with IsolatingPool(1, limit_s=20.0, memory_bytes=2 << 30) as executor:
         yield executor
+
+
+def die_at_a_case(case: int) -> None:
+    watch.trying("family x", lambda: {"case": case})
+    print("to standard output")
+    os.write(2, b"last\x1b words\n")
+    os._exit(7)
+
+
+def fault() -> None:
+    ctypes.string_at(0)
+
+
+def leak() -> int:
+    return sum(np.ones(1 << 25).size for _ in [[np.ones(1 << 25) for _ in range(64)]])
+
+
+def warm_up(first_s: float, then_s: float) -> str:
+    with watch.warming("x"):
+        time.sleep(first_s)
+    time.sleep(then_s)
+    return "done"
+
+
+def fork_and_stay(path: str) -> int:
+    if pid := os.fork():
+        Path(path).write_text(str(pid))
+        return pid
+    time.sleep(600)
+    os._exit(0)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that waits for its parent to notice its death does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ends(pid: int) -> bool:
+    for _ in range(100):
+        if not is_alive(pid):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def test_results_come_back(pool):
@@ -25,19 +78,68 @@ def test_an_exception_is_one_line_with_its_type(pool):
         pool.submit(divmod, 1, 0).result(timeout=60)
 
 
-def test_a_worker_that_dies_loses_only_its_task(pool):
-    dead, alive = pool.submit(os._exit, 7), pool.submit(abs, -3)
-    with pytest.raises(TaskError, match="died with exit code 7"):
+def test_leaving_the_program_is_an_error_of_the_task_alone(pool):
+    with pytest.raises(TaskError, match="SystemExit: 0"):
+        pool.submit(sys.exit, 0).result(timeout=60)
+    assert pool.submit(abs, -3).result(timeout=60) == 3
+
+
+def test_a_worker_that_dies_loses_only_its_task_and_says_where(pool):
+    dead, alive = pool.submit(die_at_a_case, 5), pool.submit(abs, -3)
+    with pytest.raises(WorkerLost, match=r"died with exit code 7; it printed last: .*last.x1b words") as lost:
         dead.result(timeout=60)
+    assert lost.value.at == {"what": "family x", "content": {"case": 5}}
     assert alive.result(timeout=60) == 3
 
 
-def test_a_worker_that_hangs_is_stopped():
-    with IsolatingPool(1, limit_s=4.0) as executor:
-        hung, after = executor.submit(time.sleep, 600), executor.submit(abs, -4)
-        with pytest.raises(TaskError, match="no answer within 4 s"):
+def test_a_segmentation_fault_names_its_signal_and_its_place(pool):
+    with pytest.raises(WorkerLost, match=r"killed by SIGSEGV; it printed last: .*in fault") as lost:
+        pool.submit(fault).result(timeout=60)
+    assert lost.value.at is None
+
+
+def test_memory_beyond_the_limit_is_an_error_of_the_task_alone(pool):
+    with pytest.raises(TaskError, match="MemoryError"):
+        pool.submit(leak).result(timeout=60)
+    assert pool.submit(abs, -3).result(timeout=60) == 3
+
+
+def test_a_worker_that_hangs_is_stopped_and_a_warm_up_does_not_count():
+    with IsolatingPool(1, limit_s=2.0) as executor:
+        hung, after = executor.submit(time.sleep, 600), executor.submit(warm_up, 3.0, 0.1)
+        with pytest.raises(WorkerLost, match="no answer within 2 s"):
             hung.result(timeout=60)
-        assert after.result(timeout=60) == 4
+        assert after.result(timeout=60) == "done"
+        with pytest.raises(WorkerLost, match="no answer within 2 s"):
+            executor.submit(warm_up, 0.0, 600).result(timeout=60)
+
+
+def test_what_a_task_forked_ends_with_its_worker(tmp_path):
+    with IsolatingPool(1, limit_s=20.0) as executor:
+        forked = executor.submit(fork_and_stay, str(tmp_path / "pid")).result(timeout=60)
+        assert is_alive(forked)
+    assert ends(forked)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda s: s.name)
+def test_no_worker_outlives_a_parent_that_is_killed(number):
+    program = """
+import os, time
+from fa3verify.campaign.pool import IsolatingPool
+if __name__ == "__main__":
+    pool = IsolatingPool(1, 60.0)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 600).result()
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert is_alive(worker)
+        parent.send_signal(number)
+    assert ends(worker)
 
 
 def test_nothing_is_accepted_after_shutdown():

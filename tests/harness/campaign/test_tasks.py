@@ -9,6 +9,7 @@ import pytest
 
 from fa3verify import operations
 from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, execute, judge_family, pooled
@@ -79,22 +80,32 @@ def outcomes_of(kernel: str, family: str) -> list[Outcome]:
     return execute([Task("family", family, judge_family, arguments)], Serial())
 
 
+def summary_of(kernel: str, outcomes: list[Outcome]) -> dict:
+    return summarize([introduce(kernel, "quick")], outcomes, None, profile="quick", seed=0)
+
+
 def test_a_lost_task_fails_the_verdict():
     task = Task("family", "f", judge_family, {"kernel": "twin.fp16", "family": "normal"})
-    summary = summarize(["twin.fp16"], [Outcome(task, error="its process died")], None, profile="quick", seed=0)
+    summary = summarize(
+        [introduce("twin.fp16", "quick")], [Outcome(task, error="its process died")], None, profile="quick", seed=0
+    )
     assert summary["verdict"] == "fail"
     assert summary["failures"][0]["message"] == "its process died"
 
 
 def test_a_lost_law_fails_the_verdict():
     task = Task("law", "l", campaign.check_law, {"kernel": "twin.fp16", "law": "repeat"})
-    summary = summarize(["twin.fp16"], [Outcome(task, error="no answer within 4 s")], None, profile="quick", seed=0)
+    summary = summarize(
+        [introduce("twin.fp16", "quick")], [Outcome(task, error="no answer within 4 s")], None, profile="quick", seed=0
+    )
     assert summary["layers"]["laws"] == "fail"
     assert summary["exit_code"] == 1
 
 
 def test_a_summary_is_json_and_names_the_missing_comparison():
-    summary = summarize(["twin.bf16"], outcomes_of("twin.bf16", "normal"), None, profile="quick", seed=0)
+    summary = summarize(
+        [introduce("twin.bf16", "quick")], outcomes_of("twin.bf16", "normal"), None, profile="quick", seed=0
+    )
     assert json.loads(json.dumps(summary)) == summary
     assert summary["layers"] == {
         "L0": "not run: no GPU kernel",
@@ -129,17 +140,16 @@ def campaign_measures() -> list[str]:
 
 
 def test_junit_lists_every_gate_row_and_escapes_names():
-    summary = summarize(["twin.bf16"], outcomes_of("twin.bf16", "ties"), None, profile="quick", seed=0) | {
-        "wall_s": 1.0
-    }
+    summary = summary_of("twin.bf16", outcomes_of("twin.bf16", "ties")) | {"wall_s": 1.0}
     summary["kernels"][0]["name"] = 'a<b>"'
     summary["gate"][0] |= {"kernel": 'a<b>"', "status": "fail"}
     text = junit(summary)
     from xml.etree import ElementTree
 
-    suite = ElementTree.fromstring(text)
+    (suite,) = ElementTree.fromstring(text)
     assert suite.get("failures") == "1"
-    assert len(suite) == len(summary["gate"])
+    assert suite.get("errors") == "1"  # of one family no verdict is given
+    assert len(suite) == len(summary["gate"]) + 1
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
@@ -188,7 +198,9 @@ def test_the_resolved_test_extra_holds_no_torch():
 def test_the_summary_schema_is_documented_key_by_key():
     from fa3verify.campaign.summary import SCHEMA_NOTES
 
-    summary = summarize(["twin.bf16"], outcomes_of("twin.bf16", "faint"), None, profile="quick", seed=0)
+    summary = summarize(
+        [introduce("twin.bf16", "quick")], outcomes_of("twin.bf16", "faint"), None, profile="quick", seed=0
+    )
     later = {"command", "started", "wall_s"}  # the caller's
     assert set(summary) | later == {key for key in SCHEMA_NOTES if "[]" not in key}
     assert {f"kernels[].{key}" for key in summary["kernels"][0]} == {
@@ -197,7 +209,9 @@ def test_the_summary_schema_is_documented_key_by_key():
 
 
 def test_quantisation_is_reported_and_its_own_bound_is_part_of_the_gate():
-    summary = summarize(["twin.e4m3"], outcomes_of("twin.e4m3", "fa3_outliers"), None, profile="quick", seed=0)
+    summary = summarize(
+        [introduce("twin.e4m3", "quick")], outcomes_of("twin.e4m3", "fa3_outliers"), None, profile="quick", seed=0
+    )
     family = summary["kernels"][0]["families"][0]
     assert 0.5 < family["quantisation_ratio"] < 1.5
     assert 0 < family["quantisation_bound_ratio"] <= 1

@@ -113,12 +113,12 @@ def test_what_cannot_be_compared_is_counted_by_reason(tmp_path: Path) -> None:
         line(SCHEDULES[0], 0.0, grid="decode", kernel="gluon"),
         line(SCHEDULES[0], 0.0, burst_cycles=""),
         line(SCHEDULES[0], 0.0, status="unsupported: no"),
-        line(SCHEDULES[0], 0.0, kernel="fa3", head_dim=192, **empty),
+        line(SCHEDULES[0], 0.0, kernel="fa4", head_dim=192, **empty),
     ]
     found = figures(tmp_path, rows)
     assert found["rows"] == 1
     assert sorted(reason.split(":")[0] for reason in found["left_out"]) == [
-        "FlashAttention-3 with a tile not in our table", "decode", "no cycles", "no program for torch.cudnn",
+        "FlashAttention-4 with a tile not in our table", "decode", "no cycles", "no program for torch.cudnn",
         "no timing",
     ]  # fmt: skip
     with pytest.raises(ValueError, match="has no row to compare: 1 x decode"):

@@ -24,16 +24,17 @@ PROBLEM = AttentionProblem(1, 2, 1, 40, 70, 64, dtype="e4m3")
 OPTIONS = (("input_dtype", "bf16"), ("block_rows", (32, 64, 32)), ("rotate", True), ("subtract_k_mean", True))
 CASE = Case("twin.quantize", PROBLEM, Recipe("normal"), changes=tuple(sorted(OPTIONS)), operation="quantize")
 FORWARD = AttentionProblem(1, 1, 1, 3, 5, 64)
+CONFIG = operations.find("forward").configure(FORWARD)
 
 
 def test_a_result_is_taken_from_attributes_a_mapping_or_a_tuple():
     forward = operations.find("forward")
     out, lse = np.zeros(FORWARD.out_shape, np.float16), np.zeros(FORWARD.lse_shape, np.float32)
     for returned in (Result(out, lse), {"out": out, "lse": lse}, (out, lse)):
-        named = forward.named(returned, FORWARD, None)
+        named = forward.named(returned, FORWARD, CONFIG)
         assert named["out"] is out
         assert named["lse"] is lse
-    assert list(forward.named(Result(out, None), FORWARD, None)) == ["out"]
+    assert list(forward.named(Result(out, None), FORWARD, CONFIG)) == ["out"]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_a_result_is_taken_from_attributes_a_mapping_or_a_tuple():
 )
 def test_a_wrong_result_is_named(returned, words):
     with pytest.raises(WrongOutput, match=words):
-        operations.find("forward").named(returned, FORWARD, None)
+        operations.find("forward").named(returned, FORWARD, CONFIG)
 
 
 def test_a_missing_lse_correction_is_an_error_only_with_a_k_mean():

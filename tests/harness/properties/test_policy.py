@@ -75,3 +75,12 @@ def test_kernel_that_spreads_nan_breaks_policy(rule):
 def test_every_rule_has_a_reason():
     assert all(rule.reason for rule in POLICY)
     assert len({rule.name for rule in POLICY}) == len(POLICY)
+
+
+def test_a_low_score_that_still_has_a_weight_says_nothing():
+    rule = next(rule for rule in POLICY if rule.name == "minus_inf_score")
+    candidate = twin("bf16")
+    trial = _trial(candidate, rule, seqlen_k=2, causal=False)
+    loud = replace(trial, case=replace(trial.case, recipe=Recipe("normal", {"std": 64.0})))
+    with pytest.raises(ValueError, match="does not take the trial: beside scores as large as these"):
+        replay_trial(LAW, candidate, loud)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,8 +29,9 @@ def test_every_size_a_family_knows_is_a_configuration_it_ships(name):
             config = default_config(problem(dtype, head_dim, causal), family=name)
             assert (config.family, config.head_dim) == (name, head_dim)
             assert traits.takes_keys(config.tile_n)
-            producer, consumer = config.registers
-            assert 128 * (producer + config.consumers * consumer) <= 65536
+            if traits.registers:
+                producer, consumer = config.registers
+                assert 128 * (producer + config.consumers * consumer) <= 65536
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,11 @@ def test_every_size_a_family_knows_is_a_configuration_it_ships(name):
         ("flash3", "fp16", 128, False, (128, 176)),  # upstream hopper/tile_size.h
         ("flash3", "fp16", 128, True, (128, 128)),
         ("flash3", "e4m3", 128, True, (128, 224)),
+        ("flash3", "bf16", 96, False, (192, 144)),
+        ("flash3", "e4m3", 192, True, (128, 160)),
+        ("flash3.dew", "bf16", 96, False, (128, 176)),  # a build without head_dim 96
+        ("cudnn", "bf16", 96, False, (64, 128)),  # the kernel's name says so
+        ("flash2", "fp16", 256, False, (64, 64)),  # csrc/flash_attn flash_fwd_launch_template.h
         ("flash4", "bf16", 256, False, (128, 80)),  # flash_attn/cute/interface.py
     ],
 )
@@ -48,7 +55,9 @@ def test_tiles_are_those_of_the_sources(family, dtype, head_dim, causal, tile):
     assert (config.tile_m, config.tile_n) == tile
 
 
-@pytest.mark.parametrize(("family", "dtype", "head_dim"), [("flash3", "fp16", 96), ("flash4", "e4m3", 128)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "head_dim"), [("flash4", "fp16", 96), ("flash4", "e4m3", 128), ("cudnn", "e4m3", 64)]
+)
 def test_a_size_that_was_never_read_has_no_tile(family, dtype, head_dim):
     with pytest.raises(ValueError, match=f"{family} has no known tile for {dtype} at head_dim {head_dim}"):
         default_config(problem(dtype, head_dim), family=family)
@@ -83,3 +92,24 @@ def test_a_plan_is_made_without_numba():
     program = "import sys, fa3_kernels.plan.plan, fa3verify.candidates; print('numba' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "rule"),
+    [
+        ("flash3", {"softcap": 20.0}, "softcap takes tanh.approx"),
+        ("flash3", {"head_dim_v": 64}, "no kernel has head_dim 128 with head_dim_v 64"),
+        ("flash2", {"causal": True, "seqlen_q": 100}, "top-left, so lengths must be equal"),
+        ("cudnn", {"seqlen_q": 1}, "one query runs another kernel"),
+        ("triton_tutorial", {"seqlen_k": 100}, "multiples of 64"),
+        ("flash4", {}, "no bits of this family are known"),
+    ],
+)
+def test_a_problem_whose_bits_are_not_known_is_refused_with_the_rule(family, changes, rule):
+    with pytest.raises(ValueError, match=rule):
+        traits_of(family).check_reproduced(replace(problem(), **changes))
+
+
+def test_a_schedule_that_nobody_knows_is_not_made_up():
+    with pytest.raises(ValueError, match="the schedule of cudnn is not known"):
+        _ = Config(family="cudnn", tile_m=64).registers

@@ -106,3 +106,30 @@ def test_a_cache_that_others_can_write_is_not_trusted(tree: Path, tmp_path: Path
 def test_numba_is_left_as_it_was_found() -> None:
     code = "import numba; a = numba.config.CACHE_DIR; import fa3_kernels.twin.wgmma; print(a == numba.config.CACHE_DIR)"
     assert run(code, PACKAGE.parent.parent) == ["True"]
+
+
+def test_a_loop_that_cannot_be_stored_runs_all_the_same(tree: Path, tmp_path: Path) -> None:
+    full = """
+import numba.core.caching
+def full(*given):
+    raise OSError(28, "No space left on device")
+numba.core.caching.IndexDataCacheFile.save = full
+"""
+    cache = {compiled.CACHE_VARIABLE: str(tmp_path / "cache")}
+    assert run(full + RUN, tree, **cache) == ["2.0", "0"]
+    assert run(RUN, tree, **cache) == ["2.0", "0"]  # nothing was stored
+    assert run(RUN, tree, **cache)[1] != "0"
+
+
+def test_a_full_disk_is_no_place_for_the_cache(monkeypatch, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no device that is always full")
+    monkeypatch.setenv(compiled.CACHE_VARIABLE, str(tmp_path / "without-room"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roomy"))
+    temporary = compiled.tempfile.TemporaryFile
+
+    def on_disk(dir: Path, **rest):
+        return open("/dev/full", "wb", buffering=0) if "without-room" in str(dir) else temporary(dir=dir, **rest)
+
+    monkeypatch.setattr(compiled.tempfile, "TemporaryFile", on_disk)
+    assert compiled.cache_directory.__wrapped__().is_relative_to(tmp_path / "roomy")

@@ -49,6 +49,12 @@ def test_random_and_special_inputs_equal_the_device(name: str, vector: Vector, s
         assert_results(got, want, x, (name, "scalar definition"))
 
 
+def test_ex2_without_flush_equals_the_device() -> None:
+    stored = samples()
+    special = stored["sp_in"].view(np.float32)
+    assert_results(mufu.ex2_gradual(special), stored["sp_op1"], special, "ex2 without .ftz")
+
+
 def test_ex2_equals_the_device_over_softmax_exponents() -> None:
     _, ranged = device.mufu_inputs()
     assert_results(mufu.ex2(ranged), samples()["rng_ex2"], ranged, "ex2")

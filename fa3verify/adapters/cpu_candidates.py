@@ -1,0 +1,108 @@
+"""Attention of other libraries on a CPU as candidates, with the sharpest true order of operations of each.
+
+Nothing heavy is imported before a kernel runs. None claims equal bits of different calls but of repeated ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from fa3_kernels.plan.config import Config
+from fa3_reference.bounds import KernelModel, SoftmaxOrder
+from fa3_reference.problem import Dtype
+from fa3verify.adapters.functions import array_candidate
+from fa3verify.candidates import Candidate
+from fa3verify.policy import Policy
+
+_UNFUSED = SoftmaxOrder("unscaled", "always", "any", "normalised")
+_BLOCKS = SoftmaxOrder("unscaled", "lazy", "left_to_right", "running")
+_ANY_TREE: dict[str, Any] = {"accumulator": "fp32", "keeps_subnormals": False}
+# torch's vectorised exp on a CPU is a polynomial of 20 bits: the lse of peaky rows is off by up to 1e-5 in relative
+# weight, which no other library here loses.
+TORCH_EXP_ERROR = 2.0**-15
+
+
+def _all_fp32(config: Config) -> KernelModel:
+    return KernelModel(config.dtype, config.out_dtype, order=_UNFUSED, probabilities="fp32", **_ANY_TREE)
+
+
+def _rounded_weights(config: Config) -> KernelModel:
+    return KernelModel(config.dtype, config.out_dtype, order=_UNFUSED, **_ANY_TREE)
+
+
+def _rounded_scores(config: Config) -> KernelModel:
+    return KernelModel(config.dtype, config.out_dtype, order=_UNFUSED, scores=config.dtype, **_ANY_TREE)
+
+
+def _torch_flash(config: Config) -> KernelModel:
+    return KernelModel(config.dtype, config.out_dtype, order=_BLOCKS, exp_error=TORCH_EXP_ERROR, **_ANY_TREE)
+
+
+class Kernel(NamedTuple):
+    """One kernel of a library: its function in :mod:`fa3verify.adapters.cpu`, packages and declared facts."""
+
+    function: str
+    packages: tuple[str, ...]
+    order: Callable[[Config], KernelModel]
+    about: str
+    dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
+    features: tuple[str, ...] = ("causal", "gqa")
+    policy: Policy = Policy(causal="top_left")
+    min_seqlen: int = 1
+
+
+KERNELS = {
+    "torch.math": Kernel(
+        "torch_math", ("torch",), _all_fp32, "torch SDPA, backend MATH, on a CPU", min_seqlen=0
+    ),
+    "torch.flash": Kernel("torch_flash", ("torch",), _torch_flash, "torch SDPA, backend FLASH, on a CPU"),
+    "torch.flex": Kernel(
+        "torch_flex", ("torch",), _rounded_weights, "torch FlexAttention, not compiled, on a CPU",
+        features=("causal", "gqa", "window", "softcap"), policy=Policy(),
+    ),
+    "jax.xla": Kernel("jax_attention", ("jax",), _rounded_weights, "jax.nn.dot_product_attention, xla, on a CPU"),
+    "onnxruntime": Kernel(
+        "onnxruntime_attention", ("onnx", "onnxruntime"), _rounded_scores, "ONNX Attention-23 by ONNX Runtime",
+        ("fp16",),
+    ),
+    "transformers.eager": Kernel(
+        "transformers_eager", ("transformers", "torch"), _rounded_scores, "Transformers' eager attention on a CPU",
+        policy=Policy(empty_out="undefined"),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function of :mod:`fa3verify.adapters.cpu`, imported when it is called."""
+
+    name: str
+
+    def __call__(self, *arrays: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module("fa3verify.adapters.cpu"), self.name)(*arrays, **options)
+
+
+def _candidates(name: str, kernel: Kernel) -> tuple[Candidate, ...]:
+    missing = [package for package in kernel.packages if find_spec(package) is None]
+    reason = f"needs {', '.join(missing)}: pip install 'fa3verify[adapters]'" if missing else None
+    made = array_candidate(
+        _Function(kernel.function),
+        dtypes=kernel.dtypes,
+        name=name,
+        features=kernel.features,
+        order=kernel.order,
+        policy=kernel.policy,
+        min_seqlen=kernel.min_seqlen,
+        bitwise=("repeated_run_is_identical",),
+        description=kernel.about,
+    )
+    return tuple(replace(candidate, unavailable=reason) for candidate in made)
+
+
+def cpu() -> tuple[Candidate, ...]:
+    """Return the kernels, with the reason where a package is missing."""
+    return tuple(candidate for name, kernel in KERNELS.items() for candidate in _candidates(name, kernel))

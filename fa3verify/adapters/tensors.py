@@ -1,0 +1,33 @@
+"""Arrays between numpy and torch, bit for bit: small formats travel as their bits, as neither knows the other's."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fa3_reference.formats import FORMATS
+
+TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+_BY_NUMPY = {np.dtype(FORMATS[name].dtype): dtype for name, dtype in TORCH_DTYPES.items()}
+_FORMATS = {dtype: FORMATS[name].dtype for name, dtype in TORCH_DTYPES.items()}
+
+
+def to_torch(x: np.ndarray, device: str = "cpu") -> torch.Tensor:
+    """Copy an array to a device in its own format."""
+    x = np.array(x, order="C")
+    if x.dtype not in _BY_NUMPY:
+        return torch.from_numpy(x).to(device)
+    return torch.from_numpy(x.view(np.int16 if x.itemsize == 2 else np.uint8)).to(device).view(_BY_NUMPY[x.dtype])
+
+
+def to_gpu(x: np.ndarray) -> torch.Tensor:
+    """Copy an array to the GPU in its own format."""
+    return to_torch(x, "cuda")
+
+
+def to_numpy(x: torch.Tensor) -> np.ndarray:
+    """Copy a tensor to numpy in its own format."""
+    x = x.detach().contiguous()
+    if x.dtype not in _FORMATS:
+        return x.cpu().numpy()
+    return x.view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16).cpu().numpy().view(_FORMATS[x.dtype])

@@ -1,0 +1,130 @@
+"""What a campaign must know of a kernel to plan and to report, asked once and in a worker.
+
+Loading a stranger's module may end the process, hang or print; the campaign's own process never does it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any
+
+from fa3verify import candidates, coverage, operations, watch
+from fa3verify.campaign.pool import TaskError
+from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
+from fa3verify.candidates import Candidate
+from fa3verify.text import of_error, one_line
+
+
+class Unavailable(ValueError):
+    """A kernel cannot run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """A kernel as its campaign knows it.
+
+    Parameters
+    ----------
+    name, description, operation : str
+    laws, families : tuple of str
+        What there is to run.
+    claims, not_claimed : tuple of str
+        Classes of :mod:`fa3verify.coverage`; what kernels of its operation may claim and this one does not.
+    constraint : str, optional
+        What keeps it from some problem of the campaign.
+    failed : str, optional
+        How it failed while it was loaded or asked: a finding.
+    """
+
+    name: str
+    description: str = ""
+    operation: str = operations.FORWARD
+    laws: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    not_claimed: tuple[str, ...] = ()
+    constraint: str | None = None
+    failed: str | None = None
+
+
+def found(kernel: str) -> Candidate:
+    """Return a kernel by name, as :func:`fa3verify.candidates.find`, and say that this may take its time."""
+    with watch.warming(f"import of {kernel}"):
+        return candidates.find(kernel)
+
+
+def introduce(kernel: str, profile: str) -> Introduction:
+    """Load a kernel and ask it what it takes.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel.
+    Unavailable
+        If it cannot run here.
+    """
+    from fa3verify.properties import LAWS
+
+    watch.trying("loading", lambda: {"kernel": kernel})
+    try:
+        candidate = found(kernel)
+    except candidates.Unloadable as error:
+        return Introduction(kernel, failed=str(error))
+    if candidate.unavailable:
+        raise Unavailable(f"kernel {kernel} is unavailable: {candidate.unavailable}")
+    try:
+        size = PROFILES[profile]
+        fitting = [law for law in LAWS if law.applies(candidate)]
+        laws = tuple(law.name for law in fitting if law.is_claimed(candidate))
+        others = tuple(law.name for law in fitting if not law.is_claimed(candidate))
+        taken = families(candidate, size)
+        claims = coverage.claims(candidate, laws, claimed_families())
+        rest = operations.find(candidate.operation).features - candidate.features - {"block_descale"}
+        return Introduction(
+            kernel,
+            one_line(candidate.description),
+            candidate.operation,
+            laws if taken else (),
+            taken,
+            claims,
+            (*(f"feature {name}" for name in sorted(rest)), *(f"property {name}" for name in others)),
+            constraint(candidate, size),
+        )
+    except Exception as error:  # configure is a third party's
+        return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")
+
+
+def introduce_all(kernels: tuple[str, ...], profile: str, executor: Executor) -> list[Introduction]:
+    """Introduce kernels, those that are not ours in a worker.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel.
+    Unavailable
+        If one cannot run here.
+    """
+    asked: list[Future[Any] | str] = [
+        kernel if kernel.startswith("twin.") else executor.submit(_answer, kernel, profile) for kernel in kernels
+    ]
+    return [introduce(k, profile) if isinstance(k, str) else _heard(kernel, k) for kernel, k in zip(kernels, asked)]
+
+
+def _answer(kernel: str, profile: str) -> Introduction | tuple[str, str]:
+    """An introduction, or the kind and the words of a refusal, which survive any executor."""
+    try:
+        return introduce(kernel, profile)
+    except ValueError as error:
+        return ("unavailable" if isinstance(error, Unavailable) else "unknown"), str(error)
+
+
+def _heard(kernel: str, future: Future[Any]) -> Introduction:
+    try:
+        answer = future.result()
+    except TaskError as error:  # it ended the process, or its configure raised what no kernel may
+        return Introduction(kernel, failed=f"loading it: {error}")
+    if isinstance(answer, Introduction):
+        return answer
+    kind, words = answer
+    raise (Unavailable if kind == "unavailable" else ValueError)(words)

@@ -1,0 +1,119 @@
+"""The other side of a pool: a process that runs what arrives, confined and watched.
+
+It dies with its parent, owns its process group, writes what is printed into the parent's pipe and not onto a terminal,
+takes no more memory than it is given, and keeps a note of the case that it is at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fa3verify import watch
+from fa3verify.text import of_error
+
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+class Message(NamedTuple):
+    """What a worker sends: that it warms up or has done so, or the end of a task with its value or error."""
+
+    kind: Literal["warming", "warm", "value", "error"]
+    value: Any = None
+
+
+class Note:
+    """A file that holds the case a worker is at; its parent reads it after the worker's death."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, what: str, content: dict[str, Any]) -> None:
+        """Replace the note; a disk that takes none costs the note and nothing else."""
+        with contextlib.suppress(OSError):
+            self.path.write_text(json.dumps({"what": what, "content": content}), encoding="utf-8")
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the note, or None where there is none or the worker died while writing it."""
+        try:
+            return json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def clear(self) -> None:
+        """Remove the note."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+class _ToParent:
+    """The listener of a worker."""
+
+    def __init__(self, pipe: Connection, note: Note) -> None:
+        self._pipe, self._note = pipe, note
+
+    def trying(self, what: str, content: dict[str, Any]) -> None:
+        self._note.write(what, content)
+
+    def warming(self, begins: bool) -> None:
+        self._pipe.send(Message("warming" if begins else "warm"))
+
+
+def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory_bytes: int | None) -> None:
+    """Run what arrives and send a message with the end of each.
+
+    Parameters
+    ----------
+    printed : Connection
+        Takes what is written to standard output and standard error.
+    parent : int
+        Process that this one must not outlive.
+    memory_bytes : int, optional
+        Private memory that may be written, no limit by default; beyond it allocations fail (MemoryError).
+    """
+    confine(printed, parent, memory_bytes)
+    watch.listen(_ToParent(pipe, Note(note)))
+    process = os.getpid()
+    while True:
+        try:
+            function, args, kwargs = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(Message("warm"))  # it has started and imported what it is to run
+        try:
+            reply = Message("value", function(*args, **kwargs))
+        except BaseException as error:  # SystemExit included: no task ends its worker in silence
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            reply = Message("error", f"{of_error(error)} ({os.path.basename(where.filename)}:{where.lineno})")
+        if os.getpid() != process:
+            os._exit(1)  # forked by what was called; the pipe is not its own
+        pipe.send(reply)
+
+
+def confine(printed: Connection, parent: int, memory_bytes: int | None) -> None:
+    """Bind this process to its parent, its memory limit and its pipe for what is printed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the signal was set
+            os._exit(1)
+    for descriptor in (1, 2):
+        os.dup2(printed.fileno(), descriptor)
+    faulthandler.enable(file=2)
+    if os.name == "posix":
+        import resource
+
+        os.setsid()  # a group of its own, which ends with it
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if memory_bytes:
+            # RLIMIT_DATA, not RLIMIT_AS: CUDA reserves terabytes of address space that it never writes.
+            resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))

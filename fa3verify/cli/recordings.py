@@ -1,0 +1,39 @@
+"""Verb recordings: the twins of released kernels against what those kernels returned on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors
+
+
+@click.command(epilog=EPILOG)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--products", type=click.FloatRange(0), default=3e8, show_default=True, help="Of a launch at most; 0: all."
+)
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the sums as JSON.")
+def recordings(files: tuple[Path, ...], products: float, workers: int, json_target: str | None) -> None:
+    """Run twins on every launch of recordings and compare O and LSE, digest by digest.
+
+    Needs neither a GPU nor the libraries. Exit code 1 if one bit differs, 5 if nothing could be compared.
+    """
+    with one_line_errors():
+        from fa3verify import recordings as stored
+        from fa3verify.cli import console
+
+        sums: dict[str, dict[str, Any]] = {}
+        for file in files:
+            recording = stored.read(file)
+            sums[file.name] = stored.compare(recording, products=int(products) or None, workers=workers)
+            if json_target != "-":
+                console.print_recording(recording, sums[file.name])
+        emit(sums, json_target)
+        if any(found["differing"] for found in sums.values()):
+            raise Exit(FINDING)
+        raise Exit(OK if any(found["launches"] for found in sums.values()) else NOTHING)

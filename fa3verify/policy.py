@@ -1,0 +1,76 @@
+"""What kernels do by design where no arithmetic says what is right: rows without a key, special values, alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a kernel declares of such cases; what is undefined is not judged.
+
+    Parameters
+    ----------
+    empty_out : {"zero", "undefined"}
+        Output of rows that see no key.
+    empty_lse : {"-inf", "+inf", "undefined"}
+        Their lse.
+    special_values : {"table", "undefined"}
+        Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says.
+    causal : {"bottom_right", "top_left"}
+        How the causal mask is aligned; top-left ones are judged with as many queries as keys, where both are one.
+    """
+
+    empty_out: Literal["zero", "undefined"] = "zero"
+    empty_lse: Literal["-inf", "+inf", "undefined"] = "-inf"
+    special_values: Literal["table", "undefined"] = "table"
+    causal: Literal["bottom_right", "top_left"] = "bottom_right"
+
+    @property
+    def free(self) -> frozenset[str]:
+        """Outputs that rows without a key need not have from the formula, 0 and -inf."""
+        named = {"out": self.empty_out != "zero", "lse": self.empty_lse != "-inf"}
+        return frozenset(name for name, is_free in named.items() if is_free)
+
+    def misfit(self, problem: AttentionProblem) -> str | None:
+        """Return why a problem cannot be judged, None if it can."""
+        if self.causal == "top_left" and problem.causal:
+            for seq in problem.sequences():
+                if seq.seqlen_q != seq.seqlen_k:
+                    lengths = f"{seq.seqlen_q} and {seq.seqlen_k}"
+                    return f"a causal mask aligned top-left needs as many queries as keys, got {lengths}"
+        return None
+
+
+DEFAULT = Policy()
+
+
+def empty_rows(problem: AttentionProblem) -> np.ndarray:
+    """Rows that see no key, bool in the layout of lse."""
+    empty = np.zeros(problem.lse_shape, bool)
+    for seq in problem.sequences():
+        first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
+        problem.rows_lse(empty, seq)[:] = stop <= first
+    return empty
+
+
+def out_rows(problem: AttentionProblem, rows: np.ndarray) -> np.ndarray:
+    """Reorder a row mask from the layout of lse to (batch, seqlen_q, nheads, 1), or its packed form."""
+    return (rows.T if problem.is_varlen else rows.transpose(0, 2, 1))[..., None]
+
+
+def freed(
+    policy: Policy, problem: AttentionProblem, arrays: Mapping[str, np.ndarray], value: float
+) -> Mapping[str, np.ndarray]:
+    """Return arrays by name of output with ``value`` in the rows without a key that the policy leaves free."""
+    if not policy.free & arrays.keys():
+        return arrays
+    empty = empty_rows(problem)
+    rows = {"out": out_rows(problem, empty), "lse": empty}
+    return {name: np.where(rows[name], value, x) if name in policy.free else x for name, x in arrays.items()}

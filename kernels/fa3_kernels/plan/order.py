@@ -1,0 +1,97 @@
+"""In which order a kernel's forward rounds: the switches that tell the bits of one family from those of another.
+
+The twin runs them and the error bound reads :attr:`Order.softmax`, so that an order is stated once. M is a row's
+running maximum, m that of its raw scores s, c the factor to log2 units, l the row sum, and every operation rounds to
+binary32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fa3_reference.bounds.model import SoftmaxOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of operations of one family; the defaults are those of our kernels.
+
+    Parameters
+    ----------
+    keys : {"right_to_left", "left_to_right"}
+        In which order the key blocks of a row tile are visited.
+    factor : {"float64", "of_float32", "float32"}
+        How softmax_scale * log2(e) is formed: in float64 and rounded; in float64 of a scale rounded to binary32; as the
+        product of two binary32 numbers.
+    descales : {"in_turn", "product_first"}
+        Whether c takes q_descale, then k_descale, and is lifted to 2^-126 where it underflowed; or takes their product.
+    maxima : {"scaled", "unscaled"}
+        Whether the running maximum is M = fma(max s, c, -offset) or m = max s, which each use then scales for itself.
+    contracts_exponent : bool
+        Whether a weight's exponent is one fma(s, c, -M), or fp32(s * c) - M.
+    rescale : {"of_difference", "contracted"}
+        With unscaled maxima alpha = ex2((m_old - m) * c), or ex2(fma(m_old, c, -fp32(m * c))).
+    gradual_exp2 : bool
+        Whether weights and alpha below 2^-126 are kept as subnormal numbers, as exp2f does without -ftz, or are zero.
+    row_sum : {"block_pairs", "block_serial", "block_row", "running"}
+        A thread adds its columns of a block in neighbouring pairs or one by one, and l = l * alpha + that;
+        ``block_row`` adds the four threads of a row in every block; ``running`` starts at l * alpha + the first column.
+    contracts_row_sum : bool
+        Whether that l * alpha + x is one fma.
+    quad : {"far_first", "near_first"}
+        Sums of the four threads of a row: (t0 + t2) + (t1 + t3), or (t0 + t1) + (t2 + t3).
+    inverse : {"reciprocal", "division"}
+        1 / l by the multi-function unit, or correctly rounded.
+    lse : {"log2", "natural", "natural_by_scale", "log2_polynomial"}
+        (M + lg2 l) * ln2; fma(M, ln2, lg2(l) * ln2), of unscaled maxima fma(m, c * ln2, .); the same with m *
+        softmax_scale; or (m * c + log2 l) * ln2 with libdevice's polynomial for the logarithm.
+    lse_without_keys : float
+        lse where no sequence has a key, which a host may write by itself; that of other rows without keys is -inf.
+    hides_nan : bool
+        Whether the lse of a row whose sum is NaN is that of an empty row.
+    compiles_masked_apart : bool
+        Whether the first block of a tile takes no factor, and blocks that mask nothing are not guarded against rows
+        whose maximum is still -inf: -inf minus -inf is NaN there.
+    keeps_subnormals : bool
+        Whether the build keeps binary32 operands and results below 2^-126, or takes them as zero (-ftz=true).
+    combine : {"in_turn", "flash3", "flash2"}
+        How splits are merged, see :mod:`fa3_kernels.twin.combine`.
+    splits_visible : bool
+        Whether the key blocks that a row tile visits are cut into parts, or all of the sequence's.
+    """
+
+    keys: Literal["right_to_left", "left_to_right"] = "right_to_left"
+    factor: Literal["float64", "of_float32", "float32"] = "float64"
+    descales: Literal["in_turn", "product_first"] = "in_turn"
+    maxima: Literal["scaled", "unscaled"] = "scaled"
+    contracts_exponent: bool = True
+    rescale: Literal["of_difference", "contracted"] = "of_difference"
+    gradual_exp2: bool = False
+    row_sum: Literal["block_pairs", "block_serial", "block_row", "running"] = "block_pairs"
+    contracts_row_sum: bool = True
+    quad: Literal["far_first", "near_first"] = "far_first"
+    inverse: Literal["reciprocal", "division"] = "reciprocal"
+    lse: Literal["log2", "natural", "natural_by_scale", "log2_polynomial"] = "log2"
+    lse_without_keys: float = float("-inf")
+    hides_nan: bool = False
+    compiles_masked_apart: bool = False
+    keeps_subnormals: bool = True
+    combine: Literal["in_turn", "flash3", "flash2"] = "in_turn"
+    splits_visible: bool = True
+
+    @property
+    def softmax(self) -> SoftmaxOrder:
+        """What the error bound reads."""
+        sums = {"block_pairs": "pairs", "running": "any"}
+        return SoftmaxOrder(
+            maxima=self.maxima,
+            keys=self.keys,
+            row_sum=sums.get(self.row_sum, "blocks"),  # type: ignore[arg-type]
+            exponent="contracted" if self.contracts_exponent else "rounded",
+            scale="float64" if self.factor == "float64" else "float32",
+            lse="together" if self.lse.startswith("log2") else "apart",
+        )
+
+
+OUR_ORDER = Order()

@@ -1,0 +1,106 @@
+"""A user's function of arrays: it gets what it declares, in its layout, and is found by its name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fa3verify
+from fa3_reference.attention import attention
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
+from fa3verify import candidates
+from fa3verify.adapters.functions import array_candidate
+from fa3verify.cases import Case
+from fa3verify.coverage import adapted
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judgement import judge, passes
+from fa3verify.properties import find_law, run_law
+
+
+def exact(q, k, v, *, softmax_scale, causal=False, layout="bhsd", **descales):
+    """Float64 attention of arrays, rounded once."""
+    arrays = [x.swapaxes(1, 2) if layout == "bhsd" else x for x in (q, k, v)]
+    batch, rows, heads, width = arrays[0].shape
+    problem = AttentionProblem(
+        batch, heads, arrays[1].shape[2], rows, arrays[1].shape[1], width, causal=causal, softmax_scale=softmax_scale
+    )
+    values = [x.astype(np.float64) for x in arrays]
+    for i, name in enumerate(("q_descale", "k_descale", "v_descale")):
+        if name in descales:
+            values[i] *= np.repeat(descales[name], values[i].shape[2] // descales[name].shape[1], 1)[:, None, :, None]
+    found = attention(problem, *values)
+    out = found.out.astype(np.float16)
+    return (out.swapaxes(1, 2) if layout == "bhsd" else out), found.lse.astype(np.float32)
+
+
+@fa3verify.kernel(dtypes=("fp16", "bf16"), features=("causal",))
+def declared(q, k, v, *, softmax_scale, causal):
+    out, lse = exact(q, k, v, softmax_scale=softmax_scale, causal=causal)
+    return out.astype(q.dtype), lse
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_a_function_is_judged_in_its_own_layout(layout):
+    def mine(q, k, v, **options):
+        return exact(q, k, v, layout=layout, **options)
+
+    (kernel,) = array_candidate(mine, layout=layout)
+    case = Case(kernel.name, AttentionProblem(2, 4, 2, 9, 33, 64, causal=True), Recipe("normal"))
+    assert passes(kernel, judge(kernel, case).measures)
+    (other,) = array_candidate(mine, layout={"bhsd": "bshd", "bshd": "bhsd"}[layout])
+    with pytest.raises(Exception, match=r"nheads|shape|matmul|causal"):
+        judge(other, case)
+
+
+def test_an_fp8_function_gets_its_descales_by_kv_head():
+    (kernel,) = array_candidate(exact, dtypes=("e4m3",), out_dtype="fp16")
+    problem = AttentionProblem(2, 4, 2, 40, 70, 64, dtype="e4m3", causal=True)
+    case = Case(kernel.name, problem, Recipe("outlier_channels"), QuantScheme("head"))
+    assert passes(kernel, judge(kernel, case).measures)
+
+
+def test_a_misspelt_fact_is_refused_with_the_list():
+    for facts, match in (
+        ({"dtypes": ("fp8",)}, "dtype must be among fp16, bf16, e4m3"),
+        ({"features": ("causl",)}, "feature must be among causal, gqa"),
+        ({"layout": "sbhd"}, "layout must be among bhsd, bshd"),
+        ({"bitwise": ("repeats",)}, "bitwise must be among causal_row"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            array_candidate(exact, **facts)
+
+
+def test_properties_that_are_not_claimed_are_not_run():
+    (kernel,) = array_candidate(exact, bitwise=("repeated_run_is_identical",))
+    for name, status in (("repeated_run_is_identical", "pass"), ("each_head_alone_gives_the_same_bits", "not_claimed")):
+        assert run_law(find_law(name), kernel, max_examples=2, seed=0).status == status
+
+
+def test_a_top_left_mask_is_judged_on_square_problems_alone():
+    from fa3verify.policy import Policy
+
+    (kernel,) = array_candidate(exact, policy=Policy(causal="top_left"))
+    square = AttentionProblem(1, 1, 1, 8, 8, 64, causal=True)
+    assert kernel.supports(square)
+    assert "top-left" in str(kernel.refusal(AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)))
+    assert kernel.supports(AttentionProblem(1, 1, 1, 8, 9, 64))
+    assert adapted(kernel, AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)) == square
+
+
+@pytest.fixture
+def beside_this_file(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_a_declared_function_stays_a_function_and_is_found_by_dtype(beside_this_file):
+    kernel = candidates.find("test_functions:declared.bf16")
+    assert (kernel.dtype, kernel.name) == ("bf16", "test_functions:declared.bf16")
+    case = Case(kernel.name, AttentionProblem(1, 2, 2, 20, 20, 64, dtype="bf16", causal=True), Recipe("peaky"))
+    assert passes(kernel, judge(kernel, case).measures)
+    with pytest.raises(ValueError, match=r"must name one of test_functions:declared\.fp16, test_functions:declared"):
+        candidates.find("test_functions:declared")

@@ -1,0 +1,141 @@
+"""Findings: each has its case and its cause, the smallest first; ratios show their side of 1; baselines replay."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify import gate
+from fa3verify.campaign import replay
+from fa3verify.campaign.findings import clusters, finding, ordered
+from fa3verify.campaign.introduction import Introduction, introduce
+from fa3verify.campaign.pool import WorkerLost
+from fa3verify.campaign.summary import summarize, verdict_of
+from fa3verify.campaign.tasks import GIVE_UP, Outcome, Task, check_law, execute, judge_family
+from fa3verify.cases import Case
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.properties import Trial
+from fa3verify.properties.compare import close
+from tests.harness.campaign.test_tasks import Serial
+
+PACKED = AttentionProblem.varlen((3, 5), (4, 0), nheads=2, nheads_kv=1, head_dim=64, softmax_scale=0.25, softcap=2.0)
+CASE = Case("k", PACKED, Recipe("normal"), changes=(("num_splits", 3),))
+
+
+def case(keys: int) -> dict:
+    return Case("k", AttentionProblem(1, 1, 1, 1, keys, 64), Recipe("normal")).to_json()
+
+
+def test_one_line_says_all_that_a_case_is():
+    assert CASE.describe() == (
+        "k b2 h2/1 5x4 d64 varlen 3,5 x 4,0 scale=0.25 softcap=2 num_splits=3 | normal(std=1.0), seed 0"
+    )
+
+
+def test_a_finding_has_its_case_and_a_crash_its_message_as_cause():
+    assert finding("k", "L1 error / bound", "m", CASE.to_json())["case"] == CASE.describe()
+    trial = Trial("repeated_run_is_identical", CASE)
+    assert finding("k", "law repeated_run_is_identical", "m", trial.to_json())["case"] == trial.describe()
+    assert finding("k", "loading", "SystemExit: 0")["case"] is None
+    a = finding("k", "family normal", "ValueError: at 0x7fa3 of 129", crashed=True)
+    b = finding("k", "law x", "ValueError: at 0x7fff of 200", crashed=True)
+    assert a["cause"] == b["cause"]
+    assert finding("k", "law x", "m")["cause"] != finding("k", "law y", "m")["cause"]
+
+
+def test_causes_stand_together_the_smallest_problem_first():
+    found = [
+        finding("k", "L1 error / bound", "a", case(90)),
+        finding("k", "law x", "b", case(30)),
+        finding("k", "L1 error / bound", "c", case(10)),
+        finding("k", "loading", "d"),
+    ]
+    assert [f["message"] for f in ordered(found)] == ["d", "c", "a", "b"]
+    assert [(f["message"], others) for f, others in clusters(ordered(found))] == [("d", 0), ("c", 1), ("b", 0)]
+    old = [{"kernel": "k", "what": "w", "message": str(i)} for i in range(3)]  # of a file without causes
+    assert len(clusters(old)) == 3
+
+
+def test_a_ratio_near_1_shows_its_side_and_nan_says_what_is_due():
+    one = np.ones(1)
+    assert "ratio 1.0004" in close("x", one * 1.0004, one * 0, one).message
+    message = close("x", one * np.nan, one * np.nan, one).message
+    assert "got nan, expected nan" in message
+    assert "NaN is due only in a row that sees NaN or an infinity" in message
+
+
+def drifted() -> dict:
+    """The summary of a sound twin against a baseline of half its error."""
+    known = introduce("twin.fp16", "quick")
+    arguments = {"kernel": "twin.fp16", "family": "ties", "profile": "quick", "seed": 0}
+    outcome = Outcome(Task("family", "f", judge_family, arguments), judge_family(**arguments))
+    stored = gate.shipped_baseline("quick", 0)
+    figures = {name: x / 2 if name == "rel_rmse_seen" else x for name, x in stored.kernels["twin.fp16"]["ties"].items()}
+    half = replace(stored, kernels={"twin.fp16": {"ties": figures}})
+    return summarize([known], [outcome], half, profile="quick", seed=0)
+
+
+def test_a_baseline_finding_replays_against_the_baseline(tmp_path: Path):
+    (failure,) = drifted()["failures"]
+    assert failure["what"] == "L2 rel_rmse_seen"
+    path = tmp_path / "case.json"
+    replay.write(path, "twin.fp16", failure["what"], failure["replay"], failure["baseline"])
+    body = replay.read(path)
+    holds, message, figures = replay.run(body)
+    assert not holds
+    assert f"rel_rmse_seen {figures['rel_rmse_seen']:.4g}, limit {failure['baseline']['limit']:.4g}" in message
+    body["baseline"]["limit"] = figures["rel_rmse_seen"]
+    assert replay.run(body)[0]
+    for damage in ({"limit": "x"}, {"family": "nonsense"}, {"measure": "nonsense"}, {"profile": "slow"}):
+        with pytest.raises(ValueError, match="names no figure of a baseline"):
+            replay.run(body | {"baseline": body["baseline"] | damage})
+
+
+class Losing(Serial):
+    """Loses the worker of every task."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = super().submit(abs, 1)
+        lost = type(future)()
+        if self.calls <= GIVE_UP:
+            lost.set_exception(WorkerLost("its process died", {"what": "family x", "content": CASE.to_json()}))
+        return lost
+
+
+def test_a_kernel_that_loses_worker_after_worker_gets_no_more():
+    tasks = [Task("family", str(i), judge_family, {"kernel": "k", "family": f"f{i}"}) for i in range(GIVE_UP)]
+    waiting = [Task("law", str(i), check_law, {"kernel": "k", "law": f"l{i}"}) for i in range(4)]
+
+    class Cancelling(Losing):
+        def submit(self, fn, /, *args, **kwargs):
+            future = super().submit(fn, *args, **kwargs)
+            future.cancel = lambda: future.set_running_or_notify_cancel() if type(future).cancel(future) else False
+            return future
+
+    outcomes = execute([*tasks, *waiting], Cancelling())
+    assert [o.lost_worker for o in outcomes] == [True] * GIVE_UP + [False] * 4
+    assert all(o.skipped for o in outcomes[GIVE_UP:])
+    known = Introduction("k", claims=("family f0", "property l0"))
+    summary = summarize([known], outcomes, None, profile="quick", seed=0)
+    assert [f["case"] for f in summary["failures"]] == [CASE.describe()] * GIVE_UP
+    assert summary["kernels"][0]["coverage"]["not_tried"] == ["family f0", "property l0"]
+    assert summary["kernels"][0]["laws"] == []
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "failures", "expected"),
+    [
+        (["pass", "pass"], [], ("pass", 0)),
+        (["pass", "inconclusive"], [], ("inconclusive", 5)),
+        (["fail", "inconclusive"], [finding("k", "loading", "m")], ("fail", 1)),
+    ],
+)
+def test_a_finding_beats_too_little_and_too_little_beats_a_pass(verdicts, failures, expected):
+    body = verdict_of([{"verdict": verdict} for verdict in verdicts], failures)
+    assert (body["verdict"], body["exit_code"]) == expected
+    assert json.dumps(body)

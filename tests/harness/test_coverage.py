@@ -1,0 +1,103 @@
+"""Coverage: every class is claimed, tried or named, and shapes are adapted to a kernel, never past it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa3_kernels.plan.config import default_config
+from fa3_reference.problem import AttentionProblem
+from fa3verify import coverage
+from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.candidates import FEATURES, Candidate, twin
+from fa3verify.inputs.recipe import FAMILIES
+from fa3verify.properties import find_law, run_law
+from tests.harness import third_party
+
+HARD = AttentionProblem.varlen(
+    (3, 0, 200), (5, 0, 131), nheads=4, nheads_kv=2, head_dim=96, head_dim_v=32, causal=True, window=(7, 0), softcap=2.0
+)
+
+
+def kernel(features=FEATURES, **sizes) -> Candidate:
+    return Candidate("k", "fp16", third_party.run, default_config, frozenset(features), **sizes)
+
+
+@given(
+    features=st.sets(st.sampled_from(sorted(FEATURES))),
+    head_dims=st.sampled_from((None, (64,), (128, 64), (256,))),
+    multiple=st.sampled_from((1, 8, 128)),
+    least=st.sampled_from((0, 1, 17, 300)),
+)
+def test_an_adapted_problem_is_taken_and_keeps_what_the_kernel_claims(features, head_dims, multiple, least):
+    narrow = kernel(features, head_dims=head_dims, seqlen_multiple=multiple, min_seqlen=least)
+    problem = coverage.adapted(narrow, HARD)
+    assert narrow.refusal(problem) is None
+    kept = {name.partition(" ")[2] for name in coverage.classes_of(problem) if name.startswith("feature")}
+    assert kept == features & {name.partition(" ")[2] for name in coverage.classes_of(HARD) if "feature" in name}
+    assert problem.batch == HARD.batch
+    if head_dims is None:
+        assert problem.head_dim == 96
+
+
+def test_a_problem_that_is_taken_stays_itself():
+    assert coverage.adapted(kernel(), HARD) is HARD
+    scaled = replace(HARD, softmax_scale=0.3)
+    assert coverage.adapted(kernel(head_dims=(64,)), scaled).softmax_scale == 0.3
+    assert coverage.adapted(kernel(head_dims=(64,)), HARD).softmax_scale == 64**-0.5
+
+
+def test_the_campaign_of_our_twins_is_what_it_was():
+    for template in FAMILIES[:3]:
+        for dtype in ("fp16", "bf16"):
+            problems = [case.problem for case in family_cases(twin(dtype), template.name, PROFILES["release"], 0)]
+            shapes = [AttentionProblem(dtype=dtype, **shape) for shape in PROFILES["release"].shapes]
+            assert problems == [p for p in shapes for _ in range(PROFILES["release"].seeds)]
+
+
+def test_sizes_are_claimed_by_those_who_take_them():
+    def sizes(**declared):
+        return {name for name in coverage.claims(kernel(**declared), (), ()) if name.startswith("size")}
+
+    assert len(sizes()) == len(coverage.SIZES)
+    assert sizes(min_seqlen=1) == sizes() - {"size no_key"}
+    assert sizes(seqlen_multiple=128, min_seqlen=128) == {
+        "size within_a_tile", "size several_tiles", "size long_rows"
+    }  # fmt: skip
+
+
+def test_too_little_of_one_kind_is_inconclusive_however_much_of_the_others_ran():
+    claimed = ["feature a", "feature b", *(f"family {n}" for n in range(50))]
+    enough = coverage.judged(claimed, claimed, None)
+    assert (enough["share"], enough["not_tried"], coverage.inconclusive(enough)) == (1.0, [], None)
+    little = coverage.judged(claimed, claimed[1:], "b is refused")
+    assert (little["least"], little["share"], little["not_tried"]) == ("feature", 0.5, ["feature a"])
+    words = coverage.inconclusive(little)
+    assert words is not None
+    assert words.startswith("1 of 2 claimed classes of kind feature ran, 75% are required; not tried: a")
+    assert words.endswith("the kernel refuses: b is refused")
+    assert coverage.inconclusive(coverage.judged([], [], None)) is not None
+
+
+def test_a_law_that_no_trial_fits_is_not_tried_and_no_finding():
+    refusing = replace(kernel(), configure=third_party.picky().configure)
+    outcome = run_law(find_law("repeated_run_is_identical"), refusing, max_examples=3, seed=0)
+    assert (outcome.status, outcome.examples, outcome.violation) == ("not_tried", 0, None)
+
+
+def test_a_law_never_leads_a_kernel_to_a_size_that_it_does_not_take():
+    tiled = third_party.in_whole_tiles()
+    for name in ("causal_row_equals_truncated_problem", "split_keys_merge_by_lse", "varlen_equals_separate_calls"):
+        outcome = run_law(find_law(name), tiled, max_examples=8, seed=0, shrink_seconds=0)
+        assert outcome.violation is None, (name, outcome.violation)
+    assert run_law(find_law("causal_row_equals_truncated_problem"), tiled, max_examples=4, seed=0).status == "not_tried"
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
+def test_classes_of_a_law_are_those_of_its_trials(dtype):
+    outcome = run_law(find_law("grouped_heads_equal_repeated_heads"), twin(dtype), max_examples=4, seed=0)
+    assert "feature gqa" in outcome.classes
+    assert outcome.classes <= set(coverage.claims(twin(dtype), (), ()))

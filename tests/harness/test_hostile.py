@@ -1,0 +1,84 @@
+"""Twenty-odd kernels that deceive, die or misbehave, in one campaign: each gets its verdict, and no report breaks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from fa3verify import coverage
+from fa3verify.campaign import tasks
+from fa3verify.cli.main import main
+from tests.harness.hostile import EXPECTED, MODULES
+
+
+def is_run(task: tasks.Task) -> bool:
+    return f"{task.kind} {task.arguments[task.kind]}" in EXPECTED[task.arguments["kernel"]].tasks
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    """Run one campaign of all kernels, on one family and one property; exit code, summary and output directory."""
+    out = tmp_path_factory.mktemp("hostile")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in MODULES.items():
+            (out / f"{name}.py").write_text(text)
+        patch.syspath_prepend(out)
+        patch.chdir(Path(__file__).parent)
+        plan = tasks.plan
+        patch.setattr(tasks, "plan", lambda *given: list(filter(is_run, plan(*given))))
+        patch.setattr(coverage, "REQUIRED", 0.0)  # so little is tried here that no verdict would be given
+        options = ["--quick", "--no-studies", "--workers", "2", "--task-limit", "3", "--memory-limit", "2"]
+        files = ["--out", str(out / "out"), "--junit", str(out / "junit.xml"), "--json", "-"]
+        result = CliRunner().invoke(main, ["verify", *EXPECTED, *options, *files])
+    return result, json.loads(result.stdout), out
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_kernel_gets_its_verdict(campaign, name):
+    _, summary, out = campaign
+    expected = EXPECTED[name]
+    (kernel,) = (k for k in summary["kernels"] if k["name"] == name)
+    found = [f for f in summary["failures"] if f["kernel"] == name]
+    assert kernel["verdict"] == expected.verdict, found
+    assert expected.words in " ".join(f"{f['what']} {f['message']}" for f in found)
+    replays = [f for f in found if f["replay"]]
+    assert bool(replays) == (expected.replays and expected.verdict == "fail")
+    for failure in replays:
+        assert failure["case"]
+        content = json.loads((out / "out" / failure["replay"]).read_text())["content"]
+        assert content.get("case", content)["kernel"] == name
+    assert expected.verdict == "fail" or (kernel["cases"] > 3 and kernel["coverage"]["kinds"]["family"]["tried"] == 1)
+
+
+def test_the_campaign_fails_and_every_report_is_whole(campaign):
+    result, summary, out = campaign
+    assert result.exit_code == summary["exit_code"] == 1
+    assert json.loads((out / "out" / "summary.json").read_text()) == summary
+    cases = ElementTree.parse(out / "junit.xml").getroot().findall(".//testcase")
+    failed = {case.get("classname") for case in cases if case.find("failure") is not None}
+    assert failed == {name for name, expected in EXPECTED.items() if expected.verdict == "fail"}
+    for page in ("report.html", "report.md", "summary.json"):
+        text = (out / "out" / page).read_text(encoding="utf-8")
+        assert not [c for c in text if not c.isprintable() and c not in "\n\u202f\u00a0"], page
+    assert "<b>&]]>" not in (out / "out" / "report.html").read_text()
+    assert not (out / "out" / ".partial").exists()
+
+
+def test_findings_of_one_cause_stand_together(campaign):
+    _, summary, _ = campaign
+    causes = [(f["kernel"], f["cause"]) for f in summary["failures"]]
+    assert len(set(causes)) == sum(a != b for a, b in zip(causes, [None, *causes]))
+
+
+def test_nothing_that_was_forked_is_left(campaign):
+    commands = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with_parent = entry.read_text().rpartition(")")[2].split() if entry.exists() else []
+        if with_parent and with_parent[1] == str(os.getpid()) and with_parent[0] != "Z":
+            commands.append((entry.parent / "cmdline").read_text())
+    assert not [command for command in commands if "multiprocessing" in command and "spawn_main" in command]
