@@ -196,3 +196,19 @@ def compare(recording: Recording, *, products: int | None = None, workers: int =
                 where = f"out {list(checked.out_differing[:3])}, lse {list(checked.lse_differing[:3])}"
                 found["differing"].append(f"{checked.launch.case.describe()}: (sequence, head) {where}")
     return found
+
+
+def against(recording: Recording, other: Recording) -> dict[str, Any]:
+    """Compare two recordings of the same cases, digest by digest: what :func:`compare` returns, without a twin."""
+    known = {launch.case.key(): launch for launch in other.launches}
+    found: dict[str, Any] = {"launches": 0, "outputs": 0, "differing": [], "refused": {}, "left_out": 0}
+    for launch in recording.launches:
+        before = known.get(launch.case.key())
+        if before is None or before.operands != launch.operands:
+            found["left_out"] += 1
+            continue
+        found["launches"] += 1
+        found["outputs"] += launch.outputs
+        if (before.digests, before.error) != (launch.digests, launch.error):
+            found["differing"].append(launch.case.describe())
+    return found

@@ -12,6 +12,7 @@ from fa3verify.cli.bits import bits
 from fa3verify.cli.exits import EPILOG
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
+from fa3verify.cli.record import record
 from fa3verify.cli.recordings import recordings
 from fa3verify.cli.replay import replay
 from fa3verify.cli.report import report
@@ -27,5 +28,20 @@ def main() -> None:
     """Numerics verification for FlashAttention-3 on NVIDIA Hopper."""
 
 
-for verb in (verify, adversary, replay, kernels, audit, bench, bits, recordings, info, report, simulate, trace, tune):
+for verb in (
+    verify,
+    adversary,
+    replay,
+    kernels,
+    audit,
+    bench,
+    bits,
+    record,
+    recordings,
+    info,
+    report,
+    simulate,
+    trace,
+    tune,
+):
     main.add_command(verb)

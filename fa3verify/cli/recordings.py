@@ -16,12 +16,16 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_err
 @click.option(
     "--products", type=click.FloatRange(0), default=3e8, show_default=True, help="Of a launch at most; 0: all."
 )
+@click.option("--against", type=click.Path(path_type=Path, dir_okay=False), help="Compare with this one instead.")
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the sums as JSON.")
-def recordings(files: tuple[Path, ...], products: float, workers: int, json_target: str | None) -> None:
+def recordings(
+    files: tuple[Path, ...], products: float, against: Path | None, workers: int, json_target: str | None
+) -> None:
     """Run twins on every launch of recordings and compare O and LSE, digest by digest.
 
-    Needs neither a GPU nor the libraries. Exit code 1 if one bit differs, 5 if nothing could be compared.
+    Needs neither a GPU nor the libraries. With --against two recordings are compared, such as those of two versions of
+    a library. Exit code 1 if one bit differs, 5 if nothing could be compared.
     """
     with one_line_errors():
         from fa3verify import recordings as stored
@@ -30,7 +34,10 @@ def recordings(files: tuple[Path, ...], products: float, workers: int, json_targ
         sums: dict[str, dict[str, Any]] = {}
         for file in files:
             recording = stored.read(file)
-            sums[file.name] = stored.compare(recording, products=int(products) or None, workers=workers)
+            if against:
+                sums[file.name] = stored.against(recording, stored.read(against))
+            else:
+                sums[file.name] = stored.compare(recording, products=int(products) or None, workers=workers)
             if json_target != "-":
                 console.print_recording(recording, sums[file.name])
         emit(sums, json_target)

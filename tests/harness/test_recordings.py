@@ -86,3 +86,24 @@ def test_a_recording_that_differs_is_a_finding(tmp_path):
         result = CliRunner().invoke(main, ["recordings", str(path), "--products", "0", "--workers", "1"])
         assert result.exit_code == code, result.output
         assert ("DIFFERS" in result.output) == (code == 1)
+
+
+def test_an_update_that_changes_a_bit_is_found_by_comparing_two_recordings(tmp_path):
+    recording = recordings.read(COMMITTED[0])
+    recordings.write(tmp_path / "old.xz", replace(recording, launches=recording.launches[:9]))
+    changed = replace(recording.launches[4], digests=recordings.NONE)
+    launches = (*recording.launches[:4], changed, *recording.launches[5:12])
+    recordings.write(tmp_path / "new.xz", replace(recording, launches=launches))
+    found = recordings.against(*(recordings.read(tmp_path / name) for name in ("new.xz", "old.xz")))
+    assert (found["launches"], found["left_out"], found["differing"]) == (9, 3, [changed.case.describe()])
+    files = [str(tmp_path / name) for name in ("new.xz", "old.xz")]
+    assert CliRunner().invoke(main, ["recordings", files[0], "--against", files[1]]).exit_code == 1
+    assert CliRunner().invoke(main, ["recordings", files[1], "--against", files[1]]).exit_code == 0
+
+
+def test_what_can_be_recorded_is_what_there_are_loaders_for():
+    pytest.importorskip("torch", reason="needs torch")
+    from fa3verify.adapters.released import RELEASED
+    from fa3verify.cli.record import LIBRARIES
+
+    assert set(LIBRARIES) == set(RELEASED)

@@ -119,12 +119,12 @@ def test_a_selection_that_cannot_be_measured_is_refused(arguments, code, word, t
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("verb", ["bench", "bits"])
+@pytest.mark.parametrize("verb", [("bench",), ("bits",), ("record", "flash3")], ids=lambda verb: verb[0])
 def test_without_a_gpu_one_line_names_what_is_missing(verb, monkeypatch, tmp_path):
     monkeypatch.setattr("fa3verify.gpu.unavailable", lambda: "no CUDA device")
-    result = invoke(verb, "--out", tmp_path / "out")
+    result = invoke(*verb, "--out", tmp_path / "out")
     assert result.exit_code == 3
-    assert result.stderr == f"fa3verify: {verb} needs a GPU: no CUDA device\n"
+    assert result.stderr == f"fa3verify: {verb[0]} needs a GPU: no CUDA device\n"
     assert not (tmp_path / "out").exists()
 
 
