@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fa3_kernels.plan.order import OUR_ORDER, Order
@@ -79,7 +79,7 @@ class Traits:
     sizes : mapping
         What is compiled, or what is known of it.
     tile : callable
-        What a problem is launched with, split or not.
+        What a problem is launched with, split or not; what is shipped by default.
     splits : callable
         Into how many parts the family itself cuts the keys, from problem, tile_m and tile_n; ours see
         :mod:`fa3_kernels.plan.choose`.
@@ -138,8 +138,8 @@ class Traits:
     title: str
     version: str
     sizes: Sizes
-    tile: Callable[[AttentionProblem, Size], Shipped]
-    registers: Mapping[tuple[bool, int], tuple[int, int]]
+    tile: Callable[[AttentionProblem, Size], Shipped] = lambda problem, size: size.shipped
+    registers: Mapping[tuple[bool, int], tuple[int, int]] = field(default_factory=dict)
     splits: Callable[[AttentionProblem, int, int], int] = lambda problem, tile_m, tile_n: 1
     packs: Callable[[AttentionProblem, int, int], bool] = lambda problem, tile_m, num_splits: False
     splits_unasked: bool = False

@@ -31,6 +31,11 @@ def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
     return size.other if needs_registers or is_short else size.shipped
 
 
+def _broken(*rules: tuple[bool, str]) -> str:
+    """The rules that are broken, in words; empty where none is."""
+    return "; ".join(rule for is_broken, rule in rules if is_broken)
+
+
 def _flash3_mask(problem: AttentionProblem) -> tuple[bool, bool]:
     """Whether FlashAttention-3 runs a causal kernel, and whether one for windows; one query without a window is dense.
 
@@ -58,12 +63,11 @@ def _flash3_refuses(problem: AttentionProblem) -> str:
     """A softcap, windows of e4m3, and pairs of head_dim for which no kernel is compiled."""
     d, v, is_fp8 = problem.head_dim, problem.head_dim_v, problem.dtype == "e4m3"
     is_pair = d == v or (128 < d <= 192 and 96 < v <= 128) or (d <= 64 < v and not is_fp8)
-    rules = (
+    return _broken(
         (problem.softcap > 0, "softcap takes tanh.approx, whose bits are not known"),
         (is_fp8 and _flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
         (not is_pair, f"no kernel has head_dim {d} with head_dim_v {v} for {problem.dtype}"),
     )
-    return "; ".join(rule for breaks, rule in rules if breaks)
 
 
 _WIDE, _SQUARE, _NARROW = Shipped(192, 128), Shipped(128, 128), Shipped(128, 64)
@@ -90,8 +94,8 @@ _OURS: Sizes = {
     ),
 }  # fmt: skip
 # FlashAttention-3: tiles, P through shared memory and turns (UseSchedulerBarrier) by upstream hopper/tile_size.h, and
-# those of windows, where a causal mask alone does not take them, see _flash3_takes_other; exponentials in front of the
-# wait: 17 of 90 and 25 of 66; 17 of 42; 35 of 114; 8 of 66; at 64 none; at 96 and 192 it is not known.
+# those of windows, which _flash3_tile chooses between; exponentials in front of the wait: 17 of 90 and 25 of 66; 17 of
+# 42; 35 of 114; 8 of 66; at 64 none; at 96 and 192 it is not known.
 _FLASH3: Sizes = {
     (is_fp8, head_dim): Size(
         dense, other, _OURS[is_fp8, size].other_instructions, query_slots=1, early_exponentials=early
@@ -159,13 +163,12 @@ def _flash2_tile(problem: AttentionProblem, size: Size) -> Shipped:
 def _top_left_refuses(problem: AttentionProblem) -> str:
     """What cuDNN and FlashAttention-2 take through torch; their causal mask starts at the top left."""
     equal = all(seq.seqlen_q == seq.seqlen_k for seq in problem.sequences())
-    rules = (
+    return _broken(
         (problem.causal and not equal, "its causal mask is top-left, so lengths must be equal"),
         (problem.window != (-1, -1), "it takes no window"),
         (problem.softcap > 0, "it takes no softcap"),
         (problem.head_dim_v != problem.head_dim, "head_dim_v must be head_dim"),
     )
-    return "; ".join(rule for breaks, rule in rules if breaks)
 
 
 def _cudnn_refuses(problem: AttentionProblem) -> str:
@@ -177,13 +180,12 @@ def _cudnn_refuses(problem: AttentionProblem) -> str:
 
 def _tutorial_refuses(problem: AttentionProblem) -> str:
     """The tutorial masks no tail; its outputs were recorded for one head_dim."""
-    rules = (
+    return _broken(
         (problem.causal or problem.window != (-1, -1) or problem.softcap > 0 or problem.is_varlen, "it is dense"),
         (problem.seqlen_q % 64 != 0 or problem.seqlen_k % 64 != 0, "lengths must be multiples of 64"),
         ((problem.head_dim, problem.head_dim_v) != (64, 64), "head_dim must be 64"),
         (problem.group != 1, "it takes no grouped heads"),
     )
-    return "; ".join(rule for breaks, rule in rules if breaks)
 
 
 def _one_tile(tile_m: int, tile_n: int) -> Size:
@@ -227,8 +229,6 @@ FAMILIES: Mapping[str, Traits] = {
         "cuDNN",
         "cuDNN 9.19 by torch 2.11.0",
         {(False, d): _one_tile(64, 128) for d in (64, 128, 256)},
-        tile=lambda problem, size: size.shipped,
-        registers={},
         dtypes=("fp16", "bf16"),
         order=Order(
             keys="left_to_right",
@@ -255,7 +255,6 @@ FAMILIES: Mapping[str, Traits] = {
             )
         },
         tile=_flash2_tile,
-        registers={},
         splits=lambda problem, tile_m, tile_n: flash2_splits(problem),
         splits_unasked=True,
         dtypes=("fp16", "bf16"),
@@ -281,8 +280,6 @@ FAMILIES: Mapping[str, Traits] = {
         "Triton's tutorial",
         "Triton 3.6.0",
         {(False, 64): _one_tile(64, 64)},
-        tile=lambda problem, size: size.shipped,
-        registers={},
         dtypes=("fp16", "bf16"),
         order=Order(
             keys="left_to_right",
