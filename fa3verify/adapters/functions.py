@@ -88,8 +88,7 @@ class ArrayFunction:
         for name in ("q_descale", "k_descale", "v_descale"):
             descale: Descale | None = getattr(operands, name)
             if descale is not None:
-                step = descale.values.shape[1] // problem.nheads_kv
-                options[name] = self._foreign(descale.values[:, ::step, 0])
+                options[name] = self._foreign(descale.by_kv_head(problem.nheads_kv))
         return options
 
 

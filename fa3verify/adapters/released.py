@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.adapters import flash3_dew
 from fa3verify.adapters.libraries import library
 from fa3verify.adapters.tensors import to_gpu, to_numpy
-from fa3verify.adapters.xla_call import Call, handler
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Forward = Callable[[AttentionProblem, Operands, Mapping[str, Any]], tuple[np.ndarray, np.ndarray]]
@@ -40,13 +39,6 @@ def _starts(lengths: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device="cuda")
 
 
-def _by_kv_head(descale: Descale | None, problem: AttentionProblem) -> torch.Tensor | None:
-    """Descales float32 (batch, nheads_kv), as FlashAttention-3 takes them, also for Q."""
-    if descale is None:
-        return None
-    return to_gpu(descale.values[:, :: descale.values.shape[1] // problem.nheads_kv, 0])
-
-
 def load_flash3_fwd(folder: Path | None) -> Forward:
     """The operators of wheel fa3-fwd: bf16 and e4m3."""
     torch.ops.load_library(str(library(folder, "fa3_fwd_C.so")))
@@ -56,12 +48,12 @@ def load_flash3_fwd(folder: Path | None) -> Forward:
         if problem.seqlens_q is not None and problem.seqlens_k is not None:
             packed = {"cu_seqlens_q": _starts(problem.seqlens_q), "cu_seqlens_k": _starts(problem.seqlens_k)}
             packed |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
+        given = {name: getattr(operands, name) for name in ("q_descale", "k_descale", "v_descale")}
+        descales = {name: to_gpu(x.by_kv_head(problem.nheads_kv)) for name, x in given.items() if x is not None}
         found = torch.ops.fa3_fwd.fwd(
             *_tensors(operands),
             **packed,
-            q_descale=_by_kv_head(operands.q_descale, problem),
-            k_descale=_by_kv_head(operands.k_descale, problem),
-            v_descale=_by_kv_head(operands.v_descale, problem),
+            **descales,
             softmax_scale=problem.softmax_scale,
             is_causal=problem.causal,
             window_size_left=problem.window[0],
@@ -77,20 +69,15 @@ def load_flash3_fwd(folder: Path | None) -> Forward:
 
 def load_flash3_dew(folder: Path | None) -> Forward:
     """The XLA custom calls of wheel dew-flash-attn-cu13: fp16 and bf16, without options."""
-    function = handler(library(folder, "libdew_flash_attn3.so"), flash3_dew.TARGET)
+    function = flash3_dew.forward_of(folder)
 
     def forward(problem: AttentionProblem, operands: Operands, options: Mapping[str, Any]):
         if options or problem.is_varlen or problem.softcap or problem.head_dim_v != problem.head_dim:
             raise ValueError("this build is called for batches of one head_dim, without softcap and options")
-        given = _tensors(operands)
-        shapes = (problem.lse_shape, (1, 1, 1, 1), (1, 1, 1))  # the last two: partials of split keys, unused
-        out = torch.empty(problem.out_shape, dtype=given[0].dtype, device="cuda")
-        rest = [torch.empty(shape, dtype=torch.float32, device="cuda") for shape in shapes]
-        attributes = {"softmax_scale": problem.softmax_scale, "is_causal": problem.causal}
-        attributes |= {"window_size_left": problem.window[0], "window_size_right": problem.window[1]}
-        Call(function, given, (out, *rest), attributes, flash3_dew.runtime())()
+        call, out, lse = flash3_dew.call_of(function, problem, _tensors(operands), flash3_dew.runtime())
+        call()
         torch.cuda.synchronize()
-        return to_numpy(out), to_numpy(rest[0])
+        return to_numpy(out), to_numpy(lse)
 
     return forward
 

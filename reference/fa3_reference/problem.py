@@ -300,6 +300,13 @@ class Descale:
         values = self.values[index, head]
         return values[np.arange(seqlen) // self.block_rows] if self.block_rows else np.repeat(values, seqlen)
 
+    def by_kv_head(self, nheads_kv: int) -> np.ndarray:
+        """Factor of each sequence and kv head, float32 (batch, nheads_kv), where the query heads of a group share one.
+
+        FlashAttention-3 takes them like this, also for Q.
+        """
+        return self.values[:, :: self.values.shape[1] // nheads_kv, 0]
+
 
 @dataclass(frozen=True, slots=True)
 class Operands:
