@@ -13,6 +13,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import recordings
 from fa3verify.cases import Case
 from fa3verify.cli.main import main
+from fa3verify.gpu.bits.recorded_cases import cases
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.recordings import Recorded, Recording, digest_of_operands, digests_of
 
@@ -74,6 +75,14 @@ def test_twins_give_the_recorded_bits_and_a_changed_digest_is_located(path):
     found = recordings.check(recording.library, wrong)
     assert found.out_differing == ((problem.batch - 1, problem.nheads - 1),)
     assert not found.lse_differing
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_the_cases_of_committed_recordings_are_those_that_a_new_one_would_have(path):
+    recording = recordings.read(path)
+    dtypes = {launch.case.problem.dtype for launch in recording.launches}
+    again = [case.key() for case in cases(recording.library, tuple(dtypes), rounds=8)]
+    assert [launch.case.key() for launch in recording.launches] == again
 
 
 def test_a_recording_that_differs_is_a_finding(tmp_path):

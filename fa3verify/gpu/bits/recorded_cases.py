@@ -15,6 +15,8 @@ from fa3verify.cases import Case
 from fa3verify.inputs.edits import Edit
 from fa3verify.inputs.recipe import FAMILIES, Recipe, Tensor
 
+Sizes = tuple[int, int, int, int, int]  # batch, nheads, nheads_kv, seqlen_q, seqlen_k
+SHAPES: tuple[Sizes, ...]
 SHAPES = ((2, 4, 2, 300, 517), (1, 2, 1, 129, 129), (1, 3, 1, 640, 777), (1, 2, 2, 64, 1400), (2, 6, 1, 211, 211))
 FACTORS = (QuantScheme("head"), QuantScheme("tensor"), QuantScheme("head", hadamard_seed=0))
 LENGTHS = (
@@ -37,7 +39,7 @@ _EDITS = (
     (_set("k", 100, _INF), _set("q", 9, -_INF)),
     (_set("k", 3, _NAN),),
 )
-# What the cases of softcap, of packed sequences and of two head_dims hide.
+# What the cases of softcap and of two head_dims hide; packed sequences have another window.
 _MASKS: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": (90, 30)})
 
 
@@ -79,15 +81,18 @@ def _head_dims(library: str, dtype: Dtype) -> tuple[int, ...]:
     return (64, 96, 128, 192, 256, *((80, 112, 160) if dtype == "e4m3" else (40, 72, 104, 160, 224)))
 
 
+def _fitting(library: str, sizes: Sizes, hides_keys: bool) -> Sizes:
+    """Sizes with as many keys as queries under a mask that is aligned top-left."""
+    return (*sizes[:4], sizes[3]) if hides_keys and not library.startswith("flash3") else sizes
+
+
 def _basic(library: str, dtype: Dtype, draws: Draws) -> Iterator[Case]:
     """Every head_dim and mask, each with shapes of its own, empty rows and one query among them."""
     shapes = cycle(SHAPES)
     for head_dim in _head_dims(library, dtype):
         for mask in _masks(library):
             for _ in range(3 if head_dim in (64, 128, 256) else 2):
-                sizes = next(shapes)
-                if library != "flash3" and library != "flash3.dew" and mask:
-                    sizes = (*sizes[:4], sizes[3])
+                sizes = _fitting(library, next(shapes), bool(mask))
                 yield draws.case(library, AttentionProblem(*sizes, head_dim, dtype=dtype, **mask))
             yield draws.case(library, AttentionProblem(2, 4, 2, 1, 901, head_dim, dtype=dtype, **mask))
         yield draws.case(library, AttentionProblem(1, 2, 1, 300, 100, head_dim, dtype=dtype, causal=True))
@@ -136,7 +141,7 @@ def _other(library: str, dtype: Dtype, draws: Draws) -> Iterator[Case]:
                 sizes = (1, 4, 2, 200, 500, head_dim)
                 yield draws.case(library, AttentionProblem(*sizes, dtype=dtype, softcap=cap, **mask))
         for lengths in LENGTHS:
-            for mask in _MASKS:
+            for mask in (*_MASKS[:2], {"window": (100, 5)}):
                 problem = AttentionProblem.varlen(
                     *lengths, nheads=4, nheads_kv=2, head_dim=head_dim, dtype=dtype, **mask
                 )
@@ -169,8 +174,7 @@ def _volume(library: str, dtype: Dtype, draws: Draws, rounds: int) -> Iterator[C
         for head_dim in head_dims:
             for causal in (False, True):
                 sizes = ((1, 8, 2, 4096, 4096), (2, 4, 4, 2048, 2048), (4, 8, 2, 1000, 5000))[i % 3]
-                if causal and not library.startswith("flash3"):
-                    sizes = (*sizes[:4], sizes[3])
+                sizes = _fitting(library, sizes, causal)
                 yield draws.case(library, AttentionProblem(*sizes, head_dim, dtype=dtype, causal=causal))
 
 
