@@ -13,13 +13,15 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 from numba.core import config
+
+from fa3_reference.bounds.compiled import forgiving
 
 _CONFIG: Any = config  # its names are made when numba is loaded: no type checker sees them
 CACHE_VARIABLE = "FA3VERIFY_CACHE"
@@ -79,20 +81,7 @@ def _numba_cache_in(directory: Path) -> Iterator[None]:
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a loop on first call (GIL released, no fast-math, no threads), cached on disk where there is room."""
     with _numba_cache_in(cache_directory()):
-        dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    _forgive_full_disk(dispatcher)
-    return dispatcher
-
-
-def _forgive_full_disk(dispatcher: Any) -> None:
-    """Let a loop run that was compiled but could not be stored: numba would raise the error of the file system."""
-    save = dispatcher._cache.save_overload
-
-    def save_if_possible(*given: Any) -> None:
-        with suppress(OSError):
-            save(*given)
-
-    dispatcher._cache.save_overload = save_if_possible
+        return forgiving(numba.njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
