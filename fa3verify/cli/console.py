@@ -19,7 +19,6 @@ from fa3_kernels.audit.golden import is_compiled
 from fa3verify import operations
 from fa3verify.campaign.findings import clusters
 from fa3verify.campaign.tasks import Outcome
-from fa3verify.campaign.verify import junit
 from fa3verify.candidates import Candidate
 from fa3verify.cli.exits import write
 from fa3verify.verdict import PARTS, ratio_text, told
@@ -55,6 +54,8 @@ def tell(summary: dict[str, Any], out: Path, json_target: str | None, junit_targ
         print_summary(summary, out, quiet=quiet)
     write((out / "summary.json").read_text(encoding="utf-8"), json_target)
     if junit_target:
+        from fa3verify.campaign.verify import junit
+
         write(junit(summary), junit_target)
     step_summary(out)
 

@@ -13,7 +13,8 @@ from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify import candidates
-from fa3verify.adapters.functions import array_candidate
+from fa3verify.adapters.cpu_candidates import CLAIMED, cpu
+from fa3verify.adapters.functions import array_candidate, invariant_laws
 from fa3verify.cases import Case
 from fa3verify.coverage import adapted
 from fa3verify.inputs.recipe import Recipe
@@ -72,6 +73,11 @@ def test_a_misspelt_fact_is_refused_with_the_list():
     ):
         with pytest.raises(ValueError, match=match):
             array_candidate(exact, **facts)
+
+
+def test_what_libraries_on_a_cpu_claim_are_properties_that_can_be_claimed():
+    assert set(invariant_laws()) >= CLAIMED
+    assert all(kernel.bitwise == CLAIMED for kernel in cpu())
 
 
 def test_properties_that_are_not_claimed_are_not_run():
