@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -37,6 +37,12 @@ class Policy:
         """Outputs that rows without a key need not have from the formula, 0 and -inf."""
         named = {"out": self.empty_out != "zero", "lse": self.empty_lse != "-inf"}
         return frozenset(name for name, is_free in named.items() if is_free)
+
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """What it declares other than the default, in words: what a report must say was not judged, or judged so."""
+        named = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return tuple(f"{name} {value}" for name, value, default in named if value != default)
 
     def misfit(self, problem: AttentionProblem) -> str | None:
         """Return why a problem cannot be judged, None if it can."""

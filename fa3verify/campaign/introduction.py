@@ -81,6 +81,11 @@ def introduce(kernel: str, profile: str) -> Introduction:
         taken = families(candidate, size)
         claims = coverage.claims(candidate, laws, claimed_families())
         rest = operations.find(candidate.operation).features - candidate.features - {"block_descale"}
+        not_claimed = (
+            *(f"feature {name}" for name in sorted(rest)),
+            *(f"property {name}" for name in others),
+            *(f"policy {words}" for words in candidate.policy.exceptions),
+        )
         return Introduction(
             kernel,
             one_line(candidate.description),
@@ -88,7 +93,7 @@ def introduce(kernel: str, profile: str) -> Introduction:
             laws if taken else (),
             taken,
             claims,
-            (*(f"feature {name}" for name in sorted(rest)), *(f"property {name}" for name in others)),
+            not_claimed,
             constraint(candidate, size),
         )
     except Exception as error:  # configure is a third party's

@@ -15,10 +15,12 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify import candidates
 from fa3verify.adapters.cpu_candidates import CLAIMED, cpu
 from fa3verify.adapters.functions import array_candidate, invariant_laws
+from fa3verify.campaign.introduction import introduce
 from fa3verify.cases import Case
 from fa3verify.coverage import adapted
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
+from fa3verify.policy import Policy
 from fa3verify.properties import find_law, run_law
 
 
@@ -86,9 +88,16 @@ def test_properties_that_are_not_claimed_are_not_run():
         assert run_law(find_law(name), kernel, max_examples=2, seed=0).status == status
 
 
-def test_a_top_left_mask_is_judged_on_square_problems_alone():
-    from fa3verify.policy import Policy
+def test_what_a_policy_leaves_out_is_told(monkeypatch):
+    policy = Policy(empty_out="undefined", special_values="undefined")
+    (kernel,) = array_candidate(exact, policy=policy)
+    monkeypatch.setattr(candidates, "find", lambda name: kernel)
+    told = introduce("exact.fp16", "quick").not_claimed
+    assert {"policy empty_out undefined", "policy special_values undefined"} <= set(told)
+    assert not any("empty_lse" in words for words in told)
 
+
+def test_a_top_left_mask_is_judged_on_square_problems_alone():
     (kernel,) = array_candidate(exact, policy=Policy(causal="top_left"))
     square = AttentionProblem(1, 1, 1, 8, 8, 64, causal=True)
     assert kernel.supports(square)
