@@ -22,6 +22,7 @@ from fa3_reference.bounds.head import Head, Tile, finite, key_parts, tiles
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, State
 from fa3_reference.bounds.steps import (
+    FLOAT64,
     LN2,
     OUTWARD,
     binary32_error,
@@ -97,6 +98,9 @@ def _tile_bound(tile: Tile, model: KernelModel, terms: Terms) -> tuple[np.ndarra
         error = rounded_error(part.o, error, FORMATS[model.out_dtype])
     error = error + part.noise
     lse_error = in_nats(part, model, terms)
+    # An lse of thousands of equal scores is exact but for its last roundings, next to which those of float64 count.
+    float64 = FLOAT64 * (visited.stop - visited.start + 8 + 2 * np.abs(part.lse))
+    lse_error = np.where(lse_error == 0, 0.0, lse_error + float64)
     empty = head.empty(rows)
     error, lse_error = np.where(empty[:, None], 0.0, error), np.where(empty, 0.0, lse_error)
     lost = ~np.isfinite(head.v[visited]).all(axis=0)  # 0 * NaN is NaN, also for a row that sees no key

@@ -122,7 +122,8 @@ def _log_error(relative: float) -> flint.arb:
 
 
 def certified_bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
-    """Enclose the bound without what it allows for float64 (``OUTWARD``, ``CANCELLED``); arrays of balls.
+    """Enclose the bound without what it allows for float64 (``OUTWARD``, ``CANCELLED``, ``FLOAT64``);
+    arrays of balls.
 
     Parameters
     ----------
@@ -132,7 +133,8 @@ def certified_bound(problem: AttentionProblem, operands: Operands, model: Kernel
     with ExitStack() as stack, flint.ctx.workprec(BITS):
         log2_e = 1 / flint.arb.const_log2()
         loops = {name: getattr(steps, name).py_func for name in ("_score_error", "_floor_log2")}
-        names = {"np": Balls(), "OUTWARD": 1.0, "CANCELLED": 0.0, "LN2": flint.arb.const_log2(), "LOG2_E": log2_e}
+        names = {"np": Balls(), "OUTWARD": 1.0, "CANCELLED": 0.0, "FLOAT64": 0.0}
+        names |= {"LN2": flint.arb.const_log2(), "LOG2_E": log2_e}
         names |= {"gamma": _gamma, "log_error": _log_error, "tiles": _tiles} | loops
         for module in _MODULES:
             for name, value in names.items():

@@ -201,3 +201,10 @@ def test_an_ordinary_problem_has_a_finite_bound_for_every_element():
             bound = forward_bound(problem, x, config.traits.kernel_model(config))
             assert np.isfinite(bound.out).all()
             assert np.isfinite(bound.lse).all()
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "e4m3"])
+@pytest.mark.parametrize("keys", [2**n for n in range(3, 18)] + [5, 300, 3 * 2**11, 100_000])
+def test_an_lse_that_is_known_but_for_its_last_roundings_is_within_the_bound(dtype, keys):
+    problem, q, k, v = one_query(dtype, keys)
+    assert judged(problem, q, k, v)[2] <= 1
