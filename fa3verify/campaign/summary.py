@@ -26,6 +26,7 @@ SCHEMA_NOTES = {
     "seed": "seed of every draw",
     "started": "UTC, ISO 8601",
     "wall_s": "seconds",
+    "cpu_s": "CPU seconds by kernel (- for none) and by what they were spent on; what was resumed counts 0",
     "verdict": "pass, fail or inconclusive; fail if any part of the verdict fails or any task was lost, inconclusive "
     "if nothing failed and too little of what a kernel claims was tried",
     "exit_code": "of the command: 0, 1 or 5",

@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import json
 import math
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import dataclass
@@ -54,11 +55,12 @@ class Outcome:
     """What became of a task: ``value`` (JSON-able), or ``error``, one line.
 
     A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
-    kernel had lost too many workers before.
+    kernel had lost too many workers before. ``cpu_s`` is 0 where that is not known, as of a result that was kept.
     """
 
     task: Task
     value: Any = None
+    cpu_s: float = 0.0
     error: str | None = None
     at: dict[str, Any] | None = None
     lost_worker: bool = False
@@ -162,7 +164,7 @@ def execute(
             if progress:
                 progress(outcomes[index])
         else:
-            waiting[executor.submit(task.function, **task.arguments)] = index
+            waiting[executor.submit(_timed, task.function, task.arguments)] = index
     lost: Counter[str] = Counter()
     for future in as_completed(waiting):
         task = tasks[waiting[future]]
@@ -181,9 +183,23 @@ def execute(
     return [outcomes[i] for i in range(len(tasks))]
 
 
+def _timed(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, float]:
+    """Call a function; its value, and the CPU seconds that this process spent on it."""
+    before = time.process_time()
+    return function(**arguments), time.process_time() - before
+
+
+def ledger(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
+    """CPU seconds of a campaign, by kernel ("-": of none) and by what they were spent on: families, laws, a study."""
+    found: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for outcome in outcomes:
+        found[outcome.task.arguments.get("kernel", "-")][outcome.task.kind] += outcome.cpu_s
+    return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
+
+
 def _outcome(task: Task, future: Future) -> Outcome:
     try:
-        return Outcome(task, future.result())
+        return Outcome(task, *future.result())
     except CancelledError:
         return Outcome(task, skipped=True)
     except WorkerLost as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import Executor, Future
 
 import pytest
@@ -12,7 +13,7 @@ from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, execute, judge_family, pooled
+from fa3verify.campaign.tasks import Outcome, Task, execute, judge_family, ledger, pooled
 from fa3verify.campaign.verify import junit
 from fa3verify.files import write_text
 
@@ -46,6 +47,23 @@ def test_results_keep_the_order_of_the_tasks_and_errors_stay_with_theirs():
     outcomes = execute(TASKS, Serial())
     assert [o.value for o in outcomes] == [6, 2, None, 4]
     assert outcomes[2].error == "ValueError: negative"
+
+
+def test_the_ledger_holds_what_each_kernel_and_kind_of_task_took():
+    def spin(kernel: str = "", cpu_s: float = 0.0) -> None:
+        end = time.process_time() + cpu_s
+        while time.process_time() < end:
+            pass
+
+    spent = [("family", {"kernel": "a"}, 0.03), ("family", {"kernel": "a"}, 0.05), ("law", {"kernel": "a"}, 0.02)]
+    spent.append(("study s", {}, 0.02))
+    tasks = [Task(kind, kind, spin, {**which, "cpu_s": cpu_s}) for kind, which, cpu_s in spent]
+    found = ledger(execute(tasks, Serial()))
+    assert found.keys() == {"a", "-"}
+    assert found["a"].keys() == {"family", "law"}
+    assert found["-"].keys() == {"study s"}
+    assert 0.08 <= found["a"]["family"] < 0.2
+    assert 0.02 <= found["a"]["law"] < 0.1
 
 
 def test_a_resumed_campaign_runs_only_what_is_missing(tmp_path):
@@ -201,7 +219,7 @@ def test_the_summary_schema_is_documented_key_by_key():
     summary = summarize(
         [introduce("twin.bf16", "quick")], outcomes_of("twin.bf16", "faint"), None, profile="quick", seed=0
     )
-    later = {"command", "started", "wall_s"}  # the caller's
+    later = {"command", "started", "wall_s", "cpu_s"}  # the caller's
     assert set(summary) | later == {key for key in SCHEMA_NOTES if "[]" not in key}
     assert {f"kernels[].{key}" for key in summary["kernels"][0]} == {
         k for k in SCHEMA_NOTES if k.startswith("kernels[].")
