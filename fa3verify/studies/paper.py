@@ -119,35 +119,42 @@ def _run(method: Method, problem: AttentionProblem, operands: Operands) -> np.nd
     return forward(problem, operands).out.astype(np.float64)
 
 
-def measure(variant: str, seqlen: int, first_row: int, rows: int, seed: int) -> Records:
-    """Return sums of squared errors of one method on some query rows of one draw."""
-    row = _BY_NAME[variant]
+def measure(variants: Sequence[str], seqlen: int, first_row: int, rows: int, seed: int) -> Records:
+    """Return sums of squared errors of methods that see the same operands, on some query rows of one draw."""
+    methods = [_BY_NAME[name] for name in variants]
     problem, arrays, truth = _inputs(seqlen, first_row, rows, seed)
-    problem = replace(problem, dtype=row.dtype)
-    operands = _slice_rows(prepare(problem, *arrays, row.scheme).operands, first_row, rows)
+    problem = replace(problem, dtype=methods[0].dtype)
+    operands = _slice_rows(prepare(problem, *arrays, methods[0].scheme).operands, first_row, rows)
     problem = replace(problem, seqlen_q=rows)
     seen = attention(problem, *operands.dequantized(problem)).out
-    out = _run(row, problem, operands)
-    record: Record = {"variant": variant, "seed": seed, "first_row": first_row, "seqlen": seqlen, "outputs": out.size}
-    for name, reference in (("unrounded", truth), ("seen", seen)):
-        record[f"sse_{name}"] = float(np.sum(np.square(out - reference)))
-        record[f"power_{name}"] = float(np.sum(np.square(reference)))
-        record[f"max_{name}"] = float(np.max(np.abs(out - reference)))
-    return [record]
+    where = {"seed": seed, "first_row": first_row, "seqlen": seqlen}
+    records = []
+    for method in methods:
+        out = _run(method, problem, operands)
+        record: Record = {"variant": method.name, **where, "outputs": out.size}
+        for name, reference in (("unrounded", truth), ("seen", seen)):
+            record[f"sse_{name}"] = float(np.sum(np.square(out - reference)))
+            record[f"power_{name}"] = float(np.sum(np.square(reference)))
+            record[f"max_{name}"] = float(np.max(np.abs(out - reference)))
+        records.append(record)
+    return records
 
 
 def units(profile: Profile, seed: int) -> list[Unit]:
-    """Return one unit per draw, chunk of query rows and method."""
+    """Return one unit per draw, chunk of query rows and set of methods that see the same operands."""
     size = SIZES[profile]
+    alike: dict[Any, list[str]] = {}
+    for method in METHODS:
+        alike.setdefault((method.dtype, method.scheme), []).append(method.name)
     return [
         Unit(
             NAME,
             measure,
-            {"variant": m.name, "seqlen": size.seqlen, "first_row": first, "rows": size.chunk, "seed": seed + i},
+            {"variants": names, "seqlen": size.seqlen, "first_row": first, "rows": size.chunk, "seed": seed + i},
         )
         for i in range(size.seeds)
         for first in range(0, size.rows, size.chunk)
-        for m in METHODS
+        for names in alike.values()
     ]
 
 

@@ -25,7 +25,7 @@ from fa3verify.studies.growth import slope
 from fa3verify.studies.study import Variable, flatten, pivot
 
 TINY = (  # one cheap unit of each study, by its own function and arguments
-    (paper.STUDY, [u for u in paper.units("quick", 0) if u.kwargs["variant"] == "flash_fp16"][:1]),
+    (paper.STUDY, [u for u in paper.units("quick", 0) if "flash_fp16" in u.kwargs["variants"]][:1]),
     (outliers.STUDY, outliers.units("quick", 0)[:2]),
     (errors.STUDY, errors.units("quick", 0)[::5]),
     (ratio_map.STUDY, ratio_map.units("quick", 0)[-2:]),
@@ -74,7 +74,7 @@ def test_a_lost_unit_leaves_nan_and_no_unit_is_refused():
 
 
 def _paper_rmse(seqlen: int, seeds: int) -> dict[str, float]:
-    results = [paper.measure(m.name, seqlen, 0, seqlen // 2, seed) for seed in range(seeds) for m in paper.METHODS]
+    results = [paper.measure([m.name], seqlen, 0, seqlen // 2, seed) for seed in range(seeds) for m in paper.METHODS]
     rmse = paper.assemble(results).rmse_unrounded
     return dict(zip(rmse.variant.values, np.sqrt((rmse**2).mean("seed")).values, strict=True))
 
@@ -91,14 +91,14 @@ def test_the_papers_order_of_methods_holds_at_1024_keys():
 
 
 def test_chunks_of_query_rows_add_up_to_the_whole():
-    whole = paper.assemble([paper.measure("fp8_hadamard_block", 512, 0, 512, 0)])
-    parts = paper.assemble([paper.measure("fp8_hadamard_block", 512, first, 256, 0) for first in (0, 256)])
+    whole = paper.assemble([paper.measure(["fp8_hadamard_block"], 512, 0, 512, 0)])
+    parts = paper.assemble([paper.measure(["fp8_hadamard_block"], 512, first, 256, 0) for first in (0, 256)])
     for name in ("rmse_unrounded", "rmse_seen", "max_error_unrounded"):
         np.testing.assert_allclose(parts[name], whole[name], rtol=1e-12)
 
 
 def test_rounding_the_inputs_explains_most_of_the_papers_fp16_figure():
-    data = paper.assemble([paper.measure("flash_fp16", 2048, 0, 512, 0)])
+    data = paper.assemble([paper.measure(["flash_fp16"], 2048, 0, 512, 0)])
     assert 0.85 < float(data.input_rounding_share.sel(variant="flash_fp16").item()) < 0.98
 
 
