@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,11 +11,29 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
+from fa3verify.adapters.libraries import FOLDER_VARIABLE
+
 
 def _tile(_context: Any, _parameter: Any, value: str) -> tuple[int, int]:
     if not (match := re.fullmatch(r"(\d+)x(\d+)", value)):
         raise click.BadParameter(f"must be ROWSxKEYS such as 128x176, got {value!r}")
     return int(match[1]), int(match[2])
+
+
+def _remember_peers(_context: Any, _parameter: Any, value: str | None) -> None:
+    if value:
+        os.environ[FOLDER_VARIABLE] = value  # of worker processes as well
+
+
+def peers_option(command: Callable) -> Callable:
+    """Option that names the folder with other people's libraries."""
+    return click.option(
+        "--peers",
+        type=click.Path(file_okay=False, resolve_path=True),
+        expose_value=False,
+        callback=_remember_peers,
+        help=f"Folder with other people's libraries; {FOLDER_VARIABLE} by default.",
+    )(command)
 
 
 def problem_options(command: Callable) -> Callable:

@@ -9,6 +9,7 @@ from typing import Any
 import rich_click as click
 
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, require_writable, told_anyhow
+from fa3verify.cli.options import peers_option
 
 
 @click.command(epilog=EPILOG)
@@ -49,6 +50,7 @@ from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, requ
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Run on a Dask cluster. Dask's protocol carries code: trusted clusters only."
 )
+@peers_option
 @click.option("--no-studies", is_flag=True, help="Leave out the studies behind the report's figures.")
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, quick: bool, **options: Any) -> None:

@@ -6,6 +6,7 @@ the whole: the twin computes it in under a second where the whole shape would ta
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,13 +15,20 @@ import numpy as np
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.tiles import padded_group
 from fa3_reference.attention import attention
+from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.forward import forward_bound
+from fa3_reference.bounds.steps import rounded_error
+from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3verify.adapters.launches import Output
 from fa3verify.adapters.tensors import to_numpy
 from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.kernels import Inputs, Output
+from fa3verify.gpu.bench.kernels import Inputs
 from fa3verify.gpu.bench.results import Verdict
+from fa3verify.metrics import error_ratio
 
 MAX_ROWS = 128
+SCALING = 2.0**-22  # relative error of a result that is multiplied by its scale in binary32, and of that scale
 
 
 class Sample(NamedTuple):
@@ -63,7 +71,9 @@ def sample(cell: Cell, given: Inputs, rows: int, batch: int, head_kv: int) -> Sa
     return Sample(batch, head_kv, problem, Operands(q, k, v, *descales), (values[0], values[1], values[2]))
 
 
-def judge(cell: Cell, given: Inputs, output: Output, config: Config | None) -> Verdict:
+def judge(
+    cell: Cell, given: Inputs, output: Output, config: Config | None, model: KernelModel | None = None
+) -> Verdict:
     """Compare the first and the last (sequence, head) of an output.
 
     Parameters
@@ -72,10 +82,13 @@ def judge(cell: Cell, given: Inputs, output: Output, config: Config | None) -> V
         What ``output`` was computed from.
     config : Config, optional
         Ours: then O and LSE must have the bits of the twin.
+    model : KernelModel, optional
+        Of others: the order of operations within whose error bound the output must be.
     """
     rows = last_rows(cell, config)
     outputs = differing = 0
     square = norm = product = 0.0
+    ratio = math.nan
     for batch, head_kv in sorted({(0, 0), (cell.batch - 1, cell.nheads_kv - 1)}):
         part = sample(cell, given, rows, batch, head_kv)
         group = part.problem.nheads
@@ -91,8 +104,23 @@ def judge(cell: Cell, given: Inputs, output: Output, config: Config | None) -> V
             assert output.lse is not None, "our kernels return one"
             lse = to_numpy(output.lse[batch : batch + 1, heads, cell.seqlen_q - rows :])
             differing += _bits_differing(part, config, out, lse)
+        if model is not None:
+            ratio = float(np.fmax(ratio, ratio_max(part, model, out, output.scale, truth)))
     bits = differing if config is not None else -1
-    return Verdict(outputs, bits, float(np.sqrt(square / norm)), product / norm - 1)
+    return Verdict(outputs, bits, float(np.sqrt(square / norm)), product / norm - 1, ratio)
+
+
+def ratio_max(part: Sample, model: KernelModel, out: np.ndarray, scale: float, truth: np.ndarray) -> float:
+    """Largest error of a sample over the bound of an order of operations; infinite where an output is NaN.
+
+    The bound is that before the last rounding, to which the rounding to the output's own format is added, at its own
+    scale: of e4m3 outputs it is most of the error.
+    """
+    bound = forward_bound(part.problem, part.operands, replace(model, out_dtype="fp32")).out
+    fmt = next(f for f in FORMATS.values() if f.dtype == out.dtype)
+    reached = (bound + np.abs(truth) * SCALING) / scale  # of the number that is rounded
+    bound = rounded_error(truth / scale, reached, fmt) * scale
+    return float(np.max(error_ratio(out.astype(np.float64) * scale - truth, bound), initial=0.0))
 
 
 def _bits_differing(part: Sample, config: Config, out: np.ndarray, lse: np.ndarray) -> int:
