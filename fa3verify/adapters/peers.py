@@ -137,10 +137,6 @@ PEERS: dict[str, Peer] = {
         order=_chained, package="cudnn", wheel="nvidia_cudnn_frontend*.whl",
         unjudged="its outputs are e4m3 with a scale of their own, of which verify has no bound; bench checks them",
     ),
-    "cuda.flex": Peer(
-        "torch's FlexAttention, compiled for a GPU", "torch_flex", order=_blocks,
-        facts=(("min_seqlen", 1),),
-    ),
     "cuda.efficient": Peer(
         "torch SDPA, backend EFFICIENT, on a GPU", "torch_sdpa", order=_blocks,
         facts=(("min_seqlen", 1), ("policy", _TOP_LEFT)), is_timed=False,
@@ -148,6 +144,10 @@ PEERS: dict[str, Peer] = {
     "cuda.math": Peer(
         "torch SDPA, backend MATH, on a GPU", "torch_sdpa", order=all_fp32,
         facts=(("policy", _TOP_LEFT),), is_timed=False,
+    ),
+    "cuda.flex": Peer(
+        "torch's FlexAttention, compiled for a GPU", "torch_flex", order=_blocks,
+        facts=(("min_seqlen", 1),),
     ),
 }  # fmt: skip
 
