@@ -187,10 +187,24 @@ BUILT_IN: tuple[Candidate, ...] = (
         description="bit-exact CPU twin of the quantiser to e4m3",
     ),
 )
-# What twins of other families declare: cuDNN runs another kernel for one query, the tutorial masks no tail.
-_SIZES: dict[str, dict[str, Any]] = {
+# How FlashAttention-2 splits the keys follows from how many tiles a call has, so that bits of one sequence and head
+# depend on the others, on packing and on the mask.
+_WHATEVER_THE_SPLITS = frozenset(
+    {
+        "order_of_sequences_and_heads",
+        "repeated_run_is_identical",
+        "schedule_switches_change_no_bit",
+        "score_scaling_by_powers_of_two",
+        "sign_symmetry",
+        "value_channels_are_independent",
+        "value_scaling_by_powers_of_two",
+    }
+)
+# What kernels of other families declare, the twin as the library: cuDNN runs another kernel for one query, the
+# tutorial masks no tail.
+DECLARED: dict[str, dict[str, Any]] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
-    "flash2": {"policy": Policy(causal="top_left")},
+    "flash2": {"policy": Policy(causal="top_left"), "bitwise": _WHATEVER_THE_SPLITS},
     "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
 }
 # Built in, but verified only when named.
@@ -209,7 +223,7 @@ ON_REQUEST: tuple[Candidate, ...] = (
                 family=family,
                 description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
             ),
-            **_SIZES.get(family, {}),
+            **DECLARED.get(family, {}),
         )
         for family, traits in FAMILIES.items()
         if traits.is_reproduced and family != OURS
@@ -282,10 +296,11 @@ def _check(reference: str, candidate: Candidate) -> None:
 
 def discover() -> dict[str, Candidate]:
     """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
+    from fa3verify.adapters import peers
     from fa3verify.adapters.cpu_candidates import cpu
     from fa3verify.gpu.candidates import gpu
 
-    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu(), *cpu())}
+    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu(), *peers.candidates(), *cpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             candidate = load(entry.value)

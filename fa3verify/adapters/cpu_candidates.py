@@ -27,7 +27,8 @@ CLAIMED = frozenset({"repeated_run_is_identical"})  # checked by a test: propert
 TORCH_EXP_ERROR = 2.0**-15
 
 
-def _all_fp32(config: Config) -> KernelModel:
+def all_fp32(config: Config) -> KernelModel:
+    """torch's MATH on any device: binary32 until the output is rounded."""
     return KernelModel(config.dtype, config.out_dtype, order=_UNFUSED, probabilities="fp32", **_ANY_TREE)
 
 
@@ -58,7 +59,7 @@ class Kernel(NamedTuple):
 
 KERNELS = {
     "torch.math": Kernel(
-        "torch_math", ("torch",), _all_fp32, "torch SDPA, backend MATH, on a CPU", min_seqlen=0
+        "torch_math", ("torch",), all_fp32, "torch SDPA, backend MATH, on a CPU", min_seqlen=0
     ),
     "torch.flash": Kernel("torch_flash", ("torch",), _torch_flash, "torch SDPA, backend FLASH, on a CPU"),
     "torch.flex": Kernel(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from fa3_reference.problem import AttentionProblem
+from fa3verify.adapters.launches import Forward, Given, Launch, Output
 from fa3verify.adapters.libraries import make_importable
-from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.graphs import GraphTimed
-from fa3verify.gpu.bench.kernels import Inputs, Output, Prepare, Run
+from fa3verify.adapters.peers import PEERS
 
 P_SCALE = 256.0  # probabilities are stored times this, as in the other FP8 kernels
 LARGEST = 440.0  # of the output; e4m3 ends at 448
@@ -20,7 +19,7 @@ LARGEST = 440.0  # of the output; e4m3 ends at 448
 class _Plan:
     """One cuDNN graph with its tensors."""
 
-    def __init__(self, cudnn: Any, cell: Cell, x: Inputs) -> None:
+    def __init__(self, cudnn: Any, problem: AttentionProblem, x: Given) -> None:
         self.cudnn = cudnn
         self.handle = self.cudnn.create_handle()
         float32 = self.cudnn.data_type.FLOAT
@@ -38,8 +37,8 @@ class _Plan:
         results = graph.sdpa_fp8(
             **operands,
             **scalars,
-            attn_scale=cell.head_dim**-0.5,
-            use_causal_mask=cell.causal,
+            attn_scale=problem.softmax_scale,
+            use_causal_mask=problem.causal,
             generate_stats=False,
         )
         out, _, p_amax, out_amax = results
@@ -53,7 +52,7 @@ class _Plan:
         graph.create_execution_plans([self.cudnn.heur_mode.A, self.cudnn.heur_mode.FALLBACK])
         graph.check_support()
         graph.build_plans()
-        factors = (x.q_descale, x.k_descale, x.v_descale, 1 / P_SCALE, P_SCALE)
+        factors = (*map(_one, x[3:6]), 1 / P_SCALE, P_SCALE)
         values = [*map(self._scalar, factors), self.out_scale]
         self.pack = {operands[name]: getattr(x, name) for name in "qkv"} | dict(zip(scalars.values(), values))
         self.pack |= {out: self.out, p_amax: self._scalar(0.0), out_amax: self.out_amax}
@@ -76,19 +75,22 @@ def _tensor(graph: Any, cudnn: Any, x: Any) -> Any:
     return graph.tensor(dim=list(view.shape), stride=list(view.stride()), data_type=cudnn.data_type.FP8_E4M3)
 
 
-def load(folder: Path | None) -> Prepare:
+def _one(descale: torch.Tensor | None) -> float:
+    """The one factor of a tensor: all there is room for; ValueError for several."""
+    if descale is None or (descale != descale.flatten()[0]).any():
+        raise ValueError("its operands are e4m3 with one descale each")
+    return float(descale.flatten()[0])
+
+
+def load(name: str) -> Forward:
     """Import cuDNN's frontend, installed or from its wheel in the peers' folder."""
-    make_importable(folder, "nvidia_cudnn_frontend*.whl", "cudnn")
+    make_importable(PEERS[name].wheel, "cudnn")
     import cudnn  # pyright: ignore[reportMissingImports]
 
-    def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
-        """Prepare a cell; the output's scale is chosen from its own amax, so that nothing is clipped."""
-        plans = [_Plan(cudnn, cell, x) for x in inputs]
-
-        def output() -> Output:
-            out = plans[0].run()
-            return Output(out, None, 1 / float(plans[0].out_scale))
-
-        return Run(GraphTimed(lambda i: plans[i % len(plans)].run()), output)
+    def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+        """Prepare a call; the output's scale is chosen from its own amax, so that nothing is clipped."""
+        plan = _Plan(cudnn, problem, given)
+        scale = 1 / float(plan.out_scale)
+        return lambda: Output(plan.run(), None, scale)
 
     return prepare

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.adapters.launches import Forward, Given, Launch, Output
 from fa3verify.adapters.libraries import library
+from fa3verify.adapters.peers import PEERS
 from fa3verify.adapters.xla_call import Call, Runtime, handler
-from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.graphs import GraphTimed
-from fa3verify.gpu.bench.kernels import Inputs, Output, Prepare, Run
 
 TARGET = "dew_flash3_mha_fwd"
 
 
-def load(folder: Path | None) -> Prepare:
-    """Load the forward and return how a cell is prepared."""
-    function = forward_of(folder)
+def load(name: str) -> Forward:
+    """Load the forward: batches of one head_dim, without softcap and options."""
+    function = handler(library(PEERS[name].binary), TARGET)
 
-    def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
-        made = runtime()
-        launches = [call_of(function, cell.problem, (x.q, x.k, x.v), made) for x in inputs]
+    def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+        if options.keys() - {"lse"} or problem.is_varlen or problem.softcap or problem.head_dim_v != problem.head_dim:
+            raise ValueError("this build is called for batches of one head_dim, without softcap and options")
+        call, out, lse = call_of(function, problem, given[:3], runtime())
 
-        def output() -> Output:
-            call, out, lse = launches[0]
+        def launch() -> Output:
             call()
             return Output(out, lse)
 
-        return Run(GraphTimed(lambda i: launches[i % len(launches)][0]()), output)
+        return launch
 
     return prepare
-
-
-def forward_of(folder: Path | None) -> Any:
-    """The library's forward, as :class:`fa3verify.adapters.xla_call.Call` takes it."""
-    return handler(library(folder, "libdew_flash_attn3.so"), TARGET)
 
 
 def call_of(

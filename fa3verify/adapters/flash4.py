@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import site
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
-import torch
+from fa3_reference.problem import AttentionProblem
+from fa3verify.adapters.launches import Forward, Given, Launch, Output
+from fa3verify.adapters.libraries import folder
 
-from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.kernels import Inputs, Output, Prepare, Run, graph_run
 
-
-def load(folder: Path | None) -> Prepare:
+def load(name: str) -> Forward:
     """Import the package, installed or from ``fa4`` in the peers' folder."""
-    if folder is not None and (folder / "fa4").is_dir():
-        site.addsitedir(str(folder / "fa4"))  # with its .pth files: the DSL lies in a folder of its own
+    where = folder()
+    if where is not None and (where / "fa4").is_dir():
+        site.addsitedir(str(where / "fa4"))  # with its .pth files: the DSL lies in a folder of its own
     from flash_attn.cute.interface import _flash_attn_fwd  # pyright: ignore[reportMissingImports]
 
-    def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
-        def launch(x: Inputs) -> torch.Tensor:
-            return _flash_attn_fwd(x.q, x.k, x.v, causal=cell.causal)[0]
+    def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+        scale, is_plain = problem.softmax_scale, not options.get("lse", True)
 
-        return graph_run(launch, inputs, Output)
+        def launch() -> Output:
+            found = _flash_attn_fwd(*given[:3], softmax_scale=scale, causal=problem.causal, return_lse=not is_plain)
+            return Output(found[0], None if is_plain else found[1])
+
+        return launch
 
     return prepare

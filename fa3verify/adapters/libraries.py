@@ -1,4 +1,7 @@
-"""Binaries of other people's kernels, found in the folder that ``--peers`` names."""
+"""Binaries of other people's kernels, found in the folder that ``--peers`` or the variable FA3VERIFY_PEERS names.
+
+The option sets the variable, so that worker processes know the folder as well.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,30 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from fa3verify.gpu.bench.kernels import Unsupported
+FOLDER_VARIABLE = "FA3VERIFY_PEERS"
 
 
-def library(folder: Path | None, name: str) -> Path:
+class Unsupported(Exception):
+    """A kernel does not take a problem, or cannot be loaded; the message is the reason that every output shows."""
+
+
+def folder() -> Path | None:
+    """Return the peers' folder, None where none is named."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    return Path(named) if named else None
+
+
+def why_missing(name: str) -> str | None:
+    """Return why a shared library is not there, packed or not; None where it is."""
+    where = folder()
+    if where is None:
+        return f"{name} is looked for in the folder that --peers or {FOLDER_VARIABLE} names, and none was named"
+    if not any((where / file).exists() for file in (name, f"{name}.xz")):
+        return f"neither {name} nor {name}.xz is in {where}"
+    return None
+
+
+def library(name: str) -> Path:
     """Return the path of a shared library in the peers' folder, unpacked from ``name.xz`` if only that is there.
 
     Raises
@@ -22,27 +45,27 @@ def library(folder: Path | None, name: str) -> Path:
     Unsupported
         If neither is there.
     """
-    if folder is None:
-        raise Unsupported(f"{name} is looked for in the folder that --peers names, and none was named")
-    path, packed = folder / name, folder / f"{name}.xz"
+    where = folder()
+    if (reason := why_missing(name)) or where is None:
+        raise Unsupported(reason)
+    path, packed = where / name, where / f"{name}.xz"
     if path.exists():
         return path
-    if not packed.exists():
-        raise Unsupported(f"neither {name} nor {name}.xz is in {folder}")
-    if not os.access(folder, os.W_OK):
+    if not os.access(where, os.W_OK):
         path = Path(tempfile.mkdtemp(prefix="fa3verify-peers-")) / name
-    part = path.with_name(f".{name}.part")
+    part = path.with_name(f".{name}.{os.getpid()}.part")  # its own: several processes may unpack at once
     with lzma.open(packed) as source, part.open("wb") as target:
         shutil.copyfileobj(source, target, 1 << 24)
     part.replace(path)
     return path
 
 
-def make_importable(folder: Path | None, pattern: str, package: str) -> None:
+def make_importable(pattern: str, package: str) -> None:
     """Make a package importable that is not installed, from a wheel in the peers' folder; Unsupported without one."""
     if find_spec(package) is not None:
         return
-    found = sorted(folder.glob(pattern)) if folder else []
+    where = folder()
+    found = sorted(where.glob(pattern)) if where else []
     if not found:
         raise Unsupported(f"package {package} is not installed and no {pattern} is in the peers' folder")
     site = Path(tempfile.mkdtemp(prefix="fa3verify-peers-"))

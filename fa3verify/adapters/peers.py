@@ -1,72 +1,204 @@
-"""The table of other people's kernels. One that does not load is kept in the list, missing, with the reason.
+"""The table of other people's GPU kernels: what verify judges, what bench times beside ours, what record records.
 
-``--peers DIR`` names a folder with their libraries; ``*.so.xz`` are unpacked beside themselves on first use. In DIR are
-looked for: ``fa3_fwd_C.so`` (fa3), ``libdew_flash_attn3.so`` (fa3.dew), ``fa4/`` (fa4, or installed) and
-``nvidia_cudnn_frontend*.whl`` (cudnn.fp8, or installed).
+``--peers DIR`` or the variable FA3VERIFY_PEERS names a folder with the binaries that come with no package: a file in it
+may be packed, as ``NAME.so.xz``, and is unpacked beside itself on first use. FlashAttention-4 is looked for in its
+folder ``fa4``, cuDNN's frontend as ``nvidia_cudnn_frontend*.whl``; both may be installed instead.
+
+Nothing of a library is imported before a kernel runs, torch included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
 
-import torch
-from torch.nn.attention import SDPBackend
+from fa3_kernels.plan.config import Config, default_config
+from fa3_reference.bounds import KernelModel, SoftmaxOrder
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3verify import gpu, operations
+from fa3verify.adapters.cpu_candidates import CLAIMED, all_fp32
+from fa3verify.adapters.libraries import folder, why_missing
+from fa3verify.candidates import DECLARED, Candidate, Result, order_of_family
+from fa3verify.policy import Policy
 
-from fa3verify.adapters import cudnn_fp8, flash3_dew, flash3_fwd, flash4, torch_flex, torch_sdpa
-from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.kernels import Inputs, Kernel, Prepare, Run, Unsupported
-
-
-class Adapter(NamedTuple):
-    """One peer: what it is, which operands it takes, and how it is loaded from the peers' folder."""
-
-    about: str
-    dtypes: tuple[str, ...]
-    load: Callable[[Path | None], Prepare]
-
-
-_TORCH, _SIXTEEN_BIT = f"torch {torch.__version__}", ("fp16", "bf16")
-ADAPTERS: dict[str, Adapter] = {
-    "torch.cudnn": Adapter(
-        f"{_TORCH}, cuDNN {torch.backends.cudnn.version()}",
-        _SIXTEEN_BIT,
-        lambda _: torch_sdpa.prepare_with(SDPBackend.CUDNN_ATTENTION),
-    ),
-    "torch.flash2": Adapter(
-        f"{_TORCH}, FlashAttention-2", _SIXTEEN_BIT, lambda _: torch_sdpa.prepare_with(SDPBackend.FLASH_ATTENTION)
-    ),
-    "torch.flex": Adapter(f"{_TORCH}, FlexAttention compiled", _SIXTEEN_BIT, lambda _: torch_flex.prepare),
-    "fa3": Adapter("official FlashAttention-3, fa3-fwd", ("bf16", "e4m3"), flash3_fwd.load),
-    "fa3.dew": Adapter("official FlashAttention-3, dew-flash-attn-cu13", _SIXTEEN_BIT, flash3_dew.load),
-    "fa4": Adapter("FlashAttention-4 CuTe DSL on SM90", _SIXTEEN_BIT, flash4.load),
-    "cudnn.fp8": Adapter("cuDNN frontend, e4m3 in and out", ("e4m3",), cudnn_fp8.load),
-}
+SIXTEEN: tuple[Dtype, ...] = ("fp16", "bf16")
+_TOP_LEFT = Policy(causal="top_left")
+_RUNNING = SoftmaxOrder("unscaled", "always", "any", "running", "any", "rounded", "float32", "apart")
 
 
-def load(name: str, adapter: Adapter, folder: Path | None) -> Kernel:
-    """Load a peer now; whatever goes wrong is its reason to be missing."""
-    try:
-        return Kernel(name, adapter.about, adapter.dtypes, adapter.load(folder))
-    except Exception as error:  # a third party's library may raise anything
-        text = " ".join(str(error).split())[:200]
-        reason = text if isinstance(error, Unsupported) else f"{type(error).__name__}: {text}"
-
-        def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
-            raise Unsupported(reason)
-
-        return Kernel(name, adapter.about, adapter.dtypes, prepare, missing=reason)
+def _blocks(config: Config) -> KernelModel:
+    """Key blocks in any order, each rounding the scaled scores and then the factor to log2 units, by source; sums in
+    binary32 in any tree, as neither the tensor core's instruction nor the tile is known."""
+    return replace(KernelModel.any_order(config.dtype, config.out_dtype), order=_RUNNING)
 
 
-def peers(folder: Path | None, wants: Callable[[str], bool] = lambda name: True) -> list[Kernel]:
-    """Load the peers whose names are wanted.
+def _chained(config: Config) -> KernelModel:
+    """Any order whose sums stay in the tensor core, P as ours in e4m3, at most 256, as the caller says."""
+    order = replace(_RUNNING, rescale="lazy")
+    return replace(KernelModel.any_order(config.dtype, config.out_dtype), order=order, accumulator="wgmma")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A library's forward.
 
     Parameters
     ----------
-    folder : Path, optional
-        Where their libraries are.
-    wants : callable
-        Tells whether a peer is wanted; the others are not loaded and not returned.
+    about : str
+    module : str
+        Of :mod:`fa3verify.adapters`; its ``load(name)`` returns the :data:`fa3verify.adapters.launches.Forward`.
+    version : str
+        Empty for what comes with torch.
+    dtypes : tuple of str
+    features : tuple of str
+        As a candidate has them.
+    family : str
+        Of :data:`fa3_kernels.plan.traits.FAMILIES`, whose twin has its bits and whose order it runs; empty where no
+        bits are known.
+    choices : tuple of str
+        Fields of a configuration that a caller of the library chooses.
+    order : callable
+        For those without a family, as :attr:`fa3verify.candidates.Candidate.order`.
+    binary, package : str
+        File in the peers' folder, or package, without which it cannot run; ``wheel`` is the pattern of files there that
+        hold the package.
+    facts : tuple of (str, value)
+        What else its candidate declares; those of a family stand in :data:`fa3verify.candidates.DECLARED`.
+    is_timed : bool
+        Whether bench has it: a rival, not a yardstick of accuracy.
+    unjudged : str
+        Why verify cannot judge it, if it cannot.
     """
-    return [load(name, adapter, folder) for name, adapter in ADAPTERS.items() if wants(name)]
+
+    about: str
+    module: str
+    version: str = ""
+    dtypes: tuple[Dtype, ...] = SIXTEEN
+    features: tuple[str, ...] = ("causal", "gqa")
+    family: str = ""
+    choices: tuple[str, ...] = ()
+    order: Callable[[Config], KernelModel] = lambda config: KernelModel.any_order(config.dtype, config.out_dtype)
+    binary: str = ""
+    package: str = "torch"
+    wheel: str = ""
+    facts: tuple[tuple[str, Any], ...] = ()
+    is_timed: bool = True
+    unjudged: str = ""
+
+    def configure(self, problem: AttentionProblem, **changes: Any) -> Config:
+        """The configuration of a launch; of a library without a family only the formats in it are true.
+
+        ValueError for what the library, or its twin, does not take.
+        """
+        step = 16 if problem.dtype == "e4m3" else 8
+        if problem.head_dim % step or problem.head_dim_v % step:
+            raise ValueError(f"head_dim must be a multiple of {step}, got {problem.head_dim} and {problem.head_dim_v}")
+        if not self.family:
+            return default_config(problem)
+        return operations.find(operations.FORWARD).configure(problem, family=self.family, **changes)
+
+    def model(self, config: Config) -> KernelModel:
+        """What the error bound assumes of a launch."""
+        return order_of_family(config) if self.family else self.order(config)
+
+    def missing(self) -> str | None:
+        """Why it is not there, by files and packages alone."""
+        if self.binary and (reason := why_missing(self.binary)):
+            return reason
+        where = folder()
+        is_packed = where is not None and self.wheel and any(where.glob(self.wheel))
+        if not is_packed and find_spec(self.package) is None:
+            found = f" and no {self.wheel} is in the peers' folder" if self.wheel else ""
+            return f"package {self.package} is not installed{found}"
+        return None
+
+
+PEERS: dict[str, Peer] = {
+    "flash3": Peer(
+        "official FlashAttention-3", "flash3_fwd", "fa3-fwd 0.0.3", ("bf16", "e4m3"),
+        ("causal", "varlen", "gqa", "head_dim_v"), "flash3", ("num_splits", "pack_gqa"), binary="fa3_fwd_C.so",
+    ),
+    "flash3.dew": Peer(
+        "official FlashAttention-3", "flash3_dew", "dew-flash-attn-cu13 0.3.6", features=("causal", "window", "gqa"),
+        family="flash3.dew", binary="libdew_flash_attn3.so", facts=(("min_seqlen", 1),),
+    ),
+    "flash4": Peer(
+        "FlashAttention-4 in the CuTe DSL", "flash4", "flash-attn 4.0.0b36", package="flash_attn", wheel="fa4",
+        facts=(("min_seqlen", 1),),
+    ),
+    "flash2": Peer(
+        "FlashAttention-2 of torch", "torch_sdpa", features=("causal", "gqa", "varlen"), family="flash2",
+    ),
+    "cudnn": Peer("cuDNN's attention by torch", "torch_sdpa", family="cudnn"),
+    "cudnn.fp8": Peer(
+        "cuDNN's attention by its frontend, e4m3 in and out", "cudnn_fp8", "nvidia-cudnn-frontend 1.18.0", ("e4m3",),
+        order=_chained, package="cudnn", wheel="nvidia_cudnn_frontend*.whl",
+        unjudged="its outputs are e4m3 with a scale of their own, of which verify has no bound; bench checks them",
+    ),
+    "cuda.efficient": Peer(
+        "torch SDPA, backend EFFICIENT, on a GPU", "torch_sdpa", order=_blocks,
+        facts=(("min_seqlen", 1), ("policy", _TOP_LEFT)), is_timed=False,
+    ),
+    "cuda.math": Peer(
+        "torch SDPA, backend MATH, on a GPU", "torch_sdpa", order=all_fp32,
+        facts=(("policy", _TOP_LEFT),), is_timed=False,
+    ),
+    "cuda.flex": Peer(
+        "torch's FlexAttention, compiled for a GPU", "torch_flex", order=_blocks,
+        facts=(("min_seqlen", 1),),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """Callable side of a peer's candidate: a record, so that it can travel to worker processes."""
+
+    name: str
+
+    def configure(self, problem: AttentionProblem) -> Config:
+        return PEERS[self.name].configure(problem)
+
+    def options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
+        """What the library is not to choose for itself: where a configuration differs from the problem's own.
+
+        ValueError where that is no choice of a caller.
+        """
+        own, choices = self.configure(problem), PEERS[self.name].choices
+        moved = {
+            name: getattr(config, name) for name in Config.__slots__ if getattr(config, name) != getattr(own, name)
+        }
+        if fixed := ", ".join(sorted(moved.keys() - set(choices))):
+            raise ValueError(
+                f"{fixed} cannot be changed; a caller of {self.name} chooses {' and '.join(choices) or 'nothing'}"
+            )
+        return moved
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+        options = self.options(problem, config)
+        from fa3verify.adapters import launches
+
+        return Result(*launches.run(self.name, problem, operands, options))
+
+
+def _candidates(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:
+    side, facts = _Library(name), {**DECLARED.get(peer.family, {}), **dict(peer.facts)}
+    if not peer.family:
+        facts = {"bitwise": CLAIMED, **facts}
+    return tuple(
+        Candidate(
+            f"{name}.{dtype}", dtype, side.run, side.configure, frozenset(peer.features),
+            f"{peer.about} ({peer.version})" if peer.version else peer.about, peer.unjudged or peer.missing() or device,
+            twin=f"twin.{peer.family}.{dtype}" if peer.family else None, order=peer.model,
+            changeable=frozenset(peer.choices), **facts,
+        )
+        for dtype in peer.dtypes
+    )  # fmt: skip
+
+
+def candidates() -> tuple[Candidate, ...]:
+    """Return the peers as kernels that verify judges, with the reason where one cannot run here."""
+    device = gpu.no_device()
+    return tuple(made for name, peer in PEERS.items() for made in _candidates(name, peer, device))

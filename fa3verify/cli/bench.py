@@ -9,6 +9,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
+from fa3verify.cli.options import peers_option
 
 
 @click.command(epilog=EPILOG)
@@ -23,9 +24,9 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_err
 @click.option("--seqlen", "seqlens", type=int, multiple=True, help="All of the grid by default.")
 @click.option("--causal/--no-causal", default=None, help="Both by default.")
 @click.option(
-    "--kernels", "names", metavar="NAME", multiple=True, help="Names or patterns (gluon*, fa3); all by default."
+    "--kernels", "names", metavar="NAME", multiple=True, help="Names or patterns (gluon*, flash3); all by default."
 )
-@click.option("--peers", type=click.Path(path_type=Path, file_okay=False), help="Folder with the peers' libraries.")
+@peers_option
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Bursts per kernel and cell.")
 @click.option("--pause", type=click.FloatRange(0), default=0.3, show_default=True, help="Seconds before every burst.")
@@ -49,7 +50,7 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
             from fa3verify.gpu.bench import run as bench_run
 
             tell = console.teller(quiet)
-            click.echo(host_cost.write(out, options["peers"], bench_run.provenance([], {}), tell))
+            click.echo(host_cost.write(out, bench_run.provenance([], {}), tell))
             raise Exit(OK)
         filters = {"head_dims": options["head_dims"], "seqlens": options["seqlens"], "causal": causal}
         cells = select(grid, dtypes or ("fp16", "bf16", "e4m3"), **filters)
@@ -60,9 +61,7 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
         from fa3verify.gpu.bench.timing import Pace
 
         pace = Pace(options["rounds"], options["pause"], options["sustained"])
-        settings = bench_run.Settings(
-            cells, out, options["peers"], options["names"], pace, options["budget"], options["seed"]
-        )
+        settings = bench_run.Settings(cells, out, options["names"], pace, options["budget"], options["seed"])
         try:
             results, left = bench_run.run(settings, console.teller(quiet))
         except bench_run.ContextLost as error:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import rich_click as click
 
 from fa3verify.cli.exits import EPILOG, emit, one_line_errors
+from fa3verify.cli.options import peers_option
 
 
 @click.command(epilog=EPILOG)
+@peers_option
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the list as JSON.")
 def kernels(json_target: str | None) -> None:
     """List the kernels that can be judged, and why one cannot run here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,11 +11,56 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
+from fa3verify.adapters.libraries import FOLDER_VARIABLE
+
 
 def _tile(_context: Any, _parameter: Any, value: str) -> tuple[int, int]:
     if not (match := re.fullmatch(r"(\d+)x(\d+)", value)):
         raise click.BadParameter(f"must be ROWSxKEYS such as 128x176, got {value!r}")
     return int(match[1]), int(match[2])
+
+
+def _remember_peers(_context: Any, _parameter: Any, value: str | None) -> None:
+    if value:
+        os.environ[FOLDER_VARIABLE] = value  # of worker processes as well
+
+
+def peers_option(command: Callable) -> Callable:
+    """Option that names the folder with other people's libraries."""
+    return click.option(
+        "--peers",
+        type=click.Path(file_okay=False, resolve_path=True),
+        expose_value=False,
+        callback=_remember_peers,
+        help=f"Folder with other people's libraries; {FOLDER_VARIABLE} by default.",
+    )(command)
+
+
+def pool_options(command: Callable) -> Callable:
+    """Options of the processes that kernels run in."""
+    for option in (
+        click.option(
+            "--memory-limit",
+            type=click.FloatRange(0),
+            metavar="GIB",
+            help="Memory of each worker; 0 is no limit. By default an equal share of the machine's, at least 8.",
+        ),
+        click.option(
+            "--task-limit",
+            type=click.FloatRange(0, min_open=True),
+            metavar="SECONDS",
+            help="Time after which a task counts as hung, first calls apart: they may compile, and have five times as "
+            "long. 60 by default for quick, 900 for release, 3600 for soak.",
+        ),
+        click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core."),
+    ):
+        command = option(command)
+    return command
+
+
+def memory_bytes(gib: float | None) -> int | None:
+    """What ``--memory-limit`` says in bytes."""
+    return None if gib is None else int(gib * 2**30)
 
 
 def problem_options(command: Callable) -> Callable:

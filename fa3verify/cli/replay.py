@@ -8,11 +8,13 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, OK, emit, one_line_errors
+from fa3verify.cli.options import peers_option
 
 
 @click.command(epilog=EPILOG)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--kernel", metavar="NAME", help="Run another kernel on the same case.")
+@peers_option
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON.")
 def replay(file: Path, kernel: str | None, json_target: str | None) -> None:
     """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or property."""

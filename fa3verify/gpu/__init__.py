@@ -7,13 +7,22 @@ measurements are read without a GPU: those modules need no torch (``pyproject.to
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 from fa3_kernels.gluon import unsupported
 
 
 def unavailable() -> str | None:
     """Why our kernels cannot run here, or None; torch is imported only where a supported Triton is beside it."""
-    if reason := unsupported():
-        return reason
+    return unsupported() or no_device()
+
+
+@cache
+def no_device() -> str | None:
+    """Why no kernel for a Hopper GPU can run here, whosever it is, or None."""
+    if find_spec("torch") is None:
+        return "package torch is not installed"
     import torch
 
     if not torch.cuda.is_available():

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
-from fa3verify.adapters import flash3_fwd
+from fa3verify.adapters import launches
+from fa3verify.adapters.libraries import Unsupported
 from fa3verify.files import write_text
-from fa3verify.gpu.bench.kernels import Unsupported
 
 CALLS, GROUP, WARM_UP = 400, 20, 40
 HEADS, HEADS_KV, HEAD_DIM = 16, 16, 128
@@ -122,16 +122,16 @@ def ours() -> Kernel:
     return Kernel("gluon", flash_attn_func, flash_attn_varlen_func)
 
 
-def flash3(folder: Path | None) -> Kernel:
+def flash3() -> Kernel:
     """Official FlashAttention-3's operator, called without its Python interface; Unsupported where it is absent."""
-    flash3_fwd.load(folder)
+    launches.loaded("flash3")
     forward = torch.ops.fa3_fwd.fwd
 
     def varlen(q: Any, k: Any, v: Any, of_q: Any, of_k: Any, longest_q: int, longest_k: int) -> Any:
         lengths = {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
         return forward(q, k, v, cu_seqlens_q=of_q, cu_seqlens_k=of_k, num_splits=1, **lengths)
 
-    return Kernel("fa3", lambda q, k, v: forward(q, k, v, num_splits=1), varlen)
+    return Kernel("flash3", lambda q, k, v: forward(q, k, v, num_splits=1), varlen)
 
 
 def sdpa() -> Kernel:
@@ -156,13 +156,13 @@ def measure(kernels: Sequence[Kernel]) -> Iterator[Cost]:
                 yield Cost(situation, kernel.name, statistics.median(found), found[int(len(found) * 0.9)])
 
 
-def write(out: Path, peers: Path | None, facts: dict[str, Any], tell: Callable[[str], None]) -> Path:
+def write(out: Path, facts: dict[str, Any], tell: Callable[[str], None]) -> Path:
     """Measure ours, SDPA, and FlashAttention-3 where it loads; write ``host.csv``, ``host.md``, ``host_run.json``."""
     kernels = [ours(), sdpa()]
     try:
-        kernels.insert(1, flash3(peers))
+        kernels.insert(1, flash3())
     except (Unsupported, OSError) as error:
-        tell(f"fa3 is missing: {error}")
+        tell(f"flash3 is missing: {error}")
     costs = []
     for cost in measure(kernels):
         tell(f"{cost.situation} {cost.kernel} {cost.median_us:.1f} us")

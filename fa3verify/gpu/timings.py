@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
-from fa3_kernels.plan.traits import FAMILIES
+from fa3_kernels.plan.traits import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem
 
-# Families by the bench's names of other people's kernels, whose tiles are known and not in its rows.
-PEERS = {"fa3": "flash3", "fa3.dew": "flash3", "fa4": "flash4"}
+# Names that files of measurements have from before a peer was called as its candidate in fa3verify.adapters.peers is.
+RECORDED = {
+    "fa3": "flash3", "fa3.dew": "flash3.dew", "fa4": "flash4", "torch.cudnn": "cudnn", "torch.flash2": "flash2",
+    "torch.flex": "cuda.flex",
+}  # fmt: skip
 ONE_SPLIT = "gluon.one_split"  # ours for decoding, keys not split
 SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
 COLUMNS = (
@@ -138,9 +141,17 @@ def _problem(row: _Row) -> AttentionProblem:
         return AttentionProblem(**sizes, dtype=row.values["dtype"], causal=row.flag("causal"))  # type: ignore[arg-type]
 
 
+def _family(kernel: str) -> str | None:
+    """The family of somebody else's kernel, whose tiles are in our table and not in its rows, if its schedule is
+    known."""
+    name = RECORDED.get(kernel, kernel)
+    is_known = name != OURS and name in FAMILIES and FAMILIES[name].registers
+    return name if is_known else None
+
+
 def _config(row: _Row, problem: AttentionProblem) -> Config | str:
     """The configuration that ran, or why there is none."""
-    if family := PEERS.get(row.values["kernel"]):
+    if family := _family(row.values["kernel"]):
         if not FAMILIES[family].shipped(problem):
             return f"{FAMILIES[family].title} with a tile not in our table"
         return default_config(problem, family=family)

@@ -110,9 +110,8 @@ def test_an_update_that_changes_a_bit_is_found_by_comparing_two_recordings(tmp_p
     assert CliRunner().invoke(main, ["recordings", files[1], "--against", files[1]]).exit_code == 0
 
 
-def test_what_can_be_recorded_is_what_there_are_loaders_for():
-    pytest.importorskip("torch", reason="needs torch")
-    from fa3verify.adapters.released import RELEASED
+def test_what_can_be_recorded_are_the_peers_that_have_a_twin():
+    from fa3verify.adapters.peers import PEERS
     from fa3verify.cli.record import LIBRARIES
 
-    assert set(LIBRARIES) == set(RELEASED)
+    assert set(LIBRARIES) == {name for name, peer in PEERS.items() if peer.family}

@@ -12,6 +12,9 @@ from fa3_kernels.gluon.launch import NO_DESCALES, Descales, forward
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.request import Choices, Semantics
+from fa3_reference.bounds import KernelModel
+from fa3verify.adapters.launches import Output
+from fa3verify.adapters.libraries import Unsupported
 from fa3verify.adapters.tensors import TORCH_DTYPES
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import GraphTimed
@@ -31,10 +34,6 @@ TILES: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {
 }
 
 
-class Unsupported(Exception):
-    """A kernel does not take a cell, or cannot be loaded; the message is the reason that every output shows."""
-
-
 class Inputs(NamedTuple):
     """One set of operands on the GPU: (batch, seqlen, nheads, head_dim), and for e4m3 one factor per operand."""
 
@@ -44,14 +43,6 @@ class Inputs(NamedTuple):
     q_descale: float = 1.0
     k_descale: float = 1.0
     v_descale: float = 1.0
-
-
-class Output(NamedTuple):
-    """``out`` (batch, seqlen, nheads, head_dim) times ``scale``: the result; ``lse`` (batch, nheads, seqlen)."""
-
-    out: torch.Tensor
-    lse: torch.Tensor | None = None
-    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +73,8 @@ class Kernel:
         Ours only: ``configure(cell) -> Config``, with which the twin must give the same bits.
     options : callable, optional
         Ours only: the launch options for a cell.
+    model : callable, optional
+        Of others: ``model(cell) -> KernelModel``, the order of operations within whose error bound its output must be.
     missing : str, optional
         Why it cannot be loaded here.
     belongs : callable
@@ -94,17 +87,13 @@ class Kernel:
     prepare: Prepare
     configure: Callable[[Cell], Config] | None = None
     options: Callable[[Cell], dict[str, Any]] | None = None
+    model: Callable[[Cell], KernelModel] | None = None
     missing: str | None = None
     belongs: Callable[[Cell], bool] = lambda cell: True
 
     def takes(self, cell: Cell) -> bool:
         """Whether the kernel belongs in this cell's table at all."""
         return cell.dtype in self.dtypes and self.belongs(cell)
-
-
-def graph_run(launch: Callable[[Inputs], Any], inputs: Sequence[Inputs], output: Callable[[Any], Output]) -> Run:
-    """Prepare a function of torch tensors that can be captured in a CUDA graph; inputs are used in turn."""
-    return Run(GraphTimed(lambda i: launch(inputs[i % len(inputs)])), lambda: output(launch(inputs[0])))
 
 
 def draw(cell: Cell, copies: int, seed: int) -> list[Inputs]:

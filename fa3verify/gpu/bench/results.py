@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fa3verify.files import plain
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.timing import Burst, Times
+from fa3verify.verdict import ratio_text
 
 SCHEMA = "fa3verify.bench/2"
 MEASURED = "ok"
@@ -24,12 +25,22 @@ FIGURES = (
 
 
 class Verdict(NamedTuple):
-    """What a sample showed; bits are -1 where there is no twin or nothing was compared."""
+    """What a sample showed; bits are -1 where there is no twin or nothing was compared, figures then NaN."""
 
     outputs: int
     bits_differing: int
     rel_rmse: float  # against float64 attention of the dequantised operands
     gain: float  # regression of the output on the truth, less 1: negative is shrunk towards zero
+    ratio_max: float = math.nan  # largest error over its bound, of a kernel without a twin
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the kernel has no speed: it is another function that was timed; None where nothing is known of that."""
+        if self.bits_differing > 0:
+            return f"bits differ from the twin: {self.bits_differing} of {self.outputs} and their lse"
+        if self.ratio_max > 1:
+            return f"computes something else: error / bound {ratio_text(self.ratio_max)} in the sampled rows"
+        return None
 
 
 NOT_JUDGED = Verdict(0, -1, math.nan, math.nan)
@@ -50,7 +61,8 @@ class Switches(NamedTuple):
 class Measured:
     """One kernel in one cell; times are medians, NaN where there is none.
 
-    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong has none. ``*_sm_mhz`` is
+    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong, or whose
+    errors leave its bound, has none. ``*_sm_mhz`` is
     counted on the SMs during the run, ``*_driver_mhz`` what the driver reports; ``burst_cycles`` are SM cycles per
     launch.
     """
@@ -89,13 +101,11 @@ def cycles(burst: Burst) -> float:
 
 def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule: Switches | None = None) -> Measured:
     """Build the record of one kernel from its times and its verdict."""
-    status = MEASURED
-    if verdict.bits_differing > 0:
-        status = f"bits differ from the twin: {verdict.bits_differing} of {verdict.outputs} and their lse"
+    if verdict.trouble:
         times = Times()
     return Measured(
         name,
-        status,
+        verdict.trouble or MEASURED,
         timed_by,
         _median(b.ms for b in times.bursts),
         _median(b.sm_mhz for b in times.bursts),
@@ -106,7 +116,10 @@ def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule:
         _median(times.sustained_driver_mhz),
         tuple(b.ms for b in times.bursts),
         schedule,
-        *verdict,
+        verdict.outputs,
+        verdict.bits_differing,
+        verdict.rel_rmse,
+        verdict.gain,
     )
 
 

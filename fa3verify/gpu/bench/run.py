@@ -16,11 +16,12 @@ import torch
 
 from fa3_kernels.audit.evidence import evidence_sha256
 from fa3verify import __version__
-from fa3verify.adapters.peers import peers
+from fa3verify.adapters.libraries import Unsupported
 from fa3verify.gpu.bench import check, results, tables
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import EventTimed, GraphTimed
-from fa3verify.gpu.bench.kernels import MAX_COPIES, Kernel, Run, Unsupported, draw, ours
+from fa3verify.gpu.bench.kernels import MAX_COPIES, Kernel, Run, draw, ours
+from fa3verify.gpu.bench.peers import peers
 from fa3verify.gpu.bench.results import CellRecord, Measured, Results, Switches, measured
 from fa3verify.gpu.bench.timing import LAUNCHES, Clock, Pace, Timed, measure, query
 from fa3verify.gpu.bench.warm import warm_up
@@ -44,7 +45,6 @@ class Settings:
 
     cells: Sequence[Cell]
     out: Path
-    peers: Path | None = None
     kernels: tuple[str, ...] = ()  # names or patterns; empty is all
     pace: Pace = field(default_factory=Pace)
     budget_s: float = math.inf
@@ -109,7 +109,7 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     started = time.monotonic()
     path = settings.out / RECORDS
     known = results.read(path)
-    kernels = [k for k in ours() if settings.wants(k.name)] + peers(settings.peers, settings.wants)
+    kernels = [k for k in ours() if settings.wants(k.name)] + peers(settings.wants)
     missing = {k.name: k.missing for k in kernels if k.missing}
     for name, reason in missing.items():
         tell(f"missing {name}: {reason}")
@@ -201,14 +201,15 @@ def measure_cell(
                 verdicts[kernel.name] = results.NOT_JUDGED
             else:
                 config = kernel.configure(cell) if kernel.configure else None
-                verdicts[kernel.name] = check.judge(cell, inputs[0], prepared.output(), config)
+                model = kernel.model(cell) if kernel.model else None
+                verdicts[kernel.name] = check.judge(cell, inputs[0], prepared.output(), config, model)
             runs[kernel.name] = ready(prepared)
         except Unsupported as error:
             failed[kernel.name] = f"unsupported: {error}"
         except Exception as error:  # a kernel may raise anything
             failed[kernel.name] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
             _check_context(cell, kernel.name, kernels, failed, run_id)
-    sound = {n: r for n, r in runs.items() if verdicts[n].bits_differing <= 0}
+    sound = {n: r for n, r in runs.items() if not verdicts[n].trouble}
     pace = Pace(0, 0, False) if cell.grid == "drift" else settings.pace
     times = measure(sound, pace, clock)
     rows = []

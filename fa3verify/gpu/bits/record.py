@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from multiprocessing import TimeoutError, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fa3verify.adapters.released import RELEASED, Forward
+from fa3verify.adapters import launches
+from fa3verify.adapters.peers import PEERS
 from fa3verify.cases import Case
 from fa3verify.gpu.bench.timing import query
 from fa3verify.gpu.bits.recorded_cases import cases
@@ -30,39 +30,34 @@ class Kept(NamedTuple):
     lse: np.ndarray
 
 
-@cache
-def _loaded(library: str, folder: Path | None) -> Forward:
-    return RELEASED[library].load(folder)
-
-
-def record_case(library: str, folder: Path | None, case: Case) -> tuple[Recorded, Kept | None]:
+def record_case(library: str, case: Case) -> tuple[Recorded, Kept | None]:
     """Launch one case; whatever the library raises is kept as its answer."""
     operands = case.operands()
     recorded = Recorded(case, digest_of_operands(operands))
     try:
-        out, lse = _loaded(library, folder)(case.problem, operands, dict(case.changes))
+        out, lse = launches.run(library, case.problem, operands, dict(case.changes))
     except Exception as error:  # a third party's library may raise anything
         return replace(recorded, error=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"), None
+    assert lse is not None, "those with a twin return one"
     recorded = replace(recorded, digests=digests_of(case.problem, out, lse))
     bits = Kept(out.view(np.uint16), lse.view(np.uint32))
     return recorded, bits if out.size <= KEPT_OUTPUTS else None
 
 
-def _work(given: tuple[str, Path | None, int, Case]) -> tuple[str, int, Recorded, Kept | None]:
-    library, folder, index, case = given
-    return library, index, *record_case(library, folder, case)
+def _work(given: tuple[str, int, Case]) -> tuple[str, int, Recorded, Kept | None]:
+    library, index, case = given
+    return library, index, *record_case(library, case)
 
 
-def facts_of(library: str, folder: Path | None) -> dict[str, Any]:
+def facts_of(library: str) -> dict[str, Any]:
     """Provenance: the library's binary, the machine and its versions."""
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "numpy": np.__version__}
     machine = {"gpu": query("name"), "driver": query("driver_version")}
-    return RELEASED[library].identity(folder) | machine | versions
+    return launches.identity(library) | machine | versions
 
 
 def record(
     libraries: Sequence[str],
-    folder: Path | None,
     out: Path,
     *,
     rounds: int,
@@ -72,10 +67,10 @@ def record(
 ) -> list[Recording]:
     """Record libraries into ``OUT/LIBRARY.xz`` and ``OUT/LIBRARY.npz`` within a time, as far as it goes."""
     deadline = time.monotonic() + seconds
-    facts = {library: facts_of(library, folder) for library in libraries}
-    chosen = {library: cases(library, RELEASED[library].dtypes, rounds) for library in libraries}
-    todo = [(library, folder, i, case) for library in libraries for i, case in enumerate(chosen[library])]
-    todo.sort(key=lambda work: Recorded(work[3], "").outputs > LONG_OUTPUTS)
+    facts = {library: facts_of(library) for library in libraries}
+    chosen = {library: cases(library, PEERS[library].dtypes, rounds) for library in libraries}
+    todo = [(library, i, case) for library in libraries for i, case in enumerate(chosen[library])]
+    todo.sort(key=lambda work: Recorded(work[2], "").outputs > LONG_OUTPUTS)
     found: dict[str, dict[int, tuple[Recorded, Kept | None]]] = {library: {} for library in libraries}
     with get_context("spawn").Pool(workers) as pool:
         results = pool.imap_unordered(_work, todo)

@@ -17,9 +17,11 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
-from fa3verify.adapters import libraries, peers
-from fa3verify.gpu.bench import cells, check, graphs, kernels, results, run
-from fa3verify.gpu.bench.kernels import Inputs, Kernel, Output, Run, Unsupported
+from fa3verify.adapters import launches, libraries
+from fa3verify.adapters.launches import Output
+from fa3verify.adapters.libraries import Unsupported
+from fa3verify.gpu.bench import cells, check, graphs, kernels, peers, results, run
+from fa3verify.gpu.bench.kernels import Inputs, Kernel, Run
 from fa3verify.gpu.bench.timing import Burst, Pace
 from tests.harness.gpu.test_bench_records import CELL, LONG, SCHEDULE, SHORT, SOUND, FakeTimed, record, records_file
 
@@ -100,7 +102,7 @@ def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gp
     candidates = [
         fake_kernel("gluon", 1.0),
         fake_kernel("wild", 1.0, error=RuntimeError("illegal")),
-        fake_kernel("fa3", 1.0),
+        fake_kernel("flash3", 1.0),
     ]
     with pytest.raises(run.ContextLost, match="wild took the CUDA context") as caught:
         run.measure_cell(CELL, candidates, run.Settings([CELL], Path("out")), lambda: 1980.0, "now", 1)
@@ -153,36 +155,42 @@ def test_input_copies_exceed_the_cache_twice_but_are_at_most_three():
 
 
 def test_names_may_be_patterns():
-    settings = run.Settings([], Path("out"), kernels=("gluon*", "fa3"))
-    assert [n for n in ("gluon", "gluon.chained", "fa3", "fa3.dew") if settings.wants(n)] == [
+    settings = run.Settings([], Path("out"), kernels=("gluon*", "flash3"))
+    assert [n for n in ("gluon", "gluon.chained", "flash3", "flash3.dew") if settings.wants(n)] == [
         "gluon",
         "gluon.chained",
-        "fa3",
+        "flash3",
     ]
 
 
-def test_a_peer_that_does_not_load_is_kept_with_its_reason(tmp_path):
-    def broken(folder):
+def test_a_peer_that_does_not_load_is_kept_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv(libraries.FOLDER_VARIABLE, str(tmp_path))
+
+    def broken(name):
         raise OSError("two\nlines")
 
     for load, reason in (
         (broken, "OSError: two lines"),
-        (lambda f: libraries.library(f, "x.so"), f"neither x.so nor x.so.xz is in {tmp_path}"),
+        (lambda name: libraries.library("x.so"), f"neither x.so nor x.so.xz is in {tmp_path}"),
     ):
-        kernel = peers.load("peer", peers.Adapter("about", ("fp16",), load), tmp_path)
+        monkeypatch.setattr(launches, "loaded", load)
+        (kernel,) = peers.peers(lambda name: name == "flash3")
         assert kernel.missing == reason
         with pytest.raises(Unsupported, match=reason.partition(":")[0]):
             kernel.prepare(CELL, [])
 
 
-def test_a_packed_library_is_unpacked_once(tmp_path):
+def test_a_packed_library_is_unpacked_once(tmp_path, monkeypatch):
+    monkeypatch.setenv(libraries.FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "x.so.xz").write_bytes(lzma.compress(b"library"))
-    path = libraries.library(tmp_path, "x.so")
+    path = libraries.library("x.so")
     assert path.read_bytes() == b"library"
     (tmp_path / "x.so.xz").unlink()
-    assert libraries.library(tmp_path, "x.so") == path
-    with pytest.raises(Unsupported, match="--peers names"):
-        libraries.library(None, "x.so")
+    assert libraries.library("x.so") == path
+    assert [file.name for file in tmp_path.iterdir()] == ["x.so"]
+    monkeypatch.delenv(libraries.FOLDER_VARIABLE)
+    with pytest.raises(Unsupported, match="--peers or FA3VERIFY_PEERS names"):
+        libraries.library("x.so")
 
 
 @pytest.mark.parametrize(
