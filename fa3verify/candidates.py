@@ -190,7 +190,7 @@ BUILT_IN: tuple[Candidate, ...] = (
 # What twins of other families declare: cuDNN runs another kernel for one query, the tutorial masks no tail.
 _SIZES: dict[str, dict[str, Any]] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
-    "flash2": {"policy": Policy(causal="top_left")},
+    "flash2": {"policy": Policy(empty_lse="+inf")},
     "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
 }
 # Built in, but verified only when named.

@@ -83,7 +83,7 @@ def load_flash3_dew(folder: Path | None) -> Forward:
 
 
 def load_flash2(folder: Path | None) -> Forward:
-    """FlashAttention-2 as torch ships it; its causal mask is aligned top-left."""
+    """FlashAttention-2 as torch ships it; its causal mask is aligned bottom-right, which torch's own functions hide."""
 
     def forward(problem: AttentionProblem, operands: Operands, options: Mapping[str, Any]):
         _check_plain(problem)

@@ -160,11 +160,9 @@ def _flash2_tile(problem: AttentionProblem, size: Size) -> Shipped:
     return size.other if flash2_splits(problem) > 1 else size.shipped
 
 
-def _top_left_refuses(problem: AttentionProblem) -> str:
-    """What cuDNN and FlashAttention-2 take through torch; their causal mask starts at the top left."""
-    equal = all(seq.seqlen_q == seq.seqlen_k for seq in problem.sequences())
+def _torch_refuses(problem: AttentionProblem) -> str:
+    """What cuDNN and FlashAttention-2 take through torch."""
     return _broken(
-        (problem.causal and not equal, "its causal mask is top-left, so lengths must be equal"),
         (problem.window != (-1, -1), "it takes no window"),
         (problem.softcap > 0, "it takes no softcap"),
         (problem.head_dim_v != problem.head_dim, "head_dim_v must be head_dim"),
@@ -175,7 +173,7 @@ def _cudnn_refuses(problem: AttentionProblem) -> str:
     """No packed sequences, which torch does not hand to it; and one query runs another kernel."""
     if problem.is_varlen:
         return "it takes no packed sequences"
-    return _top_left_refuses(problem) or ("one query runs another kernel" if problem.seqlen_q == 1 else "")
+    return _torch_refuses(problem) or ("one query runs another kernel" if problem.seqlen_q == 1 else "")
 
 
 def _tutorial_refuses(problem: AttentionProblem) -> str:
@@ -232,6 +230,7 @@ FAMILIES: Mapping[str, Traits] = {
         dtypes=("fp16", "bf16"),
         order=Order(
             keys="left_to_right",
+            diagonal="top_left",
             factor="float32",
             contracts_exponent=False,
             row_sum="block_serial",
@@ -266,6 +265,8 @@ FAMILIES: Mapping[str, Traits] = {
             row_sum="running",
             inverse="division",
             lse="natural_by_scale",
+            lse_empty=float("inf"),
+            lse_without_keys=float("inf"),
             hides_nan=True,
             compiles_masked_apart=True,
             combine="flash2",
@@ -274,7 +275,7 @@ FAMILIES: Mapping[str, Traits] = {
         pads_head_dim=True,
         is_reproduced=True,
         features=frozenset({"causal", "gqa", "varlen"}),
-        refuses=_top_left_refuses,
+        refuses=_torch_refuses,
     ),
     "triton_tutorial": Traits(
         "Triton's tutorial",

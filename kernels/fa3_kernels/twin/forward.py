@@ -125,7 +125,7 @@ def forward(
     Returns
     -------
     Forward
-        The bits of the device. Rows without a visible key: out 0, lse -inf, see :attr:`Order.lse_without_keys`. NaN in
+        The bits of the device. Rows without a visible key: out 0, lse -inf, see :attr:`Order.lse_empty`. NaN in
         a row's scores gives NaN in that row; NaN or Inf in V gives NaN or Inf wherever a tile that holds it is visited.
 
     Raises
@@ -190,7 +190,7 @@ def _run_kv_head(
         heads = np.arange(group) * problem.nheads_kv + kv_head
     q = problem.rows_q(operands.q, seq)  # (seqlen_q, nheads, head_dim)
     out_rows, lse_rows = problem.rows_q(out, seq), problem.rows_lse(lse, seq)
-    mask = _mask(problem, seq, kernel.fault)
+    mask = _mask(problem, seq, kernel)
     packing = {"tile_m": config.tile_m, "pack_gqa": config.pack_gqa, "pads_group": config.traits.pads_group}
     for tile in row_tiles(seq.seqlen_q, group, **packing):
         tile_heads = heads[tile.heads]
@@ -208,11 +208,11 @@ def _compiled(head_dim: int, kernel: _Kernel) -> int:
     return kernel.config.traits.compiled_head_dim(head_dim, kernel.config.is_fp8)
 
 
-def _mask(problem: AttentionProblem, seq: Sequence, fault: Fault | None) -> Mask:
+def _mask(problem: AttentionProblem, seq: Sequence, kernel: _Kernel) -> Mask:
     mask = mask_of(problem, seq.seqlen_q, seq.seqlen_k)
-    if fault is Fault.CAUSAL_TOP_LEFT:
-        return Mask(mask.seqlen_k, 0, mask.left, mask.right)
-    if fault is Fault.WINDOW_OFF_BY_ONE and mask.left >= 0:
+    if kernel.order.diagonal == "top_left" or kernel.fault is Fault.CAUSAL_TOP_LEFT:
+        mask = Mask(mask.seqlen_k, 0, mask.left, mask.right)
+    if kernel.fault is Fault.WINDOW_OFF_BY_ONE and mask.left >= 0:
         return Mask(mask.seqlen_k, mask.offset, mask.left + 1, mask.right)
     return mask
 
@@ -322,7 +322,8 @@ def _run_blocks(
         previous = block
     if pending is not None:
         o = _accumulate(o, keys, *pending, kernel)
-    inverse, lse = softmax.finalize(state, _lse_factor(c, kernel), kernel.p_offset_log2, arithmetic)
+    empty = kernel.order.lse_empty if config.num_splits == 1 else softmax.NEG_INF
+    inverse, lse = softmax.finalize(state, _lse_factor(c, kernel), kernel.p_offset_log2, arithmetic, empty)
     if kernel.fault is Fault.LSE_KEEPS_OFFSET:
         lse = lse + np.float32(kernel.p_offset_log2)
     last = keys.v_descale[previous] if previous is not None else np.float32(1)
