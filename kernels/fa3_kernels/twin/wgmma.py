@@ -18,45 +18,54 @@ from fa3_kernels.twin.wgmma_operands import Operand, OperandB, operand, operand_
 
 __all__ = ["TENSOR_FORMATS", "Operand", "OperandB", "TensorFormat", "operand", "operand_b", "wgmma"]
 
-_COLUMN_BLOCK = 128  # columns of one pass over k; their state stays in the first-level cache
+_COLUMN_BLOCK = 256  # columns of one pass over k; their state stays in the first-level cache
 _LOWEST, _HIGHEST = 27 << 23, 254 << 23  # binary32 bits of 2^-100 and 2^127
 
 
 @inlined
 def _raise_to_largest_power(top, a_power, b_power, where, k0, k1):
-    """Raise top[j] to the largest power of the products of row i and column n0 + j over k0 <= k < k1."""
+    """Raise top[j] to the largest power of the products of row i and column n0 + j over k0 <= k < k1.
+
+    Rows of B are sliced first: an index that is a sum might be negative to numba, and each element be gathered.
+    """
     i, n0, width = where
+    n1 = n0 + width
     for k in range(k0, k1, 8):
         p0, p1, p2, p3 = a_power[i, k], a_power[i, k + 1], a_power[i, k + 2], a_power[i, k + 3]
         p4, p5, p6, p7 = a_power[i, k + 4], a_power[i, k + 5], a_power[i, k + 6], a_power[i, k + 7]
+        b0, b1, b2, b3 = b_power[k, n0:n1], b_power[k + 1, n0:n1], b_power[k + 2, n0:n1], b_power[k + 3, n0:n1]
+        b4, b5, b6, b7 = b_power[k + 4, n0:n1], b_power[k + 5, n0:n1], b_power[k + 6, n0:n1], b_power[k + 7, n0:n1]
         for j in range(width):
-            t = max(top[j], p0 * b_power[k, n0 + j])
-            t = max(t, p1 * b_power[k + 1, n0 + j])
-            t = max(t, p2 * b_power[k + 2, n0 + j])
-            t = max(t, p3 * b_power[k + 3, n0 + j])
-            t = max(t, p4 * b_power[k + 4, n0 + j])
-            t = max(t, p5 * b_power[k + 5, n0 + j])
-            t = max(t, p6 * b_power[k + 6, n0 + j])
-            top[j] = max(t, p7 * b_power[k + 7, n0 + j])
+            t = max(top[j], p0 * b0[j])
+            t = max(t, p1 * b1[j])
+            t = max(t, p2 * b2[j])
+            t = max(t, p3 * b3[j])
+            t = max(t, p4 * b4[j])
+            t = max(t, p5 * b5[j])
+            t = max(t, p6 * b6[j])
+            top[j] = max(t, p7 * b7[j])
 
 
 @inlined
 def _sum_truncated(total, scale, a_value, b_value, where, k0, k1):
     """Add to total[j] the products of row i and column n0 + j, k0 <= k < k1, times scale[j], truncated."""
     i, n0, width = where
+    n1 = n0 + width
     for k in range(k0, k1, 8):
         v0, v1, v2, v3 = a_value[i, k], a_value[i, k + 1], a_value[i, k + 2], a_value[i, k + 3]
         v4, v5, v6, v7 = a_value[i, k + 4], a_value[i, k + 5], a_value[i, k + 6], a_value[i, k + 7]
+        b0, b1, b2, b3 = b_value[k, n0:n1], b_value[k + 1, n0:n1], b_value[k + 2, n0:n1], b_value[k + 3, n0:n1]
+        b4, b5, b6, b7 = b_value[k + 4, n0:n1], b_value[k + 5, n0:n1], b_value[k + 6, n0:n1], b_value[k + 7, n0:n1]
         for j in range(width):
             z, s = scale[j], total[j]
-            s = np.int32(s + np.int32((v0 * b_value[k, n0 + j]) * z))
-            s = np.int32(s + np.int32((v1 * b_value[k + 1, n0 + j]) * z))
-            s = np.int32(s + np.int32((v2 * b_value[k + 2, n0 + j]) * z))
-            s = np.int32(s + np.int32((v3 * b_value[k + 3, n0 + j]) * z))
-            s = np.int32(s + np.int32((v4 * b_value[k + 4, n0 + j]) * z))
-            s = np.int32(s + np.int32((v5 * b_value[k + 5, n0 + j]) * z))
-            s = np.int32(s + np.int32((v6 * b_value[k + 6, n0 + j]) * z))
-            total[j] = np.int32(s + np.int32((v7 * b_value[k + 7, n0 + j]) * z))
+            s = np.int32(s + np.int32((v0 * b0[j]) * z))
+            s = np.int32(s + np.int32((v1 * b1[j]) * z))
+            s = np.int32(s + np.int32((v2 * b2[j]) * z))
+            s = np.int32(s + np.int32((v3 * b3[j]) * z))
+            s = np.int32(s + np.int32((v4 * b4[j]) * z))
+            s = np.int32(s + np.int32((v5 * b5[j]) * z))
+            s = np.int32(s + np.int32((v6 * b6[j]) * z))
+            total[j] = np.int32(s + np.int32((v7 * b7[j]) * z))
 
 
 @compiled
@@ -78,8 +87,9 @@ def _chain_loop(a, b, least, d, outside, accumulator):
         may_vanish = np.int32(least[i] < 2.0**-149)
         for n0 in range(0, d.shape[1], _COLUMN_BLOCK):
             width = min(_COLUMN_BLOCK, d.shape[1] - n0)
+            row = d[i, n0 : n0 + width]
             for j in range(width):
-                acc[j] = d[i, n0 + j]
+                acc[j] = row[j]
             for k0 in range(0, a_value.shape[1], k_step):
                 for j in range(width):
                     top_bits[j] = acc_bits[j] & 0x7F800000  # the power of C; 0 for zero and subnormals
@@ -98,7 +108,7 @@ def _chain_loop(a, b, least, d, outside, accumulator):
                 for j in range(width):
                     acc[j] = np.float32(wide[j])
             for j in range(width):
-                d[i, n0 + j] = acc[j]
+                row[j] = acc[j]
         outside[i] = beyond != 0
 
 
