@@ -28,6 +28,9 @@ class Order:
         product of two binary32 numbers.
     descales : {"in_turn", "product_first"}
         Whether c takes q_descale, then k_descale, and is lifted to 2^-126 where it underflowed; or takes their product.
+    softcap : {"ex2", "tanh"}
+        How a softcap b is made: 1 - 2 rcp(ex2(s * (c * 2 / b)) + 1); or tanh.approx of s * (softmax_scale / b), whose
+        factor takes the descales as c does. Afterwards c is b * log2(e).
     maxima : {"scaled", "unscaled"}
         Whether the running maximum is M = fma(max s, c, -offset) or m = max s, which each use then scales for itself.
     contracts_exponent : bool
@@ -69,6 +72,7 @@ class Order:
     diagonal: Literal["bottom_right", "top_left"] = "bottom_right"
     factor: Literal["float64", "of_float32", "float32"] = "float64"
     descales: Literal["in_turn", "product_first"] = "in_turn"
+    softcap: Literal["ex2", "tanh"] = "ex2"
     maxima: Literal["scaled", "unscaled"] = "scaled"
     contracts_exponent: bool = True
     rescale: Literal["of_difference", "contracted"] = "of_difference"

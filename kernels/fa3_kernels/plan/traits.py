@@ -60,14 +60,19 @@ def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
 
 
 def _flash3_refuses(problem: AttentionProblem) -> str:
-    """A softcap, windows of e4m3, and pairs of head_dim for which no kernel is compiled."""
+    """Windows of e4m3, and pairs of head_dim for which no kernel is compiled."""
     d, v, is_fp8 = problem.head_dim, problem.head_dim_v, problem.dtype == "e4m3"
     is_pair = d == v or (128 < d <= 192 and 96 < v <= 128) or (d <= 64 < v and not is_fp8)
     return _broken(
-        (problem.softcap > 0, "softcap takes tanh.approx, whose bits are not known"),
         (is_fp8 and _flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
         (not is_pair, f"no kernel has head_dim {d} with head_dim_v {v} for {problem.dtype}"),
     )
+
+
+def _dew_refuses(problem: AttentionProblem) -> str:
+    """A softcap as well, which no launch of that build was given."""
+    unknown = _broken((problem.softcap > 0, "no launch of this build with softcap was recorded"))
+    return _flash3_refuses(problem) or unknown
 
 
 _WIDE, _SQUARE, _NARROW = Shipped(192, 128), Shipped(128, 128), Shipped(128, 64)
@@ -137,6 +142,7 @@ _FLASH3_TRAITS = Traits(
     order=Order(
         factor="of_float32",
         descales="product_first",
+        softcap="tanh",
         maxima="unscaled",
         row_sum="running",
         lse="natural",
@@ -149,7 +155,7 @@ _FLASH3_TRAITS = Traits(
     splits=flash3_splits,
     packs=flash3_packs,
     is_reproduced=True,
-    features=frozenset({"causal", "window", "varlen", "gqa", "head_dim_v"}),
+    features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}),
     choices=frozenset({"num_splits", "pack_gqa"}),
     refuses=_flash3_refuses,
 )
@@ -218,6 +224,7 @@ FAMILIES: Mapping[str, Traits] = {
     "flash3.dew": replace(  # a build without kernels for head_dim 96
         _FLASH3_TRAITS, version="dew-flash-attn-cu13 0.3.6", dtypes=("fp16", "bf16"),
         sizes={key: size for key, size in _FLASH3.items() if key in _DEW_SIZES},
+        features=_FLASH3_TRAITS.features - {"softcap"}, refuses=_dew_refuses,
     ),
     "flash4": replace(
         _FLASH3_TRAITS, title="FlashAttention-4", version="flash-attn 4.0.0b36", sizes=_FLASH4, dtypes=("fp16", "bf16"),
