@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fa3_kernels.plan.family import Shipped, Size, Sizes, Traits
-from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_splits
+from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_sequence_splits, flash3_splits
 from fa3_kernels.plan.order import Order
 from fa3_reference.problem import AttentionProblem
 
@@ -153,6 +153,7 @@ _FLASH3_TRAITS = Traits(
         combine="flash3",
     ),
     splits=flash3_splits,
+    sequence_splits=flash3_sequence_splits,
     packs=flash3_packs,
     is_reproduced=True,
     features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}),

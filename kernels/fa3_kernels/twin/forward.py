@@ -25,7 +25,7 @@ Sources: FlashAttention-3 (arXiv 2407.08608, algorithms 1 and 2); instruction se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -153,9 +153,11 @@ def forward(
     if not any(seq.seqlen_k for seq in problem.sequences()):
         lse[...] = kernel.order.lse_without_keys
         return Forward(out, lse)
+    splits = config.traits.sequence_splits(problem, config)
     for seq in problem.sequences():
+        one = replace(kernel, config=replace(config, num_splits=splits[seq.index]))
         for kv_head in range(problem.nheads_kv if seq.seqlen_q else 0):
-            _run_kv_head(problem, operands, kernel, seq, kv_head, out, lse)
+            _run_kv_head(problem, operands, one, seq, kv_head, out, lse)
     return Forward(out, lse)
 
 
@@ -329,7 +331,7 @@ def _run_blocks(
     if pending is not None:
         o = _accumulate(o, keys, *pending, kernel)
     empty = kernel.order.lse_empty if config.num_splits == 1 else softmax.NEG_INF
-    inverse, lse = softmax.finalize(state, _lse_factor(unit, kernel), kernel.p_offset_log2, arithmetic, empty)
+    inverse, lse = softmax.finalize(state, _lse_factor(unit, kernel), kernel.p_offset_log2, arithmetic, float(empty))
     if kernel.fault is Fault.LSE_KEEPS_OFFSET:
         lse = lse + np.float32(kernel.p_offset_log2)
     last = keys.v_descale[previous] if previous is not None else np.float32(1)
