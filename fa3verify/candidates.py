@@ -204,7 +204,7 @@ _WHATEVER_THE_SPLITS = frozenset(
 # tutorial masks no tail.
 DECLARED: dict[str, dict[str, Any]] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
-    "flash2": {"policy": Policy(causal="top_left"), "bitwise": _WHATEVER_THE_SPLITS},
+    "flash2": {"policy": Policy(empty_lse="+inf"), "bitwise": _WHATEVER_THE_SPLITS},
     "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
 }
 # Built in, but verified only when named.

@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.cases import Case
+
+if TYPE_CHECKING:
+    from fa3_kernels.plan.config import Config
 
 SCHEMA = "fa3verify.recording/1"
 DIGEST_BYTES = 8
@@ -131,32 +134,40 @@ class Checked(NamedTuple):
         return bool(self.out_differing or self.lse_differing)
 
 
-def check(library: str, launch: Recorded) -> Checked:
-    """Run the twin of a library on one launch.
+def _config(library: str, launch: Recorded) -> Config:
+    from fa3_kernels.plan.config import default_config
 
-    ``refused`` says why nothing was compared: the library refused the launch, or the twin does not reproduce it.
+    options = {name: value for name, value in launch.case.changes if value is not None}
+    return default_config(launch.case.problem, family=library, **options)
+
+
+def refusal(library: str, launch: Recorded) -> str:
+    """Why a launch cannot be compared: the library refused it, or its twin does not reproduce it; empty if it can."""
+    if launch.error:
+        return f"{library} refused it"
+    try:
+        _config(library, launch).traits.check_reproduced(launch.case.problem)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def check(library: str, launch: Recorded) -> Checked:
+    """Run the twin of a library on one launch; ``refused`` is its :func:`refusal`, with which nothing is compared.
 
     Raises
     ------
     ValueError
         If this machine draws other operands.
     """
-    from fa3_kernels.plan.config import default_config
     from fa3_kernels.twin.forward import forward
 
-    problem = launch.case.problem
-    if launch.error:
-        return Checked(launch, refused=f"{library} refused it")
-    try:
-        options = {name: value for name, value in launch.case.changes if value is not None}
-        config = default_config(problem, family=library, **options)
-        config.traits.check_reproduced(problem)
-    except ValueError as error:
-        return Checked(launch, refused=str(error))
-    operands = launch.case.operands()
+    if reason := refusal(library, launch):
+        return Checked(launch, refused=reason)
+    problem, operands = launch.case.problem, launch.case.operands()
     if digest_of_operands(operands) != launch.operands:
         raise ValueError(f"other operands are drawn here than were recorded: {launch.case.describe()}")
-    found = digests_of(problem, *forward(problem, operands, config))
+    found = digests_of(problem, *forward(problem, operands, _config(library, launch)))
     out, lse = (_differing(problem.nheads, *pair) for pair in zip(found, launch.digests, strict=True))
     return Checked(launch, launch.outputs, out, lse)
 
@@ -167,10 +178,12 @@ def _differing(nheads: int, ours: tuple[str, ...], theirs: tuple[str, ...]) -> t
 
 
 def cost(launch: Recorded) -> int:
-    """Products of the two GEMMs of a launch: what a twin's time goes with."""
-    p = launch.case.problem
-    lengths = sum(seq.seqlen_q * seq.seqlen_k for seq in p.sequences())
-    return p.nheads * lengths * (p.head_dim + p.head_dim_v)
+    """Products of the two GEMMs of a launch that its mask leaves: what a twin's time goes with."""
+    p, pairs = launch.case.problem, 0
+    for seq in p.sequences():
+        first, stop = p.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
+        pairs += int(np.maximum(stop - first, 0).sum())
+    return p.nheads * pairs * (p.head_dim + p.head_dim_v)
 
 
 def compare(recording: Recording, *, products: int | None = None, workers: int = 0) -> dict[str, Any]:
@@ -199,7 +212,10 @@ def compare(recording: Recording, *, products: int | None = None, workers: int =
 
 
 def against(recording: Recording, other: Recording) -> dict[str, Any]:
-    """Compare two recordings of the same cases, digest by digest: what :func:`compare` returns, without a twin."""
+    """Compare two recordings of the same cases, digest by digest: what :func:`compare` returns, without a twin.
+
+    Of launches that were refused only that both were: the words hold versions and places in the source.
+    """
     known = {launch.case.key(): launch for launch in other.launches}
     found: dict[str, Any] = {"launches": 0, "outputs": 0, "differing": [], "refused": {}, "left_out": 0}
     for launch in recording.launches:
@@ -208,7 +224,7 @@ def against(recording: Recording, other: Recording) -> dict[str, Any]:
             found["left_out"] += 1
             continue
         found["launches"] += 1
-        found["outputs"] += launch.outputs
-        if (before.digests, before.error) != (launch.digests, launch.error):
+        found["outputs"] += 0 if launch.error else launch.outputs
+        if (before.digests, bool(before.error)) != (launch.digests, bool(launch.error)):
             found["differing"].append(launch.case.describe())
     return found

@@ -44,10 +44,10 @@ def test_a_kernel_is_never_sent_what_it_does_not_support():
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
-        ("twin.flash3.fp16", {"softcap": 1.0}),
+        ("twin.flash3.dew.fp16", {"softcap": 1.0}),
         ("twin.flash3.e4m3", {"window": (3, 3)}),
         ("twin.cudnn.bf16", {"causal": True, "seqlen_k": 16}),  # their causal masks start at the top left
-        ("twin.flash2.fp16", {"causal": True, "seqlen_k": 16}),
+        ("twin.cudnn.fp16", {"causal": True, "seqlen_k": 16}),
         ("twin.triton_tutorial.fp16", {"seqlen_k": 72}),
     ],
 )

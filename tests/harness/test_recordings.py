@@ -13,6 +13,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import recordings
 from fa3verify.cases import Case
 from fa3verify.cli.main import main
+from fa3verify.gpu.bits.corner_cases import corners
 from fa3verify.gpu.bits.recorded_cases import cases
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.recordings import Recorded, Recording, digest_of_operands, digests_of
@@ -80,9 +81,15 @@ def test_twins_give_the_recorded_bits_and_a_changed_digest_is_located(path):
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_the_cases_of_committed_recordings_are_those_that_a_new_one_would_have(path):
     recording = recordings.read(path)
-    dtypes = {launch.case.problem.dtype for launch in recording.launches}
-    again = [case.key() for case in cases(recording.library, tuple(dtypes), rounds=8)]
-    assert [launch.case.key() for launch in recording.launches] == again
+    dtypes = tuple({launch.case.problem.dtype for launch in recording.launches})
+    is_corner = path.stem.endswith(".corners")
+    again = corners(recording.library, dtypes) if is_corner else cases(recording.library, dtypes, rounds=8)
+    assert [launch.case.key() for launch in recording.launches] == [case.key() for case in again]
+
+
+def test_corner_cases_share_no_seed_with_the_broad_ones():
+    seeds = {case.recipe.seed for case in cases("flash3", ("fp16", "bf16", "e4m3"), rounds=8)}
+    assert seeds.isdisjoint(case.recipe.seed for case in corners("flash3", ("fp16", "bf16", "e4m3")))
 
 
 def test_a_recording_that_differs_is_a_finding(tmp_path):
@@ -108,6 +115,15 @@ def test_an_update_that_changes_a_bit_is_found_by_comparing_two_recordings(tmp_p
     files = [str(tmp_path / name) for name in ("new.xz", "old.xz")]
     assert CliRunner().invoke(main, ["recordings", files[0], "--against", files[1]]).exit_code == 1
     assert CliRunner().invoke(main, ["recordings", files[1], "--against", files[1]]).exit_code == 0
+
+
+def test_two_recordings_agree_where_both_refused_whatever_the_words(tmp_path):
+    case = Case("flash3.fp16", PACKED, Recipe("normal"))
+    said, other = (Recording("x", {}, (Recorded(case, "00", error=words),)) for words in ("line 1", "line 2"))
+    ran = Recording("x", {}, (Recorded(case, "00"),))
+    assert recordings.against(said, other)["differing"] == []
+    assert recordings.against(said, ran)["differing"] == [case.describe()]
+    assert (recordings.against(said, other)["outputs"], recordings.against(ran, ran)["outputs"]) == (0, 2 * 8 * 16)
 
 
 def test_what_can_be_recorded_are_the_peers_that_have_a_twin():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import TimeoutError, get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from fa3verify.adapters import launches
 from fa3verify.adapters.peers import PEERS
 from fa3verify.cases import Case
 from fa3verify.gpu.bench.timing import query
+from fa3verify.gpu.bits.corner_cases import corners
 from fa3verify.gpu.bits.recorded_cases import cases
 from fa3verify.recordings import Recorded, Recording, digest_of_operands, digests_of, write
 
 KEPT_OUTPUTS = 24_000  # of a case, at most, to be kept whole
+Which = Literal["broad", "corners"]
 LONG_OUTPUTS = 2_000_000  # of a case, from which on it waits for all others
 
 
@@ -56,22 +58,27 @@ def facts_of(library: str) -> dict[str, Any]:
     return launches.identity(library) | machine | versions
 
 
+def chosen(library: str, which: Which, *, rounds: int, every: int) -> list[Case]:
+    """Every so manieth case of a library, of those that are drawn broadly or of the corners."""
+    dtypes = PEERS[library].dtypes
+    return (cases(library, dtypes, rounds) if which == "broad" else corners(library, dtypes))[::every]
+
+
 def record(
-    libraries: Sequence[str],
+    given: Mapping[str, Sequence[Case]],
     out: Path,
     *,
-    rounds: int,
+    suffix: str,
     workers: int,
     seconds: float,
     tell: Callable[[str], None],
 ) -> list[Recording]:
-    """Record libraries into ``OUT/LIBRARY.xz`` and ``OUT/LIBRARY.npz`` within a time, as far as it goes."""
+    """Record cases by library, into ``OUT/LIBRARY`` with the suffix, .xz and .npz, as far as a time goes."""
     deadline = time.monotonic() + seconds
-    facts = {library: facts_of(library) for library in libraries}
-    chosen = {library: cases(library, PEERS[library].dtypes, rounds) for library in libraries}
-    todo = [(library, i, case) for library in libraries for i, case in enumerate(chosen[library])]
+    facts = {library: facts_of(library) for library in given}
+    todo = [(library, i, case) for library, asked in given.items() for i, case in enumerate(asked)]
     todo.sort(key=lambda work: Recorded(work[2], "").outputs > LONG_OUTPUTS)
-    found: dict[str, dict[int, tuple[Recorded, Kept | None]]] = {library: {} for library in libraries}
+    found: dict[str, dict[int, tuple[Recorded, Kept | None]]] = {library: {} for library in given}
     with get_context("spawn").Pool(workers) as pool:
         results = pool.imap_unordered(_work, todo)
         for _ in todo:
@@ -81,24 +88,20 @@ def record(
                 break
             found[library][index] = recorded, bits
         pool.terminate()
-    return [_written(library, facts[library], found[library], len(chosen[library]), out, tell) for library in libraries]
+    recordings = []
+    for library, asked in given.items():
+        launches = [found[library][i] for i in sorted(found[library])]
+        recordings.append(_written(Recording(library, facts[library]), launches, out / f"{library}{suffix}"))
+        refused = [x for x in recordings[-1].launches if x.error]
+        outputs = sum(x.outputs for x in recordings[-1].launches if not x.error)
+        tell(f"{library}: {len(launches)} of {len(asked)} cases, {len(refused)} refused, {outputs:,} outputs")
+    return recordings
 
 
-def _written(
-    library: str,
-    facts: dict[str, Any],
-    found: dict[int, tuple[Recorded, Kept | None]],
-    total: int,
-    out: Path,
-    tell: Callable[[str], None],
-) -> Recording:
+def _written(empty: Recording, launches: Sequence[tuple[Recorded, Kept | None]], stem: Path) -> Recording:
     """Write what was recorded of a library."""
-    launches = [found[i] for i in sorted(found)]
-    recording = Recording(library, facts, tuple(launch for launch, _ in launches))
+    recording = replace(empty, launches=tuple(launch for launch, _ in launches))
     kept = {f"{name}{i}": x for i, (_, bits) in enumerate(launches) if bits for name, x in bits._asdict().items()}
-    write(out / f"{library}.xz", recording)
-    np.savez_compressed(out / f"{library}.npz", **kept)
-    refused = [x for x in recording.launches if x.error]
-    outputs = sum(x.outputs for x in recording.launches if not x.error)
-    tell(f"{library}: {len(found)} of {total} cases, {len(refused)} refused, {outputs:,} outputs")
+    write(stem.with_name(f"{stem.name}.xz"), recording)
+    np.savez_compressed(stem.with_name(f"{stem.name}.npz"), **kept)
     return recording

@@ -82,7 +82,7 @@ def _head_dims(library: str, dtype: Dtype) -> tuple[int, ...]:
 
 
 def _fitting(library: str, sizes: Sizes, hides_keys: bool) -> Sizes:
-    """Sizes with as many keys as queries under a mask that is aligned top-left."""
+    """Sizes with as many keys as queries under a causal mask, which torch aligns top-left where it lets one."""
     return (*sizes[:4], sizes[3]) if hides_keys and not library.startswith("flash3") else sizes
 
 

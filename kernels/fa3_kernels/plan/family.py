@@ -85,6 +85,8 @@ class Traits:
         :mod:`fa3_kernels.plan.choose`.
     packs : callable
         Whether the family itself packs grouped heads, from problem, tile_m and the number of parts.
+    sequence_splits : callable
+        Into how many parts the keys of each sequence are cut, from problem and configuration.
     splits_unasked : bool
         Whether it does so where nobody asks.
     registers : mapping
@@ -142,6 +144,9 @@ class Traits:
     registers: Mapping[tuple[bool, int], tuple[int, int]] = field(default_factory=dict)
     splits: Callable[[AttentionProblem, int, int], int] = lambda problem, tile_m, tile_n: 1
     packs: Callable[[AttentionProblem, int, int], bool] = lambda problem, tile_m, num_splits: False
+    sequence_splits: Callable[[AttentionProblem, Config], tuple[int, ...]] = lambda problem, config: (
+        (config.num_splits,) * problem.batch
+    )
     splits_unasked: bool = False
     dtypes: tuple[Dtype, ...] = DTYPES
     order: Order = OUR_ORDER

@@ -6,16 +6,22 @@ csrc/flash_attn/flash_api.cpp for FlashAttention-2. Splits are those of a GPU of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 
+if TYPE_CHECKING:
+    from fa3_kernels.plan.config import Config
+
 SMS = 132  # of an H100 SXM and of an H200
 MAX_SPLITS = 128
 _L2_BYTES = 50 << 20  # what FlashAttention-3 reckons with
 _FULL, _GOOD = np.float32(0.8), 0.85  # share of the multiprocessors that needs no split; of the best efficiency
+_SHARING_BATCH = 992
 _PACKED = 0.9  # share of what packed heads fill of their tiles, below which they are packed
 
 
@@ -34,7 +40,7 @@ def _first_good(tiles: int, sms: int, most: int, is_eligible: Callable[[int], bo
 
 
 def flash3_splits(problem: AttentionProblem, tile_m: int, tile_n: int) -> int:
-    """What FlashAttention-3 takes for num_splits = 0, of lengths that are all one.
+    """What FlashAttention-3 takes for num_splits = 0; of packed sequences the most that one alone would take.
 
     >>> flash3_splits(AttentionProblem(1, 8, 1, 1, 8192, 128), 128, 176)
     40
@@ -43,7 +49,7 @@ def flash3_splits(problem: AttentionProblem, tile_m: int, tile_n: int) -> int:
     is_local = left >= 0 or right >= 0
     loaded = min(problem.seqlen_k, left + right + 1 + tile_m) if is_local else problem.seqlen_k
     blocks, rows = _ceil(max(0, loaded), tile_n), _ceil(problem.seqlen_q * problem.group, tile_m)
-    tiles = problem.batch * problem.nheads_kv * rows
+    tiles = (1 if problem.is_varlen else problem.batch) * problem.nheads_kv * rows
     head_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * (1 if problem.dtype == "e4m3" else 2)
     if tiles >= _FULL * np.float32(SMS):
         is_large = head_bytes > _L2_BYTES and rows >= 2 * SMS and not (problem.causal or is_local)
@@ -51,6 +57,22 @@ def flash3_splits(problem: AttentionProblem, tile_m: int, tile_n: int) -> int:
     if blocks <= 4:
         return 1
     return _first_good(tiles, SMS, min(MAX_SPLITS, SMS, blocks), lambda splits: True)
+
+
+def flash3_sequence_splits(problem: AttentionProblem, config: Config) -> tuple[int, ...]:
+    """Splits of each sequence: packed ones share the multiprocessors by their blocks, with a tenth to spare.
+
+    Upstream hopper/flash_prepare_scheduler.cu, for batches of up to 992.
+    """
+    if not problem.is_varlen or problem.batch > _SHARING_BATCH:
+        return (config.num_splits,) * problem.batch
+    heads, rows = (problem.nheads_kv, problem.group) if config.pack_gqa else (problem.nheads, 1)
+    sequences = list(problem.sequences())
+    blocks = [_ceil(seq.seqlen_k, config.tile_n) for seq in sequences]
+    total = sum(n * _ceil(seq.seqlen_q * rows, config.tile_m) for n, seq in zip(blocks, sequences, strict=True))
+    share = np.float32(total) * np.float32(1.1) * np.float32(heads) / np.float32(SMS)
+    each = max(1, math.ceil(share))
+    return tuple(max(1, min(_ceil(n, each), config.num_splits)) for n in blocks)
 
 
 def flash2_splits(problem: AttentionProblem) -> int:

@@ -21,11 +21,16 @@ class Order:
     ----------
     keys : {"right_to_left", "left_to_right"}
         In which order the key blocks of a row tile are visited.
+    diagonal : {"bottom_right", "top_left"}
+        Where a mask ends that is aligned: query 0 sees key seqlen_k - seqlen_q, or key 0, whatever the lengths.
     factor : {"float64", "of_float32", "float32"}
         How softmax_scale * log2(e) is formed: in float64 and rounded; in float64 of a scale rounded to binary32; as the
         product of two binary32 numbers.
     descales : {"in_turn", "product_first"}
         Whether c takes q_descale, then k_descale, and is lifted to 2^-126 where it underflowed; or takes their product.
+    softcap : {"ex2", "tanh"}
+        How a softcap b is made: 1 - 2 rcp(ex2(s * (c * 2 / b)) + 1); or tanh.approx of s * (softmax_scale / b), whose
+        factor takes the descales as c does. Afterwards c is b * log2(e).
     maxima : {"scaled", "unscaled"}
         Whether the running maximum is M = fma(max s, c, -offset) or m = max s, which each use then scales for itself.
     contracts_exponent : bool
@@ -46,8 +51,10 @@ class Order:
     lse : {"log2", "natural", "natural_by_scale", "log2_polynomial"}
         (M + lg2 l) * ln2; fma(M, ln2, lg2(l) * ln2), of unscaled maxima fma(m, c * ln2, .); the same with m *
         softmax_scale; or (m * c + log2 l) * ln2 with libdevice's polynomial for the logarithm.
+    lse_empty : float
+        lse of a row that sees no key; of a part of the keys, before the combine, it is -inf.
     lse_without_keys : float
-        lse where no sequence has a key, which a host may write by itself; that of other rows without keys is -inf.
+        lse where no sequence has a key, which a host may write by itself.
     hides_nan : bool
         Whether the lse of a row whose sum is NaN is that of an empty row.
     compiles_masked_apart : bool
@@ -62,8 +69,10 @@ class Order:
     """
 
     keys: Literal["right_to_left", "left_to_right"] = "right_to_left"
+    diagonal: Literal["bottom_right", "top_left"] = "bottom_right"
     factor: Literal["float64", "of_float32", "float32"] = "float64"
     descales: Literal["in_turn", "product_first"] = "in_turn"
+    softcap: Literal["ex2", "tanh"] = "ex2"
     maxima: Literal["scaled", "unscaled"] = "scaled"
     contracts_exponent: bool = True
     rescale: Literal["of_difference", "contracted"] = "of_difference"
@@ -73,6 +82,7 @@ class Order:
     quad: Literal["far_first", "near_first"] = "far_first"
     inverse: Literal["reciprocal", "division"] = "reciprocal"
     lse: Literal["log2", "natural", "natural_by_scale", "log2_polynomial"] = "log2"
+    lse_empty: float = float("-inf")
     lse_without_keys: float = float("-inf")
     hides_nan: bool = False
     compiles_masked_apart: bool = False

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fa3_kernels.plan.family import Shipped, Size, Sizes, Traits
-from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_splits
+from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_sequence_splits, flash3_splits
 from fa3_kernels.plan.order import Order
 from fa3_reference.problem import AttentionProblem
 
@@ -60,14 +60,19 @@ def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
 
 
 def _flash3_refuses(problem: AttentionProblem) -> str:
-    """A softcap, windows of e4m3, and pairs of head_dim for which no kernel is compiled."""
+    """Windows of e4m3, and pairs of head_dim for which no kernel is compiled."""
     d, v, is_fp8 = problem.head_dim, problem.head_dim_v, problem.dtype == "e4m3"
     is_pair = d == v or (128 < d <= 192 and 96 < v <= 128) or (d <= 64 < v and not is_fp8)
     return _broken(
-        (problem.softcap > 0, "softcap takes tanh.approx, whose bits are not known"),
         (is_fp8 and _flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
         (not is_pair, f"no kernel has head_dim {d} with head_dim_v {v} for {problem.dtype}"),
     )
+
+
+def _dew_refuses(problem: AttentionProblem) -> str:
+    """A softcap as well, which no launch of that build was given."""
+    unknown = _broken((problem.softcap > 0, "no launch of this build with softcap was recorded"))
+    return _flash3_refuses(problem) or unknown
 
 
 _WIDE, _SQUARE, _NARROW = Shipped(192, 128), Shipped(128, 128), Shipped(128, 64)
@@ -137,6 +142,7 @@ _FLASH3_TRAITS = Traits(
     order=Order(
         factor="of_float32",
         descales="product_first",
+        softcap="tanh",
         maxima="unscaled",
         row_sum="running",
         lse="natural",
@@ -147,9 +153,10 @@ _FLASH3_TRAITS = Traits(
         combine="flash3",
     ),
     splits=flash3_splits,
+    sequence_splits=flash3_sequence_splits,
     packs=flash3_packs,
     is_reproduced=True,
-    features=frozenset({"causal", "window", "varlen", "gqa", "head_dim_v"}),
+    features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}),
     choices=frozenset({"num_splits", "pack_gqa"}),
     refuses=_flash3_refuses,
 )
@@ -160,11 +167,9 @@ def _flash2_tile(problem: AttentionProblem, size: Size) -> Shipped:
     return size.other if flash2_splits(problem) > 1 else size.shipped
 
 
-def _top_left_refuses(problem: AttentionProblem) -> str:
-    """What cuDNN and FlashAttention-2 take through torch; their causal mask starts at the top left."""
-    equal = all(seq.seqlen_q == seq.seqlen_k for seq in problem.sequences())
+def _torch_refuses(problem: AttentionProblem) -> str:
+    """What cuDNN and FlashAttention-2 take through torch."""
     return _broken(
-        (problem.causal and not equal, "its causal mask is top-left, so lengths must be equal"),
         (problem.window != (-1, -1), "it takes no window"),
         (problem.softcap > 0, "it takes no softcap"),
         (problem.head_dim_v != problem.head_dim, "head_dim_v must be head_dim"),
@@ -175,7 +180,7 @@ def _cudnn_refuses(problem: AttentionProblem) -> str:
     """No packed sequences, which torch does not hand to it; and one query runs another kernel."""
     if problem.is_varlen:
         return "it takes no packed sequences"
-    return _top_left_refuses(problem) or ("one query runs another kernel" if problem.seqlen_q == 1 else "")
+    return _torch_refuses(problem) or ("one query runs another kernel" if problem.seqlen_q == 1 else "")
 
 
 def _tutorial_refuses(problem: AttentionProblem) -> str:
@@ -220,6 +225,7 @@ FAMILIES: Mapping[str, Traits] = {
     "flash3.dew": replace(  # a build without kernels for head_dim 96
         _FLASH3_TRAITS, version="dew-flash-attn-cu13 0.3.6", dtypes=("fp16", "bf16"),
         sizes={key: size for key, size in _FLASH3.items() if key in _DEW_SIZES},
+        features=_FLASH3_TRAITS.features - {"softcap"}, refuses=_dew_refuses,
     ),
     "flash4": replace(
         _FLASH3_TRAITS, title="FlashAttention-4", version="flash-attn 4.0.0b36", sizes=_FLASH4, dtypes=("fp16", "bf16"),
@@ -232,6 +238,7 @@ FAMILIES: Mapping[str, Traits] = {
         dtypes=("fp16", "bf16"),
         order=Order(
             keys="left_to_right",
+            diagonal="top_left",
             factor="float32",
             contracts_exponent=False,
             row_sum="block_serial",
@@ -266,6 +273,8 @@ FAMILIES: Mapping[str, Traits] = {
             row_sum="running",
             inverse="division",
             lse="natural_by_scale",
+            lse_empty=float("inf"),
+            lse_without_keys=float("inf"),
             hides_nan=True,
             compiles_masked_apart=True,
             combine="flash2",
@@ -274,7 +283,7 @@ FAMILIES: Mapping[str, Traits] = {
         pads_head_dim=True,
         is_reproduced=True,
         features=frozenset({"causal", "gqa", "varlen"}),
-        refuses=_top_left_refuses,
+        refuses=_torch_refuses,
     ),
     "triton_tutorial": Traits(
         "Triton's tutorial",

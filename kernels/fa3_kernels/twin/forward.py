@@ -25,7 +25,7 @@ Sources: FlashAttention-3 (arXiv 2407.08608, algorithms 1 and 2); instruction se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +68,7 @@ class _Kernel:
 
     config: Config
     arithmetic: Arithmetic
-    scale: float
+    softmax_scale: float
     softcap: float
 
     @property
@@ -80,13 +80,19 @@ class _Kernel:
         return self.arithmetic.order
 
     @property
-    def scale_log2(self) -> np.float32:
-        """softmax_scale * log2(e)."""
+    def takes_tanh(self) -> bool:
+        return self.softcap > 0 and self.order.softcap == "tanh"
+
+    @property
+    def scale(self) -> np.float32:
+        """What scores are multiplied by first: softmax_scale * log2(e), or softmax_scale / softcap."""
+        if self.takes_tanh:
+            return np.float32(self.softmax_scale) / np.float32(self.softcap)
         if self.order.factor == "float64":
-            return np.float32(self.scale * LOG2_E)
+            return np.float32(self.softmax_scale * LOG2_E)
         if self.order.factor == "of_float32":
-            return np.float32(float(np.float32(self.scale)) * LOG2_E)
-        return np.float32(self.scale) * np.float32(LOG2_E)
+            return np.float32(float(np.float32(self.softmax_scale)) * LOG2_E)
+        return np.float32(self.softmax_scale) * np.float32(LOG2_E)
 
     @property
     def p_offset_log2(self) -> int:
@@ -125,7 +131,7 @@ def forward(
     Returns
     -------
     Forward
-        The bits of the device. Rows without a visible key: out 0, lse -inf, see :attr:`Order.lse_without_keys`. NaN in
+        The bits of the device. Rows without a visible key: out 0, lse -inf, see :attr:`Order.lse_empty`. NaN in
         a row's scores gives NaN in that row; NaN or Inf in V gives NaN or Inf wherever a tile that holds it is visited.
 
     Raises
@@ -147,9 +153,11 @@ def forward(
     if not any(seq.seqlen_k for seq in problem.sequences()):
         lse[...] = kernel.order.lse_without_keys
         return Forward(out, lse)
+    splits = config.traits.sequence_splits(problem, config)
     for seq in problem.sequences():
+        one = replace(kernel, config=replace(config, num_splits=splits[seq.index]))
         for kv_head in range(problem.nheads_kv if seq.seqlen_q else 0):
-            _run_kv_head(problem, operands, kernel, seq, kv_head, out, lse)
+            _run_kv_head(problem, operands, one, seq, kv_head, out, lse)
     return Forward(out, lse)
 
 
@@ -190,7 +198,7 @@ def _run_kv_head(
         heads = np.arange(group) * problem.nheads_kv + kv_head
     q = problem.rows_q(operands.q, seq)  # (seqlen_q, nheads, head_dim)
     out_rows, lse_rows = problem.rows_q(out, seq), problem.rows_lse(lse, seq)
-    mask = _mask(problem, seq, kernel.fault)
+    mask = _mask(problem, seq, kernel)
     packing = {"tile_m": config.tile_m, "pack_gqa": config.pack_gqa, "pads_group": config.traits.pads_group}
     for tile in row_tiles(seq.seqlen_q, group, **packing):
         tile_heads = heads[tile.heads]
@@ -208,11 +216,11 @@ def _compiled(head_dim: int, kernel: _Kernel) -> int:
     return kernel.config.traits.compiled_head_dim(head_dim, kernel.config.is_fp8)
 
 
-def _mask(problem: AttentionProblem, seq: Sequence, fault: Fault | None) -> Mask:
+def _mask(problem: AttentionProblem, seq: Sequence, kernel: _Kernel) -> Mask:
     mask = mask_of(problem, seq.seqlen_q, seq.seqlen_k)
-    if fault is Fault.CAUSAL_TOP_LEFT:
-        return Mask(mask.seqlen_k, 0, mask.left, mask.right)
-    if fault is Fault.WINDOW_OFF_BY_ONE and mask.left >= 0:
+    if kernel.order.diagonal == "top_left" or kernel.fault is Fault.CAUSAL_TOP_LEFT:
+        mask = Mask(mask.seqlen_k, 0, mask.left, mask.right)
+    if kernel.fault is Fault.WINDOW_OFF_BY_ONE and mask.left >= 0:
         return Mask(mask.seqlen_k, mask.offset, mask.left + 1, mask.right)
     return mask
 
@@ -301,7 +309,7 @@ def _run_blocks(
     o = np.zeros((tile.positions.size, keys.v.value.shape[1]), np.float32)
     previous: int | None = None  # the block visited before
     pending: tuple[np.ndarray, np.ndarray, int] | None = None  # its P and rescale, when P V waits for the next S
-    c = np.ones_like(q_descale)  # of the block visited last
+    unit = np.ones_like(q_descale)  # of the block visited last
     for block in reversed(blocks) if kernel.order.keys == "right_to_left" else blocks:
         c = _factor(q_descale, keys, block, kernel)
         s, unit = _scores(q, keys, block, c, kernel)
@@ -322,7 +330,8 @@ def _run_blocks(
         previous = block
     if pending is not None:
         o = _accumulate(o, keys, *pending, kernel)
-    inverse, lse = softmax.finalize(state, _lse_factor(c, kernel), kernel.p_offset_log2, arithmetic)
+    empty = kernel.order.lse_empty if config.num_splits == 1 else softmax.NEG_INF
+    inverse, lse = softmax.finalize(state, _lse_factor(unit, kernel), kernel.p_offset_log2, arithmetic, float(empty))
     if kernel.fault is Fault.LSE_KEEPS_OFFSET:
         lse = lse + np.float32(kernel.p_offset_log2)
     last = keys.v_descale[previous] if previous is not None else np.float32(1)
@@ -332,19 +341,19 @@ def _run_blocks(
 
 
 def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Kernel) -> np.ndarray:
-    """What takes raw scores to log2 units, float32 (rows,)."""
+    """What takes raw scores to log2 units, or to what tanh is taken of, float32 (rows,)."""
     with np.errstate(over="ignore"):
         if kernel.order.descales == "product_first":
             product = kernel.arithmetic.flushed(q_descale * keys.k_descale[block])
-            return kernel.arithmetic.flushed(kernel.scale_log2 * product)
-        c = kernel.scale_log2 * q_descale * keys.k_descale[block]
+            return kernel.arithmetic.flushed(kernel.scale * product)
+        c = kernel.scale * q_descale * keys.k_descale[block]
     return c if kernel.fault is Fault.UNCLAMPED_SCALE else np.maximum(c, MIN_NORMAL)
 
 
 def _lse_factor(c: np.ndarray, kernel: _Kernel) -> np.ndarray:
     """What takes the maximum of a row to the units of its lse, float32 (rows,)."""
     if kernel.order.lse == "natural_by_scale":
-        return np.full_like(c, kernel.scale)
+        return np.full_like(c, kernel.softmax_scale)
     if kernel.order.lse == "natural" and kernel.order.maxima == "scaled":
         return np.full_like(c, softmax.LN2)
     return kernel.arithmetic.flushed(c * softmax.LN2) if kernel.order.lse == "natural" else c
@@ -357,6 +366,9 @@ def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Kern
     if kernel.softcap == 0:
         return s, c
     with np.errstate(invalid="ignore", over="ignore"):
+        if kernel.takes_tanh:
+            unit = np.float32(float(np.float32(kernel.softcap)) * LOG2_E)
+            return mufu.tanh(arithmetic.flushed(s * c[:, None])), np.full_like(c, unit)
         grown = arithmetic.ex2(s * (c * np.float32(2 / kernel.softcap))[:, None])
         half = mufu.rcp(grown + np.float32(1))
         tanh = float32.fma(half, np.full_like(half, -2), np.ones_like(half))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fa3_kernels.twin.compiled import compiled, inlined
-from fa3_kernels.twin.mufu_exact import TABLES, Table
+from fa3_kernels.twin.mufu_exact import TABLES, TANH_BINADES, Table
 
 _NAN, _INFINITY, _ONE, _SIGN = 0x7FFFFFFF, 0x7F800000, 0x3F800000, -(1 << 31)
 
@@ -23,6 +23,9 @@ def _columns(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 _EX2_C0, _EX2_C1, _EX2_C2 = _columns(TABLES["ex2"])
 _LG2_C0, _LG2_C1, _LG2_C2 = _columns(TABLES["lg2"])
 _RCP_C0, _RCP_C1, _RCP_C2 = _columns(TABLES["rcp"])
+_TANH_C0, _TANH_C1, _TANH_C2 = _columns(TABLES["tanh"])
+_TANH_FIRST, _TANH_INDEX_BITS, _TANH_UNIT = np.array([*TANH_BINADES.values()], np.int32).T.copy()
+_TANH_LEAST, _TANH_MOST = min(TANH_BINADES), max(TANH_BINADES)
 _EX2_ROUNDING, _LG2_ROUNDING, _RCP_ROUNDING = (TABLES[f].rounding for f in ("ex2", "lg2", "rcp"))
 
 
@@ -92,6 +95,24 @@ def lg2_bits(b):
     return np.int32(sign | np.int32(((exponent - 36 + 126) << 23) + significand))
 
 
+@inlined
+def tanh_bits(b):
+    """One tanh for compiled loops, from and to binary32 bits as int32."""
+    magnitude, fraction = np.int32(b & 0x7FFFFFFF), np.int32(b & 0x7FFFFF)
+    field = magnitude >> 23
+    k = min(max(field, _TANH_LEAST), _TANH_MOST) - _TANH_LEAST
+    index_bits = _TANH_INDEX_BITS[k]
+    i = _TANH_FIRST[k] + (fraction >> np.int32(23 - index_bits))
+    r = np.int32((fraction >> np.int32(6 - index_bits)) & 0x1FFFF)
+    curved = np.int64(_TANH_C2[i]) * np.int64(_square(r))
+    total = np.float64((np.int64(_TANH_C0[i]) << 15) + np.int64(_TANH_C1[i]) * np.int64(r) + curved)  # exact
+    cut = total.view(np.int64) >> 29  # exponent and 23 bits of the fraction
+    out = np.int32(cut - (np.int64(1023 - 127 - _TANH_UNIT[k]) << 23))
+    out = np.int32(_ONE) if field > _TANH_MOST else out
+    out = magnitude if field < _TANH_LEAST else out
+    return np.int32(_NAN) if magnitude > _INFINITY else np.int32((b & _SIGN) | out)
+
+
 @compiled
 def ex2_loop(bits, out):
     for i in range(bits.size):
@@ -108,3 +129,9 @@ def rcp_loop(bits, out):
 def lg2_loop(bits, out):
     for i in range(bits.size):
         out[i] = lg2_bits(bits[i])
+
+
+@compiled
+def tanh_loop(bits, out):
+    for i in range(bits.size):
+        out[i] = tanh_bits(bits[i])

@@ -131,12 +131,12 @@ def _add(sums: np.ndarray, alpha: np.ndarray, p: np.ndarray, arithmetic: Arithme
 
 
 def finalize(
-    state: RowState, factor: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic
+    state: RowState, factor: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic, lse_empty: float = -np.inf
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (1 / row_sum, lse), both float32 (rows,); lse in the units of :func:`lse_unit`.
 
     ``factor``, float32 (rows,), takes the maximum to these units, unless it is in them. A row that saw no key gives (0,
-    -inf); a NaN row sum gives NaN in both, unless the family takes it for an empty row.
+    ``lse_empty``); a NaN row sum gives NaN in both, unless the family takes it for an empty row.
     """
     order = arithmetic.order
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -148,7 +148,7 @@ def finalize(
         if order.hides_nan:
             empty |= np.isnan(row_sum)
         inverse = mufu.rcp(row_sum) if order.inverse == "reciprocal" else np.float32(1) / row_sum
-        lse = np.where(empty, NEG_INF, _lse(state, row_sum, factor, p_offset_log2, arithmetic))
+        lse = np.where(empty, np.float32(lse_empty), _lse(state, row_sum, factor, p_offset_log2, arithmetic))
     return np.where(empty, np.float32(0), inverse), lse
 
 

@@ -97,9 +97,9 @@ def test_a_plan_is_made_without_numba():
 @pytest.mark.parametrize(
     ("family", "changes", "rule"),
     [
-        ("flash3", {"softcap": 20.0}, "softcap takes tanh.approx"),
+        ("flash3.dew", {"softcap": 20.0}, "no launch of this build with softcap"),
         ("flash3", {"head_dim_v": 64}, "no kernel has head_dim 128 with head_dim_v 64"),
-        ("flash2", {"causal": True, "seqlen_q": 100}, "top-left, so lengths must be equal"),
+        ("flash2", {"window": (9, 9)}, "it takes no window"),
         ("cudnn", {"seqlen_q": 1}, "one query runs another kernel"),
         ("triton_tutorial", {"seqlen_k": 100}, "multiples of 64"),
         ("flash4", {}, "no bits of this family are known"),

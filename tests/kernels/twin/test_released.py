@@ -133,6 +133,7 @@ RELEASED = ("flash3", "cudnn", "flash2")
 BY_SOURCE = {
     ("flash3", "compiles_masked_apart"),  # rows whose every score so far is -inf in a block that masks nothing
     ("flash3", "lse_without_keys"),  # no key at all
+    ("flash2", "lse_without_keys"),
     ("flash2", "compiles_masked_apart"),
     ("flash2", "gradual_exp2"),  # weights below 2^-126 that matter
     ("flash2", "splits_visible"),  # a causal mask over parts of several key blocks
