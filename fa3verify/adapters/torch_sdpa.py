@@ -1,6 +1,6 @@
 """Attention kernels that torch ships, at their operators: FlashAttention-2, cuDNN, EFFICIENT and MATH.
 
-Their causal masks are aligned top-left.
+The causal masks of all but FlashAttention-2 are aligned top-left.
 """
 
 from __future__ import annotations
