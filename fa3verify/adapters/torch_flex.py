@@ -16,11 +16,10 @@ SHAPES = 1024  # that one process may compile for: past torch's own limit it wou
 
 
 @cache
-def _compiled() -> Any:
-    """Compile for each shape by itself, as its users do for speed."""
+def _compiled(dynamic: bool | None) -> Any:
     torch._dynamo.config.recompile_limit = SHAPES
     torch._dynamo.config.accumulated_recompile_limit = SHAPES
-    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return torch.compile(flex_attention, dynamic=dynamic, fullgraph=True)
 
 
 def load(name: str) -> Forward:
@@ -29,7 +28,11 @@ def load(name: str) -> Forward:
 
 
 def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
-    """Prepare a call; the mask's blocks are made once."""
+    """Prepare a call; the mask's blocks are made once.
+
+    With an LSE it is compiled as torch does by itself, the second shape for any; without one for each shape, as its
+    users do for speed.
+    """
     mask, offset = None, problem.seqlen_k - problem.seqlen_q
     if problem.causal:
         mask = create_block_mask(
@@ -38,10 +41,10 @@ def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any])
     q, k, v = (x.transpose(1, 2) for x in given[:3])
     named: dict[str, Any] = {"block_mask": mask, "enable_gqa": problem.group > 1, "scale": problem.softmax_scale}
     if not options.get("lse", True):
-        return lambda: Output(_compiled()(q, k, v, **named).transpose(1, 2))
+        return lambda: Output(_compiled(False)(q, k, v, **named).transpose(1, 2))
 
     def launch() -> Output:
-        out, aux = _compiled()(q, k, v, **named, return_aux=AuxRequest(lse=True))
+        out, aux = _compiled(None)(q, k, v, **named, return_aux=AuxRequest(lse=True))
         return Output(out.transpose(1, 2), aux.lse)
 
     return launch

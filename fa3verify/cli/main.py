@@ -12,6 +12,7 @@ from fa3verify.cli.bits import bits
 from fa3verify.cli.exits import EPILOG
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
+from fa3verify.cli.libraries import libraries
 from fa3verify.cli.record import record
 from fa3verify.cli.recordings import recordings
 from fa3verify.cli.replay import replay
@@ -36,6 +37,7 @@ for verb in (
     audit,
     bench,
     bits,
+    libraries,
     record,
     recordings,
     info,

@@ -36,6 +36,33 @@ def peers_option(command: Callable) -> Callable:
     )(command)
 
 
+def pool_options(command: Callable) -> Callable:
+    """Options of the processes that kernels run in."""
+    for option in (
+        click.option(
+            "--memory-limit",
+            type=click.FloatRange(0),
+            metavar="GIB",
+            help="Memory of each worker; 0 is no limit. By default an equal share of the machine's, at least 8.",
+        ),
+        click.option(
+            "--task-limit",
+            type=click.FloatRange(0, min_open=True),
+            metavar="SECONDS",
+            help="Time after which a task counts as hung, first calls apart: they may compile, and have five times as "
+            "long. 60 by default for quick, 900 for release, 3600 for soak.",
+        ),
+        click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core."),
+    ):
+        command = option(command)
+    return command
+
+
+def memory_bytes(gib: float | None) -> int | None:
+    """What ``--memory-limit`` says in bytes."""
+    return None if gib is None else int(gib * 2**30)
+
+
 def problem_options(command: Callable) -> Callable:
     """Options that say what is computed, and where."""
     for option in (

@@ -9,7 +9,7 @@ from typing import Any
 import rich_click as click
 
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, require_writable, told_anyhow
-from fa3verify.cli.options import peers_option
+from fa3verify.cli.options import memory_bytes, peers_option, pool_options
 
 
 @click.command(epilog=EPILOG)
@@ -33,20 +33,7 @@ from fa3verify.cli.options import peers_option
 )
 @click.option("--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output.")
 @click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML.")
-@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
-@click.option(
-    "--task-limit",
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
-    help="Time after which a task counts as hung, first calls apart: they may compile, and have five times as long. "
-    "60 by default for quick, 900 for release, 3600 for soak.",
-)
-@click.option(
-    "--memory-limit",
-    type=click.FloatRange(0),
-    metavar="GIB",
-    help="Memory of each worker; 0 is no limit. By default an equal share of the machine's, at least 8.",
-)
+@pool_options
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Run on a Dask cluster. Dask's protocol carries code: trusted clusters only."
 )
@@ -62,7 +49,6 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
 
         targets = options["json_target"], options["junit_target"], options["update_baseline"]
         require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
-        gib = options["memory_limit"]
         settings = verify.Settings(
             tuple(dict.fromkeys((*kernels, *references) or (c.name for c in candidates.BUILT_IN))),
             "quick" if quick else profile,
@@ -74,7 +60,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             options["scheduler"],
             not options["no_studies"],
             task_limit_s=options["task_limit"],
-            memory_bytes=None if gib is None else int(gib * 2**30),
+            memory_bytes=memory_bytes(options["memory_limit"]),
         )
         with console.progress(options["quiet"]) as progress:
             try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
-from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3verify import candidates
 from fa3verify.inputs.recipe import Recipe
@@ -94,20 +94,20 @@ class _Inputs(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def _inputs(v_mean: float, seqlen_k: int, rows: int, seed: int) -> _Inputs:
-    problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype="e4m3")
+def _inputs(dtype: Dtype, v_mean: float, seqlen_k: int, rows: int, seed: int) -> _Inputs:
+    problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=dtype)
     arrays = Recipe("offset_v", {"mean": v_mean}, seed).draw(problem)
-    operands = prepare(problem, *arrays, QuantScheme("tensor")).operands
+    operands = prepare(problem, *arrays, QuantScheme("tensor") if dtype == "e4m3" else None).operands
     return _Inputs(problem, operands, attention(problem, *operands.dequantized(problem)).out)
 
 
 def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Records:
-    """Return relative RMSE and gain of one kernel at one length."""
-    problem, operands, truth = _inputs(v_mean, seqlen_k, rows, seed)
-    if kernel == EXACT:
+    """Return relative RMSE and gain of one kernel, of any dtype, at one length."""
+    candidate = None if kernel == EXACT else candidates.find(kernel)
+    problem, operands, truth = _inputs(candidate.dtype if candidate else "e4m3", v_mean, seqlen_k, rows, seed)
+    if candidate is None:
         out = forward(problem, operands, ideal=frozenset({"pv"})).out
     else:
-        candidate = candidates.find(kernel)
         out = candidate.run(problem, operands, candidate.configure(problem)).out
     out = out.astype(np.float64)
     error = out - truth

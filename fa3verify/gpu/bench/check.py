@@ -17,8 +17,7 @@ from fa3_kernels.plan.tiles import padded_group
 from fa3_reference.attention import attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.bounds.steps import rounded_error
-from fa3_reference.formats import FORMATS
+from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.adapters.launches import Output
 from fa3verify.adapters.tensors import to_numpy
@@ -28,14 +27,16 @@ from fa3verify.gpu.bench.results import Verdict
 from fa3verify.metrics import error_ratio
 
 MAX_ROWS = 128
+EDGE_ROWS = 8  # the bound of a row takes ten times as long as its truth
 SCALING = 2.0**-22  # relative error of a result that is multiplied by its scale in binary32, and of that scale
 
 
 class Sample(NamedTuple):
-    """The last ``problem.seqlen_q`` rows of one sequence and one group of heads."""
+    """Some rows of one sequence and one group of heads, with the keys that the last of them may see."""
 
     batch: int
-    head_kv: int
+    heads: slice
+    rows: slice
     problem: AttentionProblem
     operands: Operands
     values: tuple[np.ndarray, np.ndarray, np.ndarray]  # dequantised, float64
@@ -55,20 +56,31 @@ def last_rows(cell: Cell, config: Config | None) -> int:
     return (cell.seqlen_q - 1) % positions + 1
 
 
-def sample(cell: Cell, given: Inputs, rows: int, batch: int, head_kv: int) -> Sample:
-    """Cut the last ``rows`` rows of one sequence and kv head out of the operands."""
+def sample(cell: Cell, given: Inputs, rows: slice, batch: int, head_kv: int) -> Sample:
+    """Cut some rows of one sequence and kv head out of the operands."""
     group = cell.nheads // cell.nheads_kv
     heads = slice(head_kv * group, (head_kv + 1) * group)
-    q = to_numpy(given.q[batch : batch + 1, cell.seqlen_q - rows :, heads])
-    k, v = (to_numpy(x[batch : batch + 1, :, head_kv : head_kv + 1]) for x in (given.k, given.v))
-    problem = replace(cell.problem, batch=1, nheads=group, nheads_kv=1, seqlen_q=rows)
+    keys = max(0, cell.seqlen_k - (cell.seqlen_q - rows.stop if cell.causal else 0))
+    q = to_numpy(given.q[batch : batch + 1, rows, heads])
+    k, v = (to_numpy(x[batch : batch + 1, :keys, head_kv : head_kv + 1]) for x in (given.k, given.v))
+    sizes = {"nheads": group, "nheads_kv": 1, "seqlen_q": rows.stop - rows.start, "seqlen_k": keys}
+    problem = replace(cell.problem, batch=1, **sizes)
     factors = (given.q_descale, given.k_descale, given.v_descale)
     descales = [
         Descale(np.full((1, n, 1), f, np.float32)) if cell.dtype == "e4m3" else None
         for n, f in zip((group, 1, 1), factors)
     ]
     values = [x.astype(np.float64) * np.float64(np.float32(f)) for x, f in zip((q, k, v), factors)]
-    return Sample(batch, head_kv, problem, Operands(q, k, v, *descales), (values[0], values[1], values[2]))
+    return Sample(batch, heads, rows, problem, Operands(q, k, v, *descales), (values[0], values[1], values[2]))
+
+
+def edges(cell: Cell, given: Inputs) -> list[Sample]:
+    """Rows of the last sequence and head whose errors are bounded, where a wrong mask shows: the first ones, and under
+    a mask the last, which then see most keys."""
+    rows = [slice(0, min(EDGE_ROWS, cell.seqlen_q))]
+    if cell.causal and cell.seqlen_q > EDGE_ROWS:
+        rows.append(slice(cell.seqlen_q - EDGE_ROWS, cell.seqlen_q))
+    return [sample(cell, given, each, cell.batch - 1, cell.nheads_kv - 1) for each in rows]
 
 
 def judge(
@@ -85,15 +97,12 @@ def judge(
     model : KernelModel, optional
         Of others: the order of operations within whose error bound the output must be.
     """
-    rows = last_rows(cell, config)
+    rows = slice(cell.seqlen_q - last_rows(cell, config), cell.seqlen_q)
     outputs = differing = 0
     square = norm = product = 0.0
-    ratio = math.nan
     for batch, head_kv in sorted({(0, 0), (cell.batch - 1, cell.nheads_kv - 1)}):
         part = sample(cell, given, rows, batch, head_kv)
-        group = part.problem.nheads
-        heads = slice(head_kv * group, (head_kv + 1) * group)
-        out = to_numpy(output.out[batch : batch + 1, cell.seqlen_q - rows :, heads])
+        out = _of(part, output)
         truth = attention(part.problem, *part.values).out
         value = out.astype(np.float64) * output.scale
         square += float(((value - truth) ** 2).sum())
@@ -102,24 +111,31 @@ def judge(
         outputs += out.size
         if config is not None:
             assert output.lse is not None, "our kernels return one"
-            lse = to_numpy(output.lse[batch : batch + 1, heads, cell.seqlen_q - rows :])
+            lse = to_numpy(output.lse[batch : batch + 1, part.heads, rows])
             differing += _bits_differing(part, config, out, lse)
-        if model is not None:
-            ratio = float(np.fmax(ratio, ratio_max(part, model, out, output.scale, truth)))
     bits = differing if config is not None else -1
+    ratio = math.nan if model is None else max(ratio_max(part, model, output) for part in edges(cell, given))
     return Verdict(outputs, bits, float(np.sqrt(square / norm)), product / norm - 1, ratio)
 
 
-def ratio_max(part: Sample, model: KernelModel, out: np.ndarray, scale: float, truth: np.ndarray) -> float:
+def _of(part: Sample, output: Output) -> np.ndarray:
+    """What was returned for a sample, in its own format."""
+    return to_numpy(output.out[part.batch : part.batch + 1, part.rows, part.heads])
+
+
+def ratio_max(part: Sample, model: KernelModel, output: Output) -> float:
     """Largest error of a sample over the bound of an order of operations; infinite where an output is NaN.
 
     The bound is that before the last rounding, to which the rounding to the output's own format is added, at its own
     scale: of e4m3 outputs it is most of the error.
     """
+    out, scale = _of(part, output), output.scale
+    truth = attention(part.problem, *part.values).out
     bound = forward_bound(part.problem, part.operands, replace(model, out_dtype="fp32")).out
     fmt = next(f for f in FORMATS.values() if f.dtype == out.dtype)
     reached = (bound + np.abs(truth) * SCALING) / scale  # of the number that is rounded
-    bound = rounded_error(truth / scale, reached, fmt) * scale
+    rounding = np.where(np.isinf(reached), 0.0, ulp(np.abs(truth) / scale + reached, fmt) / 2)
+    bound = (reached + rounding) * scale
     return float(np.max(error_ratio(out.astype(np.float64) * scale - truth, bound), initial=0.0))
 
 
