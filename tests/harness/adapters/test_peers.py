@@ -150,6 +150,14 @@ def test_every_module_of_the_table_loads_by_name(on_a_cpu):
         on_a_cpu.loaded("flash3")
 
 
+def test_a_table_of_libraries_needs_one_that_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "no_device", lambda: "no such device")
+    result = CliRunner().invoke(main, ["libraries", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 3
+    assert "no library runs here" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_only_rivals_are_timed_and_only_what_verify_can_bound_is_judged():
     assert [name for name, peer in PEERS.items() if not peer.is_timed] == ["cuda.efficient", "cuda.math"]
     assert [name for name, peer in PEERS.items() if peer.unjudged] == ["cudnn.fp8"]
