@@ -35,9 +35,9 @@ def _blocks(config: Config) -> KernelModel:
 
 
 def _chained(config: Config) -> KernelModel:
-    """Any order whose sums stay in the tensor core, P as ours in e4m3, at most 256, as the caller says."""
-    order = replace(_RUNNING, rescale="lazy")
-    return replace(KernelModel.any_order(config.dtype, config.out_dtype), order=order, accumulator="wgmma")
+    """The same with sums that stay in the tensor core and P of at most 256: the factor that the caller gives it, and
+    that the running maximum moves it at every block, as no kernel for Hopper is known not to."""
+    return replace(_blocks(config), accumulator="wgmma")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +162,17 @@ class _Library:
         return PEERS[self.name].configure(problem)
 
     def options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
-        """What the library is not to choose for itself: where a configuration differs from the problem's own.
+        """What a caller chooses: all there is where a configuration is not the problem's own, else nothing.
 
-        ValueError where that is no choice of a caller.
+        ValueError where that would not give this configuration.
         """
         own, choices = self.configure(problem), PEERS[self.name].choices
-        moved = {
-            name: getattr(config, name) for name in Config.__slots__ if getattr(config, name) != getattr(own, name)
-        }
-        if fixed := ", ".join(sorted(moved.keys() - set(choices))):
-            raise ValueError(
-                f"{fixed} cannot be changed; a caller of {self.name} chooses {' and '.join(choices) or 'nothing'}"
-            )
-        return moved
+        if config == own:
+            return {}
+        options = {name: getattr(config, name) for name in choices}
+        if config != replace(own, **options):
+            raise ValueError(f"a caller of {self.name} chooses {' and '.join(choices) or 'nothing'} of a configuration")
+        return options
 
     def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
         options = self.options(problem, config)

@@ -164,7 +164,7 @@ def _cells(row: Row) -> list[str]:
         f"{sum(kind['tried'] for kind in coverage)} of {sum(kind['claimed'] for kind in coverage)}",
         f"{row['outputs']:,}",
         _ratio(row["ratios"]),
-        f"{row['bits_differing']} of {row['bits_compared']:,}" if is_compared else "no twin",
+        f"{row['bits_differing']} of {row['bits_compared']:,}" if is_compared else "not compared",
         *(f"{e['rel_rmse_seen']:.2e}, {e['rel_rmse_unrounded']:.2e}" if e else "-" for e in errors),
         _loss(row),
         ", ".join(policy) or "the default",

@@ -8,7 +8,7 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_errors
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors
 from fa3verify.cli.options import memory_bytes, peers_option, pool_options
 
 
@@ -35,7 +35,7 @@ def libraries(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, **op
         listed = {} if kernels else {c.name: c.unavailable for c in peers.candidates()}
         chosen = kernels or tuple(name for name, reason in listed.items() if reason is None)
         if not chosen:
-            fail(NOTHING, f"no library runs here: {next(iter(listed.values()))}")
+            fail(ENVIRONMENT, f"no library runs here: {next(iter(listed.values()))}")
         missing = {name: reason for name, reason in listed.items() if reason}
         settings = verify.Settings(
             chosen, profile, seed, out, workers=options["workers"], task_limit_s=options["task_limit"],

@@ -7,6 +7,7 @@ measurements are read without a GPU: those modules need no torch (``pyproject.to
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from importlib.util import find_spec
 
@@ -20,9 +21,13 @@ def unavailable() -> str | None:
 
 @cache
 def no_device() -> str | None:
-    """Why no kernel for a Hopper GPU can run here, whosever it is, or None."""
+    """Why no kernel for a Hopper GPU can run here, whosever it is, or None; torch is imported only beside a driver."""
     if find_spec("torch") is None:
         return "package torch is not installed"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no CUDA device"
     import torch
 
     if not torch.cuda.is_available():

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
-from fa3_kernels.plan.traits import FAMILIES, OURS
+from fa3_kernels.plan.traits import FAMILIES
 from fa3_reference.problem import AttentionProblem
 
 # Names that files of measurements have from before a peer was called as its candidate in fa3verify.adapters.peers is.
-RECORDED = {
-    "fa3": "flash3", "fa3.dew": "flash3.dew", "fa4": "flash4", "torch.cudnn": "cudnn", "torch.flash2": "flash2",
-    "torch.flex": "cuda.flex",
-}  # fmt: skip
+RECORDED = {"fa3": "flash3", "fa3.dew": "flash3.dew", "fa4": "flash4"}
+# Families whose schedule other people's kernels have, builds of one alike: their tiles are known and not in the rows.
+SCHEDULED = {"flash3": "flash3", "flash3.dew": "flash3", "flash4": "flash4"}
 ONE_SPLIT = "gluon.one_split"  # ours for decoding, keys not split
 SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
 COLUMNS = (
@@ -141,22 +140,15 @@ def _problem(row: _Row) -> AttentionProblem:
         return AttentionProblem(**sizes, dtype=row.values["dtype"], causal=row.flag("causal"))  # type: ignore[arg-type]
 
 
-def _family(kernel: str) -> str | None:
-    """The family of somebody else's kernel, whose tiles are in our table and not in its rows, if its schedule is
-    known."""
-    name = RECORDED.get(kernel, kernel)
-    is_known = name != OURS and name in FAMILIES and FAMILIES[name].registers
-    return name if is_known else None
-
-
 def _config(row: _Row, problem: AttentionProblem) -> Config | str:
     """The configuration that ran, or why there is none."""
-    if family := _family(row.values["kernel"]):
+    name = row.values["kernel"]
+    if family := SCHEDULED.get(RECORDED.get(name, name)):
         if not FAMILIES[family].shipped(problem):
             return f"{FAMILIES[family].title} with a tile not in our table"
         return default_config(problem, family=family)
     if not row.values["tile_m"]:
-        return f"no program for {row.values['kernel']}"
+        return f"no program for {name}"
     with _named(row):
         specialized = row.flag("warp_specialized")
         return Config(

@@ -134,7 +134,8 @@ def ratio_max(part: Sample, model: KernelModel, output: Output) -> float:
     bound = forward_bound(part.problem, part.operands, replace(model, out_dtype="fp32")).out
     fmt = next(f for f in FORMATS.values() if f.dtype == out.dtype)
     reached = (bound + np.abs(truth) * SCALING) / scale  # of the number that is rounded
-    bound = (reached + ulp(np.abs(truth) / scale + reached, fmt) / 2) * scale
+    rounding = np.where(np.isinf(reached), 0.0, ulp(np.abs(truth) / scale + reached, fmt) / 2)
+    bound = (reached + rounding) * scale
     return float(np.max(error_ratio(out.astype(np.float64) * scale - truth, bound), initial=0.0))
 
 

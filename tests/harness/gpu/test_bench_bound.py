@@ -100,16 +100,26 @@ def test_fp8_loss_over_long_rows_is_within_the_bound_and_a_lost_block_of_them_is
 
 
 def test_an_output_in_e4m3_is_allowed_its_own_last_rounding_and_no_other():
+    of = cell("bf16", 64, 700, False)  # whose bound is much narrower than what an output in e4m3 is rounded by
+    given, e4m3, bf16 = inputs(of), FORMATS["e4m3"].dtype, FORMATS["bf16"].dtype
+    exact = attention(of.problem, *(x.astype(np.float64) for x in given[:3])).out
+    scale = float(np.abs(exact).max()) / 440
+    rounded = (exact / scale).astype(e4m3)
+    assert ratio("flash3", of, given, rounded, scale) <= 1
+    assert ratio("flash3", of, given, rounded.astype(bf16), scale) > 1  # a format that needs no such rounding
+    clipped = np.clip(exact / scale * 3, -448, 448).astype(e4m3)
+    assert ratio("flash3", of, given, clipped, scale / 3) > 1
+    fewer_bits = (np.round(rounded.astype(np.float64) / 16) * 16).astype(e4m3)
+    assert ratio("flash3", of, given, fewer_bits, scale) > 1
+
+
+def test_fp8_of_an_unknown_order_is_judged_by_a_bound_that_holds():
     of = cell("e4m3", 64, 700, False)
     given = inputs(of)
     exact = attention(of.problem, *(x.astype(np.float64) / 64 for x in given[:3])).out
-    scale = float(np.abs(exact).max()) / 440
-    rounded = (exact / scale).astype(FORMATS["e4m3"].dtype)
-    assert ratio("cudnn.fp8", of, given, rounded, scale) <= 1
-    clipped = np.clip(exact / scale * 3, -448, 448).astype(FORMATS["e4m3"].dtype)  # its scale was three times too large
-    assert ratio("cudnn.fp8", of, given, clipped, scale / 3) > 1
-    coarse = np.round(exact / scale / 64).astype(FORMATS["bf16"].dtype) * 64
-    assert ratio("cudnn.fp8", of, given, coarse.astype(FORMATS["bf16"].dtype), scale) > 1
+    out, scale = (exact * 1000).astype(FORMATS["e4m3"].dtype), 1e-3
+    assert ratio("cudnn.fp8", of, given, out, scale) <= 1
+    assert ratio("cudnn.fp8", of, given, -out, 5 * scale) > 1
 
 
 def test_nan_is_outside_every_bound_and_what_is_outside_has_a_status_and_no_speed():

@@ -1,0 +1,163 @@
+"""The table of peers: listed with their reasons, judged like their twins, and run with what a caller may choose."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from fa3_kernels.twin.faults import Fault
+from fa3_kernels.twin.forward import forward as run_twin
+from fa3_reference.problem import AttentionProblem
+from fa3verify import candidates, gpu
+from fa3verify.adapters import peers
+from fa3verify.adapters.libraries import FOLDER_VARIABLE
+from fa3verify.adapters.peers import PEERS
+from fa3verify.calls import CandidateError
+from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.cases import Case
+from fa3verify.cli.main import main
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judgement import judge, passes
+
+KERNELS = {kernel.name: kernel for kernel in peers.candidates()}
+PLAIN = {"batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 90, "seqlen_k": 90, "head_dim": 64}
+
+
+@pytest.fixture
+def listed(monkeypatch, tmp_path):
+    """What ``fa3verify kernels --peers DIR`` says of the peers; the variable ends with the test."""
+    monkeypatch.setenv(FOLDER_VARIABLE, "")
+
+    def ask():
+        result = CliRunner().invoke(main, ["kernels", "--peers", str(tmp_path), "--json", "-"])
+        return {k["name"]: k["unavailable"] for k in json.loads(result.stdout)["kernels"]}
+
+    return ask
+
+
+def test_peers_are_listed_with_the_reason_they_cannot_run(listed, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "no_device", lambda: "no such device")
+    found = listed()
+    assert os.environ[FOLDER_VARIABLE] == str(tmp_path)  # which worker processes inherit
+    assert set(KERNELS) <= set(found)
+    assert found["flash3.e4m3"] == f"neither fa3_fwd_C.so nor fa3_fwd_C.so.xz is in {tmp_path}"
+    assert "fa4" in found["flash4.bf16"]
+    assert "bench checks them" in found["cudnn.fp8.e4m3"]
+    (tmp_path / "fa3_fwd_C.so.xz").touch()
+    (tmp_path / "fa4").mkdir()
+    found = listed()
+    assert {found[name] for name in ("flash3.e4m3", "flash4.bf16")} == {"no such device"}
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda kernel: kernel.name)
+def test_a_peer_declares_what_its_twin_does_and_is_sent_nothing_that_it_refuses(kernel):
+    for family in ("normal", "faint"):
+        assert len(family_cases(kernel, family, PROFILES["quick"], 0)) == 3
+    problem = AttentionProblem(**PLAIN, dtype=kernel.dtype)
+    assert kernel.order(kernel.configure(problem)).dtype == kernel.dtype
+    if kernel.twin is not None:
+        twin = candidates.find(kernel.twin)
+        assert (kernel.policy, kernel.bitwise) == (twin.policy, twin.bitwise)
+        assert kernel.min_seqlen >= twin.min_seqlen
+        assert kernel.features <= twin.features
+        assert kernel.configure(problem) == twin.configure(problem)
+        assert kernel.order(kernel.configure(problem)) == twin.order(twin.configure(problem))
+    with pytest.raises(ValueError, match="head_dim must be a multiple of"):
+        kernel.configure(replace(problem, head_dim=60, head_dim_v=60))
+
+
+def test_a_library_chooses_for_itself_what_a_configuration_does_not_change():
+    problem = AttentionProblem(**PLAIN, dtype="bf16")
+    packs = KERNELS["flash3.bf16"].configure(problem).pack_gqa
+    for name, changes, options in (
+        ("flash3.bf16", {}, {}),
+        ("flash3.bf16", {"num_splits": 3}, {"num_splits": 3, "pack_gqa": packs}),
+        ("cudnn.bf16", {}, {}),
+    ):
+        kernel = KERNELS[name]
+        side = kernel.run.__self__
+        assert side.options(problem, kernel.config_for(problem, changes.items())) == options
+    for name, changes in (("flash3.bf16", {"tile_n": 64}), ("cudnn.bf16", {"num_splits": 2})):
+        kernel = KERNELS[name]
+        with pytest.raises(ValueError, match="a caller of"):
+            kernel.run(problem, None, kernel.config_for(problem, changes.items()))
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from fa3verify.adapters import launches, tensors
+
+    monkeypatch.setattr(launches, "to_gpu", tensors.to_torch)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return launches
+
+
+@pytest.mark.parametrize("fault", [None, Fault.TRUNCATED_OUTPUT])
+def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, fault):
+    from fa3verify.adapters.tensors import to_torch
+
+    kernel, operands = KERNELS["flash3.bf16"], {}
+
+    def load(name):
+        def prepare(problem, given, options):
+            assert options == {"num_splits": 3, "pack_gqa": True}
+            config = kernel.config_for(problem, options.items())
+            out, lse = run_twin(problem, operands["given"], config, fault=fault)
+            return lambda: on_a_cpu.Output(to_torch(out), to_torch(lse))
+
+        return prepare
+
+    monkeypatch.setattr(on_a_cpu, "loaded", load)
+    problem = AttentionProblem(**(PLAIN | {"seqlen_k": 400}), dtype="bf16")
+    changes = (("num_splits", 3), ("pack_gqa", True))
+    case = Case(kernel.name, problem, Recipe("normal"), changes=changes)
+    operands["given"] = case.operands()
+    measures = judge(kernel, case).measures
+    assert (measures["bits_differing"] == 0) == (fault is None)
+    assert passes(kernel, measures) == (fault is None)
+
+
+def test_a_library_that_raises_is_one_finding(on_a_cpu, monkeypatch):
+    def broken(name):
+        raise OSError("libcudart.so.99: cannot open\nshared object file")
+
+    monkeypatch.setattr(on_a_cpu, "loaded", broken)
+    kernel = KERNELS["flash2.fp16"]
+    case = Case(kernel.name, AttentionProblem(**PLAIN), Recipe("normal"))
+    with pytest.raises(CandidateError, match=r"OSError: libcudart\.so\.99: cannot open shared object file"):
+        judge(kernel, case)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_torchs_math_is_within_its_bound_and_ignores_no_mask(on_a_cpu, causal):
+    kernel = KERNELS["cuda.math.bf16"]
+    case = Case(kernel.name, AttentionProblem(**PLAIN, dtype="bf16", causal=causal), Recipe("peaky"))
+    assert passes(kernel, judge(kernel, case).measures)
+    stated = AttentionProblem(**PLAIN, dtype="bf16", causal=not causal)
+    wrong = replace(kernel, run=lambda problem, operands, config: kernel.run(stated, operands, config))
+    assert not passes(kernel, judge(wrong, case).measures)
+
+
+def test_every_module_of_the_table_loads_by_name(on_a_cpu):
+    for name in ("flash2", "cudnn", "cuda.efficient", "cuda.math", "cuda.flex"):
+        assert callable(on_a_cpu.loaded(name))
+    with pytest.raises(Exception, match=r"fa3_fwd_C\.so"):
+        on_a_cpu.loaded("flash3")
+
+
+def test_a_table_of_libraries_needs_one_that_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "no_device", lambda: "no such device")
+    result = CliRunner().invoke(main, ["libraries", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 3
+    assert "no library runs here" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_rivals_are_timed_and_only_what_verify_can_bound_is_judged():
+    assert [name for name, peer in PEERS.items() if not peer.is_timed] == ["cuda.efficient", "cuda.math"]
+    assert [name for name, peer in PEERS.items() if peer.unjudged] == ["cudnn.fp8"]
