@@ -13,6 +13,7 @@ from fa3verify import candidates, coverage, operations, watch
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
 from fa3verify.candidates import Candidate
+from fa3verify.inputs.captures import Capture
 from fa3verify.text import of_error, one_line
 
 
@@ -54,7 +55,7 @@ def found(kernel: str) -> Candidate:
         return candidates.find(kernel)
 
 
-def introduce(kernel: str, profile: str) -> Introduction:
+def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> Introduction:
     """Load a kernel and ask it what it takes.
 
     Raises
@@ -78,8 +79,8 @@ def introduce(kernel: str, profile: str) -> Introduction:
         fitting = [law for law in LAWS if law.applies(candidate)]
         laws = tuple(law.name for law in fitting if law.is_claimed(candidate))
         others = tuple(law.name for law in fitting if not law.is_claimed(candidate))
-        taken = families(candidate, size)
-        claims = coverage.claims(candidate, laws, claimed_families())
+        taken = families(candidate, size, captures)
+        claims = coverage.claims(candidate, laws, claimed_families(captures))
         rest = operations.find(candidate.operation).features - candidate.features - {"block_descale"}
         not_claimed = (
             *(f"feature {name}" for name in sorted(rest)),
@@ -94,14 +95,16 @@ def introduce(kernel: str, profile: str) -> Introduction:
             taken,
             claims,
             not_claimed,
-            constraint(candidate, size),
+            constraint(candidate, size, captures),
         )
     except Exception as error:  # configure is a third party's
         return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")
 
 
-def introduce_all(kernels: tuple[str, ...], profile: str, executor: Executor) -> list[Introduction]:
-    """Introduce kernels, those that are not ours in a worker.
+def introduce_all(
+    kernels: tuple[str, ...], profile: str, executor: Executor, captures: tuple[Capture, ...] = ()
+) -> list[Introduction]:
+    """Introduce kernels, those that are not ours in a worker; ``captures`` are a user's files to judge them on.
 
     Raises
     ------
@@ -111,15 +114,19 @@ def introduce_all(kernels: tuple[str, ...], profile: str, executor: Executor) ->
         If one cannot run here.
     """
     asked: list[Future[Any] | str] = [
-        kernel if kernel.startswith("twin.") else executor.submit(_answer, kernel, profile) for kernel in kernels
+        kernel if kernel.startswith("twin.") else executor.submit(_answer, kernel, profile, captures)
+        for kernel in kernels
     ]
-    return [introduce(k, profile) if isinstance(k, str) else _heard(kernel, k) for kernel, k in zip(kernels, asked)]
+    return [
+        introduce(kernel, profile, captures) if isinstance(answer, str) else _heard(kernel, answer)
+        for kernel, answer in zip(kernels, asked)
+    ]
 
 
-def _answer(kernel: str, profile: str) -> Introduction | tuple[str, str]:
+def _answer(kernel: str, profile: str, captures: tuple[Capture, ...]) -> Introduction | tuple[str, str]:
     """An introduction, or the kind and the words of a refusal, which survive any executor."""
     try:
-        return introduce(kernel, profile)
+        return introduce(kernel, profile, captures)
     except ValueError as error:
         return ("unavailable" if isinstance(error, Unavailable) else "unknown"), str(error)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa3verify import __version__
-from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.campaign.profiles import CAPTURED, PROFILES, family_cases
 from fa3verify.files import write_text
 from fa3verify.text import of_error
 from fa3verify.verdict import law_of
 
 if TYPE_CHECKING:
     from fa3verify.candidates import Candidate
+    from fa3verify.cases import Case
 
 SCHEMA = "fa3verify.replay/1"
 
@@ -45,8 +47,17 @@ def read(path: Path) -> dict[str, Any]:
     return body
 
 
-def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dict[str, float] | None]:
+def run(
+    body: dict[str, Any], kernel: str | None = None, activations: Path | None = None
+) -> tuple[bool, str, dict[str, float] | None]:
     """Run a replay file's content again.
+
+    Parameters
+    ----------
+    kernel : str, optional
+        Another one than the file names.
+    activations : Path, optional
+        Folder of a user's own activations, if they are not where they were; their content must be the same.
 
     Returns
     -------
@@ -67,13 +78,14 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     content = body["content"]
     if law := law_of(body["what"]):
         trial = Trial.from_json(content)
+        trial = replace(trial, case=_found(trial.case, activations))
         violation = replay_trial(find_law(law).name, candidate, trial)
         return violation is None, violation.message if violation else f"{law} holds for {trial.case.describe()}", None
-    case = Case.from_json(content)
+    case = _found(Case.from_json(content), activations)
     if case.operation != candidate.operation:
         raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
     if "baseline" in body:
-        return _against_baseline(candidate, body["baseline"])
+        return _against_baseline(candidate, body["baseline"], case)
     try:
         measures = judge(candidate, case).measures
     except CandidateError as error:
@@ -84,15 +96,25 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     return passes(candidate, measures), case.describe(), measures
 
 
-def _against_baseline(candidate: Candidate, stored: Any) -> tuple[bool, str, dict[str, float] | None]:
-    """Judge a whole family again and compare the figure that had moved with its limit."""
+def _found(case: Case, activations: Path | None) -> Case:
+    """The case with a user's own activations in another folder, if one is named."""
+    if activations is None or case.recipe.distribution != CAPTURED:
+        return case
+    settings = case.recipe.settings
+    moved = settings | {"file": str(activations / Path(str(settings["file"])).name)}
+    return replace(case, recipe=replace(case.recipe, params=moved))
+
+
+def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bool, str, dict[str, float] | None]:
+    """Judge the whole family of a case again and compare the figure that had moved with its limit."""
     from fa3verify import gate, operations
     from fa3verify.campaign.tasks import judge_cases, pooled
 
     try:
         family, measure, limit = str(stored["family"]), str(stored["measure"]), float(stored["limit"])
         profile, seed = PROFILES[stored["profile"]], int(stored["seed"])
-        cases = family_cases(candidate, family, profile, seed)
+        is_own = family.startswith(f"{CAPTURED}:")  # whose only case this is
+        cases = [case] if is_own else family_cases(candidate, family, profile, seed)
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None
     records = judge_cases(candidate, family, cases)

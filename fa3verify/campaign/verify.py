@@ -26,6 +26,7 @@ from fa3verify.campaign.profiles import PROFILES, ProfileName
 from fa3verify.campaign.summary import summarize, verdict_of
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import write_text
+from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.text import one_line
 
 PARTIAL = ".partial"
@@ -47,6 +48,7 @@ class Settings:
     studies: bool = True
     command: str | None = None  # as the summary names it; this process's command line by default
     task_limit_s: float | None = None  # the profile's by default
+    activations: Path | None = None  # npz files of the user's own model, or one of them
     memory_bytes: int | None = None  # of each worker; by default an equal share of the machine's, at least 8 GiB
 
 
@@ -130,17 +132,19 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     Raises
     ------
     ValueError
-        For an unknown kernel, a bad baseline or an unwritable output directory.
+        For an unknown kernel, a bad baseline, a damaged or foreign file of activations, or an unwritable output
+        directory.
     KeyboardInterrupt
         After stopping the workers; finished tasks stay in the journal and are not run again next time.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     baseline = _baseline(settings)
+    captures = list_captures(settings.activations) if settings.activations else ()
     executor = make_executor(settings)
     try:
-        kernels = introduce_all(settings.kernels, settings.profile, executor)
+        kernels = introduce_all(settings.kernels, settings.profile, executor, captures)
         prepare_output(settings.out)
-        outcomes = _execute(_tasks(kernels, settings), settings, executor, progress)
+        outcomes = _execute(_tasks(kernels, captures, settings), settings, executor, progress)
     except BaseException:
         executor.shutdown(wait=False, cancel_futures=True)
         raise
@@ -174,9 +178,9 @@ def _baseline(settings: Settings) -> gate.Baseline | None:
     return baseline
 
 
-def _tasks(kernels: list[Introduction], settings: Settings) -> list[Task]:
+def _tasks(kernels: list[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
     """Everything there is to run; no studies where no kernel takes a case."""
-    tasks = campaign.plan(kernels, settings.profile, settings.seed)
+    tasks = campaign.plan(kernels, settings.profile, settings.seed, captures)
     if settings.profile in adversary.PROBLEMS:
         tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
     return tasks + study_tasks(settings) if tasks and settings.studies else tasks

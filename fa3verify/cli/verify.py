@@ -30,6 +30,12 @@ from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, requ
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the figures of this run as a baseline.",
 )
+@click.option(
+    "--activations",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Judge on the Q, K and V of your own model as well: npz files of q, k and v.",
+)
 @click.option("--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output.")
 @click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML.")
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
@@ -72,6 +78,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             options["scheduler"],
             not options["no_studies"],
             task_limit_s=options["task_limit"],
+            activations=options["activations"],
             memory_bytes=None if gib is None else int(gib * 2**30),
         )
         with console.progress(options["quiet"]) as progress:

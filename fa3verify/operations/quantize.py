@@ -179,7 +179,10 @@ class Quantize(Operation):
         return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES
 
     def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
-        return {"changes": tuple(sorted(_OPTIONS[index % len(_OPTIONS)].items()))}
+        options = dict(_OPTIONS[index % len(_OPTIONS)])
+        if problem.head_dim not in ROTATED_HEAD_DIMS:
+            options.pop("rotate", None)
+        return {"changes": tuple(sorted(options.items()))}
 
     def draw_choices(
         self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted

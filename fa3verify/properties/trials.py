@@ -10,6 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify import operations
@@ -141,7 +142,7 @@ def small_schemes(draw: DrawFn, candidate: Candidate, problem: AttentionProblem,
         block_rows_k=tile_n if wanted.descales == "blocks" else tile_n * draw(st.sampled_from((1, 2))),
         block_rows_v=tile_n,
         power_of_two=draw(st.booleans()),
-        hadamard_seed=hadamard_seed if problem.head_dim & (problem.head_dim - 1) == 0 else None,
+        hadamard_seed=hadamard_seed if can_rotate(problem.head_dim) else None,
         k_mean=problem.softcap == 0 and draw(st.booleans()),
     )
 
