@@ -120,6 +120,13 @@ class Candidate:
             return one_line(error)
         return None
 
+    def check_descales(self, case: Any) -> None:
+        """Raise ValueError if a case has descales that the kernel does not claim to take: it must not be judged by
+        them.
+        """
+        if missing := needed_descales(case) - self.features:
+            raise ValueError(f"{self.name} does not claim {', '.join(sorted(missing))}: {case.describe()}")
+
     def supports(self, problem: AttentionProblem) -> bool:
         """Tell whether the kernel takes this problem."""
         return self.refusal(problem) is None
@@ -136,6 +143,12 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
         "head_dim_v": problem.head_dim_v != problem.head_dim,
     }
     return frozenset(name for name, needed in needs.items() if needed)
+
+
+def needed_descales(case: Any) -> frozenset[str]:
+    """Features of :data:`fa3verify.operations.DESCALES` that a case needs from a kernel."""
+    operation = operations.find(case.operation)
+    return operation.descales_of(case.problem, case.scheme, dict(case.changes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
         others = tuple(law.name for law in fitting if not law.is_claimed(candidate))
         taken = families(candidate, size, captures)
         claims = coverage.claims(candidate, laws, claimed_families(captures))
-        rest = operations.find(candidate.operation).features - candidate.features - {"block_descale"}
+        rest = operations.find(candidate.operation).features - candidate.features - operations.DESCALES
         not_claimed = (
             *(f"feature {name}" for name in sorted(rest)),
             *(f"property {name}" for name in others),

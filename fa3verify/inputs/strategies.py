@@ -204,7 +204,7 @@ def quant_schemes(
     draw: DrawFn,
     *,
     problem: AttentionProblem | None = None,
-    granularities: tuple[Granularity, ...] = ("head", "tensor", "block", "row"),
+    granularities: tuple[Granularity, ...] = ("head", "tensor", "query_head", "block", "row"),
     block_rows: tuple[int, ...] = (128, 64, 32),
 ) -> QuantScheme:
     """Draw a quantisation scheme; with a problem, one that is legal for it (rotation, K mean)."""

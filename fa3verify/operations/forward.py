@@ -146,6 +146,16 @@ class Forward(Operation):
 
         return {"scheme": draw(small_schemes(candidate, problem, wanted))} if candidate.dtype == "e4m3" else {}
 
+    def descales_of(
+        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Any]
+    ) -> frozenset[str]:
+        if scheme is None or scheme.granularity in ("tensor", "head"):
+            return frozenset()
+        by_head = scheme.granularity == "query_head"
+        if by_head and problem.group == 1:
+            return frozenset()
+        return frozenset({"query_head_descale" if by_head else "block_descale"})
+
     def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
         if (problem.dtype == "e4m3") != (scheme is not None):
             raise ValueError(f"a quantisation scheme goes with e4m3 and only e4m3, got {problem.dtype} and {scheme}")

@@ -138,6 +138,12 @@ class Operation(ABC):
     ) -> dict[str, Any]:
         """Draw the same for a small case."""
 
+    def descales_of(
+        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Any]
+    ) -> frozenset[str]:
+        """Return the features of :data:`DESCALES` that a kernel needs for a case; none by default."""
+        return frozenset()
+
     def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
         """Raise ValueError unless a quantisation scheme fits the problem; none does by default."""
         if scheme is not None:
