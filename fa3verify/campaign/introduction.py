@@ -6,13 +6,13 @@ Loading a stranger's module may end the process, hang or print; the campaign's o
 from __future__ import annotations
 
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fa3verify import candidates, coverage, operations, watch
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
-from fa3verify.candidates import Candidate
+from fa3verify.candidates import Candidate, Identity
 from fa3verify.inputs.captures import Capture
 from fa3verify.text import of_error, one_line
 
@@ -36,6 +36,13 @@ class Introduction:
         What keeps it from some problem of the campaign.
     failed : str, optional
         How it failed while it was loaded or asked: a finding.
+    dtype : str, optional
+        None where it could not be asked.
+    states_order : bool
+        Whether it states its order of operations; the bound is that of any order otherwise.
+    policy : tuple of str
+        What it declares other than the default policy, in words.
+    identity : Identity
     """
 
     name: str
@@ -47,6 +54,10 @@ class Introduction:
     not_claimed: tuple[str, ...] = ()
     constraint: str | None = None
     failed: str | None = None
+    dtype: str | None = None
+    states_order: bool = False
+    policy: tuple[str, ...] = ()
+    identity: Identity = field(default_factory=Identity)
 
 
 def found(kernel: str) -> Candidate:
@@ -96,6 +107,10 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             claims,
             not_claimed,
             constraint(candidate, size, captures),
+            dtype=candidate.dtype,
+            states_order=candidate.order is not None,
+            policy=candidate.policy.exceptions,
+            identity=Identity(**candidate.identity()) if candidate.identity else Identity(),
         )
     except Exception as error:  # configure is a third party's
         return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")

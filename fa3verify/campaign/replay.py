@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fa3verify.cases import Case
 
 SCHEMA = "fa3verify.replay/1"
+FAMILY_SCHEMA = "fa3verify.family/1"
 
 
 def write(path: Path, kernel: str, what: str, content: dict[str, Any], baseline: dict[str, Any] | None = None) -> None:
@@ -27,6 +29,12 @@ def write(path: Path, kernel: str, what: str, content: dict[str, Any], baseline:
     if baseline:
         body["baseline"] = baseline
     write_text(path, json.dumps(body, indent=1) + "\n")
+
+
+def of_family(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the content that judges all cases of a family again, of judged cases; the largest error comes first."""
+    judged = sorted(cases, key=lambda case: case["measures"]["ratio_max"], reverse=True)
+    return {"schema": FAMILY_SCHEMA, "cases": [case["case"] for case in judged]}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -70,7 +78,6 @@ def run(
     """
     from fa3verify import candidates
     from fa3verify.calls import CandidateError
-    from fa3verify.cases import Case
     from fa3verify.judgement import judge, passes
     from fa3verify.properties import Trial, find_law, replay_trial
 
@@ -81,9 +88,9 @@ def run(
         trial = replace(trial, case=_found(trial.case, activations))
         violation = replay_trial(find_law(law).name, candidate, trial)
         return violation is None, violation.message if violation else f"{law} holds for {trial.case.describe()}", None
-    case = _found(Case.from_json(content), activations)
-    if case.operation != candidate.operation:
-        raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
+    if content.get("schema") == FAMILY_SCHEMA:
+        return _family(candidate, body["what"], content, activations)
+    case = _case(candidate, content, activations)
     if "baseline" in body:
         return _against_baseline(candidate, body["baseline"], case)
     try:
@@ -94,6 +101,34 @@ def run(
         message = f"{case.describe()}; only its bound is judged here: the file does not say which figure moved"
         return passes(candidate, measures), message, measures
     return passes(candidate, measures), case.describe(), measures
+
+
+def _case(candidate: Candidate, content: Any, activations: Path | None) -> Case:
+    """Read a case; ValueError if it is not one for this kernel."""
+    from fa3verify.cases import Case
+
+    case = _found(Case.from_json(content), activations)
+    if case.operation != candidate.operation:
+        raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
+    return case
+
+
+def _family(
+    candidate: Candidate, what: str, content: dict[str, Any], activations: Path | None
+) -> tuple[bool, str, dict[str, float] | None]:
+    """Judge all cases of a family again; the figures are those of the whole family."""
+    from fa3verify import operations
+    from fa3verify.campaign.tasks import judge_cases, pooled
+    from fa3verify.judgement import passes
+
+    if not isinstance(content.get("cases"), list) or not content["cases"]:
+        raise ValueError("the replay file is damaged: it names no case of its family")
+    records = judge_cases(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
+    if lost := [record for record in records if "error" in record]:
+        return False, f"{lost[0]['describe']}: {lost[0]['error']}", None
+    holds = all(passes(candidate, record["measures"]) for record in records)
+    message = f"{len(records)} cases, of which the first had the largest error: {records[0]['describe']}"
+    return holds, message, pooled(records, operations.find(candidate.operation))
 
 
 def _found(case: Case, activations: Path | None) -> Case:

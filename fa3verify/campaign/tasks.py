@@ -9,10 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fa3_reference.bounds import KernelModel
 from fa3verify import operations, watch
 from fa3verify.calls import CandidateError
 from fa3verify.campaign.introduction import Introduction, found
@@ -105,12 +106,19 @@ def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[di
             judgement = judge(candidate, case)
             record["measures"] = judgement.measures
             record["quantisation"] = operation.beside(judgement)
+            record["order"] = _order(candidate, case)
         except CandidateError as error:
             record["error"] = str(error)
         except Exception as error:  # whatever else a kernel under test leads to is a finding as well
             record["error"] = of_error(error)
         records.append(record)
     return records
+
+
+def _order(candidate: Candidate, case: Case) -> dict[str, Any] | None:
+    """The order of operations that the bound of a case assumed, None for an operation whose bound assumes none."""
+    assumed = operations.find(candidate.operation).assumed(candidate, candidate.config_for(case.problem, case.changes))
+    return asdict(assumed) if isinstance(assumed, KernelModel) else None
 
 
 def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify import gate
-from fa3verify.campaign import adversary, replay
+from fa3verify.campaign import adversary, atlas, replay
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.findings import finding
 from fa3verify.campaign.introduction import Introduction, introduce_all
@@ -161,6 +161,7 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
         body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
         write_text(settings.update_baseline, body.text())
     _write_report(settings.out, summary, studies)
+    atlas.write(settings.out / atlas.FILE, atlas.of(summary))
     _remove_journal(settings.out)
     return summary
 
@@ -221,7 +222,10 @@ def _write_replays(summary: dict[str, Any], out: Path) -> None:
             return None
         key = json.dumps([content, baseline], sort_keys=True)
         if key not in stored:
-            path = worst / f"{re.sub(r'[^A-Za-z0-9._+-]', '_', stem)[:100]}.json"
+            name = re.sub(r"[^A-Za-z0-9._+-]", "_", stem)[:100]
+            while f"worst/{name}.json" in stored.values():
+                name += "_"
+            path = worst / f"{name}.json"
             replay.write(path, kernel, what, content, baseline)
             stored[key] = f"worst/{path.name}"
         return stored[key]
@@ -230,7 +234,14 @@ def _write_replays(summary: dict[str, Any], out: Path) -> None:
         stem = f"fail-{number:03d}-{failure['kernel']}-{failure['what'].split()[0]}"
         given = (failure["kernel"], failure["what"], failure["replay"], failure["baseline"])
         failure["replay"] = store(stem, *given)
+    judged: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for case in summary["cases"]:
+        judged.setdefault((case["kernel"], case["family"]), []).append(case)
     for kernel in summary["kernels"]:
+        for family in kernel["families"]:
+            name = family["family"]
+            content = replay.of_family(judged[kernel["name"], name])
+            family["replay"] = store(f"family-{kernel['name']}-{name}", kernel["name"], f"family {name}", content)
         if kernel["worst"]:
             name = kernel["name"]
             kernel["worst"]["replay"] = store(f"worst-{name}", name, "largest error / bound", kernel["worst"]["replay"])

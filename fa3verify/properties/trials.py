@@ -134,9 +134,9 @@ def small_schemes(draw: DrawFn, candidate: Candidate, problem: AttentionProblem,
     options = ["head", "tensor"]
     if "block_descale" in candidate.features and wanted.descales != "uniform":
         options = ["block"] if wanted.descales == "blocks" else ["head", "block", "tensor"]
-    if "query_head_descale" in candidate.features and problem.group > 1 and wanted.descales != "blocks":
-        options.append("query_head")
     granularity = draw(st.sampled_from(options))
+    if granularity == "head" and problem.group > 1 and "query_head_descale" in candidate.features:
+        granularity = draw(st.sampled_from(("head", "query_head")))  # blocks, which find more, stay as frequent
     hadamard_seed = draw(st.one_of(st.none(), st.integers(0, 2**16)))
     return QuantScheme(
         granularity=granularity,  # type: ignore[arg-type]
