@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,7 +19,7 @@ from typing import Any
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
-from fa3verify import operations
+from fa3verify import __version__, operations
 from fa3verify.operations import FEATURES as FEATURES
 from fa3verify.operations.forward import Result as Result
 from fa3verify.operations.forward import changeable
@@ -29,6 +29,26 @@ from fa3verify.text import of_error, one_line
 
 ENTRY_POINTS = "fa3verify.kernels"
 MADE = "__fa3verify_candidates__"  # of a function that was declared to be a kernel: its candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What exactly was judged; None is what a kernel does not say.
+
+    Parameters
+    ----------
+    version : str, optional
+        Of the library.
+    file, sha256 : str, optional
+        Name and hash of its binary, or of the sources that stand for one.
+    device : str, optional
+        GPU, or what else it ran on.
+    """
+
+    version: str | None = None
+    file: str | None = None
+    sha256: str | None = None
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +90,9 @@ class Candidate:
     seqlen_multiple, min_seqlen : int
         Every length of queries and keys is a multiple of the one and at least the other; problems are adapted to that
         (:func:`fa3verify.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys as well.
+    identity : callable, optional
+        ``identity()``: fields of :class:`Identity` by name, for stored judgements. Asked once in a campaign, where the
+        kernel runs.
     """
 
     name: str
@@ -89,6 +112,7 @@ class Candidate:
     head_dims: tuple[int, ...] | None = None
     seqlen_multiple: int = 1
     min_seqlen: int = 0
+    identity: Callable[[], Mapping[str, str | None]] | None = None
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
@@ -120,6 +144,13 @@ class Candidate:
             return one_line(error)
         return None
 
+    def check_descales(self, case: Any) -> None:
+        """Raise ValueError if a case has descales that the kernel does not claim to take: it must not be judged by
+        them.
+        """
+        if missing := needed_descales(case) - self.features:
+            raise ValueError(f"{self.name} does not claim {', '.join(sorted(missing))}: {case.describe()}")
+
     def supports(self, problem: AttentionProblem) -> bool:
         """Tell whether the kernel takes this problem."""
         return self.refusal(problem) is None
@@ -138,6 +169,12 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
     return frozenset(name for name, needed in needs.items() if needed)
 
 
+def needed_descales(case: Any) -> frozenset[str]:
+    """Features of :data:`fa3verify.operations.DESCALES` that a case needs from a kernel."""
+    operation = operations.find(case.operation)
+    return operation.descales_of(case.problem, case.scheme, dict(case.changes))
+
+
 @dataclass(frozen=True, slots=True)
 class _Twin:
     """Callable side of a twin candidate; a record so that it can travel to worker processes."""
@@ -151,6 +188,14 @@ class _Twin:
 
     def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> Any:
         return operations.find(self.operation).twin(problem, operands, config, self.fault)
+
+    def identity(self) -> dict[str, str | None]:
+        """The twin's own sources, and the version of the kernels whose bits it has."""
+        from fa3_kernels.twin.compiled import source_hash
+
+        traits = traits_of(str(dict(self.changes).get("family", OURS)))
+        version = f"twin of {traits.title} ({traits.version}), fa3verify {__version__}"
+        return {"version": version, "sha256": source_hash(), "device": "CPU"}
 
 
 def twin(
@@ -171,7 +216,7 @@ def twin(
         features, free = features & traits_of(family).features, changeable(dtype, changes, family)
     return Candidate(
         name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation,
-        order=order_of_family, changeable=free,
+        order=order_of_family, changeable=free, identity=side.identity,
     )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.candidates import Candidate, needed_features
+from fa3verify.candidates import Candidate, needed_descales, needed_features
+from fa3verify.operations import DESCALES
 
 REQUIRED = 0.75  # share of the claimed classes of each kind; quick leaves out one of four head_dims
 HEAD_DIMS = (64, 96, 128, 256)  # asked of a kernel that declares none
@@ -53,14 +54,13 @@ def classes_of(problem: AttentionProblem) -> frozenset[str]:
 
 
 def classes_of_case(case: Any) -> frozenset[str]:
-    """Return the classes of a case's problem, and whether it has a scale per block."""
-    blocks = case.scheme is not None and case.scheme.granularity == "block"
-    return classes_of(case.problem) | ({"feature block_descale"} if blocks else set())
+    """Return the classes of a case's problem, and of what its scales ask of a kernel."""
+    return classes_of(case.problem) | {f"feature {name}" for name in needed_descales(case)}
 
 
 def claims(candidate: Candidate, properties: Iterable[str], families: Iterable[str]) -> tuple[str, ...]:
     """Return every class that a kernel claims, with the properties and families that are for its kind of kernel."""
-    features = candidate.features if candidate.dtype == "e4m3" else candidate.features - {"block_descale"}
+    features = candidate.features if candidate.dtype == "e4m3" else candidate.features - DESCALES
     return (
         *(f"feature {name}" for name in sorted(features)),
         *(f"head_dim {n}" for n in head_dims(candidate)),

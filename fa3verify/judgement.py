@@ -55,6 +55,7 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
         If it raises, changes its operands, or returns what it does not declare.
     """
     operation, problem = operations.find(candidate.operation), case.problem
+    candidate.check_descales(case)
     arrays, prepared = case.draw()
     operands = prepared.operands
     config = candidate.config_for(problem, case.changes)

@@ -21,7 +21,7 @@ from fa3verify.candidates import MADE, find
 from fa3verify.candidates import Candidate as Candidate
 from fa3verify.candidates import Result as Result
 from fa3verify.cases import Case as Case
-from fa3verify.inputs.activations import load as load_activations  # noqa: F401
+from fa3verify.inputs.captures import load as load_activations  # noqa: F401
 from fa3verify.inputs.recipe import Recipe as Recipe
 from fa3verify.operations import FORWARD
 
@@ -129,6 +129,7 @@ def verify(
     out: str | Path = "out",
     seed: int = 0,
     baseline: str | Path | None = None,
+    activations: str | Path | None = None,
     workers: int = 0,
     studies: bool = True,
 ) -> dict[str, Any]:
@@ -144,6 +145,8 @@ def verify(
         Where ``report.html``, ``summary.json``, ``run.nc`` and the replay files go.
     baseline : path, optional
         Compare with this one, not with the shipped one.
+    activations : path, optional
+        Folder of npz files of q, k and v of a model of one's own, or one of them, to judge the kernels on as well.
     workers : int
         Processes; 0 is one per core.
     studies : bool
@@ -157,7 +160,8 @@ def verify(
     Raises
     ------
     ValueError
-        For an unknown or unavailable kernel, a bad profile or baseline, or a folder that cannot be written.
+        For an unknown or unavailable kernel, a bad profile or baseline, a damaged or foreign file of activations, or a
+        folder that cannot be written.
 
     >>> verify("twin.fp17")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -172,8 +176,9 @@ def verify(
         raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
     command = f"fa3verify.verify({names!r}, profile={profile!r}, seed={seed})"
     stored = Path(baseline) if baseline else None
+    own = Path(activations) if activations else None
     settings = verify.Settings(
-        names, profile, seed, Path(out), stored, workers=workers, studies=studies, command=command
+        names, profile, seed, Path(out), stored, workers=workers, studies=studies, command=command, activations=own
     )
     return verify.run(settings, lambda total, outcome: None)
 
@@ -186,13 +191,18 @@ class Replayed(NamedTuple):
     measures: dict[str, float] | None
 
 
-def replay(file: str | Path, kernel: str | None = None) -> Replayed:
+def replay(file: str | Path, kernel: str | None = None, activations: str | Path | None = None) -> Replayed:
     """Run a replay file again, with the kernel it names or another one.
+
+    Parameters
+    ----------
+    activations : path, optional
+        Folder with the user's own activations, if they are not where they were.
 
     Raises
     ------
     ValueError
-        If the file is missing, damaged or foreign, or the kernel is unknown.
+        If the file is missing, damaged or foreign, or the kernel is unknown, or activations are missing or others.
 
     >>> replay("none.json")
     Traceback (most recent call last):
@@ -201,7 +211,8 @@ def replay(file: str | Path, kernel: str | None = None) -> Replayed:
     """
     from fa3verify.campaign import replay
 
-    return Replayed(*replay.run(replay.read(Path(file)), kernel))
+    own = Path(activations) if activations else None
+    return Replayed(*replay.run(replay.read(Path(file)), kernel, own))
 
 
 def simulate(

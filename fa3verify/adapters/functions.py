@@ -22,7 +22,7 @@ from fa3verify.candidates import FEATURES, Candidate, Result
 
 Layout = Literal["bhsd", "bshd"]
 Library = Literal["torch", "numpy"]
-ARRAY_FEATURES = FEATURES - {"block_descale"}
+ARRAY_FEATURES = FEATURES - {"block_descale"}  # descales are (batch, heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ArrayFunction:
         ``function(q, k, v, *, softmax_scale, ...)`` returns ``out`` or ``(out, lse)``. It gets ``causal``, ``window``,
         ``softcap`` if these are among its features; ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and
         ``max_seqlen_k`` for packed sequences; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32
-        (batch, nheads_kv), or (batch, nheads) for q with ``query_head_descales``.
+        (batch, nheads_kv), or (batch, nheads) for q with ``query_head_descale`` among its features.
     layout : {"bhsd", "bshd"}
         Of batched q, k, v and out; packed ones are (tokens, heads, head_dim). lse is (batch, heads, seqlen_q) or
         (heads, tokens).
@@ -88,7 +88,8 @@ class ArrayFunction:
         for name in ("q_descale", "k_descale", "v_descale"):
             descale: Descale | None = getattr(operands, name)
             if descale is not None:
-                options[name] = self._foreign(descale.by_kv_head(problem.nheads_kv))
+                each = name == "q_descale" and "query_head_descale" in self.features
+                options[name] = self._foreign(descale.by_kv_head(problem.nheads if each else problem.nheads_kv))
         return options
 
 

@@ -6,13 +6,14 @@ Loading a stranger's module may end the process, hang or print; the campaign's o
 from __future__ import annotations
 
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fa3verify import candidates, coverage, operations, watch
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
-from fa3verify.candidates import Candidate
+from fa3verify.candidates import Candidate, Identity
+from fa3verify.inputs.captures import Capture
 from fa3verify.text import of_error, one_line
 
 
@@ -35,6 +36,13 @@ class Introduction:
         What keeps it from some problem of the campaign.
     failed : str, optional
         How it failed while it was loaded or asked: a finding.
+    dtype : str, optional
+        None where it could not be asked.
+    states_order : bool
+        Whether it states its order of operations; the bound is that of any order otherwise.
+    policy : tuple of str
+        What it declares other than the default policy, in words.
+    identity : Identity
     """
 
     name: str
@@ -46,6 +54,10 @@ class Introduction:
     not_claimed: tuple[str, ...] = ()
     constraint: str | None = None
     failed: str | None = None
+    dtype: str | None = None
+    states_order: bool = False
+    policy: tuple[str, ...] = ()
+    identity: Identity = field(default_factory=Identity)
 
 
 def found(kernel: str) -> Candidate:
@@ -54,7 +66,7 @@ def found(kernel: str) -> Candidate:
         return candidates.find(kernel)
 
 
-def introduce(kernel: str, profile: str) -> Introduction:
+def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> Introduction:
     """Load a kernel and ask it what it takes.
 
     Raises
@@ -78,9 +90,9 @@ def introduce(kernel: str, profile: str) -> Introduction:
         fitting = [law for law in LAWS if law.applies(candidate)]
         laws = tuple(law.name for law in fitting if law.is_claimed(candidate))
         others = tuple(law.name for law in fitting if not law.is_claimed(candidate))
-        taken = families(candidate, size)
-        claims = coverage.claims(candidate, laws, claimed_families())
-        rest = operations.find(candidate.operation).features - candidate.features - {"block_descale"}
+        taken = families(candidate, size, captures)
+        claims = coverage.claims(candidate, laws, claimed_families(captures))
+        rest = operations.find(candidate.operation).features - candidate.features - operations.DESCALES
         not_claimed = (
             *(f"feature {name}" for name in sorted(rest)),
             *(f"property {name}" for name in others),
@@ -94,14 +106,20 @@ def introduce(kernel: str, profile: str) -> Introduction:
             taken,
             claims,
             not_claimed,
-            constraint(candidate, size),
+            constraint(candidate, size, captures),
+            dtype=candidate.dtype,
+            states_order=candidate.order is not None,
+            policy=candidate.policy.exceptions,
+            identity=Identity(**candidate.identity()) if candidate.identity else Identity(),
         )
     except Exception as error:  # configure is a third party's
         return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")
 
 
-def introduce_all(kernels: tuple[str, ...], profile: str, executor: Executor) -> list[Introduction]:
-    """Introduce kernels, those that are not ours in a worker.
+def introduce_all(
+    kernels: tuple[str, ...], profile: str, executor: Executor, captures: tuple[Capture, ...] = ()
+) -> list[Introduction]:
+    """Introduce kernels, those that are not ours in a worker; ``captures`` are a user's files to judge them on.
 
     Raises
     ------
@@ -111,15 +129,19 @@ def introduce_all(kernels: tuple[str, ...], profile: str, executor: Executor) ->
         If one cannot run here.
     """
     asked: list[Future[Any] | str] = [
-        kernel if kernel.startswith("twin.") else executor.submit(_answer, kernel, profile) for kernel in kernels
+        kernel if kernel.startswith("twin.") else executor.submit(_answer, kernel, profile, captures)
+        for kernel in kernels
     ]
-    return [introduce(k, profile) if isinstance(k, str) else _heard(kernel, k) for kernel, k in zip(kernels, asked)]
+    return [
+        introduce(kernel, profile, captures) if isinstance(answer, str) else _heard(kernel, answer)
+        for kernel, answer in zip(kernels, asked)
+    ]
 
 
-def _answer(kernel: str, profile: str) -> Introduction | tuple[str, str]:
+def _answer(kernel: str, profile: str, captures: tuple[Capture, ...]) -> Introduction | tuple[str, str]:
     """An introduction, or the kind and the words of a refusal, which survive any executor."""
     try:
-        return introduce(kernel, profile)
+        return introduce(kernel, profile, captures)
     except ValueError as error:
         return ("unavailable" if isinstance(error, Unavailable) else "unknown"), str(error)
 

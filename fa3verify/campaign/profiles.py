@@ -11,6 +11,7 @@ from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import adapted
 from fa3verify.inputs.activations import list_activations
+from fa3verify.inputs.captures import Capture
 from fa3verify.inputs.recipe import FAMILIES, Recipe
 
 ProfileName = Literal["quick", "release", "soak"]
@@ -87,34 +88,70 @@ PROFILES: dict[str, Profile] = {
     "soak": Profile("soak", _FULL, 16, 600, 6000, 0, 3600.0),
 }
 
-ACTIVATIONS = "activations"
+ACTIVATIONS, CAPTURED = "activations", "captured"
 
 
-def families(candidate: Candidate, profile: Profile) -> tuple[str, ...]:
-    """Return the families of which a kernel takes a case: synthetic ones, then real activations by model."""
-    return tuple(name for name in claimed_families() if _inputs(candidate, name, profile, 0))
+def families(candidate: Candidate, profile: Profile, captures: tuple[Capture, ...] = ()) -> tuple[str, ...]:
+    """Return the families of which a kernel takes a case: synthetic ones, real activations by model, the user's."""
+    own = tuple(family_of(capture) for capture in captures if captured_case(candidate, capture, profile, 0))
+    return *(name for name in claimed_families() if _inputs(candidate, name, profile, 0)), *own
 
 
-def claimed_families() -> tuple[str, ...]:
+def claimed_families(captures: tuple[Capture, ...] = ()) -> tuple[str, ...]:
     """Return every family: what a kernel for any inputs claims."""
     models = sorted({stored.model for stored in list_activations()})
     synthetic = tuple(template.name for template in FAMILIES if template.distribution != ACTIVATIONS)
-    return synthetic + tuple(f"{ACTIVATIONS}:{model}" for model in models)
+    return (*synthetic, *(f"{ACTIVATIONS}:{model}" for model in models), *map(family_of, captures))
 
 
-def constraint(candidate: Candidate, profile: Profile) -> str | None:
+def family_of(capture: Capture) -> str:
+    """Return the family of a user's file, which is its only case."""
+    return f"{CAPTURED}:{capture.name}"
+
+
+def constraint(candidate: Candidate, profile: Profile, captures: tuple[Capture, ...] = ()) -> str | None:
     """Return why a kernel does not take some problem of a campaign, not even adapted; None where it takes all."""
     problems = [adapted(candidate, p) for p in _shapes(candidate, profile)]
-    return next(filter(None, map(candidate.refusal, problems)), None)
+    own = (captured_refusal(candidate, capture, profile) for capture in captures)
+    return next(filter(None, (*map(candidate.refusal, problems), *own)), None)
 
 
 def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int) -> list[Case]:
     """Return the deterministic cases of one family; the stored baseline rests on these."""
+    return [_case(candidate, *inputs) for inputs in _inputs(candidate, family, profile, seed)]
+
+
+def _case(candidate: Candidate, index: int, problem: AttentionProblem, recipe: Recipe) -> Case:
+    """The case of a problem that has this place among all shapes."""
     operation = operations.find(candidate.operation)
-    return [
-        Case(candidate.name, p, r, operation=operation.name, **operation.choices(candidate, p, r, i))
-        for i, p, r in _inputs(candidate, family, profile, seed)
-    ]
+    choices = operation.choices(candidate, problem, recipe, index)
+    return Case(candidate.name, problem, recipe, operation=operation.name, **choices)
+
+
+def captured_case(candidate: Candidate, capture: Capture, profile: Profile, index: int) -> Case | None:
+    """Return the case of a user's file that has this place among all of them; None if the kernel does not take it."""
+    if captured_refusal(candidate, capture, profile):
+        return None
+    tokens = _tokens(candidate, capture.seqlen, profile)
+    recipe = Recipe(CAPTURED, {"file": capture.file, "sha256": capture.sha256, "tokens": tokens})
+    return _case(candidate, index, capture.problem(dtype=candidate.dtype, tokens=tokens), recipe)
+
+
+def captured_refusal(candidate: Candidate, capture: Capture, profile: Profile) -> str | None:
+    """Return why a kernel does not take a user's file, None if it does."""
+    tokens = _tokens(candidate, capture.seqlen, profile)
+    if not tokens:
+        return f"lengths must be multiples of {candidate.seqlen_multiple}, {capture.file} has {capture.seqlen} tokens"
+    try:
+        return candidate.refusal(capture.problem(dtype=candidate.dtype, tokens=tokens))
+    except ValueError as error:
+        return str(error)
+
+
+def _tokens(candidate: Candidate, seqlen: int, profile: Profile) -> int:
+    """How many of the first tokens of activations a profile uses, as many as fit a kernel's lengths."""
+    tokens = min(seqlen, profile.activation_tokens or seqlen)
+    return tokens - tokens % candidate.seqlen_multiple
 
 
 def _inputs(
@@ -139,8 +176,7 @@ def _activations(candidate: Candidate, model: str, profile: Profile) -> list[tup
     """The stored activations of a model that a kernel takes: their first tokens, as many as fit its lengths."""
     inputs = []
     for index, stored in enumerate(a for a in list_activations() if a.model == model):
-        tokens = min(stored.seqlen, profile.activation_tokens or stored.seqlen)
-        tokens -= tokens % candidate.seqlen_multiple
+        tokens = _tokens(candidate, stored.seqlen, profile)
         if tokens and candidate.supports(problem := stored.problem(dtype=candidate.dtype, tokens=tokens)):
             inputs.append((index, problem, Recipe(ACTIVATIONS, {"name": stored.name, "tokens": tokens})))
     return inputs

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa3verify import __version__
-from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.campaign.profiles import CAPTURED, PROFILES, family_cases
 from fa3verify.files import write_text
 from fa3verify.text import of_error
 from fa3verify.verdict import law_of
 
 if TYPE_CHECKING:
     from fa3verify.candidates import Candidate
+    from fa3verify.cases import Case
 
 SCHEMA = "fa3verify.replay/1"
+FAMILY_SCHEMA = "fa3verify.family/1"
 
 
 def write(path: Path, kernel: str, what: str, content: dict[str, Any], baseline: dict[str, Any] | None = None) -> None:
@@ -25,6 +29,12 @@ def write(path: Path, kernel: str, what: str, content: dict[str, Any], baseline:
     if baseline:
         body["baseline"] = baseline
     write_text(path, json.dumps(body, indent=1) + "\n")
+
+
+def of_family(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the content that judges all cases of a family again, of judged cases; the largest error comes first."""
+    judged = sorted(cases, key=lambda case: case["measures"]["ratio_max"], reverse=True)
+    return {"schema": FAMILY_SCHEMA, "cases": [case["case"] for case in judged]}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -45,8 +55,17 @@ def read(path: Path) -> dict[str, Any]:
     return body
 
 
-def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dict[str, float] | None]:
+def run(
+    body: dict[str, Any], kernel: str | None = None, activations: Path | None = None
+) -> tuple[bool, str, dict[str, float] | None]:
     """Run a replay file's content again.
+
+    Parameters
+    ----------
+    kernel : str, optional
+        Another one than the file names.
+    activations : Path, optional
+        Folder of a user's own activations, if they are not where they were; their content must be the same.
 
     Returns
     -------
@@ -59,7 +78,6 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     """
     from fa3verify import candidates
     from fa3verify.calls import CandidateError
-    from fa3verify.cases import Case
     from fa3verify.judgement import judge, passes
     from fa3verify.properties import Trial, find_law, replay_trial
 
@@ -67,13 +85,14 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     content = body["content"]
     if law := law_of(body["what"]):
         trial = Trial.from_json(content)
+        trial = replace(trial, case=_found(trial.case, activations))
         violation = replay_trial(find_law(law).name, candidate, trial)
         return violation is None, violation.message if violation else f"{law} holds for {trial.case.describe()}", None
-    case = Case.from_json(content)
-    if case.operation != candidate.operation:
-        raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
+    if content.get("schema") == FAMILY_SCHEMA:
+        return _family(candidate, body["what"], content, activations)
+    case = _case(candidate, content, activations)
     if "baseline" in body:
-        return _against_baseline(candidate, body["baseline"])
+        return _against_baseline(candidate, body["baseline"], case)
     try:
         measures = judge(candidate, case).measures
     except CandidateError as error:
@@ -84,15 +103,53 @@ def run(body: dict[str, Any], kernel: str | None = None) -> tuple[bool, str, dic
     return passes(candidate, measures), case.describe(), measures
 
 
-def _against_baseline(candidate: Candidate, stored: Any) -> tuple[bool, str, dict[str, float] | None]:
-    """Judge a whole family again and compare the figure that had moved with its limit."""
+def _case(candidate: Candidate, content: Any, activations: Path | None) -> Case:
+    """Read a case; ValueError if it is not one for this kernel."""
+    from fa3verify.cases import Case
+
+    case = _found(Case.from_json(content), activations)
+    if case.operation != candidate.operation:
+        raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
+    return case
+
+
+def _family(
+    candidate: Candidate, what: str, content: dict[str, Any], activations: Path | None
+) -> tuple[bool, str, dict[str, float] | None]:
+    """Judge all cases of a family again; the figures are those of the whole family."""
+    from fa3verify import operations
+    from fa3verify.campaign.tasks import judge_cases, pooled
+    from fa3verify.judgement import passes
+
+    if not isinstance(content.get("cases"), list) or not content["cases"]:
+        raise ValueError("the replay file is damaged: it names no case of its family")
+    records = judge_cases(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
+    if lost := [record for record in records if "error" in record]:
+        return False, f"{lost[0]['describe']}: {lost[0]['error']}", None
+    holds = all(passes(candidate, record["measures"]) for record in records)
+    message = f"{len(records)} cases, of which the first had the largest error: {records[0]['describe']}"
+    return holds, message, pooled(records, operations.find(candidate.operation))
+
+
+def _found(case: Case, activations: Path | None) -> Case:
+    """The case with a user's own activations in another folder, if one is named."""
+    if activations is None or case.recipe.distribution != CAPTURED:
+        return case
+    settings = case.recipe.settings
+    moved = settings | {"file": str(activations / Path(str(settings["file"])).name)}
+    return replace(case, recipe=replace(case.recipe, params=moved))
+
+
+def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bool, str, dict[str, float] | None]:
+    """Judge the whole family of a case again and compare the figure that had moved with its limit."""
     from fa3verify import gate, operations
     from fa3verify.campaign.tasks import judge_cases, pooled
 
     try:
         family, measure, limit = str(stored["family"]), str(stored["measure"]), float(stored["limit"])
         profile, seed = PROFILES[stored["profile"]], int(stored["seed"])
-        cases = family_cases(candidate, family, profile, seed)
+        is_own = family.startswith(f"{CAPTURED}:")  # whose only case this is
+        cases = [case] if is_own else family_cases(candidate, family, profile, seed)
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None
     records = judge_cases(candidate, family, cases)

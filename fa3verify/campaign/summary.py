@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,17 @@ SCHEMA_NOTES = {
     "kernels[].outputs": "output values compared",
     "kernels[].worst_ratio": "largest error / bound of any output over the families",
     "kernels[].operation": "what the kernel computes: forward or quantize",
+    "kernels[].dtype": "format of its operands, for a quantiser of its codes; null if it could not be loaded",
+    "kernels[].identity": "version, file, sha256 and device, each null where it is not said",
+    "kernels[].states_order": "whether it states its order of operations; if not, the bound is that of any order",
+    "kernels[].orders": "the fa3_reference.bounds.KernelModel of every bound, each once",
+    "kernels[].policy": "what it declares other than the default policy, in words",
     "kernels[].worst_ratio_lse": "the same for lse; null for an operation without it",
     "kernels[].worst_ratios": "the same for every output beside the main ones, by its name",
     "kernels[].worst": "family, one-line case and replay file of worst_ratio, or null",
     "kernels[].search_effort": "cases behind worst_ratio: a largest known error is a lower bound of the true one",
     "kernels[].families": "per input family the pooled figures of fa3verify.metrics.measures_of, "
-    "RMSE against both references",
+    "RMSE against both references, and the replay file that gives them again",
     "kernels[].laws": "law, statement, kind, status, examples, outputs, message, replay",
     "gate": "every comparison: layer, rule, kernel, family, observed, limit, baseline, margin, status",
     "baseline": "name and sha256 of the baseline compared with, or null",
@@ -170,11 +176,17 @@ def _kernel(
     sides = {
         side.name: max((f[f"ratio_{side.name}_max"] or 0.0 for f in families), default=None) for side in operation.sides
     }
+    orders = [case.pop("order", None) for case in cases]
     worst = max(cases, key=lambda c: c["measures"]["ratio_max"], default=None)
     body = {
         "name": name,
         "description": kernel.description,
         "operation": operation.name,
+        "dtype": kernel.dtype,
+        "identity": asdict(kernel.identity),
+        "states_order": kernel.states_order,
+        "orders": [order for i, order in enumerate(orders) if order and order not in orders[:i]],
+        "policy": list(kernel.policy),
         "cases": len(cases) + sum(law["examples"] for law in laws),
         "outputs": sum(f["outputs"] for f in families) + sum(law.get("outputs", 0) for law in laws),
         "worst_ratio": max((f["ratio_max"] for f in families), default=None),

@@ -10,18 +10,20 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fa3_reference.bounds import KernelModel
 from fa3verify import operations, watch
 from fa3verify.calls import CandidateError
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
-from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.campaign.profiles import PROFILES, captured_case, family_cases, family_of
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.files import write_text
+from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.operations import Operation
 from fa3verify.text import of_error
 
@@ -86,6 +88,13 @@ def judge_family(kernel: str, family: str, profile: str, seed: int) -> list[dict
     return judge_cases(candidate, family, family_cases(candidate, family, PROFILES[profile], seed))
 
 
+def judge_capture(kernel: str, family: str, profile: str, file: str, sha256: str, index: int) -> list[dict[str, Any]]:
+    """Judge the case of a user's file of activations, which has this place among all of them."""
+    candidate = found(kernel)
+    case = captured_case(candidate, pinned(file, sha256).capture, PROFILES[profile], index)
+    return judge_cases(candidate, family, [case] if case else [])
+
+
 def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[dict[str, Any]]:
     """Judge cases; one that raises is recorded, not propagated."""
     from fa3verify.judgement import judge
@@ -99,12 +108,19 @@ def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[di
             judgement = judge(candidate, case)
             record["measures"] = judgement.measures
             record["quantisation"] = operation.beside(judgement)
+            record["order"] = _order(candidate, case)
         except CandidateError as error:
             record["error"] = str(error)
         except Exception as error:  # whatever else a kernel under test leads to is a finding as well
             record["error"] = of_error(error)
         records.append(record)
     return records
+
+
+def _order(candidate: Candidate, case: Case) -> dict[str, Any] | None:
+    """The order of operations that the bound of a case assumed, None for an operation whose bound assumes none."""
+    assumed = operations.find(candidate.operation).assumed(candidate, candidate.config_for(case.problem, case.changes))
+    return asdict(assumed) if isinstance(assumed, KernelModel) else None
 
 
 def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, Any]:
@@ -126,9 +142,10 @@ def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, 
     }
 
 
-def plan(kernels: list[Introduction], profile: str, seed: int) -> list[Task]:
+def plan(kernels: list[Introduction], profile: str, seed: int, captures: tuple[Capture, ...] = ()) -> list[Task]:
     """Return the tasks of a campaign without its studies, the longest first; none for a kernel that takes no case."""
     size = PROFILES[profile]
+    own = {family_of(capture): (index, capture) for index, capture in enumerate(captures)}
     tasks = []
     for kernel in kernels:
         durable = kernel.name.startswith("twin.")
@@ -137,8 +154,13 @@ def plan(kernels: list[Introduction], profile: str, seed: int) -> list[Task]:
             arguments = {"kernel": kernel.name, "law": law, "max_examples": examples, "seed": seed}
             tasks.append(Task("law", f"{kernel.name}: {law}", check_law, arguments, durable))
         for family in kernel.families:
-            arguments = {"kernel": kernel.name, "family": family, "profile": profile, "seed": seed}
-            tasks.append(Task("family", f"{kernel.name}: {family}", judge_family, arguments, durable))
+            arguments = {"kernel": kernel.name, "family": family, "profile": profile}
+            if family in own:
+                index, capture = own[family]
+                judged, rest = judge_capture, {"file": capture.file, "sha256": capture.sha256, "index": index}
+            else:
+                judged, rest = judge_family, {"seed": seed}
+            tasks.append(Task("family", f"{kernel.name}: {family}", judged, arguments | rest, durable))
     return sorted(tasks, key=lambda t: not t.label.endswith("error_within_bound"))
 
 

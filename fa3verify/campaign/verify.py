@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify import gate
-from fa3verify.campaign import adversary, replay
+from fa3verify.campaign import adversary, atlas, replay
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.findings import finding
 from fa3verify.campaign.introduction import Introduction, introduce_all
@@ -26,6 +26,7 @@ from fa3verify.campaign.profiles import PROFILES, ProfileName
 from fa3verify.campaign.summary import summarize, verdict_of
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import write_text
+from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.text import one_line
 
 PARTIAL = ".partial"
@@ -47,6 +48,7 @@ class Settings:
     studies: bool = True
     command: str | None = None  # as the summary names it; this process's command line by default
     task_limit_s: float | None = None  # the profile's by default
+    activations: Path | None = None  # npz files of the user's own model, or one of them
     memory_bytes: int | None = None  # of each worker; by default an equal share of the machine's, at least 8 GiB
 
 
@@ -130,17 +132,19 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     Raises
     ------
     ValueError
-        For an unknown kernel, a bad baseline or an unwritable output directory.
+        For an unknown kernel, a bad baseline, a damaged or foreign file of activations, or an unwritable output
+        directory.
     KeyboardInterrupt
         After stopping the workers; finished tasks stay in the journal and are not run again next time.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     baseline = _baseline(settings)
+    captures = list_captures(settings.activations) if settings.activations else ()
     executor = make_executor(settings)
     try:
-        kernels = introduce_all(settings.kernels, settings.profile, executor)
+        kernels = introduce_all(settings.kernels, settings.profile, executor, captures)
         prepare_output(settings.out)
-        outcomes = _execute(_tasks(kernels, settings), settings, executor, progress)
+        outcomes = _execute(_tasks(kernels, captures, settings), settings, executor, progress)
     except BaseException:
         executor.shutdown(wait=False, cancel_futures=True)
         raise
@@ -157,6 +161,7 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
         body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
         write_text(settings.update_baseline, body.text())
     _write_report(settings.out, summary, studies)
+    atlas.write(settings.out / atlas.FILE, atlas.of(summary))
     _remove_journal(settings.out)
     return summary
 
@@ -174,9 +179,9 @@ def _baseline(settings: Settings) -> gate.Baseline | None:
     return baseline
 
 
-def _tasks(kernels: list[Introduction], settings: Settings) -> list[Task]:
+def _tasks(kernels: list[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
     """Everything there is to run; no studies where no kernel takes a case."""
-    tasks = campaign.plan(kernels, settings.profile, settings.seed)
+    tasks = campaign.plan(kernels, settings.profile, settings.seed, captures)
     if settings.profile in adversary.PROBLEMS:
         tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
     return tasks + study_tasks(settings) if tasks and settings.studies else tasks
@@ -217,7 +222,10 @@ def _write_replays(summary: dict[str, Any], out: Path) -> None:
             return None
         key = json.dumps([content, baseline], sort_keys=True)
         if key not in stored:
-            path = worst / f"{re.sub(r'[^A-Za-z0-9._+-]', '_', stem)[:100]}.json"
+            name = re.sub(r"[^A-Za-z0-9._+-]", "_", stem)[:100]
+            while f"worst/{name}.json" in stored.values():
+                name += "_"
+            path = worst / f"{name}.json"
             replay.write(path, kernel, what, content, baseline)
             stored[key] = f"worst/{path.name}"
         return stored[key]
@@ -226,7 +234,14 @@ def _write_replays(summary: dict[str, Any], out: Path) -> None:
         stem = f"fail-{number:03d}-{failure['kernel']}-{failure['what'].split()[0]}"
         given = (failure["kernel"], failure["what"], failure["replay"], failure["baseline"])
         failure["replay"] = store(stem, *given)
+    judged: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for case in summary["cases"]:
+        judged.setdefault((case["kernel"], case["family"]), []).append(case)
     for kernel in summary["kernels"]:
+        for family in kernel["families"]:
+            name = family["family"]
+            content = replay.of_family(judged[kernel["name"], name])
+            family["replay"] = store(f"family-{kernel['name']}-{name}", kernel["name"], f"family {name}", content)
         if kernel["worst"]:
             name = kernel["name"]
             kernel["worst"]["replay"] = store(f"worst-{name}", name, "largest error / bound", kernel["worst"]["replay"])

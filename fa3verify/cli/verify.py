@@ -31,6 +31,12 @@ from fa3verify.cli.options import memory_bytes, peers_option, pool_options
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the figures of this run as a baseline.",
 )
+@click.option(
+    "--activations",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Judge on the Q, K and V of your own model as well: npz files of q, k and v.",
+)
 @click.option("--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output.")
 @click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML.")
 @pool_options
@@ -60,6 +66,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             options["scheduler"],
             not options["no_studies"],
             task_limit_s=options["task_limit"],
+            activations=options["activations"],
             memory_bytes=memory_bytes(options["memory_limit"]),
         )
         with console.progress(options["quiet"]) as progress:

@@ -41,9 +41,17 @@ class ActivationCase:
     npz_sha256: str
 
     @property
+    def nheads_kv(self) -> int:
+        return len(self.kv_heads)
+
+    @property
     def group(self) -> int:
         """Query heads that share one kv head: 3 for SmolLM2, 1 for MiniLM."""
         return len(self.q_heads) // len(self.kv_heads)
+
+    @property
+    def head_dim_v(self) -> int:
+        return self.head_dim
 
     def sidecar(self) -> dict[str, Any]:
         """Return the sidecar: provenance, licence, scale, checksums, statistics, reference results.
@@ -66,7 +74,7 @@ class ActivationCase:
         return AttentionProblem(
             batch=1,
             nheads=len(self.q_heads),
-            nheads_kv=len(self.kv_heads),
+            nheads_kv=self.nheads_kv,
             seqlen_q=tokens,
             seqlen_k=tokens,
             head_dim=self.head_dim,
@@ -77,9 +85,14 @@ class ActivationCase:
 
     def rows(self, tokens: int) -> int:
         """Return the rows that ``tokens`` selects; ValueError unless 0 <= tokens <= seqlen."""
-        if not 0 <= tokens <= self.seqlen:
-            raise ValueError(f"tokens of {self.name} must be between 0 (all) and {self.seqlen}, got {tokens}")
-        return tokens or self.seqlen
+        return rows_of(self.name, tokens, self.seqlen)
+
+
+def rows_of(name: str, tokens: int, seqlen: int) -> int:
+    """Return how many of the ``seqlen`` rows of a file ``tokens`` selects; ValueError unless 0 <= tokens <= seqlen."""
+    if not 0 <= tokens <= seqlen:
+        raise ValueError(f"tokens of {name} must be between 0 (all) and {seqlen}, got {tokens}")
+    return tokens or seqlen
 
 
 class Activation(NamedTuple):

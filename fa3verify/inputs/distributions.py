@@ -11,13 +11,15 @@ follow measured activations of small language models, whose large channels are s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Dtype
-from fa3verify.inputs import activations
+from fa3verify.inputs import activations, captures
+from fa3verify.inputs.activations import ActivationCase
+from fa3verify.inputs.captures import Capture
 from fa3verify.inputs.streams import HeadGroup, Purpose, Tensor, integer_exp2, portable
 
 Value = float | int | str
@@ -195,30 +197,41 @@ def _cancelling_v(group: HeadGroup, magnitude: float, residue: float) -> Arrays:
 
 
 def _activations(group: HeadGroup, name: str, tokens: int) -> Arrays:
-    case, members = activations.find(name), group.problem.group
-    rows, (q, k, v) = case.rows(tokens), activations.load_arrays(name)
-    heads = slice(group.kv_head * case.group, group.kv_head * case.group + members)
+    return _real(group, activations.find(name), activations.load_arrays(name), tokens)
+
+
+def _captured(group: HeadGroup, file: str, sha256: str, tokens: int) -> Arrays:
+    capture, *arrays = captures.pinned(file, sha256)
+    return _real(group, capture, arrays, tokens)
+
+
+def _real(group: HeadGroup, source: ActivationCase | Capture, arrays: Sequence[np.ndarray], tokens: int) -> Arrays:
+    """The first tokens of a file: the kv head of a group, and as many of its query heads as the problem has."""
+    rows, (q, k, v) = source.rows(tokens), arrays
+    heads = slice(group.kv_head * source.group, group.kv_head * source.group + group.problem.group)
     q = q[heads, rows - group.seq.seqlen_q : rows]
     k, v = (x[group.kv_head : group.kv_head + 1, :rows] for x in (k, v))
     return q.astype(np.float64), k.astype(np.float64), v.astype(np.float64)
 
 
 def _check_activations(problem: AttentionProblem, name: str, tokens: int) -> None:
-    case = activations.find(name)
-    rows = case.rows(tokens)
+    _check_real(problem, name, activations.find(name), tokens)
+
+
+def _check_captured(problem: AttentionProblem, file: str, sha256: str, tokens: int) -> None:
+    _check_real(problem, file, captures.pinned(file, sha256).capture, tokens)
+
+
+def _check_real(problem: AttentionProblem, name: str, source: ActivationCase | Capture, tokens: int) -> None:
+    rows = source.rows(tokens)
     for what, got, ok, rule in (
         ("batch", problem.batch, problem.batch == 1 and not problem.is_varlen, "1 and not varlen"),
-        ("head_dim", problem.head_dim, problem.head_dim == case.head_dim, f"{case.head_dim}"),
-        ("head_dim_v", problem.head_dim_v, problem.head_dim_v == case.head_dim, f"{case.head_dim}"),
+        ("head_dim", problem.head_dim, problem.head_dim == source.head_dim, f"{source.head_dim}"),
+        ("head_dim_v", problem.head_dim_v, problem.head_dim_v == source.head_dim_v, f"{source.head_dim_v}"),
         ("seqlen_k", problem.seqlen_k, problem.seqlen_k == rows, f"{rows}"),
         ("seqlen_q", problem.seqlen_q, problem.seqlen_q <= rows, f"at most {rows}"),
-        (
-            "nheads_kv",
-            problem.nheads_kv,
-            problem.nheads_kv <= len(case.kv_heads),
-            f"at most {len(case.kv_heads)}",
-        ),
-        ("nheads / nheads_kv", problem.group, problem.group <= case.group, f"at most {case.group}"),
+        ("nheads_kv", problem.nheads_kv, problem.nheads_kv <= source.nheads_kv, f"at most {source.nheads_kv}"),
+        ("nheads / nheads_kv", problem.group, problem.group <= source.group, f"at most {source.group}"),
     ):
         if not ok:
             raise ValueError(f"activations {name} with tokens = {tokens}: {what} must be {rule}, got {got}")
@@ -226,7 +239,7 @@ def _check_activations(problem: AttentionProblem, name: str, tokens: int) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a distribution: default and legal range; for a text, what lists its options."""
+    """A parameter of a distribution: default and legal range; for a text, what lists its options, or any text."""
 
     name: str
     default: Value
@@ -240,6 +253,10 @@ class Parameter:
 
     def check(self, owner: str, value: object) -> Value:
         """Return the value in the parameter's type; ValueError if it is illegal."""
+        if self.options is None and isinstance(self.default, str):
+            if not isinstance(value, str):
+                raise ValueError(f"{owner}: {self.name} must be a text, got {value!r}")
+            return value
         if self.options is not None:
             legal = self.options()
             if not isinstance(value, str) or value not in legal:
@@ -423,6 +440,15 @@ _TABLE = (
         ),
         prefix_stable=False,
         check=_check_activations,
+    ),
+    Distribution(
+        "captured",
+        _captured,
+        "Q, K, V of a file of one's own, the first `tokens` tokens (0: all); the seed is ignored",
+        "what a kernel will meet in one's own model",
+        (Parameter("file", ""), Parameter("sha256", ""), Parameter("tokens", 0, 0, 2**31)),
+        prefix_stable=False,
+        check=_check_captured,
     ),
 )
 DISTRIBUTIONS: dict[str, Distribution] = {row.name: row for row in _TABLE}

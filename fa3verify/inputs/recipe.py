@@ -159,7 +159,7 @@ class Family:
 
 
 FAMILIES: tuple[Family, ...] = (
-    *(Family(name, name) for name in DISTRIBUTIONS if name != "activations"),
+    *(Family(name, name) for name in DISTRIBUTIONS if name not in ("activations", "captured")),
     Family("outlier_channels_1000", "outlier_channels", (("channels", 1), ("ratio", 1000.0))),
     Family("block_scaled_smooth", "block_scaled", (("tile", 128), ("power_of_two", 0))),
     Family("ramp_128", "ramp", (("tile", 128),)),

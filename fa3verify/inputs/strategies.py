@@ -204,10 +204,11 @@ def quant_schemes(
     draw: DrawFn,
     *,
     problem: AttentionProblem | None = None,
-    granularities: tuple[Granularity, ...] = ("head", "tensor", "block", "row"),
+    granularities: tuple[Granularity, ...] = ("head", "tensor", "query_head", "block", "row"),
     block_rows: tuple[int, ...] = (128, 64, 32),
 ) -> QuantScheme:
     """Draw a quantisation scheme; with a problem, one that is legal for it (rotation, K mean)."""
+    from fa3_reference.hadamard import can_rotate
     from fa3_reference.quantize import QuantScheme
 
     dim = problem.head_dim if problem is not None else 64
@@ -223,7 +224,7 @@ def quant_schemes(
         block_rows_k=blocks[1],
         block_rows_v=blocks[2],
         power_of_two=power_of_two,
-        hadamard_seed=hadamard_seed if dim & (dim - 1) == 0 else None,
+        hadamard_seed=hadamard_seed if can_rotate(dim) else None,
         k_mean=k_mean and (problem is None or problem.softcap == 0),
     )
 

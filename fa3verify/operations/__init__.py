@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fa3verify.operations.forward import Forward
+from fa3verify.operations.operation import DESCALES as DESCALES
 from fa3verify.operations.operation import FEATURES as FEATURES
 from fa3verify.operations.operation import Operation as Operation
 from fa3verify.operations.operation import Output as Output

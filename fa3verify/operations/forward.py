@@ -14,6 +14,7 @@ from fa3_kernels.twin.faults import Fault
 from fa3_reference.attention import attention
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.quantisation import predict_error, quantization_bound
+from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
 from fa3verify.metrics import error_ratio
@@ -122,7 +123,8 @@ class Forward(Operation):
 
     def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
         """Configuration of the index-th shape, and how it is quantised: scales per head where a kernel takes no
-        blocks, none for 16 bits. Heads are packed where some share a kv head, and outputs are fp16 where it holds them.
+        blocks, rotated where head_dim allows it, none for 16 bits. Heads are packed where some share a kv head, and
+        outputs are fp16 where it holds them.
         """
         is_faint = float(recipe.settings.get("std", 1.0)) < _FP16_SMALLEST
         idle = {"pack_gqa": problem.group == 1, "out_dtype": is_faint}
@@ -131,6 +133,8 @@ class Forward(Operation):
         choices: dict[str, Any] = {"changes": tuple(sorted(taken))}
         if candidate.dtype == "e4m3":
             scheme = _SCHEMES[index % len(_SCHEMES)]
+            if not can_rotate(problem.head_dim):
+                scheme = replace(scheme, hadamard_seed=None)
             blocks = "block_descale" in candidate.features
             choices["scheme"] = scheme if blocks else replace(scheme, granularity="head")
         return choices
@@ -141,6 +145,16 @@ class Forward(Operation):
         from fa3verify.properties.trials import small_schemes
 
         return {"scheme": draw(small_schemes(candidate, problem, wanted))} if candidate.dtype == "e4m3" else {}
+
+    def descales_of(
+        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Any]
+    ) -> frozenset[str]:
+        if scheme is None or scheme.granularity in ("tensor", "head"):
+            return frozenset()
+        by_head = scheme.granularity == "query_head"
+        if by_head and problem.group == 1:
+            return frozenset()
+        return frozenset({"query_head_descale" if by_head else "block_descale"})
 
     def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
         if (problem.dtype == "e4m3") != (scheme is not None):

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from fa3verify.judgement import Judgement
     from fa3verify.properties.trials import Wanted
 
-FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "block_descale"})
+# What kernels of quantised operands may take of their descales, beside one per sequence and kv head.
+DESCALES = frozenset({"query_head_descale", "block_descale"})
+FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES
 Outputs = Mapping[str, np.ndarray]  # by name; what a kernel or a configuration does not have is absent
 Arrays = tuple[np.ndarray, ...]  # float64 q, k and v, and what else an operation is given
 
@@ -135,6 +137,12 @@ class Operation(ABC):
         self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
     ) -> dict[str, Any]:
         """Draw the same for a small case."""
+
+    def descales_of(
+        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Any]
+    ) -> frozenset[str]:
+        """Return the features of :data:`DESCALES` that a kernel needs for a case; none by default."""
+        return frozenset()
 
     def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
         """Raise ValueError unless a quantisation scheme fits the problem; none does by default."""

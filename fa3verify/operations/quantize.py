@@ -179,16 +179,27 @@ class Quantize(Operation):
         return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES
 
     def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
-        return {"changes": tuple(sorted(_OPTIONS[index % len(_OPTIONS)].items()))}
+        options = dict(_OPTIONS[index % len(_OPTIONS)])
+        if problem.head_dim not in ROTATED_HEAD_DIMS:
+            options.pop("rotate", None)
+        return {"changes": tuple(sorted(options.items()))}
+
+    def descales_of(
+        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Any]
+    ) -> frozenset[str]:
+        is_needed = changes.get("scope") == "query_head" and problem.group > 1
+        return frozenset({"query_head_descale"} if is_needed else ())
 
     def draw_choices(
         self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
     ) -> dict[str, Any]:
         from hypothesis import strategies as st
 
+        takes_each = "query_head_descale" in candidate.features and problem.group > 1
+        by_query_head = ("query_head",) if takes_each else ()
         options = {
             "block_rows": draw(st.sampled_from((128, 32, (32, 64, 128), (192, 128, 32)))),
-            "scope": draw(st.sampled_from(("block", "head"))),
+            "scope": draw(st.sampled_from(("block", "head", *by_query_head))),
             "scale": draw(st.sampled_from(("amax", "power_of_two"))),
             "rotate": problem.head_dim in ROTATED_HEAD_DIMS and draw(st.booleans()),
             "subtract_k_mean": draw(st.booleans()),

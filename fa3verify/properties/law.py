@@ -162,7 +162,7 @@ class Law:
 
 
 class Untaken(Exception):
-    """A law led to a problem of a size that the kernel declares not to take: the trial says nothing."""
+    """A law led to a size or to descales that the kernel declares not to take: the trial says nothing."""
 
 
 class Setup(NamedTuple):
@@ -208,7 +208,11 @@ class Setup(NamedTuple):
 
 
 def set_up(candidate: Candidate, case: Case) -> Setup:
-    """Return the call a case describes."""
+    """Return the call a case describes; Untaken where it has descales that the kernel does not claim to take."""
+    try:
+        candidate.check_descales(case)
+    except ValueError as error:
+        raise Untaken(str(error)) from None
     try:
         config = candidate.config_for(case.problem, case.changes)
     except ValueError as error:

@@ -12,6 +12,7 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.attention import attention
 from fa3_reference.bounds.quantisation import quantization_bound
+from fa3_reference.hadamard import can_rotate
 from fa3_reference.quantize import condition
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
@@ -37,7 +38,7 @@ def _rotation(candidate: Candidate, trial: Trial) -> Violation | None:
     problem, scheme = case.problem, case.scheme
     if scheme is None:
         raise ValueError(f"{trial.law} needs a quantisation scheme")
-    if problem.head_dim & (problem.head_dim - 1) == 0:
+    if can_rotate(problem.head_dim):
         scheme = replace(scheme, hadamard_seed=trial.integer("hadamard_seed", 0, 2**16))
     q, k, v = case.recipe.draw(problem)
     truth = attention(problem, q, k, v)

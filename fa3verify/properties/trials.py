@@ -10,6 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify import operations
@@ -134,6 +135,8 @@ def small_schemes(draw: DrawFn, candidate: Candidate, problem: AttentionProblem,
     if "block_descale" in candidate.features and wanted.descales != "uniform":
         options = ["block"] if wanted.descales == "blocks" else ["head", "block", "tensor"]
     granularity = draw(st.sampled_from(options))
+    if granularity == "head" and problem.group > 1 and "query_head_descale" in candidate.features:
+        granularity = draw(st.sampled_from(("head", "query_head")))  # blocks, which find more, stay as frequent
     hadamard_seed = draw(st.one_of(st.none(), st.integers(0, 2**16)))
     return QuantScheme(
         granularity=granularity,  # type: ignore[arg-type]
@@ -141,7 +144,7 @@ def small_schemes(draw: DrawFn, candidate: Candidate, problem: AttentionProblem,
         block_rows_k=tile_n if wanted.descales == "blocks" else tile_n * draw(st.sampled_from((1, 2))),
         block_rows_v=tile_n,
         power_of_two=draw(st.booleans()),
-        hadamard_seed=hadamard_seed if problem.head_dim & (problem.head_dim - 1) == 0 else None,
+        hadamard_seed=hadamard_seed if can_rotate(problem.head_dim) else None,
         k_mean=problem.softcap == 0 and draw(st.booleans()),
     )
 

@@ -11,8 +11,13 @@ import math
 import numpy as np
 
 
+def can_rotate(head_dim: int) -> bool:
+    """Tell whether there is a rotation of so many channels: a power of two."""
+    return head_dim >= 1 and head_dim & (head_dim - 1) == 0
+
+
 def _check_power_of_two(head_dim: int) -> None:
-    if head_dim < 1 or head_dim & (head_dim - 1):
+    if not can_rotate(head_dim):
         raise ValueError(f"head_dim must be a power of two for a Hadamard rotation, got {head_dim}")
 
 

@@ -303,9 +303,12 @@ class Descale:
     def by_kv_head(self, nheads_kv: int) -> np.ndarray:
         """Factor of each sequence and kv head, float32 (batch, nheads_kv), where the query heads of a group share one.
 
-        FlashAttention-3 takes them like this, also for Q.
+        FlashAttention-3 takes them like this, also for Q; ValueError if they share none.
         """
-        return self.values[:, :: self.values.shape[1] // nheads_kv, 0]
+        of_group = self.values.reshape(len(self.values), nheads_kv, -1)  # a group's heads and blocks
+        shared = of_group[:, :, :1]
+        _check(bool(np.all(of_group == shared)), "descales must be one for each (sequence, kv head) here")
+        return shared[..., 0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
     x is stored as e4m3(x / descale),   descale = fp32(max|x| / 448) per tensor, head, block of rows, or row
 
 FlashAttention-3's interface has one descale per (batch, kv head); its paper adds blocks of rows and the
-Hadamard rotation.
+Hadamard rotation. Frameworks often have one for a whole layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fa3_reference.formats import FORMATS, encode
 from fa3_reference.hadamard import random_signs, rotate
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 
-Granularity = Literal["tensor", "head", "block", "row"]
+Granularity = Literal["tensor", "head", "query_head", "block", "row"]
 _E4M3, _FP32 = FORMATS["e4m3"], FORMATS["fp32"]
 _BLOCK_FIELDS = ("block_rows_q", "block_rows_k", "block_rows_v")
 
@@ -34,9 +34,10 @@ class QuantScheme:
 
     Parameters
     ----------
-    granularity : {"tensor", "head", "block", "row"}
-        What shares a descale: the whole operand; one (sequence, kv head), for Q all query heads that share
-        it, as in FlashAttention-3; a block of rows of one (sequence, head); one row.
+    granularity : {"tensor", "head", "query_head", "block", "row"}
+        What shares a descale: the whole operand, which is one layer's with all its sequences; one (sequence, kv head),
+        for Q all query heads that share it, as in FlashAttention-3; the same, but each query head of Q for itself; a
+        block of rows of one (sequence, head); one row.
     block_rows_q, block_rows_k, block_rows_v : int
         Rows per block, counted from the start of each sequence; used by ``"block"`` only.
     power_of_two : bool

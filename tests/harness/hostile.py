@@ -46,7 +46,17 @@ def exits_in_configure() -> Candidate:
     return replace(candidate(ideal), configure=lambda problem: sys.exit(0))
 
 
+def exits_in_identity() -> Candidate:
+    return replace(candidate(ideal), identity=lambda: sys.exit(0))
+
+
+def lies_in_identity() -> Candidate:
+    return replace(candidate(ideal), identity=lambda: {"name": ODD})
+
+
 EXPECTED["hostile:exits_in_configure"] = Expected("fail", "SystemExit: 0", replays=False)
+EXPECTED["hostile:exits_in_identity"] = Expected("fail", "SystemExit: 0", replays=False)
+EXPECTED["hostile:lies_in_identity"] = Expected("fail", "unexpected keyword argument 'name'", replays=False)
 
 
 def ideal(problem, operands, config):

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fa3verify import coverage
-from fa3verify.campaign import tasks
+from fa3verify.campaign import atlas, tasks
 from fa3verify.cli.main import main
 from tests.harness.hostile import EXPECTED, MODULES
 
@@ -62,9 +62,13 @@ def test_the_campaign_fails_and_every_report_is_whole(campaign):
     cases = ElementTree.parse(out / "junit.xml").getroot().findall(".//testcase")
     failed = {case.get("classname") for case in cases if case.find("failure") is not None}
     assert failed == {name for name, expected in EXPECTED.items() if expected.verdict == "fail"}
-    for page in ("report.html", "report.md", "summary.json"):
+    for page in ("report.html", "report.md", "summary.json", "atlas.json"):
         text = (out / "out" / page).read_text(encoding="utf-8")
         assert not [c for c in text if not c.isprintable() and c not in "\n\u202f\u00a0"], page
+    stored = atlas.read(out / "out" / atlas.FILE)
+    assert {entry.kernel: entry.verdict for entry in stored.entries} == {
+        k["name"]: k["verdict"] for k in summary["kernels"]
+    }
     assert "<b>&]]>" not in (out / "out" / "report.html").read_text()
     assert not (out / "out" / ".partial").exists()
 

@@ -1,5 +1,6 @@
 """Quantised operands: what a descale covers, how far values may move, and what must not change at all."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -19,7 +20,7 @@ from fa3_reference.quantize import (
     round_operands,
 )
 
-GRANULARITIES = ("tensor", "head", "block", "row")
+GRANULARITIES = ("tensor", "head", "query_head", "block", "row")
 PROBLEMS = {
     "batched": AttentionProblem(2, 4, 2, 9, 13, 8, head_dim_v=6, dtype="e4m3", causal=True),
     "varlen": AttentionProblem.varlen((5, 0, 9), (7, 11, 0), nheads=2, nheads_kv=1, head_dim=8, dtype="e4m3"),
@@ -53,6 +54,42 @@ def _row_descales(problem: AttentionProblem, operands: Operands) -> dict[str, np
     }
     values = Operands(ones["q"], ones["k"], ones["v"], operands.q_descale, operands.k_descale, operands.v_descale)
     return dict(zip("qkv", values.dequantized(problem), strict=True))
+
+
+def _descales(operands: Operands) -> list[np.ndarray]:
+    return [x.values for x in (operands.q_descale, operands.k_descale, operands.v_descale) if x is not None]
+
+
+def test_a_tensor_has_one_scale_for_its_whole_layer_batch_and_heads_included():
+    problem = PROBLEMS["batched"]
+    arrays = _inputs(problem)
+    for values, x in zip(_descales(prepare(problem, *arrays, QuantScheme("tensor")).operands), arrays, strict=True):
+        assert values.shape[0] == 2
+        assert set(values.ravel()) == {descales_of(np.abs(x).max())[()]}
+
+
+def test_query_heads_have_scales_of_their_own_as_if_each_had_its_own_keys():
+    """With K and V repeated for every query head a scale per kv head is one per query head."""
+    problem = PROBLEMS["batched"]
+    q, k, v = _inputs(problem)
+    each = _descales(prepare(problem, q, k, v, QuantScheme("query_head")).operands)
+    shared = _descales(prepare(problem, q, k, v, QuantScheme("head")).operands)
+    wide = dataclasses.replace(problem, nheads_kv=problem.nheads)
+    repeated = [np.repeat(x, problem.group, axis=2) for x in (k, v)]
+    assert np.array_equal(each[0], _descales(prepare(wide, q, *repeated, QuantScheme("head")).operands)[0])
+    assert np.unique(each[0]).size == problem.batch * problem.nheads
+    assert all(np.array_equal(a, b) for a, b in zip(each[1:], shared[1:], strict=True))
+
+
+def test_scales_by_kv_head_are_refused_where_query_heads_have_their_own():
+    problem = PROBLEMS["batched"]
+    for granularity in ("tensor", "head"):
+        q_descale = prepare(problem, *_inputs(problem), QuantScheme(granularity)).operands.q_descale
+        assert np.array_equal(np.repeat(q_descale.by_kv_head(2), 2, axis=1), q_descale.values[..., 0])
+    for granularity in ("query_head", "row"):
+        q_descale = prepare(problem, *_inputs(problem), QuantScheme(granularity)).operands.q_descale
+        with pytest.raises(ValueError, match=r"one for each \(sequence, kv head\)"):
+            q_descale.by_kv_head(2)
 
 
 @given(name=st.sampled_from(sorted(PROBLEMS)), scheme=schemes, seed=st.integers(0, 2**32))
@@ -95,6 +132,7 @@ def test_descale_is_amax_over_448_of_exactly_what_it_covers(granularity):
             covered = {
                 "tensor": [q],
                 "head": [q[batch, :, 2 * (head // 2) : 2 * (head // 2) + 2]],
+                "query_head": [q[batch, :, head]],
                 "block": [q[batch, 0:4, head], q[batch, 4:8, head], q[batch, 8:9, head]],
                 "row": list(q[batch, :, head]),
             }[granularity]
@@ -219,7 +257,7 @@ def test_scheme_survives_json(scheme):
     ("data", "message"),
     [
         ([], "must be a JSON object, got list"),
-        ({"granularity": "channel"}, "granularity must be one of tensor, head, block, row, got 'channel'"),
+        ({"granularity": "channel"}, "granularity must be one of tensor, head, query_head, block, row, got 'channel'"),
         ({"granularity": ["head"]}, "granularity must be one of"),
         ({"grain": "head", "x": 1}, "has no field 'grain', 'x'"),
         ({"block_rows_k": 0}, "block_rows_k must be a positive integer, got 0"),

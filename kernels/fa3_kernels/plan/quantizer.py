@@ -14,7 +14,7 @@ import numpy as np
 
 from fa3_reference.hadamard import random_signs
 
-Scope = Literal["block", "head"]
+Scope = Literal["block", "head", "query_head"]
 Scale = Literal["amax", "power_of_two"]
 
 E4M3_MAX = 448.0
@@ -36,8 +36,9 @@ class QuantizeOptions:
     block_rows : int or (int, int, int)
         Rows that share a descale in scope "block", for all or for q, k and v; multiples of 32. One pass over the data
         for 32, 64 and 128, two otherwise.
-    scope : {"block", "head"}
+    scope : {"block", "head", "query_head"}
         "head": one descale per (sequence, kv head); for q, the query heads that share it, as FlashAttention-3 takes it.
+        "query_head": the same, but each query head of q has its own.
     scale : {"amax", "power_of_two"}
         descale = max / 448, or that rounded up to a power of two.
     rotate : bool
@@ -65,7 +66,7 @@ class QuantizeOptions:
         is_legal = len(rows) == 3 and all(_is_integer(n) and n > 0 and n % _MIN_TILE_ROWS == 0 for n in rows)
         rules = (
             (is_legal, f"block_rows must be one or three positive multiples of 32, got {self.block_rows!r}"),
-            (self.scope in get_args(Scope), f"scope must be 'block' or 'head', got {self.scope!r}"),
+            (self.scope in get_args(Scope), f"scope must be one of {', '.join(get_args(Scope))}, got {self.scope!r}"),
             (self.scale in get_args(Scale), f"scale must be 'amax' or 'power_of_two', got {self.scale!r}"),
             (isinstance(self.rotate, bool), f"rotate must be True or False, got {self.rotate!r}"),
             (
@@ -81,7 +82,7 @@ class QuantizeOptions:
     @property
     def descale_rows(self) -> tuple[int, int, int]:
         """Rows per descale of q, k and v; 0 is the whole sequence."""
-        if self.scope == "head":
+        if self.scope != "block":
             return (0, 0, 0)
         rows = self.block_rows
         return rows if isinstance(rows, tuple) else (rows, rows, rows)

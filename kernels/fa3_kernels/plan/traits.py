@@ -218,7 +218,9 @@ FAMILIES: Mapping[str, Traits] = {
         has_lockstep=True,
         is_built_here=True,
         is_reproduced=True,
-        features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "block_descale"}),
+        features=frozenset({
+            "causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "query_head_descale", "block_descale",
+        }),
         choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
     ),
     "flash3": _FLASH3_TRAITS,

@@ -66,6 +66,22 @@ def test_an_fp8_function_gets_its_descales_by_kv_head():
     assert passes(kernel, judge(kernel, case).measures)
 
 
+def test_an_fp8_function_gets_a_descale_for_each_query_head_where_it_claims_so_and_is_not_judged_by_them_elsewhere():
+    problem = AttentionProblem(2, 4, 2, 40, 70, 64, dtype="e4m3", causal=True)
+    for scheme in (QuantScheme("query_head"), QuantScheme("tensor"), QuantScheme("head")):
+        case = Case("exact.e4m3", problem, Recipe("outlier_channels"), scheme)
+        (claims,) = array_candidate(
+            exact, dtypes=("e4m3",), out_dtype="fp16", features=("causal", "gqa", "query_head_descale")
+        )
+        assert passes(claims, judge(claims, case).measures)
+        (other,) = array_candidate(exact, dtypes=("e4m3",), out_dtype="fp16")
+        if scheme.granularity == "query_head":
+            with pytest.raises(ValueError, match=r"exact\.e4m3 does not claim query_head_descale"):
+                judge(other, case)
+        else:
+            assert passes(other, judge(other, case).measures)
+
+
 def test_a_misspelt_fact_is_refused_with_the_list():
     for facts, match in (
         ({"dtypes": ("fp8",)}, "dtype must be among fp16, bf16, e4m3"),

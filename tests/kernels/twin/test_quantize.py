@@ -37,6 +37,19 @@ def single(x: list[float] | np.ndarray, **options):
     return result.v[0, 0, 0, : len(x)].view(np.uint8), result.v_descale[0, 0, 0]
 
 
+def test_scales_of_each_query_head_are_those_of_as_many_kv_heads():
+    q, k, v = draw(AttentionProblem(2, 6, 2, 40, 70, 64, dtype="e4m3"))
+    each = quantize_qkv(q, k, v, scope="query_head", rotate=True)
+    wide = quantize_qkv(q, *(np.repeat(x, 3, axis=2) for x in (k, v)), scope="head", rotate=True)
+    grouped = quantize_qkv(q, k, v, scope="head", rotate=True)
+    assert np.array_equal(each.q.view(np.uint8), wide.q.view(np.uint8))
+    assert np.array_equal(each.q_descale, wide.q_descale)
+    assert not np.array_equal(each.q_descale, grouped.q_descale)
+    for name in ("k", "v"):
+        assert np.array_equal(getattr(each, name).view(np.uint8), getattr(grouped, name).view(np.uint8))
+        assert np.array_equal(getattr(each, f"{name}_descale"), getattr(grouped, f"{name}_descale"))
+
+
 @pytest.mark.parametrize("subtract_k_mean", [False, True])
 @pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("scale", ["amax", "power_of_two"])
@@ -210,7 +223,7 @@ def test_the_sum_of_the_k_mean_takes_slices_first_and_then_the_tree():
     [
         ({"block_rows": 100}, "positive multiples of 32, got 100"),
         ({"block_rows": (64, 64)}, "one or three positive multiples"),
-        ({"scope": "row"}, "scope must be 'block' or 'head', got 'row'"),
+        ({"scope": "row"}, "scope must be one of block, head, query_head, got 'row'"),
         ({"scale": "max"}, "scale must be 'amax' or 'power_of_two', got 'max'"),
         ({"rotate": 1}, "rotate must be True or False, got 1"),
         ({"subtract_k_mean": None}, "subtract_k_mean must be True or False, got None"),

@@ -1,0 +1,249 @@
+"""The atlas: what a campaign found of each kernel, as it is stored for publication and put side by side.
+
+``verify`` writes ``OUT/atlas.json``; its entries need nothing else but the replay files that they name, by paths
+relative to its own folder. The records below are the schema, and their fields its keys: a change of meaning, or a field
+more or less, is a new number. All figures are those of :func:`fa3verify.metrics.measures_of`, pooled over a family.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fa3_reference.bounds import KernelModel
+from fa3_reference.problem import Dtype
+from fa3verify.candidates import Identity
+from fa3verify.files import json_text, write_text
+from fa3verify.inputs.edits import exact_keys
+
+SCHEMA = "fa3verify.atlas/1"
+FILE = "atlas.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much was searched: a largest known error is a lower bound of the true one.
+
+    ``problems`` are judged cases and trials of properties, ``outputs`` the values they were compared on, ``seeds``
+    those that inputs were drawn from; trials follow from the campaign's own.
+    """
+
+    problems: int
+    outputs: int
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyFigures:
+    """Figures of one family of inputs. ``replay`` judges its cases again, the one of the largest error first, and gives
+    the same figures; ``largest`` is that case in one line.
+    """
+
+    family: str
+    problems: int
+    seeds: tuple[int, ...]
+    figures: dict[str, float | None]
+    largest: str
+    replay: str
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """What became of one property; ``replay`` is the smallest trial that broke it."""
+
+    name: str
+    kind: str
+    status: str
+    problems: int
+    outputs: int
+    message: str | None
+    replay: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding, as in ``summary.json``; findings of one cause are neighbours."""
+
+    what: str
+    message: str
+    case: str | None
+    cause: str
+    replay: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kernel.
+
+    Parameters
+    ----------
+    kernel, description, operation, dtype : str
+        No dtype for a kernel that could not be loaded.
+    identity : Identity
+        Version and hash of what was judged, and the GPU it ran on; "CPU" for a twin.
+    states_order : bool
+        Whether it states its order of operations; if not, it was judged by that of any order.
+    orders : tuple of KernelModel
+        The orders that its bounds assumed; several where its configurations differ, none for a quantiser.
+    effort : Effort
+    verdict : {"pass", "fail", "inconclusive"}
+    inconclusive : str, optional
+        Why too little was tried for a verdict.
+    coverage : dict
+        As in ``summary.json``: what it claims, what of it was not tried, what it does not claim.
+    policy : tuple of str
+        What it declares other than the default policy: these things were judged so, or not judged.
+    families, properties, findings
+    """
+
+    kernel: str
+    description: str
+    operation: str
+    dtype: Dtype | None
+    identity: Identity
+    states_order: bool
+    orders: tuple[KernelModel, ...]
+    effort: Effort
+    verdict: Literal["pass", "fail", "inconclusive"]
+    inconclusive: str | None
+    coverage: dict[str, Any]
+    policy: tuple[str, ...]
+    families: tuple[FamilyFigures, ...]
+    properties: tuple[Property, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Atlas:
+    """The entries of one campaign, and where they come from: the version and commit of fa3verify, profile and seed of
+    the campaign, when it began (UTC), platform and packages.
+    """
+
+    version: str
+    git: str | None
+    profile: str
+    seed: int
+    started: str
+    platform: str
+    packages: dict[str, str]
+    entries: tuple[Entry, ...]
+
+    def text(self) -> str:
+        """Canonical JSON."""
+        return json_text({"schema": SCHEMA, **asdict(self)})
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Atlas:
+        """Read what :meth:`text` gives; ValueError, with ``name`` and the place, for a damaged or foreign file."""
+        try:
+            body = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{name} is not an atlas: {error}") from None
+        if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+            found = body.get("schema") if isinstance(body, dict) else type(body).__name__
+            raise ValueError(f"{name} is not an atlas: expected schema {SCHEMA!r}, got {found!r}")
+        try:
+            return _record(cls, {key: value for key, value in body.items() if key != "schema"}, "atlas")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{name} is a damaged atlas: {error}") from None
+
+
+def of(summary: Mapping[str, Any]) -> Atlas:
+    """Return the atlas of a campaign's summary whose replay files have been written."""
+    provenance = summary["provenance"]
+    return Atlas(
+        summary["version"],
+        provenance["git"],
+        summary["profile"],
+        summary["seed"],
+        summary["started"],
+        provenance["platform"],
+        provenance["packages"],
+        tuple(_entry(kernel, summary) for kernel in summary["kernels"]),
+    )
+
+
+def _entry(kernel: Mapping[str, Any], summary: Mapping[str, Any]) -> Entry:
+    name = kernel["name"]
+    cases = [case for case in summary["cases"] if case["kernel"] == name]
+    taken = ("description", "operation", "dtype", "states_order", "verdict", "inconclusive", "coverage")
+    return Entry(
+        kernel=name,
+        identity=Identity(**kernel["identity"]),
+        orders=tuple(_record(KernelModel, order, "order") for order in kernel["orders"]),
+        effort=Effort(kernel["cases"], kernel["outputs"], _seeds(cases)),
+        policy=tuple(kernel["policy"]),
+        families=tuple(_family(row, cases) for row in kernel["families"]),
+        properties=tuple(_property(law) for law in kernel["laws"]),
+        findings=tuple(_finding(found) for found in summary["failures"] if found["kernel"] == name),
+        **{key: kernel[key] for key in taken},
+    )
+
+
+def _seeds(cases: list[Mapping[str, Any]]) -> tuple[int, ...]:
+    return tuple(sorted({case["case"]["recipe"]["seed"] for case in cases}))
+
+
+def _family(row: Mapping[str, Any], cases: list[Mapping[str, Any]]) -> FamilyFigures:
+    mine = [case for case in cases if case["family"] == row["family"]]
+    figures = {key: value for key, value in row.items() if key not in ("family", "cases", "replay")}
+    largest = max(mine, key=lambda case: case["measures"]["ratio_max"])
+    return FamilyFigures(row["family"], row["cases"], _seeds(mine), figures, largest["describe"], row["replay"])
+
+
+def _property(law: Mapping[str, Any]) -> Property:
+    taken = (law[key] for key in ("law", "kind", "status", "examples", "outputs", "message", "replay"))
+    return Property(*taken)
+
+
+def _finding(found: Mapping[str, Any]) -> Finding:
+    return Finding(**{field.name: found[field.name] for field in fields(Finding)})
+
+
+def write(path: Path, atlas: Atlas) -> None:
+    """Write an atlas, whole or not at all."""
+    write_text(path, atlas.text())
+
+
+def read(path: Path) -> Atlas:
+    """Read an atlas; ValueError, with the path, for one that cannot be read, or is damaged or foreign."""
+    try:
+        return Atlas.parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def _record(kind: Any, value: Any, where: str) -> Any:
+    """A record of JSON values; ValueError, with the place, unless it has every field and no other."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object, got {type(value).__name__}")
+    exact_keys(where, value, tuple(field.name for field in fields(kind)))
+    hints = get_type_hints(kind)
+    return kind(**{name: _value(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """A JSON value as a field's type says; ValueError, with the place, if it is not one."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if is_dataclass(hint):
+        return _record(hint, value, where)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _value(inner[0], value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {key: _value(inner[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is Literal and value in inner:
+        return value
+    if hint is float and value in ("NaN", "Infinity", "-Infinity"):  # as strict JSON has them
+        return float(value)
+    legal: dict[Any, tuple[type, ...]] = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
+    if isinstance(value, legal.get(hint, ())) and isinstance(value, bool) == (hint is bool):
+        return value
+    raise ValueError(f"{where} must be {getattr(hint, '__name__', hint)}, got {value!r}")

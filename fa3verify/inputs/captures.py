@@ -1,0 +1,217 @@
+"""Captured activations: Q, K and V of a user's own model, one npz file for each layer and sequence.
+
+A file holds q (nheads, seqlen, head_dim), k and v (nheads_kv, seqlen, head_dim or head_dim_v), of any floating format
+numpy has, after projection and rotary embedding; and, where they are not the usual ones, ``causal``, ``window``,
+``softcap`` and ``softmax_scale`` as :class:`fa3_reference.problem.AttentionProblem` takes them. Nothing else is needed.
+
+Elsewhere a file is named by its path and the start of its SHA-256: another file in its place is refused, by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem, Dtype
+from fa3verify.inputs import activations
+from fa3verify.inputs.activations import Activation
+from fa3verify.text import of_error
+
+SUFFIX = ".npz"
+DIGITS = 16  # of the SHA-256 that names a file's content, in hex
+_TENSORS = ("q", "k", "v")
+_SEMANTICS = ("causal", "window", "softcap", "softmax_scale")
+_DAMAGE = (ValueError, KeyError, OSError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One file: its path as it was given, its content, and the problem of all its tokens in fp16."""
+
+    file: str
+    sha256: str
+    whole: AttentionProblem
+    largest: float
+
+    @property
+    def name(self) -> str:
+        """File name without its suffix; what no name of ours has becomes an underscore."""
+        return re.sub(r"[^A-Za-z0-9._+-]", "_", Path(self.file).name.removesuffix(SUFFIX))
+
+    @property
+    def seqlen(self) -> int:
+        return self.whole.seqlen_k
+
+    @property
+    def nheads_kv(self) -> int:
+        return self.whole.nheads_kv
+
+    @property
+    def group(self) -> int:
+        return self.whole.group
+
+    @property
+    def head_dim(self) -> int:
+        return self.whole.head_dim
+
+    @property
+    def head_dim_v(self) -> int:
+        return self.whole.head_dim_v
+
+    def problem(self, *, dtype: Dtype = "fp16", tokens: int = 0) -> AttentionProblem:
+        """Return the problem of the first ``tokens`` tokens (0: all); ValueError if the format does not hold them."""
+        from fa3_reference.formats import FORMATS
+
+        limit = FORMATS[dtype].max_finite
+        if dtype != "e4m3" and self.largest > limit:  # e4m3 is scaled to fit
+            raise ValueError(f"{self.file} holds values up to {self.largest:g}, {dtype} ends at {limit:g}")
+        rows = self.rows(tokens)
+        fields = self.whole.to_json() | {"dtype": dtype, "seqlen_q": rows, "seqlen_k": rows}
+        return AttentionProblem.from_json(fields)
+
+    def rows(self, tokens: int) -> int:
+        """Return the rows that ``tokens`` selects; ValueError unless 0 <= tokens <= seqlen."""
+        return activations.rows_of(self.file, tokens, self.seqlen)
+
+
+class Captured(NamedTuple):
+    """A file and its arrays as stored, read-only."""
+
+    capture: Capture
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+
+def read(file: str, sha256: str = "") -> Captured:
+    """Read one file.
+
+    Parameters
+    ----------
+    file : str
+        Path.
+    sha256 : str, optional
+        Start of the SHA-256 that the file must have, :data:`DIGITS` hex digits.
+
+    Returns
+    -------
+    Captured
+        Exact. All values are finite.
+
+    Raises
+    ------
+    ValueError
+        With the file's name: if it cannot be read, is no npz of numbers, lacks q, k or v, holds something else, does
+        not fit together, holds NaN or infinities, or is another file than the one that is meant.
+    """
+    wanted = f" (sha256 {sha256}...)" if sha256 else ""
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise ValueError(f"activations {file}{wanted} cannot be read: {error.strerror}") from None
+    found = hashlib.sha256(data).hexdigest()[:DIGITS]
+    if sha256 and found != sha256:
+        raise ValueError(f"activations {file} must have sha256 {sha256}..., got {found}...: it is another file")
+    try:
+        return _parsed(file, found, data)
+    except _DAMAGE as error:
+        raise ValueError(f"activations {file} must be an npz file of q, k and v: {of_error(error)}") from None
+
+
+@lru_cache(maxsize=2)
+def pinned(file: str, sha256: str) -> Captured:
+    """Return :func:`read` of a file that a recipe means; ValueError also if the recipe does not say its content."""
+    if not re.fullmatch(f"[0-9a-f]{{{DIGITS}}}", sha256):
+        raise ValueError(f"captured: sha256 must be the first {DIGITS} hex digits of the file's, got {sha256!r}")
+    return read(file, sha256)
+
+
+def _parsed(file: str, sha256: str, data: bytes) -> Captured:
+    with zipfile.ZipFile(io.BytesIO(data)), np.load(io.BytesIO(data), allow_pickle=False) as stored:
+        legal = (*_TENSORS, *_SEMANTICS)
+        if unknown := sorted(set(stored.files) - set(legal)):
+            raise ValueError(f"unknown key {unknown[0]!r} (legal: {', '.join(legal)})")
+        q, k, v = (_heads(name, stored[name]) for name in _TENSORS)
+        semantics = {name: stored[name].tolist() for name in _SEMANTICS if name in stored.files}
+    if len({x.shape[1] for x in (q, k, v)}) > 1 or k.shape[0] != v.shape[0] or q.shape[2] != k.shape[2]:
+        shapes = ", ".join(str(x.shape) for x in (q, k, v))
+        raise ValueError(
+            f"q, k and v must have the same tokens, k and v the same heads, q and k one head_dim: {shapes}"
+        )
+    sizes: dict[str, Any] = {"batch": 1, "nheads": q.shape[0], "nheads_kv": k.shape[0], "head_dim": q.shape[2]}
+    sizes |= {"seqlen_q": q.shape[1], "seqlen_k": q.shape[1], "head_dim_v": v.shape[2]}
+    problem = AttentionProblem.from_json(sizes | semantics)
+    largest = max(float(np.max(np.abs(x))) for x in (q, k, v))
+    return Captured(Capture(file, sha256, problem, largest), q, k, v)
+
+
+def _heads(name: str, x: np.ndarray) -> np.ndarray:
+    """Check one tensor."""
+    if x.dtype.kind != "f":
+        hint = "; store bfloat16 as float32" if x.dtype.kind == "V" else ""
+        raise ValueError(f"{name} must be float16, float32 or float64, got {x.dtype}{hint}")
+    if x.ndim != 3 or 0 in x.shape:
+        raise ValueError(f"{name} must be (heads, tokens, head_dim), none of them 0, got {x.shape}")
+    if not np.isfinite(x).all():
+        raise ValueError(f"{name} must be finite, got NaN or Inf")
+    x.setflags(write=False)
+    return x
+
+
+def list_captures(path: str | Path) -> tuple[Capture, ...]:
+    """Return every npz file of a folder, sorted by name, or the one file.
+
+    Raises
+    ------
+    ValueError
+        If there is none, one of them is damaged or foreign, or two have one name.
+    """
+    path = Path(path)
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"activations: {path} holds no {SUFFIX} file")
+    found = tuple(read(str(file)).capture for file in files)
+    names = [capture.name for capture in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"activations: two files of {path} are called {twice[0]}")
+    return found
+
+
+def load(source: str | Path, *, dtype: Dtype = "fp16", tokens: int = 0) -> Activation:
+    """Return activations as a problem and its inputs: shipped ones by name, or those of a file of one's own.
+
+    Parameters
+    ----------
+    source : str or Path
+        A name in :func:`fa3verify.inputs.activations.list_activations`, or an npz file.
+    dtype : {"fp16", "bf16", "e4m3"}
+        Operand format of the problem; the inputs stay unrounded.
+    tokens : int
+        Use the first ``tokens`` rows of Q, K and V; 0 means all.
+
+    Returns
+    -------
+    Activation
+        Problem and float64 q, k, v in the problem's shapes. Exact.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, ``tokens`` too large, a value beyond the format, or the file missing, damaged or
+        foreign.
+    """
+    if isinstance(source, str) and not source.endswith(SUFFIX):
+        return activations.load(source, dtype=dtype, tokens=tokens)
+    capture, *arrays = read(str(source))
+    rows = capture.rows(tokens)
+    q, k, v = (x[None, :, :rows].transpose(0, 2, 1, 3).astype(np.float64) for x in arrays)
+    return Activation(capture.problem(dtype=dtype, tokens=tokens), q, k, v)

@@ -1,0 +1,197 @@
+"""Stored judgements: whole or refused, the same after writing and reading, and every figure from its replay file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from copy import deepcopy
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fa3_reference.bounds import KernelModel
+from fa3verify import candidates
+from fa3verify.campaign import atlas, replay, tasks, verify
+from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.summary import summarize
+from fa3verify.policy import Policy
+
+KERNELS = ("twin.fp16", "twin.fp16+causal_top_left", "twin.quantize", "stranger")
+TRIED = ("normal", "repeated_run_is_identical", "causal_row_equals_truncated_problem", "error_within_bound")
+SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVIDIA H100"}
+
+
+class Here(Executor):
+    """Runs everything in this process."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def stranger() -> candidates.Candidate:
+    """Return a kernel that states no order, and says who it is and what it does by design."""
+    policy = Policy(empty_lse="undefined", causal="top_left")
+    return replace(candidates.find("twin.bf16"), name="stranger", order=None, policy=policy, identity=lambda: SAID)
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory) -> Iterator[tuple[dict[str, Any], Path]]:
+    """The summary of a small campaign, and the folder with its atlas and replay files."""
+    out = tmp_path_factory.mktemp("atlas")
+    find = candidates.find
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "find", lambda name: stranger() if name == "stranger" else find(name))
+        known = [introduce(name, "quick") for name in KERNELS]
+        planned = [t for t in tasks.plan(known, "quick", 0) if t.arguments[t.kind] in TRIED]
+        few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
+        summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
+        summary["started"] = "2026-01-01T00:00:00+00:00"
+        verify._write_replays(summary, out)
+        atlas.write(out / atlas.FILE, atlas.of(summary))
+        yield summary, out
+
+
+def entry(campaign, name: str) -> atlas.Entry:
+    (found,) = (e for e in atlas.read(campaign[1] / atlas.FILE).entries if e.kernel == name)
+    return found
+
+
+def test_an_atlas_survives_its_file(campaign):
+    summary, out = campaign
+    assert atlas.read(out / atlas.FILE) == atlas.of(summary)
+    assert [e.kernel for e in atlas.of(summary).entries] == list(KERNELS)
+
+
+def test_every_figure_of_a_family_is_given_again_by_its_replay_file(campaign):
+    for name in KERNELS:
+        found = entry(campaign, name)
+        assert [row.family for row in found.families] == ["normal"]
+        for row in found.families:
+            holds, words, again = replay.run(replay.read(campaign[1] / row.replay))
+            assert again == {"cases": row.problems, **row.figures}
+            assert words.endswith(row.largest)
+            assert holds is (found.verdict != "fail")
+
+
+def test_every_finding_and_every_broken_property_is_found_again_by_its_replay_file(campaign):
+    found = entry(campaign, "twin.fp16+causal_top_left")
+    assert found.verdict == "fail"
+    broken = [law for law in found.properties if law.status == "fail"]
+    assert broken
+    assert len(found.findings) > len(broken)
+    for each in (*found.findings, *broken):
+        assert not replay.run(replay.read(campaign[1] / each.replay))[0]
+
+
+def test_the_largest_error_of_a_family_comes_first_in_its_replay_file(campaign):
+    summary, out = campaign
+    (row,) = entry(campaign, "stranger").families
+    cases = replay.read(out / row.replay)["content"]["cases"]
+    ratios = {json.dumps(case["case"]): case["measures"]["ratio_max"] for case in summary["cases"]}
+    ordered = [ratios[json.dumps(case)] for case in cases]
+    assert ordered == sorted(ordered, reverse=True)
+    assert ordered[0] == row.figures["ratio_max"]
+
+
+def test_effort_coverage_and_verdict_are_those_of_the_summary(campaign):
+    for kernel in campaign[0]["kernels"]:
+        found = entry(campaign, kernel["name"])
+        assert (found.effort.problems, found.effort.outputs) == (kernel["cases"], kernel["outputs"])
+        assert found.effort.seeds == (0,)
+        assert (found.verdict, found.coverage) == (kernel["verdict"], kernel["coverage"])
+        assert found.coverage["not_tried"]  # families, of which one ran
+
+
+def test_the_order_that_judged_is_stored_and_whether_the_kernel_stated_it(campaign):
+    ours, other, quantiser = (entry(campaign, name) for name in ("twin.fp16", "stranger", "twin.quantize"))
+    assert ours.states_order
+    assert {order.num_splits for order in ours.orders} == {1, 3}
+    assert all(order.order.keys == "right_to_left" for order in ours.orders)
+    assert not other.states_order
+    assert other.orders == (KernelModel.any_order("bf16", "bf16"),)
+    assert quantiser.orders == ()
+
+
+def test_identity_and_policy_are_what_a_kernel_says_of_itself(campaign):
+    other, twin = entry(campaign, "stranger"), entry(campaign, "twin.fp16")
+    assert asdict(other.identity) == SAID
+    assert other.policy == ("empty_lse undefined", "causal top_left")
+    assert twin.identity.device == "CPU"
+    assert len(str(twin.identity.sha256)) == 32
+    assert twin.policy == ()
+
+
+def test_a_kernel_that_says_nothing_has_no_identity_and_one_that_misspells_it_fails(monkeypatch):
+    silent = replace(stranger(), identity=None)
+    monkeypatch.setattr(candidates, "find", lambda name: silent)
+    assert introduce("stranger", "quick").identity == candidates.Identity()
+    silent = replace(silent, identity=lambda: {"sha": "0"})
+    assert "'sha'" in str(introduce("stranger", "quick").failed)
+
+
+def records(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of the objects whose keys are the schema's: what a kernel is free to say is in the others."""
+    if isinstance(value, dict):
+        yield path
+        free = ("coverage", "figures", "packages")
+        for key, item in value.items():
+            yield from () if key in free else records(item, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from records(value[0], (*path, 0))
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def test_a_missing_unknown_or_mistyped_field_is_refused_by_its_place(campaign):
+    whole = json.loads((campaign[1] / atlas.FILE).read_text())
+    whole["entries"].sort(key=lambda e: not e["findings"])  # the first has one of everything
+    places = [(path, key) for path in records(whole) for key in at(whole, path) if key != "schema"]
+    assert {path[-1] for path, _ in places if len(path) == 3} >= {"identity", "effort"}
+    assert len(places) > 60
+    for path, key in places:
+        for spoil, words in ((lambda d, k: d.pop(k), repr(key)), (lambda d, k: d.update({k: [{}]}), key)):
+            body = deepcopy(whole)
+            spoil(at(body, path), key)
+            with pytest.raises(ValueError, match="x is a damaged atlas: ") as caught:
+                atlas.Atlas.parse(json.dumps(body), "x")
+            assert words in str(caught.value), (path, key)
+    body = deepcopy(whole)
+    body["entries"][0]["effort"]["hours"] = 3
+    with pytest.raises(ValueError, match=r"atlas\.entries\[0\]\.effort: unknown key 'hours'"):
+        atlas.Atlas.parse(json.dumps(body), "x")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": "fa3verify.summary/1"}', '{"schema": "fa3verify.atlas/2"}', "\u0000"]
+)
+def test_a_foreign_file_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json is not an atlas"):
+        atlas.read(path)
+    with pytest.raises(ValueError, match=r"absent\.json cannot be read"):
+        atlas.read(tmp_path / "absent.json")
+
+
+def test_a_figure_that_is_not_finite_survives(campaign):
+    known = atlas.of(campaign[0])
+    first = known.entries[0]
+    (row,) = first.families
+    endless = replace(row, figures=row.figures | {"rel_rmse_unrounded": float("inf"), "ulp_max": None})
+    changed = replace(known, entries=(replace(first, families=(endless,)),))
+    assert atlas.Atlas.parse(changed.text(), "x") == changed
+
+
+def test_a_family_replay_without_cases_is_refused(campaign):
+    body = {"kernel": "twin.fp16", "what": "family normal", "content": {"schema": replay.FAMILY_SCHEMA, "cases": []}}
+    with pytest.raises(ValueError, match="names no case"):
+        replay.run(body)
