@@ -79,6 +79,9 @@ class Backward:
         By compiled head_dim: (query rows, keys) of a tile of dense problems, and of those with a causal mask or a
         window.
     order : BackwardOrder
+    atomics : frozenset of int
+        Compiled head_dims whose parts of dQ are added by atomics of single elements, which take subnormal numbers as
+        zero; otherwise by bulk reductions of TMA, which keep them.
     features : frozenset of str
         As in :class:`Traits`.
     refuses : callable
@@ -87,6 +90,7 @@ class Backward:
 
     tiles: Mapping[int, tuple[tuple[int, int], tuple[int, int]]]
     order: BackwardOrder
+    atomics: frozenset[int] = frozenset()
     features: frozenset[str] = frozenset()
     refuses: Callable[[AttentionProblem], str] = lambda problem: ""
 

@@ -161,9 +161,8 @@ def _flash3_backward_refuses(problem: AttentionProblem) -> str:
         (problem.dtype == "e4m3", "gradients are of 16 bits"),
         (problem.softcap > 0, "it takes no softcap"),
         (problem.head_dim_v != problem.head_dim, "head_dim_v must be head_dim"),
-        (problem.head_dim not in (64, 128, 256), "gradients were recorded at head_dim 64, 128 and 256"),
-        (problem.window != (-1, -1), "no gradients with windows were recorded"),
-        (problem.is_varlen, "no gradients of packed sequences were recorded"),
+        (problem.head_dim % 8 != 0, "head_dim must be a multiple of 8"),
+        (any(seq.seqlen_k == 0 for seq in problem.sequences()), "no gradients without keys were recorded"),
     )
 
 
@@ -176,7 +175,8 @@ _FLASH3_BACKWARD = Backward(
         256: ((64, 80), (64, 80)),
     },
     order=BackwardOrder(),
-    features=frozenset({"causal", "gqa"}),
+    atomics=frozenset({256}),
+    features=frozenset({"causal", "window", "varlen", "gqa"}),
     refuses=_flash3_backward_refuses,
 )
 

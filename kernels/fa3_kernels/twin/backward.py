@@ -10,7 +10,8 @@ Where families differ says :class:`fa3_kernels.plan.order.BackwardOrder`. FlashA
    taken as 0; dS = P * fp32(dP - D).
 3. P and dS rounded to 16 bits; dV = P^T dO and dK = dS^T Q, each one chain of wgmma over all rows.
 4. dQ: a part dS K per key block, added in memory to binary32 zeros, then times softmax_scale. dK times softmax_scale.
-   dK and dV of a group of heads: a part per head, added likewise, then times 1, which flushes subnormal numbers.
+   dK and dV of a group of heads: a part per head, added likewise, then times 1, which flushes subnormal numbers. The
+   bulk reductions of TMA keep them; atomics of single elements, which add dQ at head_dim 256, do not.
 5. Everything rounded once to 16 bits.
 
 The additions of step 4 are reductions in any order, so that the library's own dQ differs from run to run where three or
@@ -78,6 +79,10 @@ class _Kernel:
     @property
     def dtype(self) -> str:
         return self.config.dtype
+
+    @property
+    def flushes_dq(self) -> bool:
+        return self.config.head_dim in self.config.backward.atomics
 
     @property
     def scale(self) -> np.float32:
@@ -153,7 +158,7 @@ def backward(
         blocks, of dK and dV where at most two heads add to an element, otherwise one of what the device may return.
         Rows without a visible key have dq 0, keys that no row sees dk and dv 0. NaN and Inf spread as far as the
         products of the visited tiles carry them: 0 times them is NaN, so that a NaN in a row of dO reaches every key of
-        a visited block.
+        a visited block. The last tile of a packed sequence reads into the next one, whose NaN and Inf it takes over.
 
     Raises
     ------
@@ -166,7 +171,7 @@ def backward(
     found = _empty(problem, operands)
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
-            dq = _sum(x.dq, kernel, _dq_weights(len(x.dq), kernel))
+            dq = _sum(x.dq, kernel, _dq_weights(len(x.dq), kernel), flushes=kernel.flushes_dq)
             problem.rows_q(found.dq, seq)[:, head] = _rounded(_dq_scaled(dq, kernel), kernel)
         for name in ("dk", "dv"):
             stack = np.stack([getattr(x, name) for x in parts])
@@ -200,14 +205,13 @@ def backward_range(problem: AttentionProblem, operands: BackwardOperands, config
     check_reproduced(problem, config)
     kernel = _Kernel(config, config.backward.order, None, problem.softmax_scale)
     low, high = (_empty(problem, operands) for _ in range(2))
-    flushes = not kernel.order.keeps_subnormals
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
-            for out, end in zip((low, high), range_of_sums(x.dq, flushes=flushes), strict=True):
+            for out, end in zip((low, high), range_of_sums(x.dq, flushes=kernel.flushes_dq), strict=True):
                 problem.rows_q(out.dq, seq)[:, head] = _rounded(_dq_scaled(end, kernel), kernel)
         for name in ("dk", "dv"):
             stack = np.stack([getattr(x, name) for x in parts])
-            ends = Range(stack[0], stack[0]) if len(parts) == 1 else range_of_sums(stack, flushes=flushes)
+            ends = Range(stack[0], stack[0]) if len(parts) == 1 else range_of_sums(stack, flushes=False)
             for out, end in zip((low, high), ends, strict=True):
                 rows = problem.rows_k(getattr(out, name), seq)
                 rows[:, kv_head] = _rounded(_group_scaled(end, name, len(parts), kernel), kernel)
@@ -224,23 +228,31 @@ def _kv_heads(
     """Every sequence and kv head, with its query heads and what they add."""
     for seq in problem.sequences():
         mask = _mask(problem, seq, kernel.fault)
-        q, dout, out = (problem.rows_q(x, seq) for x in (operands.q, operands.dout, operands.out))
+        q, dout = (
+            _with_tail(problem.rows_q(x, seq), x, seq.q_start, problem, kernel.config.tile_m)
+            for x in (operands.q, operands.dout)
+        )
+        k, v = (
+            _with_tail(problem.rows_k(x, seq), x, seq.k_start, problem, kernel.config.tile_n)
+            for x in (operands.k, operands.v)
+        )
+        out = problem.rows_q(operands.out, seq)
         lse = problem.rows_lse(operands.lse, seq)
         for kv_head in range(problem.nheads_kv):
             heads = np.arange(problem.group) + kv_head * problem.group
             if kernel.fault is BackwardFault.KV_HEAD_MODULO:
                 heads = np.arange(problem.group) * problem.nheads_kv + kv_head
-            k, v = (problem.rows_k(x, seq)[:, kv_head] for x in (operands.k, operands.v))
-            parts = [_head(_rows(q[:, h], dout[:, h], out[:, h], lse[h], kernel), k, v, mask, kernel) for h in heads]
-            yield seq, kv_head, heads, [_cut(x, seq.seqlen_q, problem.head_dim, kernel) for x in parts]
+            rows = [_rows(q[:, h], dout[:, h], out[:, h], lse[h], kernel) for h in heads]
+            parts = [_head(x, k[:, kv_head], v[:, kv_head], mask, kernel) for x in rows]
+            yield seq, kv_head, heads, [_cut(x, seq, problem.head_dim, kernel) for x in parts]
 
 
-def _cut(parts: _Parts, seqlen_q: int, head_dim: int, kernel: _Kernel) -> _Parts:
+def _cut(parts: _Parts, seq: Sequence, head_dim: int, kernel: _Kernel) -> _Parts:
     """Without padding, and with dK scaled where every head's is."""
-    dk = parts.dk[:, :head_dim]
+    dk = parts.dk[: seq.seqlen_k, :head_dim]
     if not (kernel.order.scales_ds or kernel.order.scales_sums or kernel.fault is BackwardFault.UNSCALED_DK):
         dk = kernel.product(dk, kernel.scale)
-    return _Parts(parts.dq[:, :seqlen_q, :head_dim], dk, parts.dv[:, :head_dim])
+    return _Parts(parts.dq[:, : seq.seqlen_q, :head_dim], dk, parts.dv[: seq.seqlen_k, :head_dim])
 
 
 def _mask(problem: AttentionProblem, seq: Sequence, fault: BackwardFault | None) -> Mask:
@@ -252,27 +264,31 @@ def _mask(problem: AttentionProblem, seq: Sequence, fault: BackwardFault | None)
     return mask
 
 
-def _padded(x: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    grown = np.zeros((rows, columns), x.dtype)
-    grown[: x.shape[0], : x.shape[1]] = x
-    return grown
+def _with_tail(rows: np.ndarray, packed: np.ndarray, start: int, problem: AttentionProblem, tile: int) -> np.ndarray:
+    """Rows of one sequence up to whole tiles: of packed sequences with what follows in memory, else with zeros."""
+    length = -(-len(rows) // tile) * tile
+    rows = packed[start : start + length] if problem.is_varlen else rows
+    return np.concatenate([rows, np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)])
+
+
+def _widened(x: np.ndarray, columns: int) -> np.ndarray:
+    """Channels padded with zeros to the kernel's."""
+    return np.concatenate([x, np.zeros((len(x), columns - x.shape[1]), x.dtype)], axis=1)
 
 
 def _rows(q: np.ndarray, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> _Rows:
     """Prepare one query head; D and the lse of rows beyond the sequence are 0 and +Inf."""
-    config, (length, _) = kernel.config, q.shape
-    rows = -(-length // config.tile_m) * config.tile_m
-    q, dout, out = (_padded(x, rows, config.head_dim) for x in (q, dout, out))
-    padded = np.full(rows, np.inf, _F32)
+    length, dtype = len(lse), kernel.dtype
+    q, dout, out = (_widened(x, kernel.config.head_dim) for x in (q, dout, out))
+    padded, dots = np.full(len(q), np.inf, _F32), np.zeros(len(q), _F32)
     empty = np.isneginf(lse) & (kernel.fault is not BackwardFault.EMPTY_ROW_LSE)
     padded[:length] = np.where(empty, _F32(0), lse)
-    dots = row_dots(out, dout, kernel.order)
-    if kernel.fault is BackwardFault.NO_ROW_DOTS:
-        dots[...] = 0
+    if kernel.fault is not BackwardFault.NO_ROW_DOTS:
+        dots[:length] = row_dots(out, dout[:length], kernel.order)
     if kernel.fault is BackwardFault.NEIGHBOUR_ROW_DOT:
         dots[:length] = np.roll(dots[:length], 1)
-    columns = [operand_b(np.ascontiguousarray(x.T), kernel.dtype) for x in (q, dout)]
-    return _Rows(operand(q, kernel.dtype), operand(dout, kernel.dtype), columns[0], columns[1], padded, dots)
+    columns = [operand_b(np.ascontiguousarray(x.T), dtype) for x in (q, dout)]
+    return _Rows(operand(q, dtype), operand(dout, dtype), columns[0], columns[1], padded, dots)
 
 
 def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndarray:
@@ -290,9 +306,10 @@ def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndar
         NaN and Inf as IEEE additions and multiplications give them.
     """
     rows, channels = out.shape
-    threads = (128 if channels % 128 == 0 else 64) // order.dots_run
+    width = 128 if channels % 128 == 0 else 64
+    threads = width // order.dots_run
     flushed = (lambda x: x) if order.keeps_subnormals else float32.flushed
-    x, y = (flushed(a.astype(_F32)).reshape(rows, -1, threads, order.dots_run) for a in (out, dout))
+    x, y = (flushed(a.astype(_F32)).reshape(rows, channels // width, threads, order.dots_run) for a in (out, dout))
     total = np.zeros((rows, threads), _F32)
     with np.errstate(all="ignore"):
         for piece, channel in np.ndindex(x.shape[1], order.dots_run):
@@ -306,11 +323,10 @@ def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndar
 
 def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel) -> _Parts:
     """All key blocks of one query head."""
-    config, (length, _) = kernel.config, k.shape
-    blocks = -(-length // config.tile_n)
+    config, blocks = kernel.config, len(k) // kernel.config.tile_n
     dq = np.zeros((blocks, len(rows.lse), config.head_dim), _F32)
-    dk, dv = (np.zeros((blocks * config.tile_n, config.head_dim), _F32) for _ in range(2))
-    k, v = (_padded(x, len(dk), config.head_dim) for x in (k, v))
+    dk, dv = (np.zeros((len(k), config.head_dim), _F32) for _ in range(2))
+    k, v = (_widened(x, config.head_dim) for x in (k, v))
     for block in range(blocks):
         columns = np.arange(block * config.tile_n, (block + 1) * config.tile_n)
         start, stop = _visited(mask, int(columns[0]), len(rows.lse), kernel)
@@ -318,7 +334,7 @@ def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel
             dk[columns], dv[columns] = _block(
                 rows, slice(start, stop), k[columns], v[columns], columns, mask, kernel, dq[block]
             )
-    return _Parts(dq, dk[:length], dv[:length])
+    return _Parts(dq, dk, dv)
 
 
 def _visited(mask: Mask, first_key: int, rows: int, kernel: _Kernel) -> tuple[int, int]:
@@ -415,15 +431,16 @@ def _head_weights(heads: int, kernel: _Kernel) -> np.ndarray:
     return weights
 
 
-def _sum(parts: np.ndarray, kernel: _Kernel, weights: np.ndarray) -> np.ndarray:
+def _sum(parts: np.ndarray, kernel: _Kernel, weights: np.ndarray, *, flushes: bool = False) -> np.ndarray:
     """Add parts (parts, rows, channels) one after the other to zeros, as reductions in memory do."""
+    flushed = float32.flushed if flushes else np.asarray
     if kernel.fault is BackwardFault.ROUNDED_PARTS:
         parts = convert.encode_f32(parts, kernel.dtype).astype(_F32)
     total = np.zeros(parts.shape[1:], _F32)
     index = np.repeat(np.arange(len(parts)), weights)
     with np.errstate(invalid="ignore", over="ignore"):
         for i in index if kernel.order.keys == "ascending" else index[::-1]:
-            total = kernel.flushed(total + kernel.flushed(parts[i]))
+            total = flushed(total + flushed(parts[i]))
     return total
 
 

@@ -204,10 +204,10 @@ def test_a_mistake_in_the_additions_leaves_the_range(name: str) -> None:
 
 
 def test_what_is_not_known_is_refused_with_the_reason() -> None:
-    sizes = {"head_dim": 96, "head_dim_v": 96}
-    for changes, words in (({"window": (5, 0)}, "windows"), (sizes, "head_dim 64"), ({"softcap": 1.0}, "softcap")):
+    for changes, words in (({"head_dim_v": 32}, "head_dim_v"), ({"seqlen_k": 0}, "keys"), ({"softcap": 1.0}, "softcap")):
         problem = replace(AttentionProblem(1, 1, 1, 8, 8, 64), **changes)
-        x = np.zeros(problem.q_shape, np.float16)
-        operands = BackwardOperands(x, x, x, dout=x, out=x, lse=np.zeros(problem.lse_shape, np.float32))
+        shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape, problem.out_shape)
+        q, k, v, dout, out = (np.zeros(shape, np.float16) for shape in shapes)
+        operands = BackwardOperands(q, k, v, dout=dout, out=out, lse=np.zeros(problem.lse_shape, np.float32))
         with pytest.raises(ValueError, match=words):
             backward(problem, operands, backward_config(problem, family=FAMILY))
