@@ -376,6 +376,10 @@ class BackwardOperands(Operands):
             _check(x.shape == shape, f"{name} must have shape {shape}, got {x.shape}")
             _check(x.dtype == dtype, f"{name} must have dtype {dtype}, got {x.dtype}")
 
+    def dequantized(self, problem: AttentionProblem) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+        """Return q, k, v, dout, out and lse as float64 values, exactly."""
+        return tuple(x.astype(np.float64) for x in (self.q, self.k, self.v, self.dout, self.out, self.lse))
+
 
 def _dequantize(x: np.ndarray, descale: Descale | None, problem: AttentionProblem, side: str) -> np.ndarray:
     values = x.astype(np.float64)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fa3_kernels.plan.family import Backward
 from fa3_kernels.plan.traits import traits_of
+from fa3_reference.bounds.backward import BackwardModel
 from fa3_reference.problem import AttentionProblem, Dtype
 
 
@@ -49,6 +50,13 @@ class BackwardConfig:
     @property
     def backward(self) -> Backward:
         return backward_of(self.family)
+
+    @property
+    def model(self) -> BackwardModel:
+        """What the error bound must know: a thread's additions for D, and those between the threads of a row."""
+        threads = (128 if self.head_dim % 128 == 0 else 64) // self.backward.order.dots_run
+        depth = self.head_dim // threads - 1 + (threads - 1).bit_length()
+        return BackwardModel(self.dtype, self.tile_n, depth)
 
 
 def backward_of(family: str) -> Backward:

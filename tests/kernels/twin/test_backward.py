@@ -204,7 +204,11 @@ def test_a_mistake_in_the_additions_leaves_the_range(name: str) -> None:
 
 
 def test_what_is_not_known_is_refused_with_the_reason() -> None:
-    for changes, words in (({"head_dim_v": 32}, "head_dim_v"), ({"seqlen_k": 0}, "keys"), ({"softcap": 1.0}, "softcap")):
+    for changes, words in (
+        ({"head_dim_v": 32}, "head_dim_v"),
+        ({"seqlen_k": 0}, "keys"),
+        ({"softcap": 1.0}, "softcap"),
+    ):
         problem = replace(AttentionProblem(1, 1, 1, 8, 8, 64), **changes)
         shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape, problem.out_shape)
         q, k, v, dout, out = (np.zeros(shape, np.float16) for shape in shapes)
