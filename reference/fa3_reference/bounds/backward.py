@@ -20,6 +20,7 @@ from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Sequence
 
 _OWN = 2.0**-20  # 2^-53 of float64 over 2^-24 of binary32, with room for chains of different lengths
+_LARGEST_SUM = 2.0**126  # of absolute products, below which no partial sum overflows
 _SCALE_ROUNDINGS = 3  # of softmax_scale, of log2(e), of their product
 
 
@@ -168,11 +169,14 @@ def _weights(problem: AttentionProblem, h: _Head, model: BackwardModel) -> tuple
 
 
 def _scores(a: np.ndarray, b: np.ndarray, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
-    """Exact products of rows and the error of their chain; NaN beside operands that are not finite."""
+    """Exact products of rows and the error of their chain; NaN beside operands that are not finite, and where a partial
+    sum may overflow.
+    """
     finite_rows, finite_columns = (np.isfinite(x).all(axis=1, keepdims=True) for x in (a, b))
     bad = np.logical_not(finite_rows & finite_columns.T)
-    s, ds = score_error(np.nan_to_num(a, posinf=0, neginf=0), np.nan_to_num(b, posinf=0, neginf=0), core)
-    ds = np.where(np.abs(s) + ds > FP32_MAX, np.nan, ds)
+    a, b = (np.nan_to_num(x, posinf=0, neginf=0) for x in (a, b))
+    bad |= np.abs(a) @ np.abs(b).T >= _LARGEST_SUM
+    s, ds = score_error(a, b, core)
     return np.where(bad, np.nan, s), np.where(bad, np.nan, ds)
 
 
