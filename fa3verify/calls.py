@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,6 @@ from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify import operations, watch
 from fa3verify.candidates import Candidate
 from fa3verify.text import of_error
-
-ARRAYS = ("q", "k", "v")
-DESCALES = ("q_descale", "k_descale", "v_descale")
 
 
 class CandidateError(Exception):
@@ -72,21 +69,26 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     finally:
         if os.getpid() != process:
             os._exit(1)  # a process that the kernel forked must not go on with the harness's work
-    if changed := [name for name in (*ARRAYS, *DESCALES) if not _same(getattr(given, name), getattr(operands, name))]:
+    if changed := [f.name for f in fields(operands) if not _same(getattr(given, f.name), getattr(operands, f.name))]:
         raise CandidateError(f"changed its operand {' and '.join(changed)}")
     return {name: np.array(x, order="C") for name, x in named.items()}
 
 
 def sealed(operands: Operands) -> Operands:
     """Return a copy of operands whose arrays are read-only."""
-    arrays: dict[str, Any] = {name: _sealed(getattr(operands, name)) for name in ARRAYS}
-    for name in DESCALES:
-        if (descale := getattr(operands, name)) is not None:
-            arrays[name] = replace(descale, values=_sealed(descale.values))
-    return replace(operands, **arrays)
+    copies = {f.name: _sealed(getattr(operands, f.name)) for f in fields(operands)}
+    return replace(operands, **copies)
 
 
-def _sealed(x: np.ndarray) -> np.ndarray:
+def _sealed(x: np.ndarray | Descale | None) -> np.ndarray | Descale | None:
+    if x is None:
+        return None
+    if isinstance(x, Descale):
+        return Descale(_read_only(x.values), x.block_rows)
+    return _read_only(x)
+
+
+def _read_only(x: np.ndarray) -> np.ndarray:
     x = np.array(x)
     x.flags.writeable = False
     return x

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
+from fa3_kernels.plan.traits import FAMILIES, OURS
 from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
@@ -210,10 +210,9 @@ def twin(
     """Build a twin candidate, optionally with configuration changes or a planted fault."""
     side = _Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
-    features, free = operations.find(operation).features, frozenset[str]()
+    features, free = operations.find(operation).features_of(changes), frozenset[str]()
     if operation == operations.FORWARD:
-        family = str(changes.get("family", OURS))
-        features, free = features & traits_of(family).features, changeable(dtype, changes, family)
+        free = changeable(dtype, changes, str(changes.get("family", OURS)))
     return Candidate(
         name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation,
         order=order_of_family, changeable=free, identity=side.identity,
@@ -272,6 +271,18 @@ ON_REQUEST: tuple[Candidate, ...] = (
         )
         for family, traits in FAMILIES.items()
         if traits.is_reproduced and family != OURS
+        for dtype in traits.dtypes
+    ),
+    *(
+        twin(
+            dtype,
+            name=f"twin.{family}.backward.{dtype}",
+            family=family,
+            operation="backward",
+            description=f"bit-exact CPU twin of the backward of {traits.title} ({traits.version})",
+        )
+        for family, traits in FAMILIES.items()
+        if traits.backward is not None
         for dtype in traits.dtypes
     ),
 )

@@ -44,7 +44,7 @@ SCHEMA_NOTES = {
     "kernels[].cases": "judged cases and law examples",
     "kernels[].outputs": "output values compared",
     "kernels[].worst_ratio": "largest error / bound of any output over the families",
-    "kernels[].operation": "what the kernel computes: forward or quantize",
+    "kernels[].operation": "what the kernel computes: forward, quantize or backward",
     "kernels[].dtype": "format of its operands, for a quantiser of its codes; null if it could not be loaded",
     "kernels[].identity": "version, file, sha256 and device, each null where it is not said",
     "kernels[].states_order": "whether it states its order of operations; if not, the bound is that of any order",

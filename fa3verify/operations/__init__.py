@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fa3verify.operations.backward import Backward
 from fa3verify.operations.forward import Forward
 from fa3verify.operations.operation import DESCALES as DESCALES
 from fa3verify.operations.operation import FEATURES as FEATURES
@@ -12,7 +13,7 @@ from fa3verify.operations.operation import WrongOutput as WrongOutput
 from fa3verify.operations.quantize import Quantize
 
 FORWARD = Forward.name  # what a kernel or a case computes unless it says otherwise
-OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in (Forward(), Quantize())}
+OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in (Forward(), Quantize(), Backward())}
 
 
 def find(name: str) -> Operation:

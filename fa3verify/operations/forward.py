@@ -82,6 +82,9 @@ class Forward(Operation):
     features = FEATURES
     faults = Fault
 
+    def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
+        return self.features & traits_of(changes.get("family", OURS)).features
+
     def configure(self, problem: AttentionProblem, **changes: Any) -> Config:
         config = default_config(problem, **changes)
         config.traits.check_reproduced(problem)

@@ -85,6 +85,10 @@ class Operation(ABC):
     faults: ClassVar[type[StrEnum]]
     judges_choices: ClassVar[bool] = False
 
+    def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
+        """Return the features of the twin with a changed configuration."""
+        return self.features
+
     @abstractmethod
     def configure(self, problem: AttentionProblem, **changes: Any) -> Any:
         """Return the twin's configuration for a problem; ValueError if it takes none."""

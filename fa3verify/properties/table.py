@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fa3verify.properties.bounded import BOUNDED_LAWS
 from fa3verify.properties.exact import EXACT_LAWS
+from fa3verify.properties.gradients import GRADIENT_LAWS
 from fa3verify.properties.law import Law
 from fa3verify.properties.policy import POLICY_LAWS
 from fa3verify.properties.quantizing import QUANTIZE_LAWS
@@ -19,4 +20,5 @@ LAWS: tuple[Law, ...] = (
     *POLICY_LAWS,
     *ROTATION_LAWS,
     *QUANTIZE_LAWS,
+    *GRADIENT_LAWS,
 )

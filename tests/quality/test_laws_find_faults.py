@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fa3_kernels.twin.faults import DESCRIPTIONS, Fault, QuantizerFault
+from fa3_kernels.twin.faults import DESCRIPTIONS, BackwardFault, Fault, QuantizerFault
 from fa3_reference.problem import Dtype
 from fa3verify.candidates import find, twin
 from fa3verify.properties import LawOutcome, find_law, run_law
@@ -82,7 +82,7 @@ def test_every_fault_is_assigned_once():
     assert set(FOUND_BY) | set(LEFT_TO_FAMILIES) == set(Fault)
     assert not set(FOUND_BY) & set(LEFT_TO_FAMILIES)
     assert set(QUANTIZER_FOUND_BY) == set(QuantizerFault)
-    assert set(DESCRIPTIONS) == {*Fault, *QuantizerFault}
+    assert set(DESCRIPTIONS) == {*Fault, *QuantizerFault, *BackwardFault}
 
 
 # fp16 accumulators overflow on purpose

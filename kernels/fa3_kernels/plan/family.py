@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from fa3_kernels.plan.order import OUR_ORDER, Order
+from fa3_kernels.plan.order import OUR_ORDER, BackwardOrder, Order
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
 
@@ -67,6 +67,32 @@ class Size:
 
 
 Sizes = Mapping[tuple[bool, int], Size]  # by (is e4m3, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """What a family's backward is: its tiles, its order of operations and what the twin knows of it.
+
+    Parameters
+    ----------
+    tiles : mapping
+        By compiled head_dim: (query rows, keys) of a tile of dense problems, and of those with a causal mask or a
+        window.
+    order : BackwardOrder
+    atomics : frozenset of int
+        Compiled head_dims whose parts of dQ are added by atomics of single elements, which take subnormal numbers as
+        zero; otherwise by bulk reductions of TMA, which keep them.
+    features : frozenset of str
+        As in :class:`Traits`.
+    refuses : callable
+        As in :class:`Traits`.
+    """
+
+    tiles: Mapping[int, tuple[tuple[int, int], tuple[int, int]]]
+    order: BackwardOrder
+    atomics: frozenset[int] = frozenset()
+    features: frozenset[str] = frozenset()
+    refuses: Callable[[AttentionProblem], str] = lambda problem: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +161,8 @@ class Traits:
     refuses : callable
         The rule that a problem breaks which the family does not compute, or of which the twin does not know the bits;
         empty where there is none.
+    backward : Backward, optional
+        Of families whose gradients the twin computes.
     """
 
     title: str
@@ -168,6 +196,7 @@ class Traits:
     features: frozenset[str] = frozenset()
     choices: frozenset[str] = frozenset()
     refuses: Callable[[AttentionProblem], str] = lambda problem: ""
+    backward: Backward | None = None
 
     def head_dims(self, is_fp8: bool) -> list[int]:
         """Compiled sizes, rising."""

@@ -1,8 +1,8 @@
-"""In which order a kernel's forward rounds: the switches that tell the bits of one family from those of another.
+"""In which order a kernel rounds, forward and backward: the switches that tell the bits of one family from another's.
 
 The twin runs them and the error bound reads :attr:`Order.softmax`, so that an order is stated once. M is a row's
-running maximum, m that of its raw scores s, c the factor to log2 units, l the row sum, and every operation rounds to
-binary32.
+running maximum, m that of its raw scores s, c the factor to log2 units, l the row sum, D a row's dot product of dO
+and O, and every operation rounds to binary32.
 """
 
 from __future__ import annotations
@@ -105,3 +105,48 @@ class Order:
 
 
 OUR_ORDER = Order()
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardOrder:
+    """The order of operations of one family's backward; the defaults are those of FlashAttention-3.
+
+    Parameters
+    ----------
+    factor : {"float64", "of_float32", "float32"}
+        As in :class:`Order`.
+    exponent : {"log2", "natural"}
+        Whether a weight is ex2(fma(s, c, -fp32(lse * log2 e))), or ex2(fp32(fma(s, softmax_scale, -lse) * log2 e)).
+    contracts_exponent : bool
+        Whether that first multiplication and subtraction are one fma.
+    dots_run : int
+        Neighbouring channels that a thread multiplies one after the other for D; its runs lie as far apart as all
+        threads of a row together are wide. It adds by fma, which is as good as rounding the products: they are exact.
+    dots_far_first : bool
+        Whether the threads of a row exchange their sums over the longest distance first, or over the shortest.
+    contracts_ds : bool
+        Whether dS is fma(P, dP, -fp32(P * D)), or P * fp32(dP - D).
+    scales_ds : bool
+        Whether softmax_scale multiplies dS before it is rounded to 16 bits, or dQ and dK at the end.
+    scales_sums : bool
+        Whether dK of a group is scaled when its heads are added, or every head's before.
+    rows : {"ascending", "descending"}
+        In which order the row blocks of a key block are visited, whose parts of dK and dV the tensor core chains.
+    keys : {"ascending", "descending"}
+        The order in which the twin adds the key blocks' parts of dQ, and the heads' of dK and dV. A library that adds
+        by reductions in memory takes any.
+    keeps_subnormals : bool
+        As in :class:`Order`.
+    """
+
+    factor: Literal["float64", "of_float32", "float32"] = "of_float32"
+    exponent: Literal["log2", "natural"] = "log2"
+    contracts_exponent: bool = True
+    dots_run: int = 8
+    dots_far_first: bool = True
+    contracts_ds: bool = False
+    scales_ds: bool = False
+    scales_sums: bool = False
+    rows: Literal["ascending", "descending"] = "ascending"
+    keys: Literal["ascending", "descending"] = "ascending"
+    keeps_subnormals: bool = False

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fa3_kernels.plan.family import Shipped, Size, Sizes, Traits
+from fa3_kernels.plan.family import Backward, Shipped, Size, Sizes, Traits
 from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_sequence_splits, flash3_splits
-from fa3_kernels.plan.order import Order
+from fa3_kernels.plan.order import BackwardOrder, Order
 from fa3_reference.problem import AttentionProblem
 
 
@@ -162,6 +162,32 @@ _FLASH3_TRAITS = Traits(
 )
 
 
+def _flash3_backward_refuses(problem: AttentionProblem) -> str:
+    """What no recorded gradient decides."""
+    return _broken(
+        (problem.dtype == "e4m3", "gradients are of 16 bits"),
+        (problem.softcap > 0, "it takes no softcap"),
+        (problem.head_dim_v != problem.head_dim, "head_dim_v must be head_dim"),
+        (problem.head_dim % 8 != 0, "head_dim must be a multiple of 8"),
+        (any(seq.seqlen_k == 0 for seq in problem.sequences()), "no gradients without keys were recorded"),
+    )
+
+
+_FLASH3_BACKWARD = Backward(
+    # upstream hopper/flash_bwd_launch_template.h
+    tiles={
+        64: ((128, 128), (128, 128)),
+        128: ((80, 128), (64, 128)),
+        192: ((64, 96), (64, 96)),
+        256: ((64, 80), (64, 80)),
+    },
+    order=BackwardOrder(),
+    atomics=frozenset({256}),
+    features=frozenset({"causal", "window", "varlen", "gqa"}),
+    refuses=_flash3_backward_refuses,
+)
+
+
 def _flash2_tile(problem: AttentionProblem, size: Size) -> Shipped:
     """Keys of FlashAttention-2's kernel for splits, or of the other; 64 rows for one query, which changes nothing."""
     return size.other if flash2_splits(problem) > 1 else size.shipped
@@ -227,7 +253,7 @@ FAMILIES: Mapping[str, Traits] = {
     "flash3.dew": replace(  # a build without kernels for head_dim 96
         _FLASH3_TRAITS, version="dew-flash-attn-cu13 0.3.6", dtypes=("fp16", "bf16"),
         sizes={key: size for key, size in _FLASH3.items() if key in _DEW_SIZES},
-        features=_FLASH3_TRAITS.features - {"softcap"}, refuses=_dew_refuses,
+        features=_FLASH3_TRAITS.features - {"softcap"}, refuses=_dew_refuses, backward=_FLASH3_BACKWARD,
     ),
     "flash4": replace(
         _FLASH3_TRAITS, title="FlashAttention-4", version="flash-attn 4.0.0b36", sizes=_FLASH4, dtypes=("fp16", "bf16"),

@@ -1,8 +1,9 @@
 """Planted faults: single mistakes that real attention kernels have shipped with, switched on by an argument.
 
 A :class:`Fault` is a value handed to :func:`fa3_kernels.twin.forward.forward`, a :class:`QuantizerFault` one handed to
-:func:`fa3_kernels.twin.quantize.quantize_qkv`; nothing global is ever patched. Each row of ``DESCRIPTIONS`` says what
-goes wrong and, where there is one, the public report of such a bug.
+:func:`fa3_kernels.twin.quantize.quantize_qkv`, a :class:`BackwardFault` one handed to
+:func:`fa3_kernels.twin.backward.backward`; nothing global is ever patched. Each row of ``DESCRIPTIONS`` says what goes
+wrong and, where there is one, the public report of such a bug.
 """
 
 from __future__ import annotations
@@ -59,7 +60,31 @@ class QuantizerFault(StrEnum):
     UNSCALED_CORRECTION = "unscaled_correction"
 
 
-DESCRIPTIONS: dict[Fault | QuantizerFault, str] = {
+class BackwardFault(StrEnum):
+    """One planted mistake of the backward."""
+
+    NO_ROW_DOTS = "no_row_dots"
+    NEIGHBOUR_ROW_DOT = "neighbour_row_dot"
+    LSE_BASE_2 = "lse_base_2"
+    EMPTY_ROW_LSE = "empty_row_lse"
+    ROUNDED_P_IN_DS = "rounded_p_in_ds"
+    TRUNCATED_P = "truncated_p"
+    TRUNCATED_DS = "truncated_ds"
+    BF16_DS = "bf16_ds"
+    UNSCALED_DK = "unscaled_dk"
+    SCALED_TWICE_DQ = "scaled_twice_dq"
+    DROPPED_LAST_ROWS = "dropped_last_rows"
+    DROPPED_DQ_PART = "dropped_dq_part"
+    DOUBLED_DQ_PART = "doubled_dq_part"
+    LAST_HEAD_ONLY = "last_head_only"
+    ROUNDED_PARTS = "rounded_parts"
+    KV_HEAD_MODULO = "kv_head_modulo"
+    CAUSAL_TOP_LEFT = "causal_top_left"
+    CAUSAL_OFF_BY_ONE = "causal_off_by_one"
+    TRUNCATED_GRADIENTS = "truncated_gradients"
+
+
+DESCRIPTIONS: dict[Fault | QuantizerFault | BackwardFault, str] = {
     Fault.DROPPED_LAST_TILE: "the last key block of every row tile is never visited",
     Fault.MISSED_RESCALE: "O is not rescaled in the second visited block; the row sum is",
     Fault.WRONG_SOFTMAX_SCALE: "scores are scaled by 1/sqrt(head_dim + 1)",
@@ -102,4 +127,23 @@ DESCRIPTIONS: dict[Fault | QuantizerFault, str] = {
     QuantizerFault.HEAD_LEFT_OUT: "the maximum of a group of query heads leaves out the last of them",
     QuantizerFault.ROUNDED_DOWN_DESCALE: "a power-of-two descale is rounded down, and the largest values saturate",
     QuantizerFault.UNSCALED_CORRECTION: "the LSE correction lacks softmax_scale",
+    BackwardFault.NO_ROW_DOTS: "D is left out of dS",
+    BackwardFault.NEIGHBOUR_ROW_DOT: "rows take D of the row before theirs",
+    BackwardFault.LSE_BASE_2: "lse is taken to be in base 2",
+    BackwardFault.EMPTY_ROW_LSE: "the lse of a row without keys is not set to 0 first: -inf minus -inf",
+    BackwardFault.ROUNDED_P_IN_DS: "dS takes P after it was rounded to 16 bits",
+    BackwardFault.TRUNCATED_P: "P is truncated instead of rounded to nearest",
+    BackwardFault.TRUNCATED_DS: "dS is truncated instead of rounded to nearest",
+    BackwardFault.BF16_DS: "dS of an fp16 kernel passes through bf16",
+    BackwardFault.UNSCALED_DK: "dK lacks softmax_scale",
+    BackwardFault.SCALED_TWICE_DQ: "softmax_scale multiplies dQ once more than it should",
+    BackwardFault.DROPPED_LAST_ROWS: "the last row block of every key block is never visited",
+    BackwardFault.DROPPED_DQ_PART: "dQ lacks the part of the second key block: two CTAs added at the same time",
+    BackwardFault.DOUBLED_DQ_PART: "the second key block's part is added to dQ twice",
+    BackwardFault.LAST_HEAD_ONLY: "dK and dV of a group of heads are those of its last one",
+    BackwardFault.ROUNDED_PARTS: "parts that are added in memory, of dQ and of grouped heads, are rounded to 16 bits",
+    BackwardFault.KV_HEAD_MODULO: "query head h reads kv head h mod nheads_kv",
+    BackwardFault.CAUSAL_TOP_LEFT: "the causal diagonal starts at the top left when seqlen_q != seqlen_k",
+    BackwardFault.CAUSAL_OFF_BY_ONE: "the causal mask hides the diagonal",
+    BackwardFault.TRUNCATED_GRADIENTS: "dQ, dK and dV are truncated instead of rounded to nearest",
 }

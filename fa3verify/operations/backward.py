@@ -1,0 +1,126 @@
+"""The backward pass: dQ, dK and dV from q, k, v, the gradient of the output, and what a forward returned.
+
+Out and lse are those of a forward that errs only in its last rounding, so that a backward is judged for itself, whoever
+wrote the forward that goes with it. The gradient of the output is drawn like V: of a problem whose keys are the
+queries, by the same recipe with the complementary seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fa3_kernels.plan.backward import BackwardConfig, backward_config, backward_of, check_reproduced
+from fa3_kernels.twin.faults import BackwardFault
+from fa3_reference.attention import Attention, attention
+from fa3_reference.attention_bwd import attention_bwd
+from fa3_reference.bounds.backward import BackwardModel, backward_bound
+from fa3_reference.formats import FORMATS, encode
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Operands
+from fa3_reference.quantize import Quantized, QuantScheme
+from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn
+
+    from fa3verify.campaign.profiles import Profile
+    from fa3verify.candidates import Candidate
+    from fa3verify.inputs.recipe import Recipe
+    from fa3verify.properties.trials import Wanted
+
+# Grouped heads and a diagonal that is not square; more key blocks than two; a window at the largest head_dim, whose
+# tiles are the smallest; packed sequences of which some end inside a tile; a head_dim that is padded.
+_GROUPED = {
+    "batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 129, "seqlen_k": 161, "head_dim": 64, "causal": True,
+}  # fmt: skip
+_DENSE = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 100, "seqlen_k": 509, "head_dim": 128}
+_WIDE = {
+    "batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 65, "seqlen_k": 200, "head_dim": 256, "window": (40, 7),
+}  # fmt: skip
+_PACKED = {
+    "batch": 3, "nheads": 2, "nheads_kv": 1, "seqlen_q": 70, "seqlen_k": 200, "head_dim": 128,
+    "seqlens_q": (40, 70, 1), "seqlens_k": (200, 33, 129),
+}  # fmt: skip
+_PADDED = {"batch": 2, "nheads": 2, "nheads_kv": 2, "seqlen_q": 200, "seqlen_k": 300, "head_dim": 96, "causal": True}
+_SHAPES = (_GROUPED, _DENSE, _WIDE, _PACKED, _PADDED)
+_QUICK = 3
+_FAMILY = "flash3.dew"  # whose backward the twin computes unless another is named
+
+
+class Backward(Operation):
+    """dQ, dK and dV of sum(out * dout), judged against the operands, out and lse the kernel saw."""
+
+    name = "backward"
+    outputs = (
+        Output("dq", lambda problem, config: problem.q_shape, lambda config: config.dtype),
+        Output("dk", lambda problem, config: problem.k_shape, lambda config: config.dtype),
+        Output("dv", lambda problem, config: problem.v_shape, lambda config: config.dtype),
+    )
+    config = BackwardConfig
+    features = FEATURES - {"softcap", "block_descale"}
+    faults = BackwardFault
+
+    def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
+        return self.features & backward_of(changes.get("family", _FAMILY)).features
+
+    def configure(self, problem: AttentionProblem, **changes: Any) -> BackwardConfig:
+        config = backward_config(problem, family=changes.pop("family", _FAMILY))
+        check_reproduced(problem, config)
+        return replace(config, **changes) if changes else config
+
+    def twin(
+        self,
+        problem: AttentionProblem,
+        operands: Operands,
+        config: BackwardConfig,
+        fault: BackwardFault | None = None,
+    ) -> Any:
+        from fa3_kernels.twin.backward import backward
+
+        assert isinstance(operands, BackwardOperands)
+        return backward(problem, operands, config, fault=fault)
+
+    def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
+        return *recipe.draw(problem), drawn_dout(problem, recipe)
+
+    def prepare(
+        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
+    ) -> Quantized:
+        q, k, v, dout = (encode(x, FORMATS[problem.dtype], "ieee") for x in arrays)
+        out, lse = attention(problem, *(x.astype(np.float64) for x in (q, k, v)))
+        rounded = encode(out, FORMATS[problem.dtype], "ieee")
+        return Quantized(BackwardOperands(q, k, v, dout=dout, out=rounded, lse=lse.astype(np.float32)))
+
+    def truth(self, problem: AttentionProblem, arrays: Arrays, config: BackwardConfig, got: Outputs) -> Outputs:
+        """Of the out and lse that were given, or, of inputs before rounding, of the exact ones."""
+        q, k, v, dout, *returned = arrays
+        forward = Attention(*returned) if returned else attention(problem, q, k, v)
+        return attention_bwd(problem, q, k, v, dout, forward)._asdict()
+
+    def assumed(self, candidate: Candidate, config: BackwardConfig) -> BackwardModel:
+        return config.model if candidate.order is not None else BackwardModel(config.dtype)
+
+    def bound(self, problem: AttentionProblem, operands: Operands, assumed: BackwardModel, got: Outputs) -> Outputs:
+        assert isinstance(operands, BackwardOperands)
+        return backward_bound(problem, operands, assumed)._asdict()
+
+    def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
+        return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES
+
+    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
+        return {}
+
+    def draw_choices(
+        self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
+    ) -> dict[str, Any]:
+        return {}
+
+
+def drawn_dout(problem: AttentionProblem, recipe: Recipe) -> np.ndarray:
+    """Draw the gradient of the output, float64 of the problem's out_shape."""
+    queries = {"seqlen_k": problem.seqlen_q, "seqlens_k": problem.seqlens_q, "nheads_kv": problem.nheads}
+    square = replace(problem, causal=False, window=(-1, -1), **queries)
+    return replace(recipe, seed=2**64 - 1 - recipe.seed, edits=()).draw(square)[2]

@@ -1,0 +1,184 @@
+"""Laws of backward kernels: gradients near the truth, linear in dO, and reached only by what the mask lets through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.candidates import Candidate
+from fa3verify.cases import Case
+from fa3verify.operations import Outputs
+from fa3verify.policy import empty_rows, out_rows
+from fa3verify.properties.compare import against_truth, same_bits, same_values, within
+from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.trials import Wanted, law, needs
+
+_OF = ("backward",)
+_MOST = 2**20  # of drawn positions
+
+
+def _within(candidate: Candidate, trial: Trial) -> Violation | None:
+    return against_truth(candidate, set_up(candidate, trial.case), "against float64")
+
+
+def _silent(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    got = setup.fed(dout=np.zeros_like(setup.operands.dout)).run(candidate)  # type: ignore[attr-defined]
+    return same_bits("dO of zeros", _unsigned_zeros(got), {name: np.zeros_like(x) for name, x in got.items()})
+
+
+def _negated(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    dout = setup.operands.dout  # type: ignore[attr-defined]
+    plain, other = setup.run(candidate), setup.fed(dout=-dout).run(candidate)
+    expected = {name: -x for name, x in plain.items()}
+    return same_bits("dO negated", *(_unsigned_zeros(x) for x in (other, expected)))
+
+
+def _unsigned_zeros(got: Outputs) -> Outputs:
+    return {name: np.where(x == 0, np.zeros_like(x), x) for name, x in got.items()}
+
+
+def _split(candidate: Candidate, trial: Trial) -> Violation | None:
+    """g(dO) = g(dO in one half of the rows) + g(dO in the other), within the three bounds."""
+    setup = set_up(candidate, trial.case)
+    dout = setup.operands.dout  # type: ignore[attr-defined]
+    rows = np.arange(dout.shape[-3])[:, None, None] % 2 == 0
+    setups = [setup, *(setup.fed(dout=np.where(keep, dout, np.zeros_like(dout))) for keep in (rows, ~rows))]
+    (whole, *halves), bounds = [x.run(candidate) for x in setups], [x.bound() for x in setups]
+    with np.errstate(invalid="ignore"):
+        total = {name: np.sum([half[name].astype(np.float64) for half in halves], axis=0) for name in whole}
+    return within("dO in two halves", whole, total, {name: np.sum([b[name] for b in bounds], axis=0) for name in whole})
+
+
+def _position(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"position": draw(st.integers(0, _MOST))}
+
+
+def _one_channel(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    channel = trial.integer("position", 0, _MOST) % setup.problem.head_dim_v
+    v = setup.operands.v.copy()
+    v[..., channel] = -v[..., channel]
+    plain, other = setup.run(candidate), setup.fed(v=v).run(candidate)
+    return same_bits(f"V negated in channel {channel}", {"dv": other["dv"]}, {"dv": plain["dv"]})
+
+
+def _one_row(candidate: Candidate, trial: Trial) -> Violation | None:
+    """dO of one row reaches neither dQ of other rows nor dK and dV of keys that the row does not see."""
+    setup = set_up(candidate, trial.case)
+    problem, dout = setup.problem, setup.operands.dout.copy()  # type: ignore[attr-defined]
+    reached = {"dq": np.zeros(problem.q_shape, bool), "dk": np.zeros(problem.k_shape, bool)}
+    for seq in problem.sequences():
+        if seq.seqlen_q:
+            row = np.array([trial.integer("position", 0, _MOST) % seq.seqlen_q])
+            problem.rows_q(dout, seq)[row] *= -1
+            first, stop = problem.visible_keys(row, seq.seqlen_q, seq.seqlen_k)
+            problem.rows_q(reached["dq"], seq)[row] = True
+            problem.rows_k(reached["dk"], seq)[first[0] : max(first[0], stop[0])] = True
+    plain, other = setup.run(candidate), setup.fed(dout=dout).run(candidate)
+    for name, free in (("dq", reached["dq"]), ("dk", reached["dk"]), ("dv", reached["dk"])):
+        if violation := same_values(f"dO of one row negated: {name}", other[name], plain[name], ~free):
+            return violation
+    return None
+
+
+def _no_key(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    got, mask = setup.run(candidate), out_rows(setup.problem, empty_rows(setup.problem))
+    return same_values("rows without a key: dq", np.abs(got["dq"]), np.zeros_like(got["dq"]), mask)
+
+
+def _ungrouped(candidate: Candidate, trial: Trial) -> Violation | None:
+    """dK and dV of a kv head are the sums over the heads that read it, each with a copy of its own."""
+    setup = set_up(candidate, trial.case)
+    problem, group = setup.problem, setup.problem.group
+    copies = {name: np.repeat(getattr(setup.operands, name), group, axis=-2) for name in ("k", "v")}
+    spread = _on(setup, replace(problem, nheads_kv=problem.nheads), candidate).fed(**copies)
+    whole, apart = setup.run(candidate), spread.run(candidate)
+    bound, bounds = setup.bound(), spread.bound()
+
+    def summed(x: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return x.astype(np.float64).reshape(*x.shape[:-2], problem.nheads_kv, group, x.shape[-1]).sum(-2)
+
+    total = {name: summed(apart[name]) for name in ("dk", "dv")}
+    allowed = {name: bound[name] + summed(bounds[name]) for name in total}
+    return within("grouped heads against the sum over copies", {name: whole[name] for name in total}, total, allowed)
+
+
+def _on(setup: Setup, problem: AttentionProblem, candidate: Candidate) -> Setup:
+    return setup._replace(problem=problem, config=candidate.configure(problem))
+
+
+_ANY = Wanted(softcap=False, empty=False, max_edits=0)
+GRADIENT_LAWS = (
+    law(
+        "gradients_within_bound",
+        "dQ, dK and dV lie within the rounding-error bound of the stated order of operations",
+        "bounded",
+        _within,
+        wanted=_ANY,
+        of=_OF,
+    ),
+    law(
+        "zero_dout_gives_zero_gradients", "dO of zeros gives gradients of zeros", "exact", _silent, wanted=_ANY, of=_OF
+    ),
+    law(
+        "negated_dout_negates_gradients",
+        "negating dO negates dQ, dK and dV bit for bit",
+        "invariant",
+        _negated,
+        wanted=_ANY,
+        of=_OF,
+    ),
+    law(
+        "gradients_are_linear_in_dout",
+        "gradients of dO are the sum of those of its two halves, within the bounds of all three",
+        "bounded",
+        _split,
+        wanted=_ANY,
+        of=_OF,
+    ),
+    law(
+        "dv_does_not_depend_on_v",
+        "a changed channel of V leaves dV as it is, bit for bit",
+        "invariant",
+        _one_channel,
+        wanted=_ANY,
+        parameters=_position,
+        of=_OF,
+    ),
+    law(
+        "rows_reach_what_they_see",
+        "dO of a row changes no bit of dQ of other rows, nor of dK and dV of keys that the mask hides from the row",
+        "invariant",
+        _one_row,
+        wanted=_ANY,
+        parameters=_position,
+        of=_OF,
+    ),
+    law(
+        "rows_without_a_key_have_zero_dq",
+        "dQ of rows that see no key is 0",
+        "exact",
+        _no_key,
+        wanted=replace(_ANY, masks="causal"),
+        applies=needs("causal"),
+        of=_OF,
+    ),
+    law(
+        "grouped_heads_add_up",
+        "dK and dV of grouped heads are the sums of those of copied K and V, within the bounds of both",
+        "bounded",
+        _ungrouped,
+        wanted=replace(_ANY, grouped=True),
+        applies=needs("gqa"),
+        of=_OF,
+    ),
+)

@@ -1,0 +1,87 @@
+"""What a backward kernel was compiled for: the family's tile for a problem, and what its twin refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fa3_kernels.plan.family import Backward
+from fa3_kernels.plan.traits import traits_of
+from fa3_reference.bounds.backward import BackwardModel
+from fa3_reference.problem import AttentionProblem, Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardConfig:
+    """One backward kernel of a family.
+
+    Parameters
+    ----------
+    dtype : {"fp16", "bf16"}
+        Of operands and gradients.
+    head_dim : int
+        Compiled size, to which channels are padded with zeros.
+    tile_m, tile_n : int
+        Query rows and keys of a tile, multiples of 16. ``tile_n`` changes bits of dQ; ``tile_m`` only where NaN or Inf
+        meets hidden rows, or where row blocks are visited in descending order.
+    family : str
+        A key of :data:`fa3_kernels.plan.traits.FAMILIES` that has a backward.
+
+    Raises
+    ------
+    ValueError
+        Whenever a field breaks its rule.
+    """
+
+    dtype: Dtype
+    head_dim: int
+    tile_m: int
+    tile_n: int
+    family: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("fp16", "bf16"):
+            raise ValueError(f"dtype must be fp16 or bf16, got {self.dtype!r}")
+        if self.head_dim not in self.backward.tiles:
+            raise ValueError(f"head_dim must be one of {', '.join(map(str, self.backward.tiles))}, got {self.head_dim}")
+        for name, size in (("tile_m", self.tile_m), ("tile_n", self.tile_n)):
+            if size % 16 or not 16 <= size <= 256:
+                raise ValueError(f"{name} must be a multiple of 16 in [16, 256], got {size}")
+
+    @property
+    def backward(self) -> Backward:
+        return backward_of(self.family)
+
+    @property
+    def model(self) -> BackwardModel:
+        """What the error bound must know: a thread's additions for D, and those between the threads of a row."""
+        threads = (128 if self.head_dim % 128 == 0 else 64) // self.backward.order.dots_run
+        depth = self.head_dim // threads - 1 + (threads - 1).bit_length()
+        return BackwardModel(self.dtype, self.tile_n, depth)
+
+
+def backward_of(family: str) -> Backward:
+    """Return what is known of a family's backward; ValueError where that is nothing."""
+    traits = traits_of(family)
+    if traits.backward is None:
+        raise ValueError(f"no backward of {traits.title} ({traits.version}) is known")
+    return traits.backward
+
+
+def backward_config(problem: AttentionProblem, *, family: str) -> BackwardConfig:
+    """Return what a family launches for the gradients of a problem; ValueError where nothing is compiled for it.
+
+    >>> backward_config(AttentionProblem(1, 1, 1, 64, 64, 128, causal=True), family="flash3.dew").tile_m
+    64
+    """
+    tiles = backward_of(family).tiles
+    head_dim = next((d for d in sorted(tiles) if d >= max(problem.head_dim, problem.head_dim_v)), None)
+    if head_dim is None:
+        raise ValueError(f"head_dim must be at most {max(tiles)}, got {problem.head_dim}")
+    is_masked = problem.causal or problem.window != (-1, -1)
+    return BackwardConfig(problem.dtype, head_dim, *tiles[head_dim][is_masked], family)
+
+
+def check_reproduced(problem: AttentionProblem, config: BackwardConfig) -> None:
+    """Raise ValueError for a problem whose gradients' bits the twin does not know."""
+    if rule := config.backward.refuses(problem):
+        raise ValueError(f"the twin of the backward of {config.family} cannot run this: {rule}")

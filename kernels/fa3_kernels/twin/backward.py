@@ -1,0 +1,462 @@
+"""Backward twin: the gradients of FlashAttention-3's backward on a CPU, bit for bit.
+
+Where families differ says :class:`fa3_kernels.plan.order.BackwardOrder`. FlashAttention-3:
+
+1. D = rowsum(dO * O) in binary32: a thread takes 8 neighbouring channels of every 128 (every 64 where head_dim is no
+   multiple of 128), the first product rounded, the others added by fma; then a butterfly over the threads of a row, the
+   longest distance first.
+2. For every key block, over its row blocks in ascending order: S = Q K^T and dP = dO V^T by wgmma, k ascending;
+   P = ex2(fma(S, c, -fp32(lse * log2 e))), hidden keys and rows beyond the sequence 0, the lse of a row without keys
+   taken as 0; dS = P * fp32(dP - D).
+3. P and dS rounded to 16 bits; dV = P^T dO and dK = dS^T Q, each one chain of wgmma over all rows.
+4. dQ: a part dS K per key block, added in memory to binary32 zeros, then times softmax_scale. dK times softmax_scale.
+   dK and dV of a group of heads: a part per head, added likewise, then times 1, which flushes subnormal numbers. The
+   bulk reductions of TMA keep them; atomics of single elements, which add dQ at head_dim 256, do not.
+5. Everything rounded once to 16 bits.
+
+The additions of step 4 are reductions in any order, so that the library's own dQ differs from run to run where three or
+more parts meet. :func:`backward` adds in ascending order, which is one of them; :func:`backward_range` encloses all.
+Sources: FlashAttention-3 (arXiv 2407.08608, section B.1) and upstream's hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_kernels.plan.backward import BackwardConfig, check_reproduced
+from fa3_kernels.plan.order import BackwardOrder
+from fa3_kernels.plan.tiles import Mask, mask_of
+from fa3_kernels.twin import convert, float32, mufu
+from fa3_kernels.twin.faults import BackwardFault
+from fa3_kernels.twin.reductions import Range, range_of_sums
+from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b, wgmma
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Sequence
+
+LOG2_E = 1.4426950408889634
+_F32 = np.float32
+
+
+class Gradients(NamedTuple):
+    """Gradients in the operands' format and in the layout of q, k and v."""
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+
+
+class GradientRange(NamedTuple):
+    """Ends of what the library can return for every element, see :func:`backward_range`."""
+
+    low: Gradients
+    high: Gradients
+
+    def outside(self, observed: Gradients) -> Gradients:
+        """Whether an observed gradient is none that some order of additions gives, bool in its shape.
+
+        Where the ends are NaN every order gives NaN or Inf, and an observed finite number lies outside.
+        """
+        return Gradients(*(_outside(*ends) for ends in zip(self.low, self.high, observed, strict=True)))
+
+
+def _outside(low: np.ndarray, high: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    a, b, x = (y.astype(np.float64) for y in (low, high, observed))
+    return np.where(np.isnan(a), np.isfinite(x), ~((a <= x) & (x <= b)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """Everything that is the same for all tiles of a launch."""
+
+    config: BackwardConfig
+    order: BackwardOrder
+    fault: BackwardFault | None
+    softmax_scale: float
+
+    @property
+    def dtype(self) -> str:
+        return self.config.dtype
+
+    @property
+    def flushes_dq(self) -> bool:
+        return self.config.head_dim in self.config.backward.atomics
+
+    @property
+    def scale(self) -> np.float32:
+        return _F32(self.softmax_scale)
+
+    @property
+    def scale_log2(self) -> np.float32:
+        """softmax_scale * log2(e)."""
+        if self.order.factor == "float64":
+            return _F32(self.softmax_scale * LOG2_E)
+        return _F32(float(self.scale) * LOG2_E) if self.order.factor == "of_float32" else self.scale * _F32(LOG2_E)
+
+    def flushed(self, x: np.ndarray) -> np.ndarray:
+        """Operands or results of additions, multiplications and fma as the build takes them."""
+        return x if self.order.keeps_subnormals else float32.flushed(x)
+
+    def product(self, x: np.ndarray, factor: np.float32) -> np.ndarray:
+        """A multiplication as the build does it."""
+        with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+            return self.flushed(self.flushed(x) * factor)
+
+    def encoded(self, x: np.ndarray, truncating: BackwardFault) -> np.ndarray:
+        """Round to 16 bits."""
+        rounding = "toward_zero" if self.fault is truncating else "nearest_even"
+        return convert.encode_f32(x, self.dtype, rounding=rounding)
+
+
+class _Rows(NamedTuple):
+    """The query side of one head, zero-padded to whole row blocks: as rows and as columns of products."""
+
+    q: Operand
+    dout: Operand
+    q_columns: OperandB
+    dout_columns: OperandB
+    lse: np.ndarray  # float32 (rows,), +Inf beyond the sequence
+    dots: np.ndarray  # D, float32 (rows,)
+
+
+class _Parts(NamedTuple):
+    """What one query head adds: to dQ per key block, unscaled, and to dK and dV of its kv head."""
+
+    dq: np.ndarray  # float32 (blocks, seqlen_q, head_dim)
+    dk: np.ndarray  # float32 (seqlen_k, head_dim)
+    dv: np.ndarray
+
+
+def backward(
+    problem: AttentionProblem,
+    operands: BackwardOperands,
+    config: BackwardConfig,
+    *,
+    fault: BackwardFault | None = None,
+    order: BackwardOrder | None = None,
+) -> Gradients:
+    """Run the arithmetic of a backward kernel.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+    operands : BackwardOperands
+        q, k, v, the gradient of the output, and out and lse as the forward returned them.
+    config : BackwardConfig
+        See :func:`fa3_kernels.plan.backward.backward_config`.
+    fault : BackwardFault, optional
+        A planted mistake.
+    order : BackwardOrder, optional
+        Another order than that of the configuration's family, to see what a switch changes.
+
+    Returns
+    -------
+    Gradients
+        The bits of the device, with key blocks and heads added in ascending order: of dQ exact where at most two key
+        blocks, of dK and dV where at most two heads add to an element, otherwise one of what the device may return.
+        Rows without a visible key have dq 0, keys that no row sees dk and dv 0. NaN and Inf spread as far as the
+        products of the visited tiles carry them: 0 times them is NaN, so that a NaN in a row of dO reaches every key of
+        a visited block. The last tile of a packed sequence reads into the next one, whose NaN and Inf it takes over.
+
+    Raises
+    ------
+    ValueError
+        For operands that do not fit the problem, or a problem whose bits are not known.
+    """
+    operands.check(problem)
+    check_reproduced(problem, config)
+    kernel = _Kernel(config, order or config.backward.order, fault, problem.softmax_scale)
+    found = _empty(problem, operands)
+    for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
+        for head, x in zip(heads, parts, strict=True):
+            dq = _sum(x.dq, kernel, _dq_weights(len(x.dq), kernel), flushes=kernel.flushes_dq)
+            problem.rows_q(found.dq, seq)[:, head] = _rounded(_dq_scaled(dq, kernel), kernel)
+        for name in ("dk", "dv"):
+            stack = np.stack([getattr(x, name) for x in parts])
+            total = stack[0] if len(parts) == 1 else _sum(stack, kernel, _head_weights(len(parts), kernel))
+            rows = problem.rows_k(getattr(found, name), seq)
+            rows[:, kv_head] = _rounded(_group_scaled(total, name, len(parts), kernel), kernel)
+    return found
+
+
+def backward_range(problem: AttentionProblem, operands: BackwardOperands, config: BackwardConfig) -> GradientRange:
+    """Return the ends of what additions in any order give, element by element, rounded as the kernel rounds.
+
+    Parameters
+    ----------
+    problem, operands, config
+        As of :func:`backward`.
+
+    Returns
+    -------
+    GradientRange
+        Every order of the additions of step 4 gives an element between the two ends, both included. With at most
+        :data:`fa3_kernels.twin.reductions.EXHAUSTIVE` parts both ends are themselves results of some order; with more
+        they are a proven enclosure. Not every number between them is the result of an order.
+
+    Raises
+    ------
+    ValueError
+        As :func:`backward`.
+    """
+    operands.check(problem)
+    check_reproduced(problem, config)
+    kernel = _Kernel(config, config.backward.order, None, problem.softmax_scale)
+    low, high = (_empty(problem, operands) for _ in range(2))
+    for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
+        for head, x in zip(heads, parts, strict=True):
+            for out, end in zip((low, high), range_of_sums(x.dq, flushes=kernel.flushes_dq), strict=True):
+                problem.rows_q(out.dq, seq)[:, head] = _rounded(_dq_scaled(end, kernel), kernel)
+        for name in ("dk", "dv"):
+            stack = np.stack([getattr(x, name) for x in parts])
+            ends = Range(stack[0], stack[0]) if len(parts) == 1 else range_of_sums(stack, flushes=False)
+            for out, end in zip((low, high), ends, strict=True):
+                rows = problem.rows_k(getattr(out, name), seq)
+                rows[:, kv_head] = _rounded(_group_scaled(end, name, len(parts), kernel), kernel)
+    return GradientRange(low, high)
+
+
+def _empty(problem: AttentionProblem, operands: BackwardOperands) -> Gradients:
+    return Gradients(*(np.zeros(x.shape, x.dtype) for x in (operands.q, operands.k, operands.v)))
+
+
+def _kv_heads(
+    problem: AttentionProblem, operands: BackwardOperands, kernel: _Kernel
+) -> Iterator[tuple[Sequence, int, np.ndarray, list[_Parts]]]:
+    """Every sequence and kv head, with its query heads and what they add."""
+    for seq in problem.sequences():
+        mask = _mask(problem, seq, kernel.fault)
+        q, dout = (
+            _with_tail(problem.rows_q(x, seq), x, seq.q_start, problem, kernel.config.tile_m)
+            for x in (operands.q, operands.dout)
+        )
+        k, v = (
+            _with_tail(problem.rows_k(x, seq), x, seq.k_start, problem, kernel.config.tile_n)
+            for x in (operands.k, operands.v)
+        )
+        out = problem.rows_q(operands.out, seq)
+        lse = problem.rows_lse(operands.lse, seq)
+        for kv_head in range(problem.nheads_kv):
+            heads = np.arange(problem.group) + kv_head * problem.group
+            if kernel.fault is BackwardFault.KV_HEAD_MODULO:
+                heads = np.arange(problem.group) * problem.nheads_kv + kv_head
+            rows = [_rows(q[:, h], dout[:, h], out[:, h], lse[h], kernel) for h in heads]
+            parts = [_head(x, k[:, kv_head], v[:, kv_head], mask, kernel) for x in rows]
+            yield seq, kv_head, heads, [_cut(x, seq, problem.head_dim, kernel) for x in parts]
+
+
+def _cut(parts: _Parts, seq: Sequence, head_dim: int, kernel: _Kernel) -> _Parts:
+    """Without padding, and with dK scaled where every head's is."""
+    dk = parts.dk[: seq.seqlen_k, :head_dim]
+    if not (kernel.order.scales_ds or kernel.order.scales_sums or kernel.fault is BackwardFault.UNSCALED_DK):
+        dk = kernel.product(dk, kernel.scale)
+    return _Parts(parts.dq[:, : seq.seqlen_q, :head_dim], dk, parts.dv[: seq.seqlen_k, :head_dim])
+
+
+def _mask(problem: AttentionProblem, seq: Sequence, fault: BackwardFault | None) -> Mask:
+    mask = mask_of(problem, seq.seqlen_q, seq.seqlen_k)
+    if fault is BackwardFault.CAUSAL_TOP_LEFT:
+        return Mask(mask.seqlen_k, 0, mask.left, mask.right)
+    if fault is BackwardFault.CAUSAL_OFF_BY_ONE and mask.right >= 0:
+        return Mask(mask.seqlen_k, mask.offset - 1, mask.left, mask.right)
+    return mask
+
+
+def _with_tail(rows: np.ndarray, packed: np.ndarray, start: int, problem: AttentionProblem, tile: int) -> np.ndarray:
+    """Rows of one sequence up to whole tiles: of packed sequences with what follows in memory, else with zeros."""
+    length = -(-len(rows) // tile) * tile
+    rows = packed[start : start + length] if problem.is_varlen else rows
+    return np.concatenate([rows, np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)])
+
+
+def _widened(x: np.ndarray, columns: int) -> np.ndarray:
+    """Channels padded with zeros to the kernel's."""
+    return np.concatenate([x, np.zeros((len(x), columns - x.shape[1]), x.dtype)], axis=1)
+
+
+def _rows(q: np.ndarray, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> _Rows:
+    """Prepare one query head; D and the lse of rows beyond the sequence are 0 and +Inf."""
+    length, dtype = len(lse), kernel.dtype
+    q, dout, out = (_widened(x, kernel.config.head_dim) for x in (q, dout, out))
+    padded, dots = np.full(len(q), np.inf, _F32), np.zeros(len(q), _F32)
+    empty = np.isneginf(lse) & (kernel.fault is not BackwardFault.EMPTY_ROW_LSE)
+    padded[:length] = np.where(empty, _F32(0), lse)
+    if kernel.fault is not BackwardFault.NO_ROW_DOTS:
+        dots[:length] = row_dots(out, dout[:length], kernel.order)
+    if kernel.fault is BackwardFault.NEIGHBOUR_ROW_DOT:
+        dots[:length] = np.roll(dots[:length], 1)
+    columns = [operand_b(np.ascontiguousarray(x.T), dtype) for x in (q, dout)]
+    return _Rows(operand(q, dtype), operand(dout, dtype), columns[0], columns[1], padded, dots)
+
+
+def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndarray:
+    """Return D = rowsum(dO * O) of every row in the order of the family, float32 (rows,).
+
+    Parameters
+    ----------
+    out, dout : float16 or bfloat16 (rows, channels)
+        ``channels`` is a multiple of 64.
+    order : BackwardOrder
+
+    Returns
+    -------
+    float32 (rows,)
+        NaN and Inf as IEEE additions and multiplications give them.
+    """
+    rows, channels = out.shape
+    width = 128 if channels % 128 == 0 else 64
+    threads = width // order.dots_run
+    flushed = (lambda x: x) if order.keeps_subnormals else float32.flushed
+    x, y = (flushed(a.astype(_F32)).reshape(rows, channels // width, threads, order.dots_run) for a in (out, dout))
+    total = np.zeros((rows, threads), _F32)
+    with np.errstate(all="ignore"):
+        for piece, channel in np.ndindex(x.shape[1], order.dots_run):
+            a, b = x[:, piece, :, channel], y[:, piece, :, channel]
+            total = flushed(float32.fma(a, b, total))
+        distances = 1 << np.arange(threads.bit_length() - 1)
+        for distance in distances[::-1] if order.dots_far_first else distances:
+            total = flushed(total + total[:, np.arange(threads) ^ distance])
+    return total[:, 0]
+
+
+def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel) -> _Parts:
+    """All key blocks of one query head."""
+    config, blocks = kernel.config, len(k) // kernel.config.tile_n
+    dq = np.zeros((blocks, len(rows.lse), config.head_dim), _F32)
+    dk, dv = (np.zeros((len(k), config.head_dim), _F32) for _ in range(2))
+    k, v = (_widened(x, config.head_dim) for x in (k, v))
+    for block in range(blocks):
+        columns = np.arange(block * config.tile_n, (block + 1) * config.tile_n)
+        start, stop = _visited(mask, int(columns[0]), len(rows.lse), kernel)
+        if start < stop:
+            dk[columns], dv[columns] = _block(
+                rows, slice(start, stop), k[columns], v[columns], columns, mask, kernel, dq[block]
+            )
+    return _Parts(dq, dk, dv)
+
+
+def _visited(mask: Mask, first_key: int, rows: int, kernel: _Kernel) -> tuple[int, int]:
+    """Rows of the row blocks that see some key of a block, half-open."""
+    tile_m, tile_n = kernel.config.tile_m, kernel.config.tile_n
+    start, stop = 0, rows
+    if mask.right >= 0:
+        start = max(0, first_key - mask.offset - mask.right) // tile_m * tile_m
+    if mask.left >= 0:
+        stop = min(stop, -(-(first_key + tile_n - mask.offset + mask.left) // tile_m) * tile_m)
+    return start, stop - tile_m if kernel.fault is BackwardFault.DROPPED_LAST_ROWS else stop
+
+
+def _block(
+    rows: _Rows,
+    part: slice,
+    k: np.ndarray,
+    v: np.ndarray,
+    columns: np.ndarray,
+    mask: Mask,
+    kernel: _Kernel,
+    dq: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fill this key block's part of dQ and return the block's dK and dV, unscaled."""
+    dtype, fault = kernel.dtype, kernel.fault
+    s = wgmma(rows.q.rows(part.start, part.stop), operand_b(k, dtype))
+    hidden = mask.hidden(np.arange(part.start, part.stop), columns)
+    if hidden is not None:
+        s[hidden] = -np.inf
+    p = _weights(s, rows.lse[part], kernel)
+    dp = wgmma(rows.dout.rows(part.start, part.stop), operand_b(v, dtype))
+    p16 = kernel.encoded(p, BackwardFault.TRUNCATED_P)
+    ds = _ds(p16.astype(_F32) if fault is BackwardFault.ROUNDED_P_IN_DS else p, dp, rows.dots[part], kernel)
+    if fault is BackwardFault.BF16_DS:
+        ds = convert.encode_f32(ds, "bf16").astype(_F32)
+    ds16 = kernel.encoded(ds, BackwardFault.TRUNCATED_DS)
+    dq[part] = wgmma(operand(ds16, dtype), operand_b(np.ascontiguousarray(k.T), dtype))
+    order = np.arange(part.stop - part.start)
+    if kernel.order.rows == "descending":
+        order = order.reshape(-1, kernel.config.tile_m)[::-1].reshape(-1)
+    q_columns, dout_columns = (_taken(x.k_slice(part.start, part.stop), order) for x in rows[2:4])
+    dk = wgmma(operand(np.ascontiguousarray(ds16[order].T), dtype), q_columns)
+    return dk, wgmma(operand(np.ascontiguousarray(p16[order].T), dtype), dout_columns)
+
+
+def _taken(x: OperandB, rows: np.ndarray) -> OperandB:
+    """The rows of k in another order."""
+    return OperandB(x.fmt, x.bits[rows], x.value[rows], x.power[rows], x.special, x.least)
+
+
+def _weights(s: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> np.ndarray:
+    """P of one tile, float32 (rows, keys)."""
+    order = kernel.order
+    if order.exponent == "log2":
+        factor, unit, after = kernel.scale_log2, _F32(1 if kernel.fault is BackwardFault.LSE_BASE_2 else LOG2_E), None
+    else:
+        factor, unit, after = kernel.scale, _F32(1), _F32(LOG2_E)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        minus = kernel.flushed(kernel.flushed(lse) * unit)
+        factor = kernel.flushed(np.array([factor]))
+        if after is None and order.contracts_exponent:
+            return float32.exp2_scaled(s, np.repeat(factor, len(s)), minus)
+        x = float32.fma(s, factor, -minus[:, None]) if order.contracts_exponent else s * factor - minus[:, None]
+        return mufu.ex2(x if after is None else x * after)
+
+
+def _ds(p: np.ndarray, dp: np.ndarray, dots: np.ndarray, kernel: _Kernel) -> np.ndarray:
+    """dS of one tile before it is rounded to 16 bits, float32 (rows, keys)."""
+    flushed = kernel.flushed
+    dp, dots = flushed(dp), dots[:, None]
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        if kernel.order.contracts_ds:
+            ds = flushed(float32.fma(p, dp, -flushed(p * dots)))
+        else:
+            ds = flushed(p * flushed(dp - dots))
+    return kernel.product(ds, kernel.scale) if kernel.order.scales_ds else ds
+
+
+def _dq_weights(blocks: int, kernel: _Kernel) -> np.ndarray:
+    """How often the part of each key block is added to dQ."""
+    weights = np.ones(blocks, int)
+    if kernel.fault is BackwardFault.DROPPED_DQ_PART:
+        weights[1:2] = 0
+    if kernel.fault is BackwardFault.DOUBLED_DQ_PART:
+        weights[1:2] = 2
+    return weights
+
+
+def _head_weights(heads: int, kernel: _Kernel) -> np.ndarray:
+    """How often the part of each head of a group is added to dK and dV."""
+    weights = np.ones(heads, int)
+    if kernel.fault is BackwardFault.LAST_HEAD_ONLY:
+        weights[:-1] = 0
+    return weights
+
+
+def _sum(parts: np.ndarray, kernel: _Kernel, weights: np.ndarray, *, flushes: bool = False) -> np.ndarray:
+    """Add parts (parts, rows, channels) one after the other to zeros, as reductions in memory do."""
+    flushed = float32.flushed if flushes else np.asarray
+    if kernel.fault is BackwardFault.ROUNDED_PARTS:
+        parts = convert.encode_f32(parts, kernel.dtype).astype(_F32)
+    total = np.zeros(parts.shape[1:], _F32)
+    index = np.repeat(np.arange(len(parts)), weights)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for i in index if kernel.order.keys == "ascending" else index[::-1]:
+            total = flushed(total + flushed(parts[i]))
+    return total
+
+
+def _dq_scaled(dq: np.ndarray, kernel: _Kernel) -> np.ndarray:
+    """dQ after its parts were added."""
+    if kernel.fault is BackwardFault.SCALED_TWICE_DQ:
+        dq = dq * kernel.scale
+    return kernel.product(dq, _F32(1) if kernel.order.scales_ds else kernel.scale)
+
+
+def _group_scaled(total: np.ndarray, name: str, heads: int, kernel: _Kernel) -> np.ndarray:
+    """dK or dV of a kv head after its heads were added; a single head's dV meets no further arithmetic."""
+    if name == "dk" and kernel.order.scales_sums:
+        return kernel.product(total, kernel.scale)
+    return total if heads == 1 else kernel.product(total, _F32(1))
+
+
+def _rounded(x: np.ndarray, kernel: _Kernel) -> np.ndarray:
+    return kernel.encoded(x, BackwardFault.TRUNCATED_GRADIENTS)

@@ -1,0 +1,117 @@
+"""The backward in the harness: a case is drawn, judged and kept like one of the forward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fa3_reference.attention import attention
+from fa3_reference.attention_bwd import attention_bwd
+from fa3_reference.problem import AttentionProblem
+from fa3verify import calls, candidates, operations
+from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.cases import Case
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judgement import judge, passes
+from fa3verify.properties import run_law
+from fa3verify.properties.gradients import GRADIENT_LAWS
+
+NAME = "twin.flash3.dew.backward.{}"
+CASE = Case(NAME.format("fp16"), AttentionProblem(1, 2, 1, 30, 50, 64), Recipe("normal", seed=2), operation="backward")
+
+
+def twin(dtype: str = "fp16", fault: str = "") -> candidates.Candidate:
+    return candidates.find(NAME.format(dtype) + (f"+{fault}" if fault else ""))
+
+
+def test_the_twin_passes_and_its_case_survives_json() -> None:
+    judged = judge(twin(), CASE)
+    assert passes(twin(), judged.measures)
+    assert judged.measures["outputs"] == 2 * 30 * 64 + 2 * 50 * 64
+    assert judged.measures["rel_rmse_unrounded"] < 2e-3
+    again = Case.from_json(CASE.to_json())
+    assert again == CASE
+    assert all(np.array_equal(a, b) for a, b in zip(again.draw()[0], CASE.draw()[0], strict=True))
+
+
+@pytest.mark.parametrize("fault", ["no_row_dots", "unscaled_dk", "causal_top_left", "last_head_only"])
+def test_a_faulty_twin_fails_and_differs_from_the_sound_one(fault: str) -> None:
+    case = replace(CASE, problem=replace(CASE.problem, causal=True))
+    judged = judge(replace(twin(fault=fault), twin=NAME.format("fp16")), case)
+    assert not passes(twin(), judged.measures)
+    assert judged.measures["bits_differing"] > 0
+
+
+def test_dout_is_not_v_and_is_drawn_by_the_seed() -> None:
+    square = replace(CASE.problem, nheads_kv=2, seqlen_k=30)
+    case, other = replace(CASE, problem=square), replace(CASE, problem=square, recipe=replace(CASE.recipe, seed=3))
+    (_, _, v, dout), (_, _, _, another) = case.draw()[0], other.draw()[0]
+    assert v.shape == dout.shape
+    assert not np.array_equal(v, dout)
+    assert not np.array_equal(dout, another)
+
+
+def test_a_kernel_that_changes_dout_is_found() -> None:
+    def run(problem, operands, config):
+        operands.dout.flags.writeable = True
+        operands.dout[...] = 0
+        return operations.find("backward").twin(problem, operands, config)
+
+    with pytest.raises(calls.CandidateError, match="changed its operand dout"):
+        judge(replace(twin(), run=run), CASE)
+
+
+def test_only_what_the_family_computes_is_claimed() -> None:
+    assert twin().features == {"causal", "window", "varlen", "gqa"}
+    assert "softcap" in (twin().refusal(replace(CASE.problem, softcap=2.0)) or "")
+    assert twin("bf16").refusal(CASE.problem) == "dtype must be bf16, got fp16"
+    with pytest.raises(ValueError, match="no backward of cuDNN"):
+        operations.find("backward").configure(CASE.problem, family="cudnn")
+
+
+def test_a_campaign_has_cases_of_grouped_heads_several_blocks_and_windows() -> None:
+    problems = [case.problem for case in family_cases(twin(), "normal", PROFILES["quick"], 0)]
+    assert any(p.group > 1 and p.causal for p in problems)
+    assert any(p.seqlen_k > 2 * 128 for p in problems)
+    assert any(p.window != (-1, -1) for p in problems)
+
+
+@pytest.mark.parametrize("rule", GRADIENT_LAWS, ids=lambda law: law.name)
+def test_the_twin_obeys_every_law_of_gradients(rule) -> None:
+    outcome = run_law(rule, twin("bf16"), max_examples=3, seed=1)
+    assert (outcome.status, outcome.violation) == ("pass", None)
+
+
+FOUND_BY = {
+    "no_row_dots": "gradients_within_bound",
+    "causal_off_by_one": "gradients_within_bound",
+    "empty_row_lse": "rows_without_a_key_have_zero_dq",
+    "last_head_only": "grouped_heads_add_up",
+    "neighbour_row_dot": "rows_reach_what_they_see",
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("fault", "name"), FOUND_BY.items())
+def test_a_law_finds_the_planted_mistake(fault: str, name: str) -> None:
+    rule = next(law for law in GRADIENT_LAWS if law.name == name)
+    outcome = run_law(rule, twin(fault=fault), max_examples=20, seed=0, shrink_seconds=0)
+    assert outcome.violation is not None, outcome.status
+
+
+def test_the_truth_is_the_derivative_of_the_forward() -> None:
+    problem = AttentionProblem(1, 2, 1, 5, 7, 8, causal=True, softmax_scale=0.4)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s) for s in (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape)]
+    *qkv, dout = arrays
+    directions = [rng.standard_normal(x.shape) for x in qkv]
+    gradients = attention_bwd(problem, *qkv, dout, attention(problem, *qkv))
+    step = 1e-6
+    ends = [
+        np.sum(attention(problem, *(x + sign * step * d for x, d in zip(qkv, directions, strict=True))).out * dout)
+        for sign in (1, -1)
+    ]
+    slope = sum(np.sum(g * d) for g, d in zip(gradients, directions, strict=True))
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(slope, rel=1e-7)
