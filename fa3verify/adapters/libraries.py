@@ -1,16 +1,15 @@
 """Binaries of other people's kernels, found in the folder that ``--peers`` or the variable FA3VERIFY_PEERS names.
 
-The option sets the variable, so that worker processes know the folder as well.
+The option sets the variable, so that worker processes know the folder as well. Every verb imports this module, so that
+archives are only imported where one is opened.
 """
 
 from __future__ import annotations
 
-import lzma
 import os
 import shutil
 import sys
 import tempfile
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,6 +47,8 @@ def library(name: str) -> Path:
     where = folder()
     if (reason := why_missing(name)) or where is None:
         raise Unsupported(reason)
+    import lzma
+
     path, packed = where / name, where / f"{name}.xz"
     if path.exists():
         return path
@@ -68,6 +69,8 @@ def make_importable(pattern: str, package: str) -> None:
     found = sorted(where.glob(pattern)) if where else []
     if not found:
         raise Unsupported(f"package {package} is not installed and no {pattern} is in the peers' folder")
+    import zipfile
+
     site = Path(tempfile.mkdtemp(prefix="fa3verify-peers-"))
     with zipfile.ZipFile(found[-1]) as archive:
         archive.extractall(site)
