@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from fa3_kernels.plan.traits import FAMILIES, OURS
+from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
@@ -90,6 +90,9 @@ class Candidate:
     seqlen_multiple, min_seqlen : int
         Every length of queries and keys is a multiple of the one and at least the other; problems are adapted to that
         (:func:`fa3verify.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys as well.
+    fixes_config : bool
+        Its configuration follows from the problem, but for what is ``changeable``: a property that keeps the
+        configuration of another problem is not tried on it.
     identity : callable, optional
         ``identity()``: fields of :class:`Identity` by name, for stored judgements. Asked once in a campaign, where the
         kernel runs.
@@ -112,6 +115,7 @@ class Candidate:
     head_dims: tuple[int, ...] | None = None
     seqlen_multiple: int = 1
     min_seqlen: int = 0
+    fixes_config: bool = False
     identity: Callable[[], Mapping[str, str | None]] | None = None
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
@@ -129,6 +133,15 @@ class Candidate:
                 if n < self.min_seqlen:
                     return f"lengths must be at least {self.min_seqlen}, got {n}"
         return self.policy.misfit(problem)
+
+    def unreachable(self, problem: AttentionProblem, config: Any) -> str | None:
+        """Return why no caller can have a problem run in a configuration, None if one can."""
+        if not self.fixes_config:
+            return None
+        changes = [(name, getattr(config, name)) for name in sorted(self.changeable)]
+        if self.config_for(problem, changes) == config:
+            return None
+        return f"a caller chooses {' and '.join(sorted(self.changeable)) or 'nothing'} of a configuration"
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         """Return why the kernel does not take a problem, None if it does."""

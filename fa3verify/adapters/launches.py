@@ -97,3 +97,8 @@ def identity(name: str) -> dict[str, Any]:
     if binary:
         found |= {"file": binary, "sha256": hashlib.sha256(library(binary).read_bytes()).hexdigest()}
     return found
+
+
+def device_name() -> str:
+    """The GPU on which peers run."""
+    return torch.cuda.get_device_name()

@@ -174,6 +174,12 @@ class _Library:
             raise ValueError(f"a caller of {self.name} chooses {' and '.join(choices) or 'nothing'} of a configuration")
         return options
 
+    def identity(self) -> dict[str, str | None]:
+        """The library's version and binary, and the GPU it runs on."""
+        from fa3verify.adapters import launches
+
+        return {**launches.identity(self.name), "device": launches.device_name()}
+
     def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
         options = self.options(problem, config)
         from fa3verify.adapters import launches
@@ -190,7 +196,7 @@ def _candidates(name: str, peer: Peer, device: str | None) -> tuple[Candidate, .
             f"{name}.{dtype}", dtype, side.run, side.configure, frozenset(peer.features),
             f"{peer.about} ({peer.version})" if peer.version else peer.about, peer.unjudged or peer.missing() or device,
             twin=f"twin.{peer.family}.{dtype}" if peer.family else None, order=peer.model,
-            changeable=frozenset(peer.choices), **facts,
+            changeable=frozenset(peer.choices), fixes_config=True, identity=side.identity, **facts,
         )
         for dtype in peer.dtypes
     )  # fmt: skip

@@ -15,6 +15,8 @@ _FORMATS = {dtype: FORMATS[name].dtype for name, dtype in TORCH_DTYPES.items()}
 def to_torch(x: np.ndarray, device: str = "cpu") -> torch.Tensor:
     """Copy an array to a device in its own format."""
     x = np.array(x, order="C")
+    if not x.size:  # numpy gives it strides of 0, which kernels refuse
+        return torch.empty(x.shape, dtype=_BY_NUMPY.get(x.dtype) or torch.from_numpy(x).dtype, device=device)
     if x.dtype not in _BY_NUMPY:
         return torch.from_numpy(x).to(device)
     return torch.from_numpy(x.view(np.int16 if x.itemsize == 2 else np.uint8)).to(device).view(_BY_NUMPY[x.dtype])

@@ -10,7 +10,7 @@ import numpy as np
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
-from fa3verify import operations
+from fa3verify import __version__, operations
 from fa3verify.candidates import FEATURES, Candidate, Result, order_of_family
 from fa3verify.gpu import unavailable
 from fa3verify.operations.forward import changeable
@@ -40,6 +40,13 @@ class _Gluon:
         if config_of(problem, **options) != config:
             raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
         return options
+
+    def identity(self) -> dict[str, str | None]:
+        """Version, the hash of everything that is launched, and the GPU."""
+        from fa3_kernels.audit.evidence import evidence_sha256
+        from fa3verify.gpu.device import device_name
+
+        return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256("forward"), "device": device_name()}
 
     def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
         options = self.launch_options(problem, config)
@@ -85,7 +92,7 @@ def gpu() -> tuple[Candidate, ...]:
         about = f"{description} on a Hopper GPU"
         kernel = Candidate(
             f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}",
-            order=order_of_family, changeable=changeable(dtype, dict(options)),
+            order=order_of_family, changeable=changeable(dtype, dict(options)), identity=side.identity,
         )  # fmt: skip
         candidates.append(kernel)
     return (*candidates, _quantiser(reason))

@@ -162,7 +162,7 @@ class Law:
 
 
 class Untaken(Exception):
-    """A law led to a size or to descales that the kernel declares not to take: the trial says nothing."""
+    """A law led to a size, descales or a configuration that the kernel declares not to take: the trial says nothing."""
 
 
 class Setup(NamedTuple):
@@ -177,7 +177,7 @@ class Setup(NamedTuple):
 
     def run(self, candidate: Candidate) -> Outputs:
         """Run the candidate, as :func:`fa3verify.calls.run` does; Untaken where it declares not to take the problem."""
-        if words := candidate.misfit(self.problem):
+        if words := candidate.misfit(self.problem) or candidate.unreachable(self.problem, self.config):
             raise Untaken(words)
         return calls.run(candidate, self.problem, self.operands, self.config)
 

@@ -6,11 +6,13 @@ import json
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward as run_twin
+from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates, gpu
 from fa3verify.adapters import peers
@@ -22,6 +24,7 @@ from fa3verify.cases import Case
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
+from fa3verify.properties import find_law, run_law
 
 KERNELS = {kernel.name: kernel for kernel in peers.candidates()}
 PLAIN = {"batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 90, "seqlen_k": 90, "head_dim": 64}
@@ -85,6 +88,36 @@ def test_a_library_chooses_for_itself_what_a_configuration_does_not_change():
         kernel = KERNELS[name]
         with pytest.raises(ValueError, match="a caller of"):
             kernel.run(problem, None, kernel.config_for(problem, changes.items()))
+
+
+def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for():
+    """One query runs another tile than two of a causal call, whatever a caller does."""
+    two = AttentionProblem(1, 1, 1, 2, 1, 128, dtype="bf16", causal=True)
+    one = replace(two, seqlen_q=1, causal=False)
+    kernel, twin = KERNELS["flash3.bf16"], candidates.find("twin.flash3.bf16")
+    config = kernel.configure(two)
+    assert kernel.unreachable(two, config) is None
+    assert kernel.unreachable(two, replace(config, num_splits=3)) is None
+    assert "num_splits and pack_gqa" in kernel.unreachable(one, config)
+    assert twin.unreachable(one, config) is None  # it runs whatever it is told
+
+    def run(problem, operands, config):
+        kernel.run.__self__.options(problem, config)
+        return twin.run(problem, operands, config)
+
+    outcome = run_law(find_law("causal_row_equals_truncated_problem"), replace(kernel, run=run), max_examples=4, seed=0)
+    assert outcome.status != "fail", outcome
+
+
+def test_an_empty_tensor_has_the_strides_of_its_shape():
+    pytest.importorskip("torch", reason="needs torch")
+    from fa3verify.adapters.tensors import to_torch
+
+    for name in ("fp16", "bf16", "e4m3"):
+        x = to_torch(np.zeros((1, 0, 2, 64), FORMATS[name].dtype))
+        assert x.shape == (1, 0, 2, 64)
+        assert x.stride()[-1] == 1
+    assert to_torch(np.zeros((0, 4), np.float32)).stride()[-1] == 1
 
 
 @pytest.fixture
