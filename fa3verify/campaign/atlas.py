@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import Dtype
 from fa3verify.candidates import Identity
 from fa3verify.files import json_text, write_text
@@ -87,8 +86,9 @@ class Entry:
         Version and hash of what was judged, and the GPU it ran on; "CPU" for a twin.
     states_order : bool
         Whether it states its order of operations; if not, it was judged by that of any order.
-    orders : tuple of KernelModel
-        The orders that its bounds assumed; several where its configurations differ, none for a quantiser.
+    orders : tuple of dict
+        The orders that its bounds assumed: fields of :class:`fa3_reference.bounds.KernelModel`, as this version has
+        them. Several where its configurations differ, none for a quantiser.
     effort : Effort
     verdict : {"pass", "fail", "inconclusive"}
     inconclusive : str, optional
@@ -106,7 +106,7 @@ class Entry:
     dtype: Dtype | None
     identity: Identity
     states_order: bool
-    orders: tuple[KernelModel, ...]
+    orders: tuple[dict[str, Any], ...]
     effort: Effort
     verdict: Literal["pass", "fail", "inconclusive"]
     inconclusive: str | None
@@ -174,7 +174,7 @@ def _entry(kernel: Mapping[str, Any], summary: Mapping[str, Any]) -> Entry:
     return Entry(
         kernel=name,
         identity=Identity(**kernel["identity"]),
-        orders=tuple(_record(KernelModel, order, "order") for order in kernel["orders"]),
+        orders=tuple(kernel["orders"]),
         effort=Effort(kernel["cases"], kernel["outputs"], _seeds(cases)),
         policy=tuple(kernel["policy"]),
         families=tuple(_family(row, cases) for row in kernel["families"]),
