@@ -42,7 +42,7 @@ SCHEMA_NOTES = {
     "kernels[].cases": "judged cases and law examples",
     "kernels[].outputs": "output values compared",
     "kernels[].worst_ratio": "largest error / bound of any output over the families",
-    "kernels[].operation": "what the kernel computes: forward or quantize",
+    "kernels[].operation": "what the kernel computes: forward, quantize or backward",
     "kernels[].worst_ratio_lse": "the same for lse; null for an operation without it",
     "kernels[].worst_ratios": "the same for every output beside the main ones, by its name",
     "kernels[].worst": "family, one-line case and replay file of worst_ratio, or null",

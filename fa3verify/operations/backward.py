@@ -17,7 +17,7 @@ from fa3_kernels.plan.backward import BackwardConfig, backward_config, backward_
 from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd
-from fa3_reference.bounds.backward import BackwardModel, backward_bound
+from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
@@ -104,6 +104,8 @@ class Backward(Operation):
         return config.model if candidate.order is not None else BackwardModel(config.dtype)
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: BackwardModel, got: Outputs) -> Outputs:
+        from fa3_reference.bounds.backward import backward_bound
+
         assert isinstance(operands, BackwardOperands)
         return backward_bound(problem, operands, assumed)._asdict()
 

@@ -111,7 +111,8 @@ OTHER = {
     "exponent": "natural", "contracts_exponent": False, "dots_run": 4, "dots_far_first": False, "contracts_ds": True,
     "scales_ds": True, "scales_sums": True, "rows": "descending",
 }  # fmt: skip
-# All recorded scales give one factor, no recorded value is subnormal, and the order of key blocks is free.
+# All scales of these calls give one factor and no value is subnormal, which later recordings decide
+# (test_backward_recorded.py); the order of key blocks is free.
 NOT_RECORDED = {"factor", "keeps_subnormals", "keys"}
 
 
