@@ -287,12 +287,15 @@ ON_REQUEST: tuple[Candidate, ...] = (
         for dtype in traits.dtypes
     ),
     *(
-        twin(
-            dtype,
-            name=f"twin.{family}.backward.{dtype}",
-            family=family,
-            operation="backward",
-            description=f"bit-exact CPU twin of the backward of {traits.title} ({traits.version})",
+        replace(
+            twin(
+                dtype,
+                name=f"twin.{family}.backward.{dtype}",
+                family=family,
+                operation="backward",
+                description=f"bit-exact CPU twin of the backward of {traits.title} ({traits.version})",
+            ),
+            min_seqlen=1,
         )
         for family, traits in FAMILIES.items()
         if traits.backward is not None

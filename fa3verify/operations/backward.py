@@ -17,10 +17,11 @@ from fa3_kernels.plan.backward import BackwardConfig, backward_config, backward_
 from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd
-from fa3_reference.bounds.backward import BackwardModel, backward_bound
+from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
+from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from fa3verify.campaign.profiles import Profile
     from fa3verify.candidates import Candidate
-    from fa3verify.inputs.recipe import Recipe
     from fa3verify.properties.trials import Wanted
 
 # Grouped heads and a diagonal that is not square; more key blocks than two; a window at the largest head_dim, whose
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _GROUPED = {
     "batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 129, "seqlen_k": 161, "head_dim": 64, "causal": True,
 }  # fmt: skip
-_DENSE = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 100, "seqlen_k": 509, "head_dim": 128}
+_DENSE = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 64, "seqlen_k": 1030, "head_dim": 128}
 _WIDE = {
     "batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 65, "seqlen_k": 200, "head_dim": 256, "window": (40, 7),
 }  # fmt: skip
@@ -104,6 +104,8 @@ class Backward(Operation):
         return config.model if candidate.order is not None else BackwardModel(config.dtype)
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: BackwardModel, got: Outputs) -> Outputs:
+        from fa3_reference.bounds.backward import backward_bound
+
         assert isinstance(operands, BackwardOperands)
         return backward_bound(problem, operands, assumed)._asdict()
 
@@ -120,7 +122,9 @@ class Backward(Operation):
 
 
 def drawn_dout(problem: AttentionProblem, recipe: Recipe) -> np.ndarray:
-    """Draw the gradient of the output, float64 of the problem's out_shape."""
+    """Draw the gradient of the output, float64 of the problem's out_shape; normal beside stored activations."""
+    if recipe.distribution == "activations":  # which have no gradients
+        recipe = Recipe("normal", seed=recipe.seed)
     queries = {"seqlen_k": problem.seqlen_q, "seqlens_k": problem.seqlens_q, "nheads_kv": problem.nheads}
     square = replace(problem, causal=False, window=(-1, -1), **queries)
     return replace(recipe, seed=2**64 - 1 - recipe.seed, edits=()).draw(square)[2]

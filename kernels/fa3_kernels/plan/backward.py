@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fa3_kernels.plan.family import Backward
 from fa3_kernels.plan.traits import traits_of
-from fa3_reference.bounds.backward import BackwardModel
+from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, Dtype
 
 

@@ -9,53 +9,18 @@ in reference/README.md. Nothing here knows the twin.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.bounds.device import EX2_REL, FP32_MAX, FP32_MIN_NORMAL, TENSOR_CORE, U_FP32, TensorCore
+from fa3_reference.bounds.device import EX2_REL, FP32_MAX, FP32_MIN_NORMAL, U_FP32, TensorCore
+from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, rounded, rounded_error, score_error
-from fa3_reference.formats import FORMATS, Format
-from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Sequence
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Sequence
 
 _OWN = 2.0**-20  # 2^-53 of float64 over 2^-24 of binary32, with room for chains of different lengths
 _LARGEST_SUM = 2.0**126  # of absolute products, below which no partial sum overflows
 _SCALE_ROUNDINGS = 3  # of softmax_scale, of log2(e), of their product
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardModel:
-    """What the bound must know of a backward kernel.
-
-    Parameters
-    ----------
-    dtype : {"fp16", "bf16"}
-        Of operands and gradients.
-    tile_n : int
-        Keys of a block; each adds one part to dQ. 0 for any number of at least 16.
-    dots_depth : int
-        Additions one after the other in a row's D; 0 for any order.
-    out_dtype : str
-        Of the gradients; "fp32" bounds the error before the last rounding.
-    """
-
-    dtype: Dtype
-    tile_n: int = 0
-    dots_depth: int = 0
-    out_dtype: str = ""
-
-    @property
-    def core(self) -> TensorCore:
-        return TENSOR_CORE[self.dtype]
-
-    @property
-    def operand(self) -> Format:
-        return FORMATS[self.dtype]
-
-    @property
-    def output(self) -> Format:
-        return FORMATS[self.out_dtype or self.dtype]
 
 
 class BackwardBound(NamedTuple):

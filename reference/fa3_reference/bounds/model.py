@@ -154,6 +154,40 @@ class KernelModel:
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardModel:
+    """What the bound must know of a backward kernel.
+
+    Parameters
+    ----------
+    dtype : {"fp16", "bf16"}
+        Of operands and gradients.
+    tile_n : int
+        Keys of a block; each adds one part to dQ. 0 for any number of at least 16.
+    dots_depth : int
+        Additions one after the other in a row's D; 0 for any order.
+    out_dtype : str
+        Of the gradients; "fp32" bounds the error before the last rounding.
+    """
+
+    dtype: Dtype
+    tile_n: int = 0
+    dots_depth: int = 0
+    out_dtype: str = ""
+
+    @property
+    def core(self) -> TensorCore:
+        return TENSOR_CORE[self.dtype]
+
+    @property
+    def operand(self) -> Format:
+        return FORMATS[self.dtype]
+
+    @property
+    def output(self) -> Format:
+        return FORMATS[self.out_dtype or self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """Weights of the bound's sources of error, 1 each: an error budget sets one to 0, a test of the bound halves one.
 

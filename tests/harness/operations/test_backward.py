@@ -11,7 +11,7 @@ from fa3_reference.attention import attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.problem import AttentionProblem
 from fa3verify import calls, candidates, operations
-from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
@@ -76,6 +76,10 @@ def test_a_campaign_has_cases_of_grouped_heads_several_blocks_and_windows() -> N
     assert any(p.group > 1 and p.causal for p in problems)
     assert any(p.seqlen_k > 2 * 128 for p in problems)
     assert any(p.window != (-1, -1) for p in problems)
+    name = next(name for name in families(twin(), PROFILES["quick"]) if "SmolLM2" in name)
+    grouped = family_cases(twin(), name, PROFILES["quick"], 0)
+    assert any(case.problem.group > 1 for case in grouped)  # real activations, whose dO is drawn
+    assert all(case.draw()[0][3].shape == case.problem.out_shape for case in grouped[:2])
 
 
 @pytest.mark.parametrize("rule", GRADIENT_LAWS, ids=lambda law: law.name)

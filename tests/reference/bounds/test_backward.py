@@ -12,7 +12,8 @@ from fa3_kernels.twin.backward import backward
 from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
-from fa3_reference.bounds.backward import BackwardModel, backward_bound
+from fa3_reference.bounds.backward import backward_bound
+from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify import operations
