@@ -137,8 +137,8 @@ def test_a_tanh_of_its_own_keeps_its_bound_and_its_enclosure(dtype, softcap, sca
     """FlashAttention-3's, whose error of 2^-16 drowns all others where the softcap is large."""
     problem = AttentionProblem(1, 2, 1, 64, 200, 64, dtype=dtype, softcap=softcap, softmax_scale=scale)
     rng = np.random.default_rng(0)
-    drawn = (rng.standard_normal(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
-    x = prepare(problem, *drawn, QuantScheme("head") if dtype == "e4m3" else None).operands
+    q, k, v = (rng.standard_normal(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
+    x = prepare(problem, q, k, v, QuantScheme("head") if dtype == "e4m3" else None).operands
     config = default_config(problem, family="flash3")
     model = replace(config.traits.kernel_model(config), out_dtype="fp32")
     got, truth = forward(problem, x, config, ideal=frozenset({"output"})), attention(problem, *x.dequantized(problem))
@@ -155,8 +155,8 @@ def test_a_tanh_of_its_own_keeps_its_bound_and_its_enclosure(dtype, softcap, sca
 
 def test_descales_whose_product_leaves_binary32_have_no_bound_where_their_order_is_not_said():
     problem = AttentionProblem(1, 1, 1, 4, 32, 32, dtype="e4m3", softmax_scale=2.0**60)
-    ones = (np.ones(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
-    x = prepare(problem, *ones, QuantScheme("head")).operands
+    q, k, v = (np.ones(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
+    x = prepare(problem, q, k, v, QuantScheme("head")).operands
     small = Descale(np.full((1, 1, 1), 2.0**-64, np.float32))
     config = default_config(problem, family="flash3")
     bound = forward_bound(problem, replace(x, q_descale=small, k_descale=small), config.traits.kernel_model(config))
