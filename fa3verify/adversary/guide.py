@@ -81,10 +81,16 @@ def _scores(colony: Colony) -> tuple[np.ndarray, np.ndarray]:
     if not colony.island.softcap:
         return exact, raw * c.astype(np.float64)
     softcap = environment.softcap
+    capped = softcap * LOG2_E * np.tanh(exact / (softcap * LOG2_E))
+    if colony.island.config.traits.order.softcap == "tanh":
+        steep = np.float32(environment.softmax_scale) / np.float32(softcap)
+        factor = steep * (colony.q_descale[:, None] * colony.per_key(environment.k_descale).astype(np.float32))
+        tanh = mufu.tanh(raw.astype(np.float32) * factor)
+        return capped, tanh * np.float64(np.float32(float(np.float32(softcap)) * LOG2_E))
     grown = mufu.ex2(raw.astype(np.float32) * (c * np.float32(2 / softcap)))
     tanh = (1.0 - 2.0 * mufu.rcp(grown + np.float32(1))).astype(np.float32)
     unit = np.float64(np.float32(max(softcap * LOG2_E, 2.0**-126)))
-    return softcap * LOG2_E * np.tanh(exact / (softcap * LOG2_E)), tanh * unit
+    return capped, tanh * unit
 
 
 def _weights(island: Island, computed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

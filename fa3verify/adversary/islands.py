@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fa3_kernels.plan.config import Config, OutDtype
+from fa3_kernels.plan.traits import OURS
 from fa3_reference.problem import AttentionProblem, Dtype
 
 
@@ -31,6 +32,8 @@ class Island:
         With causal the rows see from ``keys - rows + 1`` to all keys.
     descale_tiles : int
         e4m3: key tiles that share a descale of K and V; 0 for one descale.
+    family : str
+        Of the twin that is judged: ours, or one whose operations differ.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Island:
     softcap: bool = False
     causal: bool = False
     descale_tiles: int = 0
+    family: str = OURS
 
     @property
     def config(self) -> Config:
@@ -90,7 +94,8 @@ class Island:
 @cache
 def _config(island: Island) -> Config:
     switches = (island.out_dtype, island.promotion_interval, island.num_splits)
-    return Config(island.dtype, 64 if island.head_dim <= 64 else 128, 64, island.tile_n, *switches)
+    head_dim = 64 if island.head_dim <= 64 else 128
+    return Config(island.dtype, head_dim, 64, island.tile_n, *switches, family=island.family)
 
 
 @cache
@@ -137,6 +142,8 @@ ISLANDS: tuple[Island, ...] = (
     *(Island(dtype="fp16", **island) for island in _SIXTEEN_BITS),
     *(Island(dtype="bf16", **island) for island in _SIXTEEN_BITS),
     *(Island(dtype="e4m3", **island) for island in _EIGHT_BITS),
+    *(Island("tanh", dtype, 32, 16, rows=32, softcap=True, family="flash3") for dtype in ("fp16", "bf16")),
+    Island("tanh", "e4m3", 32, 32, width=2, softcap=True, family="flash3"),
 )
 
 

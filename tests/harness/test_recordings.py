@@ -87,6 +87,17 @@ def test_the_cases_of_committed_recordings_are_those_that_a_new_one_would_have(p
     assert [launch.case.key() for launch in recording.launches] == [case.key() for case in again]
 
 
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_no_digest_differs_between_an_h100_and_an_h200(path):
+    if not (again := path.parents[2] / "h200/recordings" / path.name).exists():
+        pytest.skip("these cases were recorded on one GPU")
+    tenth = recordings.read(again)
+    found = recordings.against(tenth, recordings.read(path))
+    assert "H200" in tenth.facts["gpu"]
+    assert (found["launches"], found["left_out"], found["differing"]) == (len(tenth.launches), 0, [])
+    assert found["outputs"] > 3e7
+
+
 def test_corner_cases_share_no_seed_with_the_broad_ones():
     seeds = {case.recipe.seed for case in cases("flash3", ("fp16", "bf16", "e4m3"), rounds=8)}
     assert seeds.isdisjoint(case.recipe.seed for case in corners("flash3", ("fp16", "bf16", "e4m3")))

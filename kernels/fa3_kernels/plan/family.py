@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fa3_kernels.plan.order import OUR_ORDER, BackwardOrder, Order
+from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
 
@@ -237,4 +238,5 @@ class Traits:
         return KernelModel(
             c.dtype, c.out_dtype, c.tile_m, c.tile_n, *switches, self.order.softmax,
             keeps_subnormals=self.order.keeps_subnormals, pads_group=self.pads_group,
+            tanh_error=TANH_REL if self.order.softcap == "tanh" else 0.0,
         )  # fmt: skip

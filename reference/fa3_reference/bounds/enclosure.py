@@ -212,6 +212,31 @@ def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Ra
     return Range(_f32(c * (1 - width)), _f32(c * (1 + width)))
 
 
+def _tanh(s: np.ndarray, c: Range, cap: float, model: KernelModel) -> Range:
+    """tanh of scores over the softcap."""
+    if model.tanh_error:
+        steep = [end / (cap * LOG2_E) * (1 + sign * gamma(4)) for end, sign in zip(c, (-1, 1), strict=True)]
+    else:
+        steep = [_f32(end * _f32(np.full(1, 2 / cap))) for end in c]
+    x = Range(*(_f32(s * np.where((s > 0) == up, steep[1], steep[0])) for up in (False, True)))
+    if model.tanh_error:
+        x = x if model.keeps_subnormals else _flushed(x)
+        low, high = (
+            np.tanh(end) * (1 + sign * np.sign(end) * model.tanh_error) for end, sign in zip(x, (-1, 1), strict=True)
+        )
+        return Range(np.maximum(_f32(low), -1.0), np.minimum(_f32(high), 1.0))
+    grown = _exp2(x)
+    half = [_f32(1 / _f32(end + 1) * (1 + sign * RCP_REL)) for end, sign in zip(grown, (1, -1), strict=True)]
+    return Range(*(_f32(1 - 2 * end) for end in half))
+
+
+def _cap_factor(c: Range, cap: float, model: KernelModel) -> Range:
+    """The factor that takes capped scores to log2 units, shaped as that of raw ones."""
+    width = gamma(2) if model.tanh_error else 0.0
+    unit = max(np.float64(np.float32(cap * LOG2_E)), FP32_MIN_NORMAL)
+    return Range(*(np.full_like(c.low, unit * (1 + sign * width)) for sign in (-1, 1)))
+
+
 def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Range, Range]:
     """Scores of a block, -inf where hidden, and the factor that takes them to log2 units."""
     q, k = finite(head.q[rows]), finite(head.k[keys])
@@ -219,11 +244,7 @@ def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: Ker
     c, cap = _factor(head, rows, keys, model), head.problem.softcap
     x = Range(s, s)
     if cap:
-        steep = [_f32(end * _f32(np.full(1, 2 / cap))) for end in c]
-        grown = _exp2(Range(*(_f32(s * np.where((s > 0) == up, steep[1], steep[0])) for up in (False, True))))
-        half = [_f32(1 / _f32(end + 1) * (1 + sign * RCP_REL)) for end, sign in zip(grown, (1, -1), strict=True)]
-        x = state.free(Range(*(_f32(1 - 2 * end) for end in half)))
-        c = Range(*[np.full_like(c.low, max(np.float32(cap * LOG2_E), FP32_MIN_NORMAL))] * 2)
+        x, c = state.free(_tanh(s, c, cap, model)), _cap_factor(c, cap, model)
     hidden = head.hidden(rows, keys)
     return x.each(lambda end: np.where(hidden, -np.inf, end)), c
 

@@ -77,11 +77,13 @@ class Head:
         dx = (c * ((1 + eta) * ds + eta * np.abs(s)) + clamped * (np.abs(s) + ds)) * OUTWARD
         cap = self.problem.softcap
         if cap:
-            is_normal = min(2 / cap, cap * LOG2_E) >= FP32_MIN_NORMAL and max(2 / cap, cap * LOG2_E) <= FP32_MAX
-            steep = 2 * c / cap if is_normal else np.nan
+            stored, steep, unit = (2 / cap, cap * LOG2_E), 2 * c / cap, U_FP32
+            if model.tanh_error:
+                stored, steep, unit = (self.problem.softmax_scale / cap, cap, *stored[1:]), c / stored[1], gamma(2)
+            steep = np.where(min(stored) >= FP32_MIN_NORMAL and max(stored) <= FP32_MAX, steep, np.nan)
             in_domain = (steep <= FP32_MAX) & ((steep >= FP32_MIN_NORMAL) | (np.abs(s) + ds < 2.0**60))
-            x, dx = softcap_error(x, dx + gamma(3) * (np.abs(x) + dx), cap, terms.softcap)
-            x, dx = np.where(in_domain, x, np.nan), (dx + U_FP32 * (np.abs(x) + dx)) * OUTWARD
+            x, dx = softcap_error(x, dx + gamma(3) * (np.abs(x) + dx), cap, model.tanh_error, terms.softcap)
+            x, dx = np.where(in_domain, x, np.nan), (dx + unit * (np.abs(x) + dx)) * OUTWARD
         x = np.where(np.abs(x) + dx < _LARGE, x, np.nan)
         hidden = self.hidden(rows, keys)
         noise = np.where(hidden, 0.0, noise * c).max(1)
@@ -96,6 +98,8 @@ class Head:
         sizes = np.abs(q) @ np.abs(k).T
         if model.accumulator == "wgmma":
             s, ds = score_error(q, k, model.core)
+            if not model.keeps_subnormals:
+                ds = ds + np.where(np.abs(s) - ds < FP32_MIN_NORMAL, FP32_MIN_NORMAL, 0.0)
         else:
             s = q @ k.T
             ds = gamma(q.shape[1] + 1, FORMATS["fp32"].epsilon) * sizes + q.shape[1] * FP32_MIN_NORMAL
@@ -119,6 +123,9 @@ class Head:
         row = scale * self.q_factor[rows][:, None]
         c = row * self.k_factor[keys][None, :]
         in_domain = (FP32_MIN_NORMAL <= scale <= FP32_MAX) & (row >= FP32_MIN_NORMAL) & (row <= FP32_MAX)
+        if model.order.scale != "float64":  # nor is it said when the descales meet, whose product may leave the range
+            descales = self.q_factor[rows][:, None] * self.k_factor[keys][None, :]
+            in_domain = in_domain & (descales >= FP32_MIN_NORMAL) & (descales <= FP32_MAX)
         unsaid = 0 if model.is_blocked and model.order.scale == "float64" else 2  # other roundings than these
         eta = gamma(self.roundings_of_c + unsaid)
         if model.is_stated:

@@ -73,6 +73,9 @@ class KernelModel:
         Hopper's tensor core as measured, or any tree of additions in that format, each to nearest or toward zero.
     exp_error : float
         Relative error of the exponential.
+    tanh_error : float
+        Relative error of the tanh of a softcap, taken of softmax_scale / softcap times a score; 0 where it is made of
+        ex2 and rcp.
     keeps_subnormals : bool
         Whether binary32 results below 2^-126 are kept, except those of MUFU; otherwise they may be flushed to zero.
     """
@@ -89,6 +92,7 @@ class KernelModel:
     probabilities: str = ""
     accumulator: Literal["wgmma", "fp32", "fp16"] = "wgmma"
     exp_error: float = EX2_REL
+    tanh_error: float = 0.0
     keeps_subnormals: bool = True
     pads_group: bool = True
 

@@ -15,7 +15,7 @@ import pytest
 
 from fa3_kernels.twin import mufu
 from fa3_kernels.twin.convert import encode_f32
-from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
+from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL, TANH_REL
 from fa3_reference.formats import FORMATS, Format, decode
 
 SLACK = 2.0**-45
@@ -95,6 +95,24 @@ def _lg2_chunk(x, y, fraction_log2, exponent):
 
 
 @loop
+def _tanh_chunk(x, y):
+    worst, at, wrong = 0.0, 0, 0
+    for i in range(x.size - 1):
+        if x[i] < 2.0**-8:
+            wrong += y[i] != x[i]
+            error = np.float64(x[i]) ** 2 / 3  # more than 1 - tanh(x) / x
+        elif x[i] >= 8:
+            wrong += y[i] != 1
+            error = 2.0**-22  # more than 1 - tanh(8)
+        else:
+            error = abs(y[i] / np.tanh(np.float64(x[i])) - 1)
+            wrong += y[i] > 1
+        if error > worst:
+            worst, at = error, i
+    return worst, np.float64(x[at]), wrong
+
+
+@loop
 def _conversion_chunk(first_of_code, magnitude, codes, sign):
     code, wrong = np.searchsorted(first_of_code, magnitude, side="right") - 1, 0
     for i in range(codes.size - 1):
@@ -137,6 +155,24 @@ def test_lg2_of_every_number():
     worst, at = worst_of(range(0x800000, 0x7F800000, CHUNK), look)
     assert worst + SLACK <= LG2_ABS
     assert (np.log2(worst), at.hex()) == (pytest.approx(-22.6405, abs=1e-4), "0x1.06fffe0000000p+0")
+
+
+def test_tanh_of_every_number_of_its_table_and_of_some_beyond():
+    """Of either sign, as it is odd."""
+    table = range(112 << 23, 131 << 23, CHUNK)
+    assert (mufu.tanh(np.float32([0.0, np.inf, -np.inf])) == [0, 1, -1]).all()
+
+    def look(first: int) -> tuple[float, float, int]:
+        x = floats(first)
+        y = mufu.tanh(x)
+        worst, at, wrong = _tanh_chunk(x, y)
+        return worst, at, wrong + int((mufu.tanh(-x) != -y).sum())
+
+    worst, at = worst_of(range(0, 112 << 23, 32 * CHUNK), look)
+    assert worst < 2.0**-20
+    worst, at = max(worst_of(table, look), worst_of(range(131 << 23, 0x7F800000, 32 * CHUNK), look))
+    assert worst + SLACK <= TANH_REL
+    assert (np.log2(worst), at.hex()) == (pytest.approx(-16.4557, abs=1e-4), "0x1.2e081e0000000p-1")
 
 
 def test_rcp_and_lg2_of_powers_of_two_are_exact():

@@ -9,13 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fa3_kernels.plan.config import default_config
+from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
+from fa3_reference.bounds.enclosure import forward_enclosure
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel, SoftmaxOrder, Terms
 from fa3_reference.bounds.steps import rounded
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import AttentionProblem, Operands
-from fa3_reference.quantize import prepare
+from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Operands
+from fa3_reference.quantize import QuantScheme, prepare
 
 TILE = 64
 ORDERS = {
@@ -126,3 +129,36 @@ def test_the_bound_of_one_order_is_not_that_of_another():
         np.max(np.abs(ideal(problem, x, ORDERS[name]) - truth) / bound) for name in ("left to right", "normalised")
     ]
     assert max(other) > 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("softcap", "scale"), [(1.0, 0.125), (20.0, 0.125), (50.0, 1.0), (1e-3, 1.0)])
+def test_a_tanh_of_its_own_keeps_its_bound_and_its_enclosure(dtype, softcap, scale):
+    """FlashAttention-3's, whose error of 2^-16 drowns all others where the softcap is large."""
+    problem = AttentionProblem(1, 2, 1, 64, 200, 64, dtype=dtype, softcap=softcap, softmax_scale=scale)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
+    x = prepare(problem, q, k, v, QuantScheme("head") if dtype == "e4m3" else None).operands
+    config = default_config(problem, family="flash3")
+    model = replace(config.traits.kernel_model(config), out_dtype="fp32")
+    got, truth = forward(problem, x, config, ideal=frozenset({"output"})), attention(problem, *x.dequantized(problem))
+    bound, enclosure = forward_bound(problem, x, model), forward_enclosure(problem, x, model)
+    errors = np.abs(got.lse - truth.lse)
+    assert (np.abs(got.out - truth.out) <= bound.out).all()
+    assert (errors <= bound.lse).all()
+    for values, ends in zip(got, enclosure, strict=True):
+        assert ((ends.low <= values) & (values <= ends.high)).all()
+    if softcap == 50.0 and dtype != "e4m3":
+        halved = forward_bound(problem, x, replace(model, tanh_error=model.tanh_error / 2))
+        assert (errors > halved.lse).any()
+
+
+def test_descales_whose_product_leaves_binary32_have_no_bound_where_their_order_is_not_said():
+    problem = AttentionProblem(1, 1, 1, 4, 32, 32, dtype="e4m3", softmax_scale=2.0**60)
+    q, k, v = (np.ones(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
+    x = prepare(problem, q, k, v, QuantScheme("head")).operands
+    small = Descale(np.full((1, 1, 1), 2.0**-64, np.float32))
+    config = default_config(problem, family="flash3")
+    bound = forward_bound(problem, replace(x, q_descale=small, k_descale=small), config.traits.kernel_model(config))
+    assert np.isinf(bound.out).all()
+    assert not np.isfinite(forward(problem, replace(x, q_descale=small, k_descale=small), config).lse).any()
