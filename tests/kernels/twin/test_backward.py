@@ -97,12 +97,12 @@ def test_no_gradient_differs_from_what_the_released_kernel_returned(part: int) -
 
 
 def test_the_kept_gradients_are_those_of_the_hashes() -> None:
-    hashes = {f"{e['key']}.{name}": e[name] for e in golden()["cases"] for name in NAMES}
+    hashes = {f"{e['key']}.{name}": e[name] for e in golden()["cases"] for name in NAMES if e[name]}
     with np.load(GOLDEN / "backward.npz") as stored:
         assert len(stored.files) >= 20
-        assert {name: sha(stored[name]) for name in stored.files if hashes[name]} == {
-            name: hashes[name] for name in stored.files if hashes[name]
-        }
+        known = [name for name in stored.files if name in hashes]
+        assert len(known) >= 10
+        assert {name: sha(stored[name]) for name in known} == {name: hashes[name] for name in known}
 
 
 # Every head_dim, both formats, dense and causal, grouped heads, most with two key blocks: the shortest that decide.
