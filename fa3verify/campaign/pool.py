@@ -40,6 +40,12 @@ class WorkerLost(TaskError):
         self.at = at
 
 
+class _Timed(Future):
+    """A future that says what its worker spent on it."""
+
+    cpu_s = 0.0  # seconds of the worker's CPU
+
+
 class _Worker:
     """One process: the pipe to it, the note of its case, and the last it printed."""
 
@@ -64,8 +70,11 @@ class _Worker:
                 self.printed = (self.printed + piece)[-TAIL_BYTES:]
         pipe.close()
 
-    def run(self, call: tuple, limit_s: float) -> Any:
-        """Send one call and wait; TaskError if it raised, WorkerLost if this worker is lost with it and has ended."""
+    def run(self, call: tuple, limit_s: float) -> worker.Message:
+        """Send one call and wait for the message with its value.
+
+        TaskError if it raised, WorkerLost if this worker is lost with it and has ended.
+        """
         allowed_s = limit_s * WARM_UP
         deadline = time.monotonic() + allowed_s
         self.note.clear()
@@ -74,7 +83,7 @@ class _Worker:
             while self.pipe.poll(max(0.0, deadline - time.monotonic())):
                 message: worker.Message = self.pipe.recv()
                 if message.kind == "value":
-                    return message.value
+                    return message
                 if message.kind == "error":
                     raise TaskError(message.value)
                 allowed_s = limit_s * (WARM_UP if message.kind == "warming" else 1)
@@ -120,7 +129,7 @@ class IsolatingPool(Executor):
 
     def __init__(self, workers: int, limit_s: float, *, memory_bytes: int | None = None) -> None:
         self._limit_s, self._memory_bytes = limit_s, memory_bytes
-        self._tasks: queue.SimpleQueue[tuple[Future, tuple] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[_Timed, tuple] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._workers: set[_Worker] = set()
         self._threads = [threading.Thread(target=self._own_worker, daemon=True) for _ in range(workers)]
@@ -131,7 +140,7 @@ class IsolatingPool(Executor):
         """Queue a picklable call."""
         if self._stopped.is_set():
             raise RuntimeError("the pool is shut down")
-        future: Future = Future()
+        future = _Timed()
         self._tasks.put((future, (fn, args, kwargs)))
         return future
 
@@ -160,7 +169,9 @@ class IsolatingPool(Executor):
                 mine = _Worker(self._memory_bytes)
                 self._workers.add(mine)
             try:
-                future.set_result(mine.run(call, self._limit_s))
+                reply = mine.run(call, self._limit_s)
+                future.cpu_s = reply.cpu_s
+                future.set_result(reply.value)
             except TaskError as error:
                 if isinstance(error, WorkerLost):
                     self._workers.discard(mine)

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, as_completed
@@ -57,7 +56,7 @@ class Outcome:
     """What became of a task: ``value`` (JSON-able), or ``error``, one line.
 
     A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
-    kernel had lost too many workers before. ``cpu_s`` is 0 where that is not known, as of a result that was kept.
+    kernel had lost too many workers before. ``cpu_s`` is 0 where nobody says, as of a result that was kept.
     """
 
     task: Task
@@ -186,7 +185,7 @@ def execute(
             if progress:
                 progress(outcomes[index])
         else:
-            waiting[executor.submit(_timed, task.function, task.arguments)] = index
+            waiting[executor.submit(task.function, **task.arguments)] = index
     lost: Counter[str] = Counter()
     for future in as_completed(waiting):
         task = tasks[waiting[future]]
@@ -205,12 +204,6 @@ def execute(
     return [outcomes[i] for i in range(len(tasks))]
 
 
-def _timed(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, float]:
-    """Call a function; its value, and the CPU seconds that this process spent on it."""
-    before = time.process_time()
-    return function(**arguments), time.process_time() - before
-
-
 def ledger(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     """CPU seconds of a campaign, by kernel ("-": of none) and by what they were spent on: families, laws, a study."""
     found: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -221,7 +214,7 @@ def ledger(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
 
 def _outcome(task: Task, future: Future) -> Outcome:
     try:
-        return Outcome(task, *future.result())
+        return Outcome(task, future.result(), getattr(future, "cpu_s", 0.0))
     except CancelledError:
         return Outcome(task, skipped=True)
     except WorkerLost as error:

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,10 +26,12 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class Message(NamedTuple):
-    """What a worker sends: that it warms up or has done so, or the end of a task with its value or error."""
+    """What a worker sends: that it warms up or has done so, or the end of a task with its value, and the CPU seconds
+    that it took, or its error."""
 
     kind: Literal["warming", "warm", "value", "error"]
     value: Any = None
+    cpu_s: float = 0.0
 
 
 class Note:
@@ -90,7 +93,8 @@ def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory
             return
         pipe.send(Message("warm"))  # it has started and imported what it is to run
         try:
-            reply = Message("value", function(*args, **kwargs))
+            before = time.process_time()
+            reply = Message("value", function(*args, **kwargs), time.process_time() - before)
         except BaseException as error:  # SystemExit included: no task ends its worker in silence
             where = traceback.extract_tb(error.__traceback__)[-1]
             reply = Message("error", f"{of_error(error)} ({os.path.basename(where.filename)}:{where.lineno})")

@@ -73,6 +73,19 @@ def test_results_come_back(pool):
     assert pool.submit(pow, 2, 10).result(timeout=60) == 1024
 
 
+def spin(cpu_s: float) -> None:
+    end = time.process_time() + cpu_s
+    while time.process_time() < end:
+        pass
+
+
+def test_a_result_says_what_its_worker_spent_and_not_how_long_it_waited(pool):
+    done = pool.submit(spin, 0.1), pool.submit(time.sleep, 0.3)
+    assert [future.result() for future in done] == [None, None]
+    assert 0.1 <= done[0].cpu_s < 0.3
+    assert done[1].cpu_s < 0.1
+
+
 def test_an_exception_is_one_line_with_its_type(pool):
     with pytest.raises(TaskError, match="ZeroDivisionError"):
         pool.submit(divmod, 1, 0).result(timeout=60)
