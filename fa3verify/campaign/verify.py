@@ -27,6 +27,7 @@ from fa3verify.campaign.summary import summarize, verdict_of
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, list_captures
+from fa3verify.operations import FORWARD
 from fa3verify.text import one_line
 
 PARTIAL = ".partial"
@@ -91,15 +92,20 @@ def _fair_share(workers: int) -> int | None:
         return None
 
 
-def study_tasks(settings: Settings) -> list[Task]:
-    """Return the studies' units as tasks."""
+def study_tasks(kernels: list[Introduction], settings: Settings) -> list[Task]:
+    """Return the studies' units as tasks, with those about the kernels under judgement."""
     from fa3verify.studies import STUDIES
 
-    return [
-        Task(f"study {study.name}", f"study: {study.name}", unit.run, dict(unit.kwargs))
-        for study in STUDIES
-        for unit in study.units(settings.profile, settings.seed)
-    ]
+    asked = [k.name for k in kernels if k.operation == FORWARD and k.dtype == "e4m3" and not k.failed]
+    tasks = []
+    for study in STUDIES:
+        units = [(unit, True) for unit in study.units(settings.profile, settings.seed)]
+        for name in asked:
+            own = study.of_kernel(name, settings.profile, settings.seed)
+            units += [(unit, name.startswith("twin.")) for unit in own]
+        for unit, durable in units:
+            tasks.append(Task(f"study {study.name}", f"study: {study.name}", unit.run, dict(unit.kwargs), durable))
+    return tasks
 
 
 def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -184,7 +190,7 @@ def _tasks(kernels: list[Introduction], captures: tuple[Capture, ...], settings:
     tasks = campaign.plan(kernels, settings.profile, settings.seed, captures)
     if settings.profile in adversary.PROBLEMS:
         tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
-    return tasks + study_tasks(settings) if tasks and settings.studies else tasks
+    return tasks + study_tasks(kernels, settings) if tasks and settings.studies else tasks
 
 
 def _execute(

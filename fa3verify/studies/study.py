@@ -51,11 +51,14 @@ class Study:
         ``units(profile, seed) -> list[Unit]``; all seeds used derive from ``seed`` by addition.
     assemble : callable
         ``assemble(list of unit results) -> xr.Dataset``; results may come in any order, and some may be missing.
+    of_kernel : callable
+        ``of_kernel(kernel, profile, seed) -> list[Unit]``: what is asked of every FP8 forward that a campaign judges.
     """
 
     name: str
     units: Callable[[Profile, int], list[Unit]] = field(repr=False)
     assemble: Callable[[Sequence[Records]], xr.Dataset] = field(repr=False)
+    of_kernel: Callable[[str, Profile, int], list[Unit]] = field(default=lambda kernel, profile, seed: [], repr=False)
 
 
 class Variable(NamedTuple):

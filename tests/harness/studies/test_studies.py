@@ -8,6 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
+from fa3verify.campaign import verify
+from fa3verify.campaign.introduction import introduce
 from fa3verify.studies import (
     PROFILES,
     STUDIES,
@@ -115,6 +117,28 @@ def test_chained_accumulation_loses_a_tenth_at_8k_keys_only_when_v_has_a_mean():
     assert error.sel(kernel="twin.e4m3", v_mean=1.0).item() == pytest.approx(2.1e-3, rel=0.15)
     blind = error.sel(v_mean=0.0)
     assert blind.sel(kernel="twin.e4m3_chained").item() == pytest.approx(blind.sel(kernel="twin.e4m3").item(), rel=0.03)
+
+
+def test_every_fp8_forward_under_judgement_is_asked_for_its_accumulator_loss(tmp_path):
+    def asked(*names):
+        kernels = [introduce(name, "quick") for name in names]
+        settings = verify.Settings(names, "quick", 0, tmp_path)
+        return {task.arguments.get("kernel") for task in verify.study_tasks(kernels, settings)}
+
+    common = asked("twin.fp16", "twin.e4m3", "twin.quantize")
+    assert asked("twin.flash3.e4m3", "twin.flash3.bf16") == common | {"twin.flash3.e4m3"}
+
+
+def test_the_twin_of_official_flashattention_3_loses_what_the_library_lost():
+    kernel, table = "twin.flash3.e4m3", accumulator_loss.H200["FlashAttention-3"]
+    wanted = {(u.kwargs["v_mean"], u.kwargs["seqlen_k"]): u for u in accumulator_loss.of_kernel(kernel, "quick", 0)}
+    assert wanted.keys() == table.keys()
+    for where in ((1.0, 2048), (1.0, 8192), (0.0, 8192)):
+        (record,) = wanted[where]()
+        assert record["rel_rmse"] == pytest.approx(table[where], rel=0.1), where
+    longest = max(u.kwargs["seqlen_k"] for u in accumulator_loss.of_kernel(kernel, "release", 0))
+    assert longest == 1 << 20
+    assert accumulator_loss.measure("twin.triton_tutorial.fp16", 1.0, 2048, 16, 0) == []  # rows in whole tiles alone
 
 
 def test_a_planted_tile_fault_shows_as_tile_structure():
