@@ -44,6 +44,7 @@ def listed(monkeypatch, tmp_path):
 
 def test_peers_are_listed_with_the_reason_they_cannot_run(listed, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "no_device", lambda: "no such device")
+    monkeypatch.setattr(peers, "find_spec", lambda package: package if package == "torch" else None)
     found = listed()
     assert os.environ[FOLDER_VARIABLE] == str(tmp_path)  # which worker processes inherit
     assert set(KERNELS) <= set(found)
