@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fa3_kernels.plan.traits import OURS
 from fa3_kernels.twin.arithmetic import Source
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.device import FP32_MIN_NORMAL
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.bounds.steps import LOG2_E, rounded_error
 from fa3_reference.formats import FORMATS, encode
@@ -55,7 +57,7 @@ def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = No
         got = forward(problem, operands, config, ideal=UNROUNDED)
         truth = attention(problem, *operands.dequantized(problem))
         model = replace(config.traits.kernel_model(config), out_dtype="fp32")
-        limit = bound(problem, operands, model)
+        limit = _sound_bound(colony, bound)(problem, operands, model)
         lse = truth.lse.reshape(-1)
         size, out_floor, lse_floor = truth_error(colony, lse)
         out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got.out, truth.out, limit.out))
@@ -81,9 +83,25 @@ def judge_rounded(colony: Colony, bound: Bound = forward_bound) -> np.ndarray:
     with np.errstate(all="ignore"):
         got = forward(problem, operands, config).out
         truth = attention(problem, *operands.dequantized(problem))
-        limit = bound(problem, operands, config.traits.kernel_model(config)).out
+        limit = _sound_bound(colony, bound)(problem, operands, config.traits.kernel_model(config)).out
         out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (got, truth.out, limit))
         return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
+
+
+def _sound_bound(colony: Colony, bound: Bound) -> Bound:
+    """The bound, but none for rows in which a family is known to return NaN: where its factor, or the product of the
+    descales in it, is below binary32's normal numbers (reports/findings/0003)."""
+    if colony.island.family == OURS:
+        return bound
+    descales = colony.q_descale.astype(np.float64)[:, None] * colony.per_key(colony.environment.k_descale)
+    lost = np.min(np.minimum(colony.factors, descales), axis=1) < FP32_MIN_NORMAL
+
+    def limited(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
+        out, lse = bound(problem, operands, model)
+        rows = lost.reshape(lse.shape)
+        return ErrorBound(np.where(rows.transpose(0, 2, 1)[..., None], np.inf, out), np.where(rows, np.inf, lse))
+
+    return limited
 
 
 def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,11 @@ from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates
+from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.candidates import find
 from fa3verify.cli.main import main
 from fa3verify.gpu.candidates import gpu
+from fa3verify.judgement import judge
 from fa3verify.properties import runner
 from fa3verify.properties.structure import STRUCTURE_LAWS
 
@@ -198,3 +202,12 @@ def test_a_replay_fails_while_a_bit_differs_from_the_twin(monkeypatch):
         passes, _, measures = replay.run(body)
         assert measures["ratio_max"] <= 1
         assert passes is holds
+
+
+def test_a_known_defect_of_a_released_kernel_comes_out_by_itself():
+    """Finding 0003: NaN where the product of the descales underflows, which the bound does not excuse."""
+    (case, *_) = family_cases(find("twin.flash3.e4m3"), "faint", PROFILES["quick"], 0)
+    measures = judge(find("twin.flash3.e4m3"), case).measures
+    assert measures["ratio_max"] == math.inf
+    assert measures["nonfinite"] > 0
+    assert judge(find("twin.e4m3"), replace(case, kernel="twin.e4m3")).measures["ratio_max"] <= 1

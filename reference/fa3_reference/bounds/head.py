@@ -123,9 +123,8 @@ class Head:
         row = scale * self.q_factor[rows][:, None]
         c = row * self.k_factor[keys][None, :]
         in_domain = (FP32_MIN_NORMAL <= scale <= FP32_MAX) & (row >= FP32_MIN_NORMAL) & (row <= FP32_MAX)
-        if model.order.scale != "float64":  # nor is it said when the descales meet, whose product may leave the range
-            descales = self.q_factor[rows][:, None] * self.k_factor[keys][None, :]
-            in_domain = in_domain & (descales >= FP32_MIN_NORMAL) & (descales <= FP32_MAX)
+        if model.order.scale != "float64":  # it is not said when the descales meet, whose product may overflow
+            in_domain = in_domain & (self.q_factor[rows][:, None] * self.k_factor[keys][None, :] <= FP32_MAX)
         unsaid = 0 if model.is_blocked and model.order.scale == "float64" else 2  # other roundings than these
         eta = gamma(self.roundings_of_c + unsaid)
         if model.is_stated:

@@ -153,12 +153,19 @@ def test_a_tanh_of_its_own_keeps_its_bound_and_its_enclosure(dtype, softcap, sca
         assert (errors > halved.lse).any()
 
 
-def test_descales_whose_product_leaves_binary32_have_no_bound_where_their_order_is_not_said():
-    problem = AttentionProblem(1, 1, 1, 4, 32, 32, dtype="e4m3", softmax_scale=2.0**60)
-    q, k, v = (np.ones(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
-    x = prepare(problem, q, k, v, QuantScheme("head")).operands
-    small = Descale(np.full((1, 1, 1), 2.0**-64, np.float32))
-    config = default_config(problem, family="flash3")
-    bound = forward_bound(problem, replace(x, q_descale=small, k_descale=small), config.traits.kernel_model(config))
-    assert np.isinf(bound.out).all()
-    assert not np.isfinite(forward(problem, replace(x, q_descale=small, k_descale=small), config).lse).any()
+def test_descales_whose_product_underflows_are_in_the_domain_and_a_kernel_that_returns_nan_is_found():
+    problem = AttentionProblem(1, 1, 1, 4, 40, 64, dtype="e4m3", softmax_scale=2.0**60)
+    ones = (np.ones(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
+    x = prepare(problem, *ones, QuantScheme("head")).operands
+    model = default_config(problem, family="flash3").traits.kernel_model(default_config(problem, family="flash3"))
+
+    def judged(descale):
+        given = Descale(np.full((1, 1, 1), descale, np.float32))
+        operands = replace(x, q_descale=given, k_descale=given)
+        bound = forward_bound(problem, operands, model)
+        got = forward(problem, operands, default_config(problem, family="flash3"))
+        return np.isfinite(bound.lse).all(), np.isfinite(got.lse).all()
+
+    assert judged(2.0**-62) == (True, True)
+    assert judged(2.0**-64) == (True, False)  # finding 0003
+    assert not judged(2.0**64)[0]  # the product overflows: outside the domain
