@@ -140,3 +140,12 @@ def test_what_can_be_recorded_are_the_peers_that_have_a_twin():
     from fa3verify.cli.record import LIBRARIES
 
     assert set(LIBRARIES) == {name for name, peer in PEERS.items() if peer.family}
+
+
+def test_the_build_of_flash3_dew_never_packs_heads():
+    """One recorded launch tells: subnormal values under a narrow window, where a tile that a row visits in vain flushes
+    what it has."""
+    (path,) = (path for path in COMMITTED if path.name == "flash3.dew.xz")
+    (launch,) = (x for x in recordings.read(path).launches if x.case.recipe.seed == 2_000_213)
+    assert launch.case.problem.group == 6
+    assert not recordings.check("flash3.dew", launch).differs

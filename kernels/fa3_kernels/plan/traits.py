@@ -250,10 +250,11 @@ FAMILIES: Mapping[str, Traits] = {
         choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
     ),
     "flash3": _FLASH3_TRAITS,
-    "flash3.dew": replace(  # a build without kernels for head_dim 96
+    "flash3.dew": replace(  # a build without kernels for head_dim 96, and which never packs heads
         _FLASH3_TRAITS, version="dew-flash-attn-cu13 0.3.6", dtypes=("fp16", "bf16"),
         sizes={key: size for key, size in _FLASH3.items() if key in _DEW_SIZES},
         features=_FLASH3_TRAITS.features - {"softcap"}, refuses=_dew_refuses, backward=_FLASH3_BACKWARD,
+        packs=lambda problem, tile_m, num_splits: False,
     ),
     "flash4": replace(
         _FLASH3_TRAITS, title="FlashAttention-4", version="flash-attn 4.0.0b36", sizes=_FLASH4, dtypes=("fp16", "bf16"),
