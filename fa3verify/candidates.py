@@ -138,8 +138,11 @@ class Candidate:
         """Return why no caller can have a problem run in a configuration, None if one can."""
         if not self.fixes_config:
             return None
-        changes = [(name, getattr(config, name)) for name in sorted(self.changeable)]
-        if self.config_for(problem, changes) == config:
+        try:
+            own = self.configure(copy(problem))
+        except ValueError:  # as the run will say
+            return None
+        if chosen(own, config, self.changeable) is not None:
             return None
         return f"a caller chooses {' and '.join(sorted(self.changeable)) or 'nothing'} of a configuration"
 
@@ -186,6 +189,12 @@ def needed_descales(case: Any) -> frozenset[str]:
     """Features of :data:`fa3verify.operations.DESCALES` that a case needs from a kernel."""
     operation = operations.find(case.operation)
     return operation.descales_of(case.problem, case.scheme, dict(case.changes))
+
+
+def chosen(own: Any, config: Any, names: Iterable[str]) -> dict[str, Any] | None:
+    """Return the fields of these names by which one configuration becomes another, None if they do not."""
+    found = {name: getattr(config, name) for name in names}
+    return found if replace(own, **found) == config else None
 
 
 @dataclass(frozen=True, slots=True)

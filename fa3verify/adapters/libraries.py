@@ -7,9 +7,7 @@ archives are only imported where one is opened.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,6 +46,8 @@ def library(name: str) -> Path:
     if (reason := why_missing(name)) or where is None:
         raise Unsupported(reason)
     import lzma
+    import shutil
+    import tempfile
 
     path, packed = where / name, where / f"{name}.xz"
     if path.exists():
@@ -69,6 +69,7 @@ def make_importable(pattern: str, package: str) -> None:
     found = sorted(where.glob(pattern)) if where else []
     if not found:
         raise Unsupported(f"package {package} is not installed and no {pattern} is in the peers' folder")
+    import tempfile
     import zipfile
 
     site = Path(tempfile.mkdtemp(prefix="fa3verify-peers-"))

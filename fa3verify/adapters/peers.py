@@ -20,7 +20,7 @@ from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import gpu, operations
 from fa3verify.adapters.cpu_candidates import CLAIMED, all_fp32
 from fa3verify.adapters.libraries import folder, why_missing
-from fa3verify.candidates import DECLARED, Candidate, Result, order_of_family
+from fa3verify.candidates import DECLARED, Candidate, Result, chosen, order_of_family
 from fa3verify.policy import Policy
 
 SIXTEEN: tuple[Dtype, ...] = ("fp16", "bf16")
@@ -169,8 +169,8 @@ class _Library:
         own, choices = self.configure(problem), PEERS[self.name].choices
         if config == own:
             return {}
-        options = {name: getattr(config, name) for name in choices}
-        if config != replace(own, **options):
+        options = chosen(own, config, choices)
+        if options is None:
             raise ValueError(f"a caller of {self.name} chooses {' and '.join(choices) or 'nothing'} of a configuration")
         return options
 

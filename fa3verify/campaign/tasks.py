@@ -204,7 +204,7 @@ def execute(
     return [outcomes[i] for i in range(len(tasks))]
 
 
-def ledger(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
+def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     """CPU seconds of a campaign, by kernel ("-": of none) and by what they were spent on: families, laws, a study."""
     found: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for outcome in outcomes:

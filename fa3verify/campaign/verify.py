@@ -162,7 +162,7 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     _write_replays(summary, settings.out)
     command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
     summary |= {"command": one_line(command, 10**4), "started": started.isoformat(timespec="seconds")}
-    summary |= {"wall_s": round(time.monotonic() - clock, 1), "cpu_s": campaign.ledger(outcomes)}
+    summary |= {"wall_s": round(time.monotonic() - clock, 1), "cpu_s": campaign.cpu_seconds(outcomes)}
     if settings.update_baseline:
         body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
         write_text(settings.update_baseline, body.text())

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -96,12 +97,19 @@ def rows_of(name: str, tokens: int, seqlen: int) -> int:
 
 
 class Activation(NamedTuple):
-    """A problem with its unrounded inputs, float64 (1, seqlen, heads, head_dim); each is a float16 value."""
+    """A problem with its unrounded inputs, float64 (1, seqlen, heads, head_dim); of ours each is a float16 value."""
 
     problem: AttentionProblem
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
+
+    @classmethod
+    def of(cls, problem: AttentionProblem, arrays: Iterable[np.ndarray]) -> Activation:
+        """Cut q, k and v (heads, tokens, head_dim) to the tokens of their problem."""
+        rows = problem.seqlen_q
+        q, k, v = (x[None, :, :rows].transpose(0, 2, 1, 3).astype(np.float64) for x in arrays)
+        return cls(problem, q, k, v)
 
 
 @lru_cache(maxsize=1)
@@ -183,10 +191,7 @@ def load(name: str, *, dtype: Dtype = "fp16", tokens: int = 0) -> Activation:
     ValueError
         If the name is unknown, ``tokens`` too large, or the file is missing or damaged.
     """
-    case = find(name)
-    rows = case.rows(tokens)
-    q, k, v = (x[None, :, :rows].transpose(0, 2, 1, 3).astype(np.float64) for x in load_arrays(name))
-    return Activation(case.problem(dtype=dtype, tokens=tokens), q, k, v)
+    return Activation.of(find(name).problem(dtype=dtype, tokens=tokens), load_arrays(name))
 
 
 def _read(filename: str) -> bytes:

@@ -212,6 +212,4 @@ def load(source: str | Path, *, dtype: Dtype = "fp16", tokens: int = 0) -> Activ
     if isinstance(source, str) and not source.endswith(SUFFIX):
         return activations.load(source, dtype=dtype, tokens=tokens)
     capture, *arrays = read(str(source))
-    rows = capture.rows(tokens)
-    q, k, v = (x[None, :, :rows].transpose(0, 2, 1, 3).astype(np.float64) for x in arrays)
-    return Activation(capture.problem(dtype=dtype, tokens=tokens), q, k, v)
+    return Activation.of(capture.problem(dtype=dtype, tokens=tokens), arrays)

@@ -12,7 +12,7 @@ from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, execute, judge_family, ledger, pooled
+from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_family, pooled
 from fa3verify.campaign.verify import junit
 from fa3verify.files import write_text
 
@@ -48,11 +48,11 @@ def test_results_keep_the_order_of_the_tasks_and_errors_stay_with_theirs():
     assert outcomes[2].error == "ValueError: negative"
 
 
-def test_the_ledger_holds_what_each_kernel_and_kind_of_task_took():
+def test_cpu_seconds_are_what_each_kernel_and_kind_of_task_took():
     spent = [("family", {"kernel": "a"}, 3.0), ("family", {"kernel": "a"}, 5.0), ("law", {"kernel": "a"}, 2.0)]
     spent.append(("study s", {}, 0.5))
     outcomes = [Outcome(Task(kind, kind, double, which), None, cpu_s) for kind, which, cpu_s in spent]
-    assert ledger(outcomes) == {"a": {"family": 8.0, "law": 2.0}, "-": {"study s": 0.5}}
+    assert cpu_seconds(outcomes) == {"a": {"family": 8.0, "law": 2.0}, "-": {"study s": 0.5}}
 
 
 def test_a_resumed_campaign_runs_only_what_is_missing(tmp_path):
