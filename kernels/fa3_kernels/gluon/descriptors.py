@@ -9,7 +9,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fa3_kernels.plan.views import View
+from fa3_kernels.plan.views import Block, View
 
 DTYPES = {
     "float16": gl.float16, "bfloat16": gl.bfloat16, "float8_e4m3fn": gl.float8e4nv, "float32": gl.float32,
@@ -19,11 +19,13 @@ DTYPES = {
 
 @lru_cache(maxsize=64)
 def block_layout(block: tuple[int, ...], dtype: gl.dtype) -> gl.NVMMASharedLayout:
-    """Shared layout of a block: rows of head_dim, swizzled as TMA and wgmma share it."""
+    """Shared layout of a block: rows of channels, swizzled as TMA and wgmma share it, or numbers in a row."""
+    if len(block) == 1:
+        return gl.NVMMASharedLayout(0, dtype.primitive_bitwidth, 1)
     return gl.NVMMASharedLayout.get_default_for(list(block), dtype)  # pyright: ignore[reportReturnType]
 
 
-def descriptor(view: View, x: torch.Tensor | Any) -> TensorDescriptor:
+def descriptor(view: View | Block, x: torch.Tensor | Any) -> TensorDescriptor:
     """The view of a tensor; ``x`` may be anything with dtype, shape, stride() and data_ptr()."""
     shape, strides = view.of(tuple(x.shape), x.stride())
     layout = block_layout(view.block, DTYPES[view.dtype])

@@ -16,6 +16,8 @@ import torch
 import triton
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
+from fa3_kernels.gluon.backward import backward
+from fa3_kernels.gluon.backward_ends import backward_finish, backward_start
 from fa3_kernels.gluon.combine import combine
 from fa3_kernels.gluon.descriptors import descriptor
 from fa3_kernels.gluon.forward_fp8 import forward_fp8
@@ -23,7 +25,7 @@ from fa3_kernels.gluon.forward_fp16 import forward_fp16
 from fa3_kernels.gluon.forward_lockstep import forward_lockstep
 from fa3_kernels.gluon.packed_order import packed_order
 from fa3_kernels.plan.plan import Call, Pointer, Size
-from fa3_kernels.plan.views import View
+from fa3_kernels.plan.views import Block, View
 
 KERNELS: dict[str, Any] = {
     "forward_fp16": forward_fp16,
@@ -31,10 +33,13 @@ KERNELS: dict[str, Any] = {
     "forward_lockstep": forward_lockstep,
     "packed_order": packed_order,
     "combine": combine,
+    "backward_start": backward_start,
+    "backward": backward,
+    "backward_finish": backward_finish,
 }
 MAX_DESCRIPTORS = 1024  # that are kept of one view of a plan
 Key = tuple[int, ...]  # the address of a tensor, and of its shape and strides what differs between launches of a plan
-Operands = tuple[tuple[Key, torch.Tensor], ...]  # q, k, v and out
+Operands = tuple[tuple[Key, torch.Tensor], ...]  # in the order of a call's views: q, k, v and out of a forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Compiled(NamedTuple):
 class Descriptors:
     """The encoded descriptors of one view: what a launch passes for it, by the key of the tensor."""
 
-    def __init__(self, view: View, encoding: tuple[Any, ...], fill: Callable[..., Any]) -> None:
+    def __init__(self, view: View | Block, encoding: tuple[Any, ...], fill: Callable[..., Any]) -> None:
         self.view, self.encoding, self.fill = view, encoding, fill
         self.known: dict[Key, list] = {}
         self.last: tuple = (None, (), (), [])  # of a key all but the address, and the shape and strides of its view
@@ -85,7 +90,7 @@ class BoundCall:
     def __init__(self, call: Call, operands: Operands, values: Mapping[str, int]) -> None:
         compiled = compile_call(call.of(values), operands, values)
         self.launch, self.function, self.metadata = compiled[:3]
-        views = [x for x in call.arguments if isinstance(x, View)]  # they come first, of q, k, v and out
+        views = [x for x in call.arguments if isinstance(x, View | Block)]  # they come first
         encodings = zip(views, compiled.encodings, strict=True)
         self.views = [Descriptors(view, encoding, compiled.fill) for view, encoding in encodings]
         self.rest = [*(*call.grid, 1, 1)[:3], *call.arguments[len(views) :]]
@@ -107,11 +112,11 @@ class BoundCall:
 
 def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> Compiled:
     """Compile the kernel of a call, or find it among those that Triton keeps."""
-    tensors = {name: x for name, (_, x) in zip(("q", "k", "v", "out"), operands, strict=True)}
+    tensors = iter(x for _, x in operands)
 
     def given(argument: Any) -> Any:
-        if isinstance(argument, View):
-            return descriptor(argument, tensors[argument.name])
+        if isinstance(argument, View | Block):
+            return descriptor(argument, next(tensors))
         if isinstance(argument, Pointer):
             return _Typed(getattr(torch, argument.dtype), values[argument.name])
         return argument

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fa3_kernels.plan.choose import H200_SMS
 from fa3_kernels.plan.family import Backward
 from fa3_kernels.plan.traits import traits_of
 from fa3_reference.bounds.model import BackwardModel
@@ -25,6 +26,8 @@ class BackwardConfig:
         meets hidden rows, or where row blocks are visited in descending order.
     family : str
         A key of :data:`fa3_kernels.plan.traits.FAMILIES` that has a backward.
+    num_ctas : int
+        Multiprocessors of the GPU. Bits of our kernel depend on them where a head has more key tiles.
 
     Raises
     ------
@@ -37,6 +40,7 @@ class BackwardConfig:
     tile_m: int
     tile_n: int
     family: str
+    num_ctas: int = H200_SMS
 
     def __post_init__(self) -> None:
         if self.dtype not in ("fp16", "bf16"):

@@ -24,22 +24,28 @@ class NamedBarrier(IntEnum):
     TURN = 11  # 3 consumer warpgroups
 
 
-_COUNTS = {
-    NamedBarrier.WORKER_PARTITION: 3,
-    NamedBarrier.K_EMPTY: 2,
-    NamedBarrier.V_EMPTY: 2,
-    NamedBarrier.Q_EMPTY: 2,
-    NamedBarrier.TURN: 3,
-}
+class BackwardBarrier(IntEnum):
+    """First id of every owner in the backward kernel; Triton's partitions take the same first ids."""
+
+    Q_EMPTY = 5  # 2 slots
+    DOUT_EMPTY = 7  # 2 slots
+    DQ_EMPTY = 9  # 2 consumer warpgroups
+    DQ_FULL = 11  # 2 consumer warpgroups
+    KV_EMPTY = 13
+    EXCHANGE = 14
 
 
-def ids(barrier: NamedBarrier) -> range:
+_COUNTS = {"WORKER_PARTITION": 3, "TURN": 3, **dict.fromkeys(("K_EMPTY", "V_EMPTY", "Q_EMPTY"), 2)}
+_COUNTS |= dict.fromkeys(("DOUT_EMPTY", "DQ_EMPTY", "DQ_FULL"), 2)
+
+
+def ids(barrier: NamedBarrier | BackwardBarrier) -> range:
     """Return all ids of an owner.
 
     >>> ids(NamedBarrier.TURN)
     range(11, 14)
     """
-    return range(int(barrier), int(barrier) + _COUNTS.get(barrier, 1))
+    return range(int(barrier), int(barrier) + _COUNTS.get(barrier.name, 1))
 
 
 def slot_threads(num_consumer_warpgroups: int, producer_warps: int = 1) -> int:

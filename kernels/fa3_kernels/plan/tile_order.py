@@ -113,7 +113,9 @@ def _order(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[tuple[
     return order + sorted(group, key=lambda pair: -pair[1].blocks)
 
 
-def assign(blocks: Sequence[int], num_ctas: int) -> tuple[list[list[int]], int]:
+def assign(
+    blocks: Sequence[int], num_ctas: int, tile_cost: float = TILE_COST
+) -> tuple[list[list[int]], int]:
     """Give every tile, in order, to the CTA that is free first.
 
     Parameters
@@ -122,6 +124,8 @@ def assign(blocks: Sequence[int], num_ctas: int) -> tuple[list[list[int]], int]:
         Key blocks of every tile.
     num_ctas : int
         Fewer are used where there are fewer tiles.
+    tile_cost : float
+        What a tile costs besides, in blocks.
 
     Returns
     -------
@@ -138,7 +142,7 @@ def assign(blocks: Sequence[int], num_ctas: int) -> tuple[list[list[int]], int]:
     for index, count in enumerate(blocks):
         time, cta = heapq.heappop(free_at)
         tiles[cta].append(index)
-        heapq.heappush(free_at, (time + count + TILE_COST, cta))
+        heapq.heappush(free_at, (time + count + tile_cost, cta))
     return tiles, max(free_at, default=(0.0, -1))[1]
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from fa3_kernels.plan.family import Backward, Shipped, Size, Sizes, Traits
 from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_sequence_splits, flash3_splits
-from fa3_kernels.plan.order import BackwardOrder, Order
+from fa3_kernels.plan.order import OUR_BACKWARD_ORDER, BackwardOrder, Order
 from fa3_reference.problem import AttentionProblem
 
 
@@ -223,6 +223,14 @@ def _one_tile(tile_m: int, tile_n: int) -> Size:
     return Size(Shipped(tile_m, tile_n), Shipped(tile_m, tile_n), rows=(tile_m,))
 
 
+def _our_backward_refuses(problem: AttentionProblem) -> str:
+    """What our backward kernel does not take."""
+    return _broken(
+        (problem.dtype == "e4m3", "gradients are of 16 bits"),
+        (problem.head_dim % 8 != 0 or problem.head_dim_v % 8 != 0, "head_dim must be a multiple of 8"),
+    )
+
+
 OURS = "gluon"
 FAMILIES: Mapping[str, Traits] = {
     OURS: Traits(
@@ -248,6 +256,12 @@ FAMILIES: Mapping[str, Traits] = {
             "causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "query_head_descale", "block_descale",
         }),
         choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
+        backward=Backward(
+            tiles={64: ((128, 128), (128, 128)), 128: ((64, 128), (64, 128))},
+            order=OUR_BACKWARD_ORDER,
+            features=frozenset({"causal", "window", "varlen", "gqa", "head_dim_v"}),
+            refuses=_our_backward_refuses,
+        ),
     ),
     "flash3": _FLASH3_TRAITS,
     "flash3.dew": replace(  # a build without kernels for head_dim 96, and which never packs heads

@@ -63,3 +63,15 @@ class View(NamedTuple):
         if self.pack > 1:
             return (batch, nheads // self.group, seqlen, self.group, dim), (sequence, self.group * head, row, head, 1)
         return (batch, nheads, seqlen, dim), (sequence, head, row, 1)
+
+
+class Block(NamedTuple):
+    """A workspace in blocks of contiguous rows, or of numbers, as it lies in memory."""
+
+    name: str
+    dtype: str
+    block: tuple[int, ...]
+
+    def of(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides of the workspace itself."""
+        return shape, strides

@@ -22,15 +22,17 @@ Sources: FlashAttention-3 (arXiv 2407.08608, section B.1) and upstream's hopper/
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from fa3_kernels.plan.backward import BackwardConfig, check_reproduced
+from fa3_kernels.plan.key_tiles import gang_of_sequence, gang_size, order_of_parts, row_order
 from fa3_kernels.plan.order import BackwardOrder
+from fa3_kernels.plan.plan import softmax_factors
 from fa3_kernels.plan.tiles import Mask, mask_of
-from fa3_kernels.twin import convert, float32, mufu
+from fa3_kernels.twin import convert, float32, mufu, softmax
 from fa3_kernels.twin.faults import BackwardFault
 from fa3_kernels.twin.reductions import Range, range_of_sums
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b, wgmma
@@ -75,6 +77,24 @@ class _Kernel:
     order: BackwardOrder
     fault: BackwardFault | None
     softmax_scale: float
+    softcap: float
+    gang: int  # key blocks that go round together
+
+    @classmethod
+    def of(
+        cls, problem: AttentionProblem, config: BackwardConfig, order: BackwardOrder, fault: BackwardFault | None
+    ) -> _Kernel:
+        gang = gang_size(problem, config.tile_m, config.tile_n, config.num_ctas)
+        return cls(config, order, fault, problem.softmax_scale, problem.softcap, gang)
+
+    @property
+    def ratio(self) -> int:
+        """Row blocks beside a key block."""
+        return self.config.tile_n // self.config.tile_m
+
+    def of_sequence(self, seqlen_q: int) -> _Kernel:
+        """The same for one sequence, whose gangs may be smaller."""
+        return replace(self, gang=gang_of_sequence(self.gang, seqlen_q, self.config.tile_m, self.config.tile_n))
 
     @property
     def dtype(self) -> str:
@@ -90,9 +110,9 @@ class _Kernel:
 
     @property
     def scale_log2(self) -> np.float32:
-        """softmax_scale * log2(e)."""
+        """softmax_scale * log2(e); with a softcap what takes tanh to log2 units."""
         if self.order.factor == "float64":
-            return _F32(self.softmax_scale * LOG2_E)
+            return _F32(softmax_factors(self.softmax_scale, self.softcap)[0])
         return _F32(float(self.scale) * LOG2_E) if self.order.factor == "of_float32" else self.scale * _F32(LOG2_E)
 
     def flushed(self, x: np.ndarray) -> np.ndarray:
@@ -167,17 +187,17 @@ def backward(
     """
     operands.check(problem)
     check_reproduced(problem, config)
-    kernel = _Kernel(config, order or config.backward.order, fault, problem.softmax_scale)
+    kernel = _Kernel.of(problem, config, order or config.backward.order, fault)
     found = _empty(problem, operands)
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
-            dq = _sum(x.dq, kernel, _dq_weights(len(x.dq), kernel), flushes=kernel.flushes_dq)
+            dq = _dq_sum(x.dq, kernel.of_sequence(seq.seqlen_q))
             problem.rows_q(found.dq, seq)[:, head] = _rounded(_dq_scaled(dq, kernel), kernel)
         for name in ("dk", "dv"):
-            stack = np.stack([getattr(x, name) for x in parts])
-            total = stack[0] if len(parts) == 1 else _sum(stack, kernel, _head_weights(len(parts), kernel))
+            stack = _head_parts(parts, name, kernel)
+            total = stack[0] if len(stack) == 1 else _sum(stack, kernel, _head_weights(len(stack), kernel))
             rows = problem.rows_k(getattr(found, name), seq)
-            rows[:, kv_head] = _rounded(_group_scaled(total, name, len(parts), kernel), kernel)
+            rows[:, kv_head] = _rounded(_group_scaled(total, name, len(stack), kernel), kernel)
     return found
 
 
@@ -203,18 +223,18 @@ def backward_range(problem: AttentionProblem, operands: BackwardOperands, config
     """
     operands.check(problem)
     check_reproduced(problem, config)
-    kernel = _Kernel(config, config.backward.order, None, problem.softmax_scale)
+    kernel = _Kernel.of(problem, config, config.backward.order, None)
     low, high = (_empty(problem, operands) for _ in range(2))
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
             for out, end in zip((low, high), range_of_sums(x.dq, flushes=kernel.flushes_dq), strict=True):
                 problem.rows_q(out.dq, seq)[:, head] = _rounded(_dq_scaled(end, kernel), kernel)
         for name in ("dk", "dv"):
-            stack = np.stack([getattr(x, name) for x in parts])
-            ends = Range(stack[0], stack[0]) if len(parts) == 1 else range_of_sums(stack, flushes=False)
+            stack = _head_parts(parts, name, kernel)
+            ends = Range(stack[0], stack[0]) if len(stack) == 1 else range_of_sums(stack, flushes=False)
             for out, end in zip((low, high), ends, strict=True):
                 rows = problem.rows_k(getattr(out, name), seq)
-                rows[:, kv_head] = _rounded(_group_scaled(end, name, len(parts), kernel), kernel)
+                rows[:, kv_head] = _rounded(_group_scaled(end, name, len(stack), kernel), kernel)
     return GradientRange(low, high)
 
 
@@ -229,11 +249,11 @@ def _kv_heads(
     for seq in problem.sequences():
         mask = _mask(problem, seq, kernel.fault)
         q, dout = (
-            _with_tail(problem.rows_q(x, seq), x, seq.q_start, problem, kernel.config.tile_m)
+            _with_tail(problem.rows_q(x, seq), x, seq.q_start, kernel, kernel.config.tile_m)
             for x in (operands.q, operands.dout)
         )
         k, v = (
-            _with_tail(problem.rows_k(x, seq), x, seq.k_start, problem, kernel.config.tile_n)
+            _with_tail(problem.rows_k(x, seq), x, seq.k_start, kernel, kernel.config.tile_n)
             for x in (operands.k, operands.v)
         )
         out = problem.rows_q(operands.out, seq)
@@ -242,17 +262,26 @@ def _kv_heads(
             heads = np.arange(problem.group) + kv_head * problem.group
             if kernel.fault is BackwardFault.KV_HEAD_MODULO:
                 heads = np.arange(problem.group) * problem.nheads_kv + kv_head
-            rows = [_rows(q[:, h], dout[:, h], out[:, h], lse[h], kernel) for h in heads]
-            parts = [_head(x, k[:, kv_head], v[:, kv_head], mask, kernel) for x in rows]
-            yield seq, kv_head, heads, [_cut(x, seq, problem.head_dim, kernel) for x in parts]
+            parts: list[_Parts] = []
+            for h in heads:
+                rows = _rows(q[:, h], dout[:, h], out[:, h], lse[h], kernel)
+                before = parts[-1] if parts and kernel.order.heads == "chained" else None
+                of_sequence = kernel.of_sequence(seq.seqlen_q)
+                parts.append(_head(rows, k[:, kv_head], v[:, kv_head], mask, of_sequence, before))
+            yield seq, kv_head, heads, [_cut(x, seq, problem, kernel) for x in parts]
 
 
-def _cut(parts: _Parts, seq: Sequence, head_dim: int, kernel: _Kernel) -> _Parts:
+def _head_parts(parts: list[_Parts], name: str, kernel: _Kernel) -> np.ndarray:
+    """What is added to dK or dV of a kv head, (parts, keys, channels): every query head's, or one chain."""
+    return np.stack([getattr(x, name) for x in (parts[-1:] if kernel.order.heads == "chained" else parts)])
+
+
+def _cut(parts: _Parts, seq: Sequence, problem: AttentionProblem, kernel: _Kernel) -> _Parts:
     """Without padding, and with dK scaled where every head's is."""
-    dk = parts.dk[: seq.seqlen_k, :head_dim]
+    dk = parts.dk[: seq.seqlen_k, : problem.head_dim]
     if not (kernel.order.scales_ds or kernel.order.scales_sums or kernel.fault is BackwardFault.UNSCALED_DK):
         dk = kernel.product(dk, kernel.scale)
-    return _Parts(parts.dq[:, : seq.seqlen_q, :head_dim], dk, parts.dv[: seq.seqlen_k, :head_dim])
+    return _Parts(parts.dq[:, : seq.seqlen_q, : problem.head_dim], dk, parts.dv[: seq.seqlen_k, : problem.head_dim_v])
 
 
 def _mask(problem: AttentionProblem, seq: Sequence, fault: BackwardFault | None) -> Mask:
@@ -264,10 +293,10 @@ def _mask(problem: AttentionProblem, seq: Sequence, fault: BackwardFault | None)
     return mask
 
 
-def _with_tail(rows: np.ndarray, packed: np.ndarray, start: int, problem: AttentionProblem, tile: int) -> np.ndarray:
-    """Rows of one sequence up to whole tiles: of packed sequences with what follows in memory, else with zeros."""
+def _with_tail(rows: np.ndarray, packed: np.ndarray, start: int, kernel: _Kernel, tile: int) -> np.ndarray:
+    """Rows of one sequence up to whole tiles: with zeros, or of packed sequences with what follows in memory."""
     length = -(-len(rows) // tile) * tile
-    rows = packed[start : start + length] if problem.is_varlen else rows
+    rows = packed[start : start + length] if packed.ndim == 3 and kernel.order.reads_past else rows
     return np.concatenate([rows, np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
@@ -321,19 +350,25 @@ def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndar
     return total[:, 0]
 
 
-def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel) -> _Parts:
-    """All key blocks of one query head."""
+def _head(
+    rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel, before: _Parts | None
+) -> _Parts:
+    """All key blocks of one query head, dK and dV chained behind those of the head before."""
     config, blocks = kernel.config, len(k) // kernel.config.tile_n
     dq = np.zeros((blocks, len(rows.lse), config.head_dim), _F32)
-    dk, dv = (np.zeros((len(k), config.head_dim), _F32) for _ in range(2))
+    dk, dv = (
+        np.zeros((len(k), config.head_dim), _F32) if before is None else getattr(before, name).copy()
+        for name in ("dk", "dv")
+    )
     k, v = (_widened(x, config.head_dim) for x in (k, v))
     for block in range(blocks):
         columns = np.arange(block * config.tile_n, (block + 1) * config.tile_n)
         start, stop = _visited(mask, int(columns[0]), len(rows.lse), kernel)
         if start < stop:
             dk[columns], dv[columns] = _block(
-                rows, slice(start, stop), k[columns], v[columns], columns, mask, kernel, dq[block]
-            )
+                rows, slice(start, stop), (k[columns], v[columns]), columns, mask, kernel,
+                _Parts(dq[block], dk[columns], dv[columns]),
+            )  # fmt: skip
     return _Parts(dq, dk, dv)
 
 
@@ -351,16 +386,19 @@ def _visited(mask: Mask, first_key: int, rows: int, kernel: _Kernel) -> tuple[in
 def _block(
     rows: _Rows,
     part: slice,
-    k: np.ndarray,
-    v: np.ndarray,
+    keys: tuple[np.ndarray, np.ndarray],
     columns: np.ndarray,
     mask: Mask,
     kernel: _Kernel,
-    dq: np.ndarray,
+    sums: _Parts,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fill this key block's part of dQ and return the block's dK and dV, unscaled."""
-    dtype, fault = kernel.dtype, kernel.fault
+    """Fill this key block's part of dQ and return the block's dK and dV behind those in ``sums``, unscaled."""
+    dtype, fault, (k, v) = kernel.dtype, kernel.fault, keys
     s = wgmma(rows.q.rows(part.start, part.stop), operand_b(k, dtype))
+    slope = None
+    if kernel.softcap:
+        s = softmax.capped(s, _F32(softmax_factors(kernel.softmax_scale, kernel.softcap)[1]), mufu.ex2)
+        slope = float32.fma(-s, s, np.ones_like(s))
     hidden = mask.hidden(np.arange(part.start, part.stop), columns)
     if hidden is not None:
         s[hidden] = -np.inf
@@ -368,16 +406,22 @@ def _block(
     dp = wgmma(rows.dout.rows(part.start, part.stop), operand_b(v, dtype))
     p16 = kernel.encoded(p, BackwardFault.TRUNCATED_P)
     ds = _ds(p16.astype(_F32) if fault is BackwardFault.ROUNDED_P_IN_DS else p, dp, rows.dots[part], kernel)
+    if slope is not None:
+        ds = ds * slope
     if fault is BackwardFault.BF16_DS:
         ds = convert.encode_f32(ds, "bf16").astype(_F32)
     ds16 = kernel.encoded(ds, BackwardFault.TRUNCATED_DS)
-    dq[part] = wgmma(operand(ds16, dtype), operand_b(np.ascontiguousarray(k.T), dtype))
+    sums.dq[part] = wgmma(operand(ds16, dtype), operand_b(np.ascontiguousarray(k.T), dtype))
     order = np.arange(part.stop - part.start)
-    if kernel.order.rows == "descending":
-        order = order.reshape(-1, kernel.config.tile_m)[::-1].reshape(-1)
+    if kernel.order.rows != "ascending":
+        blocks = range(len(order) // kernel.config.tile_m)
+        visits = list(reversed(blocks))
+        if kernel.order.rows == "round":
+            visits = row_order(blocks, int(columns[0]) // kernel.config.tile_n, kernel.gang, kernel.ratio)
+        order = order.reshape(-1, kernel.config.tile_m)[visits].reshape(-1)
     q_columns, dout_columns = (_taken(x.k_slice(part.start, part.stop), order) for x in rows[2:4])
-    dk = wgmma(operand(np.ascontiguousarray(ds16[order].T), dtype), q_columns)
-    return dk, wgmma(operand(np.ascontiguousarray(p16[order].T), dtype), dout_columns)
+    dk = wgmma(operand(np.ascontiguousarray(ds16[order].T), dtype), q_columns, sums.dk)
+    return dk, wgmma(operand(np.ascontiguousarray(p16[order].T), dtype), dout_columns, sums.dv)
 
 
 def _taken(x: OperandB, rows: np.ndarray) -> OperandB:
@@ -442,6 +486,19 @@ def _sum(parts: np.ndarray, kernel: _Kernel, weights: np.ndarray, *, flushes: bo
         for i in index if kernel.order.keys == "ascending" else index[::-1]:
             total = flushed(total + flushed(parts[i]))
     return total
+
+
+def _dq_sum(parts: np.ndarray, kernel: _Kernel) -> np.ndarray:
+    """Add the key blocks' parts of dQ, (blocks, rows, channels), in the order of the family."""
+    weights = _dq_weights(len(parts), kernel)
+    if kernel.order.keys != "in_turn" or not parts.size:
+        return _sum(parts, kernel, weights, flushes=kernel.flushes_dq)
+    rows = np.arange(parts.shape[1])
+    blocks = range(-(-len(rows) // kernel.config.tile_m))
+    turns = np.array([order_of_parts(len(parts), b, kernel.gang, kernel.ratio) for b in blocks])
+    turns = np.repeat(turns, kernel.config.tile_m, axis=0)[: len(rows)]
+    in_turn = np.stack([parts[of_row, rows] * _F32(weights)[of_row, None] for of_row in turns.T])
+    return _sum(in_turn, replace(kernel, order=replace(kernel.order, keys="ascending")), np.ones(len(parts), int))
 
 
 def _dq_scaled(dq: np.ndarray, kernel: _Kernel) -> np.ndarray:

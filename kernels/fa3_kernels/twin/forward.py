@@ -369,9 +369,7 @@ def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Kern
         if kernel.takes_tanh:
             unit = np.float32(float(np.float32(kernel.softcap)) * LOG2_E)
             return mufu.tanh(arithmetic.flushed(s * c[:, None])), np.full_like(c, unit)
-        grown = arithmetic.ex2(s * (c * np.float32(2 / kernel.softcap))[:, None])
-        half = mufu.rcp(grown + np.float32(1))
-        tanh = float32.fma(half, np.full_like(half, -2), np.ones_like(half))
+        tanh = softmax.capped(s, (c * np.float32(2 / kernel.softcap))[:, None], arithmetic.ex2)
     return tanh, np.full_like(c, max(kernel.softcap * LOG2_E, MIN_NORMAL))
 
 

@@ -18,6 +18,7 @@ alpha from unscaled maxima leaves an error of |M| * 2^-24 in it. At the end: row
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,12 @@ from fa3_kernels.twin.faults import Fault
 
 NEG_INF = np.float32(-np.inf)
 LN2 = np.float32(0.6931471805599453)
+
+
+def capped(s: np.ndarray, factor: np.ndarray | np.float32, ex2: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return tanh of scores in units of the cap, 1 - 2 rcp(ex2(s * factor) + 1), float32 in the shape of ``s``."""
+    half = mufu.rcp(ex2(s * factor) + np.float32(1))
+    return float32.fma(half, np.full_like(half, -2), np.ones_like(half))
 
 
 @dataclass(slots=True)

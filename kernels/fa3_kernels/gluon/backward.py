@@ -1,0 +1,215 @@
+"""The backward kernel: two consumer warpgroups of 64 keys, a TMA producer warp and a warp that adds dQ in memory.
+
+A CTA keeps one tile of K and V and walks over the row blocks of all query heads that share it, so that dK and dV of a
+group are one chain of additions. S and dP are formed transposed (keys by rows): their P and dS are then, in registers,
+the left operands of dV = P^T dO and dK = dS^T Q. For dQ = dS K both warpgroups exchange dS through shared memory, each
+forms half of the tile, and a warp of its own adds the halves to fp32 sums in memory by TMA. The scores of the next row
+block are issued with dK of this one, so that its exponentials run beside dP. The order of every operation on a value is
+that of :mod:`fa3_kernels.twin.backward`.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.backward_pipeline import (
+    DOUT_EMPTY,
+    DQ_EMPTY,
+    DQ_FULL,
+    KV_EMPTY,
+    Q_EMPTY,
+    add_in_memory,
+    advanced,
+    dq_coordinates,
+    exchange,
+    key_coordinates,
+    key_tile,
+    pass_turn,
+    produce,
+    program,
+    row_blocks,
+    take_turn,
+    visible_scores,
+    warpgroup_barrier,
+)
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
+from fa3_kernels.gluon.pipeline import phase, slot_barrier
+
+
+@gluon.jit
+def _issue_scores(p, keys, zeros, step):
+    """Start S^T = K Q^T from zero."""
+    return warpgroup_mma(keys, matrix(p.q_smem.index(step % p.v.stages)).permute((1, 0)), zeros, use_acc=False,
+                         is_async=True)  # fmt: skip
+
+
+@gluon.jit
+def _statistics(p, step, WHICH: gl.constexpr, layout: gl.constexpr):
+    """lse (0) or D (1) of a row block, one per column of S^T."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    both = p.stats_smem.index(step % p.v.stages)
+    return gl.expand_dims(both.slice(WHICH * tile_m, tile_m).load(gl.SliceLayout(0, layout)), 0)
+
+
+@gluon.jit
+def _probabilities(p, tile, s, first_row, lse, is_masked, WARPGROUP: gl.constexpr):
+    """P of a block and what the softcap multiplies dS with."""
+    slope = 1.0
+    if p.v.softcap:
+        s = softmax.capped(s, p.cap_scale)
+        slope = gl.fma(-s, s, 1.0)
+    if p.v.is_masked:
+        if is_masked:
+            s = visible_scores(p, s, tile, first_row, WARPGROUP)
+    return softmax.ex2(gl.fma(s, p.scale_log2, -lse)), slope
+
+
+@gluon.jit
+def _consume(p, WARPGROUP: gl.constexpr):
+    """A consumer warpgroup: its 64 keys of every tile of this CTA."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    head_dim: gl.constexpr = p.q_desc.block_type.shape[-1]
+    dq_rows: gl.constexpr = p.dq_desc.block_type.shape[0]
+    dq_channels: gl.constexpr = p.dq_desc.block_type.shape[1]
+    dtype: gl.constexpr = p.q_desc.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_m, 16])
+    kv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, dq_channels, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, kv_layout, 2)
+    zeros = gl.zeros([WARPGROUP_ROWS, tile_m], gl.float32, s_layout)
+    dq_zeros = gl.zeros([dq_rows, dq_channels], gl.float32, dq_layout)
+    k_tile = matrix(p.k_smem)
+    keys = k_tile.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS)
+    values = matrix(p.v_smem).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS)
+    if p.v.splits_channels:
+        dq_keys = k_tile.slice(WARPGROUP * dq_channels, dq_channels, dim=1)
+    else:
+        dq_keys = k_tile
+    number = 0
+    step = 0
+    entry = gl.load(p.tiles)
+    while entry >= 0:
+        tile = key_tile(p, entry)
+        entry = gl.load(p.tiles + number + 1)
+        rows = row_blocks(p, tile)
+        steps = rows.count * p.group
+        dk = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, kv_layout)
+        dv = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, kv_layout)
+        mbarrier.wait(p.kv_full, number & 1)
+        mbarrier.wait(p.q_full.index(step % p.v.stages), phase(step, p.v.stages), pred=steps > 0)
+        s_next = _issue_scores(p, keys, zeros, step)
+        cursor = rows.start
+        for i in range(steps):
+            slot = step % p.v.stages
+            first_row = (rows.first + cursor) * tile_m
+            cursor = advanced(rows, cursor)
+            s = warpgroup_mma_wait(0, deps=(s_next,))
+            mbarrier.wait(p.dout_full.index(slot), phase(step, p.v.stages))
+            dout = matrix(p.dout_smem.index(slot))
+            dp = warpgroup_mma(values, dout.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            lse = _statistics(p, step, 0, s_layout)
+            is_masked = (first_row < rows.right_unmasked) | (first_row + tile_m > rows.left_unmasked)
+            weights, slope = _probabilities(p, tile, s, first_row, lse, is_masked, WARPGROUP)
+            p16 = gl.convert_layout(weights.to(dtype), operand, assert_trivial=True)
+            dp = warpgroup_mma_wait(0, deps=(dp,))
+            dots = _statistics(p, step, 1, s_layout)
+            dv = warpgroup_mma(p16, dout, dv, is_async=True)
+            ds = weights * (dp - dots)
+            if p.v.softcap:
+                ds = ds * slope
+            ds16 = ds.to(dtype)
+            shared_ds = p.ds_smem.index(step % 2)
+            shared_ds.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store(ds16)
+            fence_async_shared()
+            exchange()
+            if p.v.splits_channels:
+                dq_ds = shared_ds
+            else:
+                dq_ds = shared_ds.slice(WARPGROUP * dq_rows, dq_rows, dim=1)
+            dq = warpgroup_mma(dq_ds.permute((1, 0)), dq_keys, dq_zeros, use_acc=False, is_async=True)
+            q = matrix(p.q_smem.index(slot))
+            dk = warpgroup_mma(gl.convert_layout(ds16, operand, assert_trivial=True), q, dk, is_async=True)
+            dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
+            slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, slot)
+            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
+            p.dq_smem.index(WARPGROUP).store(dq)
+            fence_async_shared()
+            warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
+            next_slot = (step + 1) % p.v.stages
+            mbarrier.wait(p.q_full.index(next_slot), phase(step + 1, p.v.stages), pred=i + 1 < steps)
+            s_next = _issue_scores(p, keys, zeros, step + 1)
+            dk = warpgroup_mma_wait(1, deps=(dk,))
+            slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
+            step += 1
+        warpgroup_mma_wait(0, deps=(s_next,))
+        exchange()  # the other warpgroup has read K for its dQ
+        values.store(dv.to(dtype))
+        keys.store((dk * p.softmax_scale).to(dtype))
+        fence_async_shared()
+        where = key_coordinates(p, tile, tile.first_key + WARPGROUP * WARPGROUP_ROWS)
+        mine: gl.constexpr = WARPGROUP * WARPGROUP_ROWS
+        dim: gl.constexpr = len(p.k_smem.shape) - 2
+        tma.async_copy_shared_to_global(p.dv_desc, where, p.v_smem.slice(mine, WARPGROUP_ROWS, dim=dim))
+        tma.async_copy_shared_to_global(p.dk_desc, where, p.k_smem.slice(mine, WARPGROUP_ROWS, dim=dim))
+        tma.store_wait(0)
+        slot_barrier("arrive", KV_EMPTY, p.v.slot_threads, 0)
+        number += 1
+
+
+@gluon.jit
+def _add_dq(p):
+    """The warp that adds dQ: by TMA to fp32 sums in memory, in deterministic mode when its turn has come."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    number = 0
+    entry = gl.load(p.tiles)
+    for w in gl.static_range(2):
+        warpgroup_barrier("arrive", DQ_EMPTY, w)
+    while entry >= 0:
+        tile = key_tile(p, entry)
+        entry = gl.load(p.tiles + number + 1)
+        rows = row_blocks(p, tile)
+        for member in range(p.group):
+            head = tile.kv_head * p.group + member
+            cursor = rows.start
+            for _i in range(rows.count):
+                block = rows.first + cursor
+                cursor = advanced(rows, cursor)
+                if p.v.is_deterministic:
+                    take_turn(p, tile, head, block)
+                for w in gl.static_range(2):
+                    warpgroup_barrier("sync", DQ_FULL, w)
+                    add_in_memory(p.dq_desc, dq_coordinates(p, tile, head, block, w), p.dq_smem.index(w))
+                for w in gl.static_range(2):
+                    tma.store_wait(1 - w)
+                    warpgroup_barrier("arrive", DQ_EMPTY, w)
+                if p.v.is_deterministic:
+                    pass_turn(p, tile, head, block)
+        number += 1
+
+
+@gluon.jit(do_not_specialize=["max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "gang",
+                       "num_blocks"])
+def backward(q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc, starts_q, starts_k, turns,
+             schedule, max_tiles, nheads, group, seqlen_q, seqlen_k, left, right, gang, num_blocks, scale_log2,
+             cap_scale, softmax_scale, VARIANT: gl.constexpr):  # fmt: skip
+    """Persistent kernel; see :mod:`fa3_kernels.plan.backward_plan` for the meaning of the arguments."""
+    p = program(
+        (q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc),
+        (starts_q, starts_k, turns, schedule + gl.program_id(0) * max_tiles),
+        (nheads, group, seqlen_q, seqlen_k, left, right, gang, num_blocks, scale_log2, cap_scale, softmax_scale),
+        VARIANT,
+    )
+    gl.warp_specialize(
+        [(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,)), (_add_dq, (p,))],
+        [4, 1, 1],
+        [VARIANT.consumer_regs, VARIANT.producer_regs, VARIANT.producer_regs],
+    )

@@ -1,0 +1,405 @@
+"""Roles and rings of the backward kernel: named barriers, what every partition sees, tiles, row blocks and turns.
+
+Row blocks of a key tile are visited in ascending order. In deterministic mode a dense tile starts at the rows beside
+its own keys and goes round, so that the tiles of a head add to different rows at any time; the order in which a row
+block takes their parts is :func:`fa3_kernels.plan.key_tiles.order_of_parts`.
+"""
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.core import _aggregate as aggregate
+
+from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.geometry import RAGGED_ROWS, WARPGROUP_ROWS
+from fa3_kernels.gluon.pipeline import full_barriers, phase, slot_barrier
+from fa3_kernels.plan import barriers
+from fa3_kernels.plan.barriers import BackwardBarrier
+
+Q_EMPTY = gl.constexpr(int(BackwardBarrier.Q_EMPTY))
+DOUT_EMPTY = gl.constexpr(int(BackwardBarrier.DOUT_EMPTY))
+KV_EMPTY = gl.constexpr(int(BackwardBarrier.KV_EMPTY))
+DQ_EMPTY = gl.constexpr(int(BackwardBarrier.DQ_EMPTY))
+DQ_FULL = gl.constexpr(int(BackwardBarrier.DQ_FULL))
+EXCHANGE = gl.constexpr(int(BackwardBarrier.EXCHANGE))
+EXCHANGE_THREADS = gl.constexpr(2 * barriers.WARPGROUP_THREADS)
+DQ_THREADS = gl.constexpr(barriers.slot_threads(1))
+
+
+@gluon.constexpr_function
+def _barrier_asm(operation, barrier, threads):
+    return f"bar.{operation} {barrier}, {threads}; mov.u32 $0, 0;"
+
+
+@gluon.jit
+def _barrier(OPERATION: gl.constexpr, ID: gl.constexpr, THREADS: gl.constexpr):
+    asm: gl.constexpr = _barrier_asm(OPERATION, ID, THREADS)
+    gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def warpgroup_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Arrive or sync where one consumer warpgroup meets the warp that adds dQ."""
+    _barrier(OPERATION, FIRST + WARPGROUP, DQ_THREADS)
+
+
+@gluon.jit
+def exchange():
+    """Both consumer warpgroups have come here."""
+    _barrier("sync", EXCHANGE, EXCHANGE_THREADS)
+
+
+@builtin
+def add_in_memory(desc, coordinates, buffer, _semantic=None):
+    """Start a TMA addition of a shared fp32 tile to memory."""
+    coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coordinates, buffer.handle)
+
+
+@aggregate
+class Program:
+    """What every partition of the kernel sees.
+
+    The decorator reads these annotations as types: no postponed annotations in this file.
+    """
+
+    q_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    dout_desc: tma.tensor_descriptor
+    dq_desc: tma.tensor_descriptor  # float32 sums (rows of all heads in whole blocks, channels)
+    stats_desc: tma.tensor_descriptor  # float32: of every row block its lse * log2(e), then its D
+    dk_desc: tma.tensor_descriptor
+    dv_desc: tma.tensor_descriptor
+    starts_q: gl.tensor  # int32 (batch + 1,) of packed sequences
+    starts_k: gl.tensor
+    turns: gl.tensor  # int32, one per row block: parts that its dQ has taken; deterministic mode alone
+    tiles: gl.tensor  # pointer to this CTA's row of the schedule
+    nheads: gl.tensor
+    group: gl.tensor
+    seqlen_q: gl.tensor  # varlen: the longest
+    seqlen_k: gl.tensor
+    left: gl.tensor
+    right: gl.tensor
+    gang: gl.tensor  # key tiles that go round together
+    num_blocks: gl.tensor  # row blocks of one head of all sequences
+    scale_log2: gl.tensor  # as of the forward
+    cap_scale: gl.tensor
+    softmax_scale: gl.tensor
+    q_smem: gl.shared_memory_descriptor
+    k_smem: gl.shared_memory_descriptor
+    v_smem: gl.shared_memory_descriptor
+    dout_smem: gl.shared_memory_descriptor
+    stats_smem: gl.shared_memory_descriptor
+    ds_smem: gl.shared_memory_descriptor
+    dq_smem: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    dout_full: gl.shared_memory_descriptor
+    kv_full: gl.shared_memory_descriptor
+    v: gl.constexpr  # the BackwardVariant
+
+    @gluon.constexpr_function
+    def __init__(self, descriptors, pointers, sizes, buffers, full, variant):
+        (
+            self.q_desc,
+            self.k_desc,
+            self.v_desc,
+            self.dout_desc,
+            self.dq_desc,
+            self.stats_desc,
+            self.dk_desc,
+            self.dv_desc,
+        ) = descriptors
+        self.starts_q, self.starts_k, self.turns, self.tiles = pointers
+        (
+            self.nheads,
+            self.group,
+            self.seqlen_q,
+            self.seqlen_k,
+            self.left,
+            self.right,
+            self.gang,
+            self.num_blocks,
+            self.scale_log2,
+            self.cap_scale,
+            self.softmax_scale,
+        ) = sizes
+        self.q_smem, self.k_smem, self.v_smem, self.dout_smem, self.stats_smem, self.ds_smem, self.dq_smem = buffers
+        self.q_full, self.dout_full, self.kv_full = full
+        self.v = gl.constexpr(variant)
+
+
+@gluon.jit
+def program(descriptors, pointers, sizes, v: gl.constexpr):
+    """Allocate shared memory and mbarriers."""
+    q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc = descriptors
+    tile_m: gl.constexpr = q_desc.block_type.shape[-2]
+    tile_n: gl.constexpr = k_desc.block_type.shape[-2]
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tile_n, tile_m], q_desc.dtype)
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [v.stages] + q_desc.block_type.shape, q_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, k_desc.block_type.shape, k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, v_desc.block_type.shape, v_desc.layout)
+    dout_smem = gl.allocate_shared_memory(dout_desc.dtype, [v.stages] + dout_desc.block_type.shape, dout_desc.layout)
+    stats_smem = gl.allocate_shared_memory(gl.float32, [v.stages] + stats_desc.block_type.shape, stats_desc.layout)
+    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [2, tile_n, tile_m], ds_layout)
+    dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)
+    q_full = full_barriers(v.stages)
+    dout_full = full_barriers(v.stages)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(kv_full, count=1)
+    fence_async_shared()
+    return Program(
+        (q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc), pointers, sizes,
+        (q_smem, k_smem, v_smem, dout_smem, stats_smem, ds_smem, dq_smem), (q_full, dout_full, kv_full), v,
+    )  # fmt: skip
+
+
+@aggregate
+class KeyTile:
+    """One entry of the schedule, decoded."""
+
+    batch: gl.tensor
+    kv_head: gl.tensor
+    block: gl.tensor  # of the keys of its sequence
+    first_key: gl.tensor
+    q_start: gl.tensor  # first row of the sequence in packed tensors, else 0
+    k_start: gl.tensor
+    seqlen_q: gl.tensor
+    seqlen_k: gl.tensor
+    first_block: gl.tensor  # of the sequence's row blocks among those of a head
+
+    @gluon.constexpr_function
+    def __init__(self, where, starts, lengths, first_block):
+        self.batch, self.kv_head, self.block, self.first_key = where
+        self.q_start, self.k_start = starts
+        self.seqlen_q, self.seqlen_k = lengths
+        self.first_block = first_block
+
+
+@gluon.jit
+def key_tile(p, entry):
+    """Decode an entry: key block in the lower half, sequence and kv head in the upper one."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    block = (entry & 0x7FFFFFFF).to(gl.int32)
+    row_head = (entry >> 32).to(gl.int32)
+    heads = p.nheads // p.group
+    batch = row_head // heads
+    q_start = batch * 0
+    k_start = q_start
+    seqlen_q = p.seqlen_q
+    seqlen_k = p.seqlen_k
+    first_block = batch * gl.cdiv(seqlen_q, tile_m)
+    if p.v.is_varlen:
+        q_start = gl.load(p.starts_q + batch)
+        k_start = gl.load(p.starts_k + batch)
+        seqlen_q = gl.minimum(gl.load(p.starts_q + batch + 1) - q_start, seqlen_q)
+        seqlen_k = gl.minimum(gl.load(p.starts_k + batch + 1) - k_start, seqlen_k)
+        first_block = q_start // tile_m + batch
+    where = (batch, row_head % heads, block, block * tile_n)
+    return KeyTile(where, (q_start, k_start), (seqlen_q, seqlen_k), first_block)
+
+
+@gluon.jit
+def _gang(p, tile):
+    """Key tiles of a sequence that go round together."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    gang = p.gang
+    if p.v.is_varlen:
+        rounds = gl.cdiv(tile.seqlen_q, tile_m) // (tile_n // tile_m)
+        while gang > gl.maximum(rounds, 1):
+            gang = gang // 2
+    return gang
+
+
+@aggregate
+class RowBlocks:
+    """Row blocks that see a key of a tile: ``count`` from ``first`` on, visited from ``start`` on and round."""
+
+    first: gl.tensor
+    count: gl.tensor
+    start: gl.tensor
+    right_unmasked: gl.tensor  # rows from this one on see every key of the tile that the right limit could hide
+    left_unmasked: gl.tensor  # rows before this one see every key of the tile that the left limit could hide
+
+    @gluon.constexpr_function
+    def __init__(self, first, count, start, right_unmasked, left_unmasked):
+        self.first = first
+        self.count = count
+        self.start = start
+        self.right_unmasked = right_unmasked
+        self.left_unmasked = left_unmasked
+
+
+@gluon.jit
+def row_blocks(p, tile):
+    """Row blocks of a tile; all of them are masked where keys lie beyond the sequence."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    offset = tile.seqlen_k - tile.seqlen_q
+    last_key = gl.minimum(tile.first_key + tile_n, tile.seqlen_k) - 1
+    first = tile.seqlen_q * 0
+    stop = tile.seqlen_q
+    right_unmasked = first
+    left_unmasked = first + (1 << 30)
+    if p.v.is_right_limited:
+        first = gl.maximum(tile.first_key - offset - p.right, 0) // tile_m
+        right_unmasked = gl.maximum(last_key - offset - p.right, 0)
+    if p.v.is_left_limited:
+        stop = gl.minimum(stop, last_key - offset + p.left + 1)
+        left_unmasked = tile.first_key - offset + p.left + 1
+    if p.v.has_key_tail:
+        right_unmasked = gl.where(last_key == tile.first_key + tile_n - 1, right_unmasked, 1 << 30)
+    count = gl.maximum(gl.cdiv(gl.maximum(stop, 0), tile_m) - first, 0)
+    count = gl.where(last_key >= tile.first_key, count, 0)
+    start = first * 0
+    if p.v.goes_round:
+        start = tile.block % _gang(p, tile) * (tile_n // tile_m)
+    return RowBlocks(first, count, start, right_unmasked, left_unmasked)
+
+
+@gluon.jit
+def advanced(rows, cursor):
+    """The next row block, counted from the first; the walk over one head ends where it began."""
+    return gl.where(cursor + 1 == rows.count, 0, cursor + 1)
+
+
+@gluon.jit
+def visible_scores(p, s, tile, first_row, WARPGROUP: gl.constexpr):
+    """Transposed scores of a warpgroup's keys with -inf where the window hides or the sequence ends."""
+    key = tile.first_key + WARPGROUP * WARPGROUP_ROWS + gl.arange(0, WARPGROUP_ROWS, gl.SliceLayout(1, s.type.layout))
+    key = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [key], dtype=gl.int32, is_pure=False, pack=1)
+    diagonal = key - (tile.seqlen_k - tile.seqlen_q) - first_row
+    stop = key * 0 + (1 << 30)
+    start = key * 0 - (1 << 30)
+    if p.v.is_left_limited:
+        stop = diagonal + p.left + 1
+    if p.v.is_right_limited:
+        start = diagonal - p.right
+    start = gl.where(key < tile.seqlen_k, start, 1 << 30)
+    return softmax.visible(s, stop, start)
+
+
+@gluon.jit
+def key_coordinates(p, tile, row):
+    """Where rows of K, V, dK or dV start."""
+    if p.v.is_varlen:
+        return [RAGGED_ROWS, tile.k_start + tile.seqlen_k, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + row, 0]
+    else:
+        return [tile.batch, tile.kv_head, row, 0]
+
+
+@gluon.jit
+def _query_coordinates(p, tile, head, row):
+    if p.v.is_varlen:
+        return [RAGGED_ROWS, tile.q_start + tile.seqlen_q, head, RAGGED_ROWS - tile.seqlen_q + row, 0]
+    else:
+        return [tile.batch, head, row, 0]
+
+
+@gluon.jit
+def _block_index(p, tile, head, block):
+    """Which row block of all heads this is."""
+    return head * p.num_blocks + tile.first_block + block
+
+
+@gluon.jit
+def dq_coordinates(p, tile, head, block, WARPGROUP: gl.constexpr):
+    """Where a warpgroup's part of dQ lies in the sums."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    rows: gl.constexpr = p.dq_desc.block_type.shape[0]
+    channels: gl.constexpr = p.dq_desc.block_type.shape[1]
+    row = _block_index(p, tile, head, block) * tile_m
+    if p.v.splits_channels:
+        return [row, WARPGROUP * channels]
+    else:
+        return [row + WARPGROUP * rows, 0]
+
+
+@gluon.jit
+def _parts_before(p, tile, block):
+    """How many tiles add to a row block before this one, see :func:`fa3_kernels.plan.key_tiles.order_of_parts`."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    blocks = gl.cdiv(tile.seqlen_k, tile_n)
+    if p.v.goes_round:
+        gang = _gang(p, tile)
+        first = tile.block // gang * gang
+        size = gl.minimum(blocks - first, gang)
+        nearest = gl.minimum(block // (tile_n // tile_m), size - 1)
+        distance = nearest - (tile.block - first)
+        return first + gl.where(distance < 0, distance + size, distance)
+    else:
+        last = blocks - 1
+        if p.v.is_right_limited:
+            last_row = gl.minimum((block + 1) * tile_m, tile.seqlen_q) - 1
+            last_key = last_row + (tile.seqlen_k - tile.seqlen_q) + p.right
+            last = gl.minimum(last, last_key // tile_n)
+        return last - tile.block
+
+
+@gluon.jit
+def take_turn(p, tile, head, block):
+    """Wait until all tiles before this one have added their part of a row block."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred %waits; .reg .b32 %taken; WAIT: ld.acquire.gpu.global.b32 %taken, [$1]; "
+        "setp.lt.s32 %waits, %taken, $2; @%waits bra WAIT; fence.proxy.async.global; mov.b32 $0, 0; }", "=r,l,r",
+        [p.turns + _block_index(p, tile, head, block), _parts_before(p, tile, block)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def pass_turn(p, tile, head, block):
+    """Say that a part was added, once it truly is: a wait for the reads of shared memory alone would be too early."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred %first; .reg .b32 %lane; cp.async.bulk.wait_group 0; fence.proxy.async.global; bar.warp.sync -1; "
+        "mov.u32 %lane, %laneid; setp.eq.s32 %first, %lane, 0; "
+        "@%first red.release.gpu.global.add.s32 [$1], 1; mov.b32 $0, 0; }", "=r,l",
+        [p.turns + _block_index(p, tile, head, block)], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def produce(p):
+    """The producer warp: K and V of every tile of this CTA, then Q and dO of its row blocks."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    stats: gl.constexpr = p.stats_desc.block_type.shape[0]
+    number = 0
+    step = 0
+    entry = gl.load(p.tiles)
+    while entry >= 0:
+        tile = key_tile(p, entry)
+        entry = gl.load(p.tiles + number + 1)
+        rows = row_blocks(p, tile)
+        if number > 0:
+            slot_barrier("sync", KV_EMPTY, p.v.slot_threads, 0)
+        where = key_coordinates(p, tile, tile.first_key)
+        mbarrier.expect(p.kv_full, p.k_desc.block_type.nbytes + p.v_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(p.k_desc, where, p.kv_full, p.k_smem)
+        tma.async_copy_global_to_shared(p.v_desc, where, p.kv_full, p.v_smem)
+        for member in range(p.group):
+            head = tile.kv_head * p.group + member
+            cursor = rows.start
+            for _i in range(rows.count):
+                block = rows.first + cursor
+                cursor = advanced(rows, cursor)
+                where = _query_coordinates(p, tile, head, block * tile_m)
+                slot = step % p.v.stages
+                if step >= p.v.stages:
+                    slot_barrier("sync", Q_EMPTY, p.v.slot_threads, slot)
+                full = p.q_full.index(slot)
+                mbarrier.expect(full, p.q_desc.block_type.nbytes + p.stats_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(p.q_desc, where, full, p.q_smem.index(slot))
+                first = _block_index(p, tile, head, block) * stats
+                tma.async_copy_global_to_shared(p.stats_desc, [first], full, p.stats_smem.index(slot))
+                if step >= p.v.stages:
+                    slot_barrier("sync", DOUT_EMPTY, p.v.slot_threads, slot)
+                full = p.dout_full.index(slot)
+                mbarrier.expect(full, p.dout_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(p.dout_desc, where, full, p.dout_smem.index(slot))
+                step += 1
+        number += 1

@@ -1,0 +1,168 @@
+"""A launch of the backward as values: what is compiled, the schedule of key tiles, and the calls of its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fa3_kernels.plan.backward import BackwardConfig, backward_config
+from fa3_kernels.plan.barriers import slot_threads
+from fa3_kernels.plan.config import WARPGROUP_ROWS
+from fa3_kernels.plan.key_tiles import gang_size, key_tile_schedule
+from fa3_kernels.plan.plan import TORCH_NAMES, Call, Pointer, softmax_factors
+from fa3_kernels.plan.tiles import mask_of
+from fa3_kernels.plan.views import Block, View
+from fa3_reference.problem import AttentionProblem
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardVariant:
+    """Compile-time switches of the backward kernel. Tile shapes are those of the descriptors' blocks.
+
+    Parameters
+    ----------
+    splits_channels : bool
+        Whether the two warpgroups share the dQ of a tile by channels, or by rows.
+    is_deterministic : bool
+        Whether the parts of dQ are added in a fixed order.
+    goes_round : bool
+        Whether tiles start at the rows beside their own keys, see :mod:`fa3_kernels.plan.key_tiles`.
+    has_key_tail, is_left_limited, is_right_limited, is_varlen, softcap : bool
+        As in :class:`fa3_kernels.plan.variant.Variant`.
+    """
+
+    splits_channels: bool
+    is_deterministic: bool = False
+    goes_round: bool = False
+    has_key_tail: bool = True
+    is_left_limited: bool = False
+    is_right_limited: bool = False
+    is_varlen: bool = False
+    softcap: bool = False
+    stages: int = 2
+    consumer_regs: int = 240
+    producer_regs: int = 24
+
+    # Derived; fields, so that they are part of the record that Triton's cache is keyed by.
+    is_masked: bool = field(init=False)
+    slot_threads: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_masked", self.has_key_tail or self.is_left_limited or self.is_right_limited)
+        object.__setattr__(self, "slot_threads", slot_threads(2))
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPlan:
+    """Everything about a launch but addresses.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Of packed sequences with the longest lengths there may be for every sequence.
+    config : BackwardConfig
+    num_blocks : int
+        Row blocks of one head of all sequences, as sums of dQ are kept.
+    schedule : int64 (ctas, entries)
+    kernels : tuple of Call
+        In order; without a key only the last, which writes zeros.
+    """
+
+    problem: AttentionProblem
+    config: BackwardConfig
+    num_blocks: int
+    schedule: np.ndarray
+    kernels: tuple[Call, ...]
+
+    @property
+    def sums_shape(self) -> tuple[int, int]:
+        return self.problem.nheads * self.num_blocks * self.config.tile_m, self.config.head_dim
+
+
+@lru_cache(maxsize=256)
+def backward_plan(
+    problem: AttentionProblem, num_sms: int, *, is_deterministic: bool = False, rows_q: int = 0
+) -> BackwardPlan:
+    """Plan the backward of a problem for a GPU with ``num_sms`` multiprocessors.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Of 16-bit operands.
+    num_sms : int
+    is_deterministic : bool
+    rows_q : int
+        Rows of all packed sequences.
+
+    Raises
+    ------
+    ValueError
+        For a problem that no kernel is compiled for.
+    """
+    config = backward_config(problem, family="gluon")
+    mask = mask_of(problem, problem.seqlen_q, problem.seqlen_k)
+    tile_m, tile_n = config.tile_m, config.tile_n
+    is_varlen = problem.is_varlen
+    blocks = -(-problem.seqlen_q // tile_m)
+    num_blocks = rows_q // tile_m + problem.batch if is_varlen else problem.batch * blocks
+    gang = gang_size(problem, tile_m, tile_n, num_sms)
+    variant = BackwardVariant(
+        splits_channels=tile_m == WARPGROUP_ROWS,
+        is_deterministic=is_deterministic,
+        goes_round=gang > 0,
+        has_key_tail=is_varlen or problem.seqlen_k % tile_n != 0,
+        is_left_limited=mask.left >= 0,
+        is_right_limited=mask.right >= 0,
+        is_varlen=is_varlen,
+        softcap=problem.softcap > 0,
+    )
+    schedule = key_tile_schedule(
+        problem, num_sms, tile_m=tile_m, tile_n=tile_n, gang=gang, is_deterministic=is_deterministic
+    )
+    dtype, grid = TORCH_NAMES[problem.dtype], (blocks, problem.nheads, problem.batch)
+    starts, sums = Pointer("starts_q", "int32"), Pointer("dq_sums", "float32")
+    options: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+    start = Call(
+        "backward_start",
+        (
+            Pointer("out", dtype), Pointer("dout", dtype), Pointer("lse", "float32"), Pointer("stats", "float32"),
+            sums, Pointer("turns", "int32"), starts, problem.seqlen_q, problem.nheads, problem.head_dim_v, num_blocks,
+            rows_q, tile_m, config.head_dim, is_varlen,
+        ),
+        grid,
+        options,
+    )  # fmt: skip
+    dq_block = (tile_m, config.head_dim // 2) if variant.splits_channels else (tile_m // 2, config.head_dim)
+    row_view = {"is_packed": is_varlen}
+    views = (
+        View("q", dtype, tile_m, config.head_dim, **row_view), View("k", dtype, tile_n, config.head_dim, **row_view),
+        View("v", dtype, tile_n, config.head_dim, **row_view), View("dout", dtype, tile_m, config.head_dim, **row_view),
+        Block("dq_sums", "float32", dq_block), Block("stats", "float32", (2 * tile_m,)),
+        View("dk", dtype, WARPGROUP_ROWS, config.head_dim, **row_view),
+        View("dv", dtype, WARPGROUP_ROWS, config.head_dim, **row_view),
+    )  # fmt: skip
+    factors = softmax_factors(problem.softmax_scale, problem.softcap)
+    main = Call(
+        "backward",
+        (
+            *views, starts, Pointer("starts_k", "int32"), Pointer("turns", "int32"), Pointer("schedule", "int64"),
+            schedule.shape[1], problem.nheads, problem.group, problem.seqlen_q, problem.seqlen_k, mask.left, mask.right,
+            gang, num_blocks, *factors, float(np.float32(problem.softmax_scale)), variant,
+        ),
+        (len(schedule),),
+        options | {"maxnreg": 168},
+    )  # fmt: skip
+    finish = Call(
+        "backward_finish",
+        (
+            sums, Pointer("dq", dtype), starts, problem.seqlen_q, problem.nheads, problem.head_dim, num_blocks,
+            float(np.float32(problem.softmax_scale)), tile_m, config.head_dim, is_varlen,
+        ),
+        grid,
+        options,
+    )  # fmt: skip
+    kernels = (start, main, finish) if len(schedule) else (start, finish)
+    return BackwardPlan(problem, config, num_blocks, schedule, kernels)
