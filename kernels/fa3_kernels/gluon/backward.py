@@ -33,6 +33,7 @@ from fa3_kernels.gluon.backward_pipeline import (
     exchange,
     key_coordinates,
     key_tile,
+    opaque,
     pass_turn,
     produce,
     program,
@@ -42,13 +43,13 @@ from fa3_kernels.gluon.backward_pipeline import (
     warpgroup_barrier,
 )
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
-from fa3_kernels.gluon.pipeline import phase, slot_barrier
+from fa3_kernels.gluon.pipeline import slot_barrier
 
 
 @gluon.jit
 def _issue_scores(p, keys, zeros, step):
     """Start S^T = K Q^T from zero."""
-    return warpgroup_mma(keys, matrix(p.q_smem.index(step % p.v.stages)).permute((1, 0)), zeros, use_acc=False,
+    return warpgroup_mma(keys, matrix(p.q_smem.index(step & 1)).permute((1, 0)), zeros, use_acc=False,
                          is_async=True)  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def _issue_scores(p, keys, zeros, step):
 def _statistics(p, step, WHICH: gl.constexpr, layout: gl.constexpr):
     """lse (0) or D (1) of a row block, one per column of S^T."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
-    both = p.stats_smem.index(step % p.v.stages)
+    both = p.stats_smem.index(step & 1)
     return gl.expand_dims(both.slice(WHICH * tile_m, tile_m).load(gl.SliceLayout(0, layout)), 0)
 
 
@@ -68,9 +69,9 @@ def _probabilities(p, tile, s, first_row, lse, is_masked, WARPGROUP: gl.constexp
         s = softmax.capped(s, p.cap_scale)
         slope = gl.fma(-s, s, 1.0)
     if p.v.is_masked:
-        if is_masked:
+        if is_masked:  # noqa: SIM102 (known when compiled, and known when run)
             s = visible_scores(p, s, tile, first_row, WARPGROUP)
-    return softmax.ex2(gl.fma(s, p.scale_log2, -lse)), slope
+    return softmax.ex2(gl.fma(s, p.scale_log2, lse)), slope
 
 
 @gluon.jit
@@ -105,15 +106,16 @@ def _consume(p, WARPGROUP: gl.constexpr):
         dk = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, kv_layout)
         dv = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, kv_layout)
         mbarrier.wait(p.kv_full, number & 1)
-        mbarrier.wait(p.q_full.index(step % p.v.stages), phase(step, p.v.stages), pred=steps > 0)
+        mbarrier.wait(p.q_full.index(step & 1), (step >> 1) & 1, pred=steps > 0)
         s_next = _issue_scores(p, keys, zeros, step)
         cursor = rows.start
         for i in range(steps):
-            slot = step % p.v.stages
+            step = opaque(step)
+            slot = step & 1
             first_row = (rows.first + cursor) * tile_m
             cursor = advanced(rows, cursor)
             s = warpgroup_mma_wait(0, deps=(s_next,))
-            mbarrier.wait(p.dout_full.index(slot), phase(step, p.v.stages))
+            mbarrier.wait(p.dout_full.index(slot), (step >> 1) & 1)
             dout = matrix(p.dout_smem.index(slot))
             dp = warpgroup_mma(values, dout.permute((1, 0)), zeros, use_acc=False, is_async=True)
             lse = _statistics(p, step, 0, s_layout)
@@ -127,7 +129,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
             if p.v.softcap:
                 ds = ds * slope
             ds16 = ds.to(dtype)
-            shared_ds = p.ds_smem.index(step % 2)
+            shared_ds = p.ds_smem.index(slot)
             shared_ds.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store(ds16)
             fence_async_shared()
             exchange()
@@ -144,8 +146,8 @@ def _consume(p, WARPGROUP: gl.constexpr):
             p.dq_smem.index(WARPGROUP).store(dq)
             fence_async_shared()
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
-            next_slot = (step + 1) % p.v.stages
-            mbarrier.wait(p.q_full.index(next_slot), phase(step + 1, p.v.stages), pred=i + 1 < steps)
+            next_slot = (step + 1) & 1
+            mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)
             s_next = _issue_scores(p, keys, zeros, step + 1)
             dk = warpgroup_mma_wait(1, deps=(dk,))
             slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
@@ -168,7 +170,6 @@ def _consume(p, WARPGROUP: gl.constexpr):
 @gluon.jit
 def _add_dq(p):
     """The warp that adds dQ: by TMA to fp32 sums in memory, in deterministic mode when its turn has come."""
-    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     number = 0
     entry = gl.load(p.tiles)
     for w in gl.static_range(2):
@@ -196,8 +197,9 @@ def _add_dq(p):
         number += 1
 
 
-@gluon.jit(do_not_specialize=["max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "gang",
-                       "num_blocks"])
+@gluon.jit(
+    do_not_specialize=["max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "gang", "num_blocks"]
+)
 def backward(q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc, starts_q, starts_k, turns,
              schedule, max_tiles, nheads, group, seqlen_q, seqlen_k, left, right, gang, num_blocks, scale_log2,
              cap_scale, softmax_scale, VARIANT: gl.constexpr):  # fmt: skip

@@ -30,10 +30,10 @@ def _rows_of(starts_q, seqlen_q, TILE_M: gl.constexpr, IS_VARLEN: gl.constexpr):
     return start, length, first_block
 
 
-@gluon.jit(do_not_specialize=["seqlen_q", "nheads", "head_dim", "num_blocks", "lse_rows"])
+@gluon.jit(do_not_specialize=["seqlen_q", "nheads", "num_blocks", "lse_rows"])
 def backward_start(out, dout, lse, stats, dq_sums, turns, starts_q, seqlen_q, nheads, head_dim, num_blocks, lse_rows,
                    TILE_M: gl.constexpr, HEAD_DIM: gl.constexpr, IS_VARLEN: gl.constexpr):  # fmt: skip
-    """One row block of a head.
+    """One row block of a head; neighbouring programs take the heads of the same rows, which lie side by side.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def backward_start(out, dout, lse, stats, dq_sums, turns, starts_q, seqlen_q, nh
     lse : float32 (batch, nheads, seqlen_q) or (nheads, rows)
         Natural; -inf of a row without a key counts as 0.
     stats : float32 (nheads * num_blocks, 2, TILE_M)
-        Filled: lse * log2(e), +inf beyond the sequence; D = rowsum(dO * O), in the order of
+        Filled: -lse * log2(e), -inf beyond the sequence; D = rowsum(dO * O), in the order of
         :func:`fa3_kernels.twin.backward.row_dots`.
     dq_sums : float32 (nheads * num_blocks * TILE_M, HEAD_DIM)
         Zeroed.
@@ -49,11 +49,11 @@ def backward_start(out, dout, lse, stats, dq_sums, turns, starts_q, seqlen_q, nh
         Zeroed.
     """
     start, length, first_block = _rows_of(starts_q, seqlen_q, TILE_M, IS_VARLEN)
-    first_row = gl.program_id(0) * TILE_M
+    first_row = gl.program_id(1) * TILE_M
     if first_row >= length:
         return
-    head = gl.program_id(1)
-    block = head * num_blocks + first_block + gl.program_id(0)
+    head = gl.program_id(0)
+    block = head * num_blocks + first_block + gl.program_id(1)
     layout: gl.constexpr = _layout(HEAD_DIM)
     by_row: gl.constexpr = gl.SliceLayout(1, layout)
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
@@ -72,23 +72,26 @@ def backward_start(out, dout, lse, stats, dq_sums, turns, starts_q, seqlen_q, nh
     natural = gl.load(lse + lse_index, mask=exists, other=0.0)
     log2 = gl.where(natural == float("-inf"), 0.0, natural) * LOG2_E
     at = stats + block.to(gl.int64) * 2 * TILE_M + row
-    gl.store(at, gl.where(exists, log2, float("inf")))
+    gl.store(at, gl.where(exists, -log2, float("-inf")))
     gl.store(at + TILE_M, dots)
     sums = (block.to(gl.int64) * TILE_M + row) * HEAD_DIM
-    gl.store(dq_sums + (gl.expand_dims(sums, 1) + gl.expand_dims(column, 0)), gl.zeros([TILE_M, HEAD_DIM], gl.float32, layout))
+    gl.store(
+        dq_sums + (gl.expand_dims(sums, 1) + gl.expand_dims(column, 0)),
+        gl.zeros([TILE_M, HEAD_DIM], gl.float32, layout),
+    )
     gl.store(turns + block, 0)
 
 
-@gluon.jit(do_not_specialize=["seqlen_q", "nheads", "head_dim", "num_blocks"])
+@gluon.jit(do_not_specialize=["seqlen_q", "nheads", "num_blocks"])
 def backward_finish(dq_sums, dq, starts_q, seqlen_q, nheads, head_dim, num_blocks, softmax_scale,
                     TILE_M: gl.constexpr, HEAD_DIM: gl.constexpr, IS_VARLEN: gl.constexpr):  # fmt: skip
     """dQ of one row block of a head: its sums times softmax_scale, rounded once, (rows, nheads, head_dim)."""
     start, length, first_block = _rows_of(starts_q, seqlen_q, TILE_M, IS_VARLEN)
-    first_row = gl.program_id(0) * TILE_M
+    first_row = gl.program_id(1) * TILE_M
     if first_row >= length:
         return
-    head = gl.program_id(1)
-    block = head * num_blocks + first_block + gl.program_id(0)
+    head = gl.program_id(0)
+    block = head * num_blocks + first_block + gl.program_id(1)
     layout: gl.constexpr = _layout(HEAD_DIM)
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
     row = gl.arange(0, TILE_M, gl.SliceLayout(1, layout))

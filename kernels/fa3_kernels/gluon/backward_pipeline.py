@@ -14,7 +14,7 @@ from triton.language.core import _aggregate as aggregate
 
 from fa3_kernels.gluon import softmax
 from fa3_kernels.gluon.geometry import RAGGED_ROWS, WARPGROUP_ROWS
-from fa3_kernels.gluon.pipeline import full_barriers, phase, slot_barrier
+from fa3_kernels.gluon.pipeline import full_barriers, slot_barrier
 from fa3_kernels.plan import barriers
 from fa3_kernels.plan.barriers import BackwardBarrier
 
@@ -49,6 +49,12 @@ def warpgroup_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, WARPGROUP: g
 def exchange():
     """Both consumer warpgroups have come here."""
     _barrier("sync", EXCHANGE, EXCHANGE_THREADS)
+
+
+@gluon.jit
+def opaque(x):
+    """``x`` itself, as a new value: what is computed from it is not held in registers from one step to the next."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @builtin
@@ -271,7 +277,7 @@ def advanced(rows, cursor):
 def visible_scores(p, s, tile, first_row, WARPGROUP: gl.constexpr):
     """Transposed scores of a warpgroup's keys with -inf where the window hides or the sequence ends."""
     key = tile.first_key + WARPGROUP * WARPGROUP_ROWS + gl.arange(0, WARPGROUP_ROWS, gl.SliceLayout(1, s.type.layout))
-    key = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [key], dtype=gl.int32, is_pure=False, pack=1)
+    key = opaque(key)
     diagonal = key - (tile.seqlen_k - tile.seqlen_q) - first_row
     stop = key * 0 + (1 << 30)
     start = key * 0 - (1 << 30)
@@ -364,8 +370,19 @@ def pass_turn(p, tile, head, block):
 
 
 @gluon.jit
+def _load_keys(p, tile, number):
+    """Start the loads of K and V of a tile once those of the tile before are no longer read."""
+    if number > 0:
+        slot_barrier("sync", KV_EMPTY, p.v.slot_threads, 0)
+    where = key_coordinates(p, tile, tile.first_key)
+    mbarrier.expect(p.kv_full, p.k_desc.block_type.nbytes + p.v_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(p.k_desc, where, p.kv_full, p.k_smem)
+    tma.async_copy_global_to_shared(p.v_desc, where, p.kv_full, p.v_smem)
+
+
+@gluon.jit
 def produce(p):
-    """The producer warp: K and V of every tile of this CTA, then Q and dO of its row blocks."""
+    """The producer warp: K and V of every tile of this CTA, behind the first row block; then the other row blocks."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     stats: gl.constexpr = p.stats_desc.block_type.shape[0]
     number = 0
@@ -375,12 +392,7 @@ def produce(p):
         tile = key_tile(p, entry)
         entry = gl.load(p.tiles + number + 1)
         rows = row_blocks(p, tile)
-        if number > 0:
-            slot_barrier("sync", KV_EMPTY, p.v.slot_threads, 0)
-        where = key_coordinates(p, tile, tile.first_key)
-        mbarrier.expect(p.kv_full, p.k_desc.block_type.nbytes + p.v_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(p.k_desc, where, p.kv_full, p.k_smem)
-        tma.async_copy_global_to_shared(p.v_desc, where, p.kv_full, p.v_smem)
+        first = step
         for member in range(p.group):
             head = tile.kv_head * p.group + member
             cursor = rows.start
@@ -394,12 +406,16 @@ def produce(p):
                 full = p.q_full.index(slot)
                 mbarrier.expect(full, p.q_desc.block_type.nbytes + p.stats_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(p.q_desc, where, full, p.q_smem.index(slot))
-                first = _block_index(p, tile, head, block) * stats
-                tma.async_copy_global_to_shared(p.stats_desc, [first], full, p.stats_smem.index(slot))
+                of_block = _block_index(p, tile, head, block) * stats
+                tma.async_copy_global_to_shared(p.stats_desc, [of_block], full, p.stats_smem.index(slot))
                 if step >= p.v.stages:
                     slot_barrier("sync", DOUT_EMPTY, p.v.slot_threads, slot)
                 full = p.dout_full.index(slot)
                 mbarrier.expect(full, p.dout_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(p.dout_desc, where, full, p.dout_smem.index(slot))
+                if step == first:
+                    _load_keys(p, tile, number)
                 step += 1
+        if step == first:
+            _load_keys(p, tile, number)
         number += 1

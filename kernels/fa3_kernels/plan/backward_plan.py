@@ -122,7 +122,7 @@ def backward_plan(
     schedule = key_tile_schedule(
         problem, num_sms, tile_m=tile_m, tile_n=tile_n, gang=gang, is_deterministic=is_deterministic
     )
-    dtype, grid = TORCH_NAMES[problem.dtype], (blocks, problem.nheads, problem.batch)
+    dtype, grid = TORCH_NAMES[problem.dtype], (problem.nheads, blocks, problem.batch)
     starts, sums = Pointer("starts_q", "int32"), Pointer("dq_sums", "float32")
     options: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
     start = Call(

@@ -4,9 +4,9 @@ Every key block of a kv head is a tile, longest first to the CTA that is free fi
 their Q, dO and dQ stay in L2. In deterministic mode every row block takes the parts of its dQ in a fixed order, and a
 CTA waits for its turn:
 
-* Dense problems: key blocks come in gangs, of as many as fit the row blocks and the CTAs. Tile ``i`` of a gang starts at
-  the row block beside its own keys and goes round, so that no two tiles of a gang are at the same rows at one time. A
-  row block takes gang after gang, and of each first the tile that starts there, then those before it, cyclically.
+* Dense problems: key blocks come in gangs, of as many as fit the row blocks and the CTAs. Tile ``i`` of a gang starts
+  at the row block beside its own keys and goes round, so that no two tiles of a gang are at the same rows at one time.
+  A row block takes gang after gang, and of each first the tile that starts there, then those before it, cyclically.
 * With a mask the rows of a tile start at the diagonal: a row block takes its tiles from right to left.
 
 No wait can go in a circle. Tiles go out in waves of at most as many tiles as CTAs, one tile a CTA; a gang lies inside a

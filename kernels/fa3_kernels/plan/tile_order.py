@@ -113,9 +113,7 @@ def _order(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[tuple[
     return order + sorted(group, key=lambda pair: -pair[1].blocks)
 
 
-def assign(
-    blocks: Sequence[int], num_ctas: int, tile_cost: float = TILE_COST
-) -> tuple[list[list[int]], int]:
+def assign(blocks: Sequence[int], num_ctas: int, tile_cost: float = TILE_COST) -> tuple[list[list[int]], int]:
     """Give every tile, in order, to the CTA that is free first.
 
     Parameters

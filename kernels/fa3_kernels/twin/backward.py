@@ -350,9 +350,7 @@ def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndar
     return total[:, 0]
 
 
-def _head(
-    rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel, before: _Parts | None
-) -> _Parts:
+def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel, before: _Parts | None) -> _Parts:
     """All key blocks of one query head, dK and dV chained behind those of the head before."""
     config, blocks = kernel.config, len(k) // kernel.config.tile_n
     dq = np.zeros((blocks, len(rows.lse), config.head_dim), _F32)
