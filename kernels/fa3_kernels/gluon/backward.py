@@ -20,28 +20,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fa3_kernels.gluon import softmax
 from fa3_kernels.gluon.backward_pipeline import (
     DOUT_EMPTY,
     DQ_EMPTY,
     DQ_FULL,
     KV_EMPTY,
     Q_EMPTY,
-    add_in_memory,
+    add_dq,
     advanced,
-    dq_coordinates,
     exchange,
     key_coordinates,
     key_tile,
     opaque,
-    pass_turn,
+    probabilities,
     produce,
     program,
     row_blocks,
-    take_turn,
-    visible_scores,
+    statistics,
     warpgroup_barrier,
 )
+from fa3_kernels.gluon.backward_wide import consume_wide
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
 from fa3_kernels.gluon.pipeline import slot_barrier
 
@@ -51,27 +49,6 @@ def _issue_scores(p, keys, zeros, step):
     """Start S^T = K Q^T from zero."""
     return warpgroup_mma(keys, matrix(p.q_smem.index(step & 1)).permute((1, 0)), zeros, use_acc=False,
                          is_async=True)  # fmt: skip
-
-
-@gluon.jit
-def _statistics(p, step, WHICH: gl.constexpr, layout: gl.constexpr):
-    """lse (0) or D (1) of a row block, one per column of S^T."""
-    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
-    both = p.stats_smem.index(step & 1)
-    return gl.expand_dims(both.slice(WHICH * tile_m, tile_m).load(gl.SliceLayout(0, layout)), 0)
-
-
-@gluon.jit
-def _probabilities(p, tile, s, first_row, lse, is_masked, WARPGROUP: gl.constexpr):
-    """P of a block and what the softcap multiplies dS with."""
-    slope = 1.0
-    if p.v.softcap:
-        s = softmax.capped(s, p.cap_scale)
-        slope = gl.fma(-s, s, 1.0)
-    if p.v.is_masked:
-        if is_masked:  # noqa: SIM102 (known when compiled, and known when run)
-            s = visible_scores(p, s, tile, first_row, WARPGROUP)
-    return softmax.ex2(gl.fma(s, p.scale_log2, lse)), slope
 
 
 @gluon.jit
@@ -118,12 +95,12 @@ def _consume(p, WARPGROUP: gl.constexpr):
             mbarrier.wait(p.dout_full.index(slot), (step >> 1) & 1)
             dout = matrix(p.dout_smem.index(slot))
             dp = warpgroup_mma(values, dout.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            lse = _statistics(p, step, 0, s_layout)
+            lse = statistics(p, step, 0, s_layout, 0, tile_m)
             is_masked = (first_row < rows.right_unmasked) | (first_row + tile_m > rows.left_unmasked)
-            weights, slope = _probabilities(p, tile, s, first_row, lse, is_masked, WARPGROUP)
+            weights, slope = probabilities(p, tile, s, first_row, lse, is_masked, WARPGROUP)
             p16 = gl.convert_layout(weights.to(dtype), operand, assert_trivial=True)
             dp = warpgroup_mma_wait(0, deps=(dp,))
-            dots = _statistics(p, step, 1, s_layout)
+            dots = statistics(p, step, 1, s_layout, 0, tile_m)
             dv = warpgroup_mma(p16, dout, dv, is_async=True)
             ds = weights * (dp - dots)
             if p.v.softcap:
@@ -167,36 +144,6 @@ def _consume(p, WARPGROUP: gl.constexpr):
         number += 1
 
 
-@gluon.jit
-def _add_dq(p):
-    """The warp that adds dQ: by TMA to fp32 sums in memory, in deterministic mode when its turn has come."""
-    number = 0
-    entry = gl.load(p.tiles)
-    for w in gl.static_range(2):
-        warpgroup_barrier("arrive", DQ_EMPTY, w)
-    while entry >= 0:
-        tile = key_tile(p, entry)
-        entry = gl.load(p.tiles + number + 1)
-        rows = row_blocks(p, tile)
-        for member in range(p.group):
-            head = tile.kv_head * p.group + member
-            cursor = rows.start
-            for _i in range(rows.count):
-                block = rows.first + cursor
-                cursor = advanced(rows, cursor)
-                if p.v.is_deterministic:
-                    take_turn(p, tile, head, block)
-                for w in gl.static_range(2):
-                    warpgroup_barrier("sync", DQ_FULL, w)
-                    add_in_memory(p.dq_desc, dq_coordinates(p, tile, head, block, w), p.dq_smem.index(w))
-                for w in gl.static_range(2):
-                    tma.store_wait(1 - w)
-                    warpgroup_barrier("arrive", DQ_EMPTY, w)
-                if p.v.is_deterministic:
-                    pass_turn(p, tile, head, block)
-        number += 1
-
-
 @gluon.jit(
     do_not_specialize=["max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "gang", "num_blocks"]
 )
@@ -210,8 +157,15 @@ def backward(q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv
         (nheads, group, seqlen_q, seqlen_k, left, right, gang, num_blocks, scale_log2, cap_scale, softmax_scale),
         VARIANT,
     )
-    gl.warp_specialize(
-        [(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,)), (_add_dq, (p,))],
-        [4, 1, 1],
-        [VARIANT.consumer_regs, VARIANT.producer_regs, VARIANT.producer_regs],
-    )
+    if VARIANT.is_wide:
+        gl.warp_specialize(
+            [(consume_wide, (p, 0)), (consume_wide, (p, 1)), (produce, (p,)), (add_dq, (p,))],
+            [4, 1, 1],
+            [VARIANT.consumer_regs, VARIANT.producer_regs, VARIANT.producer_regs],
+        )
+    else:
+        gl.warp_specialize(
+            [(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,)), (add_dq, (p,))],
+            [4, 1, 1],
+            [VARIANT.consumer_regs, VARIANT.producer_regs, VARIANT.producer_regs],
+        )

@@ -147,12 +147,14 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [v.stages] + q_desc.block_type.shape, q_desc.layout)
     k_smem = gl.allocate_shared_memory(k_desc.dtype, k_desc.block_type.shape, k_desc.layout)
     v_smem = gl.allocate_shared_memory(v_desc.dtype, v_desc.block_type.shape, v_desc.layout)
-    dout_smem = gl.allocate_shared_memory(dout_desc.dtype, [v.stages] + dout_desc.block_type.shape, dout_desc.layout)
+    dout_smem = gl.allocate_shared_memory(
+        dout_desc.dtype, [v.dout_stages] + dout_desc.block_type.shape, dout_desc.layout
+    )
     stats_smem = gl.allocate_shared_memory(gl.float32, [v.stages] + stats_desc.block_type.shape, stats_desc.layout)
-    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [2, tile_n, tile_m], ds_layout)
+    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [v.shared_tiles, tile_n, tile_m], ds_layout)
     dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)
     q_full = full_barriers(v.stages)
-    dout_full = full_barriers(v.stages)
+    dout_full = full_barriers(v.dout_stages)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(kv_full, count=1)
     fence_async_shared()
@@ -290,6 +292,27 @@ def visible_scores(p, s, tile, first_row, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
+def statistics(p, step, WHICH: gl.constexpr, s_layout: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr):
+    """-lse in log2 units (0) or D (1) of rows of a block, one per column of S^T."""
+    tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
+    both = p.stats_smem.index(step & 1)
+    return gl.expand_dims(both.slice(WHICH * tile_m + FIRST, ROWS).load(gl.SliceLayout(0, s_layout)), 0)
+
+
+@gluon.jit
+def probabilities(p, tile, s, first_row, lse, is_masked, WARPGROUP: gl.constexpr):
+    """P of a block and what the softcap multiplies dS with."""
+    slope = 1.0
+    if p.v.softcap:
+        s = softmax.capped(s, p.cap_scale)
+        slope = gl.fma(-s, s, 1.0)
+    if p.v.is_masked:  # noqa: SIM102 (known when compiled, and known when run)
+        if is_masked:
+            s = visible_scores(p, s, tile, first_row, WARPGROUP)
+    return softmax.ex2(gl.fma(s, p.scale_log2, lse)), slope
+
+
+@gluon.jit
 def key_coordinates(p, tile, row):
     """Where rows of K, V, dK or dV start."""
     if p.v.is_varlen:
@@ -313,16 +336,16 @@ def _block_index(p, tile, head, block):
 
 
 @gluon.jit
-def dq_coordinates(p, tile, head, block, WARPGROUP: gl.constexpr):
-    """Where a warpgroup's part of dQ lies in the sums."""
+def dq_coordinates(p, tile, head, block, part, WARPGROUP: gl.constexpr):
+    """Where a part of a warpgroup's share of dQ lies in the sums."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     rows: gl.constexpr = p.dq_desc.block_type.shape[0]
     channels: gl.constexpr = p.dq_desc.block_type.shape[1]
     row = _block_index(p, tile, head, block) * tile_m
     if p.v.splits_channels:
-        return [row, WARPGROUP * channels]
+        return [row, (WARPGROUP * p.v.dq_parts + part) * channels]
     else:
-        return [row + WARPGROUP * rows, 0]
+        return [row + WARPGROUP * rows, part * channels]
 
 
 @gluon.jit
@@ -408,7 +431,8 @@ def produce(p):
                 tma.async_copy_global_to_shared(p.q_desc, where, full, p.q_smem.index(slot))
                 of_block = _block_index(p, tile, head, block) * stats
                 tma.async_copy_global_to_shared(p.stats_desc, [of_block], full, p.stats_smem.index(slot))
-                if step >= p.v.stages:
+                slot = step % p.v.dout_stages
+                if step >= p.v.dout_stages:
                     slot_barrier("sync", DOUT_EMPTY, p.v.slot_threads, slot)
                 full = p.dout_full.index(slot)
                 mbarrier.expect(full, p.dout_desc.block_type.nbytes)
@@ -418,4 +442,37 @@ def produce(p):
                 step += 1
         if step == first:
             _load_keys(p, tile, number)
+        number += 1
+
+
+@gluon.jit
+def add_dq(p):
+    """The warp that adds dQ: by TMA to fp32 sums in memory, in deterministic mode when its turn has come."""
+    parts: gl.constexpr = p.v.dq_parts
+    number = 0
+    entry = gl.load(p.tiles)
+    for w in gl.static_range(2):
+        warpgroup_barrier("arrive", DQ_EMPTY, w)
+    while entry >= 0:
+        tile = key_tile(p, entry)
+        entry = gl.load(p.tiles + number + 1)
+        rows = row_blocks(p, tile)
+        for member in range(p.group):
+            head = tile.kv_head * p.group + member
+            cursor = rows.start
+            for _i in range(rows.count):
+                block = rows.first + cursor
+                cursor = advanced(rows, cursor)
+                if p.v.is_deterministic:
+                    take_turn(p, tile, head, block)
+                for part in gl.static_range(parts):
+                    for w in gl.static_range(2):
+                        warpgroup_barrier("sync", DQ_FULL, w)
+                        where = dq_coordinates(p, tile, head, block, part, w)
+                        add_in_memory(p.dq_desc, where, p.dq_smem.index(w))
+                    for w in gl.static_range(2):
+                        tma.store_wait(1 - w)
+                        warpgroup_barrier("arrive", DQ_EMPTY, w)
+                if p.v.is_deterministic:
+                    pass_turn(p, tile, head, block)
         number += 1

@@ -26,6 +26,8 @@ class BackwardVariant:
     ----------
     splits_channels : bool
         Whether the two warpgroups share the dQ of a tile by channels, or by rows.
+    is_wide : bool
+        Whether the two warpgroups share a tile's keys, as at head_dim 256, or have 64 keys each.
     is_deterministic : bool
         Whether the parts of dQ are added in a fixed order.
     goes_round : bool
@@ -35,6 +37,7 @@ class BackwardVariant:
     """
 
     splits_channels: bool
+    is_wide: bool = False
     is_deterministic: bool = False
     goes_round: bool = False
     has_key_tail: bool = True
@@ -48,11 +51,21 @@ class BackwardVariant:
 
     # Derived; fields, so that they are part of the record that Triton's cache is keyed by.
     is_masked: bool = field(init=False)
+    dout_stages: int = field(init=False)
+    shared_tiles: int = field(init=False)  # of dS, and where warpgroups share keys of P
+    dq_parts: int = field(init=False)  # in which a warpgroup hands on its share of dQ
     slot_threads: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_masked", self.has_key_tail or self.is_left_limited or self.is_right_limited)
-        object.__setattr__(self, "slot_threads", slot_threads(2))
+        derived = {
+            "is_masked": self.has_key_tail or self.is_left_limited or self.is_right_limited,
+            "dout_stages": 1 if self.is_wide else self.stages,
+            "shared_tiles": 4 if self.is_wide else 2,
+            "dq_parts": 2 if self.is_wide else 1,
+            "slot_threads": slot_threads(2),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +124,7 @@ def backward_plan(
     gang = gang_size(problem, tile_m, tile_n, num_sms)
     variant = BackwardVariant(
         splits_channels=tile_m == WARPGROUP_ROWS,
+        is_wide=tile_n == WARPGROUP_ROWS,
         is_deterministic=is_deterministic,
         goes_round=gang > 0,
         has_key_tail=is_varlen or problem.seqlen_k % tile_n != 0,
@@ -135,7 +149,8 @@ def backward_plan(
         grid,
         options,
     )  # fmt: skip
-    dq_block = (tile_m, config.head_dim // 2) if variant.splits_channels else (tile_m // 2, config.head_dim)
+    share = config.head_dim // (2 * variant.dq_parts)
+    dq_block = (tile_m, share) if variant.splits_channels else (tile_m // 2, config.head_dim)
     row_view = {"is_packed": is_varlen}
     views = (
         View("q", dtype, tile_m, config.head_dim, **row_view), View("k", dtype, tile_n, config.head_dim, **row_view),
