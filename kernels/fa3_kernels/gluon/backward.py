@@ -90,7 +90,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
             step = opaque(step)
             slot = step & 1
             first_row = (rows.first + cursor) * tile_m
-            cursor = advanced(rows, cursor)
+            cursor = advanced(p, rows, cursor)
             s = warpgroup_mma_wait(0, deps=(s_next,))
             mbarrier.wait(p.dout_full.index(slot), (step >> 1) & 1)
             dout = matrix(p.dout_smem.index(slot))
@@ -144,17 +144,18 @@ def _consume(p, WARPGROUP: gl.constexpr):
         number += 1
 
 
-@gluon.jit(
-    do_not_specialize=["max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "gang", "num_blocks"]
-)
+@gluon.jit(do_not_specialize=[
+    "max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "gang", "fold", "turn", "num_blocks"
+])  # fmt: skip
 def backward(q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc, starts_q, starts_k, turns,
-             schedule, max_tiles, nheads, group, seqlen_q, seqlen_k, left, right, gang, num_blocks, scale_log2,
-             cap_scale, softmax_scale, VARIANT: gl.constexpr):  # fmt: skip
+             schedule, max_tiles, nheads, group, seqlen_q, seqlen_k, left, right, gang, fold, turn, num_blocks,
+             scale_log2, cap_scale, softmax_scale, VARIANT: gl.constexpr):  # fmt: skip
     """Persistent kernel; see :mod:`fa3_kernels.plan.backward_plan` for the meaning of the arguments."""
+    sizes = (nheads, group, seqlen_q, seqlen_k, left, right, gang, fold, turn, num_blocks)
     p = program(
         (q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc),
         (starts_q, starts_k, turns, schedule + gl.program_id(0) * max_tiles),
-        (nheads, group, seqlen_q, seqlen_k, left, right, gang, num_blocks, scale_log2, cap_scale, softmax_scale),
+        sizes + (scale_log2, cap_scale, softmax_scale),
         VARIANT,
     )
     if VARIANT.is_wide:

@@ -2,7 +2,7 @@
 
 Row blocks of a key tile are visited in ascending order. In deterministic mode a dense tile starts at the rows beside
 its own keys and goes round, so that the tiles of a head add to different rows at any time; the order in which a row
-block takes their parts is :func:`fa3_kernels.plan.key_tiles.order_of_parts`.
+block takes their parts is :func:`fa3_kernels.plan.key_tiles.Walk.parts`.
 """
 
 from triton._C.libtriton import ir
@@ -89,7 +89,9 @@ class Program:
     seqlen_k: gl.tensor
     left: gl.tensor
     right: gl.tensor
-    gang: gl.tensor  # key tiles that go round together
+    gang: gl.tensor  # these three: :class:`fa3_kernels.plan.key_tiles.Walk`
+    fold: gl.tensor
+    turn: gl.tensor
     num_blocks: gl.tensor  # row blocks of one head of all sequences
     scale_log2: gl.tensor  # as of the forward
     cap_scale: gl.tensor
@@ -127,6 +129,8 @@ class Program:
             self.left,
             self.right,
             self.gang,
+            self.fold,
+            self.turn,
             self.num_blocks,
             self.scale_log2,
             self.cap_scale,
@@ -266,13 +270,21 @@ def row_blocks(p, tile):
     start = first * 0
     if p.v.goes_round:
         start = tile.block % _gang(p, tile) * (tile_n // tile_m)
+    if p.v.folds:
+        cut = gl.minimum(gl.maximum(p.turn - first, 0), gl.maximum(count - 1, 0))
+        start = gl.where(tile.block < p.fold, cut, 0)
     return RowBlocks(first, count, start, right_unmasked, left_unmasked)
 
 
 @gluon.jit
-def advanced(rows, cursor):
+def advanced(p, rows, cursor):
     """The next row block, counted from the first; the walk over one head ends where it began."""
-    return gl.where(cursor + 1 == rows.count, 0, cursor + 1)
+    if p.v.folds:
+        onward = gl.where(cursor >= rows.start, cursor + 1, cursor - 1)
+        onward = gl.where(onward == rows.count, rows.start - 1, onward)
+        return gl.where(onward < 0, rows.start, onward)
+    else:
+        return gl.where(cursor + 1 == rows.count, 0, cursor + 1)
 
 
 @gluon.jit
@@ -350,7 +362,7 @@ def dq_coordinates(p, tile, head, block, part, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _parts_before(p, tile, block):
-    """How many tiles add to a row block before this one, see :func:`fa3_kernels.plan.key_tiles.order_of_parts`."""
+    """How many tiles add to a row block before this one, see :func:`fa3_kernels.plan.key_tiles.Walk.parts`."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
     blocks = gl.cdiv(tile.seqlen_k, tile_n)
@@ -367,7 +379,11 @@ def _parts_before(p, tile, block):
             last_row = gl.minimum((block + 1) * tile_m, tile.seqlen_q) - 1
             last_key = last_row + (tile.seqlen_k - tile.seqlen_q) + p.right
             last = gl.minimum(last, last_key // tile_n)
-        return last - tile.block
+        if p.v.folds:
+            short = gl.maximum(last + 1 - p.fold, 0)
+            return gl.where(tile.block < p.fold, short + tile.block, last - tile.block)
+        else:
+            return last - tile.block
 
 
 @gluon.jit
@@ -421,7 +437,7 @@ def produce(p):
             cursor = rows.start
             for _i in range(rows.count):
                 block = rows.first + cursor
-                cursor = advanced(rows, cursor)
+                cursor = advanced(p, rows, cursor)
                 where = _query_coordinates(p, tile, head, block * tile_m)
                 slot = step % p.v.stages
                 if step >= p.v.stages:
@@ -462,7 +478,7 @@ def add_dq(p):
             cursor = rows.start
             for _i in range(rows.count):
                 block = rows.first + cursor
-                cursor = advanced(rows, cursor)
+                cursor = advanced(p, rows, cursor)
                 if p.v.is_deterministic:
                     take_turn(p, tile, head, block)
                 for part in gl.static_range(parts):

@@ -88,7 +88,7 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
             step = opaque(step)
             slot = step & 1
             first_row = (rows.first + cursor) * WARPGROUP_ROWS
-            cursor = advanced(rows, cursor)
+            cursor = advanced(p, rows, cursor)
             mbarrier.wait(p.q_full.index(slot), (step >> 1) & 1)
             s = warpgroup_mma(keys, _rows_of(p.q_smem.index(slot), WARPGROUP), zeros, use_acc=False, is_async=True)
             mbarrier.wait(p.dout_full.index(0), step & 1)

@@ -11,7 +11,7 @@ import numpy as np
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.barriers import slot_threads
 from fa3_kernels.plan.config import WARPGROUP_ROWS
-from fa3_kernels.plan.key_tiles import gang_size, key_tile_schedule
+from fa3_kernels.plan.key_tiles import key_tile_schedule, walk_of
 from fa3_kernels.plan.plan import TORCH_NAMES, Call, Pointer, softmax_factors
 from fa3_kernels.plan.tiles import mask_of
 from fa3_kernels.plan.views import Block, View
@@ -32,6 +32,8 @@ class BackwardVariant:
         Whether the parts of dQ are added in a fixed order.
     goes_round : bool
         Whether tiles start at the rows beside their own keys, see :mod:`fa3_kernels.plan.key_tiles`.
+    folds : bool
+        Whether tiles with many rows turn back, see there.
     has_key_tail, is_left_limited, is_right_limited, is_varlen, softcap : bool
         As in :class:`fa3_kernels.plan.variant.Variant`.
     """
@@ -40,6 +42,7 @@ class BackwardVariant:
     is_wide: bool = False
     is_deterministic: bool = False
     goes_round: bool = False
+    folds: bool = False
     has_key_tail: bool = True
     is_left_limited: bool = False
     is_right_limited: bool = False
@@ -121,12 +124,13 @@ def backward_plan(
     is_varlen = problem.is_varlen
     blocks = -(-problem.seqlen_q // tile_m)
     num_blocks = rows_q // tile_m + problem.batch if is_varlen else problem.batch * blocks
-    gang = gang_size(problem, tile_m, tile_n, num_sms)
+    walk = walk_of(problem, tile_m, tile_n, num_sms, problem.seqlen_q, problem.seqlen_k)
     variant = BackwardVariant(
         splits_channels=tile_m == WARPGROUP_ROWS,
         is_wide=tile_n == WARPGROUP_ROWS,
         is_deterministic=is_deterministic,
-        goes_round=gang > 0,
+        goes_round=walk.gang > 0,
+        folds=walk.fold > 0,
         has_key_tail=is_varlen or problem.seqlen_k % tile_n != 0,
         is_left_limited=mask.left >= 0,
         is_right_limited=mask.right >= 0,
@@ -134,7 +138,7 @@ def backward_plan(
         softcap=problem.softcap > 0,
     )
     schedule = key_tile_schedule(
-        problem, num_sms, tile_m=tile_m, tile_n=tile_n, gang=gang, is_deterministic=is_deterministic
+        problem, num_sms, tile_m=tile_m, tile_n=tile_n, walk=walk, is_deterministic=is_deterministic
     )
     dtype, grid = TORCH_NAMES[problem.dtype], (problem.nheads, blocks, problem.batch)
     starts, sums = Pointer("starts_q", "int32"), Pointer("dq_sums", "float32")
@@ -165,7 +169,7 @@ def backward_plan(
         (
             *views, starts, Pointer("starts_k", "int32"), Pointer("turns", "int32"), Pointer("schedule", "int64"),
             schedule.shape[1], problem.nheads, problem.group, problem.seqlen_q, problem.seqlen_k, mask.left, mask.right,
-            gang, num_blocks, *factors, float(np.float32(problem.softmax_scale)), variant,
+            walk.gang, walk.fold, walk.turn, num_blocks, *factors, float(np.float32(problem.softmax_scale)), variant,
         ),
         (len(schedule),),
         options | {"maxnreg": 168},

@@ -8,16 +8,21 @@ CTA waits for its turn:
   at the row block beside its own keys and goes round, so that no two tiles of a gang are at the same rows at one time.
   A row block takes gang after gang, and of each first the tile that starts there, then those before it, cyclically.
 * With a mask the rows of a tile start at the diagonal: a row block takes its tiles from right to left.
+* Causal problems fold: a CTA works on the n-th tile from the right, whose rows are few, then on the n-th from the left.
+  The second visits the rows that short tiles see first, ascending, then its others, descending: then all of its gang
+  are at different rows again. A row block takes the short tiles from right to left, then the others from left to right.
 
-No wait can go in a circle. Tiles go out in waves of at most as many tiles as CTAs, one tile a CTA; a gang lies inside a
-wave, and masked tiles are handed out from right to left. So what a tile waits for is of an earlier wave, or runs beside
-it; and within a gang a part is added at a step that is later than that of every part before it.
+No wait can go in a circle. Gangs go out in waves of at most as many units of work as CTAs, one a CTA; masked tiles that
+do not fold go from right to left. So what a tile waits for is of an earlier wave, or runs beside it; and within a gang
+a part is added at a step that is later than that of every part before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,35 +34,11 @@ TILE_COST = 2.0  # prologue and epilogue of a tile, in row blocks
 L2_BYTES = 32 * 2**20
 
 
-def gang_size(problem: AttentionProblem, tile_m: int, tile_n: int, num_ctas: int) -> int:
-    """Key tiles of a head that go round together; 0 of a problem with a mask. A power of two of packed sequences.
+class _Unit(NamedTuple):
+    """Tiles that one CTA works on one after another, and what they cost."""
 
-    >>> gang_size(AttentionProblem(1, 1, 1, 1024, 4096, 64), 64, 128, 132)
-    8
-    """
-    mask = mask_of(problem, problem.seqlen_q, problem.seqlen_k)
-    if mask.left >= 0 or mask.right >= 0:
-        return 0
-    largest = max(1, min(_rounds(problem.seqlen_q, tile_m, tile_n), num_ctas))
-    if problem.is_varlen:
-        return 1 << (largest.bit_length() - 1)
-    return min(largest, -(-problem.seqlen_k // tile_n))
-
-
-def gang_of_sequence(gang: int, seqlen_q: int, tile_m: int, tile_n: int) -> int:
-    """The gang of one packed sequence: those of shorter ones nest in that of the longest.
-
-    >>> gang_of_sequence(8, 300, 64, 128)
-    2
-    """
-    while gang > max(1, _rounds(seqlen_q, tile_m, tile_n)):
-        gang //= 2
-    return gang
-
-
-def _rounds(seqlen_q: int, tile_m: int, tile_n: int) -> int:
-    """Key tiles whose own rows all differ."""
-    return -(-seqlen_q // tile_m) // (tile_n // tile_m)
+    entries: list[int]
+    cost: float
 
 
 def visited_rows(mask: Mask, seqlen_q: int, block: int, tile_m: int, tile_n: int) -> range:
@@ -75,40 +56,70 @@ def visited_rows(mask: Mask, seqlen_q: int, block: int, tile_m: int, tile_n: int
     return range(first, max(first, -(-max(stop, 0) // tile_m)))
 
 
-def row_order(rows: range, block: int, gang: int, ratio: int) -> list[int]:
-    """The row blocks of a tile as it visits them; ``ratio`` is row blocks per key block, ``gang`` 0 does not go round.
-
-    >>> row_order(range(4), 1, 2, 2)
-    [2, 3, 0, 1]
-    """
-    start = min(block % gang * ratio, max(0, len(rows) - 1)) if gang else 0
-    return [*rows[start:], *rows[:start]]
-
-
-def order_of_parts(blocks: int, row_block: int, gang: int, ratio: int) -> list[int]:
-    """Key blocks in the order in which a row block's dQ takes their parts in deterministic mode.
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """In which order the tiles of a head walk over row blocks, and row blocks take parts; one sequence's.
 
     Parameters
     ----------
-    blocks : int
-        Key blocks of the sequence, or with a mask those up to the last that the row block sees.
-    row_block : int
-    gang : int
-        Tiles that go round together; 0 is right to left.
     ratio : int
-        Row blocks per key block.
-
-    >>> order_of_parts(5, 2, 3, 1), order_of_parts(5, 2, 0, 1)
-    ([2, 1, 0, 4, 3], [4, 3, 2, 1, 0])
+        Row blocks beside a key block.
+    gang : int
+        Key tiles that go round together; 0 where a mask hides keys.
+    fold : int
+        Key block from which on the rows of causal tiles are few; the tiles before turn back. 0 does not fold.
+    turn : int
+        First row block of the tiles from ``fold`` on.
     """
-    if not gang:
-        return list(reversed(range(blocks)))
-    order: list[int] = []
-    for first in range(0, blocks, gang):
-        size = min(gang, blocks - first)
-        nearest = min(row_block // ratio, size - 1)
-        order += [first + (nearest - i) % size for i in range(size)]
-    return order
+
+    ratio: int
+    gang: int = 0
+    fold: int = 0
+    turn: int = 0
+
+    def rows(self, visited: range, block: int) -> list[int]:
+        """The row blocks of a tile as it visits them.
+
+        >>> Walk(2, gang=2).rows(range(4), 1), Walk(1, fold=2, turn=2).rows(range(4), 0)
+        ([2, 3, 0, 1], [2, 3, 1, 0])
+        """
+        if block < self.fold:
+            cut = min(max(self.turn, visited.start), max(visited.start, visited.stop - 1))
+            return [*range(cut, visited.stop), *range(cut - 1, visited.start - 1, -1)]
+        start = visited.start + (block % self.gang * self.ratio if self.gang else 0)
+        return [*range(start, visited.stop), *range(visited.start, start)]
+
+    def parts(self, blocks: int, row_block: int) -> list[int]:
+        """Key blocks of a sequence in the order in which a row block's dQ takes their parts in deterministic mode.
+
+        >>> Walk(1, gang=3).parts(5, 2), Walk(1).parts(5, 2), Walk(1, fold=3, turn=3).parts(5, 2)
+        ([2, 1, 0, 4, 3], [4, 3, 2, 1, 0], [4, 3, 0, 1, 2])
+        """
+        if not self.gang:
+            return [*range(blocks - 1, self.fold - 1, -1), *range(self.fold)]
+        order: list[int] = []
+        for first in range(0, blocks, self.gang):
+            size = min(self.gang, blocks - first)
+            nearest = min(row_block // self.ratio, size - 1)
+            order += [first + (nearest - i) % size for i in range(size)]
+        return order
+
+
+def walk_of(problem: AttentionProblem, tile_m: int, tile_n: int, num_ctas: int, seqlen_q: int, seqlen_k: int) -> Walk:
+    """The walk over one sequence; of packed ones gangs are powers of two, so that those of shorter ones nest.
+
+    >>> walk_of(AttentionProblem(1, 1, 1, 1024, 4096, 64), 64, 128, 132, 1024, 4096)
+    Walk(ratio=2, gang=8, fold=0, turn=0)
+    """
+    mask = mask_of(problem, seqlen_q, seqlen_k)
+    ratio, blocks = tile_n // tile_m, -(-seqlen_k // tile_n)
+    if mask.left < 0 and mask.right < 0:
+        gang = max(1, min(-(-seqlen_q // tile_m) // ratio, num_ctas))
+        return Walk(ratio, gang=1 << (gang.bit_length() - 1) if problem.is_varlen else max(1, min(gang, blocks)))
+    if mask.left >= 0 or problem.is_varlen or not 1 < blocks <= 2 * num_ctas:
+        return Walk(ratio)
+    fold = blocks - blocks // 2
+    return Walk(ratio, fold=fold, turn=visited_rows(mask, seqlen_q, fold, tile_m, tile_n).start)
 
 
 def _tiles(problem: AttentionProblem, tile_m: int, tile_n: int) -> tuple[list[int], int]:
@@ -120,8 +131,8 @@ def _tiles(problem: AttentionProblem, tile_m: int, tile_n: int) -> tuple[list[in
     return visits, max(1, L2_BYTES // max(1, of_a_head))
 
 
-def _waves(gangs: Iterator[list[tuple[int, int]]], num_ctas: int) -> Iterator[list[tuple[int, int]]]:
-    wave: list[tuple[int, int]] = []
+def _waves(gangs: Iterator[list[_Unit]], num_ctas: int) -> Iterator[list[_Unit]]:
+    wave: list[_Unit] = []
     for gang in gangs:
         if len(wave) + len(gang) > num_ctas:
             yield wave
@@ -131,31 +142,37 @@ def _waves(gangs: Iterator[list[tuple[int, int]]], num_ctas: int) -> Iterator[li
         yield wave
 
 
-def _in_turns(problem: AttentionProblem, visits: list[int], gang: int, num_ctas: int) -> list[list[int]]:
+def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator[list[_Unit]]:
+    """What must run side by side, and what of it one CTA does: a tile, or with a fold a short one, then a long one."""
+    last = len(visits) - 1
+    if walk.fold:
+        units = [[last - i, i] if last - i > i else [i] for i in range(walk.fold)]
+    else:
+        units = [[n] for n in (range(last + 1) if walk.gang else range(last, -1, -1))]
+    size = walk.gang or num_ctas
+    for head in range(heads):
+        for first in range(0, len(units), size):
+            yield [
+                _Unit([(head << HEAD_SHIFT) + n for n in unit], sum(visits[n] + TILE_COST for n in unit))
+                for unit in units[first : first + size]
+            ]
+
+
+def _in_turns(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> list[list[int]]:
     """Entries of every CTA in deterministic mode."""
-    heads = problem.batch * problem.nheads_kv
-    blocks = list(range(len(visits)))
-    if not gang:
-        blocks.reverse()
-    size = gang or num_ctas
-    gangs = (
-        [((head << HEAD_SHIFT) + n, visits[n]) for n in blocks[i : i + size]]
-        for head in range(heads)
-        for i in range(0, len(blocks), size)
-    )
-    mine: list[list[int]] = [[] for _ in range(min(num_ctas, heads * len(blocks)))]
+    mine: list[list[int]] = [[] for _ in range(min(num_ctas, heads * len(visits)))]
     loads = [0.0] * len(mine)
-    for wave in _waves(gangs, len(mine)):
+    for wave in _waves(_gangs(walk, visits, heads, len(mine)), len(mine)):
         free = sorted(range(len(mine)), key=loads.__getitem__)
-        for cta, (entry, cost) in zip(free, sorted(wave, key=lambda x: -x[1]), strict=False):
-            mine[cta].append(entry)
-            loads[cta] += cost + TILE_COST
-    return mine
+        for cta, unit in zip(free, sorted(wave, key=lambda x: -x.cost), strict=False):
+            mine[cta] += unit.entries
+            loads[cta] += unit.cost
+    return [entries for entries in mine if entries]
 
 
 @lru_cache(maxsize=64)
 def key_tile_schedule(
-    problem: AttentionProblem, num_ctas: int, *, tile_m: int, tile_n: int, gang: int, is_deterministic: bool
+    problem: AttentionProblem, num_ctas: int, *, tile_m: int, tile_n: int, walk: Walk, is_deterministic: bool
 ) -> np.ndarray:
     """Assign every key block of every kv head to a CTA; of packed sequences as if each were the longest.
 
@@ -165,14 +182,14 @@ def key_tile_schedule(
         (sequence * nheads_kv + kv_head) * 2^32 + key block, in order of execution, then -1; (0, 1) without a key.
 
     >>> problem = AttentionProblem(1, 1, 1, 256, 256, 128, causal=True)
-    >>> key_tile_schedule(problem, 1, tile_m=64, tile_n=128, gang=0, is_deterministic=True).tolist()
-    [[0, 1, -1]]
+    >>> key_tile_schedule(problem, 1, tile_m=64, tile_n=128, walk=Walk(2), is_deterministic=True).tolist()
+    [[1, 0, -1]]
     """
     visits, at_a_time = _tiles(problem, tile_m, tile_n)
+    heads = problem.batch * problem.nheads_kv
     if is_deterministic:
-        mine = _in_turns(problem, visits, gang, num_ctas)
+        mine = _in_turns(walk, visits, heads, num_ctas)
     else:
-        heads = problem.batch * problem.nheads_kv
         tiles: list[tuple[int, int]] = []
         for first in range(0, heads, at_a_time):
             some = range(first, min(first + at_a_time, heads))

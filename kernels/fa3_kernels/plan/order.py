@@ -130,14 +130,14 @@ class BackwardOrder:
         Whether softmax_scale multiplies dS before it is rounded to 16 bits, or dQ and dK at the end.
     scales_sums : bool
         Whether dK of a group is scaled when its heads are added, or every head's before.
-    rows : {"ascending", "descending", "round"}
+    rows : {"ascending", "descending", "walk"}
         In which order the row blocks of a key block are visited, whose parts of dK and dV the tensor core chains;
-        ``round`` is :func:`fa3_kernels.plan.key_tiles.row_order`.
+        ``walk`` is :meth:`fa3_kernels.plan.key_tiles.Walk.rows`.
     heads : {"added", "chained"}
         Whether dK and dV of a group's heads are parts that are added, or one chain.
     keys : {"ascending", "descending", "in_turn"}
         The order in which the twin adds the key blocks' parts of dQ, and the heads' of dK and dV; ``in_turn`` is
-        :func:`fa3_kernels.plan.key_tiles.order_of_parts`. A library that adds by reductions in memory takes any.
+        :meth:`fa3_kernels.plan.key_tiles.Walk.parts`. A library that adds by reductions in memory takes any.
     reads_past : bool
         Whether the last row block and key block of a packed sequence read into the next one, or zeros.
     keeps_subnormals : bool
@@ -152,7 +152,7 @@ class BackwardOrder:
     contracts_ds: bool = False
     scales_ds: bool = False
     scales_sums: bool = False
-    rows: Literal["ascending", "descending", "round"] = "ascending"
+    rows: Literal["ascending", "descending", "walk"] = "ascending"
     heads: Literal["added", "chained"] = "added"
     keys: Literal["ascending", "descending", "in_turn"] = "ascending"
     reads_past: bool = True
@@ -160,5 +160,5 @@ class BackwardOrder:
 
 
 OUR_BACKWARD_ORDER = BackwardOrder(
-    factor="float64", rows="round", heads="chained", keys="in_turn", reads_past=False, keeps_subnormals=True
+    factor="float64", rows="walk", heads="chained", keys="in_turn", reads_past=False, keeps_subnormals=True
 )

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3_kernels.plan.backward import BackwardConfig, check_reproduced
-from fa3_kernels.plan.key_tiles import gang_of_sequence, gang_size, order_of_parts, row_order
+from fa3_kernels.plan.key_tiles import Walk, walk_of
 from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.plan.plan import softmax_factors
 from fa3_kernels.plan.tiles import Mask, mask_of
@@ -78,23 +78,13 @@ class _Kernel:
     fault: BackwardFault | None
     softmax_scale: float
     softcap: float
-    gang: int  # key blocks that go round together
+    walk: Walk  # of one sequence
 
-    @classmethod
-    def of(
-        cls, problem: AttentionProblem, config: BackwardConfig, order: BackwardOrder, fault: BackwardFault | None
-    ) -> _Kernel:
-        gang = gang_size(problem, config.tile_m, config.tile_n, config.num_ctas)
-        return cls(config, order, fault, problem.softmax_scale, problem.softcap, gang)
-
-    @property
-    def ratio(self) -> int:
-        """Row blocks beside a key block."""
-        return self.config.tile_n // self.config.tile_m
-
-    def of_sequence(self, seqlen_q: int) -> _Kernel:
-        """The same for one sequence, whose gangs may be smaller."""
-        return replace(self, gang=gang_of_sequence(self.gang, seqlen_q, self.config.tile_m, self.config.tile_n))
+    def of_sequence(self, problem: AttentionProblem, seq: Sequence) -> _Kernel:
+        """The same for one sequence."""
+        c = self.config
+        walk = walk_of(problem, c.tile_m, c.tile_n, c.num_ctas, seq.seqlen_q, seq.seqlen_k)
+        return replace(self, walk=walk)
 
     @property
     def dtype(self) -> str:
@@ -187,11 +177,11 @@ def backward(
     """
     operands.check(problem)
     check_reproduced(problem, config)
-    kernel = _Kernel.of(problem, config, order or config.backward.order, fault)
+    kernel = _Kernel(config, order or config.backward.order, fault, problem.softmax_scale, problem.softcap, Walk(1))
     found = _empty(problem, operands)
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
-            dq = _dq_sum(x.dq, kernel.of_sequence(seq.seqlen_q))
+            dq = _dq_sum(x.dq, kernel.of_sequence(problem, seq))
             problem.rows_q(found.dq, seq)[:, head] = _rounded(_dq_scaled(dq, kernel), kernel)
         for name in ("dk", "dv"):
             stack = _head_parts(parts, name, kernel)
@@ -223,7 +213,7 @@ def backward_range(problem: AttentionProblem, operands: BackwardOperands, config
     """
     operands.check(problem)
     check_reproduced(problem, config)
-    kernel = _Kernel.of(problem, config, config.backward.order, None)
+    kernel = _Kernel(config, config.backward.order, None, problem.softmax_scale, problem.softcap, Walk(1))
     low, high = (_empty(problem, operands) for _ in range(2))
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
@@ -266,7 +256,7 @@ def _kv_heads(
             for h in heads:
                 rows = _rows(q[:, h], dout[:, h], out[:, h], lse[h], kernel)
                 before = parts[-1] if parts and kernel.order.heads == "chained" else None
-                of_sequence = kernel.of_sequence(seq.seqlen_q)
+                of_sequence = kernel.of_sequence(problem, seq)
                 parts.append(_head(rows, k[:, kv_head], v[:, kv_head], mask, of_sequence, before))
             yield seq, kv_head, heads, [_cut(x, seq, problem, kernel) for x in parts]
 
@@ -412,11 +402,12 @@ def _block(
     sums.dq[part] = wgmma(operand(ds16, dtype), operand_b(np.ascontiguousarray(k.T), dtype))
     order = np.arange(part.stop - part.start)
     if kernel.order.rows != "ascending":
-        blocks = range(len(order) // kernel.config.tile_m)
+        tile_m = kernel.config.tile_m
+        blocks = range(part.start // tile_m, part.stop // tile_m)
         visits = list(reversed(blocks))
-        if kernel.order.rows == "round":
-            visits = row_order(blocks, int(columns[0]) // kernel.config.tile_n, kernel.gang, kernel.ratio)
-        order = order.reshape(-1, kernel.config.tile_m)[visits].reshape(-1)
+        if kernel.order.rows == "walk":
+            visits = kernel.walk.rows(blocks, int(columns[0]) // kernel.config.tile_n)
+        order = order.reshape(-1, tile_m)[np.array(visits, int) - blocks.start].reshape(-1)
     q_columns, dout_columns = (_taken(x.k_slice(part.start, part.stop), order) for x in rows[2:4])
     dk = wgmma(operand(np.ascontiguousarray(ds16[order].T), dtype), q_columns, sums.dk)
     return dk, wgmma(operand(np.ascontiguousarray(p16[order].T), dtype), dout_columns, sums.dv)
@@ -493,9 +484,9 @@ def _dq_sum(parts: np.ndarray, kernel: _Kernel) -> np.ndarray:
         return _sum(parts, kernel, weights, flushes=kernel.flushes_dq)
     rows = np.arange(parts.shape[1])
     blocks = range(-(-len(rows) // kernel.config.tile_m))
-    turns = np.array([order_of_parts(len(parts), b, kernel.gang, kernel.ratio) for b in blocks])
+    turns = np.array([kernel.walk.parts(len(parts), b) for b in blocks])
     turns = np.repeat(turns, kernel.config.tile_m, axis=0)[: len(rows)]
-    in_turn = np.stack([parts[of_row, rows] * _F32(weights)[of_row, None] for of_row in turns.T])
+    in_turn = np.stack([parts[of_row, rows] * weights.astype(_F32)[of_row, None] for of_row in turns.T])
     return _sum(in_turn, replace(kernel, order=replace(kernel.order, keys="ascending")), np.ones(len(parts), int))
 
 
