@@ -24,6 +24,7 @@ KV_EMPTY = gl.constexpr(int(BackwardBarrier.KV_EMPTY))
 DQ_EMPTY = gl.constexpr(int(BackwardBarrier.DQ_EMPTY))
 DQ_FULL = gl.constexpr(int(BackwardBarrier.DQ_FULL))
 EXCHANGE = gl.constexpr(int(BackwardBarrier.EXCHANGE))
+SCORES_READY = gl.constexpr(int(BackwardBarrier.SCORES_READY))
 EXCHANGE_THREADS = gl.constexpr(2 * barriers.WARPGROUP_THREADS)
 DQ_THREADS = gl.constexpr(barriers.slot_threads(1))
 
@@ -49,6 +50,12 @@ def warpgroup_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, WARPGROUP: g
 def exchange():
     """Both consumer warpgroups have come here."""
     _barrier("sync", EXCHANGE, EXCHANGE_THREADS)
+
+
+@gluon.jit
+def scores_ready(OPERATION: gl.constexpr):
+    """Where the warpgroup that forms the scores meets the other one, which reads them."""
+    _barrier(OPERATION, SCORES_READY, EXCHANGE_THREADS)
 
 
 @gluon.jit
@@ -103,6 +110,7 @@ class Program:
     stats_smem: gl.shared_memory_descriptor
     ds_smem: gl.shared_memory_descriptor
     dq_smem: gl.shared_memory_descriptor
+    scores_smem: gl.shared_memory_descriptor  # float32 (keys, rows): at head_dim 256 alone
     q_full: gl.shared_memory_descriptor
     dout_full: gl.shared_memory_descriptor
     kv_full: gl.shared_memory_descriptor
@@ -136,7 +144,16 @@ class Program:
             self.cap_scale,
             self.softmax_scale,
         ) = sizes
-        self.q_smem, self.k_smem, self.v_smem, self.dout_smem, self.stats_smem, self.ds_smem, self.dq_smem = buffers
+        (
+            self.q_smem,
+            self.k_smem,
+            self.v_smem,
+            self.dout_smem,
+            self.stats_smem,
+            self.ds_smem,
+            self.dq_smem,
+            self.scores_smem,
+        ) = buffers
         self.q_full, self.dout_full, self.kv_full = full
         self.v = gl.constexpr(variant)
 
@@ -155,8 +172,12 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
         dout_desc.dtype, [v.dout_stages] + dout_desc.block_type.shape, dout_desc.layout
     )
     stats_smem = gl.allocate_shared_memory(gl.float32, [v.stages] + stats_desc.block_type.shape, stats_desc.layout)
-    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [v.shared_tiles, tile_n, tile_m], ds_layout)
+    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [v.ds_tiles, tile_n, tile_m], ds_layout)
     dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)
+    scores_smem = dq_smem
+    if v.is_wide:
+        scores_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tile_n, tile_m], gl.float32)
+        scores_smem = gl.allocate_shared_memory(gl.float32, [tile_n, tile_m], scores_layout)
     q_full = full_barriers(v.stages)
     dout_full = full_barriers(v.dout_stages)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -164,7 +185,7 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
     fence_async_shared()
     return Program(
         (q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc), pointers, sizes,
-        (q_smem, k_smem, v_smem, dout_smem, stats_smem, ds_smem, dq_smem), (q_full, dout_full, kv_full), v,
+        (q_smem, k_smem, v_smem, dout_smem, stats_smem, ds_smem, dq_smem, scores_smem), (q_full, dout_full, kv_full), v,
     )  # fmt: skip
 
 

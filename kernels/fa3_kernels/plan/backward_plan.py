@@ -27,7 +27,7 @@ class BackwardVariant:
     splits_channels : bool
         Whether the two warpgroups share the dQ of a tile by channels, or by rows.
     is_wide : bool
-        Whether the two warpgroups share a tile's keys, as at head_dim 256, or have 64 keys each.
+        Whether the two warpgroups share a tile's 64 keys, as at head_dim 256, or have 64 keys each.
     is_deterministic : bool
         Whether the parts of dQ are added in a fixed order.
     goes_round : bool
@@ -55,7 +55,7 @@ class BackwardVariant:
     # Derived; fields, so that they are part of the record that Triton's cache is keyed by.
     is_masked: bool = field(init=False)
     dout_stages: int = field(init=False)
-    shared_tiles: int = field(init=False)  # of dS, and where warpgroups share keys of P
+    ds_tiles: int = field(init=False)
     dq_parts: int = field(init=False)  # in which a warpgroup hands on its share of dQ
     slot_threads: int = field(init=False)
 
@@ -63,7 +63,7 @@ class BackwardVariant:
         derived = {
             "is_masked": self.has_key_tail or self.is_left_limited or self.is_right_limited,
             "dout_stages": 1 if self.is_wide else self.stages,
-            "shared_tiles": 4 if self.is_wide else 2,
+            "ds_tiles": 1 if self.is_wide else 2,
             "dq_parts": 2 if self.is_wide else 1,
             "slot_threads": slot_threads(2),
         }

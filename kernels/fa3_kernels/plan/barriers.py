@@ -33,6 +33,7 @@ class BackwardBarrier(IntEnum):
     DQ_FULL = 11  # 2 consumer warpgroups
     KV_EMPTY = 13
     EXCHANGE = 14
+    SCORES_READY = 15
 
 
 _COUNTS = {"WORKER_PARTITION": 3, "TURN": 3, **dict.fromkeys(("K_EMPTY", "V_EMPTY", "Q_EMPTY"), 2)}
