@@ -15,7 +15,7 @@ from fa3verify.cli.options import peers_option
 @click.command(epilog=EPILOG)
 @click.option(
     "--grid",
-    type=click.Choice(["paper", "ablation", "decode", "gqa", "drift", "schedules", "host"]),
+    type=click.Choice(["paper", "ablation", "decode", "gqa", "drift", "schedules", "backward", "host"]),
     default="paper",
     show_default=True,
 )

@@ -12,7 +12,7 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, fail, one_li
 
 
 @click.command(epilog=EPILOG)
-@click.argument("parts", metavar="[forward|quantise|accuracy|speed]...", nargs=-1)
+@click.argument("parts", metavar="[forward|backward|quantise|accuracy|speed]...", nargs=-1)
 @click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bits"), show_default=True)
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that share the GPU; 0 is one per core.")
@@ -22,11 +22,11 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, fail, one_li
 def bits(parts: tuple[str, ...], dtypes: tuple[str, ...], json_target: str | None, quiet: bool, **options: Any) -> None:
     """Compare our GPU kernels with their twins, bit for bit, over every case there is.
 
-    The forward and the quantiser by default; accuracy and speed are the quantiser's. Finished rows are kept in OUT: the
-    same command goes on where it stopped. Exit code 5 while rows are missing.
+    Forward, backward and quantiser by default; accuracy and speed are the quantiser's. Finished rows are kept in OUT:
+    the same command goes on where it stopped. Exit code 5 while rows are missing.
     """
     with one_line_errors():
-        known = ("forward", "quantise", "accuracy", "speed")
+        known = ("forward", "backward", "quantise", "accuracy", "speed")
         if unknown := [name for name in parts if name not in known]:
             raise ValueError(f"unknown part {unknown[0]!r}; known are {', '.join(known)}")
         require_device("bits")
@@ -37,7 +37,7 @@ def bits(parts: tuple[str, ...], dtypes: tuple[str, ...], json_target: str | Non
             options["out"], dtypes or ("fp16", "bf16", "e4m3"), options["workers"], options["budget"]
         )
         try:
-            found = campaign.run(parts or ("forward", "quantise"), settings, console.teller(quiet))
+            found = campaign.run(parts or ("forward", "backward", "quantise"), settings, console.teller(quiet))
         except campaign.Wrong as error:
             fail(FINDING, str(error))
         tables = {f.table.file: f.totals() | {"rows": len(f.rows), "left": f.left} for f in found}

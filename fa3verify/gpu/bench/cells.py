@@ -11,7 +11,7 @@ from fa3_reference.problem import AttentionProblem, Dtype
 HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-GRIDS = ("paper", "ablation", "decode", "gqa", "drift", "schedules")
+GRIDS = ("paper", "ablation", "decode", "gqa", "drift", "schedules", "backward")
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
 
@@ -52,8 +52,12 @@ class Cell:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations as the paper counts them: 4 seqlen^2 head_dim nheads batch, half when causal."""
+        """Floating-point operations as the paper counts them: 4 seqlen^2 head_dim nheads batch, half when causal.
+
+        A backward counts 2.5 times as many.
+        """
         full = 4 * self.seqlen_q * self.seqlen_k * self.head_dim * self.nheads * self.batch
+        full = full * 5 // 2 if self.grid == "backward" else full
         return full // 2 if self.causal else full
 
     @property
@@ -137,19 +141,21 @@ def select(
     Raises
     ------
     ValueError
-        For an unknown grid, or a length or head_dim that grids "paper" and "schedules" cannot have.
+        For an unknown grid, or a length or head_dim that the grids of hidden size 2048 cannot have.
     """
     if grid not in GRIDS:
         raise ValueError(f"grid must be one of {', '.join(GRIDS)}, got {grid!r}")
     head_dims, seqlens = tuple(head_dims), tuple(seqlens)
-    if grid in ("paper", "schedules"):
+    if grid in ("paper", "schedules", "backward"):
         masks = (False, True) if causal is None else (causal,)
         for name, values, total in (("head_dim", head_dims, HIDDEN), ("seqlen", seqlens, TOKENS)):
             for value in values:
                 if value < 1 or total % value:
                     raise ValueError(f"{name} must divide {total}, got {value}")
-        if grid == "paper":
-            return paper(dtypes, head_dims or HEAD_DIMS, seqlens or SEQLENS, masks)
+        if grid == "backward":
+            dtypes = [d for d in dtypes if d != "e4m3"]
+        if grid != "schedules":
+            return paper(dtypes, head_dims or HEAD_DIMS, seqlens or SEQLENS, masks, grid=grid)
         cells = paper(dtypes, head_dims or HEAD_DIMS, seqlens or SCHEDULE_SEQLENS, masks, grid=grid)
         return [c for c in cells if c.dtype != "bf16" or c.head_dim == 128]  # the code of fp16 but for the formats
     return [

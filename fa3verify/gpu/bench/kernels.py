@@ -18,6 +18,7 @@ from fa3verify.adapters.libraries import Unsupported
 from fa3verify.adapters.tensors import TORCH_DTYPES
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import GraphTimed
+from fa3verify.gpu.bench.results import Verdict
 from fa3verify.gpu.bench.timing import Timed
 
 MAX_COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
@@ -50,7 +51,7 @@ class Run:
     """A kernel prepared for a cell: how it is timed, and its output for the first set of inputs."""
 
     timed: Timed
-    output: Callable[[], Output]
+    output: Callable[[], Any]  # an Output, or of a backward its Gradients
 
 
 Prepare = Callable[[Cell, Sequence[Inputs]], Run]
@@ -75,6 +76,8 @@ class Kernel:
         Ours only: the launch options for a cell.
     model : callable, optional
         Of others: ``model(cell) -> KernelModel``, the order of operations within whose error bound its output must be.
+    judge : callable, optional
+        Of a backward: ``judge(cell, inputs, gradients) -> Verdict``.
     missing : str, optional
         Why it cannot be loaded here.
     belongs : callable
@@ -88,12 +91,14 @@ class Kernel:
     configure: Callable[[Cell], Config] | None = None
     options: Callable[[Cell], dict[str, Any]] | None = None
     model: Callable[[Cell], KernelModel] | None = None
+    judge: Callable[[Cell, Inputs, Any], Verdict] | None = None
     missing: str | None = None
     belongs: Callable[[Cell], bool] = lambda cell: True
 
     def takes(self, cell: Cell) -> bool:
         """Whether the kernel belongs in this cell's table at all."""
-        return cell.dtype in self.dtypes and self.belongs(cell)
+        is_backward = self.judge is not None
+        return cell.dtype in self.dtypes and is_backward == (cell.grid == "backward") and self.belongs(cell)
 
 
 def draw(cell: Cell, copies: int, seed: int) -> list[Inputs]:

@@ -17,10 +17,10 @@ import torch
 from fa3_kernels.audit.evidence import evidence_sha256
 from fa3verify import __version__
 from fa3verify.adapters.libraries import Unsupported
-from fa3verify.gpu.bench import check, results, tables
+from fa3verify.gpu.bench import check, gradients, results, tables
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import EventTimed, GraphTimed
-from fa3verify.gpu.bench.kernels import MAX_COPIES, Kernel, Run, draw, ours
+from fa3verify.gpu.bench.kernels import MAX_COPIES, Inputs, Kernel, Run, draw, ours
 from fa3verify.gpu.bench.peers import peers
 from fa3verify.gpu.bench.results import CellRecord, Measured, Results, Switches, measured
 from fa3verify.gpu.bench.timing import LAUNCHES, Clock, Pace, Timed, measure, query
@@ -109,7 +109,7 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     started = time.monotonic()
     path = settings.out / RECORDS
     known = results.read(path)
-    kernels = [k for k in ours() if settings.wants(k.name)] + peers(settings.wants)
+    kernels = _kernels(settings)
     missing = {k.name: k.missing for k in kernels if k.missing}
     for name, reason in missing.items():
         tell(f"missing {name}: {reason}")
@@ -138,6 +138,13 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     if known.cells:
         tables.write(known, settings.out)
     return known, left
+
+
+def _kernels(settings: Settings) -> list[Kernel]:
+    """Load what the cells are of: forwards, or gradients."""
+    if any(cell.grid == "backward" for cell in settings.cells):
+        return gradients.kernels(settings.wants)
+    return [k for k in ours() if settings.wants(k.name)] + peers(settings.wants)
 
 
 def _keep(path: Path, record: CellRecord, known: Results, tell: Callable[[str], None]) -> None:
@@ -200,9 +207,7 @@ def measure_cell(
             if (kernel.name, schedules[kernel.name]) in judged:
                 verdicts[kernel.name] = results.NOT_JUDGED
             else:
-                config = kernel.configure(cell) if kernel.configure else None
-                model = kernel.model(cell) if kernel.model else None
-                verdicts[kernel.name] = check.judge(cell, inputs[0], prepared.output(), config, model)
+                verdicts[kernel.name] = _verdict(cell, kernel, inputs[0], prepared)
             runs[kernel.name] = ready(prepared)
         except Unsupported as error:
             failed[kernel.name] = f"unsupported: {error}"
@@ -221,6 +226,14 @@ def measure_cell(
             found = times.get(name, results.Times())
             rows.append(measured(name, runs[name].timed_by, found, verdicts[name], schedules[name]))
     return CellRecord(run_id, cell, copies, tuple(rows))
+
+
+def _verdict(cell: Cell, kernel: Kernel, given: Inputs, prepared: Run) -> results.Verdict:
+    if kernel.judge is not None:
+        return kernel.judge(cell, given, prepared.output())
+    config = kernel.configure(cell) if kernel.configure else None
+    model = kernel.model(cell) if kernel.model else None
+    return check.judge(cell, given, prepared.output(), config, model)
 
 
 def _check_context(cell: Cell, name: str, kernels: Sequence[Kernel], failed: dict[str, str], run_id: str) -> None:

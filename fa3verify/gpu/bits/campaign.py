@@ -19,7 +19,7 @@ import triton
 
 from fa3verify.files import write_text
 from fa3verify.gpu.bench.timing import query
-from fa3verify.gpu.bits import forward, quantise, quantise_accuracy, quantise_speed
+from fa3verify.gpu.bits import backward, forward, quantise, quantise_accuracy, quantise_speed
 from fa3verify.gpu.bits.table import Table, Wrong, by_case, read, write
 
 HANG_SECONDS = 200  # without one finished piece of work
@@ -36,6 +36,7 @@ class Part(NamedTuple):
 _QUANTISE = (quantise.evidence, "quantize_provenance.json")
 PARTS = {
     "forward": Part((forward.BITS, forward.CONTROLS), forward.evidence, "gluon_forward_bits_provenance.json"),
+    "backward": Part((backward.BITS, backward.CONTROLS), backward.evidence, "gluon_backward_bits_provenance.json"),
     "quantise": Part((quantise.BITS,), *_QUANTISE),
     "accuracy": Part((quantise_accuracy.ACCURACY,), *_QUANTISE),
     "speed": Part((quantise_speed.SPEED,), *_QUANTISE),
