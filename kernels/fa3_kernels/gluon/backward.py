@@ -121,7 +121,6 @@ def _consume(p, WARPGROUP: gl.constexpr):
             slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, slot)
             warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
             p.dq_smem.index(WARPGROUP).store(dq)
-            fence_async_shared()
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
             next_slot = (step + 1) & 1
             mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)

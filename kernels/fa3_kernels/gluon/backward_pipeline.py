@@ -505,6 +505,7 @@ def add_dq(p):
                 for part in gl.static_range(parts):
                     for w in gl.static_range(2):
                         warpgroup_barrier("sync", DQ_FULL, w)
+                        fence_async_shared()  # of what the consumers wrote: here it costs them no time
                         where = dq_coordinates(p, tile, head, block, part, w)
                         add_in_memory(p.dq_desc, where, p.dq_smem.index(w))
                     for w in gl.static_range(2):

@@ -43,7 +43,6 @@ def _hand_on(p, dq, WARPGROUP: gl.constexpr):
     """Give a part of dQ to the warp that adds it."""
     warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
     p.dq_smem.index(WARPGROUP).store(dq)
-    fence_async_shared()
     warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
 
 
