@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "fa3verify.recording/1"
 DIGEST_BYTES = 8
+KEPT_OUTPUTS = 24_000  # of a launch, at most, for which its outputs are kept whole
 
 
 class Digests(NamedTuple):
