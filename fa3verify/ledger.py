@@ -5,25 +5,22 @@ A line is written when a launch is done, so that work that is cut off counts and
 
 from __future__ import annotations
 
-import ast
 import csv
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from multiprocessing import TimeoutError as MultiprocessingTimeout
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from fa3verify.closure import twin_hash
 from fa3verify.recordings import Recorded, Recording, check, cost, refusal
 
 LONG_KEYS, LONG_SHARE = 4096, 0.1  # a tenth of the outputs is to have that many keys
-_HASHED = ("twin", "plan/config", "plan/family", "plan/heuristics", "plan/order", "plan/tiles", "plan/traits")
 
 
 class Entry(NamedTuple):
-    """One launch: file and place of its recording, elements of O, most keys, hash of the twin, and what differs.
+    """One launch: file and place of its recording, elements of O, most keys, :func:`twin_hash`, and what differs.
 
     ``differing`` counts digests of O and of LSE, each of a sequence and head.
     """
@@ -34,30 +31,6 @@ class Entry(NamedTuple):
     keys: int
     twin: str
     differing: int
-
-
-@cache
-def twin_hash() -> str:
-    """16 hexadecimal digits over what decides a twin's bits: code without comments and docstrings, and tables."""
-    import fa3_kernels
-
-    room, digest = Path(fa3_kernels.__path__[0]), hashlib.blake2b(digest_size=8)
-    for path in sorted(path for path in room.rglob("*") if path.suffix in (".py", ".json")):
-        name = path.relative_to(room).as_posix()
-        if name.startswith(_HASHED):
-            content = _code(path.read_text()) if path.suffix == ".py" else path.read_text()
-            digest.update(f"{name} {content}\n".encode())
-    return digest.hexdigest()
-
-
-def _code(text: str) -> str:
-    """A program without its comments and docstrings."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            is_words = ast.get_docstring(node) is not None
-            node.body = node.body[is_words:]
-    return ast.dump(tree)
 
 
 def read(path: Path) -> list[Entry]:
@@ -72,6 +45,12 @@ def read(path: Path) -> list[Entry]:
         return [Entry(row[0], int(row[1]), int(row[2]), int(row[3]), row[4], int(row[5])) for row in rows]
     except (ValueError, IndexError) as error:
         raise ValueError(f"{path.name} is not a ledger: {error}") from error
+
+
+def of_today(entries: Iterable[Entry], given: Mapping[str, Recording]) -> list[Entry]:
+    """Those of the recordings that are given whose twin has today's bits."""
+    hashes = {name: twin_hash(recording.library) for name, recording in given.items()}
+    return [entry for entry in entries if entry.twin == hashes.get(entry.recording)]
 
 
 def _append(path: Path, entry: Entry) -> None:
@@ -98,15 +77,14 @@ def least_work(given: Mapping[str, Recording], outputs: int, done: Sequence[Entr
 
     What stands in ``done`` with this twin counts and is not compared again. Those with many keys come first.
     """
-    known = {(entry.recording, entry.launch): entry for entry in done if entry.twin == twin_hash()}
+    known = {(entry.recording, entry.launch): entry for entry in of_today(done, given)}
     launches = [Todo(name, i, x, found.library) for name, found in given.items() for i, x in enumerate(found.launches)]
     left = [x for x in launches if (x.name, x.place) not in known and not refusal(x.library, x.launch)]
     left.sort(key=lambda todo: cost(todo.launch) / todo.launch.outputs)
-    mine = [entry for entry in known.values() if entry.recording in given]
-    wanted = outputs * LONG_SHARE - sum(entry.outputs for entry in mine if entry.keys >= LONG_KEYS)
+    wanted = outputs * LONG_SHARE - sum(entry.outputs for entry in known.values() if entry.keys >= LONG_KEYS)
     long = _until(wanted, (todo for todo in left if todo.keys >= LONG_KEYS))
     taken = {(todo.name, todo.place) for todo in long}
-    wanted = outputs - sum(entry.outputs for entry in mine) - sum(todo.launch.outputs for todo in long)
+    wanted = outputs - sum(entry.outputs for entry in known.values()) - sum(todo.launch.outputs for todo in long)
     return long + _until(wanted, (todo for todo in left if (todo.name, todo.place) not in taken))
 
 
@@ -129,7 +107,7 @@ def extend(
     workers: int = 0,
     tell: Callable[[str], None] = print,
 ) -> list[Entry]:
-    """Compare launches until so many outputs stand in the ledger, or a time is over; returns all entries of this twin.
+    """Compare launches until so many outputs stand in the ledger, or a time is over; returns those :func:`of_today`.
 
     ``tell`` hears of launches that differ.
     """
@@ -148,14 +126,15 @@ def extend(
             if entry.differing:
                 tell(f"DIFFERS {case}")
         pool.terminate()
-    return [entry for entry in read(path) if entry.twin == twin_hash()]
+    return of_today(read(path), given)
 
 
 def _compared(todo: Todo) -> tuple[Entry, str]:
     """A launch run again, and its case in words."""
     checked = check(todo.library, todo.launch)
     differing = len(checked.out_differing) + len(checked.lse_differing)
-    return Entry(*todo[:2], todo.launch.outputs, todo.keys, twin_hash(), differing), todo.launch.case.describe()
+    entry = Entry(todo.name, todo.place, todo.launch.outputs, todo.keys, twin_hash(todo.library), differing)
+    return entry, todo.launch.case.describe()
 
 
 class Sum(NamedTuple):

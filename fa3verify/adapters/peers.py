@@ -40,6 +40,20 @@ def _chained(config: Config) -> KernelModel:
     return replace(_blocks(config), accumulator="wgmma")
 
 
+def _flex_refuses(problem: AttentionProblem) -> str:
+    """What the compiler of torch 2.11 finds no kernel for, by source (and pull request 185349 of pytorch).
+
+    Calls of fewer than 128 queries pack a group of heads, if their number is a power of two, into one tile; where a
+    mask is given, that tile must fit its blocks of 128 queries.
+    """
+    queries, group = problem.seqlen_q, problem.group
+    is_packed = queries < 128 and group & (group - 1) == 0
+    rule = (
+        f"with a causal mask a group's heads and fewer than 128 queries must be at most 128 rows, got {queries * group}"
+    )
+    return rule if problem.causal and is_packed and queries * group > 128 else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A library's forward.
@@ -61,6 +75,8 @@ class Peer:
         Fields of a configuration that a caller of the library chooses.
     order : callable
         For those without a family, as :attr:`fa3verify.candidates.Candidate.order`.
+    refuses : callable
+        For those without a family, as :attr:`fa3_kernels.plan.family.Traits.refuses`.
     binary, package : str
         File in the peers' folder, or package, without which it cannot run; ``wheel`` is the pattern of files there that
         hold the package.
@@ -80,6 +96,7 @@ class Peer:
     family: str = ""
     choices: tuple[str, ...] = ()
     order: Callable[[Config], KernelModel] = lambda config: KernelModel.any_order(config.dtype, config.out_dtype)
+    refuses: Callable[[AttentionProblem], str] = lambda problem: ""
     binary: str = ""
     package: str = "torch"
     wheel: str = ""
@@ -95,6 +112,8 @@ class Peer:
         step = 16 if problem.dtype == "e4m3" else 8
         if problem.head_dim % step or problem.head_dim_v % step:
             raise ValueError(f"head_dim must be a multiple of {step}, got {problem.head_dim} and {problem.head_dim_v}")
+        if rule := self.refuses(problem):
+            raise ValueError(rule)
         if not self.family:
             return default_config(problem)
         return operations.find(operations.FORWARD).configure(problem, family=self.family, **changes)
@@ -146,7 +165,7 @@ PEERS: dict[str, Peer] = {
         facts=(("policy", _TOP_LEFT),), is_timed=False,
     ),
     "cuda.flex": Peer(
-        "torch's FlexAttention, compiled for a GPU", "torch_flex", order=_blocks,
+        "torch's FlexAttention, compiled for a GPU", "torch_flex", order=_blocks, refuses=_flex_refuses,
         facts=(("min_seqlen", 1),),
     ),
 }  # fmt: skip

@@ -22,7 +22,7 @@ LIBRARIES = ("flash3", "flash3.dew", "flash2", "cudnn")  # checked by a test: th
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/recordings"), show_default=True
 )
-@click.option("--cases", "which", type=click.Choice(("broad", "corners")), default="broad", show_default=True)
+@click.option("--cases", "which", type=click.Choice(("broad", "corners", "gaps")), default="broad", show_default=True)
 @click.option("--every", type=click.IntRange(1), default=1, help="Only every so manieth case, to compare two GPUs.")
 @click.option(
     "--rounds", type=click.IntRange(0), default=8, show_default=True, help="How many rounds of long launches."
@@ -42,7 +42,8 @@ def record(
 ) -> None:
     """Launch released kernels on many cases and keep digests of O and LSE: OUT/LIBRARY.xz, and small outputs whole.
 
-    Corner cases go to OUT/LIBRARY.corners.xz: rows and sequences without a key, infinite scores, one query and such.
+    Corner cases go to OUT/LIBRARY.corners.xz: rows and sequences without a key, infinite scores, one query and such;
+    gaps, OUT/LIBRARY.gaps.xz, are what neither set decided.
     fa3verify recordings NEW.xz --against OLD.xz then says whether an update of a library changed a bit.
     """
     with one_line_errors():

@@ -72,7 +72,7 @@ def _extend(
     given = {file.stem: stored.read(file) for file in files}
     tell = partial(click.echo, err=True)
     entries = extend(ledger, given, outputs=outputs, seconds=seconds, workers=workers, tell=tell)
-    found = sums(entry for entry in entries if entry.recording in given)
+    found = sums(entries)
     if json_target != "-":
         for name, values in found.items():
             click.echo(f"{name}: {values.launches:,} launches, {values.outputs:,} outputs, {values.differing} differ")

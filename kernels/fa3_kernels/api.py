@@ -21,9 +21,9 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     softmax_scale: float | None = None,
     causal: bool = False,
     qv: torch.Tensor | None = None,
-    q_descale: torch.Tensor | None = None,
-    k_descale: torch.Tensor | None = None,
-    v_descale: torch.Tensor | None = None,
+    q_descale: torch.Tensor | float | None = None,
+    k_descale: torch.Tensor | float | None = None,
+    v_descale: torch.Tensor | float | None = None,
     window_size: tuple[int, int] = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
@@ -47,8 +47,9 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
         1 / sqrt(head_dim) by default; > 0.
     causal : bool
         Bottom-right aligned.
-    q_descale, k_descale, v_descale : float32 (batch, nheads_kv), optional
-        FP8 only: multiply to dequantise; 1 by default. With ``descale_blocks`` (batch, heads, blocks).
+    q_descale, k_descale, v_descale : float32 (batch, nheads_kv), or float, optional
+        FP8 only: multiply to dequantise; 1 by default. With ``descale_blocks`` (batch, heads, blocks). A number holds
+        for the whole operand, as a checkpoint states it for a layer.
     window_size : (int, int)
         Keys visible left and right of the diagonal, inclusive; -1 is unlimited.
     softcap : float
@@ -82,11 +83,11 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
         For anything the kernels do not take, in one line.
     """
     _refuse(qv, attention_chunk, sm_margin, (q, k, v))
-    descales = descales_of(q_descale, k_descale, v_descale, descale_blocks)
+    factors = _factors(q_descale, k_descale, v_descale, k)
+    descales = descales_of(*factors, descale_blocks)
     if _is_traced(q):
         out, lse = forward_op(
-            q, k, v, q_descale, k_descale, v_descale, softmax_scale, causal, *window_size, softcap,
-            num_splits, pack_gqa,
+            q, k, v, *factors, softmax_scale, causal, *window_size, softcap, num_splits, pack_gqa,
             list(descale_blocks), promotion_interval,
         )  # fmt: skip
     else:
@@ -111,9 +112,9 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     softmax_scale: float | None = None,
     causal: bool = False,
     qv: torch.Tensor | None = None,
-    q_descale: torch.Tensor | None = None,
-    k_descale: torch.Tensor | None = None,
-    v_descale: torch.Tensor | None = None,
+    q_descale: torch.Tensor | float | None = None,
+    k_descale: torch.Tensor | float | None = None,
+    v_descale: torch.Tensor | float | None = None,
     window_size: tuple[int, int] = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
@@ -147,11 +148,11 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
         With ``return_attn_probs``.
     """
     _refuse(qv, attention_chunk, sm_margin, (q, k, v), seqused_q=seqused_q, seqused_k=seqused_k)
-    descales = descales_of(q_descale, k_descale, v_descale, descale_blocks)
+    factors = _factors(q_descale, k_descale, v_descale, k, cu_seqlens_q)
+    descales = descales_of(*factors, descale_blocks)
     if _is_traced(q):
         out, lse = forward_varlen_op(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale, v_descale,
-            softmax_scale,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *factors, softmax_scale,
             causal, *window_size, softcap, num_splits, pack_gqa, list(descale_blocks), promotion_interval,
         )  # fmt: skip
     else:
@@ -162,6 +163,27 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
         packed = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed, needs_lse=return_attn_probs)
     return (out, lse) if return_attn_probs else out
+
+
+def _factors(
+    q: torch.Tensor | float | None, k: torch.Tensor | float | None, v: torch.Tensor | float | None,
+    keys: torch.Tensor, starts: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """The descales of a call as tensors; of a number every sequence and head reads the same element."""
+    if q is None and k is None and v is None:
+        return None, None, None
+    shape, device = (len(keys) if starts is None else len(starts) - 1, keys.shape[-2]), keys.device
+    return _factor("q", q, shape, device), _factor("k", k, shape, device), _factor("v", v, shape, device)
+
+
+def _factor(
+    name: str, x: torch.Tensor | float | None, shape: tuple[int, int], device: torch.device
+) -> torch.Tensor | None:
+    if x is None or isinstance(x, torch.Tensor):
+        return x
+    if not (isinstance(x, float | int) and 0 < x < float("inf")):
+        raise ValueError(f"{name}_descale must be a float32 tensor, or a number that is finite and > 0, got {x!r}")
+    return torch.full((1, 1), x, dtype=torch.float32, device=device).expand(shape)
 
 
 def _is_traced(q: torch.Tensor) -> bool:

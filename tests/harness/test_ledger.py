@@ -12,8 +12,9 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import ledger, recordings
 from fa3verify.cases import Case
 from fa3verify.cli.main import main
+from fa3verify.closure import twin_hash
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.ledger import Entry, extend, least_work, twin_hash
+from fa3verify.ledger import Entry, extend, least_work
 from fa3verify.recordings import Recorded, Recording
 
 FOLDER = Path(__file__).parents[2] / "reports/h100/recordings"
@@ -41,7 +42,8 @@ def test_the_least_work_that_reaches_the_outputs_is_chosen_and_a_tenth_of_it_has
     names = [todo.launch for todo in least_work(given, few.outputs)]
     assert names == [long, few]
     assert [todo.launch for todo in least_work(given, few.outputs + long.outputs + 1)] == [long, few, more]
-    done = [Entry("x", 3, few.outputs, 100, twin_hash(), 0), Entry("x", 1, long.outputs, 4096, twin_hash(), 0)]
+    of_today = twin_hash("flash3")
+    done = [Entry("x", 3, few.outputs, 100, of_today, 0), Entry("x", 1, long.outputs, 4096, of_today, 0)]
     assert not least_work(given, few.outputs, done)
     of_another_twin = [entry._replace(twin="0" * 16) for entry in done]
     assert [todo.launch for todo in least_work(given, few.outputs, of_another_twin)] == [long, few]

@@ -163,6 +163,28 @@ def test_descales_must_fit():
     assert flash(*fp8, q_descale=good, k_descale=good, v_descale=good).dtype == torch.bfloat16
 
 
+def test_a_number_is_the_descale_of_every_sequence_and_head(monkeypatch):
+    given = []
+    monkeypatch.setattr(api(), "forward", lambda *args, descales, **more: given.append(descales) or (None, None))
+    q, k, v = tensors("float8_e4m3fn")
+    starts = torch.tensor([0, 8, 16, 16], dtype=torch.int32)
+    api().flash_attn_func(q, k, v, k_descale=0.5, v_descale=torch.ones(2, 2))
+    api().flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), starts, 2 * starts, 8, 16, q_descale=3)
+    assert torch.equal(given[0].k, torch.full((2, 2), 0.5))
+    assert (given[0].q, given[0].v.tolist()) == (None, [[1, 1], [1, 1]])
+    assert torch.equal(given[1].q, torch.full((3, 2), 3.0))
+    for x in (0.0, -1.0, float("nan"), float("inf"), "1"):
+        with pytest.raises(ValueError, match="v_descale must be a float32 tensor, or a number that is finite and > 0"):
+            api().flash_attn_func(q, k, v, v_descale=x)
+
+
+def test_a_number_is_a_descale_for_the_traced_operators_too():
+    q, k, v = tensors("float8_e4m3fn")
+    assert fake(api().flash_attn_func, q, k, v, q_descale=0.5, k_descale=2).shape == q.shape
+    with pytest.raises(ValueError, match="k_descale is for float8_e4m3fn operands, got fp16"):
+        fake(api().flash_attn_func, *tensors(), k_descale=0.5)
+
+
 def test_packed_sequences_need_sound_starts():
     q, k, v = (x.flatten(0, 1) for x in tensors())
     starts = torch.tensor([0, 8, 16], dtype=torch.int32)

@@ -30,7 +30,7 @@ _LONG: tuple[Lengths, ...] = (
 )
 
 
-def _no_keys(library: str, dtype: Dtype, draws: Draws) -> Iterator[Case]:
+def no_keys(library: str, dtype: Dtype, draws: Draws) -> Iterator[Case]:
     """No sequence has a key, or some have none."""
     for head_dim in (64, 128):
         yield draws.case(library, AttentionProblem(2, 4, 2, 130, 0, head_dim, dtype=dtype))
@@ -141,7 +141,7 @@ _OWN = {
 
 def corners(library: str, dtypes: tuple[str, ...]) -> list[Case]:
     """Cases of a library in a fixed order."""
-    kinds = [_no_keys, _infinite_scores, *_OWN.get(library, ())]
+    kinds = [no_keys, _infinite_scores, *_OWN.get(library, ())]
     found: list[Case] = []
     for i, dtype in enumerate(("fp16", "bf16", "e4m3")):
         if dtype in dtypes:

@@ -17,11 +17,11 @@ from fa3verify.adapters.peers import PEERS
 from fa3verify.cases import Case
 from fa3verify.gpu.bench.timing import query
 from fa3verify.gpu.bits.corner_cases import corners
+from fa3verify.gpu.bits.gap_cases import gaps
 from fa3verify.gpu.bits.recorded_cases import cases
-from fa3verify.recordings import Recorded, Recording, digest_of_operands, digests_of, write
+from fa3verify.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_operands, digests_of, write
 
-KEPT_OUTPUTS = 24_000  # of a case, at most, to be kept whole
-Which = Literal["broad", "corners"]
+Which = Literal["broad", "corners", "gaps"]
 LONG_OUTPUTS = 2_000_000  # of a case, from which on it waits for all others
 
 
@@ -59,9 +59,10 @@ def facts_of(library: str) -> dict[str, Any]:
 
 
 def chosen(library: str, which: Which, *, rounds: int, every: int) -> list[Case]:
-    """Every so manieth case of a library, of those that are drawn broadly or of the corners."""
+    """Every so manieth case of a library, of those that are drawn broadly, of the corners or of the gaps."""
     dtypes = PEERS[library].dtypes
-    return (cases(library, dtypes, rounds) if which == "broad" else corners(library, dtypes))[::every]
+    found = {"corners": corners, "gaps": gaps}[which](library, dtypes) if which != "broad" else None
+    return (cases(library, dtypes, rounds) if found is None else found)[::every]
 
 
 def record(

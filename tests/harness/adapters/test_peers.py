@@ -111,6 +111,24 @@ def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for()
     assert outcome.status != "fail", outcome
 
 
+def test_flex_is_sent_no_call_for_which_its_compiler_has_no_kernel():
+    """The property whose trials of 75 queries and two heads a group ended in an InductorError on an H200."""
+    kernel, twin = KERNELS["cuda.flex.bf16"], candidates.find("twin.bf16")
+    for queries, group, causal, refused in (
+        (75, 2, True, True), (33, 4, True, True), (64, 2, True, False), (75, 1, True, False), (75, 3, True, False),
+        (75, 2, False, False), (128, 2, True, False),
+    ):  # fmt: skip
+        problem = AttentionProblem(1, 2 * group, 2, queries, 300, 64, causal=causal, dtype="bf16")
+        assert (kernel.refusal(problem) is not None) == refused, problem
+
+    def run(problem, operands, config):
+        kernel.configure(problem)  # which raises what the compiler would
+        return twin.run(problem, operands, twin.configure(problem))
+
+    outcome = run_law(find_law("special_values_follow_policy"), replace(kernel, run=run), max_examples=6, seed=0)
+    assert outcome.status == "pass", outcome
+
+
 def test_an_empty_tensor_has_the_strides_of_its_shape():
     pytest.importorskip("torch", reason="needs torch")
     from fa3verify.adapters.tensors import to_torch
