@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.model import BackwardModel
 from fa3verify import operations, watch
 from fa3verify.calls import CandidateError
 from fa3verify.campaign.introduction import Introduction, found
@@ -119,7 +120,7 @@ def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[di
 def _order(candidate: Candidate, case: Case) -> dict[str, Any] | None:
     """The order of operations that the bound of a case assumed, None for an operation whose bound assumes none."""
     assumed = operations.find(candidate.operation).assumed(candidate, candidate.config_for(case.problem, case.changes))
-    return asdict(assumed) if isinstance(assumed, KernelModel) else None
+    return asdict(assumed) if isinstance(assumed, KernelModel | BackwardModel) else None
 
 
 def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def _head_sums(scale: float, h: _Head, model: BackwardModel) -> tuple[Sum, Sum, 
     cuts = [slice(a, a + tile) for a in range(0, max(1, len(h.k)), tile)]
     parts = [product(ds[:, cut], ds_error[:, cut], h.k[cut], model) for cut in cuts]
     dk, dv = (product(w.T, e.T, x, model) for w, e, x in ((ds, ds_error, h.q), (p.exact, p.stored_error, h.dout)))
-    blocks = len(parts) if model.tile_n else -(-len(h.k) // model.core.k_step)
+    blocks = len(parts) if model.tile_n or model.parts != "fp32" else -(-len(h.k) // model.core.k_step)
     row_blocks = max(1, -(-len(h.q) // model.tile_m)) if model.tile_m else 1
     if model.parts == "fp32":
         dq = scaled(added(parts, model, blocks), scale)
@@ -146,7 +146,7 @@ def _head_sums(scale: float, h: _Head, model: BackwardModel) -> tuple[Sum, Sum, 
 
 def _weights(scale: float, h: _Head, model: BackwardModel) -> _Weights:
     """Steps B1, B2 and B9."""
-    s, ds = _kept(*_scores(h.q, h.k, model), model, scale)
+    s, ds = _kept(*_scores(h.q, h.k, model), model.scores, scale)
     factor, lse = scale * LOG2_E, (h.lse * LOG2_E)[:, None]
     x = s * factor - lse
     roundings = _SCALE_ROUNDINGS + (model.exponent == "rounded")  # of the scaled score as well
@@ -176,11 +176,11 @@ def _with_own_lse(x: np.ndarray, dx: np.ndarray, visible: np.ndarray, exp_error:
     return (dx + np.where(keys > 0, of_sum, 0) + own) * OUTWARD
 
 
-def _kept(s: np.ndarray, ds: np.ndarray, model: BackwardModel, scale: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def _kept(s: np.ndarray, ds: np.ndarray, form: str, scale: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """S or dP in the format that they are kept in between two products; S is rounded before and after its scaling."""
-    if model.scores == "fp32":
+    if form == "fp32":
         return s, ds
-    fmt, roundings = FORMATS[model.scores], 2 if scale else 1
+    fmt, roundings = FORMATS[form], 2 if scale else 1
     ds = ds + gamma(roundings, fmt.unit_roundoff) * (np.abs(s) + ds)
     ds = (ds + fmt.min_subnormal * (1 + 1 / scale if scale else 1)) * OUTWARD
     return s, np.where((np.abs(s) + ds) * max(1, scale) > fmt.max_finite, np.nan, ds)
@@ -206,14 +206,16 @@ def _scores(a: np.ndarray, b: np.ndarray, model: BackwardModel) -> tuple[np.ndar
 
 def _differences(h: _Head, p: _Weights, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
     """Steps B3 and B4: dP - D and its error."""
-    dp, ddp = _kept(*_scores(h.dout, h.v, model), model)
+    dp, ddp = _kept(*_scores(h.dout, h.v, model), model.dp)
     size = np.sum(np.abs(h.dout * h.out), 1)
     dots = np.sum(h.dout * h.out, 1)
     depth = model.dots_depth or h.dout.shape[1]
     flushed = FP32_MIN_NORMAL * (np.sum(np.abs(h.out) + np.abs(h.dout), 1) + 2 * h.dout.shape[1])
     of_dots = gamma(depth) * size * OUTWARD + flushed
     if model.forward == "own":
-        of_dots = np.maximum(_own_dots_error(h, p, model) + of_dots, _dots_of_weights_error(h, p, dp, ddp))
+        of_weights = _dots_of_weights_error(h, p, dp, ddp)
+        is_kept = model.weights == "fp32"  # the softmax, which is then differentiated as such
+        of_dots = of_weights if is_kept else np.maximum(of_weights, _own_dots_error(h, p, model) + of_dots)
     error = ddp + of_dots[:, None]
     t = dp - dots[:, None]
     larger = np.maximum(np.abs(t), np.abs(dots)[:, None])  # P dP - P D may be one fma, which rounds P D

@@ -182,10 +182,11 @@ class BackwardModel:
     forward : {"given", "own"}
         Whether the kernel reads the out and lse that it is given, or finds its own, as automatic differentiation does:
         then its gradients are near those of the exact forward.
-    scores : str
-        Format in which S and dP are kept between two products.
+    scores, dp : str
+        Formats in which S and dP are kept between two products.
     weights : str
-        Format of P and dS as they enter a product; ``dtype`` by default.
+        Format of P and dS as they enter a product; ``dtype`` by default. A kernel with a forward of its own that has
+        them in binary32 takes D of them, not of O.
     parts : str
         Format in which gradients are kept between the blocks and the heads that add to them.
     exp_error : float
@@ -202,6 +203,7 @@ class BackwardModel:
     scales: Literal["sums", "weights", "any"] = "sums"
     forward: Literal["given", "own"] = "given"
     scores: str = "fp32"
+    dp: str = "fp32"
     weights: str = ""
     parts: str = "fp32"
     exp_error: float = EX2_REL
