@@ -2,7 +2,7 @@
 
 Out and lse are those of a forward that errs only in its last rounding, so that a backward is judged for itself, whoever
 wrote the forward that goes with it. The gradient of the output is drawn like V: of a problem whose keys are the
-queries, by the same recipe with the complementary seed.
+queries, by the same recipe with the complementary seed. Beside real activations it is that of a real loss.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
+from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
 
@@ -47,6 +48,7 @@ _PACKED = {
 _PADDED = {"batch": 2, "nheads": 2, "nheads_kv": 2, "seqlen_q": 200, "seqlen_k": 300, "head_dim": 96, "causal": True}
 _SHAPES = (_GROUPED, _DENSE, _WIDE, _PACKED, _PADDED)
 _QUICK = 3
+_REAL = ("activations", "captured")  # distributions
 _FAMILY = "flash3.dew"  # whose backward the twin computes unless another is named
 
 
@@ -101,7 +103,9 @@ class Backward(Operation):
         return backward(problem, operands, config, fault=fault)
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
-        return *recipe.draw(problem), drawn_dout(problem, recipe)
+        q, k, v = recipe.draw(problem)
+        is_real = recipe.distribution in _REAL
+        return q, k, v, readout_dout(problem, q, k, v, recipe.seed) if is_real else drawn_dout(problem, recipe)
 
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
@@ -145,9 +149,7 @@ class Backward(Operation):
 
 
 def drawn_dout(problem: AttentionProblem, recipe: Recipe) -> np.ndarray:
-    """Draw the gradient of the output, float64 of the problem's out_shape; normal beside stored activations."""
-    if recipe.distribution == "activations":  # which have no gradients
-        recipe = Recipe("normal", seed=recipe.seed)
+    """Draw the gradient of the output, float64 of the problem's out_shape."""
     queries = {"seqlen_k": problem.seqlen_q, "seqlens_k": problem.seqlens_q, "nheads_kv": problem.nheads}
     square = replace(problem, causal=False, window=(-1, -1), **queries)
     return replace(recipe, seed=2**64 - 1 - recipe.seed, edits=()).draw(square)[2]

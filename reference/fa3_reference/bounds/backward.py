@@ -235,11 +235,12 @@ def _own_dots_error(h: _Head, p: _Weights, model: BackwardModel) -> np.ndarray:
 
 
 def _dots_of_weights_error(h: _Head, p: _Weights, dp: np.ndarray, ddp: np.ndarray) -> np.ndarray:
-    """Step B9: what D = sum_j P_j dP_j is off by."""
+    """Step B9: what D = sum_j P_j dP_j is off by; hidden pairs take part in it, and 0 times infinity is NaN."""
+    is_lost = np.logical_not(np.isfinite(dp) & np.isfinite(ddp)).any(1)
     weights, error, dp, ddp = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error, dp, ddp))
     size = (weights + error) * (np.abs(dp) + ddp)
     terms = error * (np.abs(dp) + ddp) + weights * ddp + gamma(len(h.k) + 2) * size + 2 * FP32_MIN_NORMAL
-    return np.sum(terms, 1) * OUTWARD
+    return np.where(is_lost, np.inf, np.sum(terms, 1) * OUTWARD)
 
 
 def _ds(
