@@ -27,6 +27,7 @@ from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.operations import Operation
 from fa3verify.text import of_error
 
+BOUND_LAWS = ("error_within_bound", "gradients_within_bound")
 GIVE_UP = 3  # workers that one kernel may lose
 
 
@@ -150,7 +151,7 @@ def plan(kernels: list[Introduction], profile: str, seed: int, captures: tuple[C
     for kernel in kernels:
         durable = kernel.name.startswith("twin.")
         for law in kernel.laws:
-            examples = size.bound_examples if law == "error_within_bound" else size.law_examples
+            examples = size.bound_examples if law in BOUND_LAWS else size.law_examples
             arguments = {"kernel": kernel.name, "law": law, "max_examples": examples, "seed": seed}
             tasks.append(Task("law", f"{kernel.name}: {law}", check_law, arguments, durable))
         for family in kernel.families:
