@@ -17,10 +17,10 @@ from enum import StrEnum
 from typing import Any
 
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
-from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
 from fa3verify.operations import FEATURES as FEATURES
+from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result as Result
 from fa3verify.operations.forward import changeable
 from fa3verify.operations.forward import order_of_family as order_of_family
@@ -76,9 +76,10 @@ class Candidate:
     operation : str
         What it computes: a name in :data:`fa3verify.operations.OPERATIONS`.
     order : callable, optional
-        ``order(config)``: the :class:`fa3_reference.bounds.KernelModel` of a forward, which states its order of
-        operations and is what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a
-        family that is known. Without it the bound is the wider one of any order.
+        ``order(config)``: the :class:`fa3_reference.bounds.KernelModel` of a forward, or the
+        :class:`fa3_reference.bounds.model.BackwardModel` of a backward, which states its order of operations and is
+        what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a family that is known.
+        Without it the bound is the wider one of any order.
     changeable : frozenset of str
         Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
     policy : Policy
@@ -108,7 +109,7 @@ class Candidate:
     fault: StrEnum | None = None
     twin: str | None = None
     operation: str = operations.FORWARD
-    order: Callable[[Any], KernelModel] | None = None
+    order: Callable[[Any], Any] | None = None
     changeable: frozenset[str] = frozenset()
     policy: Policy = DEFAULT
     bitwise: frozenset[str] | None = None
@@ -235,9 +236,10 @@ def twin(
     features, free = operations.find(operation).features_of(changes), frozenset[str]()
     if operation == operations.FORWARD:
         free = changeable(dtype, changes, str(changes.get("family", OURS)))
+    order = model_of if operation == "backward" else order_of_family
     return Candidate(
         name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation,
-        order=order_of_family, changeable=free, identity=side.identity,
+        order=order, changeable=free, identity=side.identity,
     )  # fmt: skip
 
 

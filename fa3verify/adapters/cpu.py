@@ -1,6 +1,7 @@
 """Attention of other libraries on a CPU, each as its users call it, from numpy arrays to numpy arrays.
 
-Arrays are (batch, heads, seqlen, head_dim); every function returns out, and lse where the library gives one.
+Arrays are (batch, heads, seqlen, head_dim); every function returns out, and lse where the library gives one, or takes
+dout, out and lse as well and returns dq, dk and dv.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from fa3verify.adapters.tensors import to_numpy, to_torch
+from fa3verify.adapters.tensors import gradients_of, to_numpy, to_torch
+
+
+def math_of(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, softmax_scale: float, causal: bool
+) -> torch.Tensor:
+    """torch's ``scaled_dot_product_attention``, backend MATH, which autograd differentiates."""
+    with sdpa_kernel([SDPBackend.MATH]):
+        return scaled_dot_product_attention(query, key, value, is_causal=causal, scale=softmax_scale, enable_gqa=True)
 
 
 def torch_math(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, softmax_scale: float, causal: bool) -> np.ndarray:
-    """torch's ``scaled_dot_product_attention``, backend MATH."""
-    query, key, value = map(to_torch, (q, k, v))
-    with sdpa_kernel([SDPBackend.MATH]):
-        out = scaled_dot_product_attention(query, key, value, is_causal=causal, scale=softmax_scale, enable_gqa=True)
-    return to_numpy(out)
+    """The same of arrays."""
+    return to_numpy(math_of(*map(to_torch, (q, k, v)), softmax_scale=softmax_scale, causal=causal))
 
 
 def torch_flash(
@@ -109,17 +115,67 @@ def onnxruntime_attention(
     return out
 
 
-def transformers_eager(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, softmax_scale: float, causal: bool
-) -> np.ndarray:
+def eager_of(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, softmax_scale: float, causal: bool
+) -> torch.Tensor:
     """Hugging Face Transformers' eager attention of Llama, with the additive mask that models pass it."""
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
-    query, key, value = map(to_torch, (q, k, v))
-    mask = None
+    rows, keys, mask = query.shape[2], key.shape[2], None
     if causal:
-        hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1 + k.shape[2] - q.shape[2])
+        hidden = torch.ones(rows, keys, dtype=torch.bool).triu(1 + keys - rows)
         mask = torch.zeros(hidden.shape, dtype=query.dtype).masked_fill(hidden, torch.finfo(query.dtype).min)
-    module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False)
+    module = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], training=False)
     out, _ = eager_attention_forward(module, query, key, value, mask, softmax_scale)  # type: ignore[arg-type]
-    return to_numpy(out).swapaxes(1, 2)
+    return out.transpose(1, 2)
+
+
+def transformers_eager(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, softmax_scale: float, causal: bool
+) -> np.ndarray:
+    """The same of arrays."""
+    return to_numpy(eager_of(*map(to_torch, (q, k, v)), softmax_scale=softmax_scale, causal=causal))
+
+
+Three = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def torch_math_gradients(*arrays: np.ndarray, softmax_scale: float, causal: bool) -> Three:
+    """torch's autograd of backend MATH."""
+    return _differentiated(math_of, arrays, softmax_scale, causal)
+
+
+def transformers_eager_gradients(*arrays: np.ndarray, softmax_scale: float, causal: bool) -> Three:
+    """torch's autograd of Transformers' eager attention."""
+    return _differentiated(eager_of, arrays, softmax_scale, causal)
+
+
+def _differentiated(function: Any, arrays: tuple[np.ndarray, ...], softmax_scale: float, causal: bool) -> Three:
+    *inputs, dout = map(to_torch, arrays[:4])
+    dq, dk, dv = gradients_of(function, tuple(inputs), dout, softmax_scale=softmax_scale, causal=causal)
+    return to_numpy(dq), to_numpy(dk), to_numpy(dv)
+
+
+def torch_flash_gradients(*arrays: np.ndarray, softmax_scale: float, causal: bool) -> Three:
+    """The backward of what ``scaled_dot_product_attention`` runs on a CPU by default; heads of a group are added."""
+    q, k, v, dout, out, lse = map(to_torch, arrays)
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    dq, dk, dv = backward(dout, q, k, v, out, lse, 0.0, causal, scale=softmax_scale)
+    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
+    return to_numpy(dq), to_numpy(dk), to_numpy(dv)
+
+
+def jax_gradients(*arrays: np.ndarray, softmax_scale: float, causal: bool) -> Three:
+    """The vector-Jacobian product of ``jax.nn.dot_product_attention``, implementation xla."""
+    import jax
+
+    q, k, v, dout = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays[:4])
+
+    def forward(*inputs: Any) -> Any:
+        return jax.nn.dot_product_attention(*inputs, scale=softmax_scale, is_causal=causal, implementation="xla")
+
+    _, pull = jax.vjp(forward, q, k, v)
+    dq, dk, dv = (np.asarray(x).swapaxes(1, 2) for x in pull(dout))
+    return dq, dk, dv

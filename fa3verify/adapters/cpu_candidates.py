@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import Dtype
-from fa3verify.adapters.functions import array_candidate
+from fa3verify.adapters.functions import GradientsOf, array_candidate
 from fa3verify.candidates import Candidate
+from fa3verify.operations.backward import GradientConfig
 from fa3verify.policy import Policy
 
 _UNFUSED = SoftmaxOrder("unscaled", "always", "any", "normalised")
@@ -44,17 +46,43 @@ def _torch_flash(config: Config) -> KernelModel:
     return KernelModel(config.dtype, config.out_dtype, order=_BLOCKS, exp_error=TORCH_EXP_ERROR, **_ANY_TREE)
 
 
+def _fp32_gradients(config: GradientConfig) -> BackwardModel:
+    """torch's MATH: binary32 until gradients of single heads are rounded, which are added in 16 bits."""
+    return replace(_any_gradients(config), weights="fp32", parts=config.dtype)
+
+
+def _rounded_gradients(config: GradientConfig) -> BackwardModel:
+    """dP, P and dS in 16 bits, S in binary32."""
+    return replace(_any_gradients(config), dp=config.dtype, parts=config.dtype)
+
+
+def _eager_gradients(config: GradientConfig) -> BackwardModel:
+    """S, dP, P and dS in 16 bits, as frameworks store what they differentiate."""
+    return replace(_rounded_gradients(config), scores=config.dtype)
+
+
+def _torch_flash_gradients(config: GradientConfig) -> BackwardModel:
+    """Blocks of 32 rows and more by 512 keys, whose parts are added to gradients in 16 bits."""
+    blocks = {"tile_m": 32, "tile_n": 512, "parts": config.dtype}
+    return replace(_any_gradients(config), exp_error=TORCH_EXP_ERROR, **blocks)
+
+
+def _any_gradients(config: GradientConfig) -> BackwardModel:
+    return BackwardModel.any_order(config.dtype, config.forward)
+
+
 class Kernel(NamedTuple):
     """One kernel of a library: its function in :mod:`fa3verify.adapters.cpu`, packages and declared facts."""
 
     function: str
     packages: tuple[str, ...]
-    order: Callable[[Config], KernelModel]
+    order: Callable[[Any], KernelModel | BackwardModel]
     about: str
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
     features: tuple[str, ...] = ("causal", "gqa")
     policy: Policy = Policy(causal="top_left")
     min_seqlen: int = 1
+    gradients: GradientsOf = ""
 
 
 KERNELS = {
@@ -74,6 +102,25 @@ KERNELS = {
     "transformers.eager": Kernel(
         "transformers_eager", ("transformers", "torch"), _rounded_scores, "Transformers' eager attention on a CPU",
         policy=Policy(empty_out="undefined"),
+    ),
+}  # fmt: skip
+# FlexAttention has no backward on a CPU, ONNX Runtime none at all.
+GRADIENTS = {
+    "torch.math": Kernel(
+        "torch_math_gradients", ("torch",), _fp32_gradients, "autograd of torch SDPA, backend MATH, on a CPU",
+        gradients="own",
+    ),
+    "torch.flash": Kernel(
+        "torch_flash_gradients", ("torch",), _torch_flash_gradients, "backward of torch SDPA's FLASH on a CPU",
+        gradients="given",
+    ),
+    "jax.xla": Kernel(
+        "jax_gradients", ("jax",), _rounded_gradients, "vjp of jax.nn.dot_product_attention, xla, on a CPU",
+        gradients="own",
+    ),
+    "transformers.eager": Kernel(
+        "transformers_eager_gradients", ("transformers", "torch"), _eager_gradients,
+        "autograd of Transformers' eager attention on a CPU", gradients="own",
     ),
 }  # fmt: skip
 
@@ -100,10 +147,12 @@ def _candidates(name: str, kernel: Kernel) -> tuple[Candidate, ...]:
         policy=kernel.policy,
         min_seqlen=kernel.min_seqlen,
         description=kernel.about,
+        gradients=kernel.gradients,
     )
     return tuple(replace(candidate, unavailable=reason, bitwise=CLAIMED) for candidate in made)
 
 
 def cpu() -> tuple[Candidate, ...]:
     """Return the kernels, with the reason where a package is missing."""
-    return tuple(candidate for name, kernel in KERNELS.items() for candidate in _candidates(name, kernel))
+    named = (*KERNELS.items(), *GRADIENTS.items())
+    return tuple(candidate for name, kernel in named for candidate in _candidates(name, kernel))

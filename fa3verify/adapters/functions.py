@@ -18,10 +18,12 @@ import numpy as np
 
 from fa3_kernels.plan.config import Config, default_config
 from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Dtype, Operands
+from fa3verify import operations
 from fa3verify.candidates import FEATURES, Candidate, Result
 
 Layout = Literal["bhsd", "bshd"]
 Library = Literal["torch", "numpy"]
+GradientsOf = Literal["", "autograd", "given", "own"]
 ARRAY_FEATURES = FEATURES - {"block_descale"}  # descales are (batch, heads)
 
 
@@ -102,14 +104,19 @@ def array_candidate(
     out_dtype: str = "",
     library: Library = "numpy",
     device: str = "cpu",
+    gradients: GradientsOf = "",
     **facts: Any,
 ) -> tuple[Candidate, ...]:
-    """Make candidates of a function, one per dtype, named ``NAME.DTYPE``.
+    """Make candidates of a function, one per dtype, named ``NAME.DTYPE``, or ``NAME.backward.DTYPE``.
 
     Parameters
     ----------
     function : callable
-        As :class:`ArrayFunction` calls it.
+        As :class:`ArrayFunction` calls it, or for gradients
+        :class:`fa3verify.adapters.gradients.GradientFunction`.
+    gradients : {"", "autograd", "given", "own"}
+        Judge gradients, not an output: those that torch's autograd takes of it, or that it computes, of the out and lse
+        that it is given or of a forward of its own.
     out_dtype : {"", "fp16", "bf16"}
         Of an e4m3 function's output, bf16 by default; others return their own format.
     facts
@@ -120,23 +127,35 @@ def array_candidate(
     Raises
     ------
     ValueError
-        For a misspelt dtype, layout, feature or property, with the list of those that exist.
+        For a misspelt dtype, layout, feature, property or kind of gradients, with the list of those that exist; for
+        "autograd" of a function that is not of torch tensors.
     """
+    operation = "backward" if gradients else operations.FORWARD
+    taken = ARRAY_FEATURES & operations.find(operation).features
     features = frozenset(facts.pop("features", ("causal", "gqa")))
     bitwise = facts.pop("bitwise", ())
     for value, known, what in (
         *((dtype, DTYPES, "dtype") for dtype in dtypes),
-        *((feature, sorted(ARRAY_FEATURES), "feature") for feature in sorted(features)),
+        *((feature, sorted(taken), "feature") for feature in sorted(features)),
         *((law, invariant_laws(), "bitwise") for law in bitwise),
         (layout, get_args(Layout), "layout"),
+        (gradients, get_args(GradientsOf), "gradients"),
     ):
         if value not in known:
             raise ValueError(f"{what} must be among {', '.join(known)}, got {value!r}")
-    side = ArrayFunction(function, layout, library, device, features, out_dtype)
+    if gradients == "autograd" and library != "torch":
+        raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
+    side: Any = ArrayFunction(function, layout, library, device, features, out_dtype)
     title = name or getattr(function, "__name__", "function")
+    if gradients:
+        from fa3verify.adapters.gradients import GradientFunction
+
+        side = GradientFunction(function, layout, library, device, features, out_dtype, gradients)
+        title, facts = f"{title}.backward", {"min_seqlen": 1, **facts}
     return tuple(
         Candidate(
-            f"{title}.{dtype}", dtype, side.run, side.configure, features, bitwise=frozenset(bitwise), **facts
+            f"{title}.{dtype}", dtype, side.run, side.configure, features, bitwise=frozenset(bitwise),
+            operation=operation, **facts,
         )
         for dtype in dtypes
     )  # fmt: skip

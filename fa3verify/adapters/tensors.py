@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -33,3 +36,14 @@ def to_numpy(x: torch.Tensor) -> np.ndarray:
     if x.dtype not in _FORMATS:
         return x.cpu().numpy()
     return x.view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16).cpu().numpy().view(_FORMATS[x.dtype])
+
+
+def gradients_of(
+    function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], dout: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """Differentiate sum(out * dout) of a function that returns out, or a tuple that starts with it."""
+    leaves = tuple(x.detach().requires_grad_() for x in inputs)
+    with torch.enable_grad():
+        returned = function(*leaves, **options)
+        out = returned[0] if isinstance(returned, tuple) else returned
+        return torch.autograd.grad(out, leaves, dout)

@@ -53,7 +53,7 @@ class Findings:
     violations: dict[str, Find] = field(default_factory=dict)
 
 
-class _Chances:
+class Chances:
     """Which mutation to take: those that lately made a child better than its parent more often."""
 
     def __init__(self, mutations: Sequence[Callable], rng: np.random.Generator) -> None:
@@ -85,7 +85,7 @@ class Search:
         self.island, self.bound, self.rng = island, bound, np.random.default_rng(seed)
         self.found = Findings()
         self.archive: dict[tuple[str, int], tuple[float, Colony]] = {}  # objective and niche -> best of row 0, column 0
-        self.chances = _Chances(scores.MUTATIONS, self.rng), _Chances(values.MUTATIONS, self.rng)
+        self.chances = Chances(scores.MUTATIONS, self.rng), Chances(values.MUTATIONS, self.rng)
         self._start(Colony.normal(island, self.rng))
 
     def _start(self, colony: Colony, niche: int | None = None) -> None:
@@ -180,7 +180,7 @@ class Search:
     def _draw_step(self) -> float:
         return self.step * float(np.exp2(self.rng.uniform(-4, 2)))
 
-    def _mutate(self, chances: _Chances, target: Any) -> list[int]:
+    def _mutate(self, chances: Chances, target: Any) -> list[int]:
         drawn = [chances.draw() for _ in range(1 + int(self.rng.random() < 0.3))]
         for index in drawn:
             chances.mutations[index](target)

@@ -1,4 +1,4 @@
-"""A whole search: every island of every dtype on some processes, and what it found as one JSON value."""
+"""A whole search: all islands of some dtypes of an operation on some processes, and what it found as one JSON value."""
 
 from __future__ import annotations
 
@@ -6,47 +6,96 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fa3_reference.bounds.forward import forward_bound
 from fa3verify import __version__
-from fa3verify.adversary.colony import Colony, individual
-from fa3verify.adversary.evolve import search
-from fa3verify.adversary.islands import island_of, islands_of
+from fa3verify.adversary import evolve, gradients, islands
+from fa3verify.adversary.colony import individual
+from fa3verify.adversary.gradients.search import RATIOS as GRADIENT_RATIOS
+from fa3verify.adversary.gradients.search import replay as replay_gradients
 from fa3verify.adversary.judge import Bound, judge, judge_rounded
+from fa3verify.operations import FORWARD
 
 SCHEMA = "fa3verify.adversary/1"
 CHUNK = 20_000  # problems of one process's task: islands are searched by several seeds where more are wanted
 RATIOS = ("out", "rounded", "lse")  # before and after the output's last rounding, and of LSE
 
 
-def search_island(dtype: str, name: str, seed: list[int], problems: int) -> dict[str, Any]:
+def replay(values: dict[str, Any], bound: Bound = forward_bound) -> dict[str, float]:
+    """Judge a stored individual of the forward again: error / bound by name of :data:`RATIOS`."""
+    colony, row, column = individual(values)
+    verdict = judge(colony, bound)
+    ratios = float(verdict.out[row, column]), float(judge_rounded(colony, bound)[row, column]), float(verdict.lse[row])
+    return dict(zip(RATIOS, ratios, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Breed:
+    """How the inputs of one operation are bred.
+
+    Parameters
+    ----------
+    ratios : tuple of str
+        Names of what is searched for the largest error / bound.
+    columns : str
+        What they are, in words.
+    islands : callable
+        ``islands(dtype)``; empty for a dtype that the operation does not have.
+    search : callable
+        ``search(island, seed, problems)`` returns :class:`fa3verify.adversary.evolve.Findings`.
+    replay : callable
+        ``replay(individual)``: the ratios of a stored individual by name.
+    """
+
+    ratios: tuple[str, ...]
+    columns: str
+    islands: Callable[[str], tuple[Any, ...]]
+    search: Callable[..., evolve.Findings]
+    replay: Callable[[dict[str, Any]], dict[str, float]]
+
+
+BREEDS = {
+    FORWARD: Breed(RATIOS, "out before and after its last rounding, lse", islands.islands_of, evolve.search, replay),
+    "backward": Breed(
+        GRADIENT_RATIOS, "dq, dk and dv before their last rounding",
+        gradients.islands_of, gradients.search, replay_gradients,
+    ),
+}  # fmt: skip
+
+
+def dtypes_of(operation: str) -> tuple[str, ...]:
+    """Return the dtypes of which an operation has islands."""
+    return tuple(dtype for dtype in ("fp16", "bf16", "e4m3") if BREEDS[operation].islands(dtype))
+
+
+def search_island(dtype: str, name: str, seed: list[int], problems: int, operation: str = FORWARD) -> dict[str, Any]:
     """Search one island and return its findings as JSON values."""
-    return asdict(search(island_of(dtype, name), seed, problems))
+    breed = BREEDS[operation]
+    island = next(island for island in breed.islands(dtype) if island.name == name)
+    return asdict(breed.search(island, seed, problems))
 
 
-def plan(dtypes: tuple[str, ...], problems: int, seed: int) -> list[dict[str, Any]]:
+def plan(dtypes: tuple[str, ...], problems: int, seed: int, operation: str = FORWARD) -> list[dict[str, Any]]:
     """Return the arguments of :func:`search_island` that together judge so many problems for every dtype."""
     tasks = []
     for dtype in dtypes:
-        islands = islands_of(dtype)
-        share = -(-problems // len(islands))
+        own = BREEDS[operation].islands(dtype)
+        share = -(-problems // len(own))
         parts = -(-share // CHUNK)
         for part in range(parts):
-            for index, island in enumerate(islands):
+            for index, island in enumerate(own):
                 arguments = {"dtype": dtype, "name": island.name, "seed": [seed, index, part]}
-                tasks.append(arguments | {"problems": -(-share // parts)})
+                tasks.append(arguments | {"problems": -(-share // parts), "operation": operation})
     return tasks
 
 
-def _warm_up(dtypes: tuple[str, ...]) -> None:
+def _warm_up(dtypes: tuple[str, ...], operation: str) -> None:
     """Compile the twin's loops once, before the processes would do so all together."""
     for dtype in dtypes:
-        judge(Colony.normal(islands_of(dtype)[0], np.random.default_rng(0)))
+        BREEDS[operation].search(BREEDS[operation].islands(dtype)[0], 0, 1)
 
 
 def run(
@@ -55,8 +104,9 @@ def run(
     seed: int,
     jobs: int = 0,
     progress: Callable[[str], None] = lambda label: None,
+    operation: str = FORWARD,
 ) -> dict[str, Any]:
-    """Search all islands of some dtypes.
+    """Search all islands of some dtypes of an operation.
 
     Parameters
     ----------
@@ -69,6 +119,8 @@ def run(
         Processes; 0 is one per core.
     progress : callable
         Called with the name of each part that is done.
+    operation : str
+        A key of :data:`BREEDS`.
 
     Returns
     -------
@@ -80,8 +132,8 @@ def run(
     fa3verify.campaign.pool.TaskError
         If a process was lost.
     """
-    tasks = plan(dtypes, problems, seed)
-    _warm_up(dtypes)
+    tasks = plan(dtypes, problems, seed, operation)
+    _warm_up(dtypes, operation)
     with _executor(jobs or os.cpu_count() or 1) as executor:
         futures = [executor.submit(search_island, **arguments) for arguments in tasks]
         results = []
@@ -92,12 +144,15 @@ def run(
 
 
 def assembled(tasks: list[dict[str, Any]], results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put the findings of :func:`search_island` together by dtype and island."""
+    """Put the findings of :func:`search_island`, all of one operation, together by dtype and island."""
     dtypes = dict.fromkeys(task["dtype"] for task in tasks)
+    operation = tasks[0]["operation"] if tasks else FORWARD
     pairs = list(zip(tasks, results, strict=True))
-    parts = {dtype: _merged_dtype([(t, r) for t, r in pairs if t["dtype"] == dtype]) for dtype in dtypes}
+    ratios = BREEDS[operation].ratios
+    parts = {dtype: _merged_dtype([(t, r) for t, r in pairs if t["dtype"] == dtype], ratios) for dtype in dtypes}
     above_1 = sum(part["above_1"] for part in parts.values())
-    return {"schema": SCHEMA, "version": __version__, "above_1": above_1, "dtypes": parts}
+    named = {"schema": SCHEMA, "version": __version__, "operation": operation}
+    return named | {"above_1": above_1, "dtypes": parts}
 
 
 def _executor(jobs: int) -> Executor:
@@ -108,11 +163,13 @@ def _executor(jobs: int) -> Executor:
     return IsolatingPool(jobs, limit_s=3600.0)
 
 
-def _merged_dtype(results: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
-    names = dict.fromkeys(task["name"] for task, _ in results)
-    islands = {name: _merged([r for task, r in results if task["name"] == name]) for name in names}
+def _merged_dtype(results: list[tuple[dict[str, Any], dict[str, Any]]], names: tuple[str, ...]) -> dict[str, Any]:
+    islands = {
+        island: _merged([r for task, r in results if task["name"] == island], names)
+        for island in dict.fromkeys(task["name"] for task, _ in results)
+    }
     totals = {key: sum(island[key] for island in islands.values()) for key in ("problems", "generations", "restarts")}
-    ratios = {ratio: max(island["best"][ratio]["ratio"] for island in islands.values()) for ratio in RATIOS}
+    ratios = {name: max(island["best"][name]["ratio"] for island in islands.values()) for name in names}
     return totals | {
         "above_1": sum(island["above_1"] for island in islands.values()),
         "ratio": ratios,
@@ -120,26 +177,18 @@ def _merged_dtype(results: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[
     }
 
 
-def _merged(results: list[dict[str, Any]]) -> dict[str, Any]:
+def _merged(results: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, Any]:
     """Findings of one island under several seeds; counts of problems at a find are of its own seed."""
     totals = {key: sum(r[key] for r in results) for key in ("problems", "generations", "restarts", "above_1")}
     none = {"ratio": 0.0, "problems": 0, "individual": None}
-    best = {name: max((r["best"].get(name, none) for r in results), key=lambda find: find["ratio"]) for name in RATIOS}
+    best = {name: max((r["best"].get(name, none) for r in results), key=lambda find: find["ratio"]) for name in names}
     violations: dict[str, Any] = {}
     for result in results:
         violations = result["violations"] | violations
     return totals | {"best": best, "violations": violations}
 
 
-def replay(values: dict[str, Any], bound: Bound = forward_bound) -> dict[str, float]:
-    """Judge a stored individual again: error / bound by name of :data:`RATIOS`."""
-    colony, row, column = individual(values)
-    verdict = judge(colony, bound)
-    ratios = float(verdict.out[row, column]), float(judge_rounded(colony, bound)[row, column]), float(verdict.lse[row])
-    return dict(zip(RATIOS, ratios, strict=True))
-
-
-def replay_file(path: Path, bound: Bound = forward_bound) -> list[tuple[str, str, dict[str, float]]]:
+def replay_file(path: Path) -> list[tuple[str, str, dict[str, float]]]:
     """Judge the finds of a result file again: what each is, what the file says of it, and its ratios now.
 
     Raises
@@ -151,6 +200,7 @@ def replay_file(path: Path, bound: Bound = forward_bound) -> list[tuple[str, str
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["schema"] != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA!r}, got {body['schema']!r}")
+        breed = BREEDS[body.get("operation", FORWARD)]  # older files are of the forward
         islands = [(dtype, *i) for dtype, part in body["dtypes"].items() for i in part["islands"].items()]
         finds = [
             (f"{dtype} {name} {what}", str(find["ratio"]), find["individual"])
@@ -160,4 +210,4 @@ def replay_file(path: Path, bound: Bound = forward_bound) -> list[tuple[str, str
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of fa3verify adversary: {error}") from None
-    return [(what, stored, replay(values, bound)) for what, stored, values in finds]
+    return [(what, stored, breed.replay(values)) for what, stored, values in finds]

@@ -87,8 +87,9 @@ class Entry:
     states_order : bool
         Whether it states its order of operations; if not, it was judged by that of any order.
     orders : tuple of dict
-        The orders that its bounds assumed: fields of :class:`fa3_reference.bounds.KernelModel`, as this version has
-        them. Several where its configurations differ, none for a quantiser.
+        The orders that its bounds assumed: fields of :class:`fa3_reference.bounds.KernelModel`, of gradients of
+        :class:`fa3_reference.bounds.model.BackwardModel`, as this version has them. Several where its configurations
+        differ, none for a quantiser.
     effort : Effort
     verdict : {"pass", "fail", "inconclusive"}
     inconclusive : str, optional

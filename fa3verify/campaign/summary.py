@@ -13,7 +13,7 @@ from typing import Any
 from fa3verify import __version__, coverage, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
-from fa3verify.campaign.tasks import Outcome, of_kernel, pooled
+from fa3verify.campaign.tasks import BOUND_LAWS, Outcome, of_kernel, pooled
 from fa3verify.cases import Case
 from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 from fa3verify.verdict import EXIT_CODES, ratio_text
@@ -193,7 +193,7 @@ def _kernel(
         "worst_ratio_lse": sides.get("lse"),
         "worst_ratios": sides,
         "worst": worst and {"family": worst["family"], "case": worst["describe"], "replay": worst["case"]},
-        "search_effort": len(cases) + sum(law["examples"] for law in laws if law["law"] == "error_within_bound"),
+        "search_effort": len(cases) + sum(law["examples"] for law in laws if law["law"] in BOUND_LAWS),
         "coverage": covered,
         "inconclusive": coverage.inconclusive(covered),
         "families": families,

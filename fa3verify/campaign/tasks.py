@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.model import BackwardModel
 from fa3verify import operations, watch
 from fa3verify.calls import CandidateError
 from fa3verify.campaign.introduction import Introduction, found
@@ -26,6 +27,7 @@ from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.operations import Operation
 from fa3verify.text import of_error
 
+BOUND_LAWS = ("error_within_bound", "gradients_within_bound")
 GIVE_UP = 3  # workers that one kernel may lose
 
 
@@ -119,7 +121,7 @@ def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[di
 def _order(candidate: Candidate, case: Case) -> dict[str, Any] | None:
     """The order of operations that the bound of a case assumed, None for an operation whose bound assumes none."""
     assumed = operations.find(candidate.operation).assumed(candidate, candidate.config_for(case.problem, case.changes))
-    return asdict(assumed) if isinstance(assumed, KernelModel) else None
+    return asdict(assumed) if isinstance(assumed, KernelModel | BackwardModel) else None
 
 
 def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def plan(kernels: list[Introduction], profile: str, seed: int, captures: tuple[C
     for kernel in kernels:
         durable = kernel.name.startswith("twin.")
         for law in kernel.laws:
-            examples = size.bound_examples if law == "error_within_bound" else size.law_examples
+            examples = size.bound_examples if law in BOUND_LAWS else size.law_examples
             arguments = {"kernel": kernel.name, "law": law, "max_examples": examples, "seed": seed}
             tasks.append(Task("law", f"{kernel.name}: {law}", check_law, arguments, durable))
         for family in kernel.families:

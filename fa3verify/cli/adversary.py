@@ -11,6 +11,7 @@ from fa3verify.cli.exits import EPILOG, FINDING, OK, one_line_errors, write
 
 
 @click.command(epilog=EPILOG)
+@click.option("--operation", type=click.Choice(["forward", "backward"]), default="forward", show_default=True)
 @click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
 @click.option("--problems", type=click.IntRange(1), default=100_000, show_default=True, help="For every dtype.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
@@ -21,12 +22,20 @@ from fa3verify.cli.exits import EPILOG, FINDING, OK, one_line_errors, write
 @click.option("--replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge the finds of a file again.")
 @click.option("--quiet", is_flag=True, help="Print the sums only.")
 def adversary(
-    dtypes: tuple[str, ...], problems: int, seed: int, out: Path, jobs: int, replay: Path | None, quiet: bool
+    operation: str,
+    dtypes: tuple[str, ...],
+    problems: int,
+    seed: int,
+    out: Path,
+    jobs: int,
+    replay: Path | None,
+    quiet: bool,
 ) -> None:
     """Search for inputs on which our twins leave their error bound; exit code 1 if one does.
 
-    Scores and values evolve from normal ones. The file holds, for every dtype and shape, the largest error / bound
-    before and after the output's last rounding, and the input that has it.
+    Scores and values evolve from normal ones; of gradients all arrays do, over all orders in which parts may be added.
+    The file holds, for every dtype and shape, the largest error / bound before the last rounding (of the forward's
+    output also after it), and the input that has it.
     """
     with one_line_errors():
         from fa3verify.adversary import run
@@ -37,8 +46,11 @@ def adversary(
             found = run.replay_file(replay)
             console.print_adversary_replay(found)
             raise Exit(OK if all(max(ratios.values()) <= 1 for _, _, ratios in found) else FINDING)
+        known = run.dtypes_of(operation)
+        if unknown := [dtype for dtype in dtypes if dtype not in known]:
+            raise ValueError(f"dtype of {operation} must be among {', '.join(known)}, got {unknown[0]}")
         with console.counting("islands searched", quiet) as tell:
-            body = run.run(dtypes or ("fp16", "bf16", "e4m3"), problems, seed, jobs, tell)
+            body = run.run(dtypes or known, problems, seed, jobs, tell, operation)
         write(json_text(body), str(out))
-        console.print_adversary(body, out, quiet=quiet)
+        console.print_adversary(body, run.BREEDS[operation].columns, out, quiet=quiet)
         raise Exit(FINDING if body["above_1"] else OK)

@@ -296,8 +296,8 @@ def print_recording(recording: Recording, found: dict[str, Any]) -> None:
             console.print(f"  {count:,} not compared: {escape(reason)}", soft_wrap=True, highlight=False)
 
 
-def print_adversary(body: dict[str, Any], out: Path, *, quiet: bool) -> None:
-    """Print the largest error / bound of every island and of every dtype, and what lies beyond 1."""
+def print_adversary(body: dict[str, Any], columns: str, out: Path, *, quiet: bool) -> None:
+    """Print the largest error / bound of every island and of every dtype, in these columns, and what lies beyond 1."""
     console = Console()
     for dtype, part in body["dtypes"].items():
         rows = (
@@ -311,12 +311,12 @@ def print_adversary(body: dict[str, Any], out: Path, *, quiet: bool) -> None:
         for name, counts, ratios in [*rows, ("", part, part["ratio"].values())]:
             figures = " ".join(f"{ratio:7.4f}" for ratio in ratios)
             sums = f"{counts['problems']:>9,} problems {counts['generations']:>7,} generations"
-            line = f"{dtype:5}{name:15}{figures}   {sums}, {counts['above_1']} above 1"
+            line = f"{dtype:5}{name:27}{figures}   {sums}, {counts['above_1']} above 1"
             console.print(line, soft_wrap=True, highlight=False)
         for name, island in part["islands"].items():
             for cause, find in island["violations"].items():
                 console.print(f"[red]FAIL[/red] {dtype} {name}: error / bound {find['ratio']:.4g}, {cause}")
-    console.print("columns: out before and after its last rounding, lse", highlight=False)
+    console.print(f"columns: {columns}", highlight=False)
     console.print(f"written to {escape(str(out))}", soft_wrap=True, highlight=False)
 
 

@@ -2,14 +2,14 @@
 
 Out and lse are those of a forward that errs only in its last rounding, so that a backward is judged for itself, whoever
 wrote the forward that goes with it. The gradient of the output is drawn like V: of a problem whose keys are the
-queries, by the same recipe with the complementary seed.
+queries, by the same recipe with the complementary seed. Beside real activations it is that of a real loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, encode
-from fa3_reference.problem import AttentionProblem, BackwardOperands, Operands
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
+from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
 
@@ -47,7 +48,25 @@ _PACKED = {
 _PADDED = {"batch": 2, "nheads": 2, "nheads_kv": 2, "seqlen_q": 200, "seqlen_k": 300, "head_dim": 96, "causal": True}
 _SHAPES = (_GROUPED, _DENSE, _WIDE, _PACKED, _PADDED)
 _QUICK = 3
+_REAL = ("activations", "captured")  # distributions
 _FAMILY = "flash3.dew"  # whose backward the twin computes unless another is named
+
+
+@dataclass(frozen=True, slots=True)
+class GradientConfig:
+    """A backward kernel of which only formats are known, and whose forward its gradients are of.
+
+    ``forward`` is "given" where it reads the out and lse that it is given; "own" where it finds its own, as automatic
+    differentiation does, so that its truth is that of the exact ones.
+    """
+
+    dtype: Dtype
+    forward: Literal["given", "own"] = "given"
+
+
+def model_of(config: BackwardConfig) -> BackwardModel:
+    """Return the order of operations of a configuration's family."""
+    return config.model
 
 
 class Backward(Operation):
@@ -84,7 +103,9 @@ class Backward(Operation):
         return backward(problem, operands, config, fault=fault)
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
-        return *recipe.draw(problem), drawn_dout(problem, recipe)
+        q, k, v = recipe.draw(problem)
+        is_real = recipe.distribution in _REAL
+        return q, k, v, readout_dout(problem, q, k, v, recipe.seed) if is_real else drawn_dout(problem, recipe)
 
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
@@ -94,14 +115,20 @@ class Backward(Operation):
         rounded = encode(out, FORMATS[problem.dtype], "ieee")
         return Quantized(BackwardOperands(q, k, v, dout=dout, out=rounded, lse=lse.astype(np.float32)))
 
-    def truth(self, problem: AttentionProblem, arrays: Arrays, config: BackwardConfig, got: Outputs) -> Outputs:
-        """Of the out and lse that were given, or, of inputs before rounding, of the exact ones."""
+    def truth(
+        self, problem: AttentionProblem, arrays: Arrays, config: BackwardConfig | GradientConfig, got: Outputs
+    ) -> Outputs:
+        """Of the out and lse that were given; of inputs before rounding, or of a kernel's own, of the exact ones."""
         q, k, v, dout, *returned = arrays
+        if isinstance(config, GradientConfig) and config.forward == "own":
+            returned = []
         forward = Attention(*returned) if returned else attention(problem, q, k, v)
         return attention_bwd(problem, q, k, v, dout, forward)._asdict()
 
-    def assumed(self, candidate: Candidate, config: BackwardConfig) -> BackwardModel:
-        return config.model if candidate.order is not None else BackwardModel(config.dtype)
+    def assumed(self, candidate: Candidate, config: BackwardConfig | GradientConfig) -> BackwardModel:
+        if candidate.order is not None:
+            return candidate.order(config)
+        return BackwardModel.any_order(config.dtype, getattr(config, "forward", "given"))
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: BackwardModel, got: Outputs) -> Outputs:
         from fa3_reference.bounds.backward import backward_bound
@@ -122,9 +149,7 @@ class Backward(Operation):
 
 
 def drawn_dout(problem: AttentionProblem, recipe: Recipe) -> np.ndarray:
-    """Draw the gradient of the output, float64 of the problem's out_shape; normal beside stored activations."""
-    if recipe.distribution == "activations":  # which have no gradients
-        recipe = Recipe("normal", seed=recipe.seed)
+    """Draw the gradient of the output, float64 of the problem's out_shape."""
     queries = {"seqlen_k": problem.seqlen_q, "seqlens_k": problem.seqlens_q, "nheads_kv": problem.nheads}
     square = replace(problem, causal=False, window=(-1, -1), **queries)
     return replace(recipe, seed=2**64 - 1 - recipe.seed, edits=()).draw(square)[2]

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
@@ -67,6 +68,37 @@ def _one_channel(candidate: Candidate, trial: Trial) -> Violation | None:
     v[..., channel] = -v[..., channel]
     plain, other = setup.run(candidate), setup.fed(v=v).run(candidate)
     return same_bits(f"V negated in channel {channel}", {"dv": other["dv"]}, {"dv": plain["dv"]})
+
+
+def _one_dout_channel(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    channel = trial.integer("position", 0, _MOST) % setup.problem.head_dim_v
+    dout = setup.operands.dout.copy()  # type: ignore[attr-defined]
+    dout[..., channel] = -dout[..., channel]
+    plain, other = setup.run(candidate), setup.fed(dout=dout).run(candidate)
+    others = np.arange(setup.problem.head_dim_v) != channel
+    return same_values(f"dO negated in channel {channel}: dv", other["dv"], plain["dv"], others)
+
+
+def _batch(candidate: Candidate, trial: Trial) -> Violation | None:
+    """Every sequence twice: both have the gradients of the one."""
+    setup = set_up(candidate, trial.case)
+    names = ("q", "k", "v", "dout", "out", "lse")
+    twice = {name: np.concatenate([getattr(setup.operands, name)] * 2) for name in names}
+    larger = _on(setup, replace(setup.problem, batch=2 * setup.problem.batch), candidate).fed(**twice)
+    alone, both = setup.run(candidate), larger.run(candidate)
+    return same_bits("every sequence twice", both, {name: np.concatenate([x, x]) for name, x in alone.items()})
+
+
+def _scaled_scores(candidate: Candidate, trial: Trial) -> Violation | None:
+    """Q times 2 and softmax_scale halved leave P: dV and dK keep their bits, and dQ is halved where that is exact."""
+    setup = set_up(candidate, trial.case)
+    problem, q = setup.problem, setup.operands.q
+    halved = replace(problem, softmax_scale=problem.softmax_scale / 2)
+    plain, other = setup.run(candidate), _on(setup, halved, candidate).fed(q=q * q.dtype.type(2)).run(candidate)
+    exact = np.abs(other["dq"].astype(np.float64)) >= FORMATS[problem.dtype].min_normal
+    twice = {**other, "dq": np.where(exact, other["dq"] * q.dtype.type(2), plain["dq"])}
+    return same_bits("Q times 2, softmax_scale halved", twice, plain)
 
 
 def _one_row(candidate: Candidate, trial: Trial) -> Violation | None:
@@ -155,6 +187,31 @@ GRADIENT_LAWS = (
         of=_OF,
     ),
     law(
+        "dv_channels_are_independent",
+        "a changed channel of dO leaves the other channels of dV as they are, bit for bit",
+        "invariant",
+        _one_dout_channel,
+        wanted=_ANY,
+        parameters=_position,
+        of=_OF,
+    ),
+    law(
+        "gradients_do_not_depend_on_the_batch",
+        "a batch in which every sequence stands twice gives each the bits that it has alone",
+        "invariant",
+        _batch,
+        wanted=replace(_ANY, layout="batched"),
+        of=_OF,
+    ),
+    law(
+        "gradients_follow_scaled_scores",
+        "Q times 2 with half the softmax_scale leaves the bits of dK and dV and halves dQ",
+        "invariant",
+        _scaled_scores,
+        wanted=replace(_ANY, families=("normal", "peaky", "outlier_channels")),
+        of=_OF,
+    ),
+    law(
         "rows_reach_what_they_see",
         "dO of a row changes no bit of dQ of other rows, nor of dK and dV of keys that the mask hides from the row",
         "invariant",
@@ -168,7 +225,7 @@ GRADIENT_LAWS = (
         "dQ of rows that see no key is 0",
         "exact",
         _no_key,
-        wanted=replace(_ANY, masks="causal"),
+        wanted=replace(_ANY, masks="causal", seqlens_k=(1, 17, 40)),  # fewer than queries, as a rule
         applies=needs("causal"),
         of=_OF,
     ),

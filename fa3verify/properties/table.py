@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fa3verify.properties.bounded import BOUNDED_LAWS
 from fa3verify.properties.exact import EXACT_LAWS
+from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS
 from fa3verify.properties.gradients import GRADIENT_LAWS
 from fa3verify.properties.law import Law
 from fa3verify.properties.policy import POLICY_LAWS
@@ -21,4 +22,5 @@ LAWS: tuple[Law, ...] = (
     *ROTATION_LAWS,
     *QUANTIZE_LAWS,
     *GRADIENT_LAWS,
+    *GRADIENT_INPUT_LAWS,
 )

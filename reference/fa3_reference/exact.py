@@ -24,7 +24,8 @@ class ExactAttention(NamedTuple):
     lse_radius: np.ndarray
 
 
-def _flint() -> ModuleType:
+def load_flint() -> ModuleType:
+    """Import python-flint; ImportError names the extra that has it."""
     try:
         import flint
     except ImportError as error:
@@ -63,7 +64,7 @@ def exact_attention(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not np.isfinite(x).all():
             raise ValueError(f"{name} must be finite for ball arithmetic, got NaN or Inf")
-    flint = _flint()
+    flint = load_flint()
     result = ExactAttention(
         np.zeros(problem.out_shape), np.full(problem.lse_shape, -np.inf),
         np.zeros(problem.out_shape), np.zeros(problem.lse_shape),
@@ -74,18 +75,18 @@ def exact_attention(
                 q_head = problem.rows_q(q, seq)[:, head]
                 k_head, v_head = (problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v))
                 out, totals = _exact_head(problem, q_head, k_head, v_head)
-                _store(problem.rows_q(result.out, seq)[:, head], problem.rows_q(result.out_radius, seq)[:, head], out)
+                store(problem.rows_q(result.out, seq)[:, head], problem.rows_q(result.out_radius, seq)[:, head], out)
                 lse = [total.log() if total > 0 else None for total in totals]
-                _store(problem.rows_lse(result.lse, seq)[head], problem.rows_lse(result.lse_radius, seq)[head], lse)
+                store(problem.rows_lse(result.lse, seq)[head], problem.rows_lse(result.lse_radius, seq)[head], lse)
     return result
 
 
 def _exact_head(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[list[Any], list[Any]]:
     """Return the balls of one head's output in row-major order (None for empty rows) and of its row sums."""
-    flint = _flint()
+    flint = load_flint()
     scale, cap, zero = flint.arb(problem.softmax_scale), flint.arb(problem.softcap), flint.arb(0)
     first, stop = problem.visible_keys(np.arange(q.shape[0]), q.shape[0], k.shape[0])
-    products = (_matrix(q) * _matrix(k).transpose()).entries()
+    products = (matrix(q) * matrix(k).transpose()).entries()
     weights, totals = [], []
     for i in range(q.shape[0]):
         row = [zero] * k.shape[0]
@@ -94,19 +95,20 @@ def _exact_head(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.n
             row[j] = (cap * (x / cap).tanh() if problem.softcap > 0 else x).exp()
         weights += row
         totals.append(sum(row, start=zero))
-    sums = (flint.arb_mat(q.shape[0], k.shape[0], weights) * _matrix(v)).entries()
+    sums = (flint.arb_mat(q.shape[0], k.shape[0], weights) * matrix(v)).entries()
     rows = np.repeat(np.arange(q.shape[0]), v.shape[1]).tolist()
     return [x / totals[i] if totals[i] > 0 else None for x, i in zip(sums, rows, strict=True)], totals
 
 
-def _matrix(x: np.ndarray) -> Any:
-    flint = _flint()
+def matrix(x: np.ndarray) -> Any:
+    """Return a float64 matrix as exact balls."""
+    flint = load_flint()
     return flint.arb_mat(x.shape[0], x.shape[1], [flint.arb(value) for value in x.ravel().tolist()])
 
 
-def _store(midpoints: np.ndarray, radii: np.ndarray, balls: list[Any]) -> None:
+def store(midpoints: np.ndarray, radii: np.ndarray, balls: list[Any]) -> None:
     """Write midpoints as float64 and bounds of their distance to anything inside the balls; skip None."""
-    flint = _flint()
+    flint = load_flint()
     for where, ball in zip(np.ndindex(midpoints.shape), balls, strict=True):
         if ball is None:
             continue

@@ -1,10 +1,11 @@
-"""A-priori bound of the rounding error of every element of dQ, dK and dV, for the order of FlashAttention's backward.
+"""A-priori bound of the rounding error of every element of dQ, dK and dV, for any declared order of a flash backward.
 
-The truth is the closed form of :mod:`fa3_reference.attention_bwd` on what the kernel was given, out and lse included.
-The kernel: S and dP by wgmma; P by one fused exponent in log2 units and ex2; D and dS in binary32; P and dS rounded to
-16 bits; dV and dK chained over the rows by wgmma; dQ a part per key block, the parts added in binary32 in any order,
-and so dK and dV over the heads of a group; dQ and dK times softmax_scale; one rounding. Steps B1 to B8 are numbered as
-in reference/README.md. Nothing here knows the twin.
+The truth is the closed form of :mod:`fa3_reference.attention_bwd` on what the kernel was given, out and lse included;
+of a kernel that finds its own, on the exact ones. The order is that of a :class:`BackwardModel`, by default
+FlashAttention's: S and dP by wgmma; P by one fused exponent in log2 units and ex2; D and dS in binary32; P and dS
+rounded to 16 bits; dV and dK chained over the rows by wgmma; dQ a part per key block, the parts added in binary32 in
+any order, and so dK and dV over the heads of a group; dQ and dK times softmax_scale; one rounding. Steps B1 to B9 are
+numbered as in reference/README.md. Nothing here knows the twin.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.bounds.device import EX2_REL, FP32_MAX, FP32_MIN_NORMAL, U_FP32, TensorCore
+from fa3_reference.attention import Attention, attention
+from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
+from fa3_reference.bounds.gradient_sums import SCALED_OPERANDS, Sum, added, product, scaled, stored
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, rounded, rounded_error, score_error
+from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Sequence
 
-_OWN = 2.0**-20  # 2^-53 of float64 over 2^-24 of binary32, with room for chains of different lengths
 _LARGEST_SUM = 2.0**126  # of absolute products, below which no partial sum overflows
 _SCALE_ROUNDINGS = 3  # of softmax_scale, of log2(e), of their product
+_LEAST = 2.0**-500  # error of a weight that vanished: products of it may be lost in the truth's float64 or kept
+_DIVISION = 8  # units of binary32: reciprocal or division by a row sum, and the multiplication
 
 
 class BackwardBound(NamedTuple):
@@ -29,14 +34,6 @@ class BackwardBound(NamedTuple):
     dq: np.ndarray
     dk: np.ndarray
     dv: np.ndarray
-
-
-class _Sum(NamedTuple):
-    """Exact sums, their error so far, and the sums of absolute values that rounding is relative to."""
-
-    exact: np.ndarray
-    error: np.ndarray
-    size: np.ndarray
 
 
 class _Head(NamedTuple):
@@ -49,6 +46,15 @@ class _Head(NamedTuple):
     out: np.ndarray
     lse: np.ndarray  # (seqlen_q,)
     visible: np.ndarray  # bool (seqlen_q, seqlen_k)
+
+
+class _Weights(NamedTuple):
+    """P, exactly and between which ends the exponential leaves it, and how far the P that enters products is off."""
+
+    exact: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    stored_error: np.ndarray
 
 
 def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> BackwardBound:
@@ -66,7 +72,7 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     BackwardBound
         0 where no pair is visible and everything is exactly 0. inf where nothing is promised: sums that NaN or Inf in
         an operand reach, or an lse that is no finite number though its row sees a key; weights, dS, sums or gradients
-        that may overflow their format.
+        that may overflow their format; a softmax_scale outside the normal range of binary32.
 
     Raises
     ------
@@ -75,131 +81,190 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     """
     if problem.softcap > 0:
         raise ValueError(f"the bound of gradients knows no softcap, got {problem.softcap}")
-    found = BackwardBound(*(np.zeros(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape)))
+    scale = problem.softmax_scale
+    is_lost = min(scale, scale * LOG2_E) < FP32_MIN_NORMAL or scale * LOG2_E > FP32_MAX  # 0 * -inf of a hidden pair
+    shapes = (problem.q_shape, problem.k_shape, problem.v_shape)
+    found = BackwardBound(*(np.full(shape, np.inf if is_lost else 0.0) for shape in shapes))
+    if is_lost:
+        return found
     with np.errstate(all="ignore"):
+        returned = _returned(problem, operands, model)
         for seq in problem.sequences():
             for kv_head in range(problem.nheads_kv):
                 heads = range(kv_head * problem.group, (kv_head + 1) * problem.group)
-                sums = [_head_sums(problem, _head(problem, operands, seq, head), model) for head in heads]
+                parts = [_head(problem, operands, returned, seq, head) for head in heads]
+                sums = [_head_sums(scale, h, model) for h in parts]
                 for head, (dq, _, _) in zip(heads, sums, strict=True):
-                    problem.rows_q(found.dq, seq)[:, head] = _stored(_scaled(dq, problem), model)
-                dk = _added([_scaled(dk, problem) for _, dk, _ in sums])
-                problem.rows_k(found.dk, seq)[:, kv_head] = _stored(dk, model)
-                problem.rows_k(found.dv, seq)[:, kv_head] = _stored(_added([dv for _, _, dv in sums]), model)
+                    problem.rows_q(found.dq, seq)[:, head] = stored(dq, model)
+                problem.rows_k(found.dk, seq)[:, kv_head] = stored(added([dk for _, dk, _ in sums], model), model)
+                problem.rows_k(found.dv, seq)[:, kv_head] = stored(added([dv for _, _, dv in sums], model), model)
     return found
 
 
-def _head(problem: AttentionProblem, operands: BackwardOperands, seq: Sequence, head: int) -> _Head:
+def _returned(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> Attention:
+    """Out and lse that the truth is of."""
+    if model.forward == "own":
+        return attention(problem, *(x.astype(np.float64) for x in (operands.q, operands.k, operands.v)))
+    return Attention(operands.out, operands.lse)
+
+
+def _head(
+    problem: AttentionProblem, operands: BackwardOperands, returned: Attention, seq: Sequence, head: int
+) -> _Head:
     o, kv_head = operands, head // problem.group
-    q, dout, out = (problem.rows_q(x, seq)[:, head].astype(np.float64) for x in (o.q, o.dout, o.out))
+    q, dout, out = (problem.rows_q(x, seq)[:, head].astype(np.float64) for x in (o.q, o.dout, returned.out))
     k, v = (problem.rows_k(x, seq)[:, kv_head].astype(np.float64) for x in (o.k, o.v))
-    lse = problem.rows_lse(o.lse, seq)[head].astype(np.float64)
+    lse = problem.rows_lse(returned.lse, seq)[head].astype(np.float64)
     first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
     keys = np.arange(seq.seqlen_k)
     return _Head(q, k, v, dout, out, lse, (keys >= first[:, None]) & (keys < stop[:, None]))
 
 
-def _head_sums(problem: AttentionProblem, h: _Head, model: BackwardModel) -> tuple[_Sum, _Sum, _Sum]:
-    """Steps B1 to B6: unscaled dQ and dK, and dV, of one query head."""
-    low, p, high = _weights(problem, h, model)
-    t, dt = _differences(h, model)
-    dp = np.maximum(high - p, p - low)
-    ds = p * t
-    error = (dp * np.abs(t) + high * dt) * OUTWARD
-    error += U_FP32 * (np.abs(ds) + error) + FP32_MIN_NORMAL * (high > 0)  # B5
+def _head_sums(scale: float, h: _Head, model: BackwardModel) -> tuple[Sum, Sum, Sum]:
+    """Steps B1 to B8: dQ, dK and dV of one query head, softmax_scale included."""
+    p = _weights(scale, h, model)
+    t, dt = _differences(h, p, model)
+    ds, ds_error = _ds(scale, p, t, dt, model)
+    for x in (p.stored_error, ds_error):
+        np.maximum(x, _LEAST, out=x)
     hidden = np.logical_not(h.visible)
-    p_low, p_high = rounded(low, model.operand), rounded(high, model.operand)
-    p_error = np.maximum(p_high - p, p - p_low)
-    ds_error = rounded_error(ds, error, model.operand)
-    for x in (p, p_error, ds):
+    for x in (p.exact, p.stored_error, ds):
         x[hidden] = 0
     ds_error[hidden] = np.where(np.isfinite(dt), 0, np.inf)[hidden]  # P is 0 there, and 0 times infinity is NaN
     tile = model.tile_n or max(1, len(h.k))
     cuts = [slice(a, a + tile) for a in range(0, max(1, len(h.k)), tile)]
-    parts = [_product(ds[:, cut], ds_error[:, cut], h.k[cut], model) for cut in cuts]
-    dk, dv = (_product(w.T, e.T, x, model) for w, e, x in ((ds, ds_error, h.q), (p, p_error, h.dout)))
-    return _added(parts, len(parts) if model.tile_n else -(-len(h.k) // model.core.k_step)), dk, dv
+    parts = [product(ds[:, cut], ds_error[:, cut], h.k[cut], model) for cut in cuts]
+    dk, dv = (product(w.T, e.T, x, model) for w, e, x in ((ds, ds_error, h.q), (p.exact, p.stored_error, h.dout)))
+    blocks = len(parts) if model.tile_n or model.parts != "fp32" else -(-len(h.k) // model.core.k_step)
+    row_blocks = max(1, -(-len(h.q) // model.tile_m)) if model.tile_m else 1
+    if model.parts == "fp32":
+        dq = scaled(added(parts, model, blocks), scale)
+    else:
+        dq = added([scaled(x, scale) for x in parts], model, blocks)
+    return dq, added([scaled(dk, scale)], model, row_blocks), added([dv], model, row_blocks)
 
 
-def _weights(problem: AttentionProblem, h: _Head, model: BackwardModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps B1 and B2: the exact P, and the ends between which ex2 leaves it."""
-    s, ds = _scores(h.q, h.k, model.core)
-    factor, lse = problem.softmax_scale * LOG2_E, (h.lse * LOG2_E)[:, None]
+def _weights(scale: float, h: _Head, model: BackwardModel) -> _Weights:
+    """Steps B1, B2 and B9."""
+    s, ds = _kept(*_scores(h.q, h.k, model), model.scores, scale)
+    factor, lse = scale * LOG2_E, (h.lse * LOG2_E)[:, None]
     x = s * factor - lse
-    dx = factor * ds + gamma(_SCALE_ROUNDINGS) * factor * (np.abs(s) + ds) + gamma(2) * np.abs(lse)
+    roundings = _SCALE_ROUNDINGS + (model.exponent == "rounded")  # of the scaled score as well
+    dx = factor * ds + gamma(roundings) * factor * (np.abs(s) + ds) + gamma(2) * np.abs(lse)
     dx = (dx + U_FP32 * (np.abs(x) + dx) + FP32_MIN_NORMAL * (4 + np.abs(s) + ds)) * OUTWARD
-    low = np.where(x - dx < -126, 0.0, np.exp2(x - dx) * (1 - EX2_REL) / OUTWARD)
-    high = np.where(x + dx < -126, 0.0, np.exp2(x + dx) * (1 + EX2_REL) * OUTWARD)
-    return low, np.exp2(x), np.where(x + dx >= 128, np.inf, high)
+    if model.forward == "own":
+        dx = _with_own_lse(x, dx, h.visible, model.exp_error)
+    low = np.where(x - dx < -126, 0.0, np.exp2(x - dx) * (1 - model.exp_error) / OUTWARD)
+    high = np.where(x + dx < -126, 0.0, np.exp2(x + dx) * (1 + model.exp_error) * OUTWARD)
+    exact, high = np.exp2(x), np.where(x + dx >= 128, np.inf, high)
+    down, up = (rounded(end, model.weight) for end in (low, high))
+    error = np.maximum(up - exact, exact - down)
+    if model.accumulator != "wgmma":
+        error = np.maximum(error, np.maximum(high - exact, exact - low))  # they may enter better than in that format
+    if model.forward == "own":  # and have been rounded in the scale of a running maximum, before the division
+        error = np.maximum(error, high - exact + model.weight.unit_roundoff * high + model.weight.min_subnormal)
+    return _Weights(exact, low, high, error)
 
 
-def _scores(a: np.ndarray, b: np.ndarray, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
-    """Exact products of rows and the error of their chain; NaN beside operands that are not finite, and where a partial
+def _with_own_lse(x: np.ndarray, dx: np.ndarray, visible: np.ndarray, exp_error: float) -> np.ndarray:
+    """Step B9: the error of exponents in log2 units where the row sum is the kernel's own."""
+    keys = visible.sum(1, keepdims=True)
+    dx = (dx + 4 * U_FP32 * (np.abs(x) + dx + np.log2(np.maximum(keys, 1)))) * OUTWARD
+    more, less = (np.where(visible, np.exp2(x + sign * dx), 0).sum(1, keepdims=True) for sign in (1, -1))
+    of_sum = np.maximum(np.log2(more), -np.log2(less)) + 2.0**-44
+    own = -np.log2(1 - exp_error) - LOG2_E * np.log1p(-gamma(len(x[0]) + _DIVISION)) if x.size else 0.0
+    return (dx + np.where(keys > 0, of_sum, 0) + own) * OUTWARD
+
+
+def _kept(s: np.ndarray, ds: np.ndarray, form: str, scale: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """S or dP in the format that they are kept in between two products; S is rounded before and after its scaling."""
+    if form == "fp32":
+        return s, ds
+    fmt, roundings = FORMATS[form], 2 if scale else 1
+    ds = ds + gamma(roundings, fmt.unit_roundoff) * (np.abs(s) + ds)
+    ds = (ds + fmt.min_subnormal * (1 + 1 / scale if scale else 1)) * OUTWARD
+    return s, np.where((np.abs(s) + ds) * max(1, scale) > fmt.max_finite, np.nan, ds)
+
+
+def _scores(a: np.ndarray, b: np.ndarray, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
+    """Exact products of rows and the error of their sums; NaN beside operands that are not finite, and where a partial
     sum may overflow.
     """
     finite_rows, finite_columns = (np.isfinite(x).all(axis=1, keepdims=True) for x in (a, b))
     bad = np.logical_not(finite_rows & finite_columns.T)
     a, b = (np.nan_to_num(x, posinf=0, neginf=0) for x in (a, b))
-    bad |= np.abs(a) @ np.abs(b).T >= _LARGEST_SUM
-    s, ds = score_error(a, b, core)
+    size = np.abs(a) @ np.abs(b).T
+    bad |= size >= _LARGEST_SUM
+    if model.accumulator == "wgmma":
+        s, ds = score_error(a, b, model.core)
+    else:
+        depth = a.shape[1]
+        s, ds = a @ b.T, (gamma(depth + SCALED_OPERANDS, model.addition) + depth * 2.0**-52) * size * OUTWARD
+        ds = ds + 2 * depth * FP32_MIN_NORMAL * (size > 0)
     return np.where(bad, np.nan, s), np.where(bad, np.nan, ds)
 
 
-def _differences(h: _Head, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
+def _differences(h: _Head, p: _Weights, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
     """Steps B3 and B4: dP - D and its error."""
-    dp, ddp = _scores(h.dout, h.v, model.core)
+    dp, ddp = _kept(*_scores(h.dout, h.v, model), model.dp)
     size = np.sum(np.abs(h.dout * h.out), 1)
+    dots = np.sum(h.dout * h.out, 1)
     depth = model.dots_depth or h.dout.shape[1]
     flushed = FP32_MIN_NORMAL * (np.sum(np.abs(h.out) + np.abs(h.dout), 1) + 2 * h.dout.shape[1])
-    error = ddp + (gamma(depth) * size * OUTWARD + flushed)[:, None]
-    t = dp - np.sum(h.dout * h.out, 1)[:, None]
+    of_dots = gamma(depth) * size * OUTWARD + flushed
+    if model.forward == "own":
+        of_weights = _dots_of_weights_error(h, p, dp, ddp)
+        is_kept = model.weights == "fp32"  # the softmax, which is then differentiated as such
+        of_dots = of_weights if is_kept else np.maximum(of_weights, _own_dots_error(h, p, model) + of_dots)
+    error = ddp + of_dots[:, None]
+    t = dp - dots[:, None]
+    larger = np.maximum(np.abs(t), np.abs(dots)[:, None])  # P dP - P D may be one fma, which rounds P D
     own = (np.abs(dp) + size[:, None]) * 2.0**-44  # of the exact differences in float64
-    error = (error + U_FP32 * (np.abs(t) + error) + own + 2 * FP32_MIN_NORMAL) * OUTWARD
+    error = (error + U_FP32 * (larger + error) + own + 2 * FP32_MIN_NORMAL) * OUTWARD
     return t, np.where(np.abs(dp) + size[:, None] + error > FP32_MAX, np.inf, error)
 
 
-def _product(w: np.ndarray, dw: np.ndarray, x: np.ndarray, model: BackwardModel) -> _Sum:
-    """Step B6: w x, with w off by dw, in one chain of wgmma."""
-    core, n = model.core, x.shape[0]
-    size = (np.abs(w) + dw) @ np.abs(x)
-    steps = -(-n // core.k_step)
-    least = core.operand.min_normal
-    w_power = np.where(np.abs(w) + dw > 0, np.maximum(np.abs(w) + dw, least), 0).max(1, initial=0)
-    x_power = np.where(x != 0, np.maximum(np.abs(x), least), 0).max(0, initial=0)
-    power = np.minimum(w_power[:, None] * x_power, np.where(size > 0, np.inf, 0))
-    cut = (core.k_step + 1) * core.align * np.maximum(power, size) + core.out * size + core.tiny * (size > 0)
-    own = size * n * 2.0**-52
-    error = (dw @ np.abs(x) + steps * cut * (1 + steps * 2.0**-19) + own) * OUTWARD
-    return _Sum(w @ x, np.where(size + error > FP32_MAX, np.inf, error), size)
+def _own_dots_error(h: _Head, p: _Weights, model: BackwardModel) -> np.ndarray:
+    """Step B9: what D is off by where O is the kernel's own, rounded as gradients are."""
+    weights, error = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error))
+    finite_v = np.abs(np.nan_to_num(h.v, posinf=0, neginf=0))
+    out_error = error @ finite_v + gamma(len(h.k) + _DIVISION) * ((weights + error) @ finite_v)
+    out_error = out_error * OUTWARD + 2.0**-44 * (weights @ finite_v) + FP32_MIN_NORMAL
+    out_error = np.maximum(out_error, rounded_error(h.out, out_error, FORMATS[model.dtype]))
+    return np.sum(np.abs(h.dout) * out_error, 1) * (1 + gamma(h.dout.shape[1])) * OUTWARD
 
 
-def _added(parts: list[_Sum], count: int = 0) -> _Sum:
-    """Step B7: binary32 additions of at most ``count`` parts in any order; of all by default."""
-    count = count or len(parts)
-    if count == 1:
-        return parts[0]
-    exact, error, size = (np.sum([getattr(x, name) for x in parts], axis=0) for name in _Sum._fields)
-    error = error + gamma(count) * (size + error) + 2 * count * FP32_MIN_NORMAL * (size > 0)
-    return _Sum(exact, np.where(size + error > FP32_MAX, np.inf, error) * OUTWARD, size)
+def _dots_of_weights_error(h: _Head, p: _Weights, dp: np.ndarray, ddp: np.ndarray) -> np.ndarray:
+    """Step B9: what D = sum_j P_j dP_j is off by; hidden pairs take part in it, and 0 times infinity is NaN."""
+    is_lost = np.logical_not(np.isfinite(dp) & np.isfinite(ddp)).any(1)
+    weights, error, dp, ddp = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error, dp, ddp))
+    size = (weights + error) * (np.abs(dp) + ddp)
+    terms = error * (np.abs(dp) + ddp) + weights * ddp + gamma(len(h.k) + 2) * size + 2 * FP32_MIN_NORMAL
+    return np.where(is_lost, np.inf, np.sum(terms, 1) * OUTWARD)
 
 
-def _scaled(x: _Sum, problem: AttentionProblem) -> _Sum:
-    """Step B8: times softmax_scale, rounded to binary32 as a factor and once more as a product."""
-    scale = problem.softmax_scale
-    error = x.error + gamma(2) * (np.abs(x.exact) + x.error)
-    error = error * scale * OUTWARD + FP32_MIN_NORMAL * (1 + scale) * (x.size > 0)
-    size = x.size * scale
-    return _Sum(x.exact * scale, np.where(size + error > FP32_MAX, np.inf, error), size)
+def _ds(
+    scale: float, p: _Weights, t: np.ndarray, dt: np.ndarray, model: BackwardModel
+) -> tuple[np.ndarray, np.ndarray]:
+    """Step B5: dS and its error as it enters the products."""
+    p_error, high = np.maximum(p.high - p.exact, p.exact - p.low), p.high
+    if model.forward == "own":  # which may keep P as it was rounded
+        p_error = np.maximum(p_error, p.stored_error)
+        high = p.exact + p_error
+    ds = p.exact * t
+    error = (p_error * np.abs(t) + high * dt) * OUTWARD
+    error += U_FP32 * (np.abs(ds) + error) + FP32_MIN_NORMAL * (high > 0)
+    errors = []
+    if model.scales in ("sums", "any"):
+        errors.append(rounded_error(ds, error, model.weight))
+    if model.scales in ("weights", "any"):
+        errors.append(_rounded_after(scale, ds, error, model.weight))
+    if model.scales == "any":
+        errors += [error, _rounded_after(scale, ds, errors[0], model.weight)]
+    return ds, np.max(errors, axis=0)
 
 
-def _stored(x: _Sum, model: BackwardModel) -> np.ndarray:
-    """The last rounding; inf for what is undefined.
-
-    What the float64 sums here and in the truth err by is a tiny part of the error in binary32, which is relative to the
-    same sums of absolute values; it counts once more where the last rounding is known.
-    """
-    error = x.error + FP32_MIN_NORMAL * (x.size > 0)
-    own = error * _OWN
-    if model.output.name != "fp32":
-        error = rounded_error(x.exact, error + own, model.output)
-    return np.where(np.isnan(error), np.inf, error + own)
+def _rounded_after(scale: float, ds: np.ndarray, error: np.ndarray, fmt: Format) -> np.ndarray:
+    """The error of dS where it is rounded in the scale of the scores."""
+    error = error * scale + gamma(2) * (np.abs(ds) + error) * scale + FP32_MIN_NORMAL
+    return rounded_error(ds * scale, error * OUTWARD, fmt) / scale * OUTWARD

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, TENSOR_CORE, TensorCore
 from fa3_reference.formats import FORMATS, Format
@@ -159,7 +159,7 @@ class KernelModel:
 
 @dataclass(frozen=True, slots=True)
 class BackwardModel:
-    """What the bound must know of a backward kernel.
+    """Formats, tiling and order of operations of a backward kernel; :meth:`any_order` for one that does not say.
 
     Parameters
     ----------
@@ -171,20 +171,62 @@ class BackwardModel:
         Additions one after the other in a row's D; 0 for any order.
     out_dtype : str
         Of the gradients; "fp32" bounds the error before the last rounding.
+    tile_m : int
+        Rows of a block where each adds a part to dK and dV; 0 where all rows are one chain.
+    accumulator : {"wgmma", "fp32"}
+        Hopper's tensor core as measured, or any tree of additions in binary32, each to nearest or toward zero.
+    exponent : {"contracted", "rounded"}
+        Whether a weight's exponent is one fused operation, or a rounded scaled score less the lse.
+    scales : {"sums", "weights", "any"}
+        Whether softmax_scale multiplies dQ and dK, or dS before it is rounded, or either or both.
+    forward : {"given", "own"}
+        Whether the kernel reads the out and lse that it is given, or finds its own, as automatic differentiation does:
+        then its gradients are near those of the exact forward.
+    scores, dp : str
+        Formats in which S and dP are kept between two products.
+    weights : str
+        Format of P and dS as they enter a product; ``dtype`` by default. A kernel with a forward of its own that has
+        them in binary32 takes D of them, not of O.
+    parts : str
+        Format in which gradients are kept between the blocks and the heads that add to them.
+    exp_error : float
+        Relative error of the exponential.
     """
 
     dtype: Dtype
     tile_n: int = 0
     dots_depth: int = 0
     out_dtype: str = ""
+    tile_m: int = 0
+    accumulator: Literal["wgmma", "fp32"] = "wgmma"
+    exponent: Literal["contracted", "rounded"] = "contracted"
+    scales: Literal["sums", "weights", "any"] = "sums"
+    forward: Literal["given", "own"] = "given"
+    scores: str = "fp32"
+    dp: str = "fp32"
+    weights: str = ""
+    parts: str = "fp32"
+    exp_error: float = EX2_REL
+
+    @classmethod
+    def any_order(cls, dtype: Dtype, forward: Literal["given", "own"] = "given") -> BackwardModel:
+        """A kernel of which only this is known: S, dP, sums and exponentials are in binary32, P and dS in the operands'
+        format or better."""
+        free: dict[str, Any] = {"accumulator": "fp32", "exponent": "rounded", "scales": "any"}
+        return cls(dtype, forward=forward, exp_error=4 * EX2_REL, **free)
 
     @property
     def core(self) -> TensorCore:
         return TENSOR_CORE[self.dtype]
 
     @property
-    def operand(self) -> Format:
-        return FORMATS[self.dtype]
+    def addition(self) -> float:
+        """Relative error of one addition of an accumulator that is not the tensor core's."""
+        return FORMATS[self.accumulator].epsilon
+
+    @property
+    def weight(self) -> Format:
+        return FORMATS[self.weights or self.dtype]
 
     @property
     def output(self) -> Format:

@@ -13,7 +13,7 @@ from fa3verify.candidates import Result
 from fa3verify.judgement import judge, passes
 from fa3verify.properties import LAWS, run_law
 
-KERNELS = [kernel for kernel in cpu() if kernel.unavailable is None]
+KERNELS = [kernel for kernel in cpu() if kernel.unavailable is None and kernel.operation == "forward"]
 MISSING = [kernel for kernel in cpu() if kernel.unavailable is not None]
 # Defects of the libraries themselves, which their pages in reports/findings describe.
 KNOWN = {("torch.flash", "special_values_follow_policy")}

@@ -13,11 +13,14 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import calls, candidates, operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.cases import Case
+from fa3verify.inputs.loss import CLASSES, readout_dout
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
 from fa3verify.properties import run_law
+from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS, SHIFTS
 from fa3verify.properties.gradients import GRADIENT_LAWS
 
+LAWS = (*GRADIENT_LAWS, *GRADIENT_INPUT_LAWS)
 NAME = "twin.flash3.dew.backward.{}"
 CASE = Case(NAME.format("fp16"), AttentionProblem(1, 2, 1, 30, 50, 64), Recipe("normal", seed=2), operation="backward")
 
@@ -78,13 +81,14 @@ def test_a_campaign_has_cases_of_grouped_heads_several_blocks_and_windows() -> N
     assert any(p.window != (-1, -1) for p in problems)
     name = next(name for name in families(twin(), PROFILES["quick"]) if "SmolLM2" in name)
     grouped = family_cases(twin(), name, PROFILES["quick"], 0)
-    assert any(case.problem.group > 1 for case in grouped)  # real activations, whose dO is drawn
+    assert any(case.problem.group > 1 for case in grouped)  # real activations, whose dO is that of a loss
+    assert all(case.problem.seqlen_q % 128 == 64 for case in grouped if case.problem.seqlen_q > 129)
     assert all(case.draw()[0][3].shape == case.problem.out_shape for case in grouped[:2])
 
 
-@pytest.mark.parametrize("rule", GRADIENT_LAWS, ids=lambda law: law.name)
+@pytest.mark.parametrize("rule", LAWS, ids=lambda law: law.name)
 def test_the_twin_obeys_every_law_of_gradients(rule) -> None:
-    outcome = run_law(rule, twin("bf16"), max_examples=3, seed=1)
+    outcome = run_law(rule, twin("bf16"), max_examples=2, seed=1)
     assert (outcome.status, outcome.violation) == ("pass", None)
 
 
@@ -94,13 +98,17 @@ FOUND_BY = {
     "empty_row_lse": "rows_without_a_key_have_zero_dq",
     "last_head_only": "grouped_heads_add_up",
     "neighbour_row_dot": "rows_reach_what_they_see",
+    "lse_base_2": "gradients_of_far_scores",
+    "causal_top_left": "gradients_at_telling_lengths",
+    "doubled_dq_part": "gradients_of_a_loss",
+    "scaled_twice_dq": "gradients_follow_scaled_scores",
 }
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("fault", "name"), FOUND_BY.items())
 def test_a_law_finds_the_planted_mistake(fault: str, name: str) -> None:
-    rule = next(law for law in GRADIENT_LAWS if law.name == name)
+    rule = next(law for law in LAWS if law.name == name)
     outcome = run_law(rule, twin(fault=fault), max_examples=20, seed=0, shrink_seconds=0)
     assert outcome.violation is not None, outcome.status
 
@@ -119,3 +127,64 @@ def test_the_truth_is_the_derivative_of_the_forward() -> None:
     ]
     slope = sum(np.sum(g * d) for g, d in zip(gradients, directions, strict=True))
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(slope, rel=1e-7)
+
+
+def _mixed_channels(problem, operands, found):
+    """dV of every channel takes a little of the first one."""
+    return found._replace(dv=(found.dv + found.dv[..., :1] / 64).astype(found.dv.dtype))
+
+
+def _batch_dependent(problem, operands, found):
+    """A sequence beside others is rounded once more."""
+    coarse = found.dk.astype(np.float16).astype(found.dk.dtype) * (1 + 2.0**-7)
+    return found if problem.batch == 1 else found._replace(dk=coarse.astype(found.dk.dtype))
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [("dv_channels_are_independent", _mixed_channels), ("gradients_do_not_depend_on_the_batch", _batch_dependent)],
+)
+def test_a_law_finds_a_mistake_around_the_twin(name: str, mistake) -> None:
+    sound = twin()
+
+    def run(problem, operands, config):
+        return mistake(problem, operands, sound.run(problem, operands, config))
+
+    rule = next(law for law in LAWS if law.name == name)
+    outcome = run_law(rule, replace(sound, run=run), max_examples=20, seed=0, shrink_seconds=0)
+    assert outcome.violation is not None, outcome.status
+
+
+def test_far_scores_have_an_lse_beyond_what_binary32_exponentiates(monkeypatch) -> None:
+    seen = []
+
+    def run(problem, operands, config):
+        seen.append((operands.lse.min(), operands.lse.max()))
+        return sound.run(problem, operands, config)
+
+    sound = twin()
+    rule = next(law for law in LAWS if law.name == "gradients_of_far_scores")
+    assert run_law(rule, replace(sound, run=run), max_examples=6, seed=0).status == "pass"
+    assert min(low for low, _ in seen) < -88 < 88 < max(high for _, high in seen)
+    assert len({int(np.sign(low)) for low, _ in seen}) == 2
+    assert min(SHIFTS) < -88
+
+
+def test_dout_of_a_loss_is_its_derivative() -> None:
+    problem = AttentionProblem(1, 2, 1, 5, 6, 8)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
+    dout = readout_dout(problem, q, k, v, seed=3)
+    assert np.abs(dout.reshape(5, -1)).max(axis=1).min() > 0.01
+    draws = np.random.default_rng(3)  # as the loss draws its readout and targets
+    readout = draws.standard_normal((16, CLASSES)) / 4
+    targets = draws.integers(CLASSES, size=5)
+
+    def loss(v: np.ndarray) -> float:
+        logits = attention(problem, q, k, v).out.reshape(5, 16) @ readout
+        return float(np.sum(np.log(np.exp(logits).sum(1)) - logits[np.arange(5), targets]))
+
+    direction, step = rng.standard_normal(v.shape), 1e-5
+    dv = attention_bwd(problem, q, k, v, dout, attention(problem, q, k, v)).dv
+    slope = (loss(v + step * direction) - loss(v - step * direction)) / (2 * step)
+    assert slope == pytest.approx(float(np.sum(dv * direction)), rel=1e-7)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
+from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.twin.backward import backward
 from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import Attention
@@ -47,11 +48,15 @@ def drawn(rng: np.random.Generator, family: str) -> tuple[AttentionProblem, Back
 
 
 def largest_ratio(
-    problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel, fault: BackwardFault | None = None
+    problem: AttentionProblem,
+    operands: BackwardOperands,
+    model: BackwardModel,
+    fault: BackwardFault | None = None,
+    order: BackwardOrder | None = None,
 ) -> float:
     q, k, v, dout, out, lse = operands.dequantized(problem)
     truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
-    got = backward(problem, operands, config_of(problem), fault=fault)
+    got = backward(problem, operands, config_of(problem), fault=fault, order=order)
     bound = backward_bound(problem, operands, model)
     return max(float(error_over_bound(*x).max(initial=0)) for x in zip(got, truth, bound, strict=True))
 
@@ -67,8 +72,64 @@ def test_no_execution_leaves_the_bound(part: int) -> None:
     for family in NAMES[part::4]:
         for _ in range(2):
             problem, operands = drawn(rng, family)
-            for model in (config_of(problem).model, BackwardModel(problem.dtype)):
+            for model in (
+                config_of(problem).model,
+                BackwardModel(problem.dtype),
+                BackwardModel.any_order(problem.dtype),
+            ):
                 assert largest_ratio(problem, operands, model) <= 1, (family, problem)
+
+
+# Orders of other families, and what a model says of each beyond the default.
+ORDERS = {
+    "contracted dS": (BackwardOrder(contracts_ds=True), {}),
+    "natural exponents": (BackwardOrder(exponent="natural"), {}),
+    "rounded scores": (BackwardOrder(contracts_exponent=False), {"exponent": "rounded"}),
+    "scaled weights": (BackwardOrder(scales_ds=True), {"scales": "weights"}),
+    "scaled sums": (BackwardOrder(scales_sums=True, keeps_subnormals=True), {}),
+    "descending": (BackwardOrder(keys="descending", rows="descending", factor="float64"), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("name", ORDERS)
+def test_no_declared_order_leaves_its_bound_nor_that_of_any_order(name: str) -> None:
+    order, facts = ORDERS[name]
+    rng = np.random.default_rng(len(name))
+    for family in NAMES[::3]:
+        problem, operands = drawn(rng, family)
+        for model in (replace(config_of(problem).model, **facts), BackwardModel.any_order(problem.dtype)):
+            assert largest_ratio(problem, operands, model, order=order) <= 1, (family, problem)
+
+
+def test_a_model_of_another_order_is_left() -> None:
+    """dS that is rounded in the scale of the scores lies outside the bound of dS that is not."""
+    problem = replace(PLAIN, softmax_scale=2.0**-12)  # where its subnormal numbers begin elsewhere
+    operands = OPERATION.prepare(problem, OPERATION.draw(problem, Recipe("normal", seed=4)), None, {}).operands
+    assert isinstance(operands, BackwardOperands)
+    model, order = config_of(problem).model, BackwardOrder(scales_ds=True)
+    assert largest_ratio(problem, operands, model, order=order) > 1
+    assert largest_ratio(problem, operands, replace(model, scales="weights"), order=order) <= 1
+
+
+def test_weights_at_the_end_of_float64_stay_within_the_bound() -> None:
+    """Weights of 5e-324 that are 0 if they are rounded differently once met a bound of zero."""
+    problem = AttentionProblem(1, 200, 200, 1, 1, 64, softmax_scale=4.0)  # before which products of dS vanish
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((1, 1, 200, 64)).astype(np.float16) for _ in range(4))
+    scores = problem.softmax_scale * np.einsum("abhd,abhd->bh", q.astype(np.float64), k.astype(np.float64))
+    lse = (scores + np.linspace(744.3, 745.3, 200)).T[None].astype(np.float32)
+    operands = BackwardOperands(q, k, v, dout=dout, out=np.zeros_like(q), lse=lse)
+    assert largest_ratio(problem, operands, replace(config_of(problem).model, out_dtype="fp32")) <= 1
+
+
+def test_nothing_is_promised_of_a_scale_that_binary32_loses() -> None:
+    """c of a subnormal scale is flushed, and 0 times the -inf of a hidden score is NaN."""
+    problem = replace(PLAIN, softmax_scale=2.0**-128)
+    operands = OPERATION.prepare(problem, OPERATION.draw(problem, Recipe("normal", seed=4)), None, {}).operands
+    assert isinstance(operands, BackwardOperands)
+    assert largest_ratio(problem, operands, config_of(problem).model) == 0
+    assert np.isnan(backward(problem, operands, config_of(problem)).dq).any()
 
 
 PLAIN = AttentionProblem(1, 2, 1, 60, 150, 64, causal=True)

@@ -1,0 +1,10 @@
+"""The adversary of gradients: the same evolution, on the arrays of whole small problems.
+
+``colony`` has the shapes and the individuals that are judged at once, ``execution`` the arithmetic before the last
+rounding with the ends of all orders of additions, ``mutations`` change arrays, ``search`` selects.
+"""
+
+from fa3verify.adversary.gradients.colony import ISLANDS, Island, islands_of
+from fa3verify.adversary.gradients.search import Search, search
+
+__all__ = ["ISLANDS", "Island", "Search", "islands_of", "search"]

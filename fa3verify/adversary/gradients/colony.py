@@ -1,0 +1,163 @@
+"""Islands, which are shapes, and colonies: the individuals of one island that are judged at once.
+
+An individual is a whole problem, one sequence of a batch: what a query head, or a group of them, reads of a backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from fa3_reference.attention import attention
+from fa3_reference.bounds.model import BackwardModel
+from fa3_reference.formats import FORMATS, decode
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype
+from fa3verify.adversary.colony import rounded
+
+HEAD_DIM = 64
+GENES = ("q", "k", "v", "dout", "out", "lse")
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """One shape.
+
+    Parameters
+    ----------
+    rows, keys, tile_n : int
+        Queries and keys, multiples of 16, and keys of a block; every block adds a part to dQ.
+    heads : int
+        Query heads that share K and V; every head adds a part to dK and dV.
+    weights : {"", "fp32"}
+        Format of P and dS as they enter products: the operands', or none, so that the smaller errors before stand out.
+    problems : int
+        Individuals of a colony.
+    """
+
+    name: str
+    dtype: Dtype
+    rows: int
+    keys: int
+    tile_n: int = 16
+    heads: int = 1
+    causal: bool = False
+    weights: Literal["", "fp32"] = ""
+    problems: int = 16
+
+    @property
+    def model(self) -> BackwardModel:
+        """What the bound assumes, before the last rounding: the order of FlashAttention-3's D at head_dim 64."""
+        return BackwardModel(self.dtype, self.tile_n, dots_depth=10, out_dtype="fp32", weights=self.weights)
+
+    def problem(self, softmax_scale: float) -> AttentionProblem:
+        sizes = (self.problems, self.heads, 1, self.rows, self.keys, HEAD_DIM)
+        return AttentionProblem(*sizes, dtype=self.dtype, causal=self.causal, softmax_scale=softmax_scale)
+
+
+@dataclass(slots=True)
+class Colony:
+    """Genes of one island, float64, an individual per first index, values of the operands' format.
+
+    ``q``, ``dout`` and ``out`` are (problems, rows, heads, head_dim), ``k`` and ``v`` (problems, keys, 1, head_dim);
+    ``lse`` (problems, heads, rows) holds values of binary32; softmax_scale is shared.
+    """
+
+    island: Island
+    softmax_scale: float
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    dout: np.ndarray
+    out: np.ndarray
+    lse: np.ndarray
+
+    @classmethod
+    def normal(cls, island: Island, rng: np.random.Generator) -> Colony:
+        """Standard normal operands and the forward of them."""
+        problem = island.problem(HEAD_DIM**-0.5)
+        shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape)
+        q, k, v, dout = (rounded(rng.standard_normal(shape), island.dtype) for shape in shapes)
+        colony = cls(island, problem.softmax_scale, q, k, v, dout, np.zeros_like(dout), np.zeros(problem.lse_shape))
+        colony.complete(np.arange(island.problems))
+        return colony
+
+    @property
+    def problem(self) -> AttentionProblem:
+        return self.island.problem(self.softmax_scale)
+
+    @property
+    def operands(self) -> BackwardOperands:
+        """The arrays a kernel sees."""
+        storage = FORMATS[self.island.dtype].dtype
+        q, k, v, dout, out = (getattr(self, name).astype(storage) for name in GENES[:5])
+        return BackwardOperands(q, k, v, dout=dout, out=out, lse=self.lse.astype(np.float32))
+
+    def complete(self, chosen: np.ndarray) -> None:
+        """Give some individuals the out and lse of their own forward."""
+        problem = replace(self.problem, batch=len(chosen))
+        with np.errstate(all="ignore"):
+            found = attention(problem, self.q[chosen], self.k[chosen], self.v[chosen])
+            self.out[chosen] = rounded(found.out, self.island.dtype)
+            self.lse[chosen] = np.nan_to_num(found.lse.astype(np.float32), nan=0.0)
+
+    def copied(self) -> Colony:
+        return replace(self, **{name: getattr(self, name).copy() for name in GENES})
+
+    def taken(self, chosen: np.ndarray) -> Colony:
+        """These individuals, in this order."""
+        return replace(self, **{name: getattr(self, name)[chosen] for name in GENES})
+
+    def to_json(self, index: int) -> dict[str, Any]:
+        """One individual, exactly, operands as codes; :func:`individual` reads it back."""
+        operands = self.operands
+        arrays = {name: getattr(operands, name)[index] for name in GENES}
+        codes = {name: x.view(f"u{x.itemsize}").tolist() for name, x in arrays.items()}
+        named = {"dtype": self.island.dtype, "island": self.island.name}
+        return named | {"softmax_scale": self.softmax_scale} | codes
+
+
+def individual(values: dict[str, Any]) -> Colony:
+    """Return an individual of :meth:`Colony.to_json` as a colony of one.
+
+    Raises
+    ------
+    ValueError
+        For an unknown island or values that do not fit it.
+    """
+    try:
+        island = replace(island_of(values["dtype"], values["island"]), problems=1)
+        colony = Colony.normal(island, np.random.default_rng(0))
+        colony.softmax_scale = float(values["softmax_scale"])
+        for name in GENES[:5]:
+            getattr(colony, name)[0] = decode(np.array(values[name]), FORMATS[island.dtype])
+        colony.lse[0] = np.array(values["lse"], np.uint32).view(np.float32)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"an individual is incomplete or damaged: {error}") from None
+    return colony
+
+
+# Few pairs let a single operation's error stand alone, several blocks and heads add parts, many rows are a long chain.
+_SHAPES: tuple[dict[str, Any], ...] = (
+    {"name": "few", "rows": 16, "keys": 16},
+    {"name": "blocks", "rows": 16, "keys": 80},
+    {"name": "rows", "rows": 96, "keys": 16},
+    {"name": "heads", "rows": 16, "keys": 16, "heads": 3},
+    {"name": "causal", "rows": 32, "keys": 48, "causal": True},
+    {"name": "few, unrounded weights", "rows": 16, "keys": 16, "weights": "fp32"},
+    {"name": "blocks, unrounded weights", "rows": 16, "keys": 48, "weights": "fp32"},
+)
+ISLANDS: tuple[Island, ...] = tuple(Island(dtype=dtype, **shape) for dtype in ("fp16", "bf16") for shape in _SHAPES)
+
+
+def islands_of(dtype: str) -> tuple[Island, ...]:
+    return tuple(island for island in ISLANDS if island.dtype == dtype)
+
+
+def island_of(dtype: str, name: str) -> Island:
+    """Return the island of that name; ValueError where there is none."""
+    for island in islands_of(dtype):
+        if island.name == name:
+            return island
+    raise ValueError(f"there is no island {name!r} of gradients for {dtype!r}")

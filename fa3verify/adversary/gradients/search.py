@@ -1,0 +1,172 @@
+"""The search on one island of gradients: the better half of the individuals stays, the other half are its children.
+
+A colony that no longer climbs starts again, from normal inputs or from the best that was ever met on its objective.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa3_reference.attention import Attention
+from fa3_reference.attention_bwd import attention_bwd
+from fa3_reference.bounds.backward import backward_bound
+from fa3verify.adversary.evolve import PATIENCE, Chances, Find, Findings
+from fa3verify.adversary.gradients.colony import GENES, Colony, Island, individual
+from fa3verify.adversary.gradients.execution import execute
+from fa3verify.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
+from fa3verify.metrics import error_over_bound
+
+RATIOS = ("dq", "dk", "dv")  # before the last rounding
+OBJECTIVES = (("dq", False), ("dk", False), ("dv", False), ("dq", True), ("dk", True), ("dv", True))
+
+
+class Verdict(NamedTuple):
+    """Error over bound before the last rounding, the larger one of both ends of all orders, in the shapes of q, k and
+    v.
+    """
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+
+    def largest(self, name: str) -> np.ndarray:
+        """Of every individual, (problems,)."""
+        ratio = getattr(self, name)
+        return ratio.reshape(len(ratio), -1).max(1)
+
+
+def judge(colony: Colony, bound: Any = backward_bound) -> Verdict:
+    """Run the arithmetic, the truth and the bound on a colony."""
+    problem, operands = colony.problem, colony.operands
+    with np.errstate(all="ignore"):
+        got = execute(colony)
+        q, k, v, dout, out, lse = operands.dequantized(problem)
+        truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
+        limit = bound(problem, operands, colony.island.model)
+        ends = zip(got, truth, limit, strict=True)
+        return Verdict(*(np.maximum(*(error_over_bound(x, exact, most) for x in sides)) for sides, exact, most in ends))
+
+
+class Search:
+    """One island's search; :meth:`generation` advances it.
+
+    Parameters
+    ----------
+    island : Island
+    seed : int or list of int
+    bound : callable
+        What is searched for a hole: a function like :func:`fa3_reference.bounds.backward.backward_bound`.
+    """
+
+    def __init__(self, island: Island, seed: int | list[int], bound: Any = backward_bound) -> None:
+        self.island, self.bound, self.rng = island, bound, np.random.default_rng(seed)
+        self.found, self.chances = Findings(), Chances(MUTATIONS, self.rng)
+        self.archive: dict[tuple[str, bool], tuple[float, Colony]] = {}  # objective -> best individual
+        self._start(Colony.normal(island, self.rng))
+
+    def _start(self, colony: Colony) -> None:
+        self.objective, self.wild = OBJECTIVES[self.found.restarts % len(OBJECTIVES)]
+        self.parents, self.height, self.stalled, self.step, self.is_new = colony, 0.0, 0, 0.5, True
+
+    def _restart(self) -> None:
+        self.found.restarts += 1
+        fresh, objective = Colony.normal(self.island, self.rng), OBJECTIVES[self.found.restarts % len(OBJECTIVES)]
+        if objective in self.archive and self.rng.random() < 0.5:
+            best = self.archive[objective][1]
+            fresh.softmax_scale = best.softmax_scale
+            for name in GENES:
+                getattr(fresh, name)[0] = getattr(best, name)[0]
+        self._start(fresh)
+
+    def generation(self) -> Verdict:
+        """Breed, judge and select once."""
+        colony, tried, moved = self.parents, [], False
+        if not self.is_new:
+            colony, tried = self._offspring()
+            moved = bool(self.rng.random() < (0.3 if self.wild else 0.1))
+            if moved:
+                mutate_scale(colony, self.step, self.wild, self.rng)
+        self.is_new = False
+        verdict = judge(colony, self.bound)
+        self.found.problems += self.island.problems
+        self.found.generations += 1
+        self._record(colony, verdict)
+        heights = verdict.largest(self.objective)
+        heights = np.where(np.isfinite(heights), heights, 0.0)  # a lost gradient is recorded; it leads nowhere
+        self._select(colony, heights, tried, moved)
+        return verdict
+
+    def _select(
+        self, colony: Colony, heights: np.ndarray, tried: list[tuple[int, int, list[int]]], moved: bool
+    ) -> None:
+        top = float(heights.max())
+        if moved and top < 0.98 * self.height:
+            self.stalled += 1
+        else:
+            better = [bool(heights[child] > heights[parent]) for child, parent, _ in tried]
+            for (_, _, drawn), is_better in zip(tried, better, strict=True):
+                self.chances.learn(drawn, is_better)
+            if tried:
+                rises = sum(better) > 0.15 * len(tried)
+                self.step = float(np.clip(self.step * (1.15 if rises else 0.93), 2.0**-14, 2.0))
+            self.parents = colony.taken(np.argsort(-heights, kind="stable"))
+            self.stalled = 0 if top > 1.002 * self.height else self.stalled + 1
+            self.height = top if moved else max(top, self.height)
+        if self.stalled > PATIENCE:
+            self._restart()
+
+    def _offspring(self) -> tuple[Colony, list[tuple[int, int, list[int]]]]:
+        """Parents in the first half, children of them in the second one."""
+        colony, rng, half = self.parents.copied(), self.rng, self.island.problems // 2
+        tried = []
+        with np.errstate(all="ignore"):
+            for child in range(half, self.island.problems):
+                parent, other = rng.integers(half, size=2)
+                for name in GENES:
+                    source = other if rng.random() < 0.05 else parent
+                    getattr(colony, name)[child] = getattr(colony, name)[source]
+                drawn = [self.chances.draw() for _ in range(1 + int(rng.random() < 0.4))]
+                for index in drawn:
+                    step = self.step * float(np.exp2(rng.uniform(-4, 2)))
+                    MUTATIONS[index](Child(colony, child, step, rng))
+                tried.append((child, int(parent), drawn))
+        return colony, tried
+
+    def _record(self, colony: Colony, verdict: Verdict) -> None:
+        """Keep the largest ratios, and a violation of every gradient; each is judged alone before it counts."""
+        for name in RATIOS:
+            ratio = getattr(verdict, name)
+            heights = verdict.largest(name)
+            self.found.above_1 += int((~(ratio <= 1)).sum())
+            best = int(np.where(np.isfinite(heights), heights, 0.0).argmax())
+            key = (name, self.wild)
+            if np.isfinite(heights[best]) and heights[best] > self.archive.get(key, (0.0,))[0]:
+                self.archive[key] = float(heights[best]), colony.taken(np.array([best]))
+            if np.isfinite(heights[best]) and heights[best] > self._height(name):
+                self._keep(self.found.best, colony, name, best)
+            beyond = np.flatnonzero(~(heights <= 1))
+            if len(beyond) and name not in self.found.violations:
+                self._keep(self.found.violations, colony, name, int(beyond[0]))
+
+    def _height(self, name: str) -> float:
+        return self.found.best[name].ratio if name in self.found.best else 0.0
+
+    def _keep(self, finds: dict[str, Find], colony: Colony, name: str, index: int) -> None:
+        values = colony.to_json(index)
+        finds[name] = Find(replay(values, self.bound)[name], self.found.problems, values)
+
+
+def replay(values: dict[str, Any], bound: Any = backward_bound) -> dict[str, float]:
+    """Judge a stored individual again: error / bound by name of :data:`RATIOS`."""
+    verdict = judge(individual(values), bound)
+    return {name: float(verdict.largest(name)[0]) for name in RATIOS}
+
+
+def search(island: Island, seed: int | list[int], problems: int, bound: Any = backward_bound) -> Findings:
+    """Search an island from normal inputs until so many problems were judged."""
+    run = Search(island, seed, bound)
+    while run.found.problems < problems:
+        run.generation()
+    return run.found

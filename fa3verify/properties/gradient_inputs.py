@@ -1,0 +1,105 @@
+"""Laws of backward kernels on inputs where gradients of released kernels were wrong: exponents far from zero, one
+query, lengths that end in the middle of a tile, and the gradient of a real loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3verify.candidates import Candidate
+from fa3verify.cases import Case
+from fa3verify.coverage import adapted
+from fa3verify.inputs.loss import readout_dout
+from fa3verify.properties.compare import against_truth
+from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.trials import Wanted, law
+
+_OF = ("backward",)
+# Of all scores of a row, in nats: exp of the negative ones' -lse overflows binary32 beyond 88.
+SHIFTS = (-100, 100, -1000, 1000)
+HALF_TILES = (64, 192)  # 64 beyond a whole tile of 128, where cuDNN 9 returned NaN in dQ
+MASKS: Mapping[str, dict[str, Any]] = {"dense": {}, "causal": {"causal": True}, "window": {"window": (33, 5)}}
+
+
+def _prepared(candidate: Candidate, case: Case, arrays: tuple[np.ndarray, ...]) -> Setup:
+    """The call of a case with other inputs, whose forward is their own."""
+    setup = set_up(candidate, case)
+    return setup._replace(operands=setup.operation.prepare(case.problem, arrays, None, {}).operands)
+
+
+def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"shift": draw(st.sampled_from(SHIFTS))}
+
+
+def _far_scores(candidate: Candidate, trial: Trial) -> Violation | None:
+    """One channel of Q and K adds the same to all scores, which moves lse and no gradient but its own."""
+    shift, problem = trial.integer("shift", min(SHIFTS), max(SHIFTS)), trial.case.problem
+    q, k, v, dout = (x.copy() for x in trial.case.draw()[0])
+    q[..., 0] = 2.0 ** np.round(np.log2(np.sqrt(abs(shift) / problem.softmax_scale)))
+    k[..., 0] = shift / problem.softmax_scale / q.flat[0]
+    return against_truth(candidate, _prepared(candidate, trial.case, (q, k, v, dout)), f"scores shifted by {shift}")
+
+
+def _lengths(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"seqlen_k": draw(st.sampled_from(HALF_TILES))}
+
+
+def _telling_lengths(candidate: Candidate, trial: Trial) -> Violation | None:
+    """One query, and half a tile of them, under every mask that the kernel claims."""
+    seqlen_k = trial.integer("seqlen_k", 1, max(HALF_TILES))
+    for seqlen_q in (1, 64):
+        for name, mask in MASKS.items():
+            if name != "dense" and name not in candidate.features:
+                continue
+            plain = replace(trial.case.problem, causal=False, window=(-1, -1), seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+            problem = adapted(candidate, replace(plain, **mask))
+            setup = set_up(candidate, replace(trial.case, problem=problem))
+            words = f"{name}, {problem.seqlen_q} queries, {problem.seqlen_k} keys"
+            if violation := against_truth(candidate, setup, words):
+                return violation
+    return None
+
+
+def _loss(candidate: Candidate, trial: Trial) -> Violation | None:
+    q, k, v, _ = trial.case.draw()[0]
+    with np.errstate(all="ignore"):
+        dout = readout_dout(trial.case.problem, q, k, v, trial.case.recipe.seed)
+    return against_truth(candidate, _prepared(candidate, trial.case, (q, k, v, dout)), "dO of a cross entropy")
+
+
+_ANY = Wanted(softcap=False, empty=False, max_edits=0)
+_PLAIN = ("normal", "peaky", "outlier_channels", "block_scaled")
+GRADIENT_INPUT_LAWS = (
+    law(
+        "gradients_of_far_scores",
+        "dQ, dK and dV lie within the bound where all scores, and so lse, are moved by 100 or 1,000 nats either way",
+        "bounded",
+        _far_scores,
+        wanted=replace(_ANY, families=_PLAIN),
+        parameters=_shift,
+        of=_OF,
+    ),
+    law(
+        "gradients_at_telling_lengths",
+        "dQ, dK and dV lie within the bound for one query and for lengths of half a tile, under every mask",
+        "bounded",
+        _telling_lengths,
+        wanted=replace(_ANY, layout="batched", single=True, families=_PLAIN),
+        parameters=_lengths,
+        of=_OF,
+    ),
+    law(
+        "gradients_of_a_loss",
+        "dQ, dK and dV lie within the bound where dO is that of the cross entropy of a linear readout",
+        "bounded",
+        _loss,
+        wanted=_ANY,
+        of=_OF,
+    ),
+)

@@ -1,0 +1,85 @@
+"""Sums that gradients are: products of rounded weights, parts that are added, softmax_scale and the last rounding.
+
+Steps B6 to B8 of the bound of gradients, in reference/README.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL
+from fa3_reference.bounds.model import BackwardModel
+from fa3_reference.bounds.steps import OUTWARD, gamma, rounded_error
+from fa3_reference.formats import FORMATS
+
+_OWN = 2.0**-20  # 2^-53 of float64 over 2^-24 of binary32, with room for chains of different lengths
+SCALED_OPERANDS = 6  # roundings of a product where softmax_scale, or a root of it, may have met its factors before
+
+
+class Sum(NamedTuple):
+    """Exact sums, their error so far, and the sums of absolute values that rounding is relative to."""
+
+    exact: np.ndarray
+    error: np.ndarray
+    size: np.ndarray
+
+
+def product(w: np.ndarray, dw: np.ndarray, x: np.ndarray, model: BackwardModel) -> Sum:
+    """Step B6: w x, with w off by dw, in one chain of wgmma or by any tree of additions in binary32."""
+    size = (np.abs(w) + dw) @ np.abs(x)
+    cut = _chain_error(w, dw, x, size, model) if model.accumulator == "wgmma" else _tree_error(len(x), size, model)
+    own = size * len(x) * 2.0**-52
+    error = (dw @ np.abs(x) + cut + own) * OUTWARD
+    return Sum(w @ x, np.where(size + error > FP32_MAX, np.inf, error), size)
+
+
+def _chain_error(w: np.ndarray, dw: np.ndarray, x: np.ndarray, size: np.ndarray, model: BackwardModel) -> np.ndarray:
+    core = model.core
+    steps = -(-len(x) // core.k_step)
+    least = core.operand.min_normal
+    w_power = np.where(np.abs(w) + dw > 0, np.maximum(np.abs(w) + dw, least), 0).max(1, initial=0)
+    x_power = np.where(x != 0, np.maximum(np.abs(x), least), 0).max(0, initial=0)
+    power = np.minimum(w_power[:, None] * x_power, np.where(size > 0, np.inf, 0))
+    cut = (core.k_step + 1) * core.align * np.maximum(power, size) + core.out * size + core.tiny * (size > 0)
+    return steps * cut * (1 + steps * 2.0**-19)
+
+
+def _tree_error(count: int, size: np.ndarray, model: BackwardModel) -> np.ndarray:
+    return gamma(count + SCALED_OPERANDS, model.addition) * size + 2 * count * FP32_MIN_NORMAL * (size > 0)
+
+
+def added(parts: list[Sum], model: BackwardModel, count: int = 0) -> Sum:
+    """Step B7: additions of at most ``count`` parts in any order, in the format of parts; of all by default."""
+    fmt, count = FORMATS[model.parts], count or len(parts)
+    if count == 1 and len(parts) == 1:
+        return parts[0]
+    exact, error, size = (np.sum([getattr(x, name) for x in parts], axis=0) for name in Sum._fields)
+    if model.parts == "fp32":
+        error = error + gamma(count) * (size + error) + 2 * count * FP32_MIN_NORMAL * (size > 0)
+    else:  # every part is rounded, and every sum
+        error = error + gamma(count + 1, fmt.unit_roundoff) * (size + error)
+        error = error + 2 * count * fmt.min_subnormal * (size > 0)
+    return Sum(exact, np.where(size + error > fmt.max_finite, np.inf, error) * OUTWARD, size)
+
+
+def scaled(x: Sum, scale: float) -> Sum:
+    """Step B8: times softmax_scale, rounded to binary32 as a factor and once more as a product."""
+    error = x.error + gamma(2) * (np.abs(x.exact) + x.error)
+    error = error * scale * OUTWARD + FP32_MIN_NORMAL * (1 + scale) * (x.size > 0)
+    size = x.size * scale
+    return Sum(x.exact * scale, np.where(size + error > FP32_MAX, np.inf, error), size)
+
+
+def stored(x: Sum, model: BackwardModel) -> np.ndarray:
+    """The last rounding; inf for what is undefined.
+
+    What the float64 sums here and in the truth err by is a tiny part of the error in binary32, which is relative to the
+    same sums of absolute values; it counts once more where the last rounding is known.
+    """
+    error = x.error + FP32_MIN_NORMAL * (x.size > 0)
+    own = error * _OWN
+    if model.output.name != "fp32":
+        error = rounded_error(x.exact, error + own, model.output)
+    return np.where(np.isnan(error), np.inf, error + own)
