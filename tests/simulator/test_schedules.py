@@ -22,7 +22,7 @@ from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import roofline
 from fa3_simulator.run import (
     EXACT_BLOCKS,
-    _simulate,
+    _Run,
     estimate,
     flops,
     launched,
@@ -353,7 +353,7 @@ def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
     shape = problem(2, 16, 8192, 8192, causal)
     tiles = longest_cta(shape, Config(), 132)
     assert sum(tile.blocks for tile in tiles) > EXACT_BLOCKS
-    exact, tensor, _ = _simulate(Config(), tiles, H200, 1980.0)
+    exact, tensor, _ = _Run(Config(), H200, 1980.0).exact(tiles)
     found = estimate(shape, Config(), H200)
     assert found.cta_cycles == pytest.approx(exact, rel=0.01)
     assert found.tensor_cycles == pytest.approx(tensor, rel=1e-9)
