@@ -72,8 +72,8 @@ def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
 def trace_cta(config: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
     """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
     from fa3_simulator.costs import costs
+    from fa3_simulator.cta import program_of
     from fa3_simulator.engine import simulate as run
-    from fa3_simulator.run import program_of
     from fa3_simulator.schedules import TileBlocks
 
     program = program_of(config, [TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])

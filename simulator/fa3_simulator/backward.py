@@ -6,58 +6,18 @@ which differ in where dV is started; what else tells schedules apart stands in :
 
 from __future__ import annotations
 
-from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS, slot_threads
+from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
+from fa3_simulator.backward_resources import BackwardResources
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.backward_work import backward_work
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Stream
 from fa3_simulator.schedules import TileBlocks
 
 
-class _Resources:
-    """Slots and barriers that the warps share. K, V, P, dS and dQ are in one part for each consumer."""
-
-    def __init__(self, s: BackwardSchedule, *, adds_gradients: bool) -> None:
-        self.schedule, self.adds_gradients = s, adds_gradients
-        row, each = 2 * s.head_dim, range(s.consumers)
-        part = 2 * s.tile_m * s.tile_n // s.consumers
-        self.q = [Slot(f"q[{i}]", s.tile_m * row) for i in range(s.num_stages)]
-        self.lse = [Slot(f"lse[{i}]", 4 * s.tile_m) for i in range(s.num_stages)]
-        self.dout = [Slot(f"dout[{i}]", s.tile_m * row) for i in range(s.dout_stages)]
-        self.delta = [Slot(f"delta[{i}]", 4 * s.tile_m) for i in range(s.dout_stages)]
-        self.k, self.v = ([Slot(f"{name}.{w}", s.tile_n * row // s.consumers) for w in each] for name in "kv")
-        self.ds, self.p = (
-            [[Slot(f"{name}[{i}].{w}", part) for w in each] for i in range(s.ds_stages)] for name in ("ds", "p")
-        )
-        self.dq = [Slot(f"dq.{w}", 4 * s.tile_m * s.head_dim // s.consumers) for w in each]
-        self.q_full = [Mbarrier(f"q_full[{i}]", 1) for i in range(s.num_stages)]
-        self.dout_full = [Mbarrier(f"dout_full[{i}]", 1) for i in range(s.dout_stages)]
-        self.kv_full = Mbarrier("kv_full", 1)
-        self._barriers(s)
-
-    def _barriers(self, s: BackwardSchedule) -> None:
-        """Identities from 0: Triton's own, one for each consumer, then those of the kernel."""
-        each, threads = range(s.consumers), slot_threads(s.consumers)
-        names = iter(range(1 + s.consumers, 16 + 4 * s.consumers))
-        self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP_THREADS) for w in each]
-        self.both = NamedBarrier("all warpgroups", next(names), WARPGROUP_THREADS * s.consumers)
-        self.kv_empty = NamedBarrier("kv_empty", next(names), threads)
-        if s.traits.named_rings:
-            self.q_empty = [NamedBarrier(f"q_empty[{i}]", next(names), threads) for i in range(s.num_stages)]
-            self.dout_empty = [NamedBarrier(f"dout_empty[{i}]", next(names), threads) for i in range(s.dout_stages)]
-        else:
-            self.q_empty = [Mbarrier(f"q_empty[{i}]", s.consumers) for i in range(s.num_stages)]
-            self.dout_empty = [Mbarrier(f"dout_empty[{i}]", s.consumers) for i in range(s.dout_stages)]
-        if s.dq == "tma warp":
-            self.dq_full, self.dq_empty = (
-                [NamedBarrier(f"{name}.{w}", next(names), WARPGROUP_THREADS + WARP_THREADS) for w in each]
-                for name in ("dq_full", "dq_empty")
-            )
-
-
 class _Consumer:
     """One warpgroup: its keys of every key tile, its share of dQ."""
 
-    def __init__(self, builder: Builder, shared: _Resources, index: int) -> None:
+    def __init__(self, builder: Builder, shared: BackwardResources, index: int) -> None:
         self.shared, self.index = shared, index
         self.s = s = shared.schedule
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, s.registers[1])
@@ -238,7 +198,7 @@ def _acquire(stream: Stream, barriers: list, use: int) -> None:
         stream.wait(barriers[slot], turn - 1)
 
 
-def _produce(stream: Stream, shared: _Resources, tiles: list[TileBlocks]) -> None:
+def _produce(stream: Stream, shared: BackwardResources, tiles: list[TileBlocks]) -> None:
     step = 0
     for number, tile in enumerate(tiles):
         if number:
@@ -254,7 +214,7 @@ def _produce(stream: Stream, shared: _Resources, tiles: list[TileBlocks]) -> Non
             step += 1
 
 
-def _add_queries(stream: Stream, shared: _Resources, blocks: int) -> None:
+def _add_queries(stream: Stream, shared: BackwardResources, blocks: int) -> None:
     """The warp that adds dQ of every consumer by TMA and hands their buffers back."""
     each = range(len(shared.dq))
     for w in each:
@@ -283,7 +243,7 @@ def backward(schedule: BackwardSchedule, tiles: list[TileBlocks], *, adds_gradie
         raise ValueError(f"every key tile needs at least one row block and at most as many masked ones, got {tiles}")
     s = schedule
     builder = Builder(f"{s.family} backward d{s.head_dim} {s.tile_m}x{s.tile_n}")
-    shared = _Resources(s, adds_gradients=adds_gradients)
+    shared = BackwardResources(s, adds_gradients=adds_gradients)
     rings = (shared.q, shared.dout, shared.lse, shared.delta, *shared.ds)
     for slot in (slot for ring in rings for slot in ring):  # the footprint does not depend on how many are used
         builder.slots(slot)

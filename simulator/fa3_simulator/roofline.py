@@ -9,9 +9,10 @@ import numpy as np
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.costs import SMEM, TICKS, costs
+from fa3_simulator.cta import AnyConfig, program_of
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
-from fa3_simulator.run import AnyConfig, all_tiles, hbm_cycles, launched, longest_cta, program_of
+from fa3_simulator.run import all_tiles, hbm_cycles, launched, longest_cta
 from fa3_simulator.schedules import TileBlocks
 
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.

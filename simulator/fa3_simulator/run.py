@@ -2,17 +2,13 @@
 
 Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.plan.tile_order` and
 the dynamic scheduler of FlashAttention-3 do. Time is launch + the CTA with the most work, or what HBM needs for every
-tensor once; long CTAs are extrapolated from two short runs, because a steady state is affine in blocks and in tiles. A
-backward adds the kernels in front and behind; where its key tiles take turns, all CTAs are simulated together.
+tensor once. A backward adds the kernels in front and behind; where its key tiles take turns, all CTAs are simulated
+together.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,30 +17,13 @@ from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.tile_order import assign, key_blocks
 from fa3_kernels.plan.tiles import padded_group
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator import backward_launch, interpreter
-from fa3_simulator.backward import backward
+from fa3_simulator import backward_launch
 from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.costs import TICKS, costs
-from fa3_simulator.forward import forward
+from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles
 from fa3_simulator.machine import Machine
-from fa3_simulator.program import Program
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.turns import StepCycles, makespan
-
-EXACT_BLOCKS = 256  # CTAs of at most this many blocks are simulated in full
-SHORT, LONG = 12, 24  # blocks of the two short runs
-
-
-AnyConfig = Config | BackwardSchedule
-
-
-class Cycles(NamedTuple):
-    """Of one CTA: all, and those in which the tensor core and the special-function unit work."""
-
-    cta: float
-    tensor: float
-    mufu: float
 
 
 def flops(problem: AttentionProblem, head_dim: int) -> float:
@@ -180,85 +159,16 @@ def hbm_cycles(problem: AttentionProblem, config: AnyConfig, machine: Machine, c
     return moved_bytes(problem, config) / (machine["hbm_bytes_per_ns"] * machine["sms"]) * clock_mhz / 1000
 
 
-def program_of(config: AnyConfig, tiles: Sequence[TileBlocks], *, adds_gradients: bool = False) -> Program:
-    """Program of one CTA that works through ``tiles``: row tiles forward, key tiles backward.
-
-    ``adds_gradients``: backward of grouped heads, whose dK and dV are added in fp32.
-
-    Raises
-    ------
-    ValueError
-        For a tile without a block.
-    """
-    if isinstance(config, Config):
-        return forward(config, list(tiles))
-    return backward(config, list(tiles), adds_gradients=adds_gradients)
-
-
-def _is_persistent(config: AnyConfig) -> bool:
-    return config.traits.tile_order != "a CTA each" if isinstance(config, Config) else config.is_persistent
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What CTAs of a launch have in common."""
-
-    config: AnyConfig
-    machine: Machine
-    clock_mhz: float
-    adds_gradients: bool = False
-
-    def exact(self, tiles: tuple[TileBlocks, ...]) -> np.ndarray:
-        """Cycles of one CTA, in full."""
-        return np.array(_simulate(self, tiles))
-
-    def cta(self, tiles: tuple[TileBlocks, ...]) -> Cycles:
-        """The same, from short runs where the CTA is long; where tiles have a CTA each, one after another."""
-        if not _is_persistent(self.config):
-            each = [count * self.alone(tile) for tile, count in Counter(tiles).items()]
-            return Cycles(*np.sum(each, axis=0).tolist())
-        if sum(tile.blocks for tile in tiles) <= EXACT_BLOCKS:
-            return Cycles(*self.exact(tiles).tolist())
-        short = self.exact((TileBlocks(SHORT),))
-        total = short - self.one_more(TileBlocks(SHORT), SHORT)  # start and end
-        for tile, count in Counter(tiles).items():
-            some, more = (self.one_more(tile, min(tile.blocks, blocks)) for blocks in (SHORT, LONG))
-            slope = (more - some) / max(1, min(tile.blocks, LONG) - min(tile.blocks, SHORT))
-            total = total + count * (more + slope * (tile.blocks - min(tile.blocks, LONG)))
-        return Cycles(*total.tolist())
-
-    def alone(self, tile: TileBlocks) -> np.ndarray:
-        """Of a CTA with one tile."""
-        blocks = min(tile.blocks, LONG)
-        exact = self.exact((TileBlocks(blocks, min(tile.masked, blocks)),))
-        if tile.blocks == blocks:
-            return exact
-        step = exact - self.exact((TileBlocks(SHORT, min(tile.masked, SHORT)),))
-        return exact + step / (LONG - SHORT) * (tile.blocks - blocks)
-
-    def one_more(self, tile: TileBlocks, blocks: int) -> np.ndarray:
-        """What one more tile of so many blocks takes behind others."""
-        short = TileBlocks(blocks, min(tile.masked, blocks))
-        return (self.exact((short,) * 3) - self.exact((short,))) / 2
-
-
-@lru_cache(maxsize=4096)
-def _simulate(run: _Run, tiles: tuple[TileBlocks, ...]) -> Cycles:
-    program = program_of(run.config, tiles, adds_gradients=run.adds_gradients)
-    timing = interpreter.simulate(program, costs(program, run.machine, run.clock_mhz))
-    return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
-
-
-def _in_turns(problem: AttentionProblem, run: _Run) -> float:
+def _in_turns(problem: AttentionProblem, cta: Cta) -> float:
     """Cycles of the last CTA where key tiles take turns, each step being as long as in a CTA that never waits."""
-    assert isinstance(run.config, BackwardSchedule)
-    short, long = (run.exact((TileBlocks(blocks),))[0] for blocks in (SHORT, LONG))
+    assert isinstance(cta.config, BackwardSchedule)
+    short, long = (cta.exact((TileBlocks(blocks),))[0] for blocks in (SHORT, LONG))
     block = (long - short) / (LONG - SHORT)
-    machine, size = run.machine, 4 * run.config.tile_m * run.config.head_dim
-    waits = 1 if run.config.signals_early else 2  # for the turn to be read, and for the sum to be visible
-    added = (size / machine["reduce_bytes_per_ns"] + waits * machine["l2_latency_ns"]) * run.clock_mhz / 1000
+    machine, size = cta.machine, 4 * cta.config.tile_m * cta.config.head_dim
+    waits = 1 if cta.config.signals_early else 2  # for the turn to be read, and for the sum to be visible
+    added = (size / machine["reduce_bytes_per_ns"] + waits * machine["l2_latency_ns"]) * cta.clock_mhz / 1000
     cycles = StepCycles(block, short - SHORT * block, added)
-    return makespan(key_tiles(problem, run.config), run.config.turns, cycles, machine)
+    return makespan(key_tiles(problem, cta.config), cta.config.turns, cycles, machine)
 
 
 def estimate(
@@ -286,14 +196,14 @@ def estimate(
     """
     clock = clock_mhz or machine["max_clock_mhz"]
     config = launched(problem, config)
-    run = _Run(config, machine, clock, not isinstance(config, Config) and problem.group > 1)
+    cta = Cta(config, machine, clock, not isinstance(config, Config) and problem.group > 1)
     tiles = longest_cta(problem, config, int(machine["sms"]))
-    found = run.cta(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
+    found = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
     around = 0.0
     if not isinstance(config, Config):
         around = backward_launch.around_cycles(problem, config, machine, clock)
         if config.turns != "free" and tiles:
-            found = found._replace(cta=_in_turns(problem, run))
+            found = found._replace(cta=_in_turns(problem, cta))
     hbm = hbm_cycles(problem, config, machine, clock)
     cycles = max(found.cta, hbm) + machine["launch_cycles"] + around
     return Estimate(cycles, found.cta, hbm, found.tensor, found.mufu, tiles, clock, around)

@@ -13,10 +13,11 @@ from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_choice
 from fa3_simulator.backward_choice import shipped_schedule
 from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.cta import AnyConfig, program_of
 from fa3_simulator.footprint import footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import roofline
-from fa3_simulator.run import AnyConfig, Estimate, estimate, program_of
+from fa3_simulator.run import Estimate, estimate
 from fa3_simulator.schedules import TileBlocks, registers_needed
 
 PEER = "flash3"  # whose choice is marked among the schedules
