@@ -29,10 +29,12 @@ class KeyTile(NamedTuple):
         return TileBlocks(self.blocks, self.masked)
 
 
-def check_problem(problem: AttentionProblem) -> None:
-    """Raise ValueError for what no backward program is written for."""
+def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None:
+    """Raise ValueError for what no backward program is written for, and for an order that may deadlock."""
     if problem.softcap:
         raise ValueError("the backward is simulated without softcap")
+    if schedule.turns == "shift" and (problem.is_varlen or problem.causal or problem.window != (-1, -1)):
+        raise ValueError("turns shift is for dense problems of one length: two shifted tiles on one CTA may deadlock")
 
 
 def _of_sequence(
@@ -64,7 +66,7 @@ def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[Key
     first, or the last keys first where the key tiles add in descending order, so that no tile waits for one that is
     handed out behind it. Persistent CTAs take the longest sequences first.
     """
-    check_problem(problem)
+    check_problem(problem, schedule)
     heads: list[tuple[int, list[KeyTile]]] = []  # bytes in L2, and tiles
     for batch, sequence in enumerate(problem.sequences()):
         found = list(_of_sequence(problem, schedule, sequence))

@@ -8,8 +8,10 @@ No order deadlocks in which a tile waits only for tiles that are handed out befo
 take the one that was handed out first. The CTA that has it has done all it was given before, so it runs; those that it
 may wait for are done; so it goes on. ``ascending`` and ``descending`` are such orders, with tiles handed out alike. In
 ``shift`` the tiles of a head begin at different row blocks, each one behind the tile of the keys before it, and wait
-for tiles that were handed out later: all tiles of a group must be on CTAs of their own at the same time, so that groups
-are at most as many tiles as CTAs.
+for tiles that were handed out later: all tiles of a group must be on CTAs of their own at the same time. Then a step
+waits only for smaller steps, and for equal ones of smaller keys. Tiles of equal length, which go to the CTAs in turn,
+are on CTAs of their own in groups of at most as many as there are CTAs; tiles under a mask or of packed sequences are
+not, and there shifting is refused.
 """
 
 from __future__ import annotations

@@ -185,6 +185,7 @@ def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> 
         ),
         (("--backward", "--kernel", "flash4"), "a backward schedule is known of flash3, gluon, got flash4"),
         (("--turns", "shift"), "--turns is for --backward"),
+        (("--backward", "--turns", "shift", "--causal"), "turns shift is for dense problems of one length"),
         (("--window", 128, 0), "dense or causal problems without varlen, window and softcap"),
     ],
 )
