@@ -217,27 +217,31 @@ def replay(file: str | Path, kernel: str | None = None, activations: str | Path 
 
 def simulate(
     problem: AttentionProblem,
-    tile: tuple[int, int] = (128, 128),
+    tile: tuple[int, int] | None = None,
     *,
     machine: Machine | str = "h200",
     clock_mhz: float | None = None,
     pack_gqa: bool = False,
+    backward: bool = False,
     **switches: Any,
 ) -> Estimate:
-    """Simulate one forward schedule; what ``fa3verify simulate`` does.
+    """Simulate one schedule; what ``fa3verify simulate`` does.
 
     Parameters
     ----------
-    tile : (int, int)
-        Query rows and keys.
+    tile : (int, int), optional
+        Query rows and keys; 128 x 128 forward, backward what the family launches.
     machine : Machine or str
         A Machine, ``"h100"``, ``"h200"`` or a .toml file.
     clock_mhz : float, optional
         SM clock; the machine's maximum by default.
     pack_gqa : bool
         Rows of a tile are the heads of a group, so that K and V are read once.
+    backward : bool
+        The gradients, of grouped heads, windows and sequences of their own lengths too.
     switches
-        Other fields of :class:`fa3_kernels.plan.config.Config`, such as ``pingpong=False`` or ``family="flash3"``.
+        Other fields of :class:`fa3_kernels.plan.config.Config`, such as ``pingpong=False`` or ``family="flash3"``;
+        backward of :class:`fa3_simulator.backward_schedule.BackwardSchedule`, such as ``turns="shift"``.
 
     Raises
     ------
@@ -249,13 +253,17 @@ def simulate(
     >>> round(found.cycles), f"{found.seconds * 1e3:.4f} ms"
     (1294787, '0.6539 ms')
     """
+    from fa3_simulator.backward_choice import schedule_for
     from fa3_simulator.machine import load
     from fa3_simulator.run import estimate, launched
     from fa3_simulator.tune import misfit
 
     machine = load(machine) if isinstance(machine, str) else machine
-    tile_m, tile_n = tile
-    config = Config(problem.dtype, problem.head_dim, tile_m=tile_m, tile_n=tile_n, pack_gqa=pack_gqa, **switches)
+    if backward:
+        config = schedule_for(problem, tile=tile, **switches)
+    else:
+        tile_m, tile_n = tile or (128, 128)
+        config = Config(problem.dtype, problem.head_dim, tile_m=tile_m, tile_n=tile_n, pack_gqa=pack_gqa, **switches)
     if reason := misfit(config, machine):
         raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}")
     return estimate(problem, launched(problem, config), machine, clock_mhz)
@@ -267,13 +275,14 @@ def tune(
     machine: Machine | str = "h200",
     clock_mhz: float | None = None,
     pack_gqa: bool = False,
+    backward: bool = False,
     family: str = "flash3",
 ) -> list[Ranked]:
     """Simulate every tile and schedule that fits, and rank them, fastest first; what ``fa3verify tune`` does.
 
     Parameters
     ----------
-    problem, machine, clock_mhz, pack_gqa
+    problem, machine, clock_mhz, pack_gqa, backward
         As in :func:`simulate`.
     family : str
         Whose schedules (:data:`fa3_kernels.plan.traits.FAMILIES`): flash3 are all that CUTLASS can build.
@@ -287,4 +296,4 @@ def tune(
     from fa3_simulator.tune import tune
 
     machine = load(machine) if isinstance(machine, str) else machine
-    return tune(problem, machine, clock_mhz, family=family, pack_gqa=pack_gqa)
+    return tune(problem, machine, clock_mhz, family=family, pack_gqa=pack_gqa, backward=backward)

@@ -77,6 +77,14 @@ def problem_options(command: Callable) -> Callable:
         click.option("--seqlen", type=click.IntRange(1), default=8192, show_default=True),
         click.option("--seqlen-q", type=click.IntRange(1), help="Queries; as many as keys by default."),
         click.option("--causal", is_flag=True),
+        click.option(
+            "--window",
+            type=click.IntRange(-1),
+            nargs=2,
+            default=(-1, -1),
+            metavar="LEFT RIGHT",
+            help="Keys seen on either side of the diagonal, -1 for all; backward.",
+        ),
         click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file."),
         click.option(
             "--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."
@@ -85,6 +93,11 @@ def problem_options(command: Callable) -> Callable:
     ):
         command = option(command)
     return command
+
+
+backward_option = click.option(
+    "--backward", is_flag=True, help="The gradients, in fp16 or bf16; by default with the kernel's own tile."
+)
 
 
 def schedule_options(command: Callable) -> Callable:
@@ -106,11 +119,16 @@ def schedule_options(command: Callable) -> Callable:
             metavar="FAMILY",
             default="gluon",
             show_default=True,
-            help="Whose: gluon (ours), flash3 or flash4.",
+            help="Whose: gluon (ours), flash3 or flash4; backward gluon or flash3.",
         ),
         click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
+        backward_option,
         click.option(
-            "--backward", is_flag=True, help="The backward kernel, of 64 queries x 128 keys by default; fp16 or bf16."
+            "--turns",
+            type=click.Choice(["free", "ascending", "descending", "shift"]),
+            default="free",
+            show_default=True,
+            help="Backward: in which order key tiles add to dQ; free is not deterministic.",
         ),
     ):
         command = option(command)

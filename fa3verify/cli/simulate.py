@@ -10,17 +10,18 @@ import rich_click as click
 from fa3verify.cli.exits import EPILOG, emit, one_line_errors
 from fa3verify.cli.options import given_options, is_given, problem_options, schedule_options
 
-BACKWARD_TILE = (64, 128)
-FORWARD_ONLY = ("schedule", "kernel", "p_in_smem", "promotion_interval", "pack_gqa")
+FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "pack_gqa")
 VALIDATES_WITH = ("validate", "machine", "json_target")
 
 
-def _config(options: dict[str, Any]) -> Any:
+def _config(options: dict[str, Any], problem: Any) -> Any:
     from fa3_kernels.plan.config import Config
     from fa3_simulator.schedules import read_switches
 
     if options["backward"]:
-        return _backward_config(options)
+        return _backward_schedule(options, problem)
+    if is_given("turns"):
+        raise ValueError("--turns is for --backward")
     tile_m, tile_n = options["tile"]
     return Config(
         dtype=options["dtype"],
@@ -36,15 +37,14 @@ def _config(options: dict[str, Any]) -> Any:
     )
 
 
-def _backward_config(options: dict[str, Any]) -> Any:
-    from fa3_simulator.backward import BackwardConfig
+def _backward_schedule(options: dict[str, Any], problem: Any) -> Any:
+    from fa3_simulator.backward_choice import schedule_for
 
     if given := given_options(FORWARD_ONLY):
-        raise ValueError(f"--backward does not take {', '.join(given)}: there is one backward schedule")
-    if options["dtype"] == "e4m3":
-        raise ValueError("the backward is for fp16 and bf16, got e4m3")
-    tile_m, tile_n = options["tile"] if is_given("tile") else BACKWARD_TILE
-    return BackwardConfig(options["head_dim"], tile_m, tile_n, options["stages"])
+        raise ValueError(f"--backward does not take {', '.join(given)}")
+    tile = options["tile"] if is_given("tile") else None
+    stages = {"num_stages": options["stages"]} if is_given("stages") else {}
+    return schedule_for(problem, options["kernel"], tile=tile, turns=options["turns"], **stages)
 
 
 def problem_of(options: dict[str, Any]) -> Any:
@@ -52,7 +52,7 @@ def problem_of(options: dict[str, Any]) -> Any:
 
     batch, nheads, seqlen, head_dim = (options[name] for name in ("batch", "nheads", "seqlen", "head_dim"))
     kv_heads, queries = options["nheads_kv"] or nheads, options["seqlen_q"] or seqlen
-    semantics = {"dtype": options["dtype"], "causal": options["causal"]}
+    semantics = {"dtype": options["dtype"], "causal": options["causal"], "window": options["window"]}
     return AttentionProblem(batch, nheads, kv_heads, queries, seqlen, head_dim, **semantics)
 
 
@@ -62,18 +62,18 @@ def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
     from fa3_simulator.run import launched
     from fa3_simulator.tune import misfit
 
-    machine, config = load(options["machine"]), _config(options)
+    machine, problem = load(options["machine"]), problem_of(options)
+    config = _config(options, problem)
     if reason := misfit(config, machine):
         raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}")
-    problem = problem_of(options)
     return problem, launched(problem, config), machine
 
 
 def trace_cta(config: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
     """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
     from fa3_simulator.costs import costs
+    from fa3_simulator.cta import program_of
     from fa3_simulator.engine import simulate as run
-    from fa3_simulator.run import program_of
     from fa3_simulator.schedules import TileBlocks
 
     program = program_of(config, [TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
@@ -131,26 +131,29 @@ def _validate(path: Path, machine: str, json_target: str | None) -> None:
 
 
 def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:
-    """What is printed and written as JSON; the closed form is the forward's alone."""
+    """What is printed and written as JSON; the closed form is the forward's alone, other kernels the backward's."""
     from fa3_kernels.plan.config import Config
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
-    from fa3_simulator.run import flops
+    from fa3_simulator.run import operations
 
     is_forward = isinstance(config, Config)
     overlap, bound = measure(*traced), roofline(problem, config, machine, found.clock_mhz)
     ticks = sum(overlap.ledger.values()) or 1
-    operations = flops(problem, config.head_dim) * (1 if is_forward else 2.5)
+    if is_forward:
+        beside = {"closed_form_cycles": round(closed_form(problem, config, machine))}
+    else:
+        beside = {"main_cycles": round(found.main_cycles), "layout": config.layout, "turns": config.turns}
     return {
         "schedule": traced[0].name,
         "machine": machine.name,
         "clock_mhz": found.clock_mhz,
         "cycles": round(found.cycles),
         "milliseconds": found.seconds * 1e3,
-        "tflops": operations / found.seconds / 1e12,
+        "tflops": operations(problem, config) / found.seconds / 1e12,
         "roofline_cycles": round(bound.cycles),
         "roofline_binds": bound.binds,
-        **({"closed_form_cycles": round(closed_form(problem, config, machine))} if is_forward else {}),
+        **beside,
         "tensor_efficiency": overlap.tensor_efficiency,
         "overlap_efficiency": overlap.overlap_efficiency,
         "hidden_softmax": overlap.hidden_softmax,
@@ -167,10 +170,13 @@ def _print_figures(figures: dict[str, Any]) -> None:
     if "closed_form_cycles" in figures:
         beside += f"; closed form {figures['closed_form_cycles']}"
     else:
-        beside += "; no timing has been compared with the backward"
+        beside += f"; main kernel {figures['main_cycles']}"
     click.echo(
         f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s ({beside})"
     )
+    if "layout" in figures:
+        order = "in any order" if figures["turns"] == "free" else f"in turns, {figures['turns']}"
+        click.echo(f"  {figures['layout']}; key tiles add {order}")
     if figures["binds"] == "hbm":
         click.echo(f"  HBM binds: a CTA that had its keys in time, as below, would take {figures['cta_cycles']} cycles")
     click.echo(

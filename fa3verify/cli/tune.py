@@ -7,12 +7,13 @@ from typing import Any
 import rich_click as click
 
 from fa3verify.cli.exits import EPILOG, emit, one_line_errors, require_device
-from fa3verify.cli.options import problem_options
+from fa3verify.cli.options import backward_option, problem_options
 from fa3verify.cli.simulate import problem_of
 
 
 @click.command(epilog=EPILOG)
 @problem_options
+@backward_option
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True)
 @click.option(
     "--kernel",
@@ -30,14 +31,18 @@ def tune(
         from fa3_simulator import tune as tuning
         from fa3_simulator.machine import load
 
-        builds = compiles or measure is not None
+        builds, backward = compiles or measure is not None, options["backward"]
+        if backward and (builds or options["pack_gqa"]):
+            raise ValueError("--backward does not take --compile, --measure and --pack-gqa")
         kernel = options["kernel"] or (OURS if builds else tuning.PEER)
         if builds and not traits_of(kernel).is_built_here:
             raise ValueError(f"--compile and --measure are for --kernel {OURS}, got {kernel}")
         if measure is not None:
             require_device("tune --measure")
         machine, problem = load(options["machine"]), problem_of(options)
-        ranked = tuning.tune(problem, machine, clock_mhz, family=kernel, pack_gqa=options["pack_gqa"])
+        ranked = tuning.tune(
+            problem, machine, clock_mhz, family=kernel, pack_gqa=options["pack_gqa"], backward=backward
+        )
         if not ranked:
             raise ValueError(f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
         if builds:
@@ -96,21 +101,31 @@ def _measure(best: list[Any], rows: list[dict[str, Any]], problem: Any) -> dict[
 
 
 def _row(entry: Any, problem: Any) -> dict[str, Any]:
-    from fa3_simulator.run import flops
-    from fa3_simulator.schedules import switches
+    from fa3_simulator.run import operations
 
     c = entry.config
     return {
         "tile": f"{c.tile_m}x{c.tile_n}",
-        "stages": c.num_stages,
-        "schedule": switches(c),
-        "p": "registers" if c.pv_from_registers else "smem",
+        **_schedule(c),
         "cycles": round(entry.estimate.cycles),
-        "tflops": flops(problem, c.head_dim) / entry.estimate.seconds / 1e12,
+        "tflops": operations(problem, c) / entry.estimate.seconds / 1e12,
         "gap_to_roofline": entry.gap,
         "gluon": entry.is_gluon_buildable,
         "flash3_choice": entry.is_flash3_choice,
     }
+
+
+def _schedule(config: Any) -> dict[str, Any]:
+    """Slots and layout: of a backward those of Q, dO and dS, and the warpgroups that compute."""
+    from fa3_kernels.plan.config import Config
+    from fa3_simulator.schedules import switches
+
+    c = config
+    if isinstance(c, Config):
+        p = "registers" if c.pv_from_registers else "smem"
+        return {"stages": c.num_stages, "schedule": switches(c), "p": p}
+    slots = "/".join(map(str, (c.num_stages, c.dout_stages, c.ds_stages)))
+    return {"stages": slots, "schedule": c.layout, "p": f"{c.consumers} groups"}
 
 
 def _note(row: dict[str, Any]) -> str:
@@ -129,10 +144,12 @@ def _note(row: dict[str, Any]) -> str:
 def _print_ranking(figures: dict[str, Any], builds: bool, shows_peer: bool) -> None:
     shown = "the best our kernels can be launched with" if builds else "the best of every tile"
     click.echo(f"{figures['schedules']} schedules fit; {shown}:")
-    click.echo(f"  {'tile':>8} {'stages':>6} {'schedule':>17} {'P':>9} {'cycles':>10} {'TFLOP/s':>8} {'gap':>6}")
+    wide = max(17, *(len(row["schedule"]) for row in figures["ranked"]))
+    head = f"  {'tile':>8} {'stages':>6} {'schedule':>{wide}} {'P':>9} {'cycles':>10} {'TFLOP/s':>8} {'gap':>6}"
+    click.echo(head)
     for row in figures["ranked"]:
         click.echo(
-            f"  {row['tile']:>8} {row['stages']:>6} {row['schedule']:>17} {row['p']:>9} {row['cycles']:>10} "
+            f"  {row['tile']:>8} {row['stages']:>6} {row['schedule']:>{wide}} {row['p']:>9} {row['cycles']:>10} "
             f"{row['tflops']:>8.0f} {row['gap_to_roofline']:>6.1%}  {_note(row)}"
         )
     if "not_compiled" in figures:

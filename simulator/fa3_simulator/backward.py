@@ -1,193 +1,257 @@
-"""Program of a backward kernel: one CTA per key tile, five GEMMs per query block, dQ added to global memory by TMA.
+"""Program of a backward kernel: one CTA per key tile, five products per row block, dQ added to global memory.
 
-Two consumer warpgroups own half of the key tile each and keep its dK and dV in registers; S and dP are computed
-transposed, so that P and dS are the A operands of dV and dK straight from registers. dS also goes through shared
-memory, where both warpgroups read it whole for their half of the channels of dQ. The structure is FlashAttention-3's
-(arXiv 2407.08608, algorithm 3) with our forward's rings; it is not validated against timings.
+The consumers are transcribed from upstream FlashAttention-3 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp) and from ours,
+which differ in where dV is started; what else tells schedules apart stands in :mod:`fa3_simulator.backward_schedule`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS, slot_threads
-from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Stream, Work
-
-CONSUMERS = 2
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardConfig:
-    """Tile of ``tile_m`` queries and ``tile_n`` keys of a 16-bit backward kernel; two slots for Q, dO and dS.
-
-    Raises
-    ------
-    ValueError
-        When a field breaks its rule.
-    """
-
-    head_dim: int = 128
-    tile_m: int = 64
-    tile_n: int = 128
-    num_stages: int = 2
-
-    def __post_init__(self) -> None:
-        rules = (
-            (self.head_dim in (64, 128), f"head_dim must be 64 or 128, got {self.head_dim}"),
-            (self.tile_m in (64, 128), f"tile_m must be 64 or 128 (rows of the dQ product), got {self.tile_m}"),
-            (self.tile_n == 64 * CONSUMERS, f"tile_n must be 128 (64 keys per warpgroup), got {self.tile_n}"),
-            (1 <= self.num_stages <= 4, f"num_stages must lie in [1, 4], got {self.num_stages}"),
-        )
-        for ok, rule in rules:
-            if not ok:
-                raise ValueError(rule)
-
-
-class _Resources:
-    """Slots and barriers that the warps share."""
-
-    def __init__(self, s: BackwardConfig) -> None:
-        row, stages = 2 * s.head_dim, range(s.num_stages)
-        threads = slot_threads(CONSUMERS)
-        self.q = [Slot(f"q[{i}]", s.tile_m * row) for i in stages]
-        self.dout = [Slot(f"dout[{i}]", s.tile_m * row) for i in stages]
-        self.lse = [Slot(f"lse[{i}]", 4 * s.tile_m) for i in stages]
-        self.delta = [Slot(f"delta[{i}]", 4 * s.tile_m) for i in stages]
-        self.k = [Slot(f"k.{w}", 64 * row) for w in range(CONSUMERS)]
-        self.v = [Slot(f"v.{w}", 64 * row) for w in range(CONSUMERS)]
-        self.ds = [[Slot(f"ds[{i}].{w}", 64 * s.tile_m * 2) for w in range(CONSUMERS)] for i in range(2)]
-        self.dq = [Slot(f"dq.{w}", s.tile_m * s.head_dim // 2 * 4) for w in range(CONSUMERS)]
-        self.q_full = [Mbarrier(f"q_full[{i}]", 1) for i in stages]
-        self.dout_full = [Mbarrier(f"dout_full[{i}]", 1) for i in stages]
-        self.kv_full = Mbarrier("kv_full", 1)
-        self.q_empty = [NamedBarrier(f"q_empty[{i}]", 5 + i, threads) for i in stages]
-        self.dout_empty = [NamedBarrier(f"dout_empty[{i}]", 5 + s.num_stages + i, threads) for i in stages]
-        self.kv_empty = NamedBarrier("kv_empty", 5 + 2 * s.num_stages, threads)
-        self.both = NamedBarrier("both warpgroups", 6 + 2 * s.num_stages, WARPGROUP_THREADS * CONSUMERS)
-        self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP_THREADS) for w in range(CONSUMERS)]
+from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
+from fa3_simulator.backward_resources import BackwardResources
+from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.backward_work import backward_work
+from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Stream
+from fa3_simulator.schedules import TileBlocks
 
 
 class _Consumer:
-    """One warpgroup: 64 keys of every key tile."""
+    """One warpgroup: its keys of every key tile, its share of dQ."""
 
-    def __init__(self, builder: Builder, shared: _Resources, s: BackwardConfig, index: int) -> None:
-        self.shared, self.s, self.index = shared, s, index
-        self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, CONSUMER_REGISTERS)
-        lane, k = s.tile_m // 2, s.head_dim // 16  # scores of a lane; k steps over channels
-        chunks = max(1, lane // 8)
-        self.scores, self.grads = (Gemm(name, k, s.tile_m, 16, False) for name in ("K Q^T", "V dO^T"))
-        self.to_dv, self.to_dk = (Gemm(name, s.tile_m // 16, s.head_dim, 16, True) for name in ("P dO", "dS Q"))
-        self.to_dq = Gemm("dS^T K", 64 // 16 * (s.tile_m // 64), s.head_dim // 2, 16, False)
-        self.exp = Work("exp2", chunks, fma=lane, mufu=lane, convert=lane // 2, smem_bytes=4 * s.tile_m * 16)
-        self.ds = Work("dS", chunks, fma=2 * lane, convert=lane // 2, smem_bytes=64 * s.tile_m * 2 + 4 * s.tile_m * 16)
-        self.stage = Work(
-            "dQ to shared memory",
-            max(1, s.head_dim // 32),
-            alu=s.tile_m * s.head_dim // 256,
-            smem_bytes=s.tile_m * s.head_dim * 2,
-        )
-        self.finish = Work(
-            "dK and dV to shared memory",
-            8,
-            convert=s.head_dim // 2,
-            alu=s.head_dim // 8,
-            smem_bytes=64 * s.head_dim * 4,
-        )
+    def __init__(self, builder: Builder, shared: BackwardResources, index: int) -> None:
+        self.shared, self.index = shared, index
+        self.s = s = shared.schedule
+        self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, s.registers[1])
+        self.work = backward_work(s)
+        self.scores = Gemm("Q K^T", *s.scores, 16, False)
+        self.grads = Gemm("dO V^T", *s.scores, 16, s.v_in_registers)
+        self.to_dv, self.to_dk = (Gemm(name, *s.gradients, 16, s.scores_transposed) for name in ("P^T dO", "dS^T Q"))
+        self.to_dq = Gemm("dS K", *s.queries, 16, False)
         self.accumulators = {name: Slot(f"{name}.{index}", 0) for name in ("S", "dP", "dV", "dK", "dQ")}
-        self.step = self.tile = 0
+        self.step = 0
 
-    def run(self, tiles: list[int]) -> None:
-        stream, shared, w = self.stream, self.shared, self.index
-        for number, blocks in enumerate(tiles):
+    def run(self, tiles: list[TileBlocks]) -> None:
+        stream, shared = self.stream, self.shared
+        for number, tile in enumerate(tiles):
             stream.mark("tile")
             stream.delay("cold_code_cycles")
             stream.wait(shared.kv_full, number)
-            for _ in range(blocks):
-                self.query_block()
+            if self.s.v_in_registers:
+                stream.read(shared.v[self.index])
+                stream.vector(self.work["load V"])
+            for block in range(tile.blocks):
+                self.row_block(is_masked=block < tile.masked)
             stream.delay("cold_code_cycles")
-            stream.bar_sync(shared.both)  # the other one reads this half of K for dQ
-            for name, slot in (("dV", shared.v[w]), ("dK", shared.k[w])):
-                stream.read(self.accumulators[name])
-                stream.write(slot)
-            stream.vector(self.finish)
-            stream.fence()
-            stream.bar_sync(shared.own[w])
-            for slot in (shared.v[w], shared.k[w]):
-                stream.store(slot, slot.bytes)
-            stream.store_wait()
+            self.epilogue()
             stream.bar_arrive(shared.kv_empty)
         stream.mark("end")
 
-    def query_block(self) -> None:
-        stream, shared, acc, w = self.stream, self.shared, self.accumulators, self.index
-        slot, turn = self.step % self.s.num_stages, self.step // self.s.num_stages
-        ds = shared.ds[self.step % 2]
-        stream.wait(shared.q_full[slot], turn)
-        stream.wgmma(self.scores, shared.k[w], shared.q[slot], acc["S"])
-        stream.wait(shared.dout_full[slot], turn)
-        stream.wgmma(self.grads, shared.v[w], shared.dout[slot], acc["dP"])
-        stream.read(shared.lse[slot])
+    def issue(self, gemm: Gemm, a: list[Slot] | None, b: list[Slot], name: str, slices: int = 1) -> int:
+        """One of ``slices`` parts of a product; how many groups it is: one for each part of an operand it reads."""
+        parts = max(len(a or ()), len(b))
+        count = gemm.instructions // slices
+        for part in range(parts):
+            some = count * (part + 1) // parts - count * part // parts
+            left = a[part % len(a)] if a else None
+            self.stream.wgmma(gemm._replace(instructions=some), left, b[part % len(b)], self.accumulators[name])
+        return parts
+
+    def row_block(self, *, is_masked: bool) -> None:
+        stream, shared, s, w = self.stream, self.shared, self.s, self.index
+        q, dout = self.step % s.num_stages, self.step % s.dout_stages
+        stream.wait(shared.q_full[q], self.step // s.num_stages)
+        self.issue(self.scores, [shared.k[w]], [shared.q[q]], "S")
+        stream.wait(shared.dout_full[dout], self.step // s.dout_stages)
+        self.issue(self.grads, None if s.v_in_registers else [shared.v[w]], [shared.dout[dout]], "dP")
+        stream.read(shared.lse[q])
         stream.wgmma_wait(1)
-        stream.read(acc["S"])
-        stream.vector(self.exp)
-        stream.read(shared.delta[slot])
+        stream.read(self.accumulators["S"])
+        if is_masked:
+            stream.vector(self.work["mask"])
+        stream.vector(self.work["exp2"])
+        stream.read(shared.delta[dout])
         stream.wgmma_wait(0)
-        stream.wgmma(self.to_dv, None, shared.dout[slot], acc["dV"])
-        stream.read(acc["dP"])
-        stream.write(ds[w])
-        stream.vector(self.ds)
-        stream.fence()
-        stream.bar_sync(shared.both)
-        for half in range(CONSUMERS):  # over all keys of the tile, for this warpgroup's channels
-            stream.wgmma(self.to_dq, ds[half], shared.k[half], acc["dQ"])
-        stream.wgmma(self.to_dk, None, shared.q[slot], acc["dK"])
-        stream.wgmma_wait(1)
-        stream.bar_arrive(shared.dout_empty[slot])
-        stream.store_wait()
-        stream.read(acc["dQ"])
-        stream.write(shared.dq[w])
-        stream.vector(self.stage)
-        stream.fence()
-        stream.bar_sync(shared.own[w])
-        stream.store(shared.dq[w], shared.dq[w].bytes)  # cp.reduce.async.bulk.add
+        if s.dq_slices > 1:
+            self.products_in_slices(q, dout)
+        else:
+            self.products(q, dout)
         stream.wgmma_wait(0)
-        stream.bar_arrive(shared.q_empty[slot])
+        self.release(shared.q_empty[q])
         self.step += 1
 
+    def products(self, q: int, dout: int) -> None:
+        """dV, dQ and dK; ours starts dV in front of dS and all three before it waits, upstream dK when dV is done."""
+        stream, shared, s = self.stream, self.shared, self.s
+        slot = self.step % s.ds_stages
+        is_ours = s.traits.is_built_here
+        dv_first = is_ours and s.scores_transposed
+        if dv_first:
+            self.issue(self.to_dv, None, [shared.dout[dout]], "dV")
+        self.make_ds(slot)
+        if not dv_first:
+            self.issue(self.to_dv, *self.operands(shared.p[slot], shared.dout[dout]), "dV")
+        self.share()
+        groups = self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ")
+        if not is_ours:
+            stream.wgmma_wait(groups)
+            self.release(shared.dout_empty[dout])
+        groups = self.issue(self.to_dk, *self.operands(shared.ds[slot], shared.q[q]), "dK")
+        stream.wgmma_wait(groups)
+        if is_ours:
+            self.release(shared.dout_empty[dout])
+        self.add_dq()
 
-def _produce(stream: Stream, shared: _Resources, s: BackwardConfig, tiles: list[int]) -> None:
+    def products_in_slices(self, q: int, dout: int) -> None:
+        """The same in two parts of the channels, so that half of dQ is held at a time."""
+        stream, shared, s = self.stream, self.shared, self.s
+        slot = self.step % s.ds_stages
+        self.make_ds(slot)
+        to_dv, to_dk = self.operands(shared.p[slot], shared.dout[dout]), self.operands(shared.ds[slot], shared.q[q])
+        self.issue(self.to_dv, *to_dv, "dV", 2)
+        self.share()
+        self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ", 2)
+        stream.wgmma_wait(self.issue(self.to_dv, *to_dv, "dV", 2))
+        self.add_dq()
+        stream.wgmma_wait(self.issue(self.to_dk, *to_dk, "dK", 2))
+        self.release(shared.dout_empty[dout])
+        self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ", 2)
+        stream.wgmma_wait(0)
+        self.add_dq()
+        self.issue(self.to_dk, *to_dk, "dK", 2)
+
+    def operands(self, shared_parts: list[Slot], rows: Slot) -> tuple[list[Slot] | None, list[Slot]]:
+        """Of dV and dK: P or dS, in registers or in parts in shared memory, and dO or Q."""
+        return (None, [rows]) if self.s.scores_transposed else (shared_parts, [rows])
+
+    def make_ds(self, slot: int) -> None:
+        """dS, and P where it is shared, to shared memory, whose contents of ``ds_stages`` blocks before were read."""
+        stream, shared, s = self.stream, self.shared, self.s
+        stream.read(self.accumulators["dP"])
+        if s.ds_stages == 1:
+            stream.bar_sync(shared.both)
+        if not s.scores_transposed:
+            stream.write(shared.p[slot][self.index])
+            stream.vector(self.work["P to shared memory"])
+            self.share()
+        stream.write(shared.ds[slot][self.index])
+        stream.vector(self.work["dS"])
+
+    def share(self) -> None:
+        """What all threads wrote to shared memory becomes an operand for all."""
+        self.stream.fence()
+        self.stream.delay("proxy_fence_cycles")
+        self.stream.bar_sync(self.shared.both)
+
+    def add_dq(self) -> None:
+        """dQ, or a slice of it, to global memory."""
+        stream, shared, s, w = self.stream, self.shared, self.s, self.index
+        stream.read(self.accumulators["dQ"])
+        if s.dq == "registers":
+            stream.vector(self.work["dQ to memory"])
+            stream.reduce(shared.dq[w].bytes // s.dq_slices)
+            return
+        if s.dq == "tma warp":
+            stream.bar_sync(shared.dq_empty[w])
+        else:
+            stream.store_wait()
+        stream.write(shared.dq[w])
+        stream.vector(self.work["dQ to shared memory"])
+        stream.fence()
+        stream.delay("proxy_fence_cycles")
+        if s.dq == "tma warp":
+            stream.bar_arrive(shared.dq_full[w])
+        else:
+            stream.bar_sync(shared.own[w])
+            stream.store(shared.dq[w], shared.dq[w].bytes, adds=True)
+
+    def release(self, barrier: NamedBarrier | Mbarrier) -> None:
+        if isinstance(barrier, NamedBarrier):
+            self.stream.bar_arrive(barrier)
+        else:
+            self.stream.arrive(barrier)
+
+    def epilogue(self) -> None:
+        """dV and dK through the memory of V and K; of grouped heads they are added in fp32, which takes both."""
+        stream, shared, w = self.stream, self.shared, self.index
+        stream.bar_sync(shared.both)  # the others read this part of K for dQ
+        own = (shared.v[w], shared.k[w])
+        rounds = [(("dV",), own), (("dK",), own)] if shared.adds_gradients else [(("dV", "dK"), own)]
+        for names, slots in rounds:
+            stream.store_wait()
+            for name in names:
+                stream.read(self.accumulators[name])
+            for slot in slots:
+                stream.write(slot)
+            stream.vector(self.work["dK and dV to shared memory"])
+            stream.fence()
+            stream.bar_sync(shared.own[w])
+            for slot in slots:
+                stream.store(slot, slot.bytes, adds=shared.adds_gradients)
+        stream.store_wait()
+
+
+def _acquire(stream: Stream, barriers: list, use: int) -> None:
+    """Wait until a slot's ``use``-th occupant (from 0) may be written."""
+    slot, turn = use % len(barriers), use // len(barriers)
+    if turn and isinstance(barriers[slot], NamedBarrier):
+        stream.bar_sync(barriers[slot])
+    elif turn:
+        stream.wait(barriers[slot], turn - 1)
+
+
+def _produce(stream: Stream, shared: BackwardResources, tiles: list[TileBlocks]) -> None:
     step = 0
-    for number, blocks in enumerate(tiles):
+    for number, tile in enumerate(tiles):
         if number:
             stream.bar_sync(shared.kv_empty)
-        stream.load(shared.kv_full, (*shared.k, *shared.v))
-        for _ in range(blocks):
-            slot = step % s.num_stages
-            if step >= s.num_stages:
-                stream.bar_sync(shared.q_empty[slot])
-            stream.load(shared.q_full[slot], (shared.q[slot], shared.lse[slot]))
-            if step >= s.num_stages:
-                stream.bar_sync(shared.dout_empty[slot])
-            stream.load(shared.dout_full[slot], (shared.dout[slot], shared.delta[slot]))
+        stream.load(shared.kv_full, (*shared.k, *shared.v), is_far=True)
+        for _ in range(tile.blocks):
+            for full, empty, slots in (
+                (shared.q_full, shared.q_empty, (shared.q, shared.lse)),
+                (shared.dout_full, shared.dout_empty, (shared.dout, shared.delta)),
+            ):
+                _acquire(stream, empty, step)
+                stream.load(full[step % len(full)], [ring[step % len(full)] for ring in slots])
             step += 1
 
 
-def backward(config: BackwardConfig, tiles: list[int]) -> Program:
-    """Program of one CTA that works through key tiles with so many query blocks each.
+def _add_queries(stream: Stream, shared: BackwardResources, blocks: int) -> None:
+    """The warp that adds dQ of every consumer by TMA and hands their buffers back."""
+    each = range(len(shared.dq))
+    for w in each:
+        stream.bar_arrive(shared.dq_empty[w])
+    for block in range(blocks):
+        for w in each:
+            stream.bar_sync(shared.dq_full[w])
+            stream.store(shared.dq[w], shared.dq[w].bytes, adds=True)
+        for w in each:
+            stream.store_wait(len(each) - 1 - w)
+            if block + 1 < blocks:
+                stream.bar_arrive(shared.dq_empty[w])
+
+
+def backward(schedule: BackwardSchedule, tiles: list[TileBlocks], *, adds_gradients: bool = False) -> Program:
+    """Program of one CTA that works through key tiles with so many row blocks each, of which the first are masked.
+
+    ``adds_gradients``: dK and dV are added in fp32, as several heads share keys.
 
     Raises
     ------
     ValueError
-        For a tile without a query block.
+        For a tile without a row block.
     """
-    if not tiles or min(tiles) < 1:
-        raise ValueError(f"every key tile needs at least one query block, got {tiles}")
-    builder = Builder(f"backward d{config.head_dim} {config.tile_m}x{config.tile_n}")
-    shared = _Resources(config)
-    for slot in (*shared.q, *shared.dout, *shared.lse, *shared.delta, *(x for pair in shared.ds for x in pair)):
+    if not tiles or any(tile.blocks < 1 or not 0 <= tile.masked <= tile.blocks for tile in tiles):
+        raise ValueError(f"every key tile needs at least one row block and at most as many masked ones, got {tiles}")
+    s = schedule
+    builder = Builder(f"{s.family} backward d{s.head_dim} {s.tile_m}x{s.tile_n}")
+    shared = BackwardResources(s, adds_gradients=adds_gradients)
+    rings = (shared.q, shared.dout, shared.lse, shared.delta, *shared.ds)
+    for slot in (slot for ring in rings for slot in ring):  # the footprint does not depend on how many are used
         builder.slots(slot)
-    for index in range(CONSUMERS):
-        _Consumer(builder, shared, config, index).run(tiles)
-    _produce(builder.actor("producer", WARP_THREADS, PRODUCER_REGISTERS), shared, config, tiles)
+    for index in range(s.consumers):
+        _Consumer(builder, shared, index).run(tiles)
+    producer, _ = s.registers
+    _produce(builder.actor("producer", WARP_THREADS, producer), shared, tiles)
+    if s.dq == "tma warp":
+        blocks = sum(tile.blocks for tile in tiles)
+        _add_queries(builder.actor("dQ warp", WARP_THREADS, producer), shared, blocks)
     return builder.build()

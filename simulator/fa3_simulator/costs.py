@@ -12,6 +12,7 @@ from fa3_simulator.program import Gemm, Program, Work
 
 TICKS = 64  # per cycle
 PIPES = ("port", "mufu")
+RESOURCES = ("tensor", "smem", *PIPES, "l2", "reduce")  # whose busy time a run counts
 OPERAND_BYTES = 32  # of k per wgmma: 256 bits
 SMEM, ALONE, TAKEN = (1 + len(PIPES) + i for i in range(3))  # columns of Costs.work behind the pipes
 PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share the shared memory port
@@ -30,6 +31,7 @@ class Costs(NamedTuple):
 SCALARS = (
     "wgmma_tail", "wgmma_window", "mbarrier_hop", "mbarrier_poll",
     "named_barrier", "tma_issue", "tma_box_bytes", "memory_latency", "piece", "piece_far", "piece_port", "piece_store",
+    "piece_reduce",
 )  # fmt: skip
 
 
@@ -81,6 +83,7 @@ def costs(program: Program, machine: Machine, clock_mhz: float | None = None) ->
         tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["hbm_bytes_per_ns"] * clock / 1000),
         tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]), tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
+        tick(PIECE_BYTES / machine["reduce_bytes_per_ns"] * clock / 1000),
     )  # fmt: skip
     return Costs(
         np.array([_gemm(g, machine) for g in program.gemms], np.int64).reshape(-1, 5),

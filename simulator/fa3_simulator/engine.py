@@ -13,7 +13,8 @@ second engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. 
   special-function unit. All are slower while wgmma runs (``*_under_wgmma``).
 - Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
 - TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``, Q beside them at
-  ``hbm_bytes_per_ns``; stores leave at ``store_bytes_per_cycle``.
+  ``hbm_bytes_per_ns``; stores leave at ``store_bytes_per_cycle``, what adds to memory at ``reduce_bytes_per_ns``, by
+  TMA or by the threads themselves, who wait until it has left.
 - mbarriers and named barriers as in the PTX ISA; a waiter runs a hop after the last arrival.
 """
 
@@ -23,7 +24,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from fa3_simulator.costs import ALONE, PIECE_BYTES, PIPES, SMEM, TAKEN, TICKS, Costs
+from fa3_simulator.costs import ALONE, PIECE_BYTES, PIPES, RESOURCES, SMEM, TAKEN, TICKS, Costs
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import Burst, DeadlockError, Mark, Span, Trace
 
@@ -37,7 +38,7 @@ class _Actor:
     began: int = 0  # when the current operation did
     groups: list[int] = field(default_factory=list)  # completion of each wgmma group, less Engine.taken
     in_flight: deque[int] = field(default_factory=deque)  # of each admitted instruction, likewise
-    stored: int = 0  # when the last store has read its slot
+    stored: list[int] = field(default_factory=list)  # when each store has read its slot
     until: int = 0  # end of the chunk of vector work under way
     wants: list[int] = field(default_factory=lambda: [0] * len(PIPES))  # of each pipe, alone, in 1/64
     done: bool = False
@@ -57,8 +58,10 @@ class Engine:
 
     def __init__(self, program: Program, costs: Costs) -> None:
         self.program, self.costs = program, costs
-        (self.tail, self.window, self.hop, self.poll, self.bar_hop, self.tma_issue, self.box, self.latency, self.piece,
-         self.piece_far, self.piece_port, self.piece_store) = (int(v) for v in costs.scalars)  # fmt: skip
+        (
+            self.tail, self.window, self.hop, self.poll, self.bar_hop, self.tma_issue, self.box, self.latency,
+            self.piece, self.piece_far, self.piece_port, self.piece_store, self.piece_reduce,
+        ) = (int(v) for v in costs.scalars)  # fmt: skip
         self.gemm, self.work, self.slow = costs.gemm.tolist(), costs.work.tolist(), costs.work_slow.tolist()
         self.ops = [actor.ops.tolist() for actor in program.actors]
         self.actors = [_Actor() for _ in program.actors]
@@ -72,7 +75,7 @@ class Engine:
         self.ingress = [0, 0]  # from L2 and from HBM
         self.taken = self.seen = 0  # from the tensor core by vector work: so far, and by the last instruction
         self.loss = 0  # share that the last instruction loses
-        self.trace = Trace(busy=dict.fromkeys(("tensor", "smem", *PIPES, "l2"), 0))
+        self.trace = Trace(busy=dict.fromkeys(RESOURCES, 0))
 
     def push(self, tick: int, actor: int, priority: int = 1, barrier: int = 0, pieces: int = 0) -> None:
         heapq.heappush(self.events, (tick, priority, actor, self.sequence, barrier, pieces))
@@ -193,7 +196,7 @@ class Engine:
             self.mbarriers[barrier].bytes -= last
             self.complete_if_done(barrier, tick)
 
-    def store(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+    def store(self, actor: int, tick: int, x: int, _y: int, z: int) -> int | None:
         state = self.actors[actor]
         if state.part:
             return tick
@@ -201,12 +204,27 @@ class Engine:
         pieces = -(-x // PIECE_BYTES)
         self.port = max(tick + self.tma_issue, self.port) + pieces * self.piece_port
         self.trace.busy["smem"] += pieces * self.piece_port
-        self.egress = max(tick + self.tma_issue, self.egress) + pieces * self.piece_store
-        state.stored = max(state.stored, self.port, self.egress)
+        self.leave(tick + self.tma_issue, pieces, adds=z)
+        state.stored.append(max(self.port, self.egress))
         return tick + self.tma_issue
 
-    def store_wait(self, actor: int, tick: int, _x: int, _y: int, _z: int) -> int | None:
-        return max(tick, self.actors[actor].stored)
+    def store_wait(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        stored = self.actors[actor].stored
+        return max(tick, stored[-1 - x]) if len(stored) > x else tick
+
+    def reduce(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
+        state = self.actors[actor]
+        if state.part:
+            return tick
+        state.part = 1
+        self.leave(tick, -(-x // PIECE_BYTES), adds=1)
+        return self.egress
+
+    def leave(self, tick: int, pieces: int, *, adds: int) -> None:
+        """Pieces go to global memory, one behind the other."""
+        each = self.piece_reduce if adds else self.piece_store
+        self.egress = max(tick, self.egress) + pieces * each
+        self.trace.busy["reduce"] += pieces * each if adds else 0
 
     def arrive(self, _actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         self.arrival(x, tick)

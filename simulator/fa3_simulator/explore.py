@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fa3_simulator.footprint import Finding
 from fa3_simulator.program import NONE, Op, Program
 
-_LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT}
+_LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT, Op.REDUCE}
 
 
 class Explored(NamedTuple):
@@ -121,7 +121,7 @@ class _Explorer:
             return moved._replace(reads=_set(moved.reads, actor, (*moved.reads[actor], slots)))
         if kind == Op.WGMMA_WAIT:
             groups = moved.reads[actor]
-            return moved._replace(reads=_set(moved.reads, actor, groups[len(groups) - x :] if x else ()))
+            return moved._replace(reads=_set(moved.reads, actor, groups[max(0, len(groups) - x) :]))
         if kind == Op.LOAD:
             self.check_write(state, actor, z)
             counted = moved._replace(versions=_set(moved.versions, z, moved.versions[z] + 1))
@@ -130,7 +130,8 @@ class _Explorer:
             self.check_read(state, actor, (y,))
             return moved._replace(stores=_set(moved.stores, actor, (*moved.stores[actor], y)))
         if kind == Op.STORE_WAIT:
-            return moved._replace(stores=_set(moved.stores, actor, ()))
+            stores = moved.stores[actor]
+            return moved._replace(stores=_set(moved.stores, actor, stores[max(0, len(stores) - x) :]))
         if kind == Op.READ and self.program.slots[x].bytes:
             self.check_read(state, actor, (x,))
         if kind == Op.WRITE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op, Program
 
@@ -20,8 +21,9 @@ class Finding(NamedTuple):
 def footprint(program: Program, machine: Machine) -> list[Finding]:
     """What does not fit: registers, shared memory, threads, named barrier identities."""
     found = []
-    registers = sum(actor.registers * -(-actor.threads // 128) * 128 for actor in program.actors)
-    threads = sum(-(-actor.threads // 128) * 128 for actor in program.actors)
+    groups = _warpgroups(program)
+    registers = sum(threads * each for threads, each in groups)
+    threads = sum(threads for threads, _ in groups)
     rules = (
         (registers <= machine["registers"], f"{registers} registers, an SM has {machine['registers']:.0f}"),
         (
@@ -46,6 +48,16 @@ def footprint(program: Program, machine: Machine) -> list[Finding]:
                 Finding("barrier", f"named barrier {barrier.name} counts {barrier.threads} threads, not warps")
             )
     return found + _oversized(program)
+
+
+def _warpgroups(program: Program) -> list[tuple[int, int]]:
+    """Threads and registers of each: actors of whole warpgroups have their own, single warps share one."""
+    wide = [(a.threads, a.registers) for a in program.actors if a.threads >= WARPGROUP_THREADS]
+    narrow = [a for a in program.actors if a.threads < WARPGROUP_THREADS]
+    if not narrow:
+        return wide
+    shared = -(-sum(a.threads for a in narrow) // WARPGROUP_THREADS) * WARPGROUP_THREADS
+    return [*wide, (shared, max(a.registers for a in narrow))]
 
 
 def _oversized(program: Program) -> list[Finding]:

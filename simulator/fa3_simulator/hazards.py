@@ -134,7 +134,8 @@ class _Checker:
         elif kind == Op.STORE:
             self.store(actor, y)
         elif kind == Op.STORE_WAIT:
-            self.clock[actor][2 * self.actors + actor] = self.stores[actor]
+            read = self.clock[actor][2 * self.actors + actor]
+            self.clock[actor][2 * self.actors + actor] = max(read, self.stores[actor] - x)
         elif kind == Op.ARRIVE:
             self.arrive(actor, x)
         elif kind == Op.WAIT:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from fa3_simulator.costs import PIECE_BYTES, PIPES, SCALARS, TICKS, Costs
+from fa3_simulator.costs import PIECE_BYTES, PIPES, RESOURCES, SCALARS, TICKS, Costs
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import DeadlockError
 
@@ -19,17 +19,18 @@ from fa3_simulator.trace import DeadlockError
 # written here, and compared with its origin at import.
 OPS = (
     "VECTOR", "WGMMA", "WGMMA_WAIT", "EXPECT", "LOAD", "STORE", "STORE_WAIT", "ARRIVE", "WAIT", "BAR_ARRIVE",
-    "BAR_SYNC", "DELAY", "READ", "WRITE", "FENCE", "MARK",
+    "BAR_SYNC", "DELAY", "READ", "WRITE", "FENCE", "MARK", "REDUCE",
 )  # fmt: skip
 (VECTOR, WGMMA, WGMMA_WAIT, EXPECT, LOAD, STORE, STORE_WAIT, ARRIVE, WAIT, BAR_ARRIVE, BAR_SYNC, DELAY, READ, WRITE,
- FENCE, MARK) = range(len(OPS))  # fmt: skip
-(TAIL, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_FAR, PIECE_PORT, PIECE_STORE) = range(12)
+ FENCE, MARK, REDUCE) = range(len(OPS))  # fmt: skip
+(TAIL, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_FAR, PIECE_PORT, PIECE_STORE,
+ PIECE_REDUCE) = range(13)  # fmt: skip
 PIPE_COUNT, PIECE_SIZE = 2, 4096
-RESOURCES = ("tensor", "smem", *PIPES, "l2")
+IN_FLIGHT = 6  # wgmma groups and stores of an actor that a wait may leave, and one
 NEVER = np.iinfo(np.int64).max
 _SCALARS = (
     "wgmma_tail", "wgmma_window", "mbarrier_hop", "mbarrier_poll", "named_barrier", "tma_issue",
-    "tma_box_bytes", "memory_latency", "piece", "piece_far", "piece_port", "piece_store",
+    "tma_box_bytes", "memory_latency", "piece", "piece_far", "piece_port", "piece_store", "piece_reduce",
 )  # fmt: skip
 if (tuple(op.name for op in Op), SCALARS, len(PIPES), PIECE_BYTES) != (OPS, _SCALARS, PIPE_COUNT, PIECE_SIZE):
     raise ImportError("the interpreter's constants differ from those of program and costs")
@@ -67,16 +68,16 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
     wake = np.zeros(actors, np.int64)  # NEVER while asleep
     sleeps_on = np.full(actors, -1, np.int64)  # mbarrier x, or mbarriers + named barrier
     parity = np.zeros(actors, np.int64)
-    groups = np.zeros((actors, 3), np.int64)  # completion of the newest, second and third newest group
+    groups = np.zeros((actors, IN_FLIGHT), np.int64)  # completion of the newest group, of the one before and so on
     counted = np.zeros(actors, np.int64)
-    stored = np.zeros(actors, np.int64)
+    stored = np.zeros((actors, IN_FLIGHT), np.int64)  # when stores have read their slots, likewise
     marked = np.zeros(actors, np.int64)
     pending, tx, phase = arrivals.copy(), np.zeros(arrivals.size, np.int64), np.zeros(arrivals.size, np.int64)
     arrived = np.zeros(bar_threads.size, np.int64)
     pipes = np.zeros(PIPE_COUNT, np.int64)
     until = np.zeros(actors, np.int64)
     wants = np.zeros((actors, PIPE_COUNT), np.int64)  # in 1/64 of a pipe
-    busy = np.zeros(3 + PIPE_COUNT, np.int64)
+    busy = np.zeros(4 + PIPE_COUNT, np.int64)
     # tensor, groups and flight are kept less what was taken by then
     tensor = port = egress = taken = loss = np.int64(0)
     ingress = np.zeros(2, np.int64)  # from L2 and from HBM
@@ -158,7 +159,7 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                         busy[1] += gemm[x, 2]
                         part[actor] += 1
                         if part[actor] == gemm[x, 0]:
-                            groups[actor, 2], groups[actor, 1] = groups[actor, 1], groups[actor, 0]
+                            groups[actor, 1:] = groups[actor, :-1].copy()
                             groups[actor, 0] = tensor + scalar[TAIL]
                             counted[actor] += 1
                         resume = now + gemm[x, 4]
@@ -190,12 +191,23 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                     pieces = -(-x // PIECE_SIZE)
                     port = max(now + scalar[TMA_ISSUE], port) + pieces * scalar[PIECE_PORT]
                     busy[1] += pieces * scalar[PIECE_PORT]
-                    egress = max(now + scalar[TMA_ISSUE], egress) + pieces * scalar[PIECE_STORE]
-                    stored[actor] = max(stored[actor], max(port, egress))
+                    adds = ops[pc[actor], 3]
+                    leaving = pieces * (scalar[PIECE_REDUCE] if adds else scalar[PIECE_STORE])
+                    egress = max(now + scalar[TMA_ISSUE], egress) + leaving
+                    busy[3 + PIPE_COUNT] += leaving if adds else 0
+                    stored[actor, 1:] = stored[actor, :-1].copy()
+                    stored[actor, 0] = max(port, egress)
                     resume = now + scalar[TMA_ISSUE]
             elif kind == STORE_WAIT:
-                if stored[actor] > now:
-                    finished, resume = False, stored[actor]
+                if stored[actor, x] > now:
+                    finished, resume = False, stored[actor, x]
+            elif kind == REDUCE:
+                if part[actor] == 0:
+                    part[actor], finished = 1, False
+                    leaving = -(-x // PIECE_SIZE) * scalar[PIECE_REDUCE]
+                    egress = max(now, egress) + leaving
+                    busy[3 + PIPE_COUNT] += leaving
+                    resume = egress
             elif kind == WAIT:
                 if part[actor] == 0:
                     part[actor], finished = 1, False

@@ -72,6 +72,9 @@ class Machine:
     l2_bytes_per_cycle: Constant  # per SM, all SMs loading
     hbm_bytes_per_ns: Constant  # likewise from HBM: Q, which no other CTA loads
     store_bytes_per_cycle: Constant  # of TMA stores of one SM
+    reduce_bytes_per_ns: Constant  # of fp32 that one SM adds to global memory, by TMA or from registers
+    l2_latency_ns: Constant  # a thread's load from L2, or what it wrote becoming visible there
+    proxy_fence_cycles: Constant  # fence.proxy.async behind matrix stores
     cold_code_cycles: Constant  # instruction fetch of half of what a tile executes once, per consumer
     launch_cycles: Constant  # kernel launch to the first instruction of a CTA, and the drain at the end
 

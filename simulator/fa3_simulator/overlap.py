@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from fa3_simulator.costs import ALONE, PIPES, Costs
+from fa3_simulator.costs import ALONE, RESOURCES, Costs
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import Trace
 
 CAUSES = (
     "prologue", "wait Q", "wait K", "wait V", "wait dO", "turn", "other warpgroup", "mask", "exp2", "dS",
-    "dQ to shared memory", "row max", "exp2 and rescale O", "last sums", "rescale O", "add P V", "addresses",
-    "warp barrier", "row statistics", "wgmma latency", "multiply-adds", "issue", "operand fetch",
-    "tile change", "epilogue", "other",
+    "P to shared memory", "dQ to shared memory", "dQ to memory", "proxy fence", "row max", "exp2 and rescale O",
+    "last sums", "rescale O", "add P V", "addresses", "warp barrier", "row statistics", "wgmma latency",
+    "multiply-adds", "issue", "operand fetch", "tile change", "epilogue", "other",
 )  # fmt: skip
 
 
@@ -57,16 +57,25 @@ def _cause(program: Program, actor: int, index: int) -> str:
         if "epilogue" in text:  # our kernels use one barrier for the store of O and in every step
             following = int(program.actors[actor].ops[index + 1][0])
             return "epilogue" if following == Op.STORE else "warp barrier"
-        return "turn" if "turn" in text else "other warpgroup" if "both" in text else "epilogue"
+        causes = {"turn": "turn", "all warpgroups": "other warpgroup", "dq_empty": "dQ to memory"}
+        return next((cause for name, cause in causes.items() if name in text), "epilogue")
     if kind == Op.WGMMA_WAIT:
         return "wgmma latency"
     if kind == Op.WGMMA:
         return "issue"
+    if kind == Op.REDUCE or (kind == Op.STORE_WAIT and _stages_dq(program, actor, index + 1)):
+        return "dQ to memory"
     if kind in (Op.STORE, Op.STORE_WAIT) or text in ("normalise O", "O to shared memory"):
         return "epilogue"
     if kind == Op.DELAY:
-        return "warp barrier" if text == "warp_skew_cycles" else "tile change"
+        return {"warp_skew_cycles": "warp barrier", "proxy_fence_cycles": "proxy fence"}.get(text, "tile change")
     return "row statistics" if text == "row reduction" else text if text in CAUSES else "other"
+
+
+def _stages_dq(program: Program, actor: int, index: int) -> bool:
+    """Whether an operation writes a part of dQ to shared memory."""
+    ops = program.actors[actor].ops
+    return index < len(ops) and program.describe(actor, index).startswith("write dq")
 
 
 def ledger(program: Program, trace: Trace) -> dict[str, int]:
@@ -116,7 +125,7 @@ def ledger(program: Program, trace: Trace) -> dict[str, int]:
 
 def measure(program: Program, costs: Costs, trace: Trace) -> Overlap:
     """Efficiencies and ledger of a run."""
-    resources = {name: trace.busy[name] for name in ("tensor", "smem", *PIPES, "l2")}
+    resources = {name: trace.busy[name] for name in RESOURCES}
     binds = max(resources, key=lambda name: resources[name])
     alone = softmax_ticks(program, costs)
     idle = trace.end - trace.busy["tensor"]

@@ -25,8 +25,8 @@ class Op(IntEnum):
     WGMMA_WAIT = 2  # groups that may stay in flight
     EXPECT = 3  # mbarrier, bytes: one arrival, and bytes its phase waits for
     LOAD = 4  # mbarrier, bytes, slot, whether from HBM and not L2: TMA, asynchronous
-    STORE = 5  # bytes, slot: TMA, asynchronous
-    STORE_WAIT = 6  # until the actor's stores have read their slots
+    STORE = 5  # bytes, slot, whether it adds to what is there: TMA, asynchronous
+    STORE_WAIT = 6  # stores that may still read their slots
     ARRIVE = 7  # mbarrier: one arrival
     WAIT = 8  # mbarrier, parity: passes while the current phase has the other parity (PTX mbarrier.try_wait)
     BAR_ARRIVE = 9  # named barrier
@@ -36,6 +36,7 @@ class Op(IntEnum):
     WRITE = 13  # slot
     FENCE = 14  # fence.proxy.async: the actor's writes become visible to TMA and wgmma
     MARK = 15  # label
+    REDUCE = 16  # bytes: vector reductions of the actor's own threads from registers to global memory
 
 
 class Gemm(NamedTuple):
@@ -125,6 +126,7 @@ class Program:
             Op.LOAD: lambda: f"load {self.mbarriers[x].name}",
             Op.STORE: lambda: "store",
             Op.STORE_WAIT: lambda: "wait store",
+            Op.REDUCE: lambda: "reduce",
             Op.ARRIVE: lambda: f"arrive {self.mbarriers[x].name}",
             Op.WAIT: lambda: f"wait {self.mbarriers[x].name}",
             Op.BAR_ARRIVE: lambda: f"arrive {self.named_barriers[x].name}",
@@ -184,11 +186,14 @@ class Stream:
         for slot in slots:
             self._add(Op.LOAD, index, slot.bytes, self.program.slots(slot), int(is_far))
 
-    def store(self, slot: Slot, size: int) -> None:
-        self._add(Op.STORE, size, self.program.slots(slot))
+    def store(self, slot: Slot, size: int, *, adds: bool = False) -> None:
+        self._add(Op.STORE, size, self.program.slots(slot), int(adds))
 
-    def store_wait(self) -> None:
-        self._add(Op.STORE_WAIT)
+    def store_wait(self, in_flight: int = 0) -> None:
+        self._add(Op.STORE_WAIT, in_flight)
+
+    def reduce(self, size: int) -> None:
+        self._add(Op.REDUCE, size)
 
     def arrive(self, barrier: Mbarrier) -> None:
         self._add(Op.ARRIVE, self.program.mbarriers(barrier))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.costs import SMEM, TICKS, costs
+from fa3_simulator.cta import AnyConfig, program_of
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
-from fa3_simulator.run import AnyConfig, hbm_cycles, head_tiles, launched, longest_cta, program_of, tile_heads
+from fa3_simulator.run import all_tiles, hbm_cycles, launched, longest_cta
 from fa3_simulator.schedules import TileBlocks
 
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.
@@ -26,6 +29,7 @@ class Roofline:
     l2: float
     hbm: float
     vector: float
+    reduce: float  # what is added to global memory
 
     @property
     def binds(self) -> str:
@@ -49,13 +53,13 @@ def mufu_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
     return per_warp * machine["mufu_cycles"] * (config.tile_m // WARPGROUP_ROWS)
 
 
-def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> tuple[float, float, float]:
-    """Of a tile's program: cycles of the shared memory port, bytes loaded, instructions of a sub-core's warps."""
+def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> np.ndarray:
+    """Of a tile's program: cycles of the shared memory port, bytes loaded, instructions of a warp, bytes added."""
     program = program_of(config, [TileBlocks(blocks)])
     tables = costs(program, machine)
-    port = loaded = stored = issued = 0
+    port = loaded = stored = issued = added = 0
     for actor in program.actors:
-        for kind, x, y, _, _ in actor.ops.tolist():
+        for kind, x, y, z, _ in actor.ops.tolist():
             if kind == Op.WGMMA:
                 port += int(tables.gemm[x, 0] * tables.gemm[x, 2])
             elif kind == Op.VECTOR:
@@ -66,7 +70,11 @@ def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> tuple[float, f
                 loaded += y
             elif kind == Op.STORE:
                 stored += x
-    return port / TICKS + (loaded + stored) / machine["smem_bytes_per_cycle"], loaded, issued
+                added += x if z else 0
+            elif kind == Op.REDUCE:
+                added += x
+    smem = port / TICKS + (loaded + stored) / machine["smem_bytes_per_cycle"]
+    return np.array([smem, loaded, issued, added])
 
 
 def roofline(
@@ -77,16 +85,18 @@ def roofline(
     ``clock_mhz``, the maximum by default, is what HBM's time is counted in.
     """
     blocks = sum(tile.blocks for tile in longest_cta(problem, config, int(machine["sms"])))
-    total = tile_heads(problem, config) * sum(tile.blocks for tile in head_tiles(problem, config))
+    total = sum(tile.blocks for tile in all_tiles(problem, config))
     config = launched(problem, config)
-    smem, size, issue = (b - a for a, b in zip(_traffic(config, machine, 4), _traffic(config, machine, 5)))
+    smem, size, issue, added = _traffic(config, machine, 5) - _traffic(config, machine, 4)
+    clock = clock_mhz or machine["max_clock_mhz"]
     return Roofline(
         blocks * tensor_cycles_per_block(config, machine),
         blocks * mufu_cycles_per_block(config, machine),
         blocks * smem,
         total / machine["sms"] * size / machine["l2_bytes_per_cycle"],
-        hbm_cycles(problem, config, machine, clock_mhz or machine["max_clock_mhz"]),
+        hbm_cycles(problem, config, machine, clock),
         blocks * issue,
+        blocks * added / machine["reduce_bytes_per_ns"] * clock / 1000,
     )
 
 

@@ -1,17 +1,14 @@
-"""A whole kernel: row tiles handed to the SMs, the longest CTA simulated.
+"""A whole launch: tiles handed to the SMs, the longest CTA simulated.
 
 Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.plan.tile_order` and
 the dynamic scheduler of FlashAttention-3 do. Time is launch + the CTA with the most work, or what HBM needs for every
-tensor once; long CTAs are extrapolated from two short runs, because a steady state is affine in blocks and in tiles.
+tensor once. A backward adds the kernels in front and behind; where its key tiles take turns, all CTAs are simulated
+together.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,49 +17,51 @@ from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.tile_order import assign, key_blocks
 from fa3_kernels.plan.tiles import padded_group
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator import interpreter
-from fa3_simulator.backward import BackwardConfig, backward
-from fa3_simulator.costs import TICKS, costs
-from fa3_simulator.forward import forward
+from fa3_simulator import backward_launch
+from fa3_simulator.backward_launch import key_tiles
+from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles
 from fa3_simulator.machine import Machine
-from fa3_simulator.program import Program
 from fa3_simulator.schedules import TileBlocks
-
-EXACT_BLOCKS = 256  # CTAs of at most this many key blocks are simulated in full
-SHORT, LONG = 12, 24  # key blocks of the two short runs
-
-
-AnyConfig = Config | BackwardConfig
-
-
-class Cycles(NamedTuple):
-    """Of one CTA: all, and those in which the tensor core and the special-function unit work."""
-
-    cta: float
-    tensor: float
-    mufu: float
+from fa3_simulator.turns import StepCycles, makespan
 
 
 def flops(problem: AttentionProblem, head_dim: int) -> float:
-    """4 * seqlen_q * seqlen_k * head_dim * nheads * batch, halved when causal: the field's convention."""
-    full = 4.0 * problem.batch * problem.nheads * problem.seqlen_q * problem.seqlen_k * head_dim
-    return full / 2 if problem.causal else full
+    """4 * seqlen_q * seqlen_k * head_dim * nheads * batch, halved when causal: the field's convention.
+
+    Of sequences the sum; with a window 4 * head_dim for every pair that is visible.
+    """
+    left, right = problem.window
+    pairs = 0.0
+    for sequence in problem.sequences():
+        queries, keys = sequence.seqlen_q, sequence.seqlen_k
+        if (left, right) == (-1, -1):
+            pairs += queries * keys / (2 if problem.causal else 1)
+            continue
+        rows = np.arange(queries) + keys - queries
+        last = 0 if problem.causal else right
+        stop = np.full(queries, keys) if last < 0 else np.clip(rows + last + 1, 0, keys)
+        start = np.zeros(queries) if left < 0 else np.clip(rows - left, 0, keys)
+        pairs += float(np.maximum(stop - start, 0).sum())
+    return 4 * problem.nheads * pairs * head_dim
+
+
+def operations(problem: AttentionProblem, config: AnyConfig) -> float:
+    """What TFLOP/s are counted from: :func:`flops`, and backward two and a half times as many."""
+    return flops(problem, config.head_dim) * (1 if isinstance(config, Config) else 2.5)
 
 
 def moved_bytes(problem: AttentionProblem, config: AnyConfig) -> float:
-    """What a launch moves at least, every tensor once; a 16-bit output forward, an fp32 dQ backward."""
+    """What a main kernel moves at least, every tensor once; forward with a 16-bit output."""
+    if not isinstance(config, Config):
+        return backward_launch.moved_bytes(problem, config)
     rows, keys = problem.nheads * problem.seqlen_q, problem.nheads_kv * problem.seqlen_k
-    if isinstance(config, Config):
-        each = rows * (config.bits / 8 + 2) + keys * 2 * config.bits / 8  # Q, O; K, V
-    else:
-        each = rows * (2 + 2 + 4) + keys * 4 * 2  # Q, dO, dQ; K, V, dK, dV
-    return problem.batch * config.head_dim * each
+    return problem.batch * config.head_dim * (rows * (config.bits / 8 + 2) + keys * 2 * config.bits / 8)
 
 
-def tile_heads(problem: AttentionProblem, config: AnyConfig) -> int:
-    """Heads of the whole batch with tiles of their own."""
-    packs = isinstance(config, Config) and config.pack_gqa
-    return problem.batch * (problem.nheads_kv if packs else problem.nheads)
+def tile_heads(problem: AttentionProblem, config: Config) -> int:
+    """Heads of the whole batch with row tiles of their own."""
+    return problem.batch * (problem.nheads_kv if config.pack_gqa else problem.nheads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,8 @@ class Estimate:
     """Simulated time of a launch.
 
     ``cycles`` counts from launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is
-    later; ``tensor_cycles`` is the tensor work of that CTA.
+    later; of a backward with ``around_cycles`` of the kernels in front of and behind the main one. ``tensor_cycles`` is
+    the tensor work of that CTA.
     """
 
     cycles: float
@@ -80,6 +80,12 @@ class Estimate:
     mufu_cycles: float
     tiles: tuple[TileBlocks, ...]
     clock_mhz: float
+    around_cycles: float = 0.0
+
+    @property
+    def main_cycles(self) -> float:
+        """Of the main kernel alone."""
+        return self.cycles - self.around_cycles
 
     @property
     def seconds(self) -> float:
@@ -92,9 +98,9 @@ class Estimate:
 
 
 def check_problem(problem: AttentionProblem) -> None:
-    """Raise ValueError for what no program is written for."""
+    """Raise ValueError for what no forward program is written for."""
     if problem.is_varlen or problem.window != (-1, -1) or problem.softcap:
-        raise ValueError("the simulator takes dense or causal problems without varlen, window and softcap")
+        raise ValueError("the forward is simulated for dense or causal problems without varlen, window and softcap")
 
 
 def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
@@ -126,18 +132,6 @@ def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
     return tiles
 
 
-def key_tiles(problem: AttentionProblem, config: BackwardConfig) -> list[TileBlocks]:
-    """Key tiles of one head and the query blocks that see some key of each; backward."""
-    check_problem(problem)
-    blocks = -(-problem.seqlen_q // config.tile_m)
-    offset = problem.seqlen_k - problem.seqlen_q
-    tiles = []
-    for first in range(0, problem.seqlen_k, config.tile_n):
-        unseen = max(first - offset, 0) // config.tile_m if problem.causal else 0  # query blocks above the diagonal
-        tiles.append(TileBlocks(max(blocks - unseen, 0)))
-    return tiles
-
-
 def launched(problem: AttentionProblem, config: AnyConfig) -> AnyConfig:
     """The configuration as compiled for a problem: how row maxima are taken depends on whether keys are hidden."""
     if not isinstance(config, Config):
@@ -145,16 +139,17 @@ def launched(problem: AttentionProblem, config: AnyConfig) -> AnyConfig:
     return replace(config, integer_max=config.takes_integer_max(problem.causal))
 
 
-def head_tiles(problem: AttentionProblem, config: AnyConfig) -> list[TileBlocks]:
-    """Tiles of one head: row tiles forward, key tiles backward."""
-    return row_tiles(problem, config) if isinstance(config, Config) else key_tiles(problem, config)
+def all_tiles(problem: AttentionProblem, config: AnyConfig) -> list[TileBlocks]:
+    """Tiles of all heads as they are handed out, longest first: row tiles forward, key tiles backward."""
+    if not isinstance(config, Config):
+        return [tile.work for tile in key_tiles(problem, config)]
+    per_head = sorted((tile for tile in row_tiles(problem, config) if tile.blocks), reverse=True)
+    return [tile for tile in per_head for _ in range(tile_heads(problem, config))]
 
 
 def longest_cta(problem: AttentionProblem, config: AnyConfig, ctas: int) -> tuple[TileBlocks, ...]:
-    """Tiles of the CTA with the most work, when tiles go longest first to the CTA that is free first."""
-    heads = tile_heads(problem, config)
-    per_head = sorted((tile for tile in head_tiles(problem, config) if tile.blocks), reverse=True)
-    order = [tile for tile in per_head for _ in range(heads)]
+    """Tiles of the CTA with the most work, when each goes to the CTA that is free first."""
+    order = all_tiles(problem, config)
     assigned, last = assign([tile.blocks for tile in order], ctas)
     return tuple(order[i] for i in assigned[last]) if order else ()
 
@@ -164,60 +159,28 @@ def hbm_cycles(problem: AttentionProblem, config: AnyConfig, machine: Machine, c
     return moved_bytes(problem, config) / (machine["hbm_bytes_per_ns"] * machine["sms"]) * clock_mhz / 1000
 
 
-def program_of(config: AnyConfig, tiles: Sequence[TileBlocks]) -> Program:
-    """Program of one CTA that works through ``tiles``: row tiles forward, key tiles backward.
-
-    Raises
-    ------
-    ValueError
-        For a tile without a block.
-    """
-    if isinstance(config, Config):
-        return forward(config, list(tiles))
-    return backward(config, [tile.blocks for tile in tiles])
-
-
-@lru_cache(maxsize=4096)
-def _simulate(config: AnyConfig, tiles: tuple[TileBlocks, ...], machine: Machine, clock_mhz: float) -> Cycles:
-    """One CTA, in full."""
-    program = program_of(config, tiles)
-    timing = interpreter.simulate(program, costs(program, machine, clock_mhz))
-    return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
-
-
-def _cta(config: AnyConfig, tiles: tuple[TileBlocks, ...], machine: Machine, clock: float) -> Cycles:
-    """As :func:`_simulate`, from short runs where the CTA is long; where tiles have a CTA each, one after another."""
-    if isinstance(config, Config) and config.traits.tile_order == "a CTA each" and len(tiles) > 1:
-        each = [count * np.array(_cta(config, (tile,), machine, clock)) for tile, count in Counter(tiles).items()]
-        return Cycles(*np.sum(each, axis=0).tolist())
-    if sum(tile.blocks for tile in tiles) <= EXACT_BLOCKS:
-        return _simulate(config, tiles, machine, clock)
-
-    def run(tile: TileBlocks, blocks: int, count: int) -> np.ndarray:
-        short = TileBlocks(blocks, min(tile.masked, blocks))
-        return np.array(_simulate(config, (short,) * count, machine, clock))
-
-    total = (
-        run(TileBlocks(SHORT), SHORT, 1) - (run(TileBlocks(SHORT), SHORT, 3) - run(TileBlocks(SHORT), SHORT, 1)) / 2
-    )  # start and end
-    for tile, count in Counter(tiles).items():
-        short, long = min(tile.blocks, SHORT), min(tile.blocks, LONG)
-        some, more = ((run(tile, n, 3) - run(tile, n, 1)) / 2 for n in (short, long))
-        slope = (more - some) / (long - short) if long > short else np.zeros(3)
-        total = total + count * (more + slope * (tile.blocks - long))
-    return Cycles(*total.tolist())
+def _in_turns(problem: AttentionProblem, cta: Cta) -> float:
+    """Cycles of the last CTA where key tiles take turns, each step being as long as in a CTA that never waits."""
+    assert isinstance(cta.config, BackwardSchedule)
+    short, long = (cta.exact((TileBlocks(blocks),))[0] for blocks in (SHORT, LONG))
+    block = (long - short) / (LONG - SHORT)
+    machine, size = cta.machine, 4 * cta.config.tile_m * cta.config.head_dim
+    waits = 1 if cta.config.signals_early else 2  # for the turn to be read, and for the sum to be visible
+    added = (size / machine["reduce_bytes_per_ns"] + waits * machine["l2_latency_ns"]) * cta.clock_mhz / 1000
+    cycles = StepCycles(block, short - SHORT * block, added)
+    return makespan(key_tiles(problem, cta.config), cta.config.turns, cycles, machine)
 
 
 def estimate(
     problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float | None = None
 ) -> Estimate:
-    """Simulate a launch; of the backward its main kernel.
+    """Simulate a launch; of a backward with the kernels in front of and behind the main one.
 
     Parameters
     ----------
     problem : AttentionProblem
-        Dense or causal.
-    config : Config or BackwardConfig
+        Forward dense or causal; backward with windows and sequences of their own lengths too.
+    config : Config or BackwardSchedule
     machine : Machine
     clock_mhz : float, optional
         SM clock, the machine's maximum by default.
@@ -233,8 +196,14 @@ def estimate(
     """
     clock = clock_mhz or machine["max_clock_mhz"]
     config = launched(problem, config)
+    cta = Cta(config, machine, clock, not isinstance(config, Config) and problem.group > 1)
     tiles = longest_cta(problem, config, int(machine["sms"]))
-    found = _cta(config, tiles, machine, clock) if tiles else Cycles(0.0, 0.0, 0.0)
+    found = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
+    around = 0.0
+    if not isinstance(config, Config):
+        around = backward_launch.around_cycles(problem, config, machine, clock)
+        if config.turns != "free" and tiles:
+            found = found._replace(cta=_in_turns(problem, cta))
     hbm = hbm_cycles(problem, config, machine, clock)
-    cycles = max(found.cta, hbm) + machine["launch_cycles"]
-    return Estimate(cycles, found.cta, hbm, found.tensor, found.mufu, tiles, clock)
+    cycles = max(found.cta, hbm) + machine["launch_cycles"] + around
+    return Estimate(cycles, found.cta, hbm, found.tensor, found.mufu, tiles, clock, around)

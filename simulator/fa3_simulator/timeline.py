@@ -24,7 +24,7 @@ class Bar(NamedTuple):
 COLOURS = {"tensor": "#3b6ea5", "vector": "#d08c2f", "issue": "#7aa874", "wait": "#d9d9d9", "copy": "#8d6cab"}
 LETTERS = {"tensor": "#", "vector": "s", "issue": "i", "wait": ".", "copy": "c"}
 _KINDS = {
-    Op.VECTOR: "vector", Op.DELAY: "vector", Op.WGMMA: "issue", Op.LOAD: "copy", Op.STORE: "copy",
+    Op.VECTOR: "vector", Op.DELAY: "vector", Op.WGMMA: "issue", Op.LOAD: "copy", Op.STORE: "copy", Op.REDUCE: "copy",
 }  # fmt: skip
 
 

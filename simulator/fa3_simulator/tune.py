@@ -10,10 +10,14 @@ from fa3_kernels.plan.choose import is_launchable
 from fa3_kernels.plan.config import K_STEP, Config
 from fa3_kernels.plan.traits import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem
+from fa3_simulator import backward_choice
+from fa3_simulator.backward_choice import shipped_schedule
+from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.cta import AnyConfig, program_of
 from fa3_simulator.footprint import footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import roofline
-from fa3_simulator.run import AnyConfig, Estimate, estimate, program_of
+from fa3_simulator.run import Estimate, estimate
 from fa3_simulator.schedules import TileBlocks, registers_needed
 
 PEER = "flash3"  # whose choice is marked among the schedules
@@ -23,16 +27,16 @@ PEER = "flash3"  # whose choice is marked among the schedules
 class Ranked:
     """One configuration with its simulated time and the gap to the lower bound of its tile."""
 
-    config: Config
+    config: AnyConfig
     estimate: Estimate
     gap: float  # cycles over the roofline's, minus 1
-    is_gluon_buildable: bool  # by its number of keys
+    is_gluon_buildable: bool  # by the size of its tile
     is_flash3_choice: bool
 
     @property
     def is_launchable(self) -> bool:
         """Whether our kernels take it as launch options; they refuse a few more tiles themselves, by name."""
-        return is_launchable(self.config)
+        return isinstance(self.config, Config) and is_launchable(self.config)
 
 
 def candidates(problem: AttentionProblem, *, family: str = PEER, pack_gqa: bool = False) -> Iterator[Config]:
@@ -60,8 +64,9 @@ def candidates(problem: AttentionProblem, *, family: str = PEER, pack_gqa: bool 
 
 
 def misfit(config: AnyConfig, machine: Machine) -> str | None:
-    """Why a configuration does not fit an SM, or None. Registers of the backward are not counted."""
-    if isinstance(config, Config) and (needed := registers_needed(config)) > config.registers[1]:
+    """Why a configuration does not fit an SM, or None."""
+    needed = registers_needed(config) if isinstance(config, Config) else config.registers_needed
+    if needed > config.registers[1]:
         return f"about {needed} registers, a consumer thread has {config.registers[1]}"
     found = [f.text for f in footprint(program_of(config, [TileBlocks(1)]), machine)]
     return found[0] if found else None
@@ -74,34 +79,43 @@ def tune(
     *,
     family: str = PEER,
     pack_gqa: bool = False,
+    backward: bool = False,
 ) -> list[Ranked]:
-    """Simulate every configuration of a family that fits and rank by time.
+    """Simulate every configuration of a family that fits, forward or backward, and rank by time.
 
     Returns
     -------
     list of Ranked
         Fastest first; where HBM binds all alike, the one whose CTAs would be done first.
     """
-    chosen = FAMILIES[PEER].shipped(problem)
+    found = (
+        backward_choice.candidates(problem, family, machine["smem_bytes"])
+        if backward
+        else candidates(problem, family=family, pack_gqa=pack_gqa)
+    )
     ranked = []
-    for config in candidates(problem, family=family, pack_gqa=pack_gqa):
+    for config in found:
         if misfit(config, machine):
             continue
-        found = estimate(problem, config, machine, clock_mhz)
-        ranked.append(
-            Ranked(
-                config,
-                found,
-                (found.cycles - machine["launch_cycles"]) / roofline(problem, config, machine, clock_mhz).cycles - 1,
-                FAMILIES[OURS].takes_keys(config.tile_n),
-                chosen is not None
-                and (config.tile_m, config.tile_n) == chosen[:2]
-                and config.num_stages == 2
-                and config.intra_wg_overlap
-                and config.softmax_stages == 2,
-            )
-        )
+        simulated = estimate(problem, config, machine, clock_mhz)
+        bound = roofline(problem, config, machine, clock_mhz).cycles
+        gap = (simulated.main_cycles - machine["launch_cycles"]) / bound - 1
+        ranked.append(Ranked(config, simulated, gap, _is_gluon_buildable(config), _is_peers_choice(problem, config)))
     return sorted(ranked, key=lambda r: (r.estimate.cycles, r.estimate.cta_cycles))
+
+
+def _is_gluon_buildable(config: AnyConfig) -> bool:
+    sizes = (config.tile_n,) if isinstance(config, Config) else (config.tile_m, config.tile_n)
+    return all(FAMILIES[OURS].takes_keys(size) for size in sizes)
+
+
+def _is_peers_choice(problem: AttentionProblem, config: AnyConfig) -> bool:
+    """Whether FlashAttention-3 launches it; forward whatever its other switches are."""
+    if isinstance(config, BackwardSchedule):
+        return config == shipped_schedule(problem, PEER)
+    chosen = FAMILIES[PEER].shipped(problem)
+    stages = (config.num_stages, config.intra_wg_overlap, config.softmax_stages)
+    return chosen is not None and (config.tile_m, config.tile_n) == chosen[:2] and stages == (2, True, 2)
 
 
 def regret(ranked: list[Ranked], among: list[Ranked]) -> float:

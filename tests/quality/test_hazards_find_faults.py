@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from fa3_kernels.plan.config import Config
-from fa3_simulator.backward import BackwardConfig, backward
+from fa3_reference.problem import AttentionProblem
+from fa3_simulator.backward import backward
+from fa3_simulator.backward_choice import shipped_schedule
+from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.forward import forward
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
@@ -82,8 +85,23 @@ def flash3(**changes) -> Program:
     return forward(Config(family="flash3", **changes), TILES)
 
 
-def gradients() -> Program:
-    return backward(BackwardConfig(), [4, 3])
+def gradients(**changes) -> Program:
+    return backward(BackwardSchedule(**changes), [TileBlocks(4), TileBlocks(3)])
+
+
+def upstream(head_dim: int) -> Program:
+    """The gradients of FlashAttention-3, whose CTAs take one tile."""
+    problem = AttentionProblem(1, 1, 1, 128, 128, head_dim, causal=True)
+    return backward(shipped_schedule(problem, "flash3"), [TileBlocks(5, 2)])
+
+
+def without_a_second_slot(program: Program) -> Program:
+    """With one slot for dS nobody waits until the others have read that of the block before."""
+    for name in ("consumer 0", "consumer 1"):
+        rows = places(program, name, "wait all warpgroups")
+        gone = set(rows[:-1:2])  # of each block the first of two, and not that of the epilogue
+        program = edited(program, name, lambda ops, gone=gone: [row for i, row in enumerate(ops) if i not in gone])
+    return program
 
 
 FP8 = {"dtype": "e4m3"}
@@ -213,7 +231,13 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
      lambda: dropped(gradients(), "producer", "wait kv_empty", 0)),
     (46, "dQ is staged while the one before is still being added",
      lambda: dropped(gradients(), "consumer 0", "wait store", 2)),
-    (46, "dQ is computed from half of dS", lambda: dropped(gradients(), "consumer 1", "wait both warpgroups", 1)),
+    (46, "dQ is computed from half of dS", lambda: dropped(gradients(), "consumer 1", "wait all warpgroups", 1)),
+    (46, "dS is overwritten while dQ reads it", lambda: without_a_second_slot(gradients(ds_stages=1))),
+    (46, "the dQ warp adds what is not there yet", lambda: dropped(upstream(128), "dQ warp", "wait dq_full.1", 2)),
+    (46, "dQ is staged while the warp still adds the one before",
+     lambda: dropped(upstream(128), "consumer 1", "wait dq_empty.1", 2)),
+    (46, "the dQ warp hands back a buffer that it reads", lambda: dropped(upstream(128), "dQ warp", "wait store")),
+    (46, "P is read by wgmma without a proxy fence", lambda: dropped(upstream(256), "consumer 0", "fence")),
     (47, "delta is read before it is there", lambda: dropped(gradients(), "consumer 0", "wait dout_full", 1)),
     (56, "dQ is read before its GEMM is done", lambda: dropped(gradients(), "consumer 1", "wait wgmma", 2)),
     (0, "a CTA ends while its store reads shared memory", lambda: dropped(gluon(), "consumer 0", "wait store", -1)),

@@ -155,6 +155,45 @@ def test_stores_leave_at_the_measured_rate_not_at_that_of_shared_memory() -> Non
     assert run(builder.build()) == pytest.approx(want, abs=0.1)
 
 
+def test_what_adds_to_memory_leaves_at_its_own_rate_and_holds_up_the_threads_that_add_from_registers() -> None:
+    size = 16384
+    leaving = size / H200["reduce_bytes_per_ns"] * H200["max_clock_mhz"] / 1000
+
+    def cycles(*, from_registers: bool, waits: bool = True) -> float:
+        builder, slot = Builder("add"), Slot("dq", size)
+        stream = builder.actor("warpgroup", 128, 240)
+        if from_registers:
+            stream.reduce(size)
+        else:
+            stream.store(slot, size, adds=True)
+        if waits:
+            stream.store_wait()
+        return run(builder.build())
+
+    issue = H200["tma_issue_cycles"]
+    assert cycles(from_registers=False) == pytest.approx(issue + leaving, abs=0.1)
+    assert cycles(from_registers=False, waits=False) == issue
+    assert cycles(from_registers=True, waits=False) == pytest.approx(leaving, abs=0.1)
+
+
+def test_a_wait_for_stores_leaves_the_newest_in_flight() -> None:
+    def cycles(in_flight: int) -> float:
+        builder, slots = Builder("stores"), [Slot(f"o[{i}]", 16384) for i in range(3)]
+        stream = builder.actor("warpgroup", 128, 240)
+        for slot in slots:
+            stream.store(slot, slot.bytes)
+        stream.store_wait(in_flight)
+        program = builder.build()
+        tables = costs(program, H200)
+        assert interpreter.simulate(program, tables).end == engine.simulate(program, tables).end
+        return run(program)
+
+    each = 16384 / H200["store_bytes_per_cycle"]
+    found = [cycles(n) for n in (0, 1, 2)]
+    assert found == pytest.approx([H200["tma_issue_cycles"] + n * each for n in (3, 2, 1)], abs=0.1)
+    assert cycles(3) == 3 * H200["tma_issue_cycles"]
+
+
 def test_a_load_takes_latency_bandwidth_and_the_barrier_hop() -> None:
     builder, full, slot = Builder("load"), Mbarrier("full", 1), Slot("k", 32768)
     builder.actor("producer", 32, 24).load(full, (slot,))

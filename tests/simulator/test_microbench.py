@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fa3_simulator.microbench.additions import bulk_add, vector_add
 from fa3_simulator.microbench.experiment import digest
 from fa3_simulator.microbench.latency import DEPENDENT, PER_PASS
 from fa3_simulator.microbench.ptx import VECTOR, repeat, vector
@@ -20,6 +21,7 @@ MULTIPROCESSORS = 132
 NAMES = {
     "softmax_step", "softmax_step_under_wgmma", "softmax_step_own_wgmma", "serial_step", "epilogue", "tile_chain",
     "chain", "cold_code", "tma_store", "setmaxnreg", "launch", "transposition",
+    "bulk_add", "vector_add",
 }  # fmt: skip
 
 
@@ -121,6 +123,12 @@ def test_chains_are_as_long_as_stated(operation, chains):
     text = repeat(vector(operation, PER_PASS // chains, chains), passes).text
     assert f"add.u32 %count, %zero, {passes};" in text
     assert sum(text.count(VECTOR[operation].format(i=i)) for i in range(8)) * passes == DEPENDENT * chains
+
+
+@pytest.mark.parametrize("size", [8192, 32768])
+def test_an_addition_adds_as_many_bytes_as_it_states(size):
+    assert vector_add(size).text.count("red.global.add.v4.f32") * 128 * 16 == size
+    assert f"[%copies], {size};" in bulk_add(size).text
 
 
 def test_experiments_are_chosen_by_name():

@@ -14,23 +14,14 @@ from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import costs
+from fa3_simulator.cta import EXACT_BLOCKS, Cta
 from fa3_simulator.forward import forward
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import measure
 from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import roofline
-from fa3_simulator.run import (
-    EXACT_BLOCKS,
-    _simulate,
-    estimate,
-    flops,
-    launched,
-    longest_cta,
-    moved_bytes,
-    row_tiles,
-    tile_heads,
-)
+from fa3_simulator.run import estimate, flops, launched, longest_cta, moved_bytes, row_tiles, tile_heads
 from fa3_simulator.schedules import TileBlocks, registers_needed, serializes
 from fa3_simulator.tune import candidates, misfit, tune
 
@@ -353,7 +344,7 @@ def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
     shape = problem(2, 16, 8192, 8192, causal)
     tiles = longest_cta(shape, Config(), 132)
     assert sum(tile.blocks for tile in tiles) > EXACT_BLOCKS
-    exact, tensor, _ = _simulate(Config(), tiles, H200, 1980.0)
+    exact, tensor, _ = Cta(Config(), H200, 1980.0).exact(tiles)
     found = estimate(shape, Config(), H200)
     assert found.cta_cycles == pytest.approx(exact, rel=0.01)
     assert found.tensor_cycles == pytest.approx(tensor, rel=1e-9)

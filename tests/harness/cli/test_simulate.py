@@ -51,37 +51,59 @@ def test_trace_opens_as_chrome_events_that_do_not_overlap(tmp_path: Path) -> Non
         assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(spans))
 
 
-def test_the_backward_says_that_it_is_a_prediction() -> None:
-    code, out, _ = run("simulate", "--backward", "--seqlen", 4096)
+def test_the_backward_says_what_binds_its_layout_and_its_turns() -> None:
+    code, out, _ = run("simulate", "--backward", "--seqlen", 2048, "--turns", "ascending")
     assert code == 0
     assert "smem binds" in out
-    assert "no timing has been compared" in out
+    assert "main kernel" in out
+    assert "S transposed, dQ by tma; key tiles add in turns, ascending" in out
     assert "closed form" not in out
 
 
-def test_the_backward_honours_tile_stages_and_svg(tmp_path: Path) -> None:
+def test_the_backward_honours_kernel_tile_stages_window_and_svg(tmp_path: Path) -> None:
     def figures(*arguments: object) -> dict:
         common = ("--backward", "--seqlen", 2048, "--head-dim", 64, "--json", "-")
         return json.loads(run("simulate", *common, *arguments)[1])
 
     target = tmp_path / "backward.svg"
     plain, tall = figures(), figures("--tile", "128x128", "--svg", target)
-    assert plain["schedule"] == "backward d64 64x128"
-    assert tall["schedule"] == "backward d64 128x128"
+    assert plain["schedule"] == "gluon backward d64 64x128"
+    assert tall["schedule"] == "gluon backward d64 128x128"
     assert "backward d64 128x128" in target.read_text()
+    assert figures("--kernel", "flash3")["schedule"] == "flash3 backward d64 128x128"
     assert figures("--stages", 1)["cycles"] > plain["cycles"] > plain["roofline_cycles"]
+    assert figures("--window", 256, 0)["cycles"] < plain["cycles"]
+    assert figures("--turns", "ascending")["cycles"] > plain["cycles"]
+    assert plain["main_cycles"] < plain["cycles"]
 
 
 def test_trace_draws_the_backward(tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
-    assert run("trace", target, "--backward", "--seqlen", 1024)[0] == 0
-    assert "K Q^T (consumer 1)" in {event["name"] for event in json.loads(target.read_text())["traceEvents"]}
+    assert run("trace", target, "--backward", "--kernel", "flash3", "--seqlen", 1024)[0] == 0
+    events = json.loads(target.read_text())["traceEvents"]
+    assert {"Q K^T (consumer 1)", "dQ warp"} <= {e["name"] for e in events} | {e["args"].get("name") for e in events}
+
+
+def test_tune_ranks_backward_schedules_and_marks_upstreams() -> None:
+    code, out, _ = run("tune", "--backward", "--seqlen", 2048, "--causal", "--json", "-")
+    assert code == 0
+    figures = json.loads(out)
+    assert [row["cycles"] for row in figures["ranked"]] == sorted(row["cycles"] for row in figures["ranked"])
+    (chosen,) = (row for row in figures["ranked"] if row["flash3_choice"])
+    assert (chosen["tile"], chosen["stages"]) == ("64x128", "2/2/2")
+    assert all(row["gluon"] == (row["tile"] in ("64x64", "128x64", "64x128", "128x128")) for row in figures["ranked"])
+    assert "dQ by registers" in run("tune", "--backward", "--head-dim", 256, "--nheads", 8, "--seqlen", 2048)[1]
+
+
+@pytest.mark.parametrize("option", [("--compile",), ("--measure", 3), ("--pack-gqa",)])
+def test_tune_backward_refuses_what_it_cannot_build(option: tuple) -> None:
+    code, _, err = run("tune", "--backward", *option)
+    assert code == 2
+    assert "--backward does not take" in err
 
 
 @pytest.mark.parametrize("verb", ["simulate", "trace"])
-@pytest.mark.parametrize(
-    "option", [("--schedule", "none"), ("--kernel", "gluon"), ("--p-in-smem",), ("--promotion-interval", 0)]
-)
+@pytest.mark.parametrize("option", [("--schedule", "none"), ("--p-in-smem",), ("--promotion-interval", 0)])
 def test_the_backward_refuses_options_it_does_not_take_by_name(verb: str, option: tuple, tmp_path: Path) -> None:
     target = (tmp_path / "trace.json",) if verb == "trace" else ()
     code, _, err = run(verb, *target, "--backward", *option)
@@ -155,8 +177,16 @@ def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> 
         ),
         (("--backward", "--pack-gqa"), "--backward does not take --pack-gqa"),
         (("--backward", "--dtype", "e4m3"), "the backward is for fp16 and bf16, got e4m3"),
-        (("--backward", "--head-dim", 256), "head_dim must be 64 or 128, got 256"),
-        (("--backward", "--tile", "128x128"), "329752 bytes of shared memory, a CTA has 232448"),
+        (("--backward", "--head-dim", 256), "head_dim must be at most 128 for a backward of gluon, got 256"),
+        (("--backward", "--tile", "128x128"), "about 280 registers, a consumer thread has 240"),
+        (
+            ("--backward", "--head-dim", 64, "--tile", "128x128", "--stages", 4),
+            "bytes of shared memory, a CTA has 232448",
+        ),
+        (("--backward", "--kernel", "flash4"), "a backward schedule is known of flash3, gluon, got flash4"),
+        (("--turns", "shift"), "--turns is for --backward"),
+        (("--backward", "--turns", "shift", "--causal"), "turns shift is for dense problems of one length"),
+        (("--window", 128, 0), "dense or causal problems without varlen, window and softcap"),
     ],
 )
 def test_impossible_requests_are_refused_with_the_rule(arguments: tuple, message: str) -> None:

@@ -1,0 +1,128 @@
+"""A backward launch: the key tiles of a problem, in the order they are handed out, and what its other kernels move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fa3_reference.problem import AttentionProblem, Sequence
+from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.machine import Machine
+from fa3_simulator.schedules import TileBlocks
+
+# Q, dO and dQ in fp32 of the heads in flight, as upstream's scheduler counts them (hopper/tile_scheduler.hpp).
+L2_BYTES = 40 * 2**20
+DQ_BYTES = 4
+
+
+class KeyTile(NamedTuple):
+    """One key tile of a head of a sequence: row blocks ``first`` to ``first + blocks`` see some of its keys."""
+
+    head: int  # over the whole batch
+    n_block: int
+    first: int
+    blocks: int
+    masked: int  # of them, those that run the code for masks
+
+    @property
+    def work(self) -> TileBlocks:
+        return TileBlocks(self.blocks, self.masked)
+
+
+def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None:
+    """Raise ValueError for what no backward program is written for, and for an order that may deadlock."""
+    if problem.softcap:
+        raise ValueError("the backward is simulated without softcap")
+    if schedule.turns == "shift" and (problem.is_varlen or problem.causal or problem.window != (-1, -1)):
+        raise ValueError("turns shift is for dense problems of one length: two shifted tiles on one CTA may deadlock")
+
+
+def _of_sequence(
+    problem: AttentionProblem, schedule: BackwardSchedule, sequence: Sequence
+) -> Iterator[tuple[int, int, int, int]]:
+    """Of one head: n_block, first row block, row blocks and those with a mask; none for keys that no row sees."""
+    queries, keys = sequence.seqlen_q, sequence.seqlen_k
+    offset, (left, right) = keys - queries, problem.window
+    right = 0 if problem.causal else right
+    tile_m = schedule.tile_m
+    for n_block, start in enumerate(range(0, keys, schedule.tile_n)):
+        last = min(start + schedule.tile_n, keys) - 1
+        top = 0 if right < 0 else max(0, start - offset - right)
+        bottom = queries - 1 if left < 0 else min(queries - 1, last - offset + left)
+        if bottom < top:
+            continue
+        blocks = range(top // tile_m, bottom // tile_m + 1)
+        hidden = 0
+        for block in blocks:
+            upper, lower = block * tile_m, min((block + 1) * tile_m, queries) - 1
+            hidden += (right >= 0 and last > upper + offset + right) or (left >= 0 and start < lower + offset - left)
+        yield n_block, blocks.start, len(blocks), schedule.masks(len(blocks), hidden)
+
+
+def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[KeyTile]:
+    """Key tiles of all heads in the order they are handed out.
+
+    As many heads at a time as L2 holds, upstream one where no mask is causal; of them the tiles with most row blocks
+    first, or the last keys first where the key tiles add in descending order, so that no tile waits for one that is
+    handed out behind it. Persistent CTAs take the longest sequences first.
+    """
+    check_problem(problem, schedule)
+    heads: list[tuple[int, list[KeyTile]]] = []  # bytes in L2, and tiles
+    for batch, sequence in enumerate(problem.sequences()):
+        found = list(_of_sequence(problem, schedule, sequence))
+        size = sequence.seqlen_q * schedule.head_dim * (2 * 2 + DQ_BYTES)
+        numbers = range(batch * problem.nheads, (batch + 1) * problem.nheads)
+        heads += [(size, [KeyTile(head, *tile) for tile in found]) for head in numbers]
+    if schedule.is_persistent:
+        heads.sort(key=lambda head: -sum(tile.blocks for tile in head[1]))
+    limit = L2_BYTES if schedule.is_persistent or problem.causal else 0
+    order: list[KeyTile] = []
+    section: list[KeyTile] = []
+    held = 0
+    for size, tiles in heads:
+        if section and held + size > limit:
+            order += _in_section(section, schedule)
+            section, held = [], 0
+        section, held = section + tiles, held + size
+    return order + _in_section(section, schedule)
+
+
+def _in_section(tiles: list[KeyTile], schedule: BackwardSchedule) -> list[KeyTile]:
+    rank = {
+        "free": lambda tile: -tile.blocks,
+        "ascending": lambda tile: tile.n_block,
+        "descending": lambda tile: -tile.n_block,
+        "shift": lambda tile: (tile.head, tile.n_block),
+    }
+    return sorted(tiles, key=rank[schedule.turns])
+
+
+def moved_bytes(problem: AttentionProblem, schedule: BackwardSchedule) -> float:
+    """What the main kernel moves at least, every tensor once: Q, dO and dQ in fp32; K, V, dK, dV."""
+    rows, keys = _rows(problem)
+    gradients = DQ_BYTES if problem.group > 1 else 2
+    return schedule.head_dim * (rows * (2 + 2 + DQ_BYTES) + keys * 2 * (2 + gradients))
+
+
+def around_cycles(problem: AttentionProblem, schedule: BackwardSchedule, machine: Machine, clock_mhz: float) -> float:
+    """Cycles of the kernels in front of and behind the main one, which move memory alone.
+
+    In front: D of O and dO, lse in log2 units, zeros for dQ. Behind: dQ in 16 bits, and dK and dV of grouped heads.
+    """
+    rows, keys = _rows(problem)
+    before = rows * (schedule.head_dim * (2 + 2 + DQ_BYTES) + 3 * 4)
+    behind = rows * schedule.head_dim * (DQ_BYTES + 2)
+    launches = 2
+    if problem.group > 1:
+        before += 2 * keys * schedule.head_dim * DQ_BYTES
+        behind += 2 * keys * schedule.head_dim * (DQ_BYTES + 2)
+        launches += 2
+    rate = machine["hbm_bytes_per_ns"] * machine["sms"]
+    return (before + behind) / rate * clock_mhz / 1000 + launches * machine["launch_cycles"]
+
+
+def _rows(problem: AttentionProblem) -> tuple[int, int]:
+    """Rows of Q over all heads, and of K."""
+    sequences = list(problem.sequences())
+    rows, keys = sum(s.seqlen_q for s in sequences), sum(s.seqlen_k for s in sequences)
+    return problem.nheads * rows, problem.nheads_kv * keys

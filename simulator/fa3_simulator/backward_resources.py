@@ -1,0 +1,48 @@
+"""What the warps of one CTA of a backward kernel share: slots, mbarriers and named barriers of a schedule."""
+
+from __future__ import annotations
+
+from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS, slot_threads
+from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.program import Mbarrier, NamedBarrier, Slot
+
+
+class BackwardResources:
+    """Slots and barriers that the warps share. K, V, P, dS and dQ are in one part for each consumer."""
+
+    def __init__(self, s: BackwardSchedule, *, adds_gradients: bool) -> None:
+        self.schedule, self.adds_gradients = s, adds_gradients
+        row, each = 2 * s.head_dim, range(s.consumers)
+        part = 2 * s.tile_m * s.tile_n // s.consumers
+        self.q = [Slot(f"q[{i}]", s.tile_m * row) for i in range(s.num_stages)]
+        self.lse = [Slot(f"lse[{i}]", 4 * s.tile_m) for i in range(s.num_stages)]
+        self.dout = [Slot(f"dout[{i}]", s.tile_m * row) for i in range(s.dout_stages)]
+        self.delta = [Slot(f"delta[{i}]", 4 * s.tile_m) for i in range(s.dout_stages)]
+        self.k, self.v = ([Slot(f"{name}.{w}", s.tile_n * row // s.consumers) for w in each] for name in "kv")
+        self.ds, self.p = (
+            [[Slot(f"{name}[{i}].{w}", part) for w in each] for i in range(s.ds_stages)] for name in ("ds", "p")
+        )
+        self.dq = [Slot(f"dq.{w}", 4 * s.tile_m * s.head_dim // s.consumers) for w in each]
+        self.q_full = [Mbarrier(f"q_full[{i}]", 1) for i in range(s.num_stages)]
+        self.dout_full = [Mbarrier(f"dout_full[{i}]", 1) for i in range(s.dout_stages)]
+        self.kv_full = Mbarrier("kv_full", 1)
+        self._barriers(s)
+
+    def _barriers(self, s: BackwardSchedule) -> None:
+        """Identities from 0: Triton's own, one for each consumer, then those of the kernel."""
+        each, threads = range(s.consumers), slot_threads(s.consumers)
+        names = iter(range(1 + s.consumers, 16 + 4 * s.consumers))
+        self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP_THREADS) for w in each]
+        self.both = NamedBarrier("all warpgroups", next(names), WARPGROUP_THREADS * s.consumers)
+        self.kv_empty = NamedBarrier("kv_empty", next(names), threads)
+        if s.traits.named_rings:
+            self.q_empty = [NamedBarrier(f"q_empty[{i}]", next(names), threads) for i in range(s.num_stages)]
+            self.dout_empty = [NamedBarrier(f"dout_empty[{i}]", next(names), threads) for i in range(s.dout_stages)]
+        else:
+            self.q_empty = [Mbarrier(f"q_empty[{i}]", s.consumers) for i in range(s.num_stages)]
+            self.dout_empty = [Mbarrier(f"dout_empty[{i}]", s.consumers) for i in range(s.dout_stages)]
+        if s.dq == "tma warp":
+            self.dq_full, self.dq_empty = (
+                [NamedBarrier(f"{name}.{w}", next(names), WARPGROUP_THREADS + WARP_THREADS) for w in each]
+                for name in ("dq_full", "dq_empty")
+            )

@@ -1,0 +1,192 @@
+"""How a backward kernel of 16 bits is laid out on an SM: tile, rings, which product is transposed, the way of dQ.
+
+One CTA owns a key tile and visits the row blocks that see it. Of each it computes S = Q K^T, dP = dO V^T, dV += P^T dO,
+dQ = dS K and dK += dS^T Q, each as it stands or transposed. Of S and dP a warpgroup has its share of the keys; of the
+others a share of the rows, of which wgmma takes 64, where there are enough of them, otherwise of the columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from fa3_kernels.plan.config import WARPGROUP_ROWS
+from fa3_kernels.plan.traits import OURS, Traits, traits_of
+
+WGMMA_K = 16  # of 16-bit operands
+HEAD_DIMS = (64, 96, 128, 192, 256)
+OTHER_REGISTERS = 24  # of a consumer thread: addresses, statistics, loop state
+Turns = Literal["free", "ascending", "descending", "shift"]
+DqPath = Literal["tma", "tma warp", "registers"]
+
+
+class Product(NamedTuple):
+    """What one warpgroup computes of a matrix product: ``instructions`` wgmma of 64 x ``columns`` x 16."""
+
+    instructions: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSchedule:
+    """One backward kernel.
+
+    Parameters
+    ----------
+    head_dim : int
+        Compiled size: 64, 96, 128, 192 or 256.
+    tile_m, tile_n : int
+        Query rows of a block and keys of a tile, multiples of 16.
+    family : str
+        A key of :data:`fa3_kernels.plan.traits.FAMILIES`: how its rings are handed back, whether its CTAs stay.
+    consumers : {2, 3}
+        Warpgroups that compute.
+    num_stages, dout_stages, ds_stages : int
+        Slots of Q, of dO, and of dS (and of P where it goes through shared memory).
+    scores_transposed : bool
+        Whether S and dP are computed with the keys as rows, so that P and dS are operands of dV and dK in registers.
+        Otherwise dV and dK are computed with the channels as rows, from P and dS in shared memory.
+    dq_transposed : bool
+        Whether dQ is computed with the channels as rows.
+    v_in_registers : bool
+        Whether V is the operand of dP in registers, read once a tile.
+    dq : {"tma", "tma warp", "registers"}
+        How dQ is added to fp32 in global memory: each consumer stages it in shared memory and starts a reduction of
+        TMA; a warp of its own starts them; or by vector reductions from registers.
+    turns : {"free", "ascending", "descending", "shift"}
+        In which order the key tiles add to a row block, see :mod:`fa3_simulator.turns`.
+
+    Raises
+    ------
+    ValueError
+        When a field breaks its rule, or a product is not one that wgmma computes.
+    """
+
+    head_dim: int = 128
+    tile_m: int = 64
+    tile_n: int = 128
+    family: str = OURS
+    consumers: int = 2
+    num_stages: int = 2
+    dout_stages: int = 2
+    ds_stages: int = 2
+    scores_transposed: bool = True
+    dq_transposed: bool = False
+    v_in_registers: bool = False
+    dq: DqPath = "tma"
+    turns: Turns = "free"
+
+    def __post_init__(self) -> None:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        rules = [
+            (self.head_dim in HEAD_DIMS, f"head_dim must be one of {sizes}, got {self.head_dim}"),
+            (self.consumers in (2, 3), f"consumers must be 2 or 3, got {self.consumers}"),
+            (self.scores_transposed or not self.v_in_registers, "V in registers needs transposed scores"),
+        ]
+        for name in ("tile_m", "tile_n"):
+            size = getattr(self, name)
+            rules.append((size % 16 == 0 and 16 <= size <= 256, f"{name} must be a multiple of 16 to 256, got {size}"))
+        for name in ("num_stages", "dout_stages", "ds_stages"):
+            rules.append((1 <= getattr(self, name) <= 4, f"{name} must lie in [1, 4], got {getattr(self, name)}"))
+        for ok, rule in rules:
+            if not ok:
+                raise ValueError(rule)
+        for name in ("scores", "gradients", "queries"):
+            getattr(self, name)  # refuses what wgmma does not compute
+
+    @property
+    def traits(self) -> Traits:
+        return traits_of(self.family)
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether a CTA works through many key tiles; otherwise every tile has one of its own, as upstream's have."""
+        return self.traits.is_built_here
+
+    @property
+    def signals_early(self) -> bool:
+        """Whether a turn is passed on when shared memory has been read, as upstream's is; not when the sum is there.
+
+        A bulk wait with ``.read`` says no more: FlashAttention issue 2244.
+        """
+        return not self.traits.is_built_here
+
+    @property
+    def scores(self) -> Product:
+        """S, and dP."""
+        keys = self.tile_n // self.consumers
+        shape = (keys, self.tile_m) if self.scores_transposed else (self.tile_m, keys)
+        return self._checked("S", *shape, self.head_dim)
+
+    @property
+    def gradients(self) -> Product:
+        """dV, and dK."""
+        return self._shared("dV", (self.tile_n, self.head_dim), self.tile_m, not self.scores_transposed)
+
+    @property
+    def queries(self) -> Product:
+        """dQ."""
+        return self._shared("dQ", (self.tile_m, self.head_dim), self.tile_n, self.dq_transposed)
+
+    @property
+    def dq_slices(self) -> int:
+        """Parts of dV, dK and dQ that are computed apart, as registers are short."""
+        return 2 if self.head_dim == 256 and not self.scores_transposed and self.dq == "registers" else 1
+
+    @property
+    def layout(self) -> str:
+        """Which products are transposed, what is held in registers, and the way of dQ, in words."""
+        transposed = ("S" if self.scores_transposed else "dV dK") + " dQ" * self.dq_transposed
+        return f"{transposed} transposed{', V in registers' * self.v_in_registers}, dQ by {self.dq}"
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Per thread, of the warps that copy and of a consumer: all that an SM has."""
+        return (24, 240) if self.consumers == 2 else (32, 160)
+
+    @property
+    def registers_needed(self) -> int:
+        """Of a consumer thread: dK and dV, then S and dP or dS and dQ, V where it is held, and the rest."""
+        threads = 128 * self.consumers
+        sums = 2 * self.tile_n * self.head_dim // threads
+        scores = self.tile_m * self.tile_n // threads
+        queries = self.tile_m * self.head_dim // threads // self.dq_slices
+        held = scores // 2 if self.scores_transposed else 0  # dS in 16 bits
+        v = self.tile_n * self.head_dim // threads // 2 if self.v_in_registers else 0
+        return sums + max(2 * scores, held + queries) + v + OTHER_REGISTERS
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of all buffers; mbarriers aside."""
+        rows, keys, score = (
+            2 * self.tile_m * self.head_dim,
+            2 * self.tile_n * self.head_dim,
+            2 * self.tile_m * self.tile_n,
+        )
+        rings = (rows + 4 * self.tile_m) * (self.num_stages + self.dout_stages)
+        shared = score * self.ds_stages * (1 if self.scores_transposed else 2)
+        return rings + 2 * keys + shared + (0 if self.dq == "registers" else 2 * rows)
+
+    def fits(self, smem_bytes: float) -> bool:
+        """Whether registers suffice, and shared memory."""
+        return self.registers_needed <= self.registers[1] and self.smem_bytes <= smem_bytes
+
+    def masks(self, blocks: int, hidden: int) -> int:
+        """How many of a tile's row blocks run the code for masks, where ``hidden`` of them hide keys.
+
+        FlashAttention-3 compiles blocks without a mask apart at head_dim 64 alone.
+        """
+        always = self.family.startswith("flash3") and self.head_dim > 64
+        return blocks if always and hidden else hidden
+
+    def _shared(self, name: str, shape: tuple[int, int], depth: int, transposed: bool) -> Product:
+        rows, columns = shape[::-1] if transposed else shape
+        if rows % (WARPGROUP_ROWS * self.consumers) == 0:
+            return self._checked(name, rows // self.consumers, columns, depth)
+        return self._checked(name, rows, columns // self.consumers, depth)
+
+    def _checked(self, name: str, rows: int, columns: int, depth: int) -> Product:
+        if rows % WARPGROUP_ROWS or columns % 8 or not 8 <= columns <= 256:
+            text = f"{rows} x {columns} for each of {self.consumers} warpgroups"
+            raise ValueError(f"{name} of a tile of {self.tile_m} x {self.tile_n} is no product of wgmma: {text}")
+        return Product(rows // WARPGROUP_ROWS * (depth // WGMMA_K), columns)

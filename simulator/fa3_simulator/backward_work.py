@@ -1,0 +1,48 @@
+"""The vector work of a row block and of a key tile of the backward, in warp instructions by class."""
+
+from __future__ import annotations
+
+from fa3_kernels.plan.barriers import WARPGROUP_THREADS
+from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.program import Work
+from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
+
+WAVEFRONT_BYTES = 128  # of the shared memory port, that a warp's instruction takes at least
+# Wavefronts that Triton's stores of dQ take for one that is needed: ncu counts 256 too many in a block of 64 x 128 at
+# head_dim 128, as many as dQ needs, and none elsewhere.
+DQ_WAVEFRONTS = 2
+
+
+def _work(name: str, per_lane: int, *, smem_bytes: int = 0, **pipes: float) -> Work:
+    """Work on ``per_lane`` elements; ``pipes`` in warp instructions per element."""
+    counts = {pipe: round(count * per_lane) for pipe, count in pipes.items()}
+    return Work(name, max(1, -(-per_lane // ELEMENTS_PER_CHUNK)), **counts, smem_bytes=smem_bytes)
+
+
+def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
+    """Vector work of one warp of a consumer.
+
+    A score takes a multiply-add, an exponential, a subtraction, a multiplication and two halves of a conversion. With
+    the keys as rows a lane has a quarter of the columns' lse and D, two with every instruction, otherwise two rows'.
+    """
+    s = schedule
+    threads = WARPGROUP_THREADS * s.consumers
+    lane, outputs = s.tile_m * s.tile_n // threads, s.tile_m * s.head_dim // threads
+    columns = s.tile_m // 8 if s.scores_transposed else 2
+    statistics = 4 * columns * WAVEFRONT_BYTES  # of the four warps of a consumer
+    shared = 2 * s.tile_m * s.tile_n // s.consumers  # P or dS of a consumer in 16 bits
+    staged = 4 * s.tile_m * s.head_dim // s.consumers * (DQ_WAVEFRONTS if s.traits.is_built_here else 1)
+    gradients = s.tile_n * s.head_dim // threads
+    return {
+        "mask": _work("mask", lane, alu=2),
+        "exp2": _work("exp2", lane, fma=1, mufu=1, convert=0.5, smem_bytes=statistics),
+        "P to shared memory": _work("P to shared memory", lane, other=0.25, smem_bytes=shared),
+        "dS": _work("dS", lane, fma=2, convert=0.5, other=0.25, smem_bytes=shared + statistics),
+        "dQ to shared memory": _work("dQ to shared memory", outputs, other=0.5, smem_bytes=staged),
+        "dQ to memory": _work("dQ to memory", outputs // s.dq_slices, other=0.25),
+        "load V": _work("load V", gradients // 2, other=0.25, smem_bytes=2 * s.tile_n * s.head_dim // s.consumers),
+        "dK and dV to shared memory": _work(
+            "dK and dV to shared memory", 2 * gradients, convert=0.5, other=0.25,
+            smem_bytes=4 * s.tile_n * s.head_dim // s.consumers,
+        ),
+    }  # fmt: skip

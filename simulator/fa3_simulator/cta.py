@@ -1,0 +1,107 @@
+"""What one CTA takes for its tiles: simulated in full, or from short runs where it is long.
+
+A steady state is affine in blocks and in tiles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_kernels.plan.config import Config
+from fa3_simulator import interpreter
+from fa3_simulator.backward import backward
+from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.costs import TICKS, costs
+from fa3_simulator.forward import forward
+from fa3_simulator.machine import Machine
+from fa3_simulator.program import Program
+from fa3_simulator.schedules import TileBlocks
+
+EXACT_BLOCKS = 256  # CTAs of at most this many blocks are simulated in full
+SHORT, LONG = 12, 24  # blocks of the two short runs
+
+AnyConfig = Config | BackwardSchedule
+
+
+class Cycles(NamedTuple):
+    """Of one CTA: all, and those in which the tensor core and the special-function unit work."""
+
+    cta: float
+    tensor: float
+    mufu: float
+
+
+def program_of(config: AnyConfig, tiles: Sequence[TileBlocks], *, adds_gradients: bool = False) -> Program:
+    """Program of one CTA that works through ``tiles``: row tiles forward, key tiles backward.
+
+    ``adds_gradients``: backward of grouped heads, whose dK and dV are added in fp32.
+
+    Raises
+    ------
+    ValueError
+        For a tile without a block.
+    """
+    if isinstance(config, Config):
+        return forward(config, list(tiles))
+    return backward(config, list(tiles), adds_gradients=adds_gradients)
+
+
+def _is_persistent(config: AnyConfig) -> bool:
+    return config.traits.tile_order != "a CTA each" if isinstance(config, Config) else config.is_persistent
+
+
+@dataclass(frozen=True, slots=True)
+class Cta:
+    """A CTA of a launch; its tiles are arguments."""
+
+    config: AnyConfig
+    machine: Machine
+    clock_mhz: float
+    adds_gradients: bool = False
+
+    def exact(self, tiles: tuple[TileBlocks, ...]) -> np.ndarray:
+        """Cycles of one CTA, in full."""
+        return np.array(_simulate(self, tiles))
+
+    def run(self, tiles: tuple[TileBlocks, ...]) -> Cycles:
+        """The same, from short runs where the CTA is long; where tiles have a CTA each, one after another."""
+        if not _is_persistent(self.config):
+            each = [count * self.alone(tile) for tile, count in Counter(tiles).items()]
+            return Cycles(*np.sum(each, axis=0).tolist())
+        if sum(tile.blocks for tile in tiles) <= EXACT_BLOCKS:
+            return Cycles(*self.exact(tiles).tolist())
+        short = self.exact((TileBlocks(SHORT),))
+        total = short - self.one_more(TileBlocks(SHORT), SHORT)  # start and end
+        for tile, count in Counter(tiles).items():
+            some, more = (self.one_more(tile, min(tile.blocks, blocks)) for blocks in (SHORT, LONG))
+            slope = (more - some) / max(1, min(tile.blocks, LONG) - min(tile.blocks, SHORT))
+            total = total + count * (more + slope * (tile.blocks - min(tile.blocks, LONG)))
+        return Cycles(*total.tolist())
+
+    def alone(self, tile: TileBlocks) -> np.ndarray:
+        """Of a CTA with one tile; backward there are as many lengths of tiles as key blocks, which are run to 24."""
+        most = EXACT_BLOCKS if isinstance(self.config, Config) else LONG
+        if tile.blocks <= most:
+            return self.exact((tile,))
+        blocks = LONG
+        exact = self.exact((TileBlocks(blocks, min(tile.masked, blocks)),))
+        step = exact - self.exact((TileBlocks(SHORT, min(tile.masked, SHORT)),))
+        return exact + step / (LONG - SHORT) * (tile.blocks - blocks)
+
+    def one_more(self, tile: TileBlocks, blocks: int) -> np.ndarray:
+        """What one more tile of so many blocks takes behind others."""
+        short = TileBlocks(blocks, min(tile.masked, blocks))
+        return (self.exact((short,) * 3) - self.exact((short,))) / 2
+
+
+@lru_cache(maxsize=4096)
+def _simulate(cta: Cta, tiles: tuple[TileBlocks, ...]) -> Cycles:
+    program = program_of(cta.config, tiles, adds_gradients=cta.adds_gradients)
+    timing = interpreter.simulate(program, costs(program, cta.machine, cta.clock_mhz))
+    return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
