@@ -301,7 +301,7 @@ ON_REQUEST: tuple[Candidate, ...] = (
         replace(
             twin(
                 dtype,
-                name=f"twin.{family}.backward.{dtype}",
+                name=f"twin.backward.{dtype}" if family == OURS else f"twin.{family}.backward.{dtype}",
                 family=family,
                 operation="backward",
                 description=f"bit-exact CPU twin of the backward of {traits.title} ({traits.version})",
@@ -311,6 +311,7 @@ ON_REQUEST: tuple[Candidate, ...] = (
         for family, traits in FAMILIES.items()
         if traits.backward is not None
         for dtype in traits.dtypes
+        if dtype != "e4m3"
     ),
 )
 

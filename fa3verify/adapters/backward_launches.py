@@ -68,8 +68,6 @@ def _ours(is_deterministic: bool) -> Backward:
 def _torch_prepare(problem: AttentionProblem, name: str) -> None:
     if problem.softcap or problem.window != (-1, -1) or problem.is_varlen or problem.head_dim_v != problem.head_dim:
         raise ValueError(f"{name} is called for batches of one head_dim, without windows and softcap")
-    if problem.causal and problem.seqlen_q != problem.seqlen_k:
-        raise ValueError(f"{name} is called with causal masks of as many queries as keys")
 
 
 def _cudnn(problem: AttentionProblem, x: GivenBackward) -> Launch:

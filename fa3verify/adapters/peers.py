@@ -14,13 +14,16 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.twin.backward import Gradients
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
-from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3verify import gpu, operations
 from fa3verify.adapters.cpu_candidates import CLAIMED, all_fp32
 from fa3verify.adapters.libraries import folder, why_missing
 from fa3verify.candidates import DECLARED, Candidate, Result, chosen, order_of_family
+from fa3verify.operations.backward import GradientConfig, model_of
 from fa3verify.policy import Policy
 
 SIXTEEN: tuple[Dtype, ...] = ("fp16", "bf16")
@@ -221,7 +224,52 @@ def _candidates(name: str, peer: Peer, device: str | None) -> tuple[Candidate, .
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Callable side of a peer's backward, of the out and lse that it is given."""
+
+    name: str
+
+    def configure(self, problem: AttentionProblem) -> BackwardConfig | GradientConfig:
+        """What its family launches, where that is known."""
+        if problem.head_dim % 8 or problem.head_dim_v != problem.head_dim:
+            raise ValueError(f"head_dim must be a multiple of 8, got {problem.head_dim} and {problem.head_dim_v}")
+        if self.name in _KNOWN_BACKWARDS:
+            return backward_config(problem, family=PEERS[self.name].family)
+        return GradientConfig(problem.dtype)
+
+    def identity(self) -> dict[str, str | None]:
+        """The library's version and binary, and the GPU it runs on."""
+        return _Library(self.name).identity()
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> Gradients:
+        from fa3verify.adapters import backward_launches
+
+        assert isinstance(operands, BackwardOperands)
+        return Gradients(*backward_launches.run(self.name, problem, operands))
+
+
+BACKWARDS = ("flash3.dew", "cudnn", "flash2")  # peers whose gradients are judged and timed
+_KNOWN_BACKWARDS = ("flash3.dew",)
+
+
+def _gradients(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:
+    """The backward of a peer; its parts of dQ are added in any order, so no twin has its bits."""
+    side, facts = _Gradients(name), {"min_seqlen": 1, **DECLARED.get(peer.family, {}), "bitwise": frozenset()}
+    known = name in _KNOWN_BACKWARDS
+    features = frozenset(peer.features) & operations.find("backward").features - {"varlen", "head_dim_v"}
+    return tuple(
+        Candidate(
+            f"{name}.backward.{dtype}", dtype, side.run, side.configure, features, f"backward of {peer.about}",
+            peer.missing() or device, operation="backward", order=model_of if known else None, fixes_config=True,
+            identity=side.identity, **facts,
+        )
+        for dtype in peer.dtypes
+    )  # fmt: skip
+
+
 def candidates() -> tuple[Candidate, ...]:
     """Return the peers as kernels that verify judges, with the reason where one cannot run here."""
     device = gpu.no_device()
-    return tuple(made for name, peer in PEERS.items() for made in _candidates(name, peer, device))
+    forwards = (made for name, peer in PEERS.items() for made in _candidates(name, peer, device))
+    return (*forwards, *(made for name in BACKWARDS for made in _gradients(name, PEERS[name], device)))

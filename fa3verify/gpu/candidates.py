@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
-from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3_kernels.plan.traits import OURS
+from fa3_kernels.twin.backward import Gradients
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3verify import __version__, operations
 from fa3verify.candidates import FEATURES, Candidate, Result, order_of_family
 from fa3verify.gpu import unavailable
+from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import changeable
 from fa3verify.operations.quantize import QuantizeConfig
 
@@ -75,6 +79,40 @@ def _quantiser(reason: str | None) -> Candidate:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """Callable side of our deterministic backward, whose bits the twin has."""
+
+    def configure(self, problem: AttentionProblem) -> BackwardConfig:
+        return operations.find("backward").configure(problem, family=OURS)
+
+    def identity(self) -> dict[str, str | None]:
+        """Version, the hash of everything that is launched, and the GPU."""
+        from fa3_kernels.audit.evidence import evidence_sha256
+        from fa3verify.gpu.device import device_name
+
+        return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256("backward"), "device": device_name()}
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> Gradients:
+        from fa3verify.adapters import backward_launches
+
+        assert isinstance(operands, BackwardOperands)
+        return Gradients(*backward_launches.run("gluon.deterministic", problem, operands))
+
+
+def _backwards(reason: str | None) -> tuple[Candidate, ...]:
+    side, features = _Backward(), operations.find("backward").features_of({"family": OURS})
+    dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
+    return tuple(
+        Candidate(
+            f"gluon.backward.{dtype}", dtype, side.run, side.configure, features,
+            f"deterministic {dtype.upper()} backward on a Hopper GPU", reason, twin=f"twin.backward.{dtype}",
+            operation="backward", order=model_of, min_seqlen=1, fixes_config=True, identity=side.identity,
+        )
+        for dtype in dtypes
+    )  # fmt: skip
+
+
 def gpu() -> tuple[Candidate, ...]:
     """Return the GPU kernels, with the reason where they cannot run."""
     reason = unavailable()
@@ -95,4 +133,4 @@ def gpu() -> tuple[Candidate, ...]:
             order=order_of_family, changeable=changeable(dtype, dict(options)), identity=side.identity,
         )  # fmt: skip
         candidates.append(kernel)
-    return (*candidates, _quantiser(reason))
+    return (*candidates, *_backwards(reason), _quantiser(reason))

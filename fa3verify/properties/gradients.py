@@ -105,16 +105,16 @@ def _one_row(candidate: Candidate, trial: Trial) -> Violation | None:
     """dO of one row reaches neither dQ of other rows nor dK and dV of keys that the row does not see."""
     setup = set_up(candidate, trial.case)
     problem, dout = setup.problem, setup.operands.dout.copy()  # type: ignore[attr-defined]
-    reached = {"dq": np.zeros(problem.q_shape, bool), "dk": np.zeros(problem.k_shape, bool)}
+    rows_reached, keys_reached = (np.zeros((*shape[:-1], 1), bool) for shape in (problem.q_shape, problem.k_shape))
     for seq in problem.sequences():
         if seq.seqlen_q:
             row = np.array([trial.integer("position", 0, _MOST) % seq.seqlen_q])
             problem.rows_q(dout, seq)[row] *= -1
             first, stop = problem.visible_keys(row, seq.seqlen_q, seq.seqlen_k)
-            problem.rows_q(reached["dq"], seq)[row] = True
-            problem.rows_k(reached["dk"], seq)[first[0] : max(first[0], stop[0])] = True
+            problem.rows_q(rows_reached, seq)[row] = True
+            problem.rows_k(keys_reached, seq)[first[0] : max(first[0], stop[0])] = True
     plain, other = setup.run(candidate), setup.fed(dout=dout).run(candidate)
-    for name, free in (("dq", reached["dq"]), ("dk", reached["dk"]), ("dv", reached["dk"])):
+    for name, free in (("dq", rows_reached), ("dk", keys_reached), ("dv", keys_reached)):
         if violation := same_values(f"dO of one row negated: {name}", other[name], plain[name], ~free):
             return violation
     return None

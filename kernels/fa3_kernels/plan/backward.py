@@ -60,7 +60,7 @@ class BackwardConfig:
         """What the error bound must know: a thread's additions for D, and those between the threads of a row."""
         threads = (128 if self.head_dim % 128 == 0 else 64) // self.backward.order.dots_run
         depth = self.head_dim // threads - 1 + (threads - 1).bit_length()
-        return BackwardModel(self.dtype, self.tile_n, depth)
+        return BackwardModel(self.dtype, self.tile_n, depth, heads=self.backward.order.heads)
 
 
 def backward_of(family: str) -> Backward:

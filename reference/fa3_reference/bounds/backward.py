@@ -57,6 +57,15 @@ class _Weights(NamedTuple):
     stored_error: np.ndarray
 
 
+class _Pairs(NamedTuple):
+    """Of every row and key P and dS, exactly, and how far those that enter products are off; 0 where hidden."""
+
+    p: np.ndarray
+    p_error: np.ndarray
+    ds: np.ndarray
+    ds_error: np.ndarray
+
+
 def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> BackwardBound:
     """Bound the rounding error of every element of dQ, dK and dV.
 
@@ -93,11 +102,12 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
             for kv_head in range(problem.nheads_kv):
                 heads = range(kv_head * problem.group, (kv_head + 1) * problem.group)
                 parts = [_head(problem, operands, returned, seq, head) for head in heads]
-                sums = [_head_sums(scale, h, model) for h in parts]
-                for head, (dq, _, _) in zip(heads, sums, strict=True):
-                    problem.rows_q(found.dq, seq)[:, head] = stored(dq, model)
-                problem.rows_k(found.dk, seq)[:, kv_head] = stored(added([dk for _, dk, _ in sums], model), model)
-                problem.rows_k(found.dv, seq)[:, kv_head] = stored(added([dv for _, _, dv in sums], model), model)
+                pairs = [_pairs(scale, h, model) for h in parts]
+                for head, h, x in zip(heads, parts, pairs, strict=True):
+                    problem.rows_q(found.dq, seq)[:, head] = stored(_dq(scale, h, x, model), model)
+                dk, dv = _of_keys(scale, parts, pairs, model)
+                problem.rows_k(found.dk, seq)[:, kv_head] = stored(dk, model)
+                problem.rows_k(found.dv, seq)[:, kv_head] = stored(dv, model)
     return found
 
 
@@ -120,8 +130,8 @@ def _head(
     return _Head(q, k, v, dout, out, lse, (keys >= first[:, None]) & (keys < stop[:, None]))
 
 
-def _head_sums(scale: float, h: _Head, model: BackwardModel) -> tuple[Sum, Sum, Sum]:
-    """Steps B1 to B8: dQ, dK and dV of one query head, softmax_scale included."""
+def _pairs(scale: float, h: _Head, model: BackwardModel) -> _Pairs:
+    """Steps B1 to B5: P and dS of one query head as they enter products."""
     p = _weights(scale, h, model)
     t, dt = _differences(h, p, model)
     ds, ds_error = _ds(scale, p, t, dt, model)
@@ -131,17 +141,33 @@ def _head_sums(scale: float, h: _Head, model: BackwardModel) -> tuple[Sum, Sum, 
     for x in (p.exact, p.stored_error, ds):
         x[hidden] = 0
     ds_error[hidden] = np.where(np.isfinite(dt), 0, np.inf)[hidden]  # P is 0 there, and 0 times infinity is NaN
+    return _Pairs(p.exact, p.stored_error, ds, ds_error)
+
+
+def _dq(scale: float, h: _Head, x: _Pairs, model: BackwardModel) -> Sum:
+    """Steps B6 to B8 of dQ."""
     tile = model.tile_n or max(1, len(h.k))
     cuts = [slice(a, a + tile) for a in range(0, max(1, len(h.k)), tile)]
-    parts = [product(ds[:, cut], ds_error[:, cut], h.k[cut], model) for cut in cuts]
-    dk, dv = (product(w.T, e.T, x, model) for w, e, x in ((ds, ds_error, h.q), (p.exact, p.stored_error, h.dout)))
+    parts = [product(x.ds[:, cut], x.ds_error[:, cut], h.k[cut], model) for cut in cuts]
     blocks = len(parts) if model.tile_n or model.parts != "fp32" else -(-len(h.k) // model.core.k_step)
-    row_blocks = max(1, -(-len(h.q) // model.tile_m)) if model.tile_m else 1
     if model.parts == "fp32":
-        dq = scaled(added(parts, model, blocks), scale)
+        return scaled(added(parts, model, blocks), scale)
+    return added([scaled(part, scale) for part in parts], model, blocks)
+
+
+def _of_keys(scale: float, heads: list[_Head], pairs: list[_Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
+    """Steps B6 to B8 of dK and dV of a kv head: a part for every query head, or one chain over the rows of all."""
+    if model.heads == "chained":
+        pairs = [_Pairs(*map(np.concatenate, zip(*pairs, strict=True)))]
+        rows = [(np.concatenate([h.q for h in heads]), np.concatenate([h.dout for h in heads]))]
     else:
-        dq = added([scaled(x, scale) for x in parts], model, blocks)
-    return dq, added([scaled(dk, scale)], model, row_blocks), added([dv], model, row_blocks)
+        rows = [(h.q, h.dout) for h in heads]
+    blocks = max(1, -(-len(rows[0][0]) // model.tile_m)) if model.tile_m else 1
+    dk, dv = [], []
+    for x, (q, dout) in zip(pairs, rows, strict=True):
+        dk.append(added([scaled(product(x.ds.T, x.ds_error.T, q, model), scale)], model, blocks))
+        dv.append(added([product(x.p.T, x.p_error.T, dout, model)], model, blocks))
+    return added(dk, model), added(dv, model)
 
 
 def _weights(scale: float, h: _Head, model: BackwardModel) -> _Weights:

@@ -173,6 +173,8 @@ class BackwardModel:
         Of the gradients; "fp32" bounds the error before the last rounding.
     tile_m : int
         Rows of a block where each adds a part to dK and dV; 0 where all rows are one chain.
+    heads : {"added", "chained"}
+        Whether dK and dV of a group's heads are parts that are added, or one chain over the rows of all.
     accumulator : {"wgmma", "fp32"}
         Hopper's tensor core as measured, or any tree of additions in binary32, each to nearest or toward zero.
     exponent : {"contracted", "rounded"}
@@ -198,6 +200,7 @@ class BackwardModel:
     dots_depth: int = 0
     out_dtype: str = ""
     tile_m: int = 0
+    heads: Literal["added", "chained"] = "added"
     accumulator: Literal["wgmma", "fp32"] = "wgmma"
     exponent: Literal["contracted", "rounded"] = "contracted"
     scales: Literal["sums", "weights", "any"] = "sums"
