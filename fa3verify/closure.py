@@ -30,11 +30,12 @@ class Name(NamedTuple):
 
 
 FORWARD = Name("fa3_kernels.twin.forward", "forward")
+ONE_QUERY = Name("fa3_kernels.twin.one_query", "one_query")
 
 
 @cache
 def twin_hash(family: str) -> str:
-    """16 hexadecimal digits over what decides the bits of a family's forward twin: :func:`definitions` of it.
+    """16 hexadecimal digits over what decides the bits of a family's forward twins: :func:`definitions` of them.
 
     Every version of Python gives the same ones.
 
@@ -47,23 +48,24 @@ def twin_hash(family: str) -> str:
     return digest.hexdigest()
 
 
-def definitions(family: str, root: Name = FORWARD) -> dict[Name, str]:
-    """Every definition that the twin of a family depends on, as text.
+def definitions(family: str) -> dict[Name, str]:
+    """Every definition that the twins of a family depend on, as text: cuDNN has a second one.
 
     Comments, docstrings, rows of other families, and methods and fields that nothing reads are left out; tables that
     are read from JSON files are held in full.
     """
+    roots = (FORWARD, ONE_QUERY) if family == "cudnn" else (FORWARD,)
     view, before = _View(family), -1
     found: dict[Name, list[ast.AST]] = {}
     while len(view.attributes) > before:  # a method that is read may read others
-        before, found = len(view.attributes), _reached(root, view)
+        before, found = len(view.attributes), _reached(roots, view)
         view.attributes |= {x.attr for nodes in found.values() for x in nodes if isinstance(x, ast.Attribute)}
     return {name: view.text(nodes[0]) + _tables(name.module, nodes) for name, nodes in found.items()}
 
 
-def _reached(root: Name, view: _View) -> dict[Name, list[ast.AST]]:
+def _reached(roots: Iterable[Name], view: _View) -> dict[Name, list[ast.AST]]:
     """Definitions and what counts of each."""
-    found, todo = {}, [root]
+    found, todo = {}, [*roots]
     while todo:
         name = todo.pop()
         statement = None if name in found else _statements(name.module).get(name.name)

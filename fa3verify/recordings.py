@@ -146,11 +146,30 @@ def refusal(library: str, launch: Recorded) -> str:
     """Why a launch cannot be compared: the library refused it, or its twin does not reproduce it; empty if it can."""
     if launch.error:
         return f"{library} refused it"
+    if is_one_query(library, launch):
+        from fa3_kernels.twin import one_query
+
+        return one_query.refusal(launch.case.problem)
     try:
         _config(library, launch).traits.check_reproduced(launch.case.problem)
     except ValueError as error:
         return str(error)
     return ""
+
+
+def is_one_query(library: str, launch: Recorded) -> bool:
+    """Whether a launch is one of cuDNN's kernel for one query, which has a twin of its own."""
+    return library == "cudnn" and launch.case.problem.seqlen_q == 1
+
+
+def _run_twin(library: str, launch: Recorded, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
+    from fa3_kernels.twin.forward import forward
+    from fa3_kernels.twin.one_query import one_query
+
+    problem = launch.case.problem
+    if is_one_query(library, launch):
+        return one_query(problem, operands)
+    return forward(problem, operands, _config(library, launch))
 
 
 def check(library: str, launch: Recorded) -> Checked:
@@ -161,14 +180,12 @@ def check(library: str, launch: Recorded) -> Checked:
     ValueError
         If this machine draws other operands.
     """
-    from fa3_kernels.twin.forward import forward
-
     if reason := refusal(library, launch):
         return Checked(launch, refused=reason)
     problem, operands = launch.case.problem, launch.case.operands()
     if digest_of_operands(operands) != launch.operands:
         raise ValueError(f"other operands are drawn here than were recorded: {launch.case.describe()}")
-    found = digests_of(problem, *forward(problem, operands, _config(library, launch)))
+    found = digests_of(problem, *_run_twin(library, launch, operands))
     out, lse = (_differing(problem.nheads, *pair) for pair in zip(found, launch.digests, strict=True))
     return Checked(launch, launch.outputs, out, lse)
 

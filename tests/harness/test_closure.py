@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import fa3_kernels
 import fa3_reference
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
+from fa3_kernels.twin.one_query import one_query
 from fa3_reference.problem import AttentionProblem
 from fa3verify import closure
 from fa3verify.cases import Case
@@ -37,6 +39,7 @@ EDITS = [
         {"flash3", "flash3.dew"},
     ),
     ("plan/traits.py", 'dtypes=("fp16", "bf16"),\n        sizes', 'dtypes=("fp16",),\n        sizes', {"flash3.dew"}),
+    ("twin/one_query.py", "SHORT, UNSPLIT = 256", "SHORT, UNSPLIT = 128", frozenset({"cudnn"})),
     ("plan/heuristics.py", "keys = 256 if", "keys = 128 if", frozenset({"flash2"})),
     ("plan/family.py", "tanh_error=TANH_REL", "tanh_error=2 * TANH_REL", frozenset()),
     ("plan/config.py", "self.tile_m // WARPGROUP_ROWS", "self.tile_m // 2", FAMILIES),
@@ -77,7 +80,7 @@ def test_an_edit_changes_the_hashes_of_those_whose_bits_it_may_change(edited, ha
 
 
 def entered(family: str, problem: AttentionProblem) -> set[tuple[str, str]]:
-    """Functions of ours that a launch enters: their files and names."""
+    """Functions of ours that a launch enters, and one of a single query of cuDNN: their files and names."""
     rooms = tuple(str(path) for package in (fa3_kernels, fa3_reference) for path in package.__path__)
     operands, found = Case(f"twin.{family}.bf16", problem, Recipe("normal")).operands(), set()
 
@@ -85,9 +88,13 @@ def entered(family: str, problem: AttentionProblem) -> set[tuple[str, str]]:
         if event == "call" and frame.f_code.co_filename.startswith(rooms):
             found.add((frame.f_code.co_filename, frame.f_code.co_qualname))
 
+    single = replace(problem, seqlen_q=1, causal=False)
+    few = Case(f"twin.{family}.bf16", single, Recipe("normal")).operands()
     sys.setprofile(note)
     try:
         forward(problem, operands, default_config(problem, family=family))
+        if family == "cudnn":
+            one_query(single, few)
     finally:
         sys.setprofile(None)
     return found
