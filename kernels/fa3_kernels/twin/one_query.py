@@ -14,8 +14,6 @@ Unlike its kernel for more queries (:mod:`fa3_kernels.twin.forward`, family cudn
 6. O * rcp(l); lse = fma(lg2 l, ln2, M * ln2), of warp 0's sums.
 
 Recorded are lengths up to 4,096 keys (901 and 1,025 between powers of two), head_dims from 32 to 256, 2 to 16 heads.
-That a warp scales a quarter of the channels by its own sums is assumed: one recorded value tells that not warp 0's are
-taken for all.
 They leave open whether the four warps' sums are a chain, as here, or a tree of neighbours, and whether a chain is
 rescaled by one fma. That a warp scales a quarter of the channels by its own sums is assumed: one recorded value tells
 that not warp 0's are taken for all.
