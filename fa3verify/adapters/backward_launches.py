@@ -15,7 +15,7 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify.adapters import flash3_dew
 from fa3verify.adapters.libraries import library
 from fa3verify.adapters.peers import PEERS
-from fa3verify.adapters.tensors import to_gpu
+from fa3verify.adapters.tensors import to_gpu, to_numpy
 from fa3verify.adapters.xla_call import Call, handler
 
 _ATEN = torch.ops.aten
@@ -74,14 +74,13 @@ def _cudnn(problem: AttentionProblem, x: GivenBackward) -> Launch:
     _torch_prepare(problem, "cudnn")
     q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
     scale, causal = problem.softmax_scale, problem.causal
-    seed = torch.zeros((), dtype=torch.int64, device=q.device)
-    lse, nothing = x.lse.unsqueeze(-1), torch.empty(0, device=q.device)
+    returned = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    starts, longest, seeds, lse = returned[2:4], returned[4:6], returned[6:8], x.lse.reshape(returned[1].shape)
 
     def launch() -> Gradients:
         found = _ATEN._scaled_dot_product_cudnn_attention_backward(
-            dout, q, k, v, out, lse, seed, seed, nothing, None, None, problem.seqlen_q, problem.seqlen_k, 0.0, causal,
-            scale=scale,
-        )  # fmt: skip
+            dout, q, k, v, out, lse, *seeds, None, *starts, *longest, 0.0, causal, scale=scale
+        )
         return Gradients(*(y.transpose(1, 2) for y in found))
 
     return launch
@@ -91,14 +90,12 @@ def _flash2(problem: AttentionProblem, x: GivenBackward) -> Launch:
     _torch_prepare(problem, "flash2")
     q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
     scale, causal = problem.softmax_scale, problem.causal
-    seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
-    nothing = torch.empty(0, device=q.device)
+    returned = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
 
     def launch() -> Gradients:
         found = _ATEN._scaled_dot_product_flash_attention_backward(
-            dout, q, k, v, out, x.lse, None, None, problem.seqlen_q, problem.seqlen_k, 0.0, causal, seed, nothing,
-            scale=scale,
-        )  # fmt: skip
+            dout, q, k, v, out, x.lse, *returned[2:6], 0.0, causal, *returned[6:8], scale=scale
+        )
         return Gradients(*(y.transpose(1, 2) for y in found))
 
     return launch
@@ -144,8 +141,6 @@ def loaded(name: str) -> Backward:
 
 def run(name: str, problem: AttentionProblem, operands: BackwardOperands) -> tuple[Any, ...]:
     """Run a backward once; returns dq, dk and dv as numpy arrays."""
-    from fa3verify.adapters.tensors import to_numpy
-
     found = loaded(name)(problem, given(problem, operands))()
     torch.cuda.synchronize()
     return tuple(map(to_numpy, found))
