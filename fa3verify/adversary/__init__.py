@@ -2,6 +2,7 @@
 
 ``islands`` are shapes and configurations; a ``colony`` is what is judged at once; ``scores``, ``values`` and
 ``surroundings`` mutate it, led by a ``guide``; ``evolve`` selects and ``run`` searches all islands on many processes.
+``gradients`` does the same for the backward, on whole small problems.
 """
 
 from fa3verify.adversary.evolve import Find, Findings, Search, search

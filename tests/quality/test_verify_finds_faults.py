@@ -11,7 +11,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from fa3_kernels.twin.faults import Fault, QuantizerFault
+from fa3_kernels.twin.faults import BackwardFault, Fault, QuantizerFault
 from fa3verify import candidates, gate
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
@@ -56,6 +56,10 @@ FOUND_BY: dict[Fault, tuple[str, str, str]] = {
 # lengths
 QUANTIZER_FOUND_BY: dict[QuantizerFault, tuple[str, str]] = dict.fromkeys(QuantizerFault, ("normal", "L1"))
 QUANTIZER_FOUND_BY[QuantizerFault.TRUNCATED_CODES] = ("normal", "L2")  # the values come out too small as well
+# faults of the backward, in fp16; rounding of weights shows where weights are known exactly
+BACKWARD = "twin.flash3.dew.backward.fp16"
+BACKWARD_FOUND_BY: dict[BackwardFault, tuple[str, str]] = dict.fromkeys(BackwardFault, ("normal", "L1"))
+BACKWARD_FOUND_BY[BackwardFault.EMPTY_ROW_LSE] = ("rows_without_a_key_have_zero_dq", "laws")
 
 
 def summary_of(kernel: str, task_name: str) -> dict:
@@ -68,6 +72,7 @@ def summary_of(kernel: str, task_name: str) -> dict:
 def test_every_fault_has_a_finder():
     assert set(FOUND_BY) == set(Fault)
     assert set(QUANTIZER_FOUND_BY) == set(QuantizerFault)
+    assert set(BACKWARD_FOUND_BY) == set(BackwardFault)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
@@ -87,6 +92,24 @@ def test_the_quick_plan_finds_the_quantisers_fault(fault):
     assert summary["layers"]["L1"] == "fail", summary["layers"]
     assert summary["layers"][layer] == "fail", summary["layers"]
     assert all(f["message"] and f["replay"] for f in summary["failures"])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("fault", BACKWARD_FOUND_BY, ids=str)
+def test_the_quick_plan_finds_the_backwards_fault(fault):
+    task, layer = BACKWARD_FOUND_BY[fault]
+    summary = summary_of(f"{BACKWARD}+{fault}", task)
+    assert summary["layers"][layer] == "fail", summary["layers"]
+    if layer == "L1":
+        assert summary["layers"]["L2"] == "fail", summary["layers"]
+    assert all(f["message"] and f["replay"] for f in summary["failures"])
+
+
+@pytest.mark.parametrize("task", sorted({task for task, _ in BACKWARD_FOUND_BY.values()}))
+def test_the_same_tasks_pass_the_sound_backward(task):
+    summary = summary_of(BACKWARD, task)
+    assert summary["failures"] == []
+    assert task != "normal" or summary["layers"]["L2"] == "pass"
 
 
 def test_the_same_task_passes_the_sound_quantiser():
