@@ -1,15 +1,19 @@
-"""The kernels as a library: FlashAttention-3's functions.
+"""The kernels as a library: FlashAttention-3's functions, differentiable, for Hopper GPUs.
 
-Forward only, for Hopper GPUs. What the kernels do not do is refused in one line, never ignored. Traced code sees the
-operators of :mod:`fa3_kernels.operators`; other calls go to the launch at once, which saves the dispatcher's time.
+What the kernels do not do is refused in one line, never ignored. Traced code sees the operators of
+:mod:`fa3_kernels.operators`; other calls go to the launch at once, or through its autograd function where a gradient
+is wanted, which saves the dispatcher's time.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fa3_kernels.gluon.launch import Packed, forward
-from fa3_kernels.operators import descales_of, forward_op, forward_varlen_op, options_of
+from fa3_kernels.gluon.launch_backward import check_differentiable
+from fa3_kernels.operators import Attention, descales_of, forward_op, forward_varlen_op, is_traced, options_of
 
 PROMOTION_INTERVAL = 128  # keys; the accumulator of FP8 wgmma loses bits over longer chains
 
@@ -36,7 +40,10 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     descale_blocks: tuple[int, int, int] = (0, 0, 0),
     promotion_interval: int = PROMOTION_INTERVAL,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention with FlashAttention-3's signature, layout and conventions; forward only.
+    """Attention with FlashAttention-3's signature, layout and conventions.
+
+    Gradients of q, k and v are computed for float16 and bfloat16 with head_dim of at most
+    :data:`fa3_kernels.gluon.launch_backward.MAX_HEAD_DIM`, under every mask, with a softcap and for grouped heads.
 
     Parameters
     ----------
@@ -58,9 +65,10 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     pack_gqa : bool, optional
         Chosen from the shape by default. No bit depends on it.
     deterministic : bool
-        The forward always is.
+        Whether the backward adds the parts of dQ in a fixed order, so that a call repeats bit for bit. The forward, dK
+        and dV always do.
     return_attn_probs : bool
-        Return lse as well, as upstream does under this name.
+        Return lse as well, as upstream does under this name; it is not differentiable.
     qv, attention_chunk, sm_margin
         Refused unless at their defaults.
     descale_blocks : (int, int, int)
@@ -74,20 +82,21 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     out : float16 or bfloat16 (batch, seqlen_q, nheads, head_dim_v)
         bfloat16 for FP8 operands.
     lse : float32 (batch, nheads, seqlen_q)
-        Natural logarithm; with ``return_attn_probs``. Rows without a key: out 0, lse -inf.
+        Natural logarithm; with ``return_attn_probs``. Rows without a key: out 0, lse -inf, and a gradient of 0.
 
     Raises
     ------
     ValueError
-        For anything the kernels do not take, in one line.
+        For anything the kernels do not take, in one line; where a gradient is wanted that none computes, before the
+        forward is run.
     """
-    _refuse(qv, attention_chunk, sm_margin, (q, k, v))
+    _refuse(qv, attention_chunk, sm_margin)
     descales = descales_of(q_descale, k_descale, v_descale, descale_blocks)
-    if _is_traced(q):
-        out, lse = forward_op(
+    if run := _recorded(q, k, v, forward_op):
+        out, lse = run(
             q, k, v, q_descale, k_descale, v_descale, softmax_scale, causal, *window_size, softcap,
             num_splits, pack_gqa,
-            list(descale_blocks), promotion_interval,
+            list(descale_blocks), promotion_interval, deterministic,
         )  # fmt: skip
     else:
         interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
@@ -146,13 +155,14 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     lse : float32 (nheads, total_q)
         With ``return_attn_probs``.
     """
-    _refuse(qv, attention_chunk, sm_margin, (q, k, v), seqused_q=seqused_q, seqused_k=seqused_k)
+    _refuse(qv, attention_chunk, sm_margin, seqused_q=seqused_q, seqused_k=seqused_k)
     descales = descales_of(q_descale, k_descale, v_descale, descale_blocks)
-    if _is_traced(q):
-        out, lse = forward_varlen_op(
+    if run := _recorded(q, k, v, forward_varlen_op):
+        out, lse = run(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale, v_descale,
             softmax_scale,
             causal, *window_size, softcap, num_splits, pack_gqa, list(descale_blocks), promotion_interval,
+            deterministic,
         )  # fmt: skip
     else:
         interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
@@ -164,15 +174,17 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     return (out, lse) if return_attn_probs else out
 
 
-def _is_traced(q: torch.Tensor) -> bool:
-    """Whether a graph or a mode must see an operator: torch.compile, fake tensors, dispatch modes, tensor
-    subclasses."""
-    return torch.compiler.is_compiling() or type(q) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0
+def _recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, operator: Any) -> Any:
+    """The function by which a graph or autograd sees the call; None where neither looks."""
+    wants_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if wants_gradient:
+        check_differentiable(q.dtype, max(q.shape[-1], v.shape[-1]))
+    if is_traced(q):
+        return operator
+    return Attention.apply if wants_gradient else None
 
 
-def _refuse(
-    qv: object, attention_chunk: int, sm_margin: int, tensors: tuple[torch.Tensor, ...], **others: object
-) -> None:
+def _refuse(qv: object, attention_chunk: int, sm_margin: int, **others: object) -> None:
     """Refuse what upstream has and these kernels have not."""
     if qv is not None:
         raise ValueError("qv (a second query tensor multiplied with V) is not supported, pass None")
@@ -183,6 +195,3 @@ def _refuse(
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"{name} is not supported, pass None")
-    q, k, v = tensors
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise ValueError("these kernels are forward only: call them under torch.no_grad() or detach q, k and v")

@@ -1,6 +1,9 @@
-"""The torch operators ``fa3verify::forward`` and ``fa3verify::forward_varlen``, which graphs and fake tensors pass.
+"""The torch operators ``fa3verify::forward`` and ``fa3verify::backward``, each also of packed sequences (``_varlen``).
 
-They are defined with a schema and one implementation each: torch's ``custom_op`` adds two Python layers to every call.
+Graphs and fake tensors pass them. They are defined with a schema and one implementation each, which itself refuses
+tensors that are on no Hopper GPU: torch's ``custom_op`` adds two Python layers to every call. Code that is not traced
+gets its gradients by :class:`Attention`, for an operator with a gradient takes torch several times as long to call
+(285 against 37 us of host time for a forward, measured on a CPU); both make them by the same two functions.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any
 import torch
 
 from fa3_kernels.gluon.launch import NO_DESCALES, Descales, Packed, check_starts, forward, operand
+from fa3_kernels.gluon.launch_backward import backward, check_of_forward
 from fa3_kernels.plan.request import Choices, Semantics, request_of
 
 OUT_DTYPES = {
@@ -21,16 +25,23 @@ OUT_DTYPES = {
 }
 _OPTIONS = (
     "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, float? softmax_scale, bool causal, int window_left, "
-    "int window_right, float softcap, int num_splits, bool? pack_gqa, int[] descale_blocks, int promotion_interval"
+    "int window_right, float softcap, int num_splits, bool? pack_gqa, int[] descale_blocks, int promotion_interval, "
+    "bool deterministic"
 )
+_NUM_OPTIONS = len(_OPTIONS.split(", "))
+_STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
+_OF_FORWARD = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
+_SEMANTICS = "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic"
 _LIBRARY = torch.library.Library("fa3verify", "DEF")
 _LIBRARY.define(f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    "forward_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
-    f"int max_seqlen_k, {_OPTIONS}) -> (Tensor, Tensor)"
-)
+_LIBRARY.define(f"forward_varlen(Tensor q, Tensor k, Tensor v, {_STARTS}, {_OPTIONS}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"backward({_OF_FORWARD}, {_SEMANTICS}) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define(f"backward_varlen({_OF_FORWARD}, {_STARTS}, {_SEMANTICS}) -> (Tensor, Tensor, Tensor)")
 forward_op: Any = torch.ops.fa3verify.forward.default
 forward_varlen_op: Any = torch.ops.fa3verify.forward_varlen.default
+backward_op: Any = torch.ops.fa3verify.backward.default
+backward_varlen_op: Any = torch.ops.fa3verify.backward_varlen.default
+_Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @lru_cache(maxsize=1024)
@@ -61,8 +72,8 @@ def descales_of(
 
 
 def arguments(q: torch.Tensor, options: tuple[Any, ...]) -> tuple[Semantics, Choices, Descales]:
-    """The operators' options as the launch takes them; promotion exists for FP8 operands alone."""
-    *factors, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval = options
+    """The forward's options as its launch takes them; promotion exists for FP8 operands alone, the order is fixed."""
+    *factors, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval, _ = options
     interval = interval if q.dtype is torch.float8_e4m3fn else None
     semantics, choices = options_of(scale, causal, (left, right), softcap, num_splits, pack_gqa, interval)
     return semantics, choices, descales_of(factors[0], factors[1], factors[2], blocks)
@@ -83,23 +94,92 @@ def _forward_varlen(
     return forward(q, k, v, semantics, choices, descales=descales, packed=Packed(cu_q, cu_k, max_q, max_k))
 
 
-_LIBRARY.impl("forward", _forward, "CUDA")
-_LIBRARY.impl("forward_varlen", _forward_varlen, "CUDA")
+def _of_backward(rest: tuple[Any, ...]) -> tuple[Semantics, Packed | None, bool]:
+    """What follows the tensors of the forward in the backward's arguments: semantics, starts, whether in order."""
+    *packed, scale, causal, left, right, softcap, deterministic = rest
+    semantics, _ = options_of(scale, causal, (left, right), softcap, 1, None, None)
+    return semantics, Packed(*packed) if packed else None, deterministic
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple, packed: tuple | None = None) -> None:
+def _backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    *rest: Any,
+) -> _Gradients:  # fmt: skip
+    """Gradients of either forward for that of its output; ``out`` and ``lse`` as it returned them."""
+    semantics, packed, deterministic = _of_backward(rest)
+    return backward(dout, q, k, v, out, lse, semantics, packed=packed, is_deterministic=deterministic)
+
+
+for _name, _function in (
+    ("forward", _forward), ("forward_varlen", _forward_varlen), ("backward", _backward), ("backward_varlen", _backward)
+):  # fmt: skip
+    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+def is_traced(x: torch.Tensor) -> bool:
+    """Whether a graph or a mode must see an operator: torch.compile, fake tensors, dispatch modes, tensor
+    subclasses."""
+    return torch.compiler.is_compiling() or type(x) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Keep what the backward of a forward of either kind needs. The lse is not differentiable."""
+    packed, options = inputs[3:-_NUM_OPTIONS], inputs[-_NUM_OPTIONS:]
+    ctx.save_for_backward(*inputs[:3], *output, *packed[:2])
+    ctx.numbers = (*packed[2:], *options[3:8], options[-1])
+    ctx.without_gradient = len(inputs) - 3
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dout: torch.Tensor | None, _: None) -> tuple:
+    """Gradients of the arguments of a forward; None but for q, k and v."""
+    if torch.is_grad_enabled():  # otherwise terms of the second derivative would be left out without a word
+        raise RuntimeError("attention is not differentiable twice: create_graph must be False")
+    gradients: tuple = (None, None, None)
+    if dout is not None:
+        saved = ctx.saved_tensors
+        run = _backward
+        if is_traced(dout):
+            run = backward_varlen_op if len(saved) > 5 else backward_op
+        gradients = run(dout, *saved, *ctx.numbers)
+    return (*gradients, *(None,) * ctx.without_gradient)
+
+
+class Attention(torch.autograd.Function):
+    """Either forward with its gradient, for code that is not traced; arguments are those of the operators."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        run = _forward_varlen if len(inputs) > 3 + _NUM_OPTIONS else _forward
+        output = run(*inputs)
+        _keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple:
+        return _differentiate(ctx, *grad_outputs)
+
+
+for _kind in ("", "_varlen"):
+    torch.library.register_autograd(f"fa3verify::forward{_kind}", _differentiate, setup_context=_keep, lib=_LIBRARY)
+
+
+def _check(
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], semantics: Semantics, choices: Choices,
+    descales: Descales = NO_DESCALES, packed: tuple | None = None,
+) -> None:  # fmt: skip
     """The checks of a launch, where all sizes are known."""
-    semantics, choices, descales = arguments(q, options)
-    operands = tuple(map(operand, (q, k, v)))
+    seen = tuple(map(operand, operands))
     given = tuple(None if x is None else operand(x) for x in descales[:3])
-    sizes = [n for x in (*operands, *filter(None, given)) for n in (*x.shape, *x.strides)]
+    sizes = [n for x in (*seen, *filter(None, given)) for n in (*x.shape, *x.strides)]
     if all(type(n) is int for n in (*sizes, *(packed or ()))):
-        request_of(operands, semantics, choices, descales=given, descale_blocks=descales.blocks, packed=packed)
+        request_of(seen, semantics, choices, descales=given, descale_blocks=descales.blocks, packed=packed)
 
 
 @torch.library.register_fake("fa3verify::forward")
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(q, k, v, options)
+    _check((q, k, v), *arguments(q, options))
     batch, seqlen_q, nheads, _ = q.shape
     out = q.new_empty((batch, seqlen_q, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
     return out, q.new_empty((batch, nheads, seqlen_q), dtype=torch.float32)
@@ -111,7 +191,23 @@ def _(
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     check_starts(q, Packed(cu_q, cu_k, max_q, max_k))
-    _check(q, k, v, options, (cu_q.shape[0] - 1, max_q, max_k))
+    _check((q, k, v), *arguments(q, options), (cu_q.shape[0] - 1, max_q, max_k))
     total_q, nheads, _ = q.shape
     out = q.new_empty((total_q, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
     return out, q.new_empty((nheads, total_q), dtype=torch.float32)
+
+
+@torch.library.register_fake("fa3verify::backward")
+@torch.library.register_fake("fa3verify::backward_varlen")
+def _(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    *rest: Any,
+) -> _Gradients:  # fmt: skip
+    semantics, packed, _ = _of_backward(rest)
+    lengths = None
+    if packed is not None:
+        check_starts(q, packed)
+        lengths = (packed.cu_seqlens_q.shape[0] - 1, packed.max_seqlen_q, packed.max_seqlen_k)
+    _check((q, k, v), semantics, Choices(), packed=lengths)
+    check_of_forward(dout, out, lse, q, v)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)

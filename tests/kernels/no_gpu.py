@@ -39,9 +39,9 @@ def no_gpu() -> Iterator[list[Started]]:
     """CPU tensors are taken as those of an H200; what would have been started is appended to the list."""
     import torch
 
-    from fa3_kernels.gluon import launch, run
+    from fa3_kernels.gluon import launch, launch_backward, run
     from fa3_kernels.plan.plan import Call
-    from fa3_kernels.plan.views import View
+    from fa3_kernels.plan.views import Block, View
 
     started: list[Started] = []
     operand = launch.operand
@@ -54,7 +54,8 @@ def no_gpu() -> Iterator[list[Started]]:
         return Encoded(address, tuple(shape), tuple(strides))
 
     def compile_call(call: Call, *_: Any) -> run.Compiled:
-        return run.Compiled(start, call.kernel, (), ((),) * sum(isinstance(x, View) for x in call.arguments), encode)
+        views = sum(isinstance(x, View | Block) for x in call.arguments)
+        return run.Compiled(start, call.kernel, (), ((),) * views, encode)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "operand", lambda x: operand(x)._replace(device="cuda:0"))
@@ -68,6 +69,8 @@ def no_gpu() -> Iterator[list[Started]]:
             (torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0)),
         ):
             patch.setattr(module, member, value, raising=False)
-        launch.forget()
+        for module in (launch, launch_backward):
+            module.forget()
         yield started
-        launch.forget()
+        for module in (launch, launch_backward):
+            module.forget()

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fa3_kernels.gluon.run import BoundCall, Operands
+from fa3_kernels.gluon.run import Operands, PlanOnGpu
 from fa3_kernels.plan.choose import longest
-from fa3_kernels.plan.plan import Call, Plan, Sizes, plan_of, shared_keys, stamps_shape
+from fa3_kernels.plan.plan import Plan, Sizes, plan_of, shared_keys, stamps_shape
 from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
 from fa3_reference.problem import AttentionProblem
 
@@ -82,33 +82,6 @@ def _one(device: torch.device) -> torch.Tensor:
     return torch.ones((1, 1, 1), dtype=torch.float32, device=device)
 
 
-class _PlanOnGpu:
-    """A plan with what it needs on a GPU: tables, and kernels bound to its calls."""
-
-    def __init__(self, plan: Plan, device: torch.device) -> None:
-        if plan.tables and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("a launch whose plan is not on the GPU cannot be captured: run it once before")
-        self.plan = plan
-        self.tables = {name: torch.from_numpy(table).to(device) for name, table in plan.tables.items()}
-        self.addresses = {name: table.data_ptr() for name, table in self.tables.items()}
-        self.stream = torch.cuda.current_stream(device).cuda_stream  # on which the tables were made
-        self.bound: dict[str, BoundCall] = {}
-
-    def run(self, calls: tuple[Call, ...], operands: Operands, values: dict[str, int], device: torch.device) -> None:
-        """Start the kernels of a launch on the current stream."""
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        if self.tables:
-            values |= self.addresses
-            if stream != self.stream:
-                for table in self.tables.values():
-                    table.record_stream(torch.cuda.current_stream(device))
-        for call in calls:
-            bound = self.bound.get(call.kernel)
-            if bound is None:
-                bound = self.bound[call.kernel] = BoundCall(call, operands, values)
-            bound(operands, values, stream)
-
-
 class _Family:
     """All launches that differ in addresses and in the number of keys, or in the lengths of packed sequences, alone."""
 
@@ -121,10 +94,10 @@ class _Family:
         self.is_packed = request.problem.is_varlen
         of_a_row = request.problem.nheads * max(request.choices.num_splits, first.config.head_dim)
         self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
-        self.plans: dict[int, _PlanOnGpu] = {}
+        self.plans: dict[int, tuple[Plan, PlanOnGpu]] = {}
 
-    def plan(self, seqlen_k: int) -> _PlanOnGpu:
-        """The plan for a number of keys, on the GPU."""
+    def plan(self, seqlen_k: int) -> tuple[Plan, PlanOnGpu]:
+        """The plan for a number of keys, and what it needs on the GPU."""
         keys = 0 if self.is_packed else shared_keys(self.request, seqlen_k, self.tile_n)
         found = self.plans.get(keys)
         if found is None:
@@ -132,9 +105,8 @@ class _Family:
             request = self.request.with_keys(keys) if is_other else self.request
             if len(self.plans) >= MAX_REQUESTS:
                 self.plans.clear()
-            found = self.plans[keys] = _PlanOnGpu(plan_of(request, self.sms), self.device)
-        if torch._C._cuda_isCurrentStreamCapturing() and found not in _captured:
-            _captured.append(found)
+            plan = plan_of(request, self.sms)
+            found = self.plans[keys] = plan, PlanOnGpu(plan.tables, self.device)
         return found
 
     def descales(self, given: Descales) -> dict[str, torch.Tensor]:
@@ -152,7 +124,6 @@ class _Family:
 
 
 _families: dict[tuple, _Family] = {}
-_captured: list[_PlanOnGpu] = []  # a graph reads their tables whenever it is replayed, so they are never dropped
 
 
 def forget() -> None:
@@ -302,8 +273,7 @@ def _run(
     device = family.device
     *batch, rows_q, nheads, _ = q.shape
     rows_k = k.shape[-3]
-    ready = family.plan(rows_k)
-    plan = ready.plan
+    plan, on_gpu = family.plan(rows_k)
     calls, values = plan.launch(Sizes(rows_q, rows_k, (0, 0) if packed is None else packed[2:]))
     out = torch.empty(*batch, rows_q, nheads, v.shape[-1], dtype=family.out_dtype, device=device)
     values["out"] = out.data_ptr()
@@ -328,7 +298,7 @@ def _run(
     if stamps is not None:
         _check_stamps(plan, stamps)
         values["stamps"] = stamps.data_ptr()
-    ready.run(calls, (*inputs, ((values["out"],), out)), values, device)
+    on_gpu.run(calls, (*inputs, ((values["out"],), out)), values, device)
     return out, lse
 
 

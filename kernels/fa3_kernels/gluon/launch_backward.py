@@ -1,4 +1,4 @@
-"""Host side of the Gluon backward: checked once, planned once, then its three kernels are run."""
+"""Host side of the Gluon backward: a launch is looked up or checked, planned once, and its three kernels are run."""
 
 from __future__ import annotations
 
@@ -6,31 +6,65 @@ from typing import NamedTuple
 
 import torch
 
-from fa3_kernels.gluon.launch import Packed, check_starts, num_sms, operand
-from fa3_kernels.gluon.run import BoundCall
+from fa3_kernels.gluon import launch
+from fa3_kernels.gluon.launch import Packed, check_starts
+from fa3_kernels.gluon.run import Operands, PlanOnGpu
+from fa3_kernels.plan.backward import backward_of
 from fa3_kernels.plan.backward_plan import BackwardPlan, backward_plan
 from fa3_kernels.plan.choose import longest
-from fa3_kernels.plan.request import Choices, Operand, Semantics, request_of
+from fa3_kernels.plan.request import Choices, Semantics, request_of
+from fa3_kernels.plan.traits import OURS
 
-MAX_LAUNCHES = 256  # that are kept
+MAX_LAUNCHES = 1024  # that are kept
+MAX_GRID = 65535  # CUDA's limit of a grid's second and third axis: row blocks of a sequence, and sequences
+MAX_HEAD_DIM = max(backward_of(OURS).tiles)
+_Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class _Ready(NamedTuple):
-    """A plan on a GPU: its schedule, and its kernels bound to their calls."""
+    """What launches share that differ in addresses, and in the number of packed rows, alone."""
 
     plan: BackwardPlan
-    schedule: torch.Tensor
-    bound: dict[str, BoundCall]
+    on_gpu: PlanOnGpu
 
 
 _launches: dict[tuple, _Ready] = {}
 
 
-def _plan(q: Operand, k: Operand, v: Operand, semantics: Semantics, packed: tuple[int, int, int] | None,
-          sms: int, is_deterministic: bool) -> BackwardPlan:  # fmt: skip
-    request = request_of((q, k, v), semantics, Choices(), packed=packed)
-    rows_q = q.shape[0] if packed else 0
-    return backward_plan(request.problem, sms, is_deterministic=is_deterministic, rows_q=rows_q)
+def forget() -> None:
+    """Drop all plans, but for those that a CUDA graph has captured."""
+    _launches.clear()
+
+
+def check_differentiable(dtype: torch.dtype, head_dim: int) -> None:
+    """Raise ValueError for operands whose gradients no kernel computes.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Of q, k and v.
+    head_dim : int
+        The larger one of q and v.
+    """
+    if dtype is torch.float8_e4m3fn:
+        raise ValueError("gradients are of float16 and bfloat16 operands: call under torch.no_grad() or detach them")
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"gradients need head_dim of at most {MAX_HEAD_DIM}, got {head_dim}: call under no_grad()")
+
+
+def check_of_forward(
+    dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, v: torch.Tensor
+) -> None:
+    """Raise ValueError unless the gradient of the output, and what the forward returned, fit q and v."""
+    of_out = (*q.shape[:-1], v.shape[-1])
+    of_lse = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    for name, x, shape, dtype in (
+        ("dout", dout, of_out, q.dtype), ("out", out, of_out, q.dtype), ("lse", lse, of_lse, torch.float32)
+    ):  # fmt: skip
+        if tuple(x.shape) != shape or x.dtype != dtype or x.device != q.device:
+            raise ValueError(
+                f"{name} must be {dtype} {shape} on {q.device}, got {x.dtype} {tuple(x.shape)} on {x.device}"
+            )
 
 
 def backward(
@@ -44,21 +78,24 @@ def backward(
     *,
     packed: Packed | None = None,
     is_deterministic: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> _Gradients:
     """Run the backward kernels.
 
     Parameters
     ----------
     dout : float16 or bfloat16 (batch, seqlen_q, nheads, head_dim_v) or (total_q, nheads, head_dim_v)
-        Gradient of the output; copied unless contiguous.
+        Gradient of the output.
     q, k, v : same dtype
         As of :func:`fa3_kernels.gluon.launch.forward`.
-    out, lse
-        As the forward returned them.
+    out : same dtype and shape as dout
+    lse : float32 (batch, nheads, seqlen_q) or (nheads, total_q)
+        As the forward returned them. These and dout are copied unless contiguous at a multiple of 16 bytes.
     semantics : Semantics
     packed : Packed, optional
+        As of the forward, which says what the starts must hold.
     is_deterministic : bool
-        Whether the parts of dQ are added in a fixed order; dK and dV always are.
+        Whether the parts of dQ are added in a fixed order; dK and dV always are. Its CTAs wait for each other, so all
+        of them must find room on the GPU at once: a kernel of another stream may delay, but not hold them up for good.
 
     Returns
     -------
@@ -71,49 +108,85 @@ def backward(
     ValueError
         For operands the kernels do not take.
     """
-    operands = tuple(map(operand, (q, k, v)))
-    lengths = None
-    if packed is not None:
-        check_starts(q, packed)
-        lengths = (packed.cu_seqlens_q.numel() - 1, longest(packed.max_seqlen_q), longest(packed.max_seqlen_k))
-    sms = num_sms(q.device)
-    for name, x, shape in (("dout", dout, (*q.shape[:-1], v.shape[-1])), ("out", out, (*q.shape[:-1], v.shape[-1]))):
-        if tuple(x.shape) != shape or x.dtype != q.dtype or x.device != q.device:
-            raise ValueError(f"{name} must be {q.dtype} {shape} on {q.device}, got {x.dtype} {tuple(x.shape)}")
-    key = (*operands, semantics, lengths, is_deterministic)
-    ready = _launches.get(key)
-    if ready is None:
-        plan = _plan(*operands, semantics, lengths, sms, is_deterministic)
-        if len(_launches) >= MAX_LAUNCHES:
-            _launches.clear()
-        ready = _launches[key] = _Ready(plan, torch.from_numpy(plan.schedule).to(q.device), {})
+    ready = _ready((q, k, v), semantics, packed, is_deterministic)
+    check_of_forward(dout, out, lse, q, v)
+    if not (q.numel() and k.numel() and len(ready.plan.schedule)):
+        return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
+        raise ValueError("addresses of q, k and v must be multiples of 16 bytes (TMA)")
+    if torch._C._cuda_getDevice() == q.device.index:
+        return _run(ready, (dout, q, k, v, out, lse), packed)
     with torch.cuda.device(q.device):
-        return _run(ready, (dout.contiguous(), q, k, v, out.contiguous(), lse.contiguous()), packed)
+        return _run(ready, (dout, q, k, v, out, lse), packed)
 
 
-def _run(
-    ready: _Ready, tensors: tuple[torch.Tensor, ...], packed: Packed | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _ready(operands: _Gradients, semantics: Semantics, packed: Packed | None, is_deterministic: bool) -> _Ready:
+    """Look a launch up, or check and plan it; the key leaves out how many packed rows there are."""
+    q, k, v = operands
+    lengths, first = None, 0
+    starts: tuple = ()
+    if packed is not None:
+        a, b, longest_q, longest_k = packed
+        lengths, first = (a.numel() - 1, longest(longest_q), longest(longest_k)), 1
+        starts = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device, lengths)
+    key = (
+        semantics, is_deterministic, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape[first:],
+        k.shape[first:], v.shape[first:], q.stride(), k.stride(), v.stride(), starts,
+    )  # fmt: skip
+    found = _launches.get(key)
+    if found is None or k.shape[-3] != v.shape[-3]:
+        if packed is not None:
+            check_starts(q, packed)
+        found = _planned(operands, semantics, lengths, is_deterministic)
+        if q.numel() and k.numel():  # the strides of an empty tensor were not checked
+            if len(_launches) >= MAX_LAUNCHES:
+                forget()
+            _launches[key] = found
+    return found
+
+
+def _planned(
+    operands: _Gradients, semantics: Semantics, lengths: tuple[int, int, int] | None, is_deterministic: bool
+) -> _Ready:
+    """Check a launch and plan it."""
+    q, k, v = (launch.operand(x) for x in operands)
+    problem = request_of((q, k, v), semantics, Choices(), packed=lengths).problem
+    plan = backward_plan(problem, launch.num_sms(operands[0].device), is_deterministic=is_deterministic)
+    blocks = -(-problem.seqlen_q // plan.config.tile_m)
+    if max(problem.batch, blocks) > MAX_GRID:
+        raise ValueError(
+            f"gradients are of at most {MAX_GRID} sequences and {MAX_GRID * plan.config.tile_m} query rows of each, "
+            f"got {problem.batch} and {problem.seqlen_q}"
+        )
+    return _Ready(plan, PlanOnGpu(plan.tables, operands[0].device))
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy that kernels can read 16 bytes at a time: nobody chooses where a gradient lies."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+def _run(ready: _Ready, tensors: tuple[torch.Tensor, ...], packed: Packed | None) -> _Gradients:
     """Gradients, workspace and kernels of one launch on the current device."""
-    dout, q, k, v, out, lse = tensors
+    plan, on_gpu = ready
+    _, q, k, v, _, _ = tensors
+    dout, out, lse = (_aligned(tensors[i]) for i in (0, 4, 5))
     device = q.device
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (q, k, v))
-    plan = ready.plan
-    rows, channels = plan.sums_shape
-    if not (q.numel() and k.numel() and len(plan.schedule)):
-        return dq.zero_(), dk.zero_(), dv.zero_()
-    sums = torch.empty((rows, channels), dtype=torch.float32, device=device)
-    stats = torch.empty(2 * rows, dtype=torch.float32, device=device)
-    turns = torch.empty(rows // plan.config.tile_m, dtype=torch.int32, device=device)
+    values = plan.numbers(0 if packed is None else q.shape[0])
+    rows, channels = plan.sums_shape(values["num_blocks"])
+    sizes = (rows * channels, 2 * rows, rows // plan.config.tile_m)  # float32, float32 and int32; rows in whole tiles
+    workspace = torch.empty(sum(sizes), dtype=torch.float32, device=device)
+    sums, stats, turns = workspace.split(sizes)
+    sums = sums.view(rows, channels)
     named = {"dout": dout, "out": out, "lse": lse, "stats": stats, "dq_sums": sums, "turns": turns, "dq": dq}
-    named["schedule"] = ready.schedule
     named["starts_q"], named["starts_k"] = (turns, turns) if packed is None else packed[:2]
-    values = {name: x.data_ptr() for name, x in named.items()}
-    views = tuple(((x.data_ptr(),), x) for x in (q, k, v, dout, sums, stats, dk, dv))
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
-    for call in plan.kernels:
-        bound = ready.bound.get(call.kernel)
-        if bound is None:
-            bound = ready.bound[call.kernel] = BoundCall(call, views, values)
-        bound(views, values, stream)
+    values |= {name: x.data_ptr() for name, x in named.items()}
+    of_rows = ((values["dq_sums"], rows), sums), ((values["stats"], rows), stats)
+    views: Operands = (
+        ((q.data_ptr(),), q), ((k.data_ptr(),), k), ((v.data_ptr(),), v), ((values["dout"],), dout), *of_rows,
+        ((dk.data_ptr(),), dk), ((dv.data_ptr(),), dv),
+    )  # fmt: skip
+    on_gpu.run(plan.kernels, views, values, device)
     return dq, dk, dv

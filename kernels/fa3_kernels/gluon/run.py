@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
@@ -108,6 +109,37 @@ class BoundCall:
             *rest[:3], stream, self.function, False, False, None, None, self.metadata, None, None, None,
             *arguments, *rest[3:],
         )  # fmt: skip
+
+
+class PlanOnGpu:
+    """What the launches of a plan share on a GPU: its tables, and kernels bound to its calls."""
+
+    def __init__(self, tables: Mapping[str, np.ndarray], device: torch.device) -> None:
+        if tables and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("a launch whose plan is not on the GPU cannot be captured: run it once before")
+        self.tables = {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
+        self.addresses = {name: table.data_ptr() for name, table in self.tables.items()}
+        self.stream = torch.cuda.current_stream(device).cuda_stream  # on which the tables were made
+        self.bound: dict[str, BoundCall] = {}
+
+    def run(self, calls: tuple[Call, ...], operands: Operands, values: dict[str, int], device: torch.device) -> None:
+        """Start the kernels of a launch on the current stream."""
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        if torch._C._cuda_isCurrentStreamCapturing() and self not in _captured:
+            _captured.append(self)
+        if self.tables:
+            values |= self.addresses
+            if stream != self.stream:
+                for table in self.tables.values():
+                    table.record_stream(torch.cuda.current_stream(device))
+        for call in calls:
+            bound = self.bound.get(call.kernel)
+            if bound is None:
+                bound = self.bound[call.kernel] = BoundCall(call, operands, values)
+            bound(operands, values, stream)
+
+
+_captured: list[PlanOnGpu] = []  # a graph reads their tables whenever it is replayed, so they are never dropped
 
 
 def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> Compiled:

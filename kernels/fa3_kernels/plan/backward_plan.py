@@ -12,7 +12,7 @@ from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.barriers import slot_threads
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.key_tiles import key_tile_schedule, walk_of
-from fa3_kernels.plan.plan import TORCH_NAMES, Call, Pointer, softmax_factors
+from fa3_kernels.plan.plan import TORCH_NAMES, Call, Pointer, Size, softmax_factors
 from fa3_kernels.plan.tiles import mask_of
 from fa3_kernels.plan.views import Block, View
 from fa3_reference.problem import AttentionProblem
@@ -80,28 +80,42 @@ class BackwardPlan:
     problem : AttentionProblem
         Of packed sequences with the longest lengths there may be for every sequence.
     config : BackwardConfig
-    num_blocks : int
-        Row blocks of one head of all sequences, as sums of dQ are kept.
     schedule : int64 (ctas, entries)
     kernels : tuple of Call
-        In order; without a key only the last, which writes zeros.
+        In order; what differs between launches of packed sequences is named in them.
     """
 
     problem: AttentionProblem
     config: BackwardConfig
-    num_blocks: int
     schedule: np.ndarray
     kernels: tuple[Call, ...]
 
     @property
-    def sums_shape(self) -> tuple[int, int]:
-        return self.problem.nheads * self.num_blocks * self.config.tile_m, self.config.head_dim
+    def tables(self) -> dict[str, np.ndarray]:
+        return {"schedule": self.schedule}
+
+    def numbers(self, rows_q: int) -> dict[str, int]:
+        """The numbers that :class:`fa3_kernels.plan.plan.Size` names in the calls, of so many packed query rows.
+
+        ``num_blocks`` are the row blocks of one head of all sequences, as sums of dQ are kept.
+        """
+        tile_m, problem = self.config.tile_m, self.problem
+        of_a_sequence = -(-problem.seqlen_q // tile_m)
+        num_blocks = rows_q // tile_m + problem.batch if problem.is_varlen else problem.batch * of_a_sequence
+        return {"rows_q": rows_q, "num_blocks": num_blocks}
+
+    def sums_shape(self, num_blocks: int) -> tuple[int, int]:
+        """Of the fp32 sums of dQ: rows of all heads in whole blocks, channels."""
+        return self.problem.nheads * num_blocks * self.config.tile_m, self.config.head_dim
+
+    def calls(self, rows_q: int) -> tuple[Call, ...]:
+        """Return the calls of a launch with its own numbers in them."""
+        numbers = self.numbers(rows_q)
+        return tuple(call.of(numbers) for call in self.kernels)
 
 
 @lru_cache(maxsize=256)
-def backward_plan(
-    problem: AttentionProblem, num_sms: int, *, is_deterministic: bool = False, rows_q: int = 0
-) -> BackwardPlan:
+def backward_plan(problem: AttentionProblem, num_sms: int, *, is_deterministic: bool = False) -> BackwardPlan:
     """Plan the backward of a problem for a GPU with ``num_sms`` multiprocessors.
 
     Parameters
@@ -110,8 +124,6 @@ def backward_plan(
         Of 16-bit operands.
     num_sms : int
     is_deterministic : bool
-    rows_q : int
-        Rows of all packed sequences.
 
     Raises
     ------
@@ -123,7 +135,7 @@ def backward_plan(
     tile_m, tile_n = config.tile_m, config.tile_n
     is_varlen = problem.is_varlen
     blocks = -(-problem.seqlen_q // tile_m)
-    num_blocks = rows_q // tile_m + problem.batch if is_varlen else problem.batch * blocks
+    num_blocks = Size("num_blocks")
     walk = walk_of(problem, tile_m, tile_n, num_sms, problem.seqlen_q, problem.seqlen_k)
     variant = BackwardVariant(
         splits_channels=tile_m == WARPGROUP_ROWS,
@@ -148,7 +160,7 @@ def backward_plan(
         (
             Pointer("out", dtype), Pointer("dout", dtype), Pointer("lse", "float32"), Pointer("stats", "float32"),
             sums, Pointer("turns", "int32"), starts, problem.seqlen_q, problem.nheads, problem.head_dim_v, num_blocks,
-            rows_q, tile_m, config.head_dim, is_varlen,
+            Size("rows_q"), tile_m, config.head_dim, is_varlen,
         ),
         grid,
         options,
@@ -184,4 +196,4 @@ def backward_plan(
         options,
     )  # fmt: skip
     kernels = (start, main, finish) if len(schedule) else (start, finish)
-    return BackwardPlan(problem, config, num_blocks, schedule, kernels)
+    return BackwardPlan(problem, config, schedule, kernels)
