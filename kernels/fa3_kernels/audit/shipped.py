@@ -20,14 +20,16 @@ class Launch:
     name: str
     problem: AttentionProblem
     choices: Mapping[str, Any] = field(default_factory=dict)
-    function: Literal["forward", "quantize_qkv"] = "forward"
+    function: Literal["forward", "quantize_qkv", "backward"] = "forward"
     stamps: int = 0
 
     @property
-    def evidence(self) -> Literal["forward", "packed", "quantize", "timeline"]:
+    def evidence(self) -> Literal["forward", "packed", "quantize", "timeline", "backward"]:
         """What launches are evidence of: a forward of batched sequences, or of packed ones, scheduled on the GPU."""
         if self.function == "quantize_qkv":
             return "quantize"
+        if self.function == "backward":
+            return "backward"
         if self.stamps:
             return "timeline"
         return "packed" if self.problem.is_varlen else "forward"
@@ -87,6 +89,29 @@ def _quantisers(d: int) -> list[Launch]:
     return [Launch(f"quantize_d{d}_{name}", problem, x, "quantize_qkv") for name, x in choices.items()]
 
 
+# As _MASKS. A fixed order of dQ is compiled apart: causal tiles then fold, and packed ones go round as dense ones do.
+_BACKWARD: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "dense": (1024, {}, {}),
+    "in_turn": (1024, {}, {"is_deterministic": True}),
+    "causal_in_turn": (1000, {"causal": True}, {"is_deterministic": True}),
+}
+
+
+def _backward(d: int) -> list[Launch]:
+    launches = [
+        Launch(name, AttentionProblem(2, 4, 2, 1000, keys, d, **semantics), choices)
+        for name, (keys, semantics, choices) in _BACKWARD.items()
+    ]
+    lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 200), "nheads": 8, "nheads_kv": 4}
+    launches.append(
+        Launch("varlen_in_turn", AttentionProblem.varlen(**lengths, head_dim=d), {"is_deterministic": True})
+    )
+    if d == 128:
+        capped = AttentionProblem(2, 4, 2, 1000, 1000, d, dtype="bf16", window=(100, 0), softcap=20.0)
+        launches.append(Launch("bf16_window_softcap", capped))
+    return [Launch(f"backward_d{d}_{x.name}", x.problem, x.choices, "backward") for x in launches]
+
+
 def shipped() -> tuple[Launch, ...]:
     """Return the launches, in the order of every report.
 
@@ -95,7 +120,8 @@ def shipped() -> tuple[Launch, ...]:
     """
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
     forward = [x for dtype in dtypes for d in KERNEL_HEAD_DIMS for x in _of_head_dim(dtype, d)]
-    return (*forward, *(x for d in KERNEL_HEAD_DIMS for x in _quantisers(d)))
+    others = (x for launches in (_quantisers, _backward) for d in KERNEL_HEAD_DIMS for x in launches(d))
+    return (*forward, *others)
 
 
 # Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a
