@@ -127,7 +127,7 @@ def shipped() -> tuple[Launch, ...]:
 # Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a
 # tile, stored once per tile, and at head_dim 256 of the producer (24 registers): no loop over unmasked blocks loads
 # them, a masked step at most one, but for e4m3_d64_dense_blocks, with four loads and two stores a step (the golden
-# file's loops).
+# file's loops). The backward's are no such scalars alone: at head_dim 128 every masked step loads and stores some.
 ALLOWED_SPILL_BYTES: dict[str, int] = {
     "fp16_d256_window/forward_fp16": 120,
     "fp16_d256_packed/forward_fp16": 32,
@@ -153,7 +153,24 @@ ALLOWED_SPILL_BYTES: dict[str, int] = {
     "e4m3_d256_dense_blocks/forward_fp8": 212,
     "e4m3_d256_causal_blocks/forward_fp8": 196,
     "e4m3_d64_stamps/forward_fp8": 112,
+    "backward_d128_bf16_window_softcap/backward": 1424,
+    "backward_d128_causal_in_turn/backward": 576,
+    "backward_d128_dense/backward": 264,
+    "backward_d128_in_turn/backward": 280,
+    "backward_d128_varlen_in_turn/backward": 956,
+    "backward_d256_causal_in_turn/backward": 312,
+    "backward_d256_dense/backward": 56,
+    "backward_d256_in_turn/backward": 104,
+    "backward_d256_varlen_in_turn/backward": 472,
+    "backward_d64_causal_in_turn/backward": 328,
+    "backward_d64_dense/backward": 120,
+    "backward_d64_in_turn/backward": 316,
+    "backward_d64_varlen_in_turn/backward": 520,
 }
+
+# Kernels into which ptxas puts a warpgroup.arrive of its own (its message C7519), which waits for nothing; its other
+# messages of that kind say that a wgmma is waited for.
+ALLOWED_ARRIVES = frozenset({"backward_d64_in_turn/backward"})
 
 # Kernels that read registers which some path does not set, and were looked at. Instrumented e4m3 kernels stamp the last
 # P V of a tile into the row of the step before it, which no step has set where a CTA begins with a tile of one key

@@ -23,7 +23,7 @@ from fa3_kernels.plan.key_tiles import visited_rows, walk_of
 from fa3_kernels.plan.plan import Call
 from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem
-from tests.kernels.plan.test_key_tiles import CTAS, FOLDED, MANY_HEADS, problems
+from tests.kernels.plan.test_key_tiles import CTAS, FOLDED, MANY_HEADS, PACKED, problems
 
 pytestmark = pytest.mark.optional
 
@@ -65,6 +65,7 @@ def walked(p: SimpleNamespace, rows: SimpleNamespace) -> list[int]:
 
 @given(problems(), CTAS)
 @example(MANY_HEADS, 8)
+@example(PACKED, 132)
 @example(FOLDED, 5)
 def test_rows_and_turns_are_those_of_the_plan(problem: AttentionProblem, num_ctas: int) -> None:
     plan = backward_plan(without_lengths(problem), num_ctas, is_deterministic=True)
@@ -86,7 +87,10 @@ def test_rows_and_turns_are_those_of_the_plan(problem: AttentionProblem, num_cta
                 assert parts_before(p, tile, row_block) == taken.index(n)
 
 
+# One key of the tile is hidden from one row of the block: the first, and the last.
 @given(problems())
+@example(AttentionProblem(1, 1, 1, 300, 362, 128, causal=True))
+@example(AttentionProblem(1, 1, 1, 300, 300, 128, window=(62, -1)))
 def test_masks_are_left_out_only_where_every_pair_is_visible(problem: AttentionProblem) -> None:
     plan = backward_plan(without_lengths(problem), 132)
     tile_m, tile_n = plan.config.tile_m, plan.config.tile_n

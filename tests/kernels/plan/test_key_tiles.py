@@ -39,6 +39,7 @@ def problems(draw: st.DrawFn) -> AttentionProblem:
 
 CTAS = st.sampled_from([1, 2, 3, 5, 8, 13, 132])
 MANY_HEADS = AttentionProblem(2, 6, 3, 1000, 1100, 64)
+PACKED = AttentionProblem.varlen((700, 400, 100), (700, 500, 300), nheads=2, nheads_kv=2, head_dim=64)
 FOLDED = AttentionProblem(2, 2, 2, 1100, 1100, 128, causal=True)
 
 
@@ -132,6 +133,7 @@ def test_every_key_block_of_every_head_is_one_tile(problem, num_ctas, is_determi
 
 @given(problems(), CTAS, st.randoms(use_true_random=False))
 @example(MANY_HEADS, 8, random.Random(0))
+@example(PACKED, 4, random.Random(0))
 @example(FOLDED, 5, random.Random(0))
 @example(FOLDED, 132, random.Random(0))
 def test_every_part_of_dq_gets_its_turn_whatever_the_speeds(problem, num_ctas, speeds):
