@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fa3_kernels.audit.shipped import Launch
-from fa3_kernels.plan.choose import H200_SMS
+from fa3_kernels.plan.backward_plan import backward_plan
+from fa3_kernels.plan.choose import H200_SMS, without_lengths
+from fa3_kernels.plan.plan import Call as PlannedCall
 from fa3_kernels.plan.plan import Plan, Pointer, plan_of, shared_keys, sizes_of
 from fa3_kernels.plan.request import DTYPES, Choices, Operand, Semantics, request_of
-from fa3_kernels.plan.views import View
+from fa3_kernels.plan.views import Block, View
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -43,19 +48,35 @@ def calls_of(launch: Launch) -> tuple[Call, ...]:
     """
     if launch.function == "quantize_qkv":
         return _quantizer_calls(launch)
-    plan, problem = plan_for(launch), launch.problem
+    problem = launch.problem
     shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape, "out": problem.out_shape}
+    if launch.function == "backward":
+        return _backward_calls(launch, shapes)
+    plan = plan_for(launch)
+    return _given(plan.calls(sizes_of(problem)), plan.tables, shapes)
+
+
+def _given(
+    calls: Iterable[PlannedCall], tables: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[Call, ...]:
+    """Calls of a plan with its tables, and with descriptors of contiguous tensors of these shapes."""
 
     def given(argument: Any) -> Any:
-        if isinstance(argument, View):
-            operand = _contiguous(shapes[argument.name], argument.dtype)
-            return Descriptor(argument.dtype, argument.block, *argument.of(operand.shape, operand.strides))
-        return plan.tables.get(argument.name, argument) if isinstance(argument, Pointer) else argument
+        if isinstance(argument, View | Block):
+            tensor = _contiguous(shapes[argument.name], argument.dtype)
+            return Descriptor(argument.dtype, argument.block, *argument.of(tensor.shape, tensor.strides))
+        return tables.get(argument.name, argument) if isinstance(argument, Pointer) else argument
 
-    return tuple(
-        Call(call.kernel, tuple(map(given, call.arguments)), call.grid, call.options)
-        for call in plan.calls(sizes_of(problem))
-    )
+    return tuple(Call(call.kernel, tuple(map(given, call.arguments)), call.grid, call.options) for call in calls)
+
+
+def _backward_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple[Call, ...]:
+    problem = launch.problem
+    plan = backward_plan(without_lengths(problem), H200_SMS, **launch.choices)
+    rows_q = problem.q_shape[0] if problem.is_varlen else 0
+    rows, channels = plan.sums_shape(plan.numbers(rows_q)["num_blocks"])
+    shapes |= {"dout": problem.out_shape, "dk": problem.k_shape, "dv": problem.v_shape}
+    return _given(plan.calls(rows_q), plan.tables, shapes | {"dq_sums": (rows, channels), "stats": (2 * rows,)})
 
 
 def plan_for(launch: Launch) -> Plan:

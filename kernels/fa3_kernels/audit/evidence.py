@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from fa3_kernels.audit.golden import read_rows
 
-Evidence = Literal["forward", "packed", "quantize", "timeline", "forward+packed"]
+Evidence = Literal["forward", "packed", "quantize", "timeline", "backward", "forward+packed"]
 
 
 def evidence_sha256(of: Evidence) -> str:
@@ -18,8 +18,9 @@ def evidence_sha256(of: Evidence) -> str:
 
     Parameters
     ----------
-    of : {"forward", "packed", "quantize", "timeline", "forward+packed"}
-        The forward of batched sequences, of packed ones, or both; the quantiser; kernels that keep timelines.
+    of : {"forward", "packed", "quantize", "timeline", "backward", "forward+packed"}
+        The forward of batched sequences, of packed ones, or both; the quantiser; kernels that keep timelines; those of
+        the gradients.
 
     Raises
     ------

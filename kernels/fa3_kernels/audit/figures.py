@@ -166,7 +166,7 @@ def compile_all(
 
 def broken_rules(figures: Mapping[str, Figures]) -> list[str]:
     """Return what must never be, accepted or not: spills that are not listed, serialised wgmma, contracted fp32."""
-    from fa3_kernels.audit.shipped import ALLOWED_SPILL_BYTES, ALLOWED_UNDEFINED
+    from fa3_kernels.audit.shipped import ALLOWED_ARRIVES, ALLOWED_SPILL_BYTES, ALLOWED_UNDEFINED
 
     broken = []
     for name, f in figures.items():
@@ -174,12 +174,14 @@ def broken_rules(figures: Mapping[str, Figures]) -> list[str]:
             continue
         allowed = ALLOWED_SPILL_BYTES.get(name, 0)
         contraction = f["contraction"]
+        is_arrive = name in ALLOWED_ARRIVES
+        serialised = [x for x in f["serialisation"] if not (is_arrive and "C7519" in x)]
         rules = (
             (
                 f["memory"]["spill_bytes"] <= allowed,
                 f"spills {f['memory']['spill_bytes']} bytes, allowed are {allowed}",
             ),
-            (not f["serialisation"], f"ptxas serialised wgmma: {'; '.join(f['serialisation'])}"),
+            (not serialised, f"ptxas serialised wgmma: {'; '.join(serialised)}"),
             (
                 not f["undefined_registers"] or name in ALLOWED_UNDEFINED,
                 f"registers are read that some path does not set: {'; '.join(f['undefined_registers'])}",

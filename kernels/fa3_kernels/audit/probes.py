@@ -46,6 +46,12 @@ def realistic() -> tuple[Launch, ...]:
     varlen: dict[str, Any] = {"nheads": 16, "nheads_kv": 4, "head_dim": 128, "dtype": "fp16", **lengths}
     quantised = AttentionProblem(2, 16, 4, 4000, 4000, 96, dtype="fp16")
     rotated = AttentionProblem(1, 16, 2, 8192, 8192, 128, dtype="bf16")
+    gradients = {
+        "d64_gqa": AttentionProblem(4, 32, 8, 4096, 4096, 64),
+        "d128_causal": AttentionProblem(1, 16, 16, TOKENS, TOKENS, 128, causal=True),
+        "d128_varlen_causal": AttentionProblem.varlen(**varlen, causal=True),
+        "d256_window": AttentionProblem(2, 8, 8, 4000, 4000, 256, dtype="bf16", window=(1024, 0)),
+    }
     others: dict[str, tuple[AttentionProblem, dict[str, Any]]] = {
         "fp16_decode": (AttentionProblem(4, 32, 8, 1, 65536, 128), {"num_splits": 0}),
         "e4m3_decode": (AttentionProblem(1, 32, 8, 1, 65536, 128, dtype="e4m3"), {"num_splits": 0}),
@@ -79,6 +85,10 @@ def realistic() -> tuple[Launch, ...]:
             "probe_quantize_d96", quantised, {"scale": "power_of_two", "block_rows": (192, 64, 256)}, "quantize_qkv"
         ),
         Launch("probe_quantize_rotated", rotated, {"rotate": True, "seed": 7, "scope": "head"}, "quantize_qkv"),
+        *(
+            Launch(f"probe_backward_{name}", problem, {"is_deterministic": True}, "backward")
+            for name, problem in gradients.items()
+        ),
     )
 
 

@@ -20,14 +20,16 @@ class Launch:
     name: str
     problem: AttentionProblem
     choices: Mapping[str, Any] = field(default_factory=dict)
-    function: Literal["forward", "quantize_qkv"] = "forward"
+    function: Literal["forward", "quantize_qkv", "backward"] = "forward"
     stamps: int = 0
 
     @property
-    def evidence(self) -> Literal["forward", "packed", "quantize", "timeline"]:
+    def evidence(self) -> Literal["forward", "packed", "quantize", "timeline", "backward"]:
         """What launches are evidence of: a forward of batched sequences, or of packed ones, scheduled on the GPU."""
         if self.function == "quantize_qkv":
             return "quantize"
+        if self.function == "backward":
+            return "backward"
         if self.stamps:
             return "timeline"
         return "packed" if self.problem.is_varlen else "forward"
@@ -87,6 +89,29 @@ def _quantisers(d: int) -> list[Launch]:
     return [Launch(f"quantize_d{d}_{name}", problem, x, "quantize_qkv") for name, x in choices.items()]
 
 
+# As _MASKS. A fixed order of dQ is compiled apart: causal tiles then fold, and packed ones go round as dense ones do.
+_BACKWARD: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "dense": (1024, {}, {}),
+    "in_turn": (1024, {}, {"is_deterministic": True}),
+    "causal_in_turn": (1000, {"causal": True}, {"is_deterministic": True}),
+}
+
+
+def _backward(d: int) -> list[Launch]:
+    launches = [
+        Launch(name, AttentionProblem(2, 4, 2, 1000, keys, d, **semantics), choices)
+        for name, (keys, semantics, choices) in _BACKWARD.items()
+    ]
+    lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 200), "nheads": 8, "nheads_kv": 4}
+    launches.append(
+        Launch("varlen_in_turn", AttentionProblem.varlen(**lengths, head_dim=d), {"is_deterministic": True})
+    )
+    if d == 128:
+        capped = AttentionProblem(2, 4, 2, 1000, 1000, d, dtype="bf16", window=(100, 0), softcap=20.0)
+        launches.append(Launch("bf16_window_softcap", capped))
+    return [Launch(f"backward_d{d}_{x.name}", x.problem, x.choices, "backward") for x in launches]
+
+
 def shipped() -> tuple[Launch, ...]:
     """Return the launches, in the order of every report.
 
@@ -95,13 +120,14 @@ def shipped() -> tuple[Launch, ...]:
     """
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
     forward = [x for dtype in dtypes for d in KERNEL_HEAD_DIMS for x in _of_head_dim(dtype, d)]
-    return (*forward, *(x for d in KERNEL_HEAD_DIMS for x in _quantisers(d)))
+    others = (x for launches in (_quantisers, _backward) for d in KERNEL_HEAD_DIMS for x in launches(d))
+    return (*forward, *others)
 
 
 # Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a
 # tile, stored once per tile, and at head_dim 256 of the producer (24 registers): no loop over unmasked blocks loads
 # them, a masked step at most one, but for e4m3_d64_dense_blocks, with four loads and two stores a step (the golden
-# file's loops).
+# file's loops). The backward's are no such scalars alone: at head_dim 128 every masked step loads and stores some.
 ALLOWED_SPILL_BYTES: dict[str, int] = {
     "fp16_d256_window/forward_fp16": 120,
     "fp16_d256_packed/forward_fp16": 32,
@@ -127,7 +153,24 @@ ALLOWED_SPILL_BYTES: dict[str, int] = {
     "e4m3_d256_dense_blocks/forward_fp8": 212,
     "e4m3_d256_causal_blocks/forward_fp8": 196,
     "e4m3_d64_stamps/forward_fp8": 112,
+    "backward_d128_bf16_window_softcap/backward": 1424,
+    "backward_d128_causal_in_turn/backward": 576,
+    "backward_d128_dense/backward": 264,
+    "backward_d128_in_turn/backward": 280,
+    "backward_d128_varlen_in_turn/backward": 956,
+    "backward_d256_causal_in_turn/backward": 312,
+    "backward_d256_dense/backward": 56,
+    "backward_d256_in_turn/backward": 104,
+    "backward_d256_varlen_in_turn/backward": 472,
+    "backward_d64_causal_in_turn/backward": 328,
+    "backward_d64_dense/backward": 120,
+    "backward_d64_in_turn/backward": 316,
+    "backward_d64_varlen_in_turn/backward": 520,
 }
+
+# Kernels into which ptxas puts a warpgroup.arrive of its own (its message C7519), which waits for nothing; its other
+# messages of that kind say that a wgmma is waited for.
+ALLOWED_ARRIVES = frozenset({"backward_d64_in_turn/backward"})
 
 # Kernels that read registers which some path does not set, and were looked at. Instrumented e4m3 kernels stamp the last
 # P V of a tile into the row of the step before it, which no step has set where a CTA begins with a tile of one key

@@ -173,7 +173,7 @@ def static_schedule(shape: Shape, num_ctas: int, *, tile_m: int, tile_n: int, he
             f"{len(shape.seqlens_q)} x {shape.nheads}"
         )
     order = _order(shape, tile_m, tile_n, head_dim)
-    tiles, _ = assign([item.blocks for _, item in order], num_ctas)
+    tiles, _ = assign([item.blocks for _, item in order], num_ctas, TILE_COST)
     entries = [(head << HEAD_SHIFT) + (item.split << SPLIT_SHIFT) + item.m_block for head, item in order]
     width = max(map(len, tiles), default=0) + 1
     table = np.full((len(tiles), width), END, np.int64)

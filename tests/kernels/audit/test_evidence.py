@@ -30,8 +30,10 @@ from fa3_kernels.plan.traits import FAMILIES, OURS
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "kernels" / "fa3_kernels"
 H200 = ROOT / "reports" / "h200"
-EVIDENCE = ("forward", "packed", "quantize", "timeline")
-HOST = {"launch": "plan.plan", "schedule": "plan.tile_order", "quantize": "gluon.quantize"}
+EVIDENCE = ("forward", "packed", "quantize", "timeline", "backward")
+HOST = {
+    "launch": "plan.plan", "schedule": "plan.tile_order", "quantize": "gluon.quantize", "key_tiles": "plan.key_tiles",
+}  # fmt: skip
 needs_triton = pytest.mark.skipif(unsupported() is not None, reason=f"cannot record launches: {unsupported()}")
 
 OF_ROWS = {"microbench_provenance"}  # each row has its own hash: tests/simulator/test_microbench.py
@@ -93,7 +95,10 @@ def test_comments_names_and_places_of_modules_leave_every_hash(tmp_path):
 
 def forget() -> None:
     """Empty the caches of the host, which know nothing of a change."""
-    for module, cache in (("plan.plan", "plan_of"), ("plan.tile_order", "static_schedule")):
+    for module, cache in (
+        ("plan.plan", "plan_of"), ("plan.tile_order", "static_schedule"), ("plan.backward_plan", "backward_plan"),
+        ("plan.key_tiles", "key_tile_schedule"),
+    ):  # fmt: skip
         getattr(import_module(f"fa3_kernels.{module}"), cache).cache_clear()
 
 
@@ -125,6 +130,11 @@ def _other_tile(patch, m):
     patch.setitem(sizes, (False, 128), replace(sizes[False, 128], shipped=Shipped(128, 64), other=Shipped(128, 64)))
 
 
+def _reversed_key_tiles(patch, m):
+    gangs = m["key_tiles"]._gangs
+    patch.setattr(m["key_tiles"], "_gangs", lambda *args: iter([*gangs(*args)][::-1]))
+
+
 def _reversed_order(patch, m):
     order = m["schedule"]._order
     patch.setattr(m["schedule"], "_order", lambda *args: order(*args)[::-1])
@@ -149,6 +159,7 @@ CHANGES: dict[str, tuple[Change, str, set[str]]] = {
     "the grid of the combine": (
         lambda patch, m: patch.setattr(m["launch"], "COMBINE_ROWS", 8), "fp16_d128_splits", {"forward"}
     ),
+    "the order of key tiles": (_reversed_key_tiles, "probe_backward_d64_gqa", {"backward"}),
     "what is recorded": (
         lambda patch, m: patch.setattr(m["launch"], "LOG2_E", 1.442696), "fp16_d64_stamps", {"timeline"}
     ),
@@ -203,8 +214,8 @@ def test_every_audited_launch_is_bound_by_its_ptx_and_every_other_by_what_it_is_
 
 
 def test_a_word_that_nothing_is_evidence_of_is_refused():
-    with pytest.raises(ValueError, match=r"must be of forward, packed, quantize, .* launches, got 'backward'"):
-        evidence_sha256("backward")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"must be of forward, packed, quantize, .* launches, got 'combine'"):
+        evidence_sha256("combine")  # type: ignore[arg-type]
 
 
 LAUNCH: dict[str, Any] = {"kernel": "f", "args": (1, 2.0, True, None, "x"), "grid": (4,), "options": {"num_warps": 4}}

@@ -10,6 +10,7 @@ import pytest
 from fa3_kernels.audit import figures as audit
 from fa3_kernels.audit import golden as accepted
 from fa3_kernels.audit.probes import audited, probes
+from fa3_kernels.audit.shipped import ALLOWED_ARRIVES
 
 SASS = """
 .L_x_0:
@@ -67,6 +68,14 @@ def test_a_broken_rule_is_named(group, value, message):
     assert audit.broken_rules({"k": figures()}) == []
     (line,) = audit.broken_rules({"k": figures() | {group: value}})
     assert line.startswith(message)
+
+
+def test_an_arrive_of_ptxas_is_accepted_where_it_is_listed_and_no_wait_anywhere():
+    (name,) = ALLOWED_ARRIVES
+    for message, rules in (("C7519: warpgroup.arrive is injected", 0), ("C7510: serialised", 1)):
+        given = figures() | {"serialisation": [message]}
+        assert len(audit.broken_rules({name: given})) == rules
+        assert len(audit.broken_rules({"k": given})) == 1
 
 
 def test_every_figure_that_moved_is_one_line():
