@@ -33,11 +33,15 @@ def tensors(problem: AttentionProblem) -> list[Any]:
 
 def attend(problem: AttentionProblem, q: Any, k: Any, v: Any, **options: Any) -> Any:
     """The library's function for a problem."""
-    from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
     from fa3_kernels.gluon.launch import packed_of
 
+    return called(problem, packed_of(problem), q, k, v, **options)
+
+
+def called(problem: AttentionProblem, packed: Any, q: Any, k: Any, v: Any, **options: Any) -> Any:
+    from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
+
     options |= {"causal": problem.causal, "window_size": problem.window, "return_attn_probs": True}
-    packed = packed_of(problem)
     return flash_attn_varlen_func(q, k, v, *packed, **options) if packed else flash_attn_func(q, k, v, **options)
 
 
@@ -123,13 +127,16 @@ def test_operators_with_gradients_pass_opcheck(name: str) -> None:
 def test_compiled_code_has_the_same_gradients(name: str) -> None:
     import torch
 
+    from fa3_kernels.gluon.launch import packed_of
+
     problem = PROBLEMS[name]
+    packed = packed_of(problem)
     q, k, v, dout = tensors(problem)
 
     def attended(q: Any, k: Any, v: Any) -> Any:
-        return attend(problem, 2 * q, k, v, deterministic=True)[0] + 1
+        return called(problem, packed, 2 * q, k, v, deterministic=True)[0] + 1
 
-    compiled = torch.compile(attended, backend="aot_eager")
+    compiled = torch.compile(attended, fullgraph=True, backend="aot_eager")
     want, got = (torch.autograd.grad(f(q, k, v), (q, k, v), dout) for f in (attended, compiled))
     assert all(torch.equal(x, y) for x, y in zip(want, got, strict=True))
 
