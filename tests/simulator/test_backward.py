@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa3_kernels.plan.traits import FAMILIES
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine, interpreter
 from fa3_simulator.backward import backward
@@ -244,12 +245,24 @@ def test_tuning_chooses_what_upstream_launches(head_dim: int, most: float) -> No
     assert not any(r.is_launchable for r in ranked)
 
 
-def test_candidates_of_ours_have_tiles_of_powers_of_two_and_fit() -> None:
-    found = list(candidates(problem(256, 128), "gluon", H200["smem_bytes"]))
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_candidates_of_ours_have_tiles_of_powers_of_two_and_fit(head_dim: int) -> None:
+    found = list(candidates(problem(head_dim, 128), "gluon", H200["smem_bytes"]))
     assert {(s.tile_m, s.tile_n) for s in found} <= {(m, n) for m in (64, 128) for n in (64, 128)}
     assert found
     for schedule in found:
         assert check(backward(schedule, [TileBlocks(2)]), H200) == []
+
+
+def test_tiles_are_those_of_the_plan() -> None:
+    """A family whose backward the plan knows is simulated with the plan's tiles, masked and dense."""
+    families = {name: traits.backward for name, traits in FAMILIES.items() if traits.backward}
+    assert "flash3.dew" in families
+    for family, known in families.items():
+        for head_dim, tiles in known.tiles.items():
+            for causal, tile in zip((False, True), tiles, strict=True):
+                chosen = shipped_schedule(problem(head_dim, 128, causal=causal), family)
+                assert (chosen.tile_m, chosen.tile_n) == tuple(tile), (family, head_dim, causal)
 
 
 def test_what_no_kernel_launches_is_refused_with_the_rule() -> None:
