@@ -174,7 +174,7 @@ def test_time_is_at_least_the_tensor_work_and_the_roofline(schedule: BackwardSch
 def test_the_roofline_of_shared_memory_counts_operands_copies_and_what_threads_move() -> None:
     """Bytes of a row block of 64 x 128, head_dim 128, by hand, of ours, whose stores of dQ take each wavefront twice.
 
-    ncu counts the port busy for 78.6 % of the 3936 cycles that a row block of the prototype takes: 3093.
+    ncu counts 386,928,768 wavefronts of threads and wgmma in the prototype's 131,072 row blocks: 2952 each.
     """
     fetch = 2 * 2 * 8 * (64 + 64) * 32 + 2 * 2 * 4 * 128 * 32 + 2 * 2 * 4 * (64 + 64) * 32  # S, dP; dV, dK; dQ
     copies = 2 * (64 * 256 + 64 * 4) + 2 * 64 * 64 * 4  # Q, dO, lse, D; dQ of both warpgroups
@@ -182,7 +182,7 @@ def test_the_roofline_of_shared_memory_counts_operands_copies_and_what_threads_m
     blocks = 4096 // 64 * 4  # 512 key tiles on 132 SMs
     bound = roofline(problem(128, 4096), BackwardSchedule(), H200)
     assert bound.smem == pytest.approx(blocks * (fetch + copies + threads) / 128, rel=2e-3)
-    assert bound.smem / blocks == pytest.approx(3093, rel=0.08)
+    assert (fetch + threads) / 128 == pytest.approx(386_928_768 / (64 * 32 * 64), rel=0.05)
     assert bound.binds == "smem"
 
 
