@@ -41,12 +41,14 @@ def problem(
 SHIPPED = tuple(
     dict.fromkeys(
         shipped_schedule(problem(head_dim, 128, causal=causal), family)
-        for family, sizes in (("flash3", (64, 96, 128, 192, 256)), ("gluon", (64, 128)))
+        for family, sizes in (("flash3", (64, 96, 128, 192, 256)), ("gluon", (64, 128)), ("prototype", (64, 128)))
         for head_dim in sizes
         for causal in (False, True)
     )
 )
-each_schedule = pytest.mark.parametrize("schedule", SHIPPED, ids=lambda s: f"{s.family}-d{s.head_dim}-m{s.tile_m}")
+each_schedule = pytest.mark.parametrize(
+    "schedule", SHIPPED, ids=lambda s: f"{s.family}-d{s.head_dim}-m{s.tile_m}-{s.dq}"
+)
 
 
 def tiles_of(schedule: BackwardSchedule) -> list[TileBlocks]:
@@ -260,6 +262,8 @@ def test_tiles_are_those_of_the_plan() -> None:
     assert "flash3.dew" in families
     for family, known in families.items():
         for head_dim, tiles in known.tiles.items():
+            if family == "gluon" and head_dim > 128:
+                continue  # no program is written for it
             for causal, tile in zip((False, True), tiles, strict=True):
                 chosen = shipped_schedule(problem(head_dim, 128, causal=causal), family)
                 assert (chosen.tile_m, chosen.tile_n) == tuple(tile), (family, head_dim, causal)
@@ -268,7 +272,7 @@ def test_tiles_are_those_of_the_plan() -> None:
 def test_what_no_kernel_launches_is_refused_with_the_rule() -> None:
     for asked, family, message in (
         (problem(256, 128), "gluon", "head_dim must be at most 128 for a backward of gluon, got 256"),
-        (problem(128, 128), "cudnn", "a backward schedule is known of flash3, gluon, got cudnn"),
+        (problem(128, 128), "cudnn", "a backward schedule is known of flash3, gluon, prototype, got cudnn"),
         (replace(problem(128, 128), dtype="e4m3"), "gluon", "the backward is for fp16 and bf16, got e4m3"),
     ):
         with pytest.raises(ValueError, match=message):
