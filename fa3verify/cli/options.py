@@ -119,7 +119,7 @@ def schedule_options(command: Callable) -> Callable:
             metavar="FAMILY",
             default="gluon",
             show_default=True,
-            help="Whose: gluon (ours), flash3 or flash4; backward gluon or flash3.",
+            help="Whose: gluon (ours), flash3 or flash4; backward gluon, prototype or flash3.",
         ),
         click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
         backward_option,

@@ -10,7 +10,7 @@ from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_simulator.backward_resources import BackwardResources
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.backward_work import backward_work
-from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Stream
+from fa3_simulator.program import Builder, Gemm, Program, Slot, Stream
 from fa3_simulator.schedules import TileBlocks
 
 
@@ -75,7 +75,7 @@ class _Consumer:
         else:
             self.products(q, dout)
         stream.wgmma_wait(0)
-        self.release(shared.q_empty[q])
+        stream.release(shared.q_empty[q])
         self.step += 1
 
     def products(self, q: int, dout: int) -> None:
@@ -93,11 +93,11 @@ class _Consumer:
         groups = self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ")
         if not is_ours:
             stream.wgmma_wait(groups)
-            self.release(shared.dout_empty[dout])
+            stream.release(shared.dout_empty[dout])
         groups = self.issue(self.to_dk, *self.operands(shared.ds[slot], shared.q[q]), "dK")
         stream.wgmma_wait(groups)
         if is_ours:
-            self.release(shared.dout_empty[dout])
+            stream.release(shared.dout_empty[dout])
         self.add_dq()
 
     def products_in_slices(self, q: int, dout: int) -> None:
@@ -112,7 +112,7 @@ class _Consumer:
         stream.wgmma_wait(self.issue(self.to_dv, *to_dv, "dV", 2))
         self.add_dq()
         stream.wgmma_wait(self.issue(self.to_dk, *to_dk, "dK", 2))
-        self.release(shared.dout_empty[dout])
+        stream.release(shared.dout_empty[dout])
         self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ", 2)
         stream.wgmma_wait(0)
         self.add_dq()
@@ -163,19 +163,12 @@ class _Consumer:
             stream.bar_sync(shared.own[w])
             stream.store(shared.dq[w], shared.dq[w].bytes, adds=True)
 
-    def release(self, barrier: NamedBarrier | Mbarrier) -> None:
-        if isinstance(barrier, NamedBarrier):
-            self.stream.bar_arrive(barrier)
-        else:
-            self.stream.arrive(barrier)
-
     def epilogue(self) -> None:
         """dV and dK through the memory of V and K; of grouped heads they are added in fp32, which takes both."""
         stream, shared, w = self.stream, self.shared, self.index
         stream.bar_sync(shared.both)  # the others read this part of K for dQ
-        own = (shared.v[w], shared.k[w])
-        rounds = [(("dV",), own), (("dK",), own)] if shared.adds_gradients else [(("dV", "dK"), own)]
-        for names, slots in rounds:
+        slots = (shared.v[w], shared.k[w])
+        for names in (("dV",), ("dK",)) if shared.adds_gradients else (("dV", "dK"),):
             stream.store_wait()
             for name in names:
                 stream.read(self.accumulators[name])
@@ -189,15 +182,6 @@ class _Consumer:
         stream.store_wait()
 
 
-def _acquire(stream: Stream, barriers: list, use: int) -> None:
-    """Wait until a slot's ``use``-th occupant (from 0) may be written."""
-    slot, turn = use % len(barriers), use // len(barriers)
-    if turn and isinstance(barriers[slot], NamedBarrier):
-        stream.bar_sync(barriers[slot])
-    elif turn:
-        stream.wait(barriers[slot], turn - 1)
-
-
 def _produce(stream: Stream, shared: BackwardResources, tiles: list[TileBlocks]) -> None:
     step = 0
     for number, tile in enumerate(tiles):
@@ -209,7 +193,7 @@ def _produce(stream: Stream, shared: BackwardResources, tiles: list[TileBlocks])
                 (shared.q_full, shared.q_empty, (shared.q, shared.lse)),
                 (shared.dout_full, shared.dout_empty, (shared.dout, shared.delta)),
             ):
-                _acquire(stream, empty, step)
+                stream.acquire(empty, step)
                 stream.load(full[step % len(full)], [ring[step % len(full)] for ring in slots])
             step += 1
 

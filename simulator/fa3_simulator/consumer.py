@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS
-from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Slot
+from fa3_simulator.program import Builder, Gemm, Mbarrier, Slot
 from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks, early_exponentials, serializes
 from fa3_simulator.vector_work import softmax_work
@@ -33,11 +33,7 @@ class Consumer:
         self.step = self.tile = 0
 
     def release(self, ring: str, slot: int) -> None:
-        barrier = self.shared.empty[ring][slot]
-        if isinstance(barrier, NamedBarrier):
-            self.stream.bar_arrive(barrier)
-        else:
-            self.stream.arrive(barrier)
+        self.stream.release(self.shared.empty[ring][slot])
 
     def take_turn(self) -> None:
         if self.s.pingpong and self.s.consumers > 1:

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
-from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Stream
+from fa3_simulator.program import Builder, Mbarrier
 from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.vector_work import transpose_trip, transpose_trips
-
-
-def _acquire(stream: Stream, barriers: tuple, use: int) -> None:
-    """The producer waits until a slot's ``use``-th occupant (from 0) may be written."""
-    slot, turn = use % len(barriers), use // len(barriers)
-    if turn == 0:
-        return
-    barrier = barriers[slot]
-    if isinstance(barrier, NamedBarrier):
-        stream.bar_sync(barrier)
-    else:
-        stream.wait(barrier, turn - 1)
 
 
 class Producer:
@@ -35,7 +23,7 @@ class Producer:
         for number, tile in enumerate(tiles):
             if s.query_slots == 1:
                 self.finish_pending()  # or the tile before could not end and hand Q back
-            _acquire(self.stream, shared.empty["q"], number)
+            self.stream.acquire(shared.empty["q"], number)
             first = number % s.query_slots * s.consumers
             self.stream.load(shared.q_full[number % s.query_slots], shared.q[first : first + s.consumers], is_far=True)
             for block in range(tile.blocks):
@@ -45,7 +33,7 @@ class Producer:
     def load_block(self, stored: Mbarrier | None, tile: int) -> None:
         """K, then V; in front of it ``stored`` is waited for, of the tile before, as O borrows V's memory."""
         s, shared, slot = self.s, self.shared, self.step % self.s.num_stages
-        _acquire(self.stream, shared.empty["k"], self.step)
+        self.stream.acquire(shared.empty["k"], self.step)
         self.join_warps(2)
         self.stream.load(shared.k_full[slot], shared.k[slot : slot + 1])
         if stored:
@@ -68,7 +56,7 @@ class Producer:
 
     def load_v(self, step: int) -> None:
         shared, slot = self.shared, step % self.s.num_stages
-        _acquire(self.stream, shared.empty["v"], step)
+        self.stream.acquire(shared.empty["v"], step)
         self.stream.load(shared.v_full[slot], shared.v[slot : slot + 1])
 
     def finish_pending(self) -> None:
@@ -82,7 +70,7 @@ class Producer:
         shared, slot = self.shared, step % self.s.num_stages
         self.join_warps(1)
         self.stream.wait(shared.v_full[slot], step // self.s.num_stages)
-        _acquire(self.stream, shared.empty["v"], step)
+        self.stream.acquire(shared.empty["v"], step)
         self.stream.read(shared.v_raw[slot])
         self.stream.write(shared.v[slot])
         trip = transpose_trip(self.s)

@@ -7,7 +7,7 @@ lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -206,6 +206,24 @@ class Stream:
 
     def bar_sync(self, barrier: NamedBarrier) -> None:
         self._add(Op.BAR_SYNC, self.program.named_barriers(barrier))
+
+    def release(self, barrier: Mbarrier | NamedBarrier) -> None:
+        """Hand a slot of a ring back."""
+        if isinstance(barrier, NamedBarrier):
+            self.bar_arrive(barrier)
+        else:
+            self.arrive(barrier)
+
+    def acquire(self, barriers: Sequence[Mbarrier | NamedBarrier], use: int) -> None:
+        """Wait until a slot's ``use``-th occupant (from 0) may be written."""
+        slot, turn = use % len(barriers), use // len(barriers)
+        barrier = barriers[slot]
+        if turn == 0:
+            return
+        if isinstance(barrier, NamedBarrier):
+            self.bar_sync(barrier)
+        else:
+            self.wait(barrier, turn - 1)
 
     def delay(self, constant: str) -> None:
         self._add(Op.DELAY, self.program.delays(constant))

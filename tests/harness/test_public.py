@@ -80,6 +80,17 @@ def test_replay_says_whether_a_kernel_holds(tmp_path):
     assert not fa3verify.replay(tmp_path / "case.json", kernel="twin.fp16+wrong_softmax_scale").holds
 
 
+def test_the_backward_is_simulated_and_tuned_from_python():
+    lengths = (512, 1024)
+    packed = fa3verify.AttentionProblem.varlen(lengths, lengths, nheads=4, nheads_kv=2, head_dim=128, window=(300, 0))
+    ours, upstream = (fa3verify.simulate(packed, backward=True, family=family) for family in ("gluon", "flash3"))
+    assert 0 < upstream.main_cycles < ours.main_cycles < ours.cycles
+    ranked = fa3verify.tune(fa3verify.AttentionProblem(1, 16, 16, 2048, 2048, 128), backward=True, family="gluon")
+    assert (ranked[0].config.tile_m, ranked[0].config.tile_n) == (64, 128)
+    with pytest.raises(ValueError, match="about 280 registers"):
+        fa3verify.simulate(packed, (128, 128), backward=True)
+
+
 @pytest.mark.parametrize(
     ("problem", "options", "rule"),
     [

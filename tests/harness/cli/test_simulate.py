@@ -56,7 +56,7 @@ def test_the_backward_says_what_binds_its_layout_and_its_turns() -> None:
     assert code == 0
     assert "smem binds" in out
     assert "main kernel" in out
-    assert "S transposed, dQ by tma; key tiles add in turns, ascending" in out
+    assert "S transposed, dQ by tma warp; key tiles add in turns, ascending" in out
     assert "closed form" not in out
 
 
@@ -66,10 +66,11 @@ def test_the_backward_honours_kernel_tile_stages_window_and_svg(tmp_path: Path) 
         return json.loads(run("simulate", *common, *arguments)[1])
 
     target = tmp_path / "backward.svg"
-    plain, tall = figures(), figures("--tile", "128x128", "--svg", target)
-    assert plain["schedule"] == "gluon backward d64 64x128"
-    assert tall["schedule"] == "gluon backward d64 128x128"
-    assert "backward d64 128x128" in target.read_text()
+    plain, low = figures(), figures("--tile", "64x128", "--svg", target)
+    assert plain["schedule"] == "gluon backward d64 128x128"
+    assert low["schedule"] == "gluon backward d64 64x128"
+    assert "backward d64 64x128" in target.read_text()
+    assert figures("--kernel", "prototype")["layout"] == "S transposed, dQ by tma"
     assert figures("--kernel", "flash3")["schedule"] == "flash3 backward d64 128x128"
     assert figures("--stages", 1)["cycles"] > plain["cycles"] > plain["roofline_cycles"]
     assert figures("--window", 256, 0)["cycles"] < plain["cycles"]
@@ -183,7 +184,7 @@ def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> 
             ("--backward", "--head-dim", 64, "--tile", "128x128", "--stages", 4),
             "bytes of shared memory, a CTA has 232448",
         ),
-        (("--backward", "--kernel", "flash4"), "a backward schedule is known of flash3, gluon, got flash4"),
+        (("--backward", "--kernel", "flash4"), "a backward schedule is known of flash3, gluon, prototype, got flash4"),
         (("--turns", "shift"), "--turns is for --backward"),
         (("--backward", "--turns", "shift", "--causal"), "turns shift is for dense problems of one length"),
         (("--window", 128, 0), "dense or causal problems without varlen, window and softcap"),

@@ -37,11 +37,13 @@ def test_part_tile_heads_turns_and_clock_of_a_row_are_simulated() -> None:
         {"clock": "assumed", "sm_mhz": "1200"},
         {"nheads_kv": "4"},
         {"turns": "ascending"},
-        {"kernel": "flash3", "tile": "48x128"},
     )
     for changes in slower:
         assert validation.compare(ROW | changes, H200).predicted > predicted, changes
     assert validation.compare(ROW | {"part": "main"}, H200).predicted < predicted
+    upstream = ROW | {"kernel": "flash3"}
+    shipped, lower = (validation.compare(upstream | {"tile": tile}, H200).predicted for tile in ("", "48x128"))
+    assert lower > shipped
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_part_tile_heads_turns_and_clock_of_a_row_are_simulated() -> None:
         ({"part": "half"}, "line 2: part must be main or all, got 'half'"),
         ({"clock": "guessed"}, "line 2: clock must be counted or assumed, got 'guessed'"),
         ({"causal": "1"}, "line 2: causal must be True or False, got '1'"),
-        ({"kernel": "cudnn"}, "a backward schedule is known of flash3, gluon, got cudnn"),
+        ({"kernel": "cudnn"}, "a backward schedule is known of flash3, gluon, prototype, got cudnn"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(changes: dict, message: str, tmp_path: Path, capsys) -> None:
