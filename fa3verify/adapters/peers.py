@@ -18,6 +18,7 @@ from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.twin.backward import Gradients
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3verify import gpu, operations
 from fa3verify.adapters.cpu_candidates import CLAIMED, all_fp32
@@ -253,15 +254,20 @@ BACKWARDS = ("flash3.dew", "cudnn", "flash2")  # peers whose gradients are judge
 _KNOWN_BACKWARDS = ("flash3.dew",)
 
 
+def _added_in_16_bits(config: GradientConfig) -> BackwardModel:
+    """torch adds dK and dV of a group's heads in 16 bits, whoever computed them."""
+    return replace(BackwardModel.any_order(config.dtype), parts=config.dtype)
+
+
 def _gradients(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:
     """The backward of a peer; its parts of dQ are added in any order, so no twin has its bits."""
+    order = model_of if name in _KNOWN_BACKWARDS else _added_in_16_bits
     side, facts = _Gradients(name), {"min_seqlen": 1, **DECLARED.get(peer.family, {}), "bitwise": frozenset()}
-    known = name in _KNOWN_BACKWARDS
     features = frozenset(peer.features) & operations.find("backward").features - {"varlen", "head_dim_v"}
     return tuple(
         Candidate(
             f"{name}.backward.{dtype}", dtype, side.run, side.configure, features, f"backward of {peer.about}",
-            peer.missing() or device, operation="backward", order=model_of if known else None, fixes_config=True,
+            peer.missing() or device, operation="backward", order=order, fixes_config=True,
             identity=side.identity, **facts,
         )
         for dtype in peer.dtypes

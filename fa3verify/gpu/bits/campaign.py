@@ -36,7 +36,7 @@ class Part(NamedTuple):
 _QUANTISE = (quantise.evidence, "quantize_provenance.json")
 PARTS = {
     "forward": Part((forward.BITS, forward.CONTROLS), forward.evidence, "gluon_forward_bits_provenance.json"),
-    "backward": Part((backward.BITS, backward.CONTROLS), backward.evidence, "gluon_backward_bits_provenance.json"),
+    "backward": Part((backward.BITS,), backward.evidence, "gluon_backward_bits_provenance.json"),
     "quantise": Part((quantise.BITS,), *_QUANTISE),
     "accuracy": Part((quantise_accuracy.ACCURACY,), *_QUANTISE),
     "speed": Part((quantise_speed.SPEED,), *_QUANTISE),

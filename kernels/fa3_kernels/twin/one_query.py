@@ -14,9 +14,10 @@ Unlike its kernel for more queries (:mod:`fa3_kernels.twin.forward`, family cudn
 6. O * rcp(l); lse = fma(lg2 l, ln2, M * ln2), of warp 0's sums.
 
 Recorded are lengths up to 4,096 keys (901 and 1,025 between powers of two), head_dims from 32 to 256, 2 to 16 heads.
-They leave open whether the four warps' sums are a chain, as here, or a tree of neighbours, and whether a chain is
-rescaled by one fma. That a warp scales a quarter of the channels by its own sums is assumed: one recorded value tells
-that not warp 0's are taken for all.
+Beyond them 20 of 149 later launches differ (128 heads and more are cut into other parts, 20,000 keys as well), and are
+refused. The first ones leave open whether the four warps' sums are a chain, as here, or a tree of neighbours, and
+whether a chain is rescaled by one fma. That a warp scales a quarter of the channels by its own sums is assumed: one
+recorded value tells that not warp 0's are taken for all.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from fa3_reference.problem import AttentionProblem, Operands
 
 LN2, LOG2_E = np.float32(0.6931471805599453), np.float32(1.4426950408889634)
 SHORT, UNSPLIT = 256, 512  # keys of a launch with small blocks at most, and with one split
+MOST_KEYS, MOST_HEADS = 4096, 16  # of launches whose bits are known; heads of all sequences together
 
 
 class _Kernel(NamedTuple):
@@ -59,6 +61,8 @@ def refusal(problem: AttentionProblem) -> str:
         (problem.dtype == "e4m3", "dtype must be fp16 or bf16"),
         (problem.window != (-1, -1) or problem.softcap > 0, "it takes neither window nor softcap"),
         (problem.head_dim_v != problem.head_dim, "head_dim_v must be head_dim"),
+        (problem.seqlen_k > MOST_KEYS, f"of more than {MOST_KEYS} keys the order is not known"),
+        (problem.batch * problem.nheads > MOST_HEADS, f"of more than {MOST_HEADS} heads the splits are not known"),
     )
     return "; ".join(rule for is_broken, rule in rules if is_broken)
 

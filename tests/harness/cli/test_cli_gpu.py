@@ -154,7 +154,7 @@ def test_differing_bits_are_a_finding_and_missing_rows_no_pass(differing, left, 
     monkeypatch.setattr(campaign, "run", run)
     result = invoke("bits", "--dtype", "bf16", "--budget", 60, "--workers", 3, "--out", tmp_path, "--json", "-")
     assert result.exit_code == code, result.output
-    assert asked == [(("forward", "quantise"), campaign.Settings(tmp_path, ("bf16",), 3, 60.0))]
+    assert asked == [(("forward", "backward", "quantise"), campaign.Settings(tmp_path, ("bf16",), 3, 60.0))]
     sums = json.loads(result.stdout)["tables"]["quantize_bits.csv"]
     assert sums == {
         "values": 9,
