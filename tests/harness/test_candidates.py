@@ -122,7 +122,15 @@ def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
         assert [row.status for row in bit_rows({"name": "k", "families": [family]})] == ["fail" if differs else "pass"]
 
 
-GPU_KERNELS = {"gluon.fp16", "gluon.bf16", "gluon.e4m3", "gluon.e4m3_chained", "gluon.quantize"}
+GPU_KERNELS = {
+    "gluon.fp16",
+    "gluon.bf16",
+    "gluon.e4m3",
+    "gluon.e4m3_chained",
+    "gluon.quantize",
+    "gluon.backward.fp16",
+    "gluon.backward.bf16",
+}
 GPU_FORWARDS = [kernel for kernel in gpu() if kernel.operation == "forward"]
 
 
