@@ -11,21 +11,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
-
+from fa3_kernels.twin.backward import Gradients
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Operands
 from fa3verify.adapters.functions import ArrayFunction, GradientsOf
 from fa3verify.operations.backward import GradientConfig
-
-
-class Gradients(NamedTuple):
-    """In the layout of q, k and v."""
-
-    dq: np.ndarray
-    dk: np.ndarray
-    dv: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
