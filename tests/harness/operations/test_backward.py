@@ -134,6 +134,13 @@ def _mixed_channels(problem, operands, found):
     return found._replace(dv=(found.dv + found.dv[..., :1] / 64).astype(found.dv.dtype))
 
 
+def _leaking(problem, operands, found):
+    """dV starts from what V holds, in the first key."""
+    dv = found.dv.copy()
+    dv[..., 0, 0, :] += operands.v[..., 0, 0, :] / 2**6
+    return found._replace(dv=dv)
+
+
 def _batch_dependent(problem, operands, found):
     """A sequence beside others is rounded once more."""
     coarse = found.dk.astype(np.float16).astype(found.dk.dtype) * (1 + 2.0**-7)
@@ -142,7 +149,11 @@ def _batch_dependent(problem, operands, found):
 
 @pytest.mark.parametrize(
     ("name", "mistake"),
-    [("dv_channels_are_independent", _mixed_channels), ("gradients_do_not_depend_on_the_batch", _batch_dependent)],
+    [
+        ("dv_channels_are_independent", _mixed_channels),
+        ("gradients_do_not_depend_on_the_batch", _batch_dependent),
+        ("zero_dout_gives_zero_gradients", _leaking),
+    ],
 )
 def test_a_law_finds_a_mistake_around_the_twin(name: str, mistake) -> None:
     sound = twin()
