@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -65,13 +64,13 @@ def _ours(is_deterministic: bool) -> Backward:
     return prepare
 
 
-def _torch_prepare(problem: AttentionProblem, name: str) -> None:
+def _check_torch(problem: AttentionProblem, name: str) -> None:
     if problem.softcap or problem.window != (-1, -1) or problem.is_varlen or problem.head_dim_v != problem.head_dim:
         raise ValueError(f"{name} is called for batches of one head_dim, without windows and softcap")
 
 
 def _cudnn(problem: AttentionProblem, x: GivenBackward) -> Launch:
-    _torch_prepare(problem, "cudnn")
+    _check_torch(problem, "cudnn")
     q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
     scale, causal = problem.softmax_scale, problem.causal
     returned = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
@@ -87,7 +86,7 @@ def _cudnn(problem: AttentionProblem, x: GivenBackward) -> Launch:
 
 
 def _flash2(problem: AttentionProblem, x: GivenBackward) -> Launch:
-    _torch_prepare(problem, "flash2")
+    _check_torch(problem, "flash2")
     q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
     scale, causal = problem.softmax_scale, problem.causal
     returned = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
@@ -121,22 +120,21 @@ def _flash3_dew(problem: AttentionProblem, x: GivenBackward) -> Launch:
     return launch
 
 
-_LOADERS: dict[str, Callable[[], Backward]] = {
-    "gluon": lambda: _ours(False),
-    "gluon.deterministic": lambda: _ours(True),
-    "flash3.dew": lambda: _flash3_dew,
-    "cudnn": lambda: _cudnn,
-    "flash2": lambda: _flash2,
+_BACKWARDS: dict[str, Backward] = {
+    "gluon": _ours(False),
+    "gluon.deterministic": _ours(True),
+    "flash3.dew": _flash3_dew,
+    "cudnn": _cudnn,
+    "flash2": _flash2,
 }
-NAMES = tuple(_LOADERS)
+NAMES = tuple(_BACKWARDS)
 
 
-@cache
 def loaded(name: str) -> Backward:
-    """Return a backward by name; whatever goes wrong where it is loaded is raised."""
+    """Return a backward by name; ValueError where what it needs is missing."""
     if name in PEERS and (reason := PEERS[name].missing()):
         raise ValueError(reason)
-    return _LOADERS[name]()
+    return _BACKWARDS[name]
 
 
 def run(name: str, problem: AttentionProblem, operands: BackwardOperands) -> tuple[Any, ...]:

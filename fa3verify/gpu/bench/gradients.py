@@ -85,25 +85,22 @@ def judge(cell: Cell, x: GivenBackward, found: Gradients) -> Verdict:
 
 
 def _kernel(name: str) -> Kernel:
-    missing: str | None = None
-    try:
-        backward_launches.loaded(name)
-    except Exception as error:  # a third party's library may raise anything
-        missing = " ".join(str(error).split())[:200]
+    missing = PEERS[name].missing() if name in PEERS else None
 
     def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
         backward = backward_launches.loaded(name)
         try:
-            made = [backward(cell.problem, given_of(cell, x, i)) for i, x in enumerate(inputs)]
+            given = [given_of(cell, x, i) for i, x in enumerate(inputs)]
+            made = [backward(cell.problem, x) for x in given]
             made[0]()
         except ValueError as error:
             raise Unsupported(str(error)) from None
-        return Run(GraphTimed(lambda i: made[i % len(made)]()), made[0])
+        return Run(GraphTimed(lambda i: made[i % len(made)]()), lambda: (given[0], made[0]()))
 
     about = _ABOUT.get(name) or f"{PEERS[name].about}, {launches.version(name)}"
     return Kernel(
         name, about, ("fp16", "bf16"), prepare, missing=missing, belongs=lambda cell: cell.grid == "backward",
-        judge=lambda cell, x, found: judge(cell, given_of(cell, x, 0), found),
+        judge=lambda cell, returned: judge(cell, *returned),
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ class Run:
     """A kernel prepared for a cell: how it is timed, and its output for the first set of inputs."""
 
     timed: Timed
-    output: Callable[[], Any]  # an Output, or of a backward its Gradients
+    output: Callable[[], Any]  # an Output, or what a backward read and its Gradients
 
 
 Prepare = Callable[[Cell, Sequence[Inputs]], Run]
@@ -77,7 +77,7 @@ class Kernel:
     model : callable, optional
         Of others: ``model(cell) -> KernelModel``, the order of operations within whose error bound its output must be.
     judge : callable, optional
-        Of a backward: ``judge(cell, inputs, gradients) -> Verdict``.
+        Of a backward: ``judge(cell, output) -> Verdict``.
     missing : str, optional
         Why it cannot be loaded here.
     belongs : callable
@@ -91,7 +91,7 @@ class Kernel:
     configure: Callable[[Cell], Config] | None = None
     options: Callable[[Cell], dict[str, Any]] | None = None
     model: Callable[[Cell], KernelModel] | None = None
-    judge: Callable[[Cell, Inputs, Any], Verdict] | None = None
+    judge: Callable[[Cell, Any], Verdict] | None = None
     missing: str | None = None
     belongs: Callable[[Cell], bool] = lambda cell: True
 

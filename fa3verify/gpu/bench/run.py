@@ -230,7 +230,7 @@ def measure_cell(
 
 def _verdict(cell: Cell, kernel: Kernel, given: Inputs, prepared: Run) -> results.Verdict:
     if kernel.judge is not None:
-        return kernel.judge(cell, given, prepared.output())
+        return kernel.judge(cell, prepared.output())
     config = kernel.configure(cell) if kernel.configure else None
     model = kernel.model(cell) if kernel.model else None
     return check.judge(cell, given, prepared.output(), config, model)
