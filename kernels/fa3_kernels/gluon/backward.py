@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fa3_kernels.gluon.backward_geometry import advanced, key_coordinates, key_tile, opaque, row_blocks
 from fa3_kernels.gluon.backward_pipeline import (
     DOUT_EMPTY,
     DQ_EMPTY,
@@ -27,15 +28,10 @@ from fa3_kernels.gluon.backward_pipeline import (
     KV_EMPTY,
     Q_EMPTY,
     add_dq,
-    advanced,
     exchange,
-    key_coordinates,
-    key_tile,
-    opaque,
     probabilities,
     produce,
     program,
-    row_blocks,
     statistics,
     warpgroup_barrier,
 )
@@ -95,12 +91,11 @@ def _consume(p, WARPGROUP: gl.constexpr):
             mbarrier.wait(p.dout_full.index(slot), (step >> 1) & 1)
             dout = matrix(p.dout_smem.index(slot))
             dp = warpgroup_mma(values, dout.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            lse = statistics(p, step, 0, s_layout, 0, tile_m)
-            is_masked = (first_row < rows.right_unmasked) | (first_row + tile_m > rows.left_unmasked)
-            weights, slope = probabilities(p, tile, s, first_row, lse, is_masked, WARPGROUP)
+            lse = statistics(p, step, 0, s_layout)
+            weights, slope = probabilities(p, tile, rows, s, first_row, lse, WARPGROUP)
             p16 = gl.convert_layout(weights.to(dtype), operand, assert_trivial=True)
             dp = warpgroup_mma_wait(0, deps=(dp,))
-            dots = statistics(p, step, 1, s_layout, 0, tile_m)
+            dots = statistics(p, step, 1, s_layout)
             dv = warpgroup_mma(p16, dout, dv, is_async=True)
             ds = weights * (dp - dots)
             if p.v.softcap:

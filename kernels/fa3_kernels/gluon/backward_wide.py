@@ -17,19 +17,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fa3_kernels.gluon.backward_geometry import advanced, key_coordinates, key_tile, opaque, row_blocks
 from fa3_kernels.gluon.backward_pipeline import (
     DOUT_EMPTY,
     DQ_EMPTY,
     DQ_FULL,
     KV_EMPTY,
     Q_EMPTY,
-    advanced,
     exchange,
-    key_coordinates,
-    key_tile,
-    opaque,
     probabilities,
-    row_blocks,
     scores_ready,
     statistics,
     warpgroup_barrier,
@@ -83,7 +79,7 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
             mbarrier.wait(p.q_full.index(slot), (step >> 1) & 1)
             if WARPGROUP == 0:
                 s = warpgroup_mma(keys, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
-                lse = statistics(p, step, 0, s_layout, 0, tile)
+                lse = statistics(p, step, 0, s_layout)
                 s = warpgroup_mma_wait(0, deps=(s,))
                 slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
                 p.scores_smem.store(s)
@@ -91,11 +87,10 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
             else:
                 mbarrier.wait(p.dout_full.index(0), step & 1)
                 dp = warpgroup_mma(matrix(p.v_smem), dout.permute((1, 0)), zeros, use_acc=False, is_async=True)
-                lse = statistics(p, step, 0, s_layout, 0, tile)
+                lse = statistics(p, step, 0, s_layout)
                 scores_ready("sync")
                 s = p.scores_smem.load(s_layout)
-            is_masked = (first_row < rows.right_unmasked) | (first_row + tile > rows.left_unmasked)
-            weights, slope = probabilities(p, this, s, first_row, lse, is_masked, 0)
+            weights, slope = probabilities(p, this, rows, s, first_row, lse, 0)
             if WARPGROUP == 0:
                 left = gl.convert_layout(weights.to(dtype), operand, assert_trivial=True)
                 mbarrier.wait(p.dout_full.index(0), step & 1)
@@ -104,7 +99,7 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
             else:
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, 0)
-                ds = weights * (dp - statistics(p, step, 1, s_layout, 0, tile))
+                ds = weights * (dp - statistics(p, step, 1, s_layout))
                 if p.v.softcap:
                     ds = ds * slope
                 ds16 = ds.to(dtype)

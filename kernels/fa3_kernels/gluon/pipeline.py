@@ -47,21 +47,22 @@ def acquire(p, FIRST: gl.constexpr, slot):
 
 
 @gluon.jit
-def _turn(OPERATION: gl.constexpr, WARPGROUP: gl.constexpr):
-    asm: gl.constexpr = _barrier_asm(OPERATION, TURN + WARPGROUP, TURN_THREADS)
+def named_barrier(OPERATION: gl.constexpr, ID: gl.constexpr, THREADS: gl.constexpr):
+    """Arrive or sync at a named barrier whose id is known when compiled."""
+    asm: gl.constexpr = _barrier_asm(OPERATION, ID, THREADS)
     gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def take_turn(p, WARPGROUP: gl.constexpr):
     if p.v.pingpong:
-        _turn("sync", WARPGROUP)
+        named_barrier("sync", TURN + WARPGROUP, TURN_THREADS)
 
 
 @gluon.jit
 def pass_turn(p, WARPGROUP: gl.constexpr):
     if p.v.pingpong:
-        _turn("arrive", (WARPGROUP + 1) % p.v.consumers)
+        named_barrier("arrive", TURN + (WARPGROUP + 1) % p.v.consumers, TURN_THREADS)
 
 
 @aggregate

@@ -15,7 +15,7 @@ from hypothesis import example, given
 pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
 pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
 
-from fa3_kernels.gluon import backward_pipeline
+from fa3_kernels.gluon import backward_geometry
 from fa3_kernels.gluon.backward import backward
 from fa3_kernels.plan.backward_plan import backward_plan
 from fa3_kernels.plan.choose import without_lengths
@@ -35,10 +35,10 @@ GL = SimpleNamespace(
 
 def on_the_host(name: str) -> Any:
     """A function of the kernel as one of Python."""
-    names = vars(backward_pipeline) | {"gl": GL, "RowBlocks": rows_of}
+    names = vars(backward_geometry) | {"gl": GL, "RowBlocks": rows_of}
     if name != "_gang":
         names["_gang"] = on_the_host("_gang")
-    return FunctionType(getattr(backward_pipeline, name).fn.__code__, names)
+    return FunctionType(getattr(backward_geometry, name).fn.__code__, names)
 
 
 def rows_of(first: int, count: int, start: int, right_unmasked: int, left_unmasked: int) -> SimpleNamespace:
@@ -71,7 +71,7 @@ def test_rows_and_turns_are_those_of_the_plan(problem: AttentionProblem, num_cta
     plan = backward_plan(without_lengths(problem), num_ctas, is_deterministic=True)
     tile_m, tile_n = plan.config.tile_m, plan.config.tile_n
     p = program_of(plan.calls(problem.q_shape[0])[1])
-    row_blocks, parts_before = on_the_host("row_blocks"), on_the_host("_parts_before")
+    row_blocks, parts_before = on_the_host("row_blocks"), on_the_host("parts_before")
     for seq in problem.sequences():
         mask = mask_of(problem, seq.seqlen_q, seq.seqlen_k)
         walk = walk_of(problem, tile_m, tile_n, num_ctas, seq.seqlen_q, seq.seqlen_k)
