@@ -65,6 +65,7 @@ def _work(work: Callable[[], Iterator[Any]], writer: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
+    warnings.simplefilter("ignore")  # of a kernel's overflows: they are no errors of its process
     try:
         for value in work():
             _send(writer, ["value", value])
