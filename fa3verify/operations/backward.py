@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Ope
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.operations.operation import FEATURES, LSE_GRADIENT, Arrays, Operation, Output, Outputs
+from fa3verify.operations.operation import FEATURES, LSE_GRADIENT, TWIN, Arrays, Operation, Output, Outputs
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -96,9 +97,9 @@ class Backward(Operation):
         operands: Operands,
         config: BackwardConfig,
         fault: BackwardFault | None = None,
+        package: str = TWIN,
     ) -> Any:
-        from fa3_kernels.twin.backward import backward
-
+        backward = import_module(f"{package}.backward").backward
         assert isinstance(operands, BackwardOperands)
         return backward(problem, operands, config, fault=fault)
 
