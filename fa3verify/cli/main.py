@@ -13,6 +13,7 @@ from fa3verify.cli.exits import EPILOG
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.libraries import libraries
+from fa3verify.cli.merge import merge
 from fa3verify.cli.mutants import mutants
 from fa3verify.cli.record import record
 from fa3verify.cli.recordings import recordings
@@ -32,6 +33,7 @@ def main() -> None:
 
 for verb in (
     verify,
+    merge,
     adversary,
     replay,
     kernels,
