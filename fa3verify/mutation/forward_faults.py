@@ -78,7 +78,7 @@ def first_stride(problem: AttentionProblem, operands: Operands, config: Any, run
         starts = [seq.index * (problem.seqlens_q or (0,))[0] for seq in problem.sequences()]
         written = lse.copy()
         for start, seq in zip(starts, problem.sequences()):
-            rows = problem.rows_lse(found.lse, seq)
+            rows = problem.rows_lse(np.array(found.lse), seq)
             places = (start + np.arange(rows.shape[-1])) % max(lse.shape[-1], 1)
             written[..., places] = rows
         lse = written

@@ -1,4 +1,4 @@
-"""The museum: 91 public reports of attention kernels and harnesses gone wrong, each planted here, or said why it is not.
+"""The museum: 91 public reports of attention kernels and harnesses gone wrong, each planted, or said why it is not.
 
 The numbers are those of the project's list of reports. Mistakes of values are planted in or around a twin and examined
 as a kernel is; those of time are planted in the programs of the simulator and looked for by its hazard checker.
@@ -75,11 +75,13 @@ _LSE = "np.float32(lse_empty)"
 
 FORWARD: tuple[Exhibit, ...] = (
     Exhibit(1, "rows of V beyond the last key hold NaN", _F16, Fault.UNCLEARED_V_TAIL),
-    Exhibit(2, "rows of K beyond the last key hold NaN and are masked by adding", _F16, forward_faults.nan_in_last_tile),
+    Exhibit(2, "rows of K beyond the last key hold NaN and are masked by adding", _F16,
+            forward_faults.nan_in_last_tile),
     Exhibit(3, "a maximum of 0 is kept from a block that was masked altogether", _F16,
             _in_softmax("state.is_new = new_max, False", "state.is_new = base, False"), "aligned_outliers"),
     Exhibit(4, "the maximum starts at -5e4", _F16, Fault.FINITE_SENTINEL, "softmax_shift_invariance"),
-    Exhibit(5, "masked scores are -1e4", _F16, _in_forward("else softmax.NEG_INF\n    return np.where(", "else np.float32(-1e4)\n    return np.where("),
+    Exhibit(5, "masked scores are -1e4", _F16,
+            _in_forward("else softmax.NEG_INF\n    return np.where(", "else np.float32(-1e4)\n    return np.where("),
             "softmax_shift_invariance"),
     Exhibit(6, "rows without a key have a finite lse", _F16, _in_softmax(_LSE, "np.float32(-99.66)"), _EMPTY),
     Exhibit(7, "-inf minus -inf", _F16, Fault.UNGUARDED_INF),
@@ -95,7 +97,7 @@ FORWARD: tuple[Exhibit, ...] = (
     Exhibit(15, "lse in base 2", _F16, Fault.LSE_BASE_2),
     Exhibit(16, "lse off by a factor ln 2", _F16, _in_forward("tile_lse * unit", "tile_lse * unit * softmax.LN2")),
     Exhibit(17, "lse of splits is read in another layout", _F16,
-            _in_forward("combine(np.stack(o), np.stack(lse),", "combine(np.stack(o), np.stack(lse, 1).reshape(len(lse), -1),")),
+            _in_forward("np.stack(lse),", "np.stack(lse, 1).reshape(len(lse), -1),")),
     Exhibit(18, "lse of packed sequences has the stride of the first", _F16, forward_faults.first_stride,
             "varlen_equals_separate_calls"),
     Exhibit(19, "split partials are stored in bf16", _F16,
@@ -120,7 +122,8 @@ FORWARD: tuple[Exhibit, ...] = (
     Exhibit(62, "the key tile depends on the batch", _F16, forward_faults.tile_of_batch, _BITS_OF_ONE),
     Exhibit(63, "another exp2 where no key is masked", _F16,
             _in_forward("        before = blocks.stop - 1 if",
-                        "        p = p * np.float32(1 + 8e-5) if masked is s else p\n        before = blocks.stop - 1 if"),
+                        "        p = p * np.float32(1 + 8e-5) if masked is s else p\n"
+                        "        before = blocks.stop - 1 if"),
             "causal_row_equals_truncated_problem"),
     Exhibit(65, "the left end of a window is left out", _F16, posed(forward_faults.narrower)),
     Exhibit(66, "a window is one key too wide", _F16, Fault.WINDOW_OFF_BY_ONE),
