@@ -98,10 +98,13 @@ def chosen(settings: Settings, lines: dict[str, dict[str, list[int]]]) -> list[M
 def plan_of(
     mutant: Mutant, settings: Settings, lines: dict[str, dict[str, list[int]]], profile: ProfileName
 ) -> list[tuple[str, str]]:
-    """Return kernels and tasks for a mutant, the first tasks of all kernels that run it before the rest of any."""
+    """Return kernels and tasks for a mutant, the first tasks of all kernels that run it before the rest of any, and
+    last, where bits are compared, a search for any difference from the sound twin.
+    """
     kernels = [kernel for kernel in settings.kernels if reach.is_run(mutant, lines[kernel])]
     ranked = [(i, kernel, task) for kernel in kernels for i, task in enumerate(examine.tasks_of(kernel, profile))]
-    return [(kernel, task) for _, kernel, task in sorted(ranked, key=lambda place: place[0])]
+    search = [(kernel, examine.SEARCH) for kernel in kernels if settings.bits]
+    return [(kernel, task) for _, kernel, task in sorted(ranked, key=lambda place: place[0])] + search
 
 
 def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str], None]) -> list[Fate]:
@@ -170,7 +173,7 @@ def _units(
         return []
     if ("quick", "all") not in done:
         return [("quick", "all", plan_of(fate.mutant, settings, lines, "quick"))]
-    if settings.profile == "quick" or fate.mutant.identity in EQUIVALENT:
+    if settings.profile == "quick":
         return []
     plan = plan_of(fate.mutant, settings, lines, settings.profile)
     named = [(f"{kernel} {task}", [(kernel, task)]) for kernel, task in plan]

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import candidates, operations
+from fa3verify import candidates, metrics, operations
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
 from fa3verify.campaign.tasks import BOUND_LAWS, judge_cases, pooled
 from fa3verify.candidates import Candidate
@@ -22,9 +22,18 @@ from fa3verify.mutation.apart import apart
 from fa3verify.mutation.edits import Mutant, find
 from fa3verify.mutation.package import load
 from fa3verify.properties import LAWS, find_law, run_law
+from fa3verify.properties.law import Law, Trial, Violation, set_up
 
 # What finds most for its time comes first; the rest in the order of a campaign.
 _TELLING = ("normal", "offset_v", "block_scaled", "error_within_bound", "gradients_within_bound")
+# The law whose trials are drawn to look for a difference from the sound twin, by operation.
+_DRAWN = {
+    "forward": "error_within_bound",
+    "backward": "gradients_within_bound",
+    "quantize": "stored_values_within_bound",
+}
+SEARCH = "drawn bits"  # a task: as many drawn trials as 100 times the examples of a property, compared bit for bit
+_SEARCHED = 100
 _STEP_S: dict[str, float] = {"quick": 60.0, "release": 900.0, "soak": 3600.0}  # CPU, of a task and compiling for it
 
 
@@ -80,6 +89,11 @@ def mutant_candidate(kernel: str, package: str, *, bits: bool) -> Candidate:
 def found_by(candidate: Candidate, task: str, profile: ProfileName, seed: int) -> tuple[str, ...]:
     """Run one task on a candidate and return the parts of the verdict that fail."""
     size = PROFILES[profile]
+    if task == SEARCH:
+        outcome = run_law(
+            _same_bits(candidate), candidate, max_examples=_SEARCHED * size.law_examples, seed=seed, shrink_seconds=0
+        )
+        return ("L0",) if outcome.violation else ()
     if task in {law.name for law in LAWS}:
         examples = size.bound_examples if task in BOUND_LAWS else size.law_examples
         outcome = run_law(find_law(task), candidate, max_examples=examples, seed=seed, shrink_seconds=0)
@@ -94,6 +108,18 @@ def found_by(candidate: Candidate, task: str, profile: ProfileName, seed: int) -
     body["families"] = [{"family": task, **pooled(records, operation)}]
     rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, _baseline(profile, seed))
     return tuple(sorted({row.layer for row in rows if row.status == "fail"}))
+
+
+def _same_bits(candidate: Candidate) -> Law:
+    """A law that a candidate's outputs are its twin's, on the trials of the operation's bound; NaN equals NaN."""
+
+    def check(candidate: Candidate, trial: Trial) -> Violation | None:
+        setup = set_up(candidate, trial.case)
+        expected = setup.run(candidates.find(candidate.twin or ""))
+        differ = metrics.bits_differing(setup.run(candidate), expected)
+        return Violation(f"{differ} values differ from {candidate.twin}") if differ else None
+
+    return replace(find_law(_DRAWN[candidate.operation]), name=SEARCH, check=check)
 
 
 @cache

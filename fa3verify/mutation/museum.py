@@ -49,8 +49,6 @@ class Exhibit:
         schedule one that makes the program.
     task : str
         What finds it, tried first.
-    bits_alone : bool
-        Whether nothing but the comparison with the twin's bits can find it.
     """
 
     row: int
@@ -58,7 +56,6 @@ class Exhibit:
     kernel: str
     plant: StrEnum | Rewrite | Callable[..., Any]
     task: str = "normal"
-    bits_alone: bool = False
 
 
 def _in_softmax(before: str, after: str) -> Rewrite:
@@ -118,7 +115,7 @@ FORWARD: tuple[Exhibit, ...] = (
             where(Fault.NO_P_OFFSET, lambda p: p.causal and p.head_dim == 128), "error_within_bound"),
     Exhibit(30, "rows of V are exchanged in the transpose", _FP8, Fault.SWAPPED_V_ROWS),
     Exhibit(31, "the lse of FP8 keeps its 2^8", _FP8, Fault.LSE_KEEPS_OFFSET),
-    Exhibit(32, "FP8 is computed in higher precision", _FP8, forward_faults.in_higher_precision, bits_alone=True),
+    Exhibit(32, "FP8 is computed in higher precision", _FP8, forward_faults.in_higher_precision),
     Exhibit(62, "the key tile depends on the batch", _F16, forward_faults.tile_of_batch, _BITS_OF_ONE),
     Exhibit(63, "another exp2 where no key is masked", _F16,
             _in_forward("        before = blocks.stop - 1 if",

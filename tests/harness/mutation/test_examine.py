@@ -6,7 +6,7 @@ import pytest
 
 from fa3verify.mutation import edits
 from fa3verify.mutation.equivalence import EQUIVALENT
-from fa3verify.mutation.examine import examine_mutant
+from fa3verify.mutation.examine import SEARCH, examine_mutant
 
 NORMAL = [("twin.fp16", "normal")]
 
@@ -44,6 +44,14 @@ def test_bits_see_what_others_do_not_and_are_told_apart():
     found = examine_mutant(identity, NORMAL, "quick")
     assert (found.found_by, found.bits) == ((), "normal")
     assert examine_mutant(identity, NORMAL, "quick", bits=False).bits == ""
+
+
+def test_the_search_compares_bits_of_drawn_trials():
+    identity = (
+        "softmax.finalize: inverse = mufu.rcp(row_sum) if order.inverse == 'reciprocal' else np.float32(1) / row_sum "
+        "-> inverse = np.float32(1) / row_sum"
+    )
+    assert examine_mutant(identity, [("twin.fp16", SEARCH)], "quick").bits == SEARCH
 
 
 def test_every_argument_of_equivalence_names_a_mutant():
