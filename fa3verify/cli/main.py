@@ -19,6 +19,7 @@ from fa3verify.cli.record import record
 from fa3verify.cli.recordings import recordings
 from fa3verify.cli.replay import replay
 from fa3verify.cli.report import report
+from fa3verify.cli.sanitize import sanitize
 from fa3verify.cli.simulate import simulate
 from fa3verify.cli.trace import trace
 from fa3verify.cli.tune import tune
@@ -44,6 +45,7 @@ for verb in (
     mutants,
     record,
     recordings,
+    sanitize,
     info,
     report,
     simulate,
