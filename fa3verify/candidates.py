@@ -84,8 +84,8 @@ class Candidate:
         Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
     policy : Policy
     bitwise : frozenset of str, optional
-        Names of the properties it claims among those that demand equal bits of calls that differ; all by default. The
-        others are reported as not claimed.
+        Names of the properties it claims among those that demand equal bits of calls that differ; all by default. Of
+        the others those of kind "agreement" hold within the bounds; the rest are reported as not claimed.
     head_dims : tuple of int, optional
         The only ones it takes; without it, those that ``configure`` does not refuse.
     seqlen_multiple, min_seqlen : int
@@ -122,6 +122,10 @@ class Candidate:
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
         return replace(self.configure(copy(problem)), **dict(changes))
+
+    def claims(self, law: str) -> bool:
+        """Tell whether it claims the bits of a property that not every kernel has."""
+        return self.bitwise is None or law in self.bitwise
 
     def misfit(self, problem: AttentionProblem) -> str | None:
         """Return the declared size that a problem does not have, None if it has all; nothing is asked of the kernel."""
