@@ -144,7 +144,10 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
         After stopping the workers; finished tasks stay in the journal and are not run again next time.
     """
     started, clock = datetime.now(UTC), time.monotonic()
-    baseline = _baseline(settings)
+    baseline = _stored(settings, settings.baseline)
+    if settings.baseline is None:
+        baseline = gate.shipped_baseline(settings.profile, settings.seed)
+    before = _stored(settings, settings.update_baseline, may_be_new=True)
     captures = list_captures(settings.activations) if settings.activations else ()
     executor = make_executor(settings)
     try:
@@ -165,18 +168,19 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     summary |= {"wall_s": round(time.monotonic() - clock, 1), "cpu_s": campaign.cpu_seconds(outcomes)}
     if settings.update_baseline:
         body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
-        write_text(settings.update_baseline, body.text())
+        write_text(settings.update_baseline, body.with_kernels_of(before).text())
     _write_report(settings.out, summary, studies)
     atlas.write(settings.out / atlas.FILE, atlas.of(summary))
     _remove_journal(settings.out)
     return summary
 
 
-def _baseline(settings: Settings) -> gate.Baseline | None:
-    """The baseline to compare with; ValueError if it is not for this profile and seed."""
-    if settings.baseline is None:
-        return gate.shipped_baseline(settings.profile, settings.seed)
-    baseline = gate.read_baseline(settings.baseline)
+def _stored(settings: Settings, path: Path | None, *, may_be_new: bool = False) -> gate.Baseline | None:
+    """Read a baseline, None where none is asked for or a new one is written; ValueError if it is of another profile or
+    seed."""
+    if path is None or (may_be_new and not path.is_file()):
+        return None
+    baseline = gate.read_baseline(path)
     if (baseline.profile, baseline.seed) != (settings.profile, settings.seed):
         raise ValueError(
             f"baseline {baseline.name} is for profile {baseline.profile} and seed {baseline.seed}, "

@@ -29,7 +29,7 @@ from fa3verify.cli.options import memory_bytes, peers_option, pool_options
 @click.option(
     "--update-baseline",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the figures of this run as a baseline.",
+    help="Write the figures of this run as a baseline; kernels that were not judged keep theirs.",
 )
 @click.option(
     "--activations",
