@@ -10,6 +10,7 @@ from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.bits import bits
 from fa3verify.cli.exits import EPILOG
+from fa3verify.cli.hunt import hunt
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.libraries import libraries
@@ -32,6 +33,7 @@ def main() -> None:
 for verb in (
     verify,
     adversary,
+    hunt,
     replay,
     kernels,
     audit,
