@@ -14,6 +14,7 @@ from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.libraries import libraries
 from fa3verify.cli.merge import merge
+from fa3verify.cli.mutants import mutants
 from fa3verify.cli.record import record
 from fa3verify.cli.recordings import recordings
 from fa3verify.cli.replay import replay
@@ -40,6 +41,7 @@ for verb in (
     bench,
     bits,
     libraries,
+    mutants,
     record,
     recordings,
     info,
