@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from fa3verify import candidates
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.files import write_text
@@ -118,6 +119,10 @@ def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str],
         If the folder holds results of other code or other settings, or a module or a kernel is unknown.
     """
     until = time.time() + settings.seconds if settings.seconds else float("inf")
+    for module in settings.modules:
+        edits.mutants(module)
+    for kernel in settings.kernels:
+        candidates.find(kernel)
     settings.out.mkdir(parents=True, exist_ok=True)
     lines = _lines(settings, pool)
     fates = {mutant.identity: Fate(mutant) for mutant in chosen(settings, lines)}
