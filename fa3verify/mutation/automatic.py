@@ -27,7 +27,7 @@ Status = Literal["caught", "equivalent", "missed", "not finished"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for; ``seconds`` is the time after which nothing new begins, 0 without an end.
+    """What the user asked for; ``seconds`` is the time after which no task begins, 0 without an end.
 
     ``seed`` chooses the mutants; their inputs are those of seed 0, for which there is a baseline.
     """
@@ -164,7 +164,7 @@ def _unit(
     if time.time() > until:
         return None
     examine.warm_up(plan)
-    return examine.examine_mutant(mutant, plan, profile, bits=bits)
+    return examine.examine_mutant(mutant, plan, profile, bits=bits, until=until)
 
 
 def _units(

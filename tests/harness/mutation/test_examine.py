@@ -6,7 +6,7 @@ import pytest
 
 from fa3verify.mutation import edits
 from fa3verify.mutation.equivalence import EQUIVALENT
-from fa3verify.mutation.examine import SEARCH, examine_mutant
+from fa3verify.mutation.examine import SEARCH, examine, examine_mutant
 
 NORMAL = [("twin.fp16", "normal")]
 
@@ -57,3 +57,15 @@ def test_the_search_compares_bits_of_drawn_trials():
 def test_every_argument_of_equivalence_names_a_mutant():
     for identity in EQUIVALENT:
         edits.find(identity)
+
+
+def test_an_examination_that_its_time_ends_says_nothing():
+    assert examine_mutant(next(iter(EQUIVALENT)), NORMAL, "quick", until=0.0) is None
+
+
+def test_a_candidate_that_cannot_be_made_is_no_finding():
+    def make(kernel: str):
+        raise ValueError("no such thing")
+
+    with pytest.raises(RuntimeError, match="no such thing"):
+        examine(make, NORMAL, "quick", 0)

@@ -12,7 +12,7 @@ from fa3verify.mutation.forward_faults import Rewrite
 
 # Planted faults of the twin, gradients and schedules have tests of their own.
 AROUND = [exhibit for exhibit in museum.FORWARD if not isinstance(exhibit.plant, StrEnum)]
-TRIED = [exhibit for exhibit in AROUND if exhibit.row in (3, 5, 11, 17, 32, 65, 75)]  # the command runs all of them
+TRIED = [exhibit for exhibit in AROUND if exhibit.row in (3, 11, 32, 65)]  # the command runs all of them
 
 
 def test_every_report_is_planted_or_outside():
