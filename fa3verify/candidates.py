@@ -67,7 +67,8 @@ class Candidate:
     configure : callable
         ``configure(problem)``: the operation's configuration (for a forward ``Config``). ValueError if unsupported.
     features : frozenset of str
-        Subset of :data:`FEATURES`; problems that need others are never sent.
+        Subset of :data:`FEATURES`, and of a backward :data:`fa3verify.operations.LSE_GRADIENT`; problems that need
+        others are never sent.
     unavailable : str, optional
         Why it cannot run here.
     fault : StrEnum, optional
@@ -393,8 +394,9 @@ def _check(reference: str, candidate: Candidate) -> None:
     for name, choices in known.items():
         if (value := getattr(candidate, name)) not in choices:
             raise ValueError(f"kernel {reference!r}: {name} must be one of {', '.join(choices)}, got {value!r}")
-    if unknown := set(candidate.features) - FEATURES:
-        names = f"{', '.join(sorted(FEATURES))}, got {', '.join(map(repr, unknown))}"
+    known_features = FEATURES | {operations.LSE_GRADIENT}
+    if unknown := set(candidate.features) - known_features:
+        names = f"{', '.join(sorted(known_features))}, got {', '.join(map(repr, unknown))}"
         raise ValueError(f"kernel {reference!r}: features must be among {names}")
 
 

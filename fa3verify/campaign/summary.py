@@ -26,7 +26,7 @@ SCHEMA_NOTES = {
     "profile": "quick, release or soak",
     "seed": "seed of every draw",
     "started": "UTC, ISO 8601",
-    "wall_s": "seconds",
+    "wall_s": "seconds; of a merged campaign those of its longest shard",
     "cpu_s": "CPU seconds by kernel (- for none) and by what they were spent on; what was resumed counts 0",
     "verdict": "pass, fail or inconclusive; fail if any part of the verdict fails or any task was lost, inconclusive "
     "if nothing failed and too little of what a kernel claims was tried",
