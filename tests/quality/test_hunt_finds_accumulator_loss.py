@@ -10,7 +10,7 @@ from fa3verify.hunt.objectives import Call
 from fa3verify.hunt.search import value_of
 from fa3verify.operations import find as operation
 
-PROBLEMS, SEED = 96, 1  # reports/notes/hunt.md has other seeds
+PROBLEMS, SEED = 224, 1  # reports/notes/hunt.md has other seeds
 
 
 def test_accumulator_loss_is_found_from_a_normal_start_at_2048_keys():
@@ -25,4 +25,4 @@ def test_accumulator_loss_is_found_from_a_normal_start_at_2048_keys():
     assert colony.island.keys == 2048
     call = Call(faulty, colony.problem, colony.operands, faulty.config_for(colony.problem), operation("forward"))
     got, exact = (x["out"].reshape(16, -1)[row, column] for x in (call.run(), call.truth()))
-    assert abs(got) < 0.99 * abs(exact), "the sum is lost, not only rounded"
+    assert abs(got) < 0.98 * abs(exact), "the sum is lost, not only rounded"
