@@ -13,7 +13,7 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.candidates import Candidate, needed_descales, needed_features
-from fa3verify.operations import DESCALES
+from fa3verify.operations import DESCALES, LSE_GRADIENT
 
 REQUIRED = 0.75  # share of the claimed classes of each kind; quick leaves out one of four head_dims
 HEAD_DIMS = (64, 96, 128, 256)  # asked of a kernel that declares none
@@ -62,7 +62,7 @@ def claims(candidate: Candidate, properties: Iterable[str], families: Iterable[s
     """Return every class that a kernel claims, with the properties and families that are for its kind of kernel."""
     features = candidate.features if candidate.dtype == "e4m3" else candidate.features - DESCALES
     return (
-        *(f"feature {name}" for name in sorted(features)),
+        *(f"feature {name}" for name in sorted(features - {LSE_GRADIENT})),  # which a property tries, and no problem
         *(f"head_dim {n}" for n in head_dims(candidate)),
         *(f"size {size.name}" for size in SIZES if _takes(candidate, size)),
         *(f"property {name}" for name in properties),

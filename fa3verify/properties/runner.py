@@ -15,6 +15,7 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations, watch
 from fa3verify.candidates import Candidate
 from fa3verify.coverage import classes_of_case
+from fa3verify.properties.draws import independent
 from fa3verify.properties.law import CandidateError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS
 
@@ -129,7 +130,7 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     max_examples : int
         Trials that must hold.
     seed : int
-        The same seed draws the same trials.
+        The same seed draws the same trials, and fewer of them are the first of more.
     shrink_seconds : float
         Time spent on making a failure smaller; 0 keeps the first one. At most :data:`MAX_SHRINK_TRIALS` trials.
 
@@ -150,32 +151,39 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     if not law.is_claimed(candidate):
         return LawOutcome(law.name, "not_claimed")
     search = _Search(law, candidate, shrink_seconds)
-    configured = settings(
-        max_examples=max_examples,
-        deadline=None,
-        database=None,
-        derandomize=False,
-        print_blob=False,
-        report_multiple_bugs=False,
-        verbosity=hypothesis.Verbosity.quiet,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
-    )
-
-    @hypothesis.seed(seed)
-    @configured
-    @given(law.draw(candidate))
-    def holds(trial: Trial) -> None:
-        search.check(trial)
-
     # Unsatisfiable: the candidate takes no trial. Flaky: it broke the law, and not again on the same trial.
     with contextlib.suppress(_Broken, _Crash, _Enough, Unsatisfiable, Flaky):
-        holds()
+        _search(search, max_examples, seed)
     classes = frozenset(search.classes)
     if search.best is None:
         status = "pass" if classes else "not_tried"
         return LawOutcome(law.name, status, search.examples, search.outputs, classes=classes)
     return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best, classes)
+
+
+def _search(search: _Search, max_examples: int, seed: int) -> None:
+    """Check the plainest trial and then independent ones; shrink the first failure."""
+    law = search.law
+    with independent(f"{law.name} {seed}") as backend:
+
+        @hypothesis.seed(seed)
+        @settings(
+            backend=backend,
+            max_examples=max_examples,
+            deadline=None,
+            database=None,
+            derandomize=False,
+            print_blob=False,
+            report_multiple_bugs=False,
+            verbosity=hypothesis.Verbosity.quiet,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
+        )
+        @given(law.draw(search.candidate))
+        def holds(trial: Trial) -> None:
+            search.check(trial)
+
+        holds()
 
 
 def find_law(name: str) -> Law:

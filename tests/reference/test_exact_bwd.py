@@ -49,7 +49,9 @@ def given(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray
     return Attention(out.astype(np.float32).astype(np.float64), lse.astype(np.float32).astype(np.float64))
 
 
-def stated_error(problem: AttentionProblem, arrays: tuple[np.ndarray, ...], forward: Attention) -> list[np.ndarray]:
+def stated_error(
+    problem: AttentionProblem, arrays: tuple[np.ndarray, ...], forward: Attention, dlse: np.ndarray | None = None
+) -> list[np.ndarray]:
     """The statement of fa3_reference.attention_bwd: units times the gradients' own expression in absolute values."""
     q, k, v, dout = arrays
     limits = [np.zeros(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape)]
@@ -67,7 +69,8 @@ def stated_error(problem: AttentionProblem, arrays: tuple[np.ndarray, ...], forw
             units = 2 * (problem.head_dim + 8) * spread + lengths
             with np.errstate(invalid="ignore", over="ignore"):
                 p = np.where(visible, np.exp(problem.softmax_scale * q_h @ k_h.T - lse[:, None]), 0)
-            ds = p * (np.abs(dout_h) @ np.abs(v_h).T + np.sum(np.abs(dout_h * out_h), 1)[:, None])
+            of_lse = 0 if dlse is None else np.abs(problem.rows_lse(dlse, seq)[head])[:, None]
+            ds = p * (np.abs(dout_h) @ np.abs(v_h).T + np.sum(np.abs(dout_h * out_h), 1)[:, None] + of_lse)
             problem.rows_q(limits[0], seq)[:, head] = U * units * problem.softmax_scale * ds @ np.abs(k_h)
             problem.rows_k(limits[1], seq)[:, kv] += U * units * problem.softmax_scale * ds.T @ np.abs(q_h)
             problem.rows_k(limits[2], seq)[:, kv] += U * units * p.T @ np.abs(dout_h)
@@ -85,6 +88,20 @@ def test_float64_gradients_are_within_their_stated_error(name, kind):
         limits = stated_error(problem, arrays, forward)
         for gradient, midpoint, radius, limit in zip(found, exact[:3], exact[3:], limits, strict=True):
             assert (np.abs(gradient - midpoint) + radius <= times * limit + UNDERFLOW).all()
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("name", ["causal", "gqa", "varlen"])
+def test_gradients_of_the_lse_are_within_the_stated_error(name, kind):
+    problem, arrays = PROBLEMS[name], drawn(PROBLEMS[name], kind)
+    dlse = 10 * np.random.default_rng(3).standard_normal(problem.lse_shape)
+    forward = given(problem, *arrays[:3])
+    found, exact = (f(problem, *arrays, forward, dlse) for f in (attention_bwd, exact_gradients))
+    without = attention_bwd(problem, *arrays, forward)
+    limits = stated_error(problem, arrays, forward, dlse)
+    for gradient, midpoint, radius, limit in zip(found, exact[:3], exact[3:], limits, strict=True):
+        assert (np.abs(gradient - midpoint) + radius <= limit + UNDERFLOW).all()
+    assert (np.abs(found.dq - without.dq) > limits[0]).any()
 
 
 def test_the_stated_error_is_within_reach():

@@ -1,0 +1,141 @@
+"""Where the choices of a trial come from: a Hypothesis backend whose trials are independent of each other and of code.
+
+The standard backend makes most trials by changing earlier ones, so that 60 trials of a law hold about 20 seeds, and
+mixes in constants that it finds in loaded modules, so that an edited kernel is examined by other trials than before.
+Here the n-th trial of a stream is drawn afresh from a generator seeded by the stream's name and n, and from nothing
+else. Shrinking is Hypothesis's own.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import hypothesis
+
+_OLDEST = (6, 145, 0)  # takes backends that are made while it runs
+_TOO_OLD = f"fa3verify needs hypothesis >= {'.'.join(map(str, _OLDEST))}, found {hypothesis.__version__}"
+try:
+    from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, PrimitiveProvider
+except ImportError as error:
+    raise ImportError(_TOO_OLD) from error
+if hypothesis.__version_info__ < _OLDEST:
+    raise ImportError(_TOO_OLD)
+
+_UNBOUNDED = 2**64  # width of a range of integers without an end
+_OCTAVES = 40.0
+_EXTRA_SIZE = 8  # a text is at most so much longer than it must be
+
+
+class IndependentDraws(PrimitiveProvider):
+    """Draws choices from a generator that every trial has to itself: integers uniformly, numbers over all magnitudes.
+
+    ``stream`` names the generators; a subclass states it, for Hypothesis makes the instances.
+    """
+
+    stream = ""
+
+    def __init__(self, conjecturedata: Any, /) -> None:
+        super().__init__(conjecturedata)
+        self.trials = 0
+        self.random = Random(self.stream)
+
+    @contextmanager
+    def per_test_case_context_manager(self) -> Iterator[None]:
+        """Begin a trial with its own generator."""
+        self.random = Random(f"{self.stream} {self.trials}")
+        self.trials += 1
+        yield
+
+    def draw_boolean(self, p: float = 0.5) -> bool:
+        """True with probability ``p``."""
+        return self.random.random() < p
+
+    def draw_integer(
+        self,
+        min_value: int | None = None,
+        max_value: int | None = None,
+        *,
+        weights: dict[int, float] | None = None,
+        shrink_towards: int = 0,
+    ) -> int:
+        """Each value of the range equally often, but for those that have weights; 2^64 values where an end is open."""
+        if min_value is None:
+            min_value = -_UNBOUNDED // 2 if max_value is None else max_value - _UNBOUNDED
+        if max_value is None:
+            max_value = min_value + _UNBOUNDED
+        share = self.random.random()
+        for value, weight in (weights or {}).items():
+            share -= weight
+            if share < 0:
+                return value
+        return self.random.randint(min_value, max_value)
+
+    def draw_float(
+        self,
+        *,
+        min_value: float = -math.inf,
+        max_value: float = math.inf,
+        allow_nan: bool = True,
+        smallest_nonzero_magnitude: float,
+    ) -> float:
+        """An end of the range, or a value that is uniform in it or in its octaves; finite unless the range is not,
+        never NaN.
+        """
+        if min_value == max_value:
+            return min_value
+        low, high = max(min_value, -sys.float_info.max), min(max_value, sys.float_info.max)
+        kind = self.random.choice(("end", "uniform", "octaves", "octaves"))
+        if kind == "end":
+            x = self.random.choice((low, high))
+        elif kind == "uniform":
+            share = self.random.random()
+            x = low * (1 - share) + high * share
+        else:
+            x = self._in_octaves(low, high, smallest_nonzero_magnitude)
+        x = min(max(x, low), high)
+        if abs(x) >= smallest_nonzero_magnitude:
+            return x
+        if low <= 0 <= high:
+            return next((end for end in (low, high) if end == 0), 0.0)  # of the end's sign
+        return math.copysign(smallest_nonzero_magnitude, x)
+
+    def _in_octaves(self, low: float, high: float, least: float) -> float:
+        """A number whose logarithm is uniform, over the forty octaves below an end of the range at most."""
+        end = self.random.choice([x for x in (low, high) if x])
+        other = min(abs(low), abs(high)) if (low < 0) == (high < 0) else 0.0
+        octaves = math.log2(abs(end) / max(other, least, sys.float_info.min))
+        return end * 2.0 ** -self.random.uniform(0.0, min(max(octaves, 0.0), _OCTAVES))
+
+    def _size(self, min_size: int, max_size: int) -> int:
+        return self.random.randint(min_size, min(max_size, min_size + _EXTRA_SIZE))
+
+    def draw_string(self, intervals: Any, *, min_size: int = 0, max_size: int = 10**10) -> str:
+        """Each character equally often."""
+        size = self._size(min_size, max_size) if len(intervals) else 0
+        return "".join(intervals.char_in_shrink_order(self.random.randrange(len(intervals))) for _ in range(size))
+
+    def draw_bytes(self, min_size: int = 0, max_size: int = 10**10) -> bytes:
+        """Each byte equally often."""
+        return self.random.randbytes(self._size(min_size, max_size))
+
+
+@contextmanager
+def independent(stream: str) -> Iterator[str]:
+    """Register the backend that draws the trials of a stream, for as long as it is used.
+
+    Yields
+    ------
+    str
+        What ``hypothesis.settings(backend=...)`` calls it.
+    """
+    name = f"fa3verify: {stream}"
+    AVAILABLE_PROVIDERS[name] = type("IndependentDraws", (IndependentDraws,), {"stream": stream})
+    try:
+        yield name
+    finally:
+        del AVAILABLE_PROVIDERS[name]

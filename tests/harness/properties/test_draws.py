@@ -1,0 +1,125 @@
+"""Trials depend on the law, the seed and their number: not on each other, on loaded code or on where the code lies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.internal.conjecture.provider_conformance import run_conformance_test
+
+import fa3_kernels
+import fa3_reference
+import fa3verify
+from fa3verify.candidates import find
+from fa3verify.properties import LAWS, Trial, find_law, run_law
+from fa3verify.properties.draws import IndependentDraws, independent
+
+# Prints a digest of the trials of two laws of different rooms; an argument is a module to load first.
+DIGEST = """
+import hashlib, importlib, sys
+from dataclasses import replace
+if len(sys.argv) > 1:
+    importlib.import_module(sys.argv[1])
+from fa3verify.candidates import find
+from fa3verify.properties import find_law, run_law
+digest = hashlib.sha256()
+for name in ("error_within_bound", "schedule_switches_change_no_bit"):
+    law = replace(find_law(name), check=lambda candidate, trial: digest.update(repr(trial.to_json()).encode()))
+    run_law(law, find("twin.e4m3"), max_examples=40, seed=5)
+print(digest.hexdigest())
+"""
+
+
+def _trials(law: str, max_examples: int, *, seed: int = 0, kernel: str = "twin.e4m3") -> list[Trial]:
+    trials: list[Trial] = []
+    run_law(
+        replace(find_law(law), check=lambda c, trial: trials.append(trial)),
+        find(kernel),
+        max_examples=max_examples,
+        seed=seed,
+    )
+    return trials
+
+
+@pytest.mark.parametrize("kernel", ["twin.e4m3", "twin.quantize", "twin.backward.fp16"])
+def test_sixty_trials_of_a_law_hold_more_than_fifty_seeds(kernel):
+    for law in LAWS:
+        if law.applies(find(kernel)):
+            seeds = {trial.case.recipe.seed for trial in _trials(law.name, 60, kernel=kernel)}
+            assert len(seeds) > 50, law.name
+
+
+def test_sixty_trials_draw_every_schedule_switch_and_most_windows():
+    trials = _trials("schedule_switches_change_no_bit", 60)
+    assert len({str(trial.parameters) for trial in trials}) == 10
+    assert len({trial.case.problem.window for trial in trials}) >= 12
+
+
+def test_few_trials_are_the_first_of_many():
+    assert _trials("error_within_bound", 40)[:10] == _trials("error_within_bound", 10)
+
+
+def test_another_seed_draws_other_trials():
+    first, second = (_trials("error_within_bound", 10, seed=seed)[1:] for seed in (0, 1))
+    assert not {trial.case.key() for trial in first} & {trial.case.key() for trial in second}
+
+
+def _digest(root: Path, *arguments: str) -> str:
+    roots = [str(root), str(root / "kernels"), str(root / "simulator"), str(root / "reference")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", DIGEST, *arguments]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_same_seed_draws_the_same_trials_beside_an_edited_kernel_from_another_checkout_and_as_installed(tmp_path):
+    here = Path(fa3verify.__file__).parents[1]
+    expected = _digest(here)
+    checkout, installed = tmp_path / "checkout", tmp_path / "site-packages"
+    for package, room in ((fa3verify, ""), (fa3_kernels, "kernels"), (fa3_reference, "reference")):
+        source = Path(package.__path__[0])
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, checkout / room / source.name, ignore=ignored)
+        shutil.copytree(source, installed / source.name, ignore=ignored)
+    constants = ", ".join(str(3 * n + 1) for n in range(400))
+    (checkout / "edited_kernel.py").write_text(f"LENGTHS = ({constants})\nSCALES = (0.123, 7.5e-3, 19.0)\n")
+    assert _digest(checkout) == expected
+    assert _digest(checkout, "edited_kernel") == expected
+    assert _digest(installed) == expected
+
+
+def test_the_backend_draws_what_hypothesis_allows():
+    run_conformance_test(
+        IndependentDraws,
+        settings=settings(
+            max_examples=20,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_numbers_are_drawn_from_all_magnitudes_and_both_ends():
+    drawn: list[float] = []
+    with independent("numbers") as backend:
+
+        @settings(backend=backend, max_examples=200, deadline=None, database=None)
+        @given(st.floats(0.001, 100))
+        def collect(x: float) -> None:
+            drawn.append(x)
+
+        collect()
+    assert {0.001, 100} <= set(drawn)
+    for low, high in ((0.001, 0.1), (0.1, 10), (10, 100)):
+        assert sum(low < x < high for x in drawn) > 15, (low, high)
