@@ -14,18 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from fa3_reference.bounds.forward import forward_bound
 from fa3verify.adversary import scores, surroundings, values
 from fa3verify.adversary.causes import cause_of
 from fa3verify.adversary.colony import Colony
 from fa3verify.adversary.guide import Guide
 from fa3verify.adversary.islands import Island
-from fa3verify.adversary.judge import Bound, Verdict, judge, judge_rounded
+from fa3verify.adversary.judge import OVER_BOUND, Judge, Verdict
 
 PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
 NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
-# What climbs, and whether extremes are tried.
-OBJECTIVES = (("out", True), ("rest", False), ("lse", True), ("out", False), ("rest", True), ("lse", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +38,8 @@ class Find:
 class Findings:
     """What a search has met.
 
-    ``best`` has the largest ratio of ``out``, ``rounded`` and ``lse``, ``violations`` the first beyond 1 of every
-    cause; ``above_1`` counts outputs and lse beyond their bounds.
+    ``best`` has the largest ratio of each of the judge's ``records``, ``violations`` the first beyond its limit of
+    every cause; ``above_1`` counts outputs and lse beyond it.
     """
 
     problems: int = 0
@@ -77,33 +74,46 @@ class Search:
     ----------
     island : Island
     seed : int or list of int
-    bound : callable
-        What is searched for a hole: a function like :func:`fa3_reference.bounds.forward_bound`.
+    judge : Judge
+        What climbs.
+    start : (Colony, int, int), optional
+        An individual, its row and its column, that is among the first; all of them are normal otherwise.
     """
 
-    def __init__(self, island: Island, seed: int | list[int], bound: Bound = forward_bound) -> None:
-        self.island, self.bound, self.rng = island, bound, np.random.default_rng(seed)
+    def __init__(
+        self,
+        island: Island,
+        seed: int | list[int],
+        judge: Judge = OVER_BOUND,
+        start: tuple[Colony, int, int] | None = None,
+    ) -> None:
+        self.island, self.judge, self.rng = island, judge, np.random.default_rng(seed)
         self.found = Findings()
         self.archive: dict[tuple[str, int], tuple[float, Colony]] = {}  # objective and niche -> best of row 0, column 0
         self.chances = Chances(scores.MUTATIONS, self.rng), Chances(values.MUTATIONS, self.rng)
-        self._start(Colony.normal(island, self.rng))
+        colony = Colony.normal(island, self.rng)
+        if start:
+            colony.adopt(*start)
+        self._start(colony)
 
     def _start(self, colony: Colony, niche: int | None = None) -> None:
-        self.objective, self.wild = OBJECTIVES[self.found.restarts % len(OBJECTIVES)]
+        self.objective, self.wild = self._next()
         self.parents, self.niche, self.height, self.stalled, self.step = colony, niche, 0.0, 0, 0.5
         self.is_new = True
 
     def _restart(self) -> None:
         self.found.restarts += 1
-        fresh, objective = Colony.normal(self.island, self.rng), OBJECTIVES[self.found.restarts % len(OBJECTIVES)][0]
+        fresh, objective = Colony.normal(self.island, self.rng), self._next()[0]
         niches = [niche for name, niche in self.archive if name == objective]
         if not niches or self.rng.random() < 0.3:
             return self._start(fresh)
         niche = niches[self.rng.integers(len(niches))]
-        old = self.archive[objective, niche][1]
-        fresh.environment = old.environment
-        fresh.q[0], fresh.k[0], fresh.q_descale[0], fresh.v[0] = old.q[0], old.k[0], old.q_descale[0], old.v[0]
+        fresh.adopt(self.archive[objective, niche][1], 0, 0)
         self._start(fresh, niche)
+
+    def _next(self) -> tuple[str, bool]:
+        """What climbs after so many restarts, and whether extremes are tried."""
+        return self.judge.objectives[self.found.restarts % len(self.judge.objectives)]
 
     def _fitness(self, colony: Colony, verdict: Verdict) -> np.ndarray:
         """What climbs, (problems, columns or 1): error over bound, less outside the niche; the archive learns of it."""
@@ -132,7 +142,7 @@ class Search:
                     surroundings.mutate(colony, self.step, self.wild, self.rng)
         self.is_new = False
         guide = Guide.of(colony)
-        verdict = judge(colony, self.bound, guide)
+        verdict = self.judge(colony, guide)
         self.found.problems += self.island.problems
         self.found.generations += 1
         self._record(colony, verdict)
@@ -214,14 +224,14 @@ class Search:
 
     def _record(self, colony: Colony, verdict: Verdict) -> None:
         """Keep the largest ratios, and one violation of every cause; each is judged alone before it counts."""
-        for name in ("out", "rounded", "lse"):
+        for name in self.judge.records:
             ratio = getattr(verdict, name)
             ratio = np.where(np.isfinite(ratio), ratio, 0.0)
             row, column = _place(ratio)
             if ratio.flat[int(ratio.argmax())] > self._height(name):
                 self._keep(colony, name, row, column)
         for ratio in (verdict.out, verdict.lse):
-            beyond = np.argwhere(~(ratio <= 1))
+            beyond = np.argwhere(~(ratio <= self.judge.limit))
             self.found.above_1 += len(beyond)
             for place in self.rng.permutation(len(beyond))[:3]:
                 self._violation(colony, int(beyond[place][0]), int(beyond[place][-1]) if ratio.ndim == 2 else 0)
@@ -231,7 +241,7 @@ class Search:
 
     def _keep(self, colony: Colony, name: str, row: int, column: int) -> None:
         lone = colony.alone(row, column)
-        ratio = judge_rounded(lone, self.bound) if name == "rounded" else getattr(judge(lone, self.bound), name)
+        ratio = self.judge.published(lone, name)
         alone = float(ratio[row, column] if ratio.ndim == 2 else ratio[row])
         if self._height(name) < alone < np.inf:
             self.found.best[name] = Find(alone, self.found.problems, lone.to_json(row, column))
@@ -241,9 +251,9 @@ class Search:
         if cause in self.found.violations:
             return
         lone = colony.alone(row, column)
-        verdict = judge(lone, self.bound)
+        verdict = self.judge(lone)
         ratio = float(max(verdict.out[row, column], verdict.lse[row]))
-        if ratio > 1:
+        if ratio > self.judge.limit:
             self.found.violations[cause] = Find(ratio, self.found.problems, lone.to_json(row, column))
 
 
@@ -275,9 +285,9 @@ def _varied(heights: np.ndarray, looks: np.ndarray, count: int) -> np.ndarray:
     return np.array([*chosen, *passed][:count])
 
 
-def search(island: Island, seed: int | list[int], problems: int, bound: Bound = forward_bound) -> Findings:
+def search(island: Island, seed: int | list[int], problems: int, judge: Judge = OVER_BOUND) -> Findings:
     """Search an island from normal inputs until so many problems were judged."""
-    run = Search(island, seed, bound)
+    run = Search(island, seed, judge)
     while run.found.problems < problems:
         run.generation()
     return run.found

@@ -134,7 +134,7 @@ def run(
     """
     tasks = plan(dtypes, problems, seed, operation)
     _warm_up(dtypes, operation)
-    with _executor(jobs or os.cpu_count() or 1) as executor:
+    with isolating_pool(jobs) as executor:
         futures = [executor.submit(search_island, **arguments) for arguments in tasks]
         results = []
         for arguments, future in zip(tasks, futures, strict=True):
@@ -155,12 +155,13 @@ def assembled(tasks: list[dict[str, Any]], results: list[dict[str, Any]]) -> dic
     return named | {"above_1": above_1, "dtypes": parts}
 
 
-def _executor(jobs: int) -> Executor:
+def isolating_pool(jobs: int) -> Executor:
+    """Return processes of one core each for long searches; 0 is one per core."""
     from fa3verify.campaign.pool import IsolatingPool
 
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")  # one core per worker process
-    return IsolatingPool(jobs, limit_s=3600.0)
+    return IsolatingPool(jobs or os.cpu_count() or 1, limit_s=3600.0)
 
 
 def _merged_dtype(results: list[tuple[dict[str, Any], dict[str, Any]]], names: tuple[str, ...]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fa3verify import gate
 from fa3verify.campaign import adversary, atlas, replay, shards
@@ -54,6 +54,13 @@ class Settings:
     def journal(self) -> Path:
         """Where results wait for the end; shards that write into one folder have each their own."""
         return self.out / (PARTIAL if self.shard is None else f"{PARTIAL}-{self.shard.number}-of-{self.shard.count}")
+
+
+class Baselines(NamedTuple):
+    """What a campaign is compared with, and what the file to be updated holds; None for what there is not."""
+
+    compared: gate.Baseline | None
+    updated: gate.Baseline | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +135,8 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     KeyboardInterrupt
         After stopping the workers; finished tasks stay in the journal and are not run again next time.
     """
-    baseline = _baseline(settings)
-    return conclude(carry_out(settings, progress), settings, baseline)
+    baselines = _baselines(settings)
+    return conclude(carry_out(settings, progress), settings, baselines)
 
 
 def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> dict[str, Any]:
@@ -195,12 +202,12 @@ def merge(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
         tasks = _tasks(list(parts[0].kernels), captures, settings)
     except (KeyError, TypeError) as error:
         raise ValueError(f"a shard is damaged: {type(error).__name__}: {error}") from None
-    baseline = _baseline(settings)
+    baselines = _baselines(settings)
     outcomes = shards.outcomes_of(parts, tasks, stamp)
     prepare_output(settings.out)
     began, longest_s = min(part.started for part in parts), max(part.wall_s for part in parts)
     ran = Ran(list(parts[0].kernels), captures, outcomes, began, longest_s, parts[0].provenance)
-    return conclude(ran, settings, baseline)
+    return conclude(ran, settings, baselines)
 
 
 def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> Ran:
@@ -223,10 +230,10 @@ def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None
     return Ran(kernels, captures, outcomes, began, wall_s, provenance(settings.seed))
 
 
-def conclude(ran: Ran, settings: Settings, baseline: gate.Baseline | None) -> dict[str, Any]:
+def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> dict[str, Any]:
     """Judge what ran and write everything below ``settings.out``; returns the summary."""
     clock = time.monotonic()
-    summary = summarize(ran.kernels, ran.outcomes, baseline, profile=settings.profile, seed=settings.seed)
+    summary = summarize(ran.kernels, ran.outcomes, baselines.compared, profile=settings.profile, seed=settings.seed)
     studies, lost = assemble_studies(ran.outcomes) if settings.studies else ({}, [])
     if lost := [*lost, *adversary.write(ran.outcomes, settings.out)]:
         summary |= verdict_of(summary["kernels"], [*summary["failures"], *lost])
@@ -237,18 +244,27 @@ def conclude(ran: Ran, settings: Settings, baseline: gate.Baseline | None) -> di
     summary |= {"cpu_s": campaign.cpu_seconds(ran.outcomes)}
     if settings.update_baseline:
         body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
-        write_text(settings.update_baseline, body.text())
+        write_text(settings.update_baseline, body.with_kernels_of(baselines.updated).text())
     _write_report(settings.out, summary, studies)
     atlas.write(settings.out / atlas.FILE, atlas.of(summary))
     _remove_journal(settings)
     return summary
 
 
-def _baseline(settings: Settings) -> gate.Baseline | None:
-    """The baseline to compare with; ValueError if it is not for this profile and seed."""
+def _baselines(settings: Settings) -> Baselines:
+    """Read the baselines of a campaign before it runs; ValueError for one of another profile or seed."""
+    compared = _stored(settings, settings.baseline)
     if settings.baseline is None:
-        return gate.shipped_baseline(settings.profile, settings.seed)
-    baseline = gate.read_baseline(settings.baseline)
+        compared = gate.shipped_baseline(settings.profile, settings.seed)
+    return Baselines(compared, _stored(settings, settings.update_baseline, may_be_new=True))
+
+
+def _stored(settings: Settings, path: Path | None, *, may_be_new: bool = False) -> gate.Baseline | None:
+    """Read a baseline, None where none is asked for or a new one is written; ValueError if it is of another profile or
+    seed."""
+    if path is None or (may_be_new and not path.is_file()):
+        return None
+    baseline = gate.read_baseline(path)
     if (baseline.profile, baseline.seed) != (settings.profile, settings.seed):
         raise ValueError(
             f"baseline {baseline.name} is for profile {baseline.profile} and seed {baseline.seed}, "

@@ -10,6 +10,7 @@ from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.bits import bits
 from fa3verify.cli.exits import EPILOG
+from fa3verify.cli.hunt import hunt
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.libraries import libraries
@@ -19,6 +20,7 @@ from fa3verify.cli.record import record
 from fa3verify.cli.recordings import recordings
 from fa3verify.cli.replay import replay
 from fa3verify.cli.report import report
+from fa3verify.cli.sanitize import sanitize
 from fa3verify.cli.simulate import simulate
 from fa3verify.cli.trace import trace
 from fa3verify.cli.tune import tune
@@ -35,6 +37,7 @@ for verb in (
     verify,
     merge,
     adversary,
+    hunt,
     replay,
     kernels,
     audit,
@@ -44,6 +47,7 @@ for verb in (
     mutants,
     record,
     recordings,
+    sanitize,
     info,
     report,
     simulate,

@@ -70,7 +70,7 @@ def output_options(command: Callable) -> Callable:
         click.option(
             "--update-baseline",
             type=click.Path(path_type=Path, dir_okay=False),
-            help="Write the figures of this run as a baseline.",
+            help="Write the figures of this run as a baseline; kernels that were not judged keep theirs.",
         ),
         click.option(
             "--baseline",

@@ -25,7 +25,7 @@ from fa3verify.properties import LAWS, find_law, run_law
 
 # What finds most for its time comes first; the rest in the order of a campaign.
 _TELLING = ("normal", "offset_v", "block_scaled", "error_within_bound", "gradients_within_bound")
-_STEP_S: dict[str, float] = {"quick": 90.0, "release": 900.0, "soak": 3600.0}  # one task, and compiling before it
+_STEP_S: dict[str, float] = {"quick": 60.0, "release": 900.0, "soak": 3600.0}  # CPU, of a task and compiling for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +119,32 @@ def examine(
         Kernels and tasks, in order.
     limit_s : float, optional
         For each task.
+
+    Raises
+    ------
+    RuntimeError
+        If a candidate cannot be made: that is no finding.
     """
     started = time.monotonic()
 
     def steps() -> Iterator[list[str]]:
-        made: dict[str, Candidate] = {}
+        made = {kernel: make(kernel) for kernel in dict.fromkeys(kernel for kernel, _ in plan)}
+        yield []
         for kernel, task in plan:
-            if kernel not in made:
-                made[kernel] = make(kernel)
             parts = found_by(made[kernel], task, profile, seed)
             yield list(parts)
             if set(parts) - {"L0"}:
                 return
 
     said = apart(steps, _STEP_S[profile] if limit_s is None else limit_s)
-    bits = next((plan[i][1] for i, parts in enumerate(said.values) if "L0" in parts), "")
-    parts = tuple(part for part in (said.values[-1] if said.values else ()) if part != "L0")
-    place, ran = max(len(said.values) - 1, 0), len(said.values)
+    if not said.values:
+        raise RuntimeError(f"the candidate could not be made: {said.words}")
+    _, *steps_found = said.values
+    bits = next((plan[i][1] for i, parts in enumerate(steps_found) if "L0" in parts), "")
+    parts = tuple(part for part in (steps_found[-1] if steps_found else ()) if part != "L0")
+    place, ran = max(len(steps_found) - 1, 0), len(steps_found)
     if said.end != "finished":
-        parts, place, ran = ("crash",), min(len(said.values), len(plan) - 1), len(said.values) + 1
+        parts, place, ran = ("crash",), min(ran, len(plan) - 1), ran + 1
     kernel, task = plan[place] if parts else ("", "")
     return Examination(parts, task, kernel, bits, ran, round(time.monotonic() - started, 2), said.words[:200])
 

@@ -13,9 +13,9 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
-from fa3verify.operations import LSE_GRADIENT, Outputs
+from fa3verify.operations import LSE_GRADIENT
 from fa3verify.policy import empty_rows, out_rows
-from fa3verify.properties.compare import against_truth, same_bits, same_values, within
+from fa3verify.properties.compare import against_truth, same_bits, same_values, unsigned_zeros, within
 from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, law, needs
 
@@ -30,7 +30,7 @@ def _within(candidate: Candidate, trial: Trial) -> Violation | None:
 def _silent(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     silent = setup.fed(dout=np.zeros_like(setup.operands.dout))  # type: ignore[attr-defined]
-    bound, got = silent.bound(), _unsigned_zeros(silent.run(candidate))
+    bound, got = silent.bound(), unsigned_zeros(silent.run(candidate))
     for name, x in got.items():
         promised = np.isfinite(bound[name])  # a forward of the kernel's own may overflow
         if violation := same_values(f"dO of zeros: {name}", x, np.zeros_like(x), promised):
@@ -43,11 +43,7 @@ def _negated(candidate: Candidate, trial: Trial) -> Violation | None:
     dout = setup.operands.dout  # type: ignore[attr-defined]
     plain, other = setup.run(candidate), setup.fed(dout=-dout).run(candidate)
     expected = {name: -x for name, x in plain.items()}
-    return same_bits("dO negated", *(_unsigned_zeros(x) for x in (other, expected)))
-
-
-def _unsigned_zeros(got: Outputs) -> Outputs:
-    return {name: np.where(x == 0, np.zeros_like(x), x) for name, x in got.items()}
+    return same_bits("dO negated", *(unsigned_zeros(x) for x in (other, expected)))
 
 
 def _split(candidate: Candidate, trial: Trial) -> Violation | None:

@@ -101,6 +101,14 @@ def lse_error(scene: Scene, x: float) -> dict[str, Any]:
     return scene.record(scene.judged.outputs | {"lse": lse.astype(np.float32)})
 
 
+def output_error(scene: Scene, x: float) -> dict[str, Any]:
+    """The error of the outputs is 1 + x times what it was, rounded to the output's format once more."""
+    got, truth = scene.judged.outputs["out"], scene.judged.seen["out"]
+    grown = truth + (1 + x) * (got.astype(np.float64) - truth)
+    out = np.where(np.isfinite(grown), encode(grown, FORMATS[scene.config.out_dtype], "ieee"), got)
+    return scene.record(scene.judged.outputs | {"out": out})
+
+
 def score_scale(scene: Scene, x: float) -> dict[str, Any]:
     """Scores are 1 + x times what they should be."""
     return scene.record(scene.run(softmax_scale=scene.judged.case.problem.softmax_scale * (1 + x)))
@@ -169,7 +177,7 @@ def truncating_quantiser(scene: Scene, x: float) -> dict[str, Any]:
 
 Change = Callable[[Scene, float], dict[str, Any]]
 CHANGES: tuple[Change, ...] = (
-    lse_error, score_scale, output_gain, one_ulp, truncated_p, no_combine, truncating_quantiser
+    lse_error, output_error, score_scale, output_gain, one_ulp, truncated_p, no_combine, truncating_quantiser
 )  # fmt: skip
 
 
@@ -221,6 +229,18 @@ def table(change: Change, dtypes: tuple[str, ...] = DTYPES, names: tuple[str, ..
         yield f"| twin.{dtype} | {family} | {' | '.join(_figure(seen.get(rule)) for rule in rules)} |"
 
 
+def in_every_family(change: Change, dtype: str) -> Iterator[str]:
+    """Yield the lines of a table of one kernel: the smallest change that each family shows, and the rule that does."""
+    yield "| family | smallest change | rule |"
+    yield "|---|---|---|"
+    for family in families(candidates.find(f"twin.{dtype}"), PROFILES["quick"]):
+        seen = smallest(change, dtype, family)
+        least = min(seen.values(), default=None)
+        rules = ", ".join(f"`{rule}`" for rule, x in sorted(seen.items()) if x == least)
+        yield f"| {family} | {_figure(least) or 'none'} | {rules} |"
+        scenes.cache_clear()
+
+
 def counts(change: Change, dtype: str) -> str:
     """In how many families each rule of the baseline fails at x = 1."""
     names = families(candidates.find(f"twin.{dtype}"), PROFILES["quick"])
@@ -249,6 +269,9 @@ def main() -> None:
         print(f"## {change.__name__}\n\n{change.__doc__}\n")
         print("\n".join(table(change)), flush=True)
         print()
+    print("## FP8 error in every family\n\nThe smallest growth of the output's error that fails twin.e4m3.\n")
+    print("\n".join(in_every_family(output_error, "e4m3")), flush=True)
+    print()
     print("## Whole changes over all families\n\nIn how many families of the quick profile each rule fails at x = 1.\n")
     print("| change | kernel | families | rules |\n|---|---|---|---|")
     for change in (lse_error, truncating_quantiser):
