@@ -354,6 +354,15 @@ def print_hunt(body: dict[str, Any], page: str, file: Path, *, quiet: bool) -> N
     console.print(f"written to {escape(str(file))}", soft_wrap=True, highlight=False)
 
 
+def print_comparisons(kernels: list[str], found: list[Any], *, quiet: bool) -> None:
+    """Print one line for each comparison, with its kernel where one is compared with itself."""
+    console = Console()
+    for kernel, each in zip(kernels, found, strict=True):
+        if each is not None and not (quiet and each.is_equal):
+            words = f"{kernel}: {each.told()}" if kernel else each.told()
+            console.print(escape(words), soft_wrap=True, highlight=False)
+
+
 def environment() -> dict[str, Any]:
     """Return what ``fa3verify info`` prints."""
     from fa3_kernels.twin.compiled import cache_directory

@@ -9,6 +9,7 @@ from fa3verify.cli.adversary import adversary
 from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.bits import bits
+from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG
 from fa3verify.cli.hunt import hunt
 from fa3verify.cli.info import info
@@ -38,6 +39,7 @@ for verb in (
     merge,
     adversary,
     hunt,
+    compare,
     replay,
     kernels,
     audit,

@@ -74,8 +74,13 @@ class Found:
         self.problems, self.cpu_s = before + later.problems, cpu_s + later.cpu_s
 
     @property
+    def value(self) -> float:
+        """The figure of the best input, 0 where nothing was above it."""
+        return self.largest.value if self.largest else 0.0
+
+    @property
     def largest(self) -> Best | None:
-        """The best input of all outputs."""
+        """The best input of all outputs; on an island an output of which nothing was above 0 has none."""
         return max(self.best.values(), key=lambda best: best.value, default=None)
 
     def to_json(self) -> dict[str, Any]:

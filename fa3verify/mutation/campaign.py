@@ -13,7 +13,7 @@ from typing import Any
 
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.files import write_text
-from fa3verify.mutation import automatic, grid, museum, tables
+from fa3verify.mutation import automatic, grid, museum, sound, tables
 from fa3verify.mutation.examine import Examination, warm_up
 
 Tell = Callable[[str], None]
@@ -98,8 +98,17 @@ def _grid(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
     return sum(not verdict.rejected["bound and baseline"] for verdict in ours), page
 
 
+def _sound(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
+    with workers(options) as pool:
+        found = sound.run(options["trials"], options["seed"], pool, progress)
+    page = tables.sound(found)
+    _write(options, "sound", sound.COLUMNS, sound.rows(found), page)
+    return sum(len(tally.alarms) for tally in found), page
+
+
 RUN: Mapping[str, Callable[[Tell, Mapping[str, Any]], tuple[int, str]]] = {
     "museum": _museum,
     "grid": _grid,
     "automatic": _automatic,
+    "sound": _sound,
 }

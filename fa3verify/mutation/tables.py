@@ -11,6 +11,7 @@ from fa3verify.mutation.examine import Examination
 from fa3verify.mutation.grid import Verdicts
 from fa3verify.mutation.museum import Exhibit
 from fa3verify.mutation.rules import OURS, RULES
+from fa3verify.mutation.sound import Tally
 
 _PARTS = {"crash": "crash", "laws": "properties", "hazards": "hazards", "L1": "bound", "L2": "baseline"}
 
@@ -145,3 +146,20 @@ def _by_fault(dtype: str, faults: Sequence[Verdicts]) -> str:
         own = [v for v in faults if v.kernel == name]
         rows.append([f"{name} /{len(own)}", *(_rejections(rule, own) for rule in rules)])
     return markdown([f"{dtype}, by fault", *rules], rows)
+
+
+def sound(found: Iterable[Tally]) -> str:
+    """Return the page of a campaign over sound kernels: per kernel what was tried, and every false alarm in words."""
+    kernels: defaultdict[str, list[Tally]] = defaultdict(list)
+    for tally in found:
+        kernels[tally.kernel].append(tally)
+    body = [
+        [name, len({x.task for x in own}), f"{sum(x.trials for x in own):,}", f"{sum(x.outputs for x in own):,}",
+         sum(len(x.alarms) for x in own)]
+        for name, own in [*kernels.items(), ("all", [x for own in kernels.values() for x in own])]
+    ]  # fmt: skip
+    alarms = [
+        f"- {x.kernel}, {x.task}, seed {x.seed}: {y}\n" for own in kernels.values() for x in own for y in x.alarms
+    ]
+    head = ["kernel", "properties and families", "trials", "output values", "false alarms"]
+    return "".join(["## Sound kernels in different orders\n\n", markdown(head, body), "\n" if alarms else "", *alarms])
