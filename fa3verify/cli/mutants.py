@@ -26,7 +26,7 @@ KINDS = ("museum", "grid", "automatic", "sound")
 @click.option("--kernel", "kernels", multiple=True, help="Examine mutants of this twin; may be repeated.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
-@click.option("--seconds", type=click.FloatRange(0), default=0.0, help="Begin nothing new after this time; 0 is never.")
+@click.option("--seconds", type=click.FloatRange(0), default=0.0, help="Begin no task after this time; 0 is never.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
 @click.option("--quiet", is_flag=True, help="Print the sums only.")
 def mutants(kinds: tuple[str, ...], **options: Any) -> None:

@@ -99,7 +99,8 @@ def _alone(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
 
 def _moved(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
     order = np.roll(np.arange(setup.problem.batch), value)
-    moved = reordered(setup, order, np.arange(setup.problem.nheads_kv), np.arange(setup.problem.group))
+    problem = setup.problem
+    moved = reordered(setup, order, np.arange(problem.nheads_kv), np.arange(problem.group))
     yield Pair(setup, moved, lambda result: {name: x[order] for name, x in result.items()}, _whole)
 
 

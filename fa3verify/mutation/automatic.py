@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from fa3verify import candidates
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.files import write_text
@@ -26,7 +27,7 @@ Status = Literal["caught", "equivalent", "missed", "not finished"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for; ``seconds`` is the time after which nothing new begins, 0 without an end.
+    """What the user asked for; ``seconds`` is the time after which no task begins, 0 without an end.
 
     ``seed`` chooses the mutants; their inputs are those of seed 0, for which there is a baseline.
     """
@@ -98,10 +99,13 @@ def chosen(settings: Settings, lines: dict[str, dict[str, list[int]]]) -> list[M
 def plan_of(
     mutant: Mutant, settings: Settings, lines: dict[str, dict[str, list[int]]], profile: ProfileName
 ) -> list[tuple[str, str]]:
-    """Return kernels and tasks for a mutant, the first tasks of all kernels that run it before the rest of any."""
+    """Return kernels and tasks for a mutant, the first tasks of all kernels that run it before the rest of any, and
+    last, where bits are compared, a search for any difference from the sound twin.
+    """
     kernels = [kernel for kernel in settings.kernels if reach.is_run(mutant, lines[kernel])]
     ranked = [(i, kernel, task) for kernel in kernels for i, task in enumerate(examine.tasks_of(kernel, profile))]
-    return [(kernel, task) for _, kernel, task in sorted(ranked, key=lambda place: place[0])]
+    search = [(kernel, examine.SEARCH) for kernel in kernels if settings.bits]
+    return [(kernel, task) for _, kernel, task in sorted(ranked, key=lambda place: place[0])] + search
 
 
 def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str], None]) -> list[Fate]:
@@ -115,6 +119,10 @@ def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str],
         If the folder holds results of other code or other settings, or a module or a kernel is unknown.
     """
     until = time.time() + settings.seconds if settings.seconds else float("inf")
+    for module in settings.modules:
+        edits.mutants(module)
+    for kernel in settings.kernels:
+        candidates.find(kernel)
     settings.out.mkdir(parents=True, exist_ok=True)
     lines = _lines(settings, pool)
     fates = {mutant.identity: Fate(mutant) for mutant in chosen(settings, lines)}
@@ -156,7 +164,7 @@ def _unit(
     if time.time() > until:
         return None
     examine.warm_up(plan)
-    return examine.examine_mutant(mutant, plan, profile, bits=bits)
+    return examine.examine_mutant(mutant, plan, profile, bits=bits, until=until)
 
 
 def _units(
@@ -170,7 +178,7 @@ def _units(
         return []
     if ("quick", "all") not in done:
         return [("quick", "all", plan_of(fate.mutant, settings, lines, "quick"))]
-    if settings.profile == "quick" or fate.mutant.identity in EQUIVALENT:
+    if settings.profile == "quick":
         return []
     plan = plan_of(fate.mutant, settings, lines, settings.profile)
     named = [(f"{kernel} {task}", [(kernel, task)]) for kernel, task in plan]

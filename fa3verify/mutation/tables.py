@@ -32,8 +32,8 @@ def part_of(found_by: Iterable[str]) -> str:
 def scores(fates: list[Fate], group: Callable[[Fate], str]) -> list[list[object]]:
     """Count fates by a group: mutants, caught by each part, by bits, equivalent, missed, not finished, share caught.
 
-    The share is of the mutants that were finished and are not equivalent; "bits" counts those of which some output
-    differed from the sound twin's, whoever found them first.
+    The share is of the mutants that were finished and are not equivalent; "with bits" counts the caught ones and those
+    of which some output differed from the sound twin's.
     """
     groups: defaultdict[str, list[Fate]] = defaultdict(list)
     for fate in fates:
@@ -44,7 +44,7 @@ def scores(fates: list[Fate], group: Callable[[Fate], str]) -> list[list[object]
         parts = Counter(part_of(fate.found_by.split()) for fate in own)
         judged = status["caught"] + status["missed"]
         share = f"{100 * status['caught'] / judged:.1f} %" if judged else "-"
-        bits = sum(bool(fate.bits) or "crash" in fate.found_by for fate in own)
+        bits = sum(bool(fate.bits or fate.found_by) for fate in own)
         rows.append(
             [name, len(own), *(parts[p] for p in _OF_KERNELS), bits, status["equivalent"], status["missed"],
              status["not finished"], share]
@@ -54,7 +54,7 @@ def scores(fates: list[Fate], group: Callable[[Fate], str]) -> list[list[object]
 
 def automatic(fates: list[Fate]) -> str:
     """Return the page of a campaign over automatic mutants."""
-    head = ["", "mutants", *_OF_KERNELS, "bits or crash", "equivalent", "missed", "not finished", "caught"]
+    head = ["", "mutants", *_OF_KERNELS, "with bits", "equivalent", "missed", "not finished", "caught"]
     text = ["## By module\n", markdown(head, scores(fates, lambda fate: fate.mutant.module))]
     text += ["\n## By operator\n", markdown(head, scores(fates, lambda fate: fate.mutant.operator))]
     text += [f"\n{_times(fates)}\n"]

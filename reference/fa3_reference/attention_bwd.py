@@ -67,8 +67,9 @@ def attention_bwd(
         float64. Empty rows have dq = 0 and add nothing; keys that no row sees have dk = dv = 0. With u =
         2^-53 and x = (head_dim + 8) spread + |lse| of :mod:`fa3_reference.attention`, P carries a relative
         error of about x u, and every gradient at most about (2 x + seqlen_q * group + seqlen_k + 2
-        head_dim_v) u times the same expression in absolute values. A first-order statement; proved on small problems
-        by ball arithmetic, checked against central differences and automatic differentiation.
+        head_dim_v) u times the same expression in absolute values. A softcap c adds 2 (head_dim + 8) spread / c + 8 to
+        that factor for dQ and dK: sech^2 has a logarithmic slope of at most 2. A first-order statement; proved on small
+        problems by ball arithmetic, checked against central differences and automatic differentiation.
 
     Raises
     ------

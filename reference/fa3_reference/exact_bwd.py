@@ -71,12 +71,10 @@ def exact_gradients(
     Raises
     ------
     ValueError
-        If an array has the wrong shape, or for a problem with softcap.
+        If an array has the wrong shape.
     ImportError
         Without python-flint.
     """
-    if problem.softcap > 0:
-        raise ValueError(f"exact gradients know no softcap, got {problem.softcap}")
     shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape, "dout": problem.out_shape}
     q, k, v, dout = as_float64(**{name: (x, shapes[name]) for name, x in zip(shapes, (q, k, v, dout), strict=True)})
     (dlse,) = as_float64(dlse=(np.zeros(problem.lse_shape) if dlse is None else dlse, problem.lse_shape))
@@ -108,7 +106,7 @@ def _head(problem: AttentionProblem, h: _Head) -> tuple[Any, Any, Any]:
     flint = load_flint()
     scale, zero, keys = flint.arb(problem.softmax_scale), flint.arb(0), len(h.k)
     first, stop = problem.visible_keys(np.arange(len(h.q)), len(h.q), keys)
-    scores = (matrix(h.q) * matrix(h.k).transpose() * scale).entries()
+    scores, slopes = _capped(problem, (matrix(h.q) * matrix(h.k).transpose() * scale).entries())
     differences = (matrix(h.dout) * matrix(h.v).transpose()).entries()
     p, ds = [zero] * len(scores), [zero] * len(scores)
     for i in range(len(h.q)):
@@ -125,9 +123,19 @@ def _head(problem: AttentionProblem, h: _Head) -> tuple[Any, Any, Any]:
             dots = _sum([flint.arb(float(a)) * flint.arb(float(b)) for a, b in zip(h.dout[i], h.out[i])])
         dots -= flint.arb(float(h.dlse[i]))
         for j in seen:
-            ds[j] = p[j] * (differences[j] - dots) * scale
-    weights, slopes = (flint.arb_mat(len(h.q), keys, x) for x in (p, ds))
-    return slopes * matrix(h.k), slopes.transpose() * matrix(h.q), weights.transpose() * matrix(h.dout)
+            ds[j] = p[j] * (differences[j] - dots) * slopes[j] * scale
+    weights, dx = (flint.arb_mat(len(h.q), keys, x) for x in (p, ds))
+    return dx * matrix(h.k), dx.transpose() * matrix(h.q), weights.transpose() * matrix(h.dout)
+
+
+def _capped(problem: AttentionProblem, scores: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Scores c tanh(x / c) under a softcap c, and their slopes 1 / cosh(x / c)^2; x and 1 without one."""
+    flint = load_flint()
+    if not problem.softcap:
+        return scores, [flint.arb(1)] * len(scores)
+    cap = flint.arb(problem.softcap)
+    relative = [x / cap for x in scores]
+    return [cap * y.tanh() for y in relative], [1 / y.cosh() ** 2 for y in relative]
 
 
 def _sum(balls: list[Any]) -> Any:
