@@ -13,6 +13,7 @@ from typing import Any
 from fa3_reference.bounds.forward import forward_bound
 from fa3verify import __version__
 from fa3verify.adversary import evolve, gradients, islands
+from fa3verify.adversary.climb import Findings
 from fa3verify.adversary.colony import individual
 from fa3verify.adversary.gradients.search import RATIOS as GRADIENT_RATIOS
 from fa3verify.adversary.gradients.search import replay as replay_gradients
@@ -45,7 +46,7 @@ class Breed:
     islands : callable
         ``islands(dtype)``; empty for a dtype that the operation does not have.
     search : callable
-        ``search(island, seed, problems)`` returns :class:`fa3verify.adversary.evolve.Findings`.
+        ``search(island, seed, problems)`` returns :class:`fa3verify.adversary.climb.Findings`.
     replay : callable
         ``replay(individual)``: the ratios of a stored individual by name.
     """
@@ -53,7 +54,7 @@ class Breed:
     ratios: tuple[str, ...]
     columns: str
     islands: Callable[[str], tuple[Any, ...]]
-    search: Callable[..., evolve.Findings]
+    search: Callable[..., Findings]
     replay: Callable[[dict[str, Any]], dict[str, float]]
 
 

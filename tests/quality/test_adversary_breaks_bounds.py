@@ -9,7 +9,8 @@ import pytest
 
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import Terms
-from fa3verify.adversary.evolve import Find, Search, search
+from fa3verify.adversary.climb import Find
+from fa3verify.adversary.evolve import Search, search
 from fa3verify.adversary.islands import ISLANDS, island_of, islands_of
 from fa3verify.adversary.judge import ErrorOverBound
 from fa3verify.adversary.run import replay

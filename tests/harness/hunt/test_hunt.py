@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
 from fa3verify import gate
 from fa3verify.adapters.functions import array_candidate
 from fa3verify.candidates import find
@@ -20,6 +22,7 @@ from fa3verify.hunt.grounds import grounds_of
 from fa3verify.hunt.objectives import LEAST_DIFFERENCE, Call, objective_from, unrounded
 from fa3verify.hunt.search import value_of
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.judgement import judge
 
 BASELINE = gate.shipped_baseline("quick", 0)
 assert BASELINE is not None
@@ -112,6 +115,19 @@ def test_equal_kernels_do_not_differ_and_a_mutant_does():
         assert {best.value for best in same.best.values()} == {0.0}
     other = hunt(find("twin.fp16+truncated_p"), Difference(twin, "ulp"), 32, 1, grounds=("few",))
     assert other.best["out"].value >= 1
+
+
+def test_error_over_a_baseline_is_that_of_the_inputs_own_family():
+    """V of one mean over 2,048 keys: what accumulators lose stands out beside the stored figure of such V."""
+    problem = AttentionProblem(1, 1, 1, 4, 2048, 64, dtype="e4m3")
+    case = Case("twin.e4m3", problem, Recipe("offset_v"), QuantScheme("head"))
+    sound, faulty = (find(name) for name in ("twin.e4m3", "twin.e4m3+no_promotion"))
+    expected = judge(sound, case).measures["rel_rmse_seen"] / BASELINE.kernels["twin.e4m3"]["offset_v"]["rel_rmse_seen"]
+    assert OverBaseline(BASELINE).of_case(sound, case) == {"rel_rmse": expected}
+    lost = OverBaseline(BASELINE).of_case(faulty, replace(case, kernel=faulty.name))["rel_rmse"]
+    assert lost > 3 * expected
+    with pytest.raises(ValueError, match="the baseline has no figure"):
+        OverBaseline(replace(BASELINE, kernels={})).of_case(sound, case)
 
 
 def test_zeros_of_either_sign_differ_by_the_least():
