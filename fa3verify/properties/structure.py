@@ -151,7 +151,7 @@ def _neighbours(candidate: Candidate, trial: Trial) -> Violation | None:
 
 
 def _splits(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
-    return {"num_splits": draw(st.sampled_from((1, 2, 3)))}
+    return {"num_splits": draw(st.sampled_from((2, 1, 3)))}
 
 
 def _empty_rows(candidate: Candidate, trial: Trial) -> Violation | None:
@@ -244,7 +244,7 @@ STRUCTURE_LAWS = (
         "that it takes",
         "exact",
         _empty_rows,
-        wanted=Wanted(masks="some"),
+        wanted=Wanted(masks="some", unseen=True),
         parameters=_splits,
         applies=lambda candidate: bool({"causal", "window"} & candidate.features),
     ),

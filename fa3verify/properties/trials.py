@@ -22,6 +22,7 @@ from fa3verify.properties.law import Kind, Law, Trial, Violation
 
 CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
 MAX_SEQLEN = 300
+TILE = 128  # keys
 LONG = (1024, 2048, 4096)  # keys of the few laws about accumulator loss
 HEAD_DIMS = (64, 128, 96)  # 96 is padded to 128
 Parameters = Callable[[DrawFn, Candidate, Case], dict[str, Any]]
@@ -33,6 +34,7 @@ class Wanted:
 
     ``several`` asks for two (sequence, kv head) pairs at least, ``single`` for one, ``permuted`` for three sequences
     and kv heads or more, which have orders that are not their own inverse; ``grouped`` for shared kv heads;
+    ``unseen``, three times of four, for rows that a causal mask hides every key from, beside keys of two tiles;
     ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or "blocks" of rows always.
     """
 
@@ -44,6 +46,7 @@ class Wanted:
     several: bool = False
     single: bool = False
     permuted: bool = False
+    unseen: bool = False
     empty: bool = True
     longest_q: int = MAX_SEQLEN
     seqlens_k: tuple[int, ...] = ()
@@ -120,9 +123,16 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
         lengths_q = [_length(draw, most) for _ in range(batch)]
         if wanted.empty and batch > 1 and draw(st.integers(0, 7)) == 7:
             lengths_q[-1] = 0
+    else:
+        lengths_q = [_length(draw, most)]
+    if wanted.unseen and draw(st.integers(0, 3)):
+        lengths_k[0] = max(lengths_k[0], TILE + 1)
+        lengths_k[1:] = [min(n, 8) for n in lengths_k[1:]]  # the call is split by its longest sequence
+        lengths_q[-1] = lengths_k[-1] + draw(st.integers(1, 8))
+    if varlen:
         problem = AttentionProblem.varlen(tuple(lengths_q), tuple(lengths_k), **rest)
     else:
-        problem = AttentionProblem(batch=batch, seqlen_q=_length(draw, most), seqlen_k=lengths_k[0], **rest)
+        problem = AttentionProblem(batch=batch, seqlen_q=lengths_q[0], seqlen_k=lengths_k[0], **rest)
     problem = adapted(candidate, problem)
     assume(candidate.supports(problem))
     return problem
