@@ -114,7 +114,7 @@ def _scores(candidate: Candidate, trial: Trial) -> Violation | None:
     stored = {
         name: Descale(got[f"{name}_descale"], rows) for name, rows in zip(NAMES, setup.config.descale_rows, strict=True)
     }
-    codes = Operands(*(got[name] for name in NAMES), *(stored[name] for name in NAMES))
+    codes = Operands(got["q"], got["k"], got["v"], stored["q"], stored["k"], stored["v"])
     q8, k8, _ = codes.dequantized(problem)
     shift = got.get("lse_correction", np.zeros(problem.lse_shape))
     shift_bound = setup.bound(got).get("lse_correction")
