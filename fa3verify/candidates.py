@@ -218,6 +218,12 @@ class _Twin:
     def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> Any:
         return operations.find(self.operation).twin(problem, operands, config, self.fault)
 
+    def unrounded(self, problem: AttentionProblem, operands: Operands, config: Any) -> Result:
+        """Run a twin of a forward up to its last rounding: out is float32."""
+        from fa3_kernels.twin.forward import forward
+
+        return Result(*forward(problem, operands, config, ideal=frozenset({"output"}), fault=self.fault))  # type: ignore[arg-type]
+
     def identity(self) -> dict[str, str | None]:
         """The twin's own sources, and the version of the kernels whose bits it has."""
         from fa3_kernels.twin.compiled import source_hash

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
-from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed, WorkerLost
+from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed
 from fa3verify.campaign.profiles import PROFILES
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.text import of_error
@@ -31,12 +32,12 @@ def make_executor(settings: Settings) -> Executor:
     OSError
         If no scheduler answers.
     """
+    limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
     if settings.scheduler:
-        return Cluster(settings.scheduler)
+        return Cluster(settings.scheduler, limit_s, memory_bytes=settings.memory_bytes)
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")  # one core per worker process
     workers = settings.workers or os.cpu_count() or 1
-    limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
     memory_bytes = _fair_share(workers) if settings.memory_bytes is None else settings.memory_bytes
     return IsolatingPool(workers, limit_s, memory_bytes=memory_bytes)
 
@@ -70,26 +71,24 @@ class _Remote(Timed):
             if not self._is_unwanted:
                 self.set_exception(TaskError("the cluster gave it up: its scheduler is gone"))
         elif error := theirs.exception():
-            lost = type(error).__name__ == "KilledWorker"
-            words = "its workers ended, one after the other: it did that, or another task that waited there"
-            self.set_exception(WorkerLost(words) if lost else TaskError(of_error(error)))
+            self.set_exception(TaskError(of_error(error)))
         else:
-            value, self.cpu_s, words = theirs.result()
-            self.set_exception(TaskError(words)) if words else self.set_result(value)
+            found, self.cpu_s = theirs.result()
+            self.set_exception(found) if isinstance(found, TaskError) else self.set_result(found)
 
 
 class Cluster(Executor):
     """Run tasks on the workers of a Dask cluster, which need the same sources as this process.
 
-    A worker that dies is no failure: Dask gives its tasks to another one. A task of which several have died is a
-    :class:`~fa3verify.campaign.pool.WorkerLost`; Dask cannot tell it from one that waited for the same worker. There
-    are no limits of time and memory, no process of a task's own and no note of the case it was at; whoever reaches the
-    scheduler runs code on its workers.
+    Each worker runs one task at a time, in a process that it isolates as this machine would. A worker that dies itself
+    costs nothing: Dask gives its task to another one. Whoever reaches the scheduler runs code on its workers.
 
     Parameters
     ----------
     address : str
         Of the scheduler, such as ``tcp://10.0.0.1:8786``.
+    limit_s, memory_bytes
+        As of :class:`~fa3verify.campaign.pool.IsolatingPool`.
 
     Raises
     ------
@@ -97,16 +96,16 @@ class Cluster(Executor):
         If no scheduler answers there.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, limit_s: float, *, memory_bytes: int | None = None) -> None:
         from distributed import Client  # pyright: ignore[reportMissingImports]  # extra: distributed
 
         self._client = Client(address, set_as_default=False)
         self._executor = self._client.get_executor(pure=False)
-        self._stamp = source_stamp()
+        self._terms = _Terms(source_stamp(), uuid4().hex, limit_s, memory_bytes)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
         """Queue a picklable call of a function that the workers can import."""
-        return _Remote(self._executor.submit(_run, self._stamp, fn, args, kwargs))
+        return _Remote(self._executor.submit(_run, self._terms, fn, args, kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, which goes on without us; what is not done is then forgotten there."""
@@ -114,20 +113,39 @@ class Cluster(Executor):
         self._client.close()
 
 
+class _Terms(NamedTuple):
+    """What a campaign asks of a worker: its sources, to be told from other campaigns, and limits of a task."""
+
+    stamp: str
+    campaign: str
+    limit_s: float
+    memory_bytes: int | None
+
+
 _alone = threading.Lock()
 _own_stamp = functools.cache(source_stamp)
+_here: dict[_Terms, IsolatingPool] = {}  # one at most
 
 
-def _run(stamp: str, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple[Any, float, str]:
-    """On a worker: the value of a call and its CPU seconds, or words about what it raised.
+def _isolated(terms: _Terms) -> IsolatingPool:
+    """The process of a Dask worker's tasks: one for each campaign, for kernels may have been edited since the last."""
+    if terms not in _here:
+        for other in _here.values():
+            other.shutdown(wait=False)
+        _here.clear()
+        # Dask makes its workers daemons, which may have no children; there is no public way to change that afterwards.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        _here[terms] = IsolatingPool(1, terms.limit_s, memory_bytes=terms.memory_bytes)
+    return _here[terms]
 
-    One at a time: Hypothesis keeps its random state by process, and CPU seconds are those of the process.
-    """
+
+def _run(terms: _Terms, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple[Any, float]:
+    """On a worker: the value of a call, or the TaskError that it ended with, and its CPU seconds."""
     with _alone:
-        if _own_stamp() != stamp:
-            return None, 0.0, "the worker has other sources of fa3verify than the campaign"
+        if _own_stamp() != terms.stamp:
+            return TaskError("the worker has other sources of fa3verify than the campaign"), 0.0
+        future = _isolated(terms).submit(function, *args, **kwargs)
         try:
-            before = time.process_time()
-            return function(*args, **kwargs), time.process_time() - before, ""
-        except BaseException as error:  # SystemExit included: it must not end the worker
-            return None, 0.0, of_error(error)
+            return future.result(), getattr(future, "cpu_s", 0.0)
+        except TaskError as error:
+            return error, 0.0

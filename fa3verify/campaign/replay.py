@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
+HUNTED_SCHEMA = "fa3verify.hunted/1"
 
 
 def write(path: Path, kernel: str, what: str, content: dict[str, Any], baseline: dict[str, Any] | None = None) -> None:
@@ -132,6 +133,10 @@ def run(
         trial = replace(trial, case=_found(trial.case, activations))
         violation = replay_trial(find_law(law).name, candidate, trial)
         return violation is None, violation.message if violation else f"{law} holds for {trial.case.describe()}", None
+    if content.get("schema") == HUNTED_SCHEMA:
+        from fa3verify.hunt.run import replay_content
+
+        return replay_content(candidate, content)
     if content.get("schema") == FAMILY_SCHEMA:
         return _family(candidate, body["what"], content, activations)
     case = _case(candidate, content, activations)

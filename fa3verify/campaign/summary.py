@@ -13,7 +13,7 @@ from typing import Any
 from fa3verify import __version__, coverage, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
-from fa3verify.campaign.tasks import BOUND_LAWS, Outcome, of_kernel, pooled
+from fa3verify.campaign.tasks import BOUND_LAWS, Outcome, outcomes_of, pooled
 from fa3verify.cases import Case
 from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 from fa3verify.verdict import EXIT_CODES, ratio_text
@@ -73,10 +73,7 @@ def summarize(
     """Build the summary of a finished campaign, without times and command (the caller adds them)."""
     bodies, gate, failures, cases = [], [], [], []
     for kernel in kernels:
-        body, found, judged = _kernel(kernel, outcomes)
-        rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
-        found += _gate_failures(rows, judged, profile, seed)
-        body["verdict"] = "fail" if found else "inconclusive" if body["inconclusive"] else "pass"
+        body, rows, found, judged = of_kernel(kernel, outcomes, baseline, profile=profile, seed=seed)
         bodies.append(body)
         gate += rows
         failures += found
@@ -100,6 +97,17 @@ def summarize(
         "provenance": provenance(seed),
         **verdict_of(bodies, failures),
     }
+
+
+def of_kernel(
+    kernel: Introduction, outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
+) -> tuple[dict[str, Any], list[GateRow], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the body, the gate's rows, the findings and the judged cases of one kernel, of any outcomes of it."""
+    body, found, judged = _kernel(kernel, outcomes)
+    rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
+    found += _gate_failures(rows, judged, profile, seed)
+    body["verdict"] = "fail" if found else "inconclusive" if body["inconclusive"] else "pass"
+    return body, rows, found, judged
 
 
 def verdict_of(kernels: list[dict[str, Any]], failures: list[dict[str, Any]]) -> dict[str, Any]:
@@ -126,7 +134,7 @@ def _families(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """Figures by family, findings and judged cases of one kernel."""
     families, failures, cases = [], [], []
-    for outcome in of_kernel(outcomes, kernel.name, "family"):
+    for outcome in outcomes_of(outcomes, kernel.name, "family"):
         family, records = outcome.task.arguments["family"], outcome.value or []
         if outcome.error:
             at = (outcome.at or {}).get("content")
@@ -145,7 +153,7 @@ def _families(
 def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Laws and findings of one kernel."""
     laws, failures = [], []
-    for outcome in of_kernel(outcomes, kernel.name, "law"):
+    for outcome in outcomes_of(outcomes, kernel.name, "law"):
         law = outcome.task.arguments["law"]
         body = outcome.value or _lost_law(law, outcome.error)
         laws.append(body)

@@ -56,6 +56,13 @@ class Settings:
         return self.out / (PARTIAL if self.shard is None else f"{PARTIAL}-{self.shard.number}-of-{self.shard.count}")
 
 
+class Baselines(NamedTuple):
+    """What a campaign is compared with, and what the file to be updated holds; None for what there is not."""
+
+    compared: gate.Baseline | None
+    updated: gate.Baseline | None
+
+
 @dataclass(frozen=True, slots=True)
 class Ran:
     """What a campaign or a shard of it ran: on which kernels and activations, with what outcomes, when and where."""
@@ -223,13 +230,6 @@ def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None
     return Ran(kernels, captures, outcomes, began, wall_s, provenance(settings.seed))
 
 
-class Baselines(NamedTuple):
-    """What a campaign is compared with, and what is in the file that it updates."""
-
-    compared: gate.Baseline | None
-    updated: gate.Baseline | None
-
-
 def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> dict[str, Any]:
     """Judge what ran and write everything below ``settings.out``; returns the summary."""
     clock = time.monotonic()
@@ -252,6 +252,7 @@ def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> dict[str, An
 
 
 def _baselines(settings: Settings) -> Baselines:
+    """Read the baselines of a campaign before it runs; ValueError for one of another profile or seed."""
     compared = _stored(settings, settings.baseline)
     if settings.baseline is None:
         compared = gate.shipped_baseline(settings.profile, settings.seed)

@@ -343,6 +343,26 @@ def print_adversary_replay(found: list[tuple[str, str, dict[str, float]]]) -> No
         Console().print(f"{escape(what)}: stored {stored}; now {figures}", soft_wrap=True, highlight=False)
 
 
+def print_hunt(body: dict[str, Any], page: str, file: Path, *, quiet: bool) -> None:
+    """Print the table of largest known errors, what failed, and where the files are."""
+    console = Console()
+    if not quiet:
+        console.print(escape(page), soft_wrap=True, highlight=False)
+    for failure in body["failures"]:
+        words = f"{escape(body['kernel'])} on {escape(failure['ground'])}: {escape(failure['message'])}"
+        console.print(f"[red]FAIL[/red] {words}", soft_wrap=True)
+    console.print(f"written to {escape(str(file))}", soft_wrap=True, highlight=False)
+
+
+def print_comparisons(kernels: list[str], found: list[Any], *, quiet: bool) -> None:
+    """Print one line for each comparison, with its kernel where one is compared with itself."""
+    console = Console()
+    for kernel, each in zip(kernels, found, strict=True):
+        if each is not None and not (quiet and each.is_equal):
+            words = f"{kernel}: {each.told()}" if kernel else each.told()
+            console.print(escape(words), soft_wrap=True, highlight=False)
+
+
 def environment() -> dict[str, Any]:
     """Return what ``fa3verify info`` prints."""
     from fa3_kernels.twin.compiled import cache_directory

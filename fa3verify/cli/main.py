@@ -9,7 +9,9 @@ from fa3verify.cli.adversary import adversary
 from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.bits import bits
+from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG
+from fa3verify.cli.hunt import hunt
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.libraries import libraries
@@ -36,6 +38,8 @@ for verb in (
     verify,
     merge,
     adversary,
+    hunt,
+    compare,
     replay,
     kernels,
     audit,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from fa3verify.text import of_error
 
 MEMORY_BYTES = 8 << 30
+PATIENCE = 20  # wall seconds for each CPU second that is allowed: machines are shared
 
 
 class Said(NamedTuple):
@@ -26,7 +28,7 @@ class Said(NamedTuple):
 
 
 def apart(work: Callable[[], Iterator[Any]], limit_s: float) -> Said:
-    """Run ``work`` in a fork, each step of it for at most ``limit_s`` seconds.
+    """Run ``work`` in a fork, each step of it for at most ``limit_s`` CPU seconds, or :data:`PATIENCE` times as long.
 
     A fork starts in milliseconds with everything that is imported and compiled here; what it changes is its own. Only
     POSIX has it.
@@ -37,37 +39,46 @@ def apart(work: Callable[[], Iterator[Any]], limit_s: float) -> Said:
         child = os.fork()
     if child == 0:
         os.close(reader)
-        _work(work, writer)
+        _work(work, writer, limit_s)
     os.close(writer)
     values, end = [], None
     try:
-        for line in _lines(reader, limit_s):
+        for line in _lines(reader, limit_s * PATIENCE):
             kind, value = json.loads(line)
             if kind == "value":
                 values.append(value)
             else:
                 end = Said(values, kind, value)
     except TimeoutError:
-        end = Said(values, "hung", f"no answer within {limit_s:g} s")
+        end = Said(values, "hung", f"no answer within {limit_s * PATIENCE:g} s")
     finally:
         os.close(reader)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+    if end is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return Said(values, "hung", f"no answer within {limit_s:g} s of CPU time")
     return end or Said(values, "died", f"its process ended with status {status}")
 
 
-def _work(work: Callable[[], Iterator[Any]], writer: int) -> None:
+def _work(work: Callable[[], Iterator[Any]], writer: int, limit_s: float) -> None:
     """The fork's side, which never returns."""
     import resource
+
+    def allow_a_step() -> None:
+        most = math.ceil(time.process_time() + limit_s)
+        resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
 
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
+    warnings.simplefilter("ignore")  # of a kernel's overflows: they are no errors of its process
     try:
+        allow_a_step()
         for value in work():
             _send(writer, ["value", value])
+            allow_a_step()
         _send(writer, ["finished", ""])
     except BaseException as error:  # SystemExit included: how it ended is what is asked
         _send(writer, ["raised", of_error(error)])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from fa3verify import candidates
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.files import write_text
@@ -28,7 +27,10 @@ Status = Literal["caught", "equivalent", "missed", "not finished"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for; ``seconds`` is the time after which nothing new begins, 0 without an end."""
+    """What the user asked for; ``seconds`` is the time after which no task begins, 0 without an end.
+
+    ``seed`` chooses the mutants; their inputs are those of seed 0, for which there is a baseline.
+    """
 
     out: Path
     count: int = 300
@@ -37,7 +39,6 @@ class Settings:
     modules: tuple[str, ...] = ()
     bits: bool = True
     seed: int = 0
-    workers: int = 0
     seconds: float = 0.0
 
 
@@ -98,13 +99,16 @@ def chosen(settings: Settings, lines: dict[str, dict[str, list[int]]]) -> list[M
 def plan_of(
     mutant: Mutant, settings: Settings, lines: dict[str, dict[str, list[int]]], profile: ProfileName
 ) -> list[tuple[str, str]]:
-    """Return kernels and tasks for a mutant, the first tasks of all kernels that run it before the rest of any."""
+    """Return kernels and tasks for a mutant, the first tasks of all kernels that run it before the rest of any, and
+    last, where bits are compared, a search for any difference from the sound twin.
+    """
     kernels = [kernel for kernel in settings.kernels if reach.is_run(mutant, lines[kernel])]
     ranked = [(i, kernel, task) for kernel in kernels for i, task in enumerate(examine.tasks_of(kernel, profile))]
-    return [(kernel, task) for _, kernel, task in sorted(ranked, key=lambda place: place[0])]
+    search = [(kernel, examine.SEARCH) for kernel in kernels if settings.bits]
+    return [(kernel, task) for _, kernel, task in sorted(ranked, key=lambda place: place[0])] + search
 
 
-def run(settings: Settings, progress: Callable[[str], None]) -> list[Fate]:
+def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str], None]) -> list[Fate]:
     """Run a campaign, resuming what ``settings.out`` has; a line of ``automatic.csv`` a result, as it comes.
 
     ``progress`` is told the mutant of each result.
@@ -115,17 +119,17 @@ def run(settings: Settings, progress: Callable[[str], None]) -> list[Fate]:
         If the folder holds results of other code or other settings, or a module or a kernel is unknown.
     """
     until = time.time() + settings.seconds if settings.seconds else float("inf")
-    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")  # one core per worker process
+    for module in settings.modules:
+        edits.mutants(module)
+    for kernel in settings.kernels:
+        candidates.find(kernel)
     settings.out.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(settings.workers or os.cpu_count() or 1, mp_context=context) as pool:
-        lines = _lines(settings, pool)
-        fates = {mutant.identity: Fate(mutant) for mutant in chosen(settings, lines)}
-        for row in _stored(settings.out / "automatic.csv"):
-            if row.mutant in fates:
-                fates[row.mutant].rows.append(row)
-        _run(settings, pool, fates, lines, until, progress)
+    lines = _lines(settings, pool)
+    fates = {mutant.identity: Fate(mutant) for mutant in chosen(settings, lines)}
+    for row in _stored(settings.out / "automatic.csv"):
+        if row.mutant in fates:
+            fates[row.mutant].rows.append(row)
+    _run(settings, pool, fates, lines, until, progress)
     return list(fates.values())
 
 
@@ -133,7 +137,7 @@ def _lines(settings: Settings, pool: ProcessPoolExecutor) -> dict[str, dict[str,
     """Lines that each kernel runs, kept beside the results with the hash of the code that they are for."""
     path, stamp = settings.out / "lines.json", source_stamp()
     stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"stamp": stamp}
-    asked = {"bits": settings.bits, "seed": settings.seed}
+    asked = {"bits": settings.bits}
     if stored["stamp"] != stamp or stored.get("asked", asked) != asked:
         raise ValueError(f"{settings.out} holds results of other code or settings; name another folder")
     lines = stored.get("lines", {})
@@ -154,13 +158,13 @@ def _stored(path: Path) -> Iterator[Row]:
 
 
 def _unit(
-    mutant: str, plan: list[tuple[str, str]], profile: ProfileName, seed: int, bits: bool, until: float
+    mutant: str, plan: list[tuple[str, str]], profile: ProfileName, bits: bool, until: float
 ) -> examine.Examination | None:
     """A worker's task; None if the time is over."""
     if time.time() > until:
         return None
     examine.warm_up(plan)
-    return examine.examine_mutant(mutant, plan, profile, seed, bits=bits)
+    return examine.examine_mutant(mutant, plan, profile, bits=bits, until=until)
 
 
 def _units(
@@ -174,7 +178,7 @@ def _units(
         return []
     if ("quick", "all") not in done:
         return [("quick", "all", plan_of(fate.mutant, settings, lines, "quick"))]
-    if settings.profile == "quick" or fate.mutant.identity in EQUIVALENT:
+    if settings.profile == "quick":
         return []
     plan = plan_of(fate.mutant, settings, lines, settings.profile)
     named = [(f"{kernel} {task}", [(kernel, task)]) for kernel, task in plan]
@@ -195,7 +199,7 @@ def _run(
     def submit(fate: Fate) -> None:
         units = _units(fate, settings, lines)
         for profile, name, plan in units:
-            given = (fate.mutant.identity, plan, profile, settings.seed, settings.bits, until)
+            given = (fate.mutant.identity, plan, profile, settings.bits, until)
             waiting[pool.submit(_unit, *given)] = fate, profile, name
         fate.missing = len(units)
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import fa3_kernels.twin as sound
@@ -77,6 +78,12 @@ class Mutant:
         again = f" #{self.number}" if self.number else ""
         return f"{self.module}.{self.function or '-'}: {self.before} -> {self.after}{again}"
 
+    def tree(self) -> ast.Module:
+        """Return the tree of the module with this edit."""
+        tree = ast.parse(source(self.module))
+        next(islice(_edits(tree), self.place, None)).swap()
+        return ast.fix_missing_locations(tree)
+
 
 @dataclass(slots=True)
 class _Edit:
@@ -131,16 +138,6 @@ def mutants(module: str) -> tuple[Mutant, ...]:
         found.append(Mutant(module, edit.function, edit.operator, before, after, seen[key], lines, place))
         seen[key] += 1
     return tuple(found)
-
-
-def mutated(mutant: Mutant) -> ast.Module:
-    """Return the tree of a mutant's module."""
-    tree = ast.parse(source(mutant.module))
-    for place, edit in enumerate(_edits(tree)):
-        if place == mutant.place:
-            edit.swap()
-            return ast.fix_missing_locations(tree)
-    raise ValueError(f"{mutant.module} has no edit {mutant.place}")
 
 
 def find(identity: str) -> Mutant:

@@ -14,12 +14,22 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
+from typing import Protocol
 
 from fa3verify.mutation import edits
-from fa3verify.mutation.edits import FOLDER, PACKAGE, Mutant, mutated, source
+from fa3verify.mutation.edits import FOLDER, PACKAGE, source
 
 ALIAS = "fa3_mutant"
 _COMPILED, _UNCACHED = f"{PACKAGE}.compiled", "fa3verify.mutation.uncached"
+
+
+class Changed(Protocol):
+    """A module of the twin, and what stands in its place."""
+
+    @property
+    def module(self) -> str: ...
+
+    def tree(self) -> ast.Module: ...
 
 
 @cache
@@ -46,8 +56,8 @@ def dependent(module: str) -> frozenset[str]:
 class _Finder(MetaPathFinder, Loader):
     """Finds the modules of one mutant's package; all others are the sound package's."""
 
-    def __init__(self, mutant: Mutant) -> None:
-        self.mutant, self.again = mutant, dependent(mutant.module)
+    def __init__(self, mutant: Changed) -> None:
+        self.module, self.tree, self.again = mutant.module, mutant.tree(), dependent(mutant.module)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -66,7 +76,7 @@ class _Finder(MetaPathFinder, Loader):
         name = module.__name__.rpartition(".")[2]
         if module.__name__ == ALIAS:
             return
-        tree = mutated(self.mutant) if name == self.mutant.module else ast.parse(source(name))
+        tree = self.tree if name == self.module else ast.parse(source(name))
         tree = ast.fix_missing_locations(_Redirected(self.again).visit(tree))
         exec(compile(tree, str(FOLDER / f"{name}.py"), "exec"), module.__dict__)
 
@@ -90,20 +100,13 @@ class _Redirected(ast.NodeTransformer):
         return node
 
 
-def load(mutant: Mutant) -> str:
+def load(mutant: Changed) -> str:
     """Make a mutant's package importable in this process and return its name.
 
     A process has one mutant: RuntimeError if it has another already. What importing it raises comes with the first
-    import from it.
+    import from it; what keeps its source from being edited is raised here.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         raise RuntimeError("this process has a mutant already")
     sys.meta_path.insert(0, _Finder(mutant))
     return ALIAS
-
-
-def unload() -> None:
-    """Forget the mutant of this process."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-    for name in [name for name in sys.modules if name.partition(".")[0] == ALIAS]:
-        del sys.modules[name]

@@ -1,7 +1,7 @@
 """Compilation without a cache: what mutants take for :mod:`fa3_kernels.twin.compiled`.
 
-Numba finds a stored loop by the file and the line it came from. A mutant's loop has those of the original, so that it
-must neither be looked up nor stored.
+Numba finds a stored loop by its file, its line and its bytecode, of which constants are no part. A mutant's loop may
+have all three of the original, so that it must neither be looked up nor stored.
 """
 
 from __future__ import annotations

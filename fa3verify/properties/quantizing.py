@@ -111,10 +111,9 @@ def _scores(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     problem, got = setup.problem, setup.run(candidate)
     q, k, _ = setup.operands.dequantized(problem)
-    stored = {
-        name: Descale(got[f"{name}_descale"], rows) for name, rows in zip(NAMES, setup.config.descale_rows, strict=True)
-    }
-    codes = Operands(got["q"], got["k"], got["v"], stored["q"], stored["k"], stored["v"])
+    rows = zip(NAMES, setup.config.descale_rows, strict=True)
+    q_descale, k_descale, v_descale = (Descale(got[f"{name}_descale"], n) for name, n in rows)
+    codes = Operands(got["q"], got["k"], got["v"], q_descale, k_descale, v_descale)
     q8, k8, _ = codes.dequantized(problem)
     shift = got.get("lse_correction", np.zeros(problem.lse_shape))
     shift_bound = setup.bound(got).get("lse_correction")
@@ -127,7 +126,7 @@ def _scores(candidate: Candidate, trial: Trial) -> Violation | None:
         seen, exact = (np.einsum("qhd,khd->hqk", a, b) for a, b in ((rows_q8, rows_k8), (rows_q, rows_k)))
         seen, exact = (problem.softmax_scale * x for x in (seen, exact))
         seen += problem.rows_lse(shift, seq)[..., None]
-        lost_q, lost_k = _lost(rows_q, stored["q"], seq, 1), _lost(centred, stored["k"], seq, problem.group)
+        lost_q, lost_k = _lost(rows_q, q_descale, seq, 1), _lost(centred, k_descale, seq, problem.group)
         norm_q, norm_k = (np.linalg.norm(x, axis=-1).T for x in (rows_q, centred))
         limit = lost_q[:, :, None] * (norm_k + lost_k)[:, None] + norm_q[:, :, None] * lost_k[:, None]
         limit = problem.softmax_scale * limit + 2.0**-40 * np.abs(exact)

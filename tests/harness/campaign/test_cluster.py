@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import xarray as xr
 
+from fa3verify import watch
 from fa3verify.campaign import executors
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign import verify as jobs
@@ -63,26 +65,44 @@ def test_a_cluster_whose_workers_are_killed_gives_the_data_of_one_process(cluste
 
 
 def double(x: int) -> int:
+    watch.trying("doubling", lambda: {"x": x})
     if x == 0:
         raise SystemExit(0)
+    if x == -2:
+        time.sleep(60)
     if x < 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return 2 * x
 
 
-def test_what_raises_or_ends_its_workers_is_an_error_of_its_own(cluster):
-    executor = Cluster(cluster.scheduler_address)
-    outcomes = [execute([Task("t", str(x), double, {"x": x})], executor)[0] for x in (3, 0, -1, 2)]
+def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
+    executor = Cluster(cluster.scheduler_address, 4.0)
+    outcomes = execute([Task("t", str(x), double, {"x": x}) for x in (3, 0, -1, -2, 2)], executor)
     executor.shutdown()
-    assert [o.value for o in outcomes] == [6, None, None, 4]
-    assert outcomes[1].error == "SystemExit: 0"
-    assert "workers ended" in (outcomes[2].error or "")
-    assert [o.lost_worker for o in outcomes] == [False, False, True, False]
+    assert [o.value for o in outcomes] == [6, None, None, None, 4]
+    words = ("SystemExit: 0", "killed by SIGKILL", "no answer within 4 s")
+    assert [word in (o.error or "") for word, o in zip(words, outcomes[1:4])] == [True] * 3
+    assert [o.lost_worker for o in outcomes] == [False, False, True, True, False]
+    assert outcomes[2].at == {"what": "doubling", "content": {"x": -1}}
+
+
+def process(_: int) -> int:
+    return os.getpid()
+
+
+def test_each_campaign_has_processes_of_its_own_so_that_an_edited_kernel_is_loaded_again(cluster):
+    tasks, seen = [Task("t", str(x), process, {"_": x}) for x in range(6)], []
+    for _ in range(2):
+        executor = Cluster(cluster.scheduler_address, 4.0)
+        seen.append({outcome.value for outcome in execute(tasks, executor)})
+        executor.shutdown()
+    assert all(1 <= len(pids) <= 2 for pids in seen)
+    assert not seen[0] & seen[1]
 
 
 def test_a_worker_with_other_sources_judges_nothing(cluster, monkeypatch):
     monkeypatch.setattr(executors, "source_stamp", lambda: "of other sources")
-    executor = Cluster(cluster.scheduler_address)
+    executor = Cluster(cluster.scheduler_address, 4.0)
     with pytest.raises(TaskError, match="other sources"):
         executor.submit(double, 3).result()
     executor.shutdown()

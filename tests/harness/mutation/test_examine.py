@@ -6,7 +6,7 @@ import pytest
 
 from fa3verify.mutation import edits
 from fa3verify.mutation.equivalence import EQUIVALENT
-from fa3verify.mutation.examine import examine_mutant
+from fa3verify.mutation.examine import SEARCH, examine, examine_mutant
 
 NORMAL = [("twin.fp16", "normal")]
 
@@ -46,6 +46,26 @@ def test_bits_see_what_others_do_not_and_are_told_apart():
     assert examine_mutant(identity, NORMAL, "quick", bits=False).bits == ""
 
 
+def test_the_search_compares_bits_of_drawn_trials():
+    identity = (
+        "softmax.finalize: inverse = mufu.rcp(row_sum) if order.inverse == 'reciprocal' else np.float32(1) / row_sum "
+        "-> inverse = np.float32(1) / row_sum"
+    )
+    assert examine_mutant(identity, [("twin.fp16", SEARCH)], "quick").bits == SEARCH
+
+
 def test_every_argument_of_equivalence_names_a_mutant():
     for identity in EQUIVALENT:
         edits.find(identity)
+
+
+def test_an_examination_that_its_time_ends_says_nothing():
+    assert examine_mutant(next(iter(EQUIVALENT)), NORMAL, "quick", until=0.0) is None
+
+
+def test_a_candidate_that_cannot_be_made_is_no_finding():
+    def make(kernel: str):
+        raise ValueError("no such thing")
+
+    with pytest.raises(RuntimeError, match="no such thing"):
+        examine(make, NORMAL, "quick", 0)
