@@ -273,7 +273,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One row of the table: how Q, K and V are drawn, the formula for reports, and why it is there."""
+    """One row of the table: how Q, K and V are drawn, the formula for reports, and why it is there.
+
+    ``kind`` is the class of inputs that it is of in :mod:`fa3verify.space`.
+    """
 
     name: str
     draw: Callable[..., Arrays] = field(repr=False)
@@ -281,6 +284,7 @@ class Distribution:
     why: str
     parameters: tuple[Parameter, ...] = ()
     prefix_stable: bool = True
+    kind: str = "even"
     check: Callable[..., None] | None = field(default=None, repr=False)
 
     def settings(self, given: Mapping[str, object]) -> dict[str, Value]:
@@ -306,6 +310,7 @@ _TABLE = (
         "N(0, 1) + N(0, outlier_variance) Bernoulli(rate)",
         "the FlashAttention-3 paper's accuracy experiment",
         (Parameter("outlier_variance", 100.0, 0, 1e6), Parameter("rate", 0.001, 0, 0.1)),
+        kind="outliers",
     ),
     Distribution(
         "outlier_channels",
@@ -317,6 +322,7 @@ _TABLE = (
             Parameter("ratio", 30.0, 1, 1000),
             Parameter("mean_share", 0.64, 0, 1),
         ),
+        kind="outliers",
     ),
     Distribution(
         "block_scaled",
@@ -324,6 +330,7 @@ _TABLE = (
         "N(0, 1) 2^e, e uniform in [-octaves, octaves] per tile of rows (integer e if power_of_two)",
         "a scale taken from the wrong block shows",
         (Parameter("tile", 64, 16, 256), Parameter("octaves", 2, 0, 6), Parameter("power_of_two", 1, 0, 1)),
+        kind="uneven blocks",
     ),
     Distribution(
         "peaky",
@@ -331,6 +338,7 @@ _TABLE = (
         "Q, K: gain N(0, 1); V: N(0, 1)",
         "large logits, few keys per row",
         (Parameter("gain", 3.0, 0.1, 32),),
+        kind="large scores",
     ),
     Distribution(
         "aligned_outliers",
@@ -338,6 +346,7 @@ _TABLE = (
         "as outlier_channels, the same channels in Q and K",
         "as decoder models have them; rotation helps",
         _CHANNEL_PARAMETERS,
+        kind="outliers",
     ),
     Distribution(
         "antialigned_outliers",
@@ -345,6 +354,7 @@ _TABLE = (
         "as outlier_channels, disjoint channels in Q and K",
         "rotation hurts",
         _CHANNEL_PARAMETERS,
+        kind="outliers",
     ),
     Distribution(
         "ramp",
@@ -352,6 +362,7 @@ _TABLE = (
         "N(0, 1) 2^(b mod steps - floor(steps / 2)), b the row's tile",
         "neighbouring blocks always differ by a factor of two or more",
         (Parameter("tile", 64, 16, 256), Parameter("steps", 4, 1, 8)),
+        kind="uneven blocks",
     ),
     Distribution(
         "needle",
@@ -360,6 +371,7 @@ _TABLE = (
         "one key decides each row: a lost or misplaced key shows",
         (Parameter("margin", 20.0, 0, 100),),
         prefix_stable=False,
+        kind="large scores",
     ),
     Distribution(
         "ties",
@@ -367,6 +379,7 @@ _TABLE = (
         "N(0, 1); K_j = K_(j mod distinct)",
         "equal scores inside and across tiles",
         (Parameter("distinct", 4, 1, 256),),
+        kind="ties",
     ),
     Distribution(
         "constant_rows",
@@ -382,6 +395,7 @@ _TABLE = (
         "K so small that scores are near N(0, 2)",
         "overflow of anything but the scores; subnormal K",
         (Parameter("fraction", 1.0, 2**-6, 1),),
+        kind="extremes",
     ),
     Distribution(
         "tiny",
@@ -389,6 +403,7 @@ _TABLE = (
         "+-U[1, 2) 2^e m, m the format's least normal number, e uniform in 0..octaves",
         "the bottom of the normal range; uniform softmax",
         (Parameter("octaves", 0, 0, 8),),
+        kind="extremes",
     ),
     Distribution(
         "subnormals",
@@ -396,6 +411,7 @@ _TABLE = (
         "+-U[0, 1) fraction m, m the least normal number; e4m3: one channel of 448 pins the scale at 1",
         "flushed subnormals show in V",
         (Parameter("fraction", 1.0, 2**-4, 1),),
+        kind="extremes",
     ),
     Distribution(
         "offset_v",
@@ -410,6 +426,7 @@ _TABLE = (
         "N(0, 1); Q += u, K_0 = strength / (softmax_scale head_dim) u, u in {-1, 1}^d; V_0 *= v_factor",
         "the attention sink of decoder models",
         (Parameter("strength", 7.0, 0, 50), Parameter("v_factor", 0.05, 0, 1)),
+        kind="large scores",
     ),
     Distribution(
         "cancelling_v",
@@ -417,6 +434,7 @@ _TABLE = (
         "K_2j = K_2j+1; V_j = (-1)^j magnitude U[1/2, 1)_floor(j/2) + residue N(0, 1)",
         "sums near zero of large terms",
         (Parameter("magnitude", 1024.0, 1, 30000), Parameter("residue", 1.0, 0, 10)),
+        kind="cancelling",
     ),
     Distribution(
         "positive",
