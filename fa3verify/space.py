@@ -16,7 +16,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.candidates import Candidate, needed_descales, needed_features
 from fa3verify.cases import Case
-from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, Recipe
+from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
 
 TILE = 128  # rows and keys of a tile in most kernels
 LONG = 1024
@@ -217,7 +217,9 @@ def case_of(candidate: Candidate, chosen: Point, seed: int = 0) -> Case:
     ValueError
         If there is none, or the kernel declares not to take it; what it refuses nevertheless is not asked.
     """
-    families = [f for f in FAMILIES if DISTRIBUTIONS[f.distribution].kind == chosen.get("inputs", _KINDS[0])]
+    families = [
+        f for f in (*FAMILIES, *UNCOMMON) if DISTRIBUTIONS[f.distribution].kind == chosen.get("inputs", _KINDS[0])
+    ]
     drawn = [family for family in families if not DISTRIBUTIONS[family.distribution].check]
     recipe = drawn[seed % len(drawn)].recipe(seed=seed)
     case = _made(candidate, chosen, recipe, TILE, TILE)

@@ -24,6 +24,7 @@ from fa3verify.inputs.streams import HeadGroup, Purpose, Tensor, integer_exp2, p
 
 Value = float | int | str
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+MAX_LEVEL = 30000.0  # of one channel of Q and K, within fp16
 MAX_GAIN = 256.0  # planted keys and sinks stay below fp16's range whatever softmax_scale says
 
 # Largest |q| and |k|, and largest |v|, that keep fp32 scores and sums finite.
@@ -194,6 +195,20 @@ def _cancelling_v(group: HeadGroup, magnitude: float, residue: float) -> Arrays:
     weights = (0.5 + 0.5 * group.uniform("v", Purpose.EXTRA))[:, rows // 2]
     signs = np.where(rows % 2 == 0, 1.0, -1.0)[None, :, None]
     return group.normal("q"), k, signs * magnitude * weights + residue * group.normal("v")
+
+
+def _level(group: HeadGroup, nats: float) -> Arrays:
+    q, k, v = _each(group.normal)
+    size = min(math.sqrt(abs(nats) / group.problem.softmax_scale), MAX_LEVEL)
+    q[..., 0], k[..., 0] = math.copysign(size, nats), size
+    return q, k, v
+
+
+def _shelf(group: HeadGroup, depth_log2: float) -> Arrays:
+    q, k = np.zeros(group.shape("q")), np.zeros(group.shape("k"))
+    size = min(math.sqrt(depth_log2 * math.log(2) / group.problem.softmax_scale), MAX_LEVEL)
+    q[..., 0], k[:, 1:, 0] = size, -size
+    return q, k, group.normal("v")
 
 
 def _activations(group: HeadGroup, name: str, tokens: int) -> Arrays:
@@ -442,6 +457,22 @@ _TABLE = (
         "U[low, low + width)",
         "every rounding error has one sign: accumulator loss",
         (Parameter("low", 0.0, 0, 100), Parameter("width", 1.0, 0, 100)),
+    ),
+    Distribution(
+        "level",
+        _level,
+        "N(0, 1); Q_0 = sign(nats) c, K_0 = c, c = sqrt(|nats| / softmax_scale)",
+        "scores and lse far from zero: exp of an lse overflows, scores pass for sentinels",
+        (Parameter("nats", -120.0, -6e4, 6e4),),
+        kind="far scores",
+    ),
+    Distribution(
+        "shelf",
+        _shelf,
+        "Q = (c, 0, ...), K_0 = 0, K_j = (-c, 0, ...), c = sqrt(depth_log2 ln 2 / softmax_scale); V: N(0, 1)",
+        "every key but one weighs 2^-depth_log2: lost in a sum that adds them singly, or subnormal in P",
+        (Parameter("depth_log2", 24.0, 0, 200),),
+        kind="far scores",
     ),
     Distribution(
         "activations",

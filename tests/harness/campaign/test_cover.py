@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations, product
 
+import numpy as np
 import pytest
 
 from fa3_kernels.plan.config import default_config
@@ -81,3 +82,24 @@ def test_the_array_finds_faults_of_single_classes(fault):
     candidate = twin("fp16", fault=fault)
     rows = cover(candidate, 2, 0)
     assert any(not passes(candidate, judge(candidate, case, unrounded=False).measures) for _, case in reversed(rows))
+
+
+def _clipped(problem, result):
+    """An lse by way of exp, which overflows."""
+    return result._replace(lse=np.clip(result.lse, -88, 88, where=np.isfinite(result.lse), out=result.lse.copy()))
+
+
+def _sentinel(problem, result):
+    """Rows with scores of -1e4 pass for rows without a key."""
+    return result._replace(lse=np.where(result.lse < -1e4, np.float32(-np.inf), result.lse))
+
+
+# Channels a thousand times larger lead to such an lse as well, by chance.
+@pytest.mark.parametrize(("mistake", "beside"), [(_clipped, {"outliers"}), (_sentinel, set())])
+def test_mistakes_about_far_scores_are_found_by_inputs_of_that_kind(mistake, beside):
+    plain = twin("fp16")
+    wrong = replace(plain, name="wrong", run=lambda p, o, c: mistake(p, plain.run(p, o, c)))
+    rows = [(row["inputs"], case) for row, case in cover(plain, 2, 0) if row["scale"] == "default"]
+    small = [(kind, case) for kind, case in rows if case.problem.seqlen_q <= 5][:60]
+    found = {kind for kind, case in small if not passes(wrong, judge(wrong, case, unrounded=False).measures)}
+    assert "far scores" in found <= {"far scores"} | beside
