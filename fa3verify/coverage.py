@@ -1,79 +1,46 @@
 """What a kernel claims, what of it was tried, and how a problem is adapted to what it takes.
 
-A class is one thing that a kernel claims: a feature, a head_dim, a size, a family of inputs, a property. A verdict
-rests on the classes that ran; where less than :data:`REQUIRED` of any kind of them did, it is inconclusive.
+A class is one thing that a kernel claims: a class of a dimension of :mod:`fa3verify.space`, a family of inputs, a
+property. A verdict rests on the classes that ran; where less than :data:`REQUIRED` of any kind of them did, it is
+inconclusive. Beside it stand the pairs of classes that met in a judged case.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.candidates import Candidate, needed_descales, needed_features
-from fa3verify.operations import DESCALES, LSE_GRADIENT
+from fa3verify import space
+from fa3verify.candidates import Candidate, needed_features
+from fa3verify.cases import Case
 
-REQUIRED = 0.75  # share of the claimed classes of each kind; quick leaves out one of four head_dims
-HEAD_DIMS = (64, 96, 128, 256)  # asked of a kernel that declares none
-TILE = 128  # keys of a tile in most kernels
-LONG = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A class of lengths: whether a sequence is in it, and an example of (queries, keys)."""
-
-    name: str
-    holds: Callable[[int, int], bool]
-    example: tuple[int, int]
+COVER = "cover"  # what the cases of a covering array are called where others have their family
+REQUIRED = 0.75  # share of the claimed classes of each kind
+Pair = tuple[tuple[str, str], tuple[str, str]]  # of classes, each with its dimension
 
 
-# Kernels fail in their last tile, between tiles, over many tiles, with one query and without a key.
-SIZES: tuple[Size, ...] = (
-    Size("single_query", lambda q, k: q == 1, (1, 1)),
-    Size("within_a_tile", lambda q, k: 0 < k <= TILE, (1, TILE)),
-    Size("several_tiles", lambda q, k: TILE < k < LONG, (TILE, 2 * TILE)),
-    Size("long_rows", lambda q, k: k >= LONG, (TILE, LONG)),
-    Size("partial_tile", lambda q, k: k % TILE > 0, (1, TILE + 1)),
-    Size("no_key", lambda q, k: q > 0 and k == 0, (1, 0)),
-)
+def classes_of(candidate: Candidate, case: Case) -> frozenset[str]:
+    """Return the classes that a case has, as :func:`claims` writes them."""
+    return named(space.point(candidate, case))
 
 
-def classes_of(problem: AttentionProblem) -> frozenset[str]:
-    """Return the features, the head_dim and the sizes that a problem has.
-
-    >>> sorted(classes_of(AttentionProblem(1, 1, 1, 1, 300, 64, causal=True)))
-    ['feature causal', 'head_dim 64', 'size partial_tile', 'size several_tiles', 'size single_query']
-    """
-    lengths = [(seq.seqlen_q, seq.seqlen_k) for seq in problem.sequences()]
-    sizes = {f"size {size.name}" for size in SIZES if any(size.holds(q, k) for q, k in lengths)}
-    features = {f"feature {name}" for name in needed_features(problem)}
-    return frozenset({*features, *sizes, f"head_dim {problem.head_dim}"})
-
-
-def classes_of_case(case: Any) -> frozenset[str]:
-    """Return the classes of a case's problem, and of what its scales ask of a kernel."""
-    return classes_of(case.problem) | {f"feature {name}" for name in needed_descales(case)}
+def named(point: space.Point) -> frozenset[str]:
+    """Write the classes of a point with the names of their dimensions."""
+    return frozenset(f"{name} {chosen}" for name, chosen in point.items())
 
 
 def claims(candidate: Candidate, properties: Iterable[str], families: Iterable[str]) -> tuple[str, ...]:
     """Return every class that a kernel claims, with the properties and families that are for its kind of kernel."""
-    features = candidate.features if candidate.dtype == "e4m3" else candidate.features - DESCALES
     return (
-        *(f"feature {name}" for name in sorted(features - {LSE_GRADIENT})),  # which a property tries, and no problem
-        *(f"head_dim {n}" for n in head_dims(candidate)),
-        *(f"size {size.name}" for size in SIZES if _takes(candidate, size)),
+        *(f"{name} {chosen}" for name, classes in space.claimed(candidate).items() for chosen in classes),
         *(f"property {name}" for name in properties),
         *(f"family {name}" for name in families),
     )
-
-
-def _takes(candidate: Candidate, size: Size) -> bool:
-    """Whether some lengths of a size fit what the kernel declares."""
-    q, k = size.example
-    return size.holds(_fitting(q, candidate), _fitting(k, candidate))
 
 
 def judged(claimed: Iterable[str], tried: Iterable[str], constraint: str | None) -> dict[str, Any]:
@@ -99,6 +66,22 @@ def judged(claimed: Iterable[str], tried: Iterable[str], constraint: str | None)
     }
 
 
+def pairs(points: Iterable[space.Point]) -> frozenset[Pair]:
+    """Return the pairs of classes that meet in some point."""
+    return frozenset(pair for point in points for pair in combinations(sorted(point.items()), 2))
+
+
+def paired(feasible: Iterable[space.Point], tried: Iterable[space.Point]) -> dict[str, Any]:
+    """Return in JSON how many pairs of classes are feasible and met in a judged case, in all and by two dimensions.
+
+    ``feasible`` are points in which every pair meets that can.
+    """
+    wanted, met = pairs(feasible), pairs(tried)
+    of, ran = (Counter((a[0], b[0]) for a, b in found) for found in (wanted, wanted & met))
+    rows = [{"dimensions": list(key), "feasible": n, "tried": ran[key]} for key, n in sorted(of.items())]
+    return {"feasible": len(wanted), "tried": len(wanted & met), "by_dimensions": rows}
+
+
 def inconclusive(coverage: dict[str, Any]) -> str | None:
     """Return why a verdict cannot be given, None if enough ran."""
     if coverage["share"] >= coverage["required"]:
@@ -111,20 +94,6 @@ def inconclusive(coverage: dict[str, Any]) -> str | None:
     return f"{what}, {coverage['required']:.0%} are required; not tried: {names}{because}"
 
 
-def head_dims(candidate: Candidate) -> tuple[int, ...]:
-    """Return the head_dims that a kernel declares, or those of :data:`HEAD_DIMS` that it does not refuse."""
-    if candidate.head_dims is not None:
-        return candidate.head_dims
-    n = _fitting(TILE, candidate)
-    plain = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": candidate.dtype}
-    return tuple(d for d in HEAD_DIMS if candidate.refusal(AttentionProblem(head_dim=d, **plain)) is None)
-
-
-def _fitting(n: int, candidate: Candidate) -> int:
-    """The smallest length that a kernel takes and that is no smaller."""
-    return math.ceil(max(n, candidate.min_seqlen) / candidate.seqlen_multiple) * candidate.seqlen_multiple
-
-
 def adapted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem:
     """Return a problem that has nothing a kernel does not claim: no other feature, head_dim or length.
 
@@ -135,7 +104,7 @@ def adapted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem
     if candidate.supports(problem):
         return problem
     needs = needed_features(problem) - candidate.features
-    changes: dict[str, Any] = {"head_dim": _nearest(head_dims(candidate), problem.head_dim)}
+    changes: dict[str, Any] = {"head_dim": _nearest(space.head_dims(candidate), problem.head_dim)}
     if "head_dim_v" in needs or problem.head_dim_v == problem.head_dim:
         changes["head_dim_v"] = 0
     if math.isclose(problem.softmax_scale * math.sqrt(problem.head_dim), 1.0):
@@ -145,7 +114,7 @@ def adapted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem
     for name in needs & plain.keys():
         changes |= plain[name]
     lengths: list[tuple[int, ...]] = [
-        tuple(_fitting(n, candidate) for n in of)
+        tuple(space.fitting(n, candidate) for n in of)
         for of in (problem.seqlens_q or (problem.seqlen_q,), problem.seqlens_k or (problem.seqlen_k,))
     ]
     if candidate.policy.causal == "top_left" and problem.causal and "causal" not in needs:

@@ -29,6 +29,8 @@ class Profile:
         Draws per family and shape.
     law_examples, bound_examples : int
         Hypothesis examples per law and for the error bound, per kernel.
+    strength : int
+        Classes of which every choice meets in a case of the covering array: 2 for pairs, 3 for triples.
     activation_tokens : int
         Leading tokens used of each stored activation; 0 is all.
     task_limit_s : float
@@ -40,6 +42,7 @@ class Profile:
     seeds: int
     law_examples: int
     bound_examples: int
+    strength: int
     activation_tokens: int
     task_limit_s: float
 
@@ -83,9 +86,9 @@ _QUICK = (_GQA_CAUSAL, _DENSE, _WINDOW)
 _FULL = (*_QUICK, _WIDE, _LONG, _SQUARE, _ODD)
 
 PROFILES: dict[str, Profile] = {
-    "quick": Profile("quick", _QUICK, 1, 6, 40, 192, 60.0),
-    "release": Profile("release", _FULL, 4, 60, 600, 0, 900.0),
-    "soak": Profile("soak", _FULL, 16, 600, 6000, 0, 3600.0),
+    "quick": Profile("quick", _QUICK, 1, 6, 40, 2, 192, 60.0),
+    "release": Profile("release", _FULL, 4, 60, 600, 3, 0, 900.0),
+    "soak": Profile("soak", _FULL, 16, 600, 6000, 3, 0, 3600.0),
 }
 
 ACTIVATIONS, CAPTURED = "activations", "captured"

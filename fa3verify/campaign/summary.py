@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fa3verify import __version__, coverage, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.tasks import BOUND_LAWS, Outcome, outcomes_of, pooled
-from fa3verify.cases import Case
+from fa3verify.coverage import COVER
 from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 from fa3verify.verdict import EXIT_CODES, ratio_text
 
@@ -39,7 +40,8 @@ SCHEMA_NOTES = {
     "kernels[].verdict": "pass, fail or inconclusive",
     "kernels[].coverage": "classes of fa3verify.coverage: by kind how many were claimed and tried, which were not "
     "tried, the kind of the least share, that share and the required one, what kept the kernel from problems, or null, "
-    "and what it does not claim",
+    "what it does not claim, and pairs: how many pairs of classes are feasible and met in a judged case, in all and by "
+    "two dimensions",
     "kernels[].inconclusive": "why too little was tried for a verdict, or null",
     "kernels[].cases": "judged cases and law examples",
     "kernels[].outputs": "output values compared",
@@ -134,8 +136,7 @@ def _families(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """Figures by family, findings and judged cases of one kernel."""
     families, failures, cases = [], [], []
-    for outcome in outcomes_of(outcomes, kernel.name, "family"):
-        family, records = outcome.task.arguments["family"], outcome.value or []
+    for outcome, family, records in _judged(kernel, outcomes):
         if outcome.error:
             at = (outcome.at or {}).get("content")
             failures.append(finding(kernel.name, f"family {family}", outcome.error, at, crashed=True))
@@ -148,6 +149,14 @@ def _families(
         if good := [r for r in records if "measures" in r]:
             families.append({"family": family, **pooled(good, operations.find(kernel.operation))})
     return families, failures, cases
+
+
+def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Outcome, str, list[dict[str, Any]]]]:
+    """Outcomes of judged cases of one kernel, their family, which those of the covering array do not have, records."""
+    for outcome in outcomes_of(outcomes, kernel.name, "family"):
+        yield outcome, outcome.task.arguments["family"], outcome.value or []
+    for outcome in outcomes_of(outcomes, kernel.name, "cover"):
+        yield outcome, COVER, (outcome.value or {}).get("records", [])
 
 
 def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -178,6 +187,8 @@ def _kernel(
     covered = coverage.judged(kernel.claims, _tried(families, laws, cases), kernel.constraint)
     optional = [side.name for side in operation.sides if side.optional and cases]
     absent = [name for name in optional if not any(f"ratio_{name}_max" in case["measures"] for case in cases)]
+    feasible = [p for o in outcomes_of(outcomes, name, "cover") for p in (o.value or {}).get("feasible", [])]
+    covered["pairs"] = coverage.paired(feasible, [case["point"] for case in cases if _is_compared(case)])
     covered["not_claimed"] = [*kernel.not_claimed, *(f"output {name}" for name in absent)]
     for law in laws:
         law.pop("classes", None)
@@ -185,6 +196,8 @@ def _kernel(
         side.name: max((f[f"ratio_{side.name}_max"] or 0.0 for f in families), default=None) for side in operation.sides
     }
     orders = [case.pop("order", None) for case in cases]
+    for case in cases:
+        case.pop("point")
     worst = max(cases, key=lambda c: c["measures"]["ratio_max"], default=None)
     body = {
         "name": name,
@@ -215,10 +228,12 @@ def _tried(families: list[dict[str, Any]], laws: list[dict[str, Any]], cases: li
     tried = {f"family {f['family']}" for f in families if f["outputs"] > f["unbounded"]}
     tried |= {f"property {law['law']}" for law in laws if law["status"] in ("pass", "fail")}
     tried |= {name for law in laws for name in law.get("classes", ())}
-    for case in cases:
-        if case["measures"]["outputs"] > case["measures"]["unbounded"]:
-            tried |= coverage.classes_of_case(Case.from_json(case["case"]))
-    return tried
+    return tried.union(*(coverage.named(case["point"]) for case in cases if _is_compared(case)))
+
+
+def _is_compared(case: dict[str, Any]) -> bool:
+    """Whether some output of a judged case was compared with a bound."""
+    return case["measures"]["outputs"] > case["measures"]["unbounded"]
 
 
 def _figures(case: dict[str, Any]) -> dict[str, float]:

@@ -15,13 +15,15 @@ from typing import Any
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.model import BackwardModel
-from fa3verify import operations, watch
+from fa3verify import operations, space, watch
 from fa3verify.calls import CandidateError
+from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.profiles import PROFILES, captured_case, family_cases, family_of
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.coverage import COVER
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.operations import Operation
@@ -96,6 +98,14 @@ def judge_capture(kernel: str, family: str, profile: str, file: str, sha256: str
     return judge_cases(candidate, family, [case] if case else [])
 
 
+def judge_cover(kernel: str, profile: str, seed: int) -> dict[str, Any]:
+    """Judge the cases of a kernel's covering array; ``feasible`` are the points of all its rows."""
+    candidate = found(kernel)
+    rows = cover(candidate, PROFILES[profile].strength, seed)
+    records = judge_cases(candidate, COVER, [case for _, case in rows if case])
+    return {"feasible": [dict(point) for point, _ in rows], "records": records}
+
+
 def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[dict[str, Any]]:
     """Judge cases; one that raises is recorded, not propagated."""
     from fa3verify.judgement import judge
@@ -110,6 +120,7 @@ def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[di
             record["measures"] = judgement.measures
             record["quantisation"] = operation.beside(judgement)
             record["order"] = _order(candidate, case)
+            record["point"] = space.point(candidate, case)
         except CandidateError as error:
             record["error"] = str(error)
         except Exception as error:  # whatever else a kernel under test leads to is a finding as well
@@ -154,6 +165,9 @@ def plan(kernels: list[Introduction], profile: str, seed: int, captures: tuple[C
             examples = size.bound_examples if law in BOUND_LAWS else size.law_examples
             arguments = {"kernel": kernel.name, "law": law, "max_examples": examples, "seed": seed}
             tasks.append(Task("law", f"{kernel.name}: {law}", check_law, arguments, durable))
+        if kernel.families:
+            arguments = {"kernel": kernel.name, "profile": profile, "seed": seed}
+            tasks.append(Task("cover", f"{kernel.name}: {COVER}", judge_cover, arguments, durable))
         for family in kernel.families:
             arguments = {"kernel": kernel.name, "family": family, "profile": profile}
             if family in own:
@@ -162,7 +176,7 @@ def plan(kernels: list[Introduction], profile: str, seed: int, captures: tuple[C
             else:
                 judged, rest = judge_family, {"seed": seed}
             tasks.append(Task("family", f"{kernel.name}: {family}", judged, arguments | rest, durable))
-    return sorted(tasks, key=lambda t: not t.label.endswith("error_within_bound"))
+    return sorted(tasks, key=lambda t: not t.label.endswith(("error_within_bound", COVER)))
 
 
 def execute(
@@ -282,7 +296,7 @@ def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any
 
 
 def outcomes_of(outcomes: list[Outcome], kernel: str, kind: str) -> Iterator[Outcome]:
-    """Yield the outcomes of one kernel's families or laws that were not skipped."""
+    """Yield the outcomes of one kernel's tasks of a kind that were not skipped."""
     for outcome in outcomes:
         if outcome.task.kind == kind and outcome.task.arguments["kernel"] == kernel and not outcome.skipped:
             yield outcome

@@ -79,6 +79,8 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
             console.print(_property_line(kernel))
             if line := _quantisation_line(kernel):
                 console.print(line)
+            if (pairs := kernel["coverage"]["pairs"])["feasible"]:
+                console.print(f"pairs of classes: {pairs['tried']:,} of {pairs['feasible']:,} feasible ones met")
             if left_out := kernel["coverage"]["not_tried"]:
                 console.print(f"not tried: {escape(', '.join(left_out))}", soft_wrap=True)
         parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())

@@ -24,6 +24,7 @@ from fa3verify.inputs.streams import HeadGroup, Purpose, Tensor, integer_exp2, p
 
 Value = float | int | str
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+MAX_LEVEL = 30000.0  # of one channel of Q and K, within fp16
 MAX_GAIN = 256.0  # planted keys and sinks stay below fp16's range whatever softmax_scale says
 
 # Largest |q| and |k|, and largest |v|, that keep fp32 scores and sums finite.
@@ -196,6 +197,20 @@ def _cancelling_v(group: HeadGroup, magnitude: float, residue: float) -> Arrays:
     return group.normal("q"), k, signs * magnitude * weights + residue * group.normal("v")
 
 
+def _level(group: HeadGroup, nats: float) -> Arrays:
+    q, k, v = _each(group.normal)
+    size = min(math.sqrt(abs(nats) / group.problem.softmax_scale), MAX_LEVEL)
+    q[..., 0], k[..., 0] = math.copysign(size, nats), size
+    return q, k, v
+
+
+def _shelf(group: HeadGroup, depth_log2: float) -> Arrays:
+    q, k = np.zeros(group.shape("q")), np.zeros(group.shape("k"))
+    size = min(math.sqrt(depth_log2 * math.log(2) / group.problem.softmax_scale), MAX_LEVEL)
+    q[..., 0], k[:, 1:, 0] = size, -size
+    return q, k, group.normal("v")
+
+
 def _activations(group: HeadGroup, name: str, tokens: int) -> Arrays:
     return _real(group, activations.find(name), activations.load_arrays(name), tokens)
 
@@ -273,7 +288,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One row of the table: how Q, K and V are drawn, the formula for reports, and why it is there."""
+    """One row of the table: how Q, K and V are drawn, the formula for reports, and why it is there.
+
+    ``kind`` is the class of inputs that it is of in :mod:`fa3verify.space`.
+    """
 
     name: str
     draw: Callable[..., Arrays] = field(repr=False)
@@ -281,6 +299,7 @@ class Distribution:
     why: str
     parameters: tuple[Parameter, ...] = ()
     prefix_stable: bool = True
+    kind: str = "even"
     check: Callable[..., None] | None = field(default=None, repr=False)
 
     def settings(self, given: Mapping[str, object]) -> dict[str, Value]:
@@ -306,6 +325,7 @@ _TABLE = (
         "N(0, 1) + N(0, outlier_variance) Bernoulli(rate)",
         "the FlashAttention-3 paper's accuracy experiment",
         (Parameter("outlier_variance", 100.0, 0, 1e6), Parameter("rate", 0.001, 0, 0.1)),
+        kind="outliers",
     ),
     Distribution(
         "outlier_channels",
@@ -317,6 +337,7 @@ _TABLE = (
             Parameter("ratio", 30.0, 1, 1000),
             Parameter("mean_share", 0.64, 0, 1),
         ),
+        kind="outliers",
     ),
     Distribution(
         "block_scaled",
@@ -324,6 +345,7 @@ _TABLE = (
         "N(0, 1) 2^e, e uniform in [-octaves, octaves] per tile of rows (integer e if power_of_two)",
         "a scale taken from the wrong block shows",
         (Parameter("tile", 64, 16, 256), Parameter("octaves", 2, 0, 6), Parameter("power_of_two", 1, 0, 1)),
+        kind="uneven blocks",
     ),
     Distribution(
         "peaky",
@@ -331,6 +353,7 @@ _TABLE = (
         "Q, K: gain N(0, 1); V: N(0, 1)",
         "large logits, few keys per row",
         (Parameter("gain", 3.0, 0.1, 32),),
+        kind="large scores",
     ),
     Distribution(
         "aligned_outliers",
@@ -338,6 +361,7 @@ _TABLE = (
         "as outlier_channels, the same channels in Q and K",
         "as decoder models have them; rotation helps",
         _CHANNEL_PARAMETERS,
+        kind="outliers",
     ),
     Distribution(
         "antialigned_outliers",
@@ -345,6 +369,7 @@ _TABLE = (
         "as outlier_channels, disjoint channels in Q and K",
         "rotation hurts",
         _CHANNEL_PARAMETERS,
+        kind="outliers",
     ),
     Distribution(
         "ramp",
@@ -352,6 +377,7 @@ _TABLE = (
         "N(0, 1) 2^(b mod steps - floor(steps / 2)), b the row's tile",
         "neighbouring blocks always differ by a factor of two or more",
         (Parameter("tile", 64, 16, 256), Parameter("steps", 4, 1, 8)),
+        kind="uneven blocks",
     ),
     Distribution(
         "needle",
@@ -360,6 +386,7 @@ _TABLE = (
         "one key decides each row: a lost or misplaced key shows",
         (Parameter("margin", 20.0, 0, 100),),
         prefix_stable=False,
+        kind="large scores",
     ),
     Distribution(
         "ties",
@@ -367,6 +394,7 @@ _TABLE = (
         "N(0, 1); K_j = K_(j mod distinct)",
         "equal scores inside and across tiles",
         (Parameter("distinct", 4, 1, 256),),
+        kind="ties",
     ),
     Distribution(
         "constant_rows",
@@ -382,6 +410,7 @@ _TABLE = (
         "K so small that scores are near N(0, 2)",
         "overflow of anything but the scores; subnormal K",
         (Parameter("fraction", 1.0, 2**-6, 1),),
+        kind="extremes",
     ),
     Distribution(
         "tiny",
@@ -389,6 +418,7 @@ _TABLE = (
         "+-U[1, 2) 2^e m, m the format's least normal number, e uniform in 0..octaves",
         "the bottom of the normal range; uniform softmax",
         (Parameter("octaves", 0, 0, 8),),
+        kind="extremes",
     ),
     Distribution(
         "subnormals",
@@ -396,6 +426,7 @@ _TABLE = (
         "+-U[0, 1) fraction m, m the least normal number; e4m3: one channel of 448 pins the scale at 1",
         "flushed subnormals show in V",
         (Parameter("fraction", 1.0, 2**-4, 1),),
+        kind="extremes",
     ),
     Distribution(
         "offset_v",
@@ -410,6 +441,7 @@ _TABLE = (
         "N(0, 1); Q += u, K_0 = strength / (softmax_scale head_dim) u, u in {-1, 1}^d; V_0 *= v_factor",
         "the attention sink of decoder models",
         (Parameter("strength", 7.0, 0, 50), Parameter("v_factor", 0.05, 0, 1)),
+        kind="large scores",
     ),
     Distribution(
         "cancelling_v",
@@ -417,6 +449,7 @@ _TABLE = (
         "K_2j = K_2j+1; V_j = (-1)^j magnitude U[1/2, 1)_floor(j/2) + residue N(0, 1)",
         "sums near zero of large terms",
         (Parameter("magnitude", 1024.0, 1, 30000), Parameter("residue", 1.0, 0, 10)),
+        kind="cancelling",
     ),
     Distribution(
         "positive",
@@ -424,6 +457,22 @@ _TABLE = (
         "U[low, low + width)",
         "every rounding error has one sign: accumulator loss",
         (Parameter("low", 0.0, 0, 100), Parameter("width", 1.0, 0, 100)),
+    ),
+    Distribution(
+        "level",
+        _level,
+        "N(0, 1); Q_0 = sign(nats) c, K_0 = c, c = sqrt(|nats| / softmax_scale)",
+        "scores and lse far from zero: exp of an lse overflows, scores pass for sentinels",
+        (Parameter("nats", -120.0, -6e4, 6e4),),
+        kind="far scores",
+    ),
+    Distribution(
+        "shelf",
+        _shelf,
+        "Q = (c, 0, ...), K_0 = 0, K_j = (-c, 0, ...), c = sqrt(depth_log2 ln 2 / softmax_scale); V: N(0, 1)",
+        "every key but one weighs 2^-depth_log2: lost in a sum that adds them singly, or subnormal in P",
+        (Parameter("depth_log2", 24.0, 0, 200),),
+        kind="far scores",
     ),
     Distribution(
         "activations",

@@ -22,6 +22,7 @@ __all__ = [
     "DISTRIBUTIONS",
     "FAMILIES",
     "MAX_EDITS",
+    "UNCOMMON",
     "Arrays",
     "Distribution",
     "Edit",
@@ -159,7 +160,7 @@ class Family:
 
 
 FAMILIES: tuple[Family, ...] = (
-    *(Family(name, name) for name in DISTRIBUTIONS if name not in ("activations", "captured")),
+    *(Family(name, name) for name in DISTRIBUTIONS if name not in ("activations", "captured", "level", "shelf")),
     Family("outlier_channels_1000", "outlier_channels", (("channels", 1), ("ratio", 1000.0))),
     Family("block_scaled_smooth", "block_scaled", (("tile", 128), ("power_of_two", 0))),
     Family("ramp_128", "ramp", (("tile", 128),)),
@@ -168,6 +169,14 @@ FAMILIES: tuple[Family, ...] = (
     Family("all_ties", "ties", (("distinct", 1),)),
     Family("saturated_sink", "sink", (("strength", 50.0),)),
     Family("activations", "activations"),
+)
+# Drawn by covering arrays alone, so that no baseline holds them.
+UNCOMMON: tuple[Family, ...] = (
+    Family("lse_below_88", "level", (("nats", -120.0),)),
+    Family("lse_above_88", "level", (("nats", 120.0),)),
+    Family("sentinels", "level", (("nats", -5e4),)),
+    Family("lost_weights", "shelf", (("depth_log2", 24.0),)),
+    Family("subnormal_weights", "shelf", (("depth_log2", 17.0),)),
 )
 
 

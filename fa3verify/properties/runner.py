@@ -14,7 +14,7 @@ from hypothesis.errors import Flaky, Unsatisfiable
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations, watch
 from fa3verify.candidates import Candidate
-from fa3verify.coverage import classes_of_case
+from fa3verify.coverage import classes_of
 from fa3verify.properties.draws import independent
 from fa3verify.properties.law import CandidateError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS
@@ -91,7 +91,7 @@ class _Search:
             self.examples -= self.best is None
             return
         if self.outputs > outputs:
-            self.classes |= classes_of_case(trial.case)
+            self.classes |= classes_of(self.candidate, trial.case)
         if violation is None:
             return
         if self.best is None:

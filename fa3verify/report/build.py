@@ -13,7 +13,7 @@ from fa3verify.campaign.findings import clusters
 from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.metrics import all_measures
-from fa3verify.report import dataset, notation, panels, study_tables, tables
+from fa3verify.report import dataset, figures_coverage, notation, panels, study_tables, tables
 from fa3verify.verdict import told
 
 if TYPE_CHECKING:
@@ -95,7 +95,11 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
     shown = [panel for panel in panels.PANELS if panel.study in studies]
     page = _environment(autoescape=True).get_template("report.html.j2")
     html = page.render(
-        context, panels=shown, svg=panels.draw_all(studies), css=(_TEMPLATES / "report.css").read_text("utf-8")
+        context,
+        panels=shown,
+        pairs=figures_coverage.pairs(summary),
+        svg=panels.draw_all(studies),
+        css=(_TEMPLATES / "report.css").read_text("utf-8"),
     )
     markdown = _environment(autoescape=False).get_template("report.md.j2").render(context)
     return {PAGE: html, MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"}

@@ -12,7 +12,7 @@ from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
 from fa3verify import coverage
 from fa3verify.campaign.profiles import PROFILES, family_cases
-from fa3verify.candidates import FEATURES, Candidate, twin
+from fa3verify.candidates import FEATURES, Candidate, needed_features, twin
 from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.properties import find_law, run_law
 from tests.harness import third_party
@@ -36,8 +36,7 @@ def test_an_adapted_problem_is_taken_and_keeps_what_the_kernel_claims(features, 
     narrow = kernel(features, head_dims=head_dims, seqlen_multiple=multiple, min_seqlen=least)
     problem = coverage.adapted(narrow, HARD)
     assert narrow.refusal(problem) is None
-    kept = {name.partition(" ")[2] for name in coverage.classes_of(problem) if name.startswith("feature")}
-    assert kept == features & {name.partition(" ")[2] for name in coverage.classes_of(HARD) if "feature" in name}
+    assert needed_features(problem) == features & needed_features(HARD)
     assert problem.batch == HARD.batch
     if head_dims is None:
         assert problem.head_dim == 96
@@ -59,14 +58,12 @@ def test_the_campaign_of_our_twins_is_what_it_was():
 
 
 def test_sizes_are_claimed_by_those_who_take_them():
-    def sizes(**declared):
-        return {name for name in coverage.claims(kernel(**declared), (), ()) if name.startswith("size")}
+    def keys(**declared):
+        return {name for name in coverage.claims(kernel(**declared), (), ()) if name.startswith("keys")}
 
-    assert len(sizes()) == len(coverage.SIZES)
-    assert sizes(min_seqlen=1) == sizes() - {"size no_key"}
-    assert sizes(seqlen_multiple=128, min_seqlen=128) == {
-        "size within_a_tile", "size several_tiles", "size long_rows"
-    }  # fmt: skip
+    assert len(keys()) == 9
+    assert keys(min_seqlen=1) == keys() - {"keys none"}
+    assert keys(seqlen_multiple=128, min_seqlen=128) == {"keys a tile", "keys several tiles", "keys long"}
 
 
 def test_too_little_of_one_kind_is_inconclusive_however_much_of_the_others_ran():
@@ -99,5 +96,13 @@ def test_a_law_never_leads_a_kernel_to_a_size_that_it_does_not_take():
 @pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
 def test_classes_of_a_law_are_those_of_its_trials(dtype):
     outcome = run_law(find_law("grouped_heads_equal_repeated_heads"), twin(dtype), max_examples=4, seed=0)
-    assert "feature gqa" in outcome.classes
-    assert outcome.classes <= set(coverage.claims(twin(dtype), (), ()))
+    assert outcome.classes & {"group 2 to 4", "group 5 or more"}
+    assert "group 1" not in outcome.classes
+
+
+def test_pairs_that_met_are_counted_among_those_that_can():
+    feasible = [{"a": "1", "b": "1"}, {"a": "2", "b": "2"}]
+    tried = [{"a": "1", "b": "1"}, {"a": "1", "b": "2"}]
+    found = coverage.paired(feasible, tried)
+    assert (found["feasible"], found["tried"]) == (2, 1)
+    assert found["by_dimensions"] == [{"dimensions": ["a", "b"], "feasible": 2, "tried": 1}]

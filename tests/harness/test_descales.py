@@ -16,7 +16,6 @@ from fa3verify import candidates
 from fa3verify.calls import run
 from fa3verify.campaign.replay import run as replayed
 from fa3verify.cases import Case
-from fa3verify.coverage import classes_of_case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
 from fa3verify.properties.law import Trial
@@ -92,7 +91,9 @@ def test_a_kernel_is_sent_only_the_scales_that_it_claims(data):
 def test_scales_of_query_heads_are_among_the_trials_of_kernels_that_claim_them(name):
     kernel = candidates.find(name)
     told = find(
-        small_cases(kernel, Wanted()), lambda case: "feature query_head_descale" in classes_of_case(case), settings=FEW
+        small_cases(kernel, Wanted()),
+        lambda case: "query_head_descale" in candidates.needed_descales(case),
+        settings=FEW,
     )
     assert told.problem.group > 1
     assert passes(kernel, judge(kernel, told).measures)

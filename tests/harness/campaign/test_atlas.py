@@ -50,7 +50,7 @@ def campaign(tmp_path_factory) -> Iterator[tuple[dict[str, Any], Path]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "find", lambda name: stranger() if name == "stranger" else find(name))
         known = [introduce(name, "quick") for name in KERNELS]
-        planned = [t for t in tasks.plan(known, "quick", 0) if t.arguments[t.kind] in TRIED]
+        planned = [t for t in tasks.plan(known, "quick", 0) if t.arguments.get(t.kind) in TRIED]
         few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
         summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
         summary["started"] = "2026-01-01T00:00:00+00:00"

@@ -1,0 +1,146 @@
+"""Covering arrays: few small cases of a kernel in which every pair, or every triple, of classes meets.
+
+What a kernel does not take are constraints of the array, asked from the kernel itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import combinations
+from typing import Any, cast
+
+from fa3verify import space
+from fa3verify.candidates import Candidate
+from fa3verify.cases import Case
+from fa3verify.space import Point
+
+Classes = tuple[tuple[str, tuple[str, ...]], ...]
+Cell = tuple[str, str]  # a dimension and a class of it
+# About how much longer a case takes that has such a class.
+_COSTS: Mapping[Cell, float] = {
+    ("queries", "a tile"): 4, ("queries", "several tiles"): 4,
+    ("keys", "long"): 5, **{("keys", c): 3 for c in space.TILES_OF_KEYS},
+    ("group", "2 to 4"): 2, ("group", "5 or more"): 5,
+    ("kv_heads", "2 or 3"): 2, ("kv_heads", "4 or more"): 4,
+    ("batch", "2"): 2, ("batch", "3 or more"): 3,
+}  # fmt: skip
+_TOO_MUCH = 10
+
+
+def cover(candidate: Candidate, strength: int, seed: int) -> list[tuple[Point, Case | None]]:
+    """Return points in which every ``strength`` classes meet that can, each with its case.
+
+    Parameters
+    ----------
+    candidate : Candidate
+    strength : int
+        2 for pairs, 3 for triples.
+    seed : int
+        The same seed gives the same cases.
+
+    Returns
+    -------
+    list of (point, Case)
+        Empty for a kernel that takes no problem. The case is None where the kernel takes every pair of the classes and
+        not all of them.
+    """
+    plain = _plain(candidate)
+    if plain is None:
+        return []
+    classes = tuple(space.claimed(candidate).items())
+    forbidden = _forbidden(candidate, classes, plain)
+    alone = {cell for pair in forbidden for cell in pair if pair[0] == pair[1]}
+    taken = tuple((name, tuple(c for c in of if (name, c) not in alone)) for name, of in classes)
+    points = [dict(row) for row in _array(taken, forbidden, strength, seed)]
+    return [(p, space.case_of(candidate, p, seed + i) if _takes(candidate, p) else None) for i, p in enumerate(points)]
+
+
+def _takes(candidate: Candidate, chosen: Point) -> bool:
+    """Whether there is a case of these classes and the kernel takes it."""
+    try:
+        case = space.case_of(candidate, chosen)
+        candidate.config_for(case.problem, case.changes)
+    except ValueError:
+        return False
+    return candidate.supports(case.problem)
+
+
+def _plain(candidate: Candidate) -> Point | None:
+    """The plainest classes that a kernel takes: a mask, where it takes nothing without one."""
+    claimed = space.claimed(candidate)
+    dims, masks = claimed.get("head_dim", ())[:1], claimed.get("mask", ())
+    return next((p for d in dims for m in masks if _takes(candidate, p := {"head_dim": d, "mask": m})), None)
+
+
+def _forbidden(candidate: Candidate, classes: Classes, plain: Point) -> frozenset[tuple[Cell, Cell]]:
+    """Pairs of classes of which the kernel takes no case that is plain otherwise; a class twice where it takes none."""
+    cells = [(name, c) for name, of in classes for c in of]
+    alone = {cell for cell in cells if not _takes(candidate, {**plain, **dict([cell])})}
+    met = [pair for pair in combinations(cells, 2) if pair[0][0] != pair[1][0] and alone.isdisjoint(pair)]
+    refused = {pair for pair in met if not _takes(candidate, {**plain, **dict(pair)})}
+    return frozenset(refused | {(cell, cell) for cell in alone})
+
+
+@cache
+def _array(
+    classes: Classes, forbidden: frozenset[tuple[Cell, Cell]], strength: int, seed: int
+) -> tuple[tuple[Cell, ...], ...]:
+    """Rows of the covering array, made cheap."""
+    from covertable import criteria, sorters
+    from covertable.main import Controller
+
+    factors = {name: list(of) for name, of in classes if of}
+    plain = {name: of[0] for name, of in factors.items()}
+    costly = _costly(factors, forbidden) if strength == 2 else frozenset()
+    constraints = [_apart(*dims, frozenset(met)) for dims, met in _by_dimensions(forbidden | costly).items()]
+    controller = Controller(
+        factors, strength=strength, sorter=sorters.hash, criterion=criteria.simple, salt=str(seed),
+        constraints=constraints,
+    )  # fmt: skip
+    rows = [{name: row[name] for name in factors} for row in cast(list[dict[str, str]], controller.make())]
+    _cheapen(rows, plain, forbidden, strength)
+    rows += [{**plain, **dict(pair)} for pair in sorted(costly)]
+    return tuple(tuple(row.items()) for row in rows)
+
+
+def _by_dimensions(forbidden: Iterable[tuple[Cell, Cell]]) -> dict[tuple[str, str], set[tuple[str, str]]]:
+    """The pairs of classes that must not meet, by their dimensions: one constraint each is fast to check."""
+    found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for (a, x), (b, y) in sorted(forbidden):
+        if (a, x) != (b, y):
+            found.setdefault((a, b), set()).add((x, y))
+    return found
+
+
+def _apart(a: str, b: str, met: frozenset[tuple[str, str]]) -> dict[str, Any]:
+    return {"operator": "fn", "requires": [a, b], "evaluate": lambda row: (row[a], row[b]) not in met}
+
+
+def _costly(factors: Mapping[str, list[str]], forbidden: frozenset[tuple[Cell, Cell]]) -> frozenset[tuple[Cell, Cell]]:
+    """Pairs of costly classes: they meet in a case of their own that is plain otherwise."""
+    present = [(name, c) for name, of in factors.items() for c in of if (name, c) in _COSTS]
+    met = {(a, b) for a, b in combinations(present, 2) if a[0] != b[0] and _COSTS[a] * _COSTS[b] > _TOO_MUCH}
+    return frozenset(met - forbidden)
+
+
+def _cheapen(
+    rows: list[dict[str, str]], plain: Mapping[str, str], forbidden: frozenset[tuple[Cell, Cell]], strength: int
+) -> None:
+    """Replace, in place, every costly class by the plainest where all that it meets meet elsewhere as well."""
+
+    def met(row: dict[str, str], name: str) -> list[tuple[Cell, ...]]:
+        others = [cell for cell in row.items() if cell[0] != name]
+        return [tuple(sorted([*rest, (name, row[name])])) for rest in combinations(others, strength - 1)]
+
+    counts = Counter(cells for row in rows for cells in combinations(sorted(row.items()), strength))
+    for row in rows:
+        for name, _ in sorted(_COSTS.keys() & row.items(), key=_COSTS.__getitem__, reverse=True):
+            cheap = {**row, name: plain[name]}
+            if any(counts[cells] == 1 for cells in met(row, name)):
+                continue
+            if forbidden.isdisjoint(p for pair in combinations(cheap.items(), 2) for p in (pair, pair[::-1])):
+                counts.subtract(met(row, name))
+                row[name] = plain[name]
+                counts.update(met(row, name))

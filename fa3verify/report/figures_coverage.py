@@ -1,0 +1,51 @@
+"""The figure about coverage: which pairs of classes met in judged cases, by the two dimensions they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.patches import Rectangle
+
+from fa3verify.report import svg
+from fa3verify.report.svg import GRID, SERIES, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_WORDS = "Pairs of classes that met in a judged case, of those that can, over all kernels; darker is more."
+
+
+def pairs(summary: Mapping[str, Any]) -> str | None:
+    """Return the heat map as SVG; None for runs without covering arrays."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for kernel in summary["kernels"]:
+        for row in kernel.get("coverage", {}).get("pairs", {}).get("by_dimensions", ()):
+            of = counts.setdefault(tuple(row["dimensions"]), [0, 0])
+            of[0] += row["tried"]
+            of[1] += row["feasible"]
+    if not counts:
+        return None
+    with svg.styled():
+        return svg.render(_heat_map(counts), "f-pairs", _WORDS)
+
+
+def _heat_map(counts: Mapping[tuple[str, str], list[int]]) -> Figure:
+    """A square for every two dimensions: filled by the share that met, with the number of pairs that did not."""
+    names = sorted({name for pair in counts for name in pair})
+    figure = new_figure(height=1.0 + 0.22 * len(names))
+    ax = figure.subplots()
+    for (a, b), (tried, feasible) in counts.items():
+        x, y = names.index(a), names.index(b)
+        ax.add_patch(Rectangle((x, y), 0.92, 0.92, facecolor=SERIES[0], alpha=0.5 * tried / feasible, edgecolor=GRID))
+        if tried < feasible:
+            ax.text(x + 0.46, y + 0.5, str(feasible - tried), ha="center", va="center", fontsize=7)
+    ax.set(xlim=(0, len(names) - 1), ylim=(len(names), 1), aspect="equal")
+    words = [name.replace("_", " ") for name in names]
+    ax.set_xticks([i + 0.46 for i in range(len(names) - 1)], words[:-1], rotation=90)
+    ax.set_yticks([i + 0.46 for i in range(1, len(names))], words[1:])
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
+    for side in ax.spines.values():
+        side.set_visible(False)
+    return figure

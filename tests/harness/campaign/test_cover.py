@@ -1,0 +1,105 @@
+"""Covering arrays: every pair of classes that can meet does, in cases that the kernel takes and that are small."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from fa3_kernels.plan.config import default_config
+from fa3_kernels.twin.faults import Fault
+from fa3verify import coverage, space
+from fa3verify.campaign.cover import _array, cover
+from fa3verify.candidates import find, twin
+from fa3verify.judgement import judge, passes
+from tests.harness import third_party
+
+MOST_CELLS = 3 * 10**6  # scores times channels of a case
+
+
+@pytest.mark.parametrize("name", ["twin.e4m3", "twin.quantize", "twin.backward.fp16"])
+def test_every_pair_of_claimed_classes_that_the_kernel_takes_meets(name):
+    candidate = find(name)
+    rows = cover(candidate, 2, 0)
+    met = coverage.pairs(space.point(candidate, case) for _, case in rows)
+    cells = [(name, c) for name, classes in space.claimed(candidate).items() for c in classes]
+    missing = {tuple(sorted(p)) for p in combinations(cells, 2) if p[0][0] != p[1][0]} - met
+    assert len(missing) <= 6  # as below
+    for pair in missing:
+        with pytest.raises(ValueError, match=r"\w"):
+            candidate.config_for((case := space.case_of(candidate, dict(pair))).problem, case.changes)
+
+
+def test_a_case_has_the_classes_of_its_row_and_is_small():
+    candidate = find("twin.fp16")
+    for row, case in cover(candidate, 2, 3):
+        assert space.point(candidate, case) == row
+        problem = case.problem
+        assert problem.batch * problem.nheads * problem.seqlen_q * problem.seqlen_k * problem.head_dim < 8 * MOST_CELLS
+
+
+def test_triples_meet():
+    classes = tuple((name, ("0", "1", "2")) for name in "abcd")
+    forbidden = frozenset({(("a", "0"), ("b", "0"))})
+    rows = [dict(row) for row in _array(classes, forbidden, 3, 0)]
+    met = {cells for row in rows for cells in combinations(sorted(row.items()), 3)}
+    for names in combinations("abcd", 3):
+        for values in product("012", repeat=3):
+            cells = tuple(zip(names, values))
+            assert (cells in met) != ({("a", "0"), ("b", "0")} <= set(cells)), cells
+
+
+def test_another_seed_gives_another_array_and_the_same_seed_the_same():
+    candidate = find("twin.cudnn.fp16")
+    first, other = (cover(candidate, 2, seed) for seed in (0, 1))
+    _array.cache_clear()
+    assert cover(candidate, 2, 0) == first
+    assert [row for row, _ in first] != [row for row, _ in other]
+
+
+def test_a_kernel_is_asked_what_it_takes():
+    rows = cover(third_party.only_64(), 2, 0)
+    assert rows
+    assert {case.problem.head_dim for _, case in rows} == {64}
+    assert cover(third_party.picky(), 2, 0) == []
+
+
+def test_a_kernel_that_takes_nothing_without_a_mask_is_covered_under_masks():
+    def configure(problem):
+        if not problem.causal:
+            raise ValueError("a causal mask is needed")
+        return default_config(problem)
+
+    rows = cover(replace(third_party.only_64(), configure=configure, features=frozenset({"causal", "gqa"})), 2, 0)
+    assert rows
+    assert all(case.problem.causal for _, case in rows)
+
+
+@pytest.mark.parametrize("fault", [Fault.CAUSAL_TOP_LEFT, Fault.KV_HEAD_MODULO, Fault.UNMASKED_TAIL])
+def test_the_array_finds_faults_of_single_classes(fault):
+    candidate = twin("fp16", fault=fault)
+    rows = cover(candidate, 2, 0)
+    assert any(not passes(candidate, judge(candidate, case, unrounded=False).measures) for _, case in reversed(rows))
+
+
+def _clipped(problem, result):
+    """An lse by way of exp, which overflows."""
+    return result._replace(lse=np.clip(result.lse, -88, 88, where=np.isfinite(result.lse), out=result.lse.copy()))
+
+
+def _sentinel(problem, result):
+    """Rows with scores of -1e4 pass for rows without a key."""
+    return result._replace(lse=np.where(result.lse < -1e4, np.float32(-np.inf), result.lse))
+
+
+# Channels a thousand times larger lead to such an lse as well, by chance.
+@pytest.mark.parametrize(("mistake", "beside"), [(_clipped, {"outliers"}), (_sentinel, set())])
+def test_mistakes_about_far_scores_are_found_by_inputs_of_that_kind(mistake, beside):
+    plain = twin("fp16")
+    wrong = replace(plain, name="wrong", run=lambda p, o, c: mistake(p, plain.run(p, o, c)))
+    rows = [(row["inputs"], case) for row, case in cover(plain, 2, 0) if row["scale"] == "default"]
+    small = [(kind, case) for kind, case in rows if case.problem.seqlen_q <= 5][:60]
+    found = {kind for kind, case in small if not passes(wrong, judge(wrong, case, unrounded=False).measures)}
+    assert "far scores" in found <= {"far scores"} | beside

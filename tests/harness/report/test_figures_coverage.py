@@ -1,0 +1,23 @@
+"""The heat map of pairs: a square for every two dimensions, with the number of pairs that did not meet."""
+
+from __future__ import annotations
+
+from fa3verify.report import figures_coverage
+
+
+def _kernel(tried: int, feasible: int) -> dict:
+    row = {"dimensions": ["keys", "mask"], "tried": tried, "feasible": feasible}
+    return {"coverage": {"pairs": {"by_dimensions": [row]}}}
+
+
+def test_pairs_that_did_not_meet_are_counted_over_all_kernels():
+    drawn = figures_coverage.pairs({"kernels": [_kernel(10, 27), _kernel(1, 15)]})
+    assert drawn is not None
+    assert ">31<" in drawn
+    assert "keys" in drawn
+    assert "mask" in drawn
+    assert ">31<" not in (figures_coverage.pairs({"kernels": [_kernel(27, 27)]}) or ">31<")
+
+
+def test_runs_without_covering_arrays_have_no_heat_map():
+    assert figures_coverage.pairs({"kernels": [{"coverage": {}}, {}]}) is None
