@@ -10,6 +10,7 @@ from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.bits import bits
 from fa3verify.cli.exits import EPILOG
+from fa3verify.cli.hazards import hazards
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.libraries import libraries
@@ -45,5 +46,6 @@ for verb in (
     simulate,
     trace,
     tune,
+    hazards,
 ):
     main.add_command(verb)
