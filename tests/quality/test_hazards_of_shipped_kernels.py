@@ -12,7 +12,9 @@ import pytest
 
 from fa3_simulator import unbounded
 from fa3_simulator.cta import AnyConfig, is_persistent, program_of
+from fa3_simulator.footprint import footprint
 from fa3_simulator.hazards import check
+from fa3_simulator.machine import load
 from fa3_simulator.program import Op, Program
 from fa3_simulator.schedules import TileBlocks
 from fa3verify.hazards import named
@@ -156,3 +158,9 @@ def test_a_slot_that_is_handed_back_too_early_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_without_a_mistake_nothing_is_found(name: str) -> None:
     assert check(program_of(SHAPES[name], tiles_of(SHAPES[name]))) == []
+
+
+def test_every_kernel_fits_an_sm_with_barriers_of_its_own() -> None:
+    machine = load("h200")
+    found = {name: footprint(program_of(config, TILES[:1]), machine) for name, config in named().items()}
+    assert {name: x for name, x in found.items() if x} == {}
