@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 from fa3_kernels.audit.calls import plan_for
 from fa3_kernels.audit.shipped import Launch, shipped
 from fa3_kernels.plan.config import KERNEL_HEAD_DIMS, Config
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.traits import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_simulator import unbounded
 from fa3_simulator.backward_choice import shipped_schedule
@@ -42,9 +43,11 @@ def named() -> dict[str, AnyConfig]:
     """
     found = {x.name: _of_launch(x) for x in shipped() if x.function != "quantize_qkv"}
     dtypes: tuple[Dtype, ...] = ("fp16", "e4m3")
-    for dtype in dtypes:
-        for d in KERNEL_HEAD_DIMS:
-            found[f"{PEER}_{dtype}_d{d}"] = Config(dtype, d, family=PEER, promotion_interval=0)
+    for dtype, d, causal in product(dtypes, KERNEL_HEAD_DIMS, (False, True)):
+        choice = FAMILIES[PEER].shipped(AttentionProblem(1, 1, 1, 1024, 1024, d, dtype=dtype, causal=causal))
+        assert choice is not None
+        name = f"{PEER}_{dtype}_d{d}" + "_causal" * causal
+        found[name] = Config(dtype, d, **choice._asdict(), family=PEER, promotion_interval=0)
     for d in (64, 96, 128, 192, 256):
         problem = AttentionProblem(1, 1, 1, 1024, 1024, d)
         found[f"{PEER}_backward_d{d}"] = shipped_schedule(problem, PEER)
