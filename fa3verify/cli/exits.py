@@ -53,6 +53,10 @@ def one_line_errors() -> Iterator[None]:
     except OSError as error:
         fail(ENVIRONMENT, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
     except Exception as error:
+        from fa3_simulator.trace import DeadlockError
+
+        if isinstance(error, DeadlockError):
+            fail(FINDING, f"the schedule does not end: {error}")
         if os.environ.get("FA3VERIFY_TRACEBACK"):
             raise
         fail(INTERNAL, f"internal error: {type(error).__name__}: {error} (FA3VERIFY_TRACEBACK=1 shows where)")

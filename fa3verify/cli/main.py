@@ -11,6 +11,7 @@ from fa3verify.cli.bench import bench
 from fa3verify.cli.bits import bits
 from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG
+from fa3verify.cli.hazards import hazards
 from fa3verify.cli.hunt import hunt
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
@@ -55,5 +56,6 @@ for verb in (
     simulate,
     trace,
     tune,
+    hazards,
 ):
     main.add_command(verb)

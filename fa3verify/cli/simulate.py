@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, emit, one_line_errors
+from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors
 from fa3verify.cli.options import given_options, is_given, problem_options, schedule_options
 
 FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "pack_gqa")
@@ -116,6 +117,8 @@ def simulate(
         if json_target != "-":
             _print_figures(figures)
             click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end)))
+        if figures["hazards"]:
+            raise Exit(FINDING)
 
 
 def _validate(path: Path, machine: str, json_target: str | None) -> None:
@@ -133,6 +136,7 @@ def _validate(path: Path, machine: str, json_target: str | None) -> None:
 def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:
     """What is printed and written as JSON; the closed form is the forward's alone, other kernels the backward's."""
     from fa3_kernels.plan.config import Config
+    from fa3_simulator.hazards import check
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
     from fa3_simulator.run import operations
@@ -160,8 +164,16 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
         "binds": "hbm" if found.hbm_cycles > found.cta_cycles else overlap.binds,
         "cta_cycles": round(found.cta_cycles),
         "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
+        "hazards": [finding._asdict() for finding in check(traced[0], machine)],
         "assumed_constants": machine.assumed(),
     }
+
+
+def hazards_line(found: list[dict[str, str]], where: str) -> str:
+    """What was found by reading schedules for safety, in any order of their operations."""
+    if not found:
+        return f"  hazards: none {where}, in any order (of any number of tiles: fa3verify hazards)"
+    return "\n".join(f"  {x['kind']}: {x['text']}" for x in found)
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
@@ -186,5 +198,6 @@ def _print_figures(figures: dict[str, Any]) -> None:
     )
     idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
     click.echo("  idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005))
+    click.echo(hazards_line(figures["hazards"], "in this CTA"))
     if figures["assumed_constants"]:
         click.echo(f"  assumed, not measured: {', '.join(figures['assumed_constants'])}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import rich_click as click
+from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, emit, one_line_errors, require_device
+from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors, require_device
 from fa3verify.cli.options import backward_option, problem_options
-from fa3verify.cli.simulate import problem_of
+from fa3verify.cli.simulate import hazards_line, problem_of
 
 
 @click.command(epilog=EPILOG)
@@ -59,6 +60,7 @@ def tune(
             "regret_gluon": tuning.regret(ranked, [r for r in ranked if r.is_gluon_buildable]),
             "regret_flash3": tuning.regret(ranked, [r for r in ranked if r.is_flash3_choice]),
             "ranked": [_row(r, problem) for r in best],
+            "hazards": _hazards(best),
         }
         if compiles:
             figures |= _compile(best, figures["ranked"], problem)
@@ -67,6 +69,19 @@ def tune(
         emit(figures, json_target)
         if json_target != "-":
             _print_ranking(figures, builds, not traits_of(kernel).is_built_here)
+        if figures["hazards"]:
+            raise Exit(FINDING)
+
+
+def _hazards(best: list[Any]) -> list[dict[str, str]]:
+    """What is unsafe in a CTA of two tiles, one where each has its own, of the schedules that are shown."""
+    from fa3_simulator.cta import is_persistent, program_of
+    from fa3_simulator.hazards import check
+    from fa3_simulator.schedules import TileBlocks
+
+    tiles = [TileBlocks(5), TileBlocks(3)]
+    programs = (program_of(r.config, tiles if is_persistent(r.config) else tiles[:1]) for r in best)
+    return [{"kind": x.kind, "text": f"{program.name}: {x.text}"} for program in programs for x in check(program)]
 
 
 def _compile(best: list[Any], rows: list[dict[str, Any]], problem: Any) -> dict[str, Any]:
@@ -157,6 +172,7 @@ def _print_ranking(figures: dict[str, Any], builds: bool, shows_peer: bool) -> N
     if figures.get("regret"):
         regret = ", ".join(f"top-{k} {x:.1%}" for k, x in zip((1, 3), figures["regret"]))
         click.echo(f"simulated against measured: Kendall tau {figures['tau']:.2f}, regret {regret}")
+    click.echo(hazards_line(figures["hazards"], "in the schedules shown"))
     if not builds:
         own = f", of FlashAttention-3's own {figures['regret_flash3']:.1%}" if shows_peer else ""
         click.echo(f"regret of the best Gluon tile {figures['regret_gluon']:.1%}{own}")

@@ -1,7 +1,8 @@
 """Program of a backward kernel: one CTA per key tile, five products per row block, dQ added to global memory.
 
-The consumers are transcribed from upstream FlashAttention-3 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp) and from ours,
-which differ in where dV is started; what else tells schedules apart stands in :mod:`fa3_simulator.backward_schedule`.
+The consumers here are transcribed from upstream FlashAttention-3 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp) and from a
+prototype of ours, which differ in where dV is started; what else tells schedules apart stands in
+:mod:`fa3_simulator.backward_schedule`. Our kernel is :mod:`fa3_simulator.our_backward`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_simulator.backward_resources import BackwardResources
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.backward_work import backward_work
+from fa3_simulator.our_backward import our_backward
 from fa3_simulator.program import Builder, Gemm, Program, Slot, Stream
 from fa3_simulator.schedules import TileBlocks
 
@@ -228,9 +230,12 @@ def backward(schedule: BackwardSchedule, tiles: list[TileBlocks], *, adds_gradie
     s = schedule
     builder = Builder(f"{s.family} backward d{s.head_dim} {s.tile_m}x{s.tile_n}")
     shared = BackwardResources(s, adds_gradients=adds_gradients)
-    rings = (shared.q, shared.dout, shared.lse, shared.delta, *shared.ds)
+    rings = (shared.q, shared.dout, shared.lse, shared.delta, *shared.ds)  # ours keeps D beside lse
     for slot in (slot for ring in rings for slot in ring):  # the footprint does not depend on how many are used
         builder.slots(slot)
+    if s.is_ours:
+        our_backward(builder, shared, tiles)
+        return builder.build()
     for index in range(s.consumers):
         _Consumer(builder, shared, index).run(tiles)
     producer, _ = s.registers

@@ -20,9 +20,12 @@ def _alike(schedule: BackwardSchedule) -> tuple[BackwardSchedule, BackwardSchedu
 
 
 _WIDE = {"scores_transposed": False, "dout_stages": 1, "ds_stages": 1}
+_OURS_WIDE = BackwardSchedule(
+    head_dim=256, tile_m=64, tile_n=64, dout_stages=1, ds_stages=1, dq="tma warp", splits_roles=True
+)
 _FLASH3 = BackwardSchedule(family="flash3", dq="tma warp")
 # By whether the kernel is ours.
-_PATHS: dict[bool, tuple[DqPath, ...]] = {True: ("tma", "registers"), False: ("tma warp", "registers")}
+_PATHS: dict[bool, tuple[DqPath, ...]] = {True: ("tma warp",), False: ("tma warp", "registers")}
 # What is launched, by head_dim: dense, and with a causal mask or a window. Upstream hopper/flash_bwd_launch_template.h.
 _SHIPPED: dict[str, dict[int, tuple[BackwardSchedule, BackwardSchedule]]] = {
     "flash3": {
@@ -35,6 +38,7 @@ _SHIPPED: dict[str, dict[int, tuple[BackwardSchedule, BackwardSchedule]]] = {
     OURS: {
         64: _alike(BackwardSchedule(head_dim=64, tile_m=128, dq="tma warp")),
         128: _alike(BackwardSchedule(dq="tma warp")),
+        256: _alike(_OURS_WIDE),
     },
     "prototype": {  # of ours, which was timed
         64: _alike(BackwardSchedule(head_dim=64)),
@@ -103,7 +107,10 @@ def candidates(problem: AttentionProblem, family: str, smem_bytes: float) -> Ite
     for tile_m, tile_n, consumers, path, scores, v in product(
         rows, keys, (2, 3), _PATHS[ours], (True, False), (False, True)
     ):
-        layout = {"scores_transposed": scores, "v_in_registers": v, "dq": path}
+        layout: dict[str, Any] = {"scores_transposed": scores, "v_in_registers": v, "dq": path}
+        if ours and (consumers > 2 or not scores or v):
+            continue  # our kernel is written in one way
+        layout["splits_roles"] = ours and tile_m == tile_n == WARPGROUP_ROWS
         for transposed in (False, True):
             if transposed != (tile_m % WARPGROUP_ROWS > 0) and base.head_dim < 192:
                 continue
@@ -114,7 +121,13 @@ def candidates(problem: AttentionProblem, family: str, smem_bytes: float) -> Ite
 
 
 def _with_slots(base: BackwardSchedule, fields: dict[str, Any]) -> Iterator[BackwardSchedule]:
-    """The same schedule with fewer and fewer slots; ValueError at the end of them, where none was taken."""
-    for q, dout, ds in ((2, 2, 2), (2, 2, 1), (2, 1, 1), (1, 1, 1)):
+    """The same schedule with fewer and fewer slots; ValueError at the end of them, where none was taken.
+
+    Ours has as many as it ships with: scores that run ahead need two of Q, and what splits roles shares one of dO.
+    """
+    slots = ((2, 2, 2), (2, 2, 1), (2, 1, 1), (1, 1, 1))
+    if base.is_persistent:
+        slots = ((2, 1, 1),) if fields["splits_roles"] else ((2, 2, 2),)
+    for q, dout, ds in slots:
         yield replace(base, num_stages=q, dout_stages=dout, ds_stages=ds, **fields)
     raise ValueError("no number of slots fits")

@@ -62,17 +62,22 @@ def _of_sequence(
 def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[KeyTile]:
     """Key tiles of all heads in the order they are handed out.
 
+    Of our kernel heads are those of K and V: a tile takes the row blocks of every query head that shares it. Where its
+    key tiles add in turn they are those of Q all the same, as orders are known of one head's row blocks alone.
+
     As many heads at a time as L2 holds, upstream one where no mask is causal; of them the tiles with most row blocks
     first, or the last keys first where the key tiles add in descending order, so that no tile waits for one that is
     handed out behind it. Persistent CTAs take the longest sequences first.
     """
     check_problem(problem, schedule)
+    group = problem.group if schedule.is_ours and schedule.turns == "free" else 1
     heads: list[tuple[int, list[KeyTile]]] = []  # bytes in L2, and tiles
     for batch, sequence in enumerate(problem.sequences()):
         found = list(_of_sequence(problem, schedule, sequence))
-        size = sequence.seqlen_q * schedule.head_dim * (2 * 2 + DQ_BYTES)
-        numbers = range(batch * problem.nheads, (batch + 1) * problem.nheads)
-        heads += [(size, [KeyTile(head, *tile) for tile in found]) for head in numbers]
+        size = sequence.seqlen_q * schedule.head_dim * (2 * 2 + DQ_BYTES) * group
+        some = problem.nheads // group
+        tiles = [(n_block, first, blocks * group, masked * group) for n_block, first, blocks, masked in found]
+        heads += [(size, [KeyTile(head, *x) for x in tiles]) for head in range(batch * some, (batch + 1) * some)]
     if schedule.is_persistent:
         heads.sort(key=lambda head: -sum(tile.blocks for tile in head[1]))
     limit = L2_BYTES if schedule.is_persistent or problem.causal else 0
@@ -100,7 +105,7 @@ def _in_section(tiles: list[KeyTile], schedule: BackwardSchedule) -> list[KeyTil
 def moved_bytes(problem: AttentionProblem, schedule: BackwardSchedule) -> float:
     """What the main kernel moves at least, every tensor once: Q, dO and dQ in fp32; K, V, dK, dV."""
     rows, keys = _rows(problem)
-    gradients = DQ_BYTES if problem.group > 1 else 2
+    gradients = DQ_BYTES if schedule.adds_gradients(problem.group) else 2
     return schedule.head_dim * (rows * (2 + 2 + DQ_BYTES) + keys * 2 * (2 + gradients))
 
 
@@ -113,7 +118,7 @@ def around_cycles(problem: AttentionProblem, schedule: BackwardSchedule, machine
     before = rows * (schedule.head_dim * (2 + 2 + DQ_BYTES) + 3 * 4)
     behind = rows * schedule.head_dim * (DQ_BYTES + 2)
     launches = 2
-    if problem.group > 1:
+    if schedule.adds_gradients(problem.group):
         before += 2 * keys * schedule.head_dim * DQ_BYTES
         behind += 2 * keys * schedule.head_dim * (DQ_BYTES + 2)
         launches += 2

@@ -8,21 +8,25 @@ from fa3_simulator.program import Mbarrier, NamedBarrier, Slot
 
 
 class BackwardResources:
-    """Slots and barriers that the warps share. K, V, P, dS and dQ are in one part for each consumer."""
+    """Slots and barriers that the warps share. K, V, P, dS and dQ are in one part for each consumer; where these split
+    roles K, V and dS are in one part. In our kernel lse and D of a row block lie side by side, in the slot of lse.
+    """
 
     def __init__(self, s: BackwardSchedule, *, adds_gradients: bool) -> None:
         self.schedule, self.adds_gradients = s, adds_gradients
         row, each = 2 * s.head_dim, range(s.consumers)
-        part = 2 * s.tile_m * s.tile_n // s.consumers
+        parts = range(1 if s.splits_roles else s.consumers)
+        part = 2 * s.tile_m * s.tile_n // len(parts)
         self.q = [Slot(f"q[{i}]", s.tile_m * row) for i in range(s.num_stages)]
-        self.lse = [Slot(f"lse[{i}]", 4 * s.tile_m) for i in range(s.num_stages)]
+        self.lse = [Slot(f"lse[{i}]", (8 if s.is_ours else 4) * s.tile_m) for i in range(s.num_stages)]
         self.dout = [Slot(f"dout[{i}]", s.tile_m * row) for i in range(s.dout_stages)]
-        self.delta = [Slot(f"delta[{i}]", 4 * s.tile_m) for i in range(s.dout_stages)]
-        self.k, self.v = ([Slot(f"{name}.{w}", s.tile_n * row // s.consumers) for w in each] for name in "kv")
+        self.delta = [] if s.is_ours else [Slot(f"delta[{i}]", 4 * s.tile_m) for i in range(s.dout_stages)]
+        self.k, self.v = ([Slot(f"{name}.{w}", s.tile_n * row // len(parts)) for w in parts] for name in "kv")
         self.ds, self.p = (
-            [[Slot(f"{name}[{i}].{w}", part) for w in each] for i in range(s.ds_stages)] for name in ("ds", "p")
+            [[Slot(f"{name}[{i}].{w}", part) for w in parts] for i in range(s.ds_stages)] for name in ("ds", "p")
         )
-        self.dq = [Slot(f"dq.{w}", 4 * s.tile_m * s.head_dim // s.consumers) for w in each]
+        self.dq = [Slot(f"dq.{w}", 4 * s.tile_m * s.head_dim // s.consumers // s.dq_parts) for w in each]
+        self.scores = Slot("scores", 4 * s.tile_m * s.tile_n)
         self.q_full = [Mbarrier(f"q_full[{i}]", 1) for i in range(s.num_stages)]
         self.dout_full = [Mbarrier(f"dout_full[{i}]", 1) for i in range(s.dout_stages)]
         self.kv_full = Mbarrier("kv_full", 1)
@@ -31,7 +35,8 @@ class BackwardResources:
     def _barriers(self, s: BackwardSchedule) -> None:
         """Identities from 0: Triton's own, one for each consumer, then those of the kernel."""
         each, threads = range(s.consumers), slot_threads(s.consumers)
-        names = iter(range(1 + s.consumers, 16 + 4 * s.consumers))
+        first = 5 if s.is_ours else 1 + s.consumers  # Triton's partitions take five
+        names = iter(range(first, first + 16 + 4 * s.consumers))
         self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP_THREADS) for w in each]
         self.both = NamedBarrier("all warpgroups", next(names), WARPGROUP_THREADS * s.consumers)
         self.kv_empty = NamedBarrier("kv_empty", next(names), threads)
@@ -46,3 +51,5 @@ class BackwardResources:
                 [NamedBarrier(f"{name}.{w}", next(names), WARPGROUP_THREADS + WARP_THREADS) for w in each]
                 for name in ("dq_full", "dq_empty")
             )
+        if s.splits_roles:
+            self.scores_ready = NamedBarrier("scores_ready", next(names), WARPGROUP_THREADS * s.consumers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.traits import OURS, Traits, traits_of
 
@@ -53,6 +54,9 @@ class BackwardSchedule:
     dq : {"tma", "tma warp", "registers"}
         How dQ is added to fp32 in global memory: each consumer stages it in shared memory and starts a reduction of
         TMA; a warp of its own starts them; or by vector reductions from registers.
+    splits_roles : bool
+        Whether one consumer forms S and keeps dV, the other dP and dK, each of all keys, and S goes from one to the
+        other in fp32. Our kernel at head_dim 256.
     turns : {"free", "ascending", "descending", "shift"}
         In which order the key tiles add to a row block, see :mod:`fa3_simulator.turns`.
 
@@ -74,6 +78,7 @@ class BackwardSchedule:
     dq_transposed: bool = False
     v_in_registers: bool = False
     dq: DqPath = "tma"
+    splits_roles: bool = False
     turns: Turns = "free"
 
     def __post_init__(self) -> None:
@@ -82,6 +87,10 @@ class BackwardSchedule:
             (self.head_dim in HEAD_DIMS, f"head_dim must be one of {sizes}, got {self.head_dim}"),
             (self.consumers in (2, 3), f"consumers must be 2 or 3, got {self.consumers}"),
             (self.scores_transposed or not self.v_in_registers, "V in registers needs transposed scores"),
+            (
+                not self.splits_roles or (self.is_ours and self.tile_m == 64 == self.tile_n),
+                "roles are split by ours alone",
+            ),
         ]
         for name in ("tile_m", "tile_n"):
             size = getattr(self, name)
@@ -99,6 +108,11 @@ class BackwardSchedule:
         return traits_of(self.family)
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is our kernel, whose warp adds dQ; in the prototype that was timed consumers do it."""
+        return self.traits.is_built_here and self.dq == "tma warp"
+
+    @property
     def is_persistent(self) -> bool:
         """Whether a CTA works through many key tiles; otherwise every tile has one of its own, as upstream's have."""
         return self.traits.is_built_here
@@ -114,18 +128,22 @@ class BackwardSchedule:
     @property
     def scores(self) -> Product:
         """S, and dP."""
-        keys = self.tile_n // self.consumers
+        keys = self.tile_n if self.splits_roles else self.tile_n // self.consumers
         shape = (keys, self.tile_m) if self.scores_transposed else (self.tile_m, keys)
         return self._checked("S", *shape, self.head_dim)
 
     @property
     def gradients(self) -> Product:
         """dV, and dK."""
+        if self.splits_roles:
+            return self._checked("dV", self.tile_n, self.head_dim, self.tile_m)
         return self._shared("dV", (self.tile_n, self.head_dim), self.tile_m, not self.scores_transposed)
 
     @property
     def queries(self) -> Product:
-        """dQ."""
+        """dQ, or one of the parts in which it is handed on."""
+        if self.splits_roles:
+            return self._checked("dQ", self.tile_m, self.head_dim // (self.consumers * self.dq_parts), self.tile_n)
         return self._shared("dQ", (self.tile_m, self.head_dim), self.tile_n, self.dq_transposed)
 
     @property
@@ -134,10 +152,16 @@ class BackwardSchedule:
         return 2 if self.head_dim == 256 and not self.scores_transposed and self.dq == "registers" else 1
 
     @property
+    def dq_parts(self) -> int:
+        """Parts in which a consumer stages its share of dQ in shared memory."""
+        return 2 if self.splits_roles else 1
+
+    @property
     def layout(self) -> str:
         """Which products are transposed, what is held in registers, and the way of dQ, in words."""
         transposed = ("S" if self.scores_transposed else "dV dK") + " dQ" * self.dq_transposed
-        return f"{transposed} transposed{', V in registers' * self.v_in_registers}, dQ by {self.dq}"
+        held = ", V in registers" * self.v_in_registers + ", roles split" * self.splits_roles
+        return f"{transposed} transposed{held}, dQ by {self.dq}"
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -149,7 +173,7 @@ class BackwardSchedule:
         """Of a consumer thread: dK and dV, then S and dP or dS and dQ, V where it is held, and the rest."""
         threads = 128 * self.consumers
         sums = 2 * self.tile_n * self.head_dim // threads
-        scores = self.tile_m * self.tile_n // threads
+        scores = self.tile_m * self.tile_n // (WARPGROUP_THREADS if self.splits_roles else threads)
         queries = self.tile_m * self.head_dim // threads // self.dq_slices
         held = scores // 2 if self.scores_transposed else 0  # dS in 16 bits
         v = self.tile_n * self.head_dim // threads // 2 if self.v_in_registers else 0
@@ -163,9 +187,15 @@ class BackwardSchedule:
             2 * self.tile_n * self.head_dim,
             2 * self.tile_m * self.tile_n,
         )
-        rings = (rows + 4 * self.tile_m) * (self.num_stages + self.dout_stages)
+        statistics = 8 * self.num_stages if self.is_ours else 4 * (self.num_stages + self.dout_stages)
+        rings = rows * (self.num_stages + self.dout_stages) + statistics * self.tile_m
         shared = score * self.ds_stages * (1 if self.scores_transposed else 2)
-        return rings + 2 * keys + shared + (0 if self.dq == "registers" else 2 * rows)
+        staged = 0 if self.dq == "registers" else 2 * rows // self.dq_parts
+        return rings + 2 * keys + shared + staged + (2 * score if self.splits_roles else 0)
+
+    def adds_gradients(self, group: int) -> bool:
+        """Whether dK and dV are added in fp32, as heads share keys; ours works through all heads of a group instead."""
+        return group > 1 and not self.is_ours
 
     def fits(self, smem_bytes: float) -> bool:
         """Whether registers suffice, and shared memory."""

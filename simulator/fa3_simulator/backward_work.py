@@ -27,11 +27,13 @@ def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
     """
     s = schedule
     threads = WARPGROUP_THREADS * s.consumers
-    lane, outputs = s.tile_m * s.tile_n // threads, s.tile_m * s.head_dim // threads
+    lane = s.tile_m * s.tile_n // (WARPGROUP_THREADS if s.splits_roles else threads)
+    outputs = s.tile_m * s.head_dim // threads // s.dq_parts
     columns = s.tile_m // 8 if s.scores_transposed else 2
     statistics = 4 * columns * WAVEFRONT_BYTES  # of the four warps of a consumer
-    shared = 2 * s.tile_m * s.tile_n // s.consumers  # P or dS of a consumer in 16 bits
-    staged = 4 * s.tile_m * s.head_dim // s.consumers * (DQ_WAVEFRONTS if s.traits.is_built_here else 1)
+    shared = 2 * lane * WARPGROUP_THREADS  # P or dS of a consumer in 16 bits
+    conflicts = DQ_WAVEFRONTS if s.traits.is_built_here and not s.is_ours else 1
+    staged = 4 * outputs * WARPGROUP_THREADS * conflicts
     gradients = s.tile_n * s.head_dim // threads
     return {
         "mask": _work("mask", lane, alu=2),
@@ -40,6 +42,8 @@ def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
         "dS": _work("dS", lane, fma=2, convert=0.5, other=0.25, smem_bytes=shared + statistics),
         "dQ to shared memory": _work("dQ to shared memory", outputs, other=0.5, smem_bytes=staged),
         "dQ to memory": _work("dQ to memory", outputs // s.dq_slices, other=0.25),
+        "S to shared memory": _work("S to shared memory", lane, other=0.5, smem_bytes=4 * lane * WARPGROUP_THREADS),
+        "S from shared memory": _work("S from shared memory", lane, other=0.5, smem_bytes=4 * lane * WARPGROUP_THREADS),
         "load V": _work("load V", gradients // 2, other=0.25, smem_bytes=2 * s.tile_n * s.head_dim // s.consumers),
         "dK and dV to shared memory": _work(
             "dK and dV to shared memory", 2 * gradients, convert=0.5, other=0.25,

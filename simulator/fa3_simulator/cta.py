@@ -52,7 +52,8 @@ def program_of(config: AnyConfig, tiles: Sequence[TileBlocks], *, adds_gradients
     return backward(config, list(tiles), adds_gradients=adds_gradients)
 
 
-def _is_persistent(config: AnyConfig) -> bool:
+def is_persistent(config: AnyConfig) -> bool:
+    """Whether a CTA works through many tiles; otherwise every tile has one of its own."""
     return config.traits.tile_order != "a CTA each" if isinstance(config, Config) else config.is_persistent
 
 
@@ -71,7 +72,7 @@ class Cta:
 
     def run(self, tiles: tuple[TileBlocks, ...]) -> Cycles:
         """The same, from short runs where the CTA is long; where tiles have a CTA each, one after another."""
-        if not _is_persistent(self.config):
+        if not is_persistent(self.config):
             each = [count * self.alone(tile) for tile, count in Counter(tiles).items()]
             return Cycles(*np.sum(each, axis=0).tolist())
         if sum(tile.blocks for tile in tiles) <= EXACT_BLOCKS:

@@ -25,6 +25,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fa3_simulator.costs import ALONE, PIECE_BYTES, PIPES, RESOURCES, SMEM, TAKEN, TICKS, Costs
+from fa3_simulator.deadlock import Blocked, waits_in_words
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import Burst, DeadlockError, Mark, Span, Trace
 
@@ -42,7 +43,6 @@ class _Actor:
     until: int = 0  # end of the chunk of vector work under way
     wants: list[int] = field(default_factory=lambda: [0] * len(PIPES))  # of each pipe, alone, in 1/64
     done: bool = False
-    waits_for: str = ""
 
 
 @dataclass(slots=True)
@@ -91,8 +91,8 @@ class Engine:
                 self.piece_written(tick, barrier, last)
             else:
                 self.advance(actor, tick)
-        if stuck := [i for i, actor in enumerate(self.actors) if not actor.done]:
-            waits = "; ".join(f"{self.program.actors[i].name} at {self.actors[i].waits_for}" for i in stuck)
+        if stuck := [Blocked(i, actor.pc, True) for i, actor in enumerate(self.actors) if not actor.done]:
+            waits = waits_in_words(self.program, stuck)
             raise DeadlockError(f"deadlock at cycle {self.trace.end / TICKS:.0f}: {waits}")
         return self.trace
 
@@ -256,7 +256,6 @@ class Engine:
         if barrier.phase & 1 != y:
             return tick + self.poll
         barrier.waiters.append((actor, y))
-        state.waits_for = f"mbarrier {self.program.mbarriers[x].name} parity {y}"
         return None
 
     def bar_arrive(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
@@ -274,8 +273,6 @@ class Engine:
             return tick
         state.part = 1
         self.sleeping[x].append(actor)
-        barrier = self.program.named_barriers[x]
-        state.waits_for = f"named barrier {barrier.identity} ({barrier.name})"
         self.bar_arrive(actor, tick, x, 0, 0)
         return None
 

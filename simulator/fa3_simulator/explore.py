@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fa3_simulator.deadlock import Blocked, waits_in_words
 from fa3_simulator.footprint import Finding
 from fa3_simulator.program import NONE, Op, Program
 
@@ -81,8 +82,8 @@ class _Explorer:
 
     def deadlock(self, state: _State) -> None:
         stuck = [a for a, ops in enumerate(self.ops) if state.pc[a] < len(ops)]
-        where = "; ".join(f"{self.program.actors[a].name} at {self.program.describe(a, state.pc[a])}" for a in stuck)
-        self.findings.setdefault(Finding("deadlock", where))
+        blocked = [Blocked(a, state.pc[a], state.waits[a]) for a in stuck]
+        self.findings.setdefault(Finding("deadlock", waits_in_words(self.program, blocked)))
 
     def following(self, state: _State) -> list[_State]:
         """States one step away; a single one where a local operation is next."""

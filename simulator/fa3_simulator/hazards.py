@@ -3,8 +3,17 @@
 :func:`check` executes a program without time, in an order drawn at random, and orders every access to a slot by vector
 clocks: an access is safe only when barriers put it after the one it depends on, whatever the clock said. TMA loads,
 wgmma groups and TMA stores are agents of their own, whose work is known to be done only through an mbarrier, a wgmma
-wait or a store wait. A slot written by threads reaches wgmma and TMA only after a proxy fence, and TMA only after a
-barrier over the warpgroup. :func:`explore` visits every interleaving of a short program.
+wait or a store wait. A slot written by threads reaches wgmma and TMA only after a proxy fence, which covers all that
+its thread knows of, its own writes and those that a barrier has shown it; and TMA only after a barrier over the
+warpgroup.
+
+What is found in one order holds for all of them. Every arrival must be ordered after the end of the round before its
+own; every wait at an mbarrier after the end of the phase before the one it waits for, and before the end of the next.
+Then no arrival and no wait can meet another round in another order, the same events are ordered in every execution, and
+either all executions stop at the same place or none does. A barrier for which that does not hold is a finding itself.
+
+A program is one list of tiles: :mod:`fa3_simulator.unbounded` says the same of any. :mod:`fa3_simulator.explore` visits
+every interleaving of a short program.
 """
 
 from __future__ import annotations
@@ -12,25 +21,36 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from fa3_simulator.deadlock import Blocked, waits_in_words
 from fa3_simulator.footprint import Finding, footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import NONE, Op, Program
 
 
 @dataclass(slots=True)
-class _Access:
+class Access:
     """Last write of a slot and the reads since; an epoch is (component of the vector clock, value)."""
 
     written: int = 0  # number of writes so far
     writer: str = "nobody"
-    loads: list[int] = field(default_factory=list)  # those of them that TMA loaded
-    readers: list[set[str]] = field(default_factory=lambda: [set()])  # actors that read each content, from none at all
+    is_load: bool = False  # whether the last one is of TMA
+    readers: set[str] = field(default_factory=set)  # actors that read its contents
+    loads: dict[frozenset[str], int] = field(default_factory=dict)  # readers of every load before, and its number
     issue: tuple[int, int] | None = None  # accumulators: the wgmma group that writes
-    reads: list[tuple[int, int, str]] = field(default_factory=list)
+    reads: dict[int, tuple[int, str]] = field(default_factory=dict)  # by component the last one's value and name
+
+    def replaced(self, writer: str, *, is_load: bool) -> None:
+        """Other contents."""
+        self.keep_readers()
+        self.written, self.writer, self.is_load, self.readers = self.written + 1, writer, is_load, set()
+
+    def keep_readers(self) -> None:
+        if self.is_load:
+            self.loads.setdefault(frozenset(self.readers), self.written)
 
 
 @dataclass(slots=True)
-class _Phase:
+class Phase:
     """An mbarrier or a named barrier: what has arrived, and the clock that waiting acquires."""
 
     pending: int
@@ -39,29 +59,31 @@ class _Phase:
     members: list[int] = field(default_factory=list)
     gathered: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
+    waited: dict[int, tuple[int, str]] = field(default_factory=dict)  # by actor: its clock as it saw this phase end
 
 
-class _Checker:
-    """One execution in a random order."""
+class Checker:
+    """One execution: in a random order, or without a seed always of the first actor that can go on."""
 
-    def __init__(self, program: Program, seed: int | None) -> None:
-        self.program, self.rng = program, random.Random(seed)
+    def __init__(self, program: Program, seed: int | None = None) -> None:
+        self.program, self.rng = program, None if seed is None else random.Random(seed)
+        self.ops = [actor.ops.tolist() for actor in program.actors]
+        self.stops = [len(ops) for ops in self.ops]
         self.actors, self.slots = len(program.actors), len(program.slots)
         # components: own clock, wgmma groups and stores of each actor; writes seen by threads and by TMA / wgmma of
-        # each slot
-        self.size = 3 * self.actors + 2 * self.slots
+        # each slot; rounds known to have ended of each mbarrier and named barrier
+        self.size = 3 * self.actors + 2 * self.slots + len(program.mbarriers) + len(program.named_barriers)
         self.clock = [[0] * self.size for _ in program.actors]
         for actor in range(self.actors):
             self.clock[actor][actor] = 1
         self.pc = [0] * self.actors
         self.joined: list[int | None] = [None] * self.actors  # the round of a named barrier it waits to end
         self.groups, self.stores = [0] * self.actors, [0] * self.actors
-        self.unfenced: list[set[int]] = [set() for _ in program.actors]
         self.scattered: list[set[int]] = [set() for _ in program.actors]  # written by all threads, no barrier since
-        self.access = [_Access() for _ in program.slots]
+        self.access = [Access() for _ in program.slots]
         zero = [0] * self.size
-        self.mbarriers = [_Phase(m.arrivals, gathered=zero[:], released=zero[:]) for m in program.mbarriers]
-        self.named = [_Phase(b.threads, gathered=zero[:], released=zero[:]) for b in program.named_barriers]
+        self.mbarriers = [Phase(m.arrivals, gathered=zero[:], released=zero[:]) for m in program.mbarriers]
+        self.named = [Phase(b.threads, gathered=zero[:], released=zero[:]) for b in program.named_barriers]
         self.loads: list[tuple[int, int, list[int]]] = []  # barrier, bytes, clock
         self.found: dict[Finding, None] = {}
 
@@ -71,39 +93,50 @@ class _Checker:
     def by_proxy(self, slot: int) -> int:
         return 3 * self.actors + self.slots + slot
 
+    def of_mbarrier(self, barrier: int) -> int:
+        return 3 * self.actors + 2 * self.slots + barrier
+
+    def of_named(self, barrier: int) -> int:
+        return self.of_mbarrier(len(self.program.mbarriers)) + barrier
+
     def run(self) -> list[Finding]:
+        """Execute all and return what was found."""
+        self.advance()
+        stuck = [a for a, ops in enumerate(self.ops) if self.pc[a] < len(ops)]
+        if stuck:
+            blocked = [Blocked(a, self.pc[a], self.joined[a] is not None) for a in stuck]
+            self.report("deadlock", waits_in_words(self.program, blocked))
+        for a, actor in enumerate(self.program.actors):
+            if not stuck and self.stores[a] > self.clock[a][2 * self.actors + a]:
+                self.report("race", f"{actor.name} ends while its last store may still read shared memory")
+        for slot, access in zip(self.program.slots, self.access, strict=True):
+            access.keep_readers()
+            everyone = frozenset().union(*access.loads)
+            for readers, number in access.loads.items():
+                for missing in sorted(everyone - readers) or ([] if everyone else ["anyone"]):
+                    self.report("race", f"slot {slot.name}: content number {number} is not read by {missing}")
+        return list(self.found)
+
+    def advance(self) -> None:
+        """Execute until no actor can go on, or all have reached their stops."""
         while True:
             ready = [a for a in range(self.actors) if self.can_run(a)]
             choices = len(ready) + len(self.loads)
             if not choices:
-                break
-            choice = self.rng.randrange(choices)
+                return
+            choice = self.rng.randrange(choices) if self.rng else 0
             if choice < len(ready):
                 self.step(ready[choice])
             else:
                 self.land(self.loads.pop(choice - len(ready)))
-        stuck = [a for a in range(self.actors) if self.pc[a] < len(self.program.actors[a].ops)]
-        if stuck:
-            where = "; ".join(f"{self.program.actors[a].name} at {self.program.describe(a, self.pc[a])}" for a in stuck)
-            self.found[Finding("deadlock", where)] = None
-        for a, actor in enumerate(self.program.actors):
-            if not stuck and self.stores[a] > self.clock[a][2 * self.actors + a]:
-                self.found[Finding("race", f"{actor.name} ends while its last store may still read shared memory")] = (
-                    None
-                )
-        for slot, access in zip(self.program.slots, self.access, strict=True):
-            loaded = [access.readers[n] for n in access.loads]
-            everyone = set().union(*loaded)
-            for number, readers in enumerate(loaded):
-                for missing in sorted(everyone - readers) or ([] if everyone else ["anyone"]):
-                    text = f"slot {slot.name}: load number {number} is not read by {missing}"
-                    self.found[Finding("race", text)] = None
-        return list(self.found)
+
+    def report(self, kind: str, text: str) -> None:
+        self.found.setdefault(Finding(kind, text))
 
     def can_run(self, actor: int) -> bool:
-        if self.pc[actor] >= len(self.program.actors[actor].ops):
+        if self.pc[actor] >= self.stops[actor]:
             return False
-        kind, x, y, _, _ = self.program.actors[actor].ops[self.pc[actor]]
+        kind, x, y, _, _ = self.ops[actor][self.pc[actor]]
         if kind == Op.WAIT:
             return self.mbarriers[x].done & 1 != y
         if kind == Op.BAR_SYNC and self.joined[actor] is not None:
@@ -116,11 +149,10 @@ class _Checker:
         )
 
     def race(self, slot: int, first: str, second: str, why: str = "") -> None:
-        text = f"slot {self.program.slots[slot].name}: {second} is not ordered after {first}{why}"
-        self.found.setdefault(Finding("race", text))
+        self.report("race", f"slot {self.program.slots[slot].name}: {second} is not ordered after {first}{why}")
 
     def step(self, actor: int) -> None:
-        kind, x, y, z, w = (int(v) for v in self.program.actors[actor].ops[self.pc[actor]])
+        kind, x, y, z, w = self.ops[actor][self.pc[actor]]
         done = True
         if kind == Op.WGMMA:
             self.wgmma(actor, y, z, w)
@@ -139,7 +171,7 @@ class _Checker:
         elif kind == Op.ARRIVE:
             self.arrive(actor, x)
         elif kind == Op.WAIT:
-            self.acquire(actor, self.mbarriers[x].released)
+            self.wait(actor, x)
         elif kind == Op.BAR_ARRIVE:
             self.join(actor, x)
         elif kind == Op.BAR_SYNC:
@@ -156,9 +188,9 @@ class _Checker:
         elif kind == Op.WRITE:
             self.write(actor, x)
         elif kind == Op.FENCE:
-            for slot in self.unfenced[actor]:
-                self.clock[actor][self.by_proxy(slot)] = self.clock[actor][self.by_threads(slot)]
-            self.unfenced[actor].clear()
+            clock, first = self.clock[actor], self.by_threads(0)
+            proxy = slice(self.by_proxy(0), self.by_proxy(self.slots))
+            clock[proxy] = map(max, clock[proxy], clock[first : first + self.slots])
         if done:
             self.pc[actor] += 1
 
@@ -169,29 +201,29 @@ class _Checker:
 
     def after_reads(self, actor: int, slot: int) -> None:
         access = self.access[slot]
-        for component, value, reader in access.reads:
+        for component, (value, reader) in access.reads.items():
             if not self.sees(actor, component, value):
                 self.race(slot, reader, self.name(actor))
         access.reads.clear()
 
     def read(self, actor: int, slot: int) -> None:
         access = self.access[slot]
-        if access.issue and not self.sees(actor, *access.issue):
-            self.race(slot, access.writer, self.name(actor), ", which may still run")
-        if not access.issue and not self.sees(actor, self.by_threads(slot), access.written):
+        if access.issue:  # an accumulator, which its own warpgroup alone overwrites
+            if not self.sees(actor, *access.issue):
+                self.race(slot, access.writer, self.name(actor), ", which may still run")
+            return
+        if not self.sees(actor, self.by_threads(slot), access.written):
             self.race(slot, access.writer, self.name(actor))
-        access.reads.append((actor, self.clock[actor][actor], self.name(actor)))
-        access.readers[-1].add(self.program.actors[actor].name)
+        access.reads[actor] = (self.clock[actor][actor], self.name(actor))
+        access.readers.add(self.program.actors[actor].name)
 
     def write(self, actor: int, slot: int) -> None:
         access = self.access[slot]
         if not self.sees(actor, self.by_threads(slot), access.written):
             self.race(slot, access.writer, self.name(actor))
         self.after_reads(actor, slot)
-        access.written, access.writer = access.written + 1, self.name(actor)
-        access.readers.append(set())
+        access.replaced(self.name(actor), is_load=False)
         self.clock[actor][self.by_threads(slot)] = access.written
-        self.unfenced[actor].add(slot)
         self.scattered[actor].add(slot)
 
     def proxy_read(self, actor: int, slot: int, component: int, value: int) -> None:
@@ -199,8 +231,8 @@ class _Checker:
         if not self.sees(actor, self.by_proxy(slot), access.written):
             seen = self.sees(actor, self.by_threads(slot), access.written)
             self.race(slot, access.writer, self.name(actor), ": no proxy fence between them" if seen else "")
-        access.reads.append((component, value, self.name(actor)))
-        access.readers[-1].add(self.program.actors[actor].name)
+        access.reads[component] = (value, self.name(actor))
+        access.readers.add(self.program.actors[actor].name)
 
     def wgmma(self, actor: int, a: int, b: int, accumulator: int) -> None:
         self.groups[actor] += 1
@@ -216,9 +248,7 @@ class _Checker:
         if not self.sees(actor, self.by_proxy(slot), access.written):
             self.race(slot, access.writer, self.name(actor))
         self.after_reads(actor, slot)
-        access.written, access.writer = access.written + 1, self.name(actor)
-        access.loads.append(access.written)
-        access.readers.append(set())
+        access.replaced(self.name(actor), is_load=True)
         clock = self.clock[actor][:]
         clock[self.by_threads(slot)] = clock[self.by_proxy(slot)] = access.written
         self.loads.append((barrier, size, clock))
@@ -245,44 +275,63 @@ class _Checker:
     def acquire(self, actor: int, clock: list[int]) -> None:
         self.merge(self.clock[actor], clock)
 
-    def publish(self, actor: int, state: _Phase) -> None:
+    def wait(self, actor: int, barrier: int) -> None:
+        state = self.mbarriers[barrier]
+        if not self.sees(actor, self.of_mbarrier(barrier), state.done - 1):
+            name = self.program.mbarriers[barrier].name
+            self.report("barrier", f"mbarrier {name}: {self.name(actor)} may pass at an earlier phase of that parity")
+        state.waited[actor] = (self.clock[actor][actor], self.name(actor))
+        self.acquire(actor, state.released)
+
+    def is_known(self, actor: int, component: int, state: Phase, name: str) -> None:
+        """An arrival comes after the end of the round before, or in another order it would be one of that."""
+        if not self.sees(actor, component, state.done):
+            self.report("barrier", f"{name}: {self.name(actor)} is not ordered after the end of the round before")
+
+    def publish(self, actor: int, state: Phase) -> None:
         self.merge(state.gathered, self.clock[actor])
         self.clock[actor][actor] += 1
 
     def arrive(self, actor: int, barrier: int) -> None:
         state = self.mbarriers[barrier]
+        name = f"mbarrier {self.program.mbarriers[barrier].name}"
+        self.is_known(actor, self.of_mbarrier(barrier), state, name)
         state.pending -= 1
         if state.pending < 0:
-            name = self.program.mbarriers[barrier].name
-            self.found.setdefault(Finding("barrier", f"mbarrier {name}: {self.name(actor)} arrives once too often"))
+            self.report("barrier", f"{name}: {self.name(actor)} arrives once too often")
         self.publish(actor, state)
         self.complete(barrier)
 
     def complete(self, barrier: int) -> None:
         state = self.mbarriers[barrier]
-        if state.pending <= 0 and state.bytes <= 0:
-            state.done += 1
-            state.pending += self.program.mbarriers[barrier].arrivals
-            state.released = state.gathered[:]
+        if state.pending > 0 or state.bytes > 0:
+            return
+        for actor, (value, waiter) in state.waited.items():
+            if state.gathered[actor] < value:
+                name = self.program.mbarriers[barrier].name
+                self.report("barrier", f"mbarrier {name}: its next phase may end before {waiter} has seen this one")
+        state.waited.clear()
+        state.done += 1
+        state.pending += self.program.mbarriers[barrier].arrivals
+        state.gathered[self.of_mbarrier(barrier)] = state.done
+        state.released = state.gathered[:]
 
     def join(self, actor: int, barrier: int) -> None:
         state = self.named[barrier]
-        threads = self.program.actors[actor].threads
+        threads, name = self.program.actors[actor].threads, f"named barrier {self.program.named_barriers[barrier].name}"
+        self.is_known(actor, self.of_named(barrier), state, name)
         if actor in state.members:
-            name = self.program.named_barriers[barrier].name
-            self.found.setdefault(
-                Finding("barrier", f"named barrier {name}: {self.name(actor)} enters it twice in a round")
-            )
+            self.report("barrier", f"{name}: {self.name(actor)} enters it twice in a round")
         state.members.append(actor)
         state.pending -= threads
         self.publish(actor, state)
         if state.pending <= 0:
             if state.pending < 0:
-                name = self.program.named_barriers[barrier].name
-                self.found.setdefault(Finding("barrier", f"named barrier {name}: more threads than it counts"))
+                self.report("barrier", f"{name}: more threads than it counts")
             state.pending = self.program.named_barriers[barrier].threads
             state.done += 1
             state.members.clear()
+            state.gathered[self.of_named(barrier)] = state.done
             state.released = state.gathered[:]
 
 
@@ -292,10 +341,10 @@ def check(program: Program, machine: Machine | None = None, *, orders: int = 1, 
     Returns
     -------
     list of Finding
-        Empty for a clean program. Races do not depend on the order as long as barriers pair up in one way; deadlocks
-        may.
+        Empty for a program that is clean in every order, as the module says: one execution shows it. Of one that is
+        not, more orders may find more.
     """
     found = dict.fromkeys(footprint(program, machine) if machine else ())
     for number in range(orders):
-        found.update(dict.fromkeys(_Checker(program, seed + number).run()))
+        found.update(dict.fromkeys(Checker(program, seed + number).run()))
     return list(found)

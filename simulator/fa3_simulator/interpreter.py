@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from fa3_simulator.costs import PIECE_BYTES, PIPES, RESOURCES, SCALARS, TICKS, Costs
+from fa3_simulator.deadlock import Blocked, waits_in_words
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import DeadlockError
 
@@ -261,12 +262,9 @@ def simulate(program: Program, costs: Costs) -> Timing:
     bar_threads = np.array([b.threads for b in program.named_barriers], np.int64)
     end, busy, pc, marked = _run(ops, first, threads, *costs[:5], arrivals, bar_threads, marks)
     if any(pc != first[1:]):
-        stuck = [
-            f"{actor.name} at {program.describe(i, pc[i] - first[i])}"
-            for i, actor in enumerate(program.actors)
-            if pc[i] != first[i + 1]
-        ]
-        raise DeadlockError(f"deadlock at cycle {end / TICKS:.0f}: {'; '.join(stuck)}")
+        ends = zip(pc.tolist(), first.tolist(), first.tolist()[1:], strict=False)
+        stuck = [Blocked(i, at - start, True) for i, (at, start, stop) in enumerate(ends) if at != stop]
+        raise DeadlockError(f"deadlock at cycle {end / TICKS:.0f}: {waits_in_words(program, stuck)}")
     return Timing(
         int(end),
         dict(zip(RESOURCES, busy.tolist(), strict=True)),

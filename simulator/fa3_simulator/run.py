@@ -196,7 +196,7 @@ def estimate(
     """
     clock = clock_mhz or machine["max_clock_mhz"]
     config = launched(problem, config)
-    cta = Cta(config, machine, clock, not isinstance(config, Config) and problem.group > 1)
+    cta = Cta(config, machine, clock, not isinstance(config, Config) and config.adds_gradients(problem.group))
     tiles = longest_cta(problem, config, int(machine["sms"]))
     found = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
     around = 0.0

@@ -65,7 +65,8 @@ def test_a_deadlock_of_one_order_is_found() -> None:
         for barrier in order:
             stream.bar_sync(barrier)
     found = explore(builder.build())
-    assert [f.text for f in found.findings] == ["one at wait a; two at wait b"]
+    waits = "one at wait a (row 0), where two would arrive; two at wait b (row 0), where one would arrive"
+    assert [f.text for f in found.findings] == [f"circle of waits: {waits}"]
 
 
 def test_the_search_says_when_it_stopped_early() -> None:

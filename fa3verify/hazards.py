@@ -1,0 +1,74 @@
+"""Schedules of every kernel that ships and of FlashAttention-3's, by name, and the hazards of one for any problem.
+
+Kernels whose programs differ in sizes alone have one proof (:func:`fa3_simulator.unbounded.shape`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+from fa3_kernels.audit.calls import plan_for
+from fa3_kernels.audit.shipped import Launch, shipped
+from fa3_kernels.plan.config import KERNEL_HEAD_DIMS, Config
+from fa3_kernels.plan.traits import FAMILIES, OURS
+from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_simulator import unbounded
+from fa3_simulator.backward_choice import shipped_schedule
+from fa3_simulator.cta import AnyConfig, is_persistent, program_of
+from fa3_simulator.footprint import footprint
+from fa3_simulator.machine import Machine
+from fa3_simulator.schedules import TileBlocks
+from fa3_simulator.unbounded import Proof
+
+PEER = "flash3"
+
+
+class Checked(NamedTuple):
+    """What was found of one shape of schedule, and the kernels that have it."""
+
+    kernels: tuple[str, ...]
+    program: str
+    proof: Proof
+
+
+def named() -> dict[str, AnyConfig]:
+    """Return the schedules by kernel: launches of :func:`fa3_kernels.audit.shipped.shipped`, then those of
+    FlashAttention-3, as ``flash3_fp16_d128``.
+
+    >>> "fp16_d128_dense" in named()
+    True
+    """
+    found = {x.name: _of_launch(x) for x in shipped() if x.function != "quantize_qkv"}
+    dtypes: tuple[Dtype, ...] = ("fp16", "e4m3")
+    for dtype, d, causal in product(dtypes, KERNEL_HEAD_DIMS, (False, True)):
+        choice = FAMILIES[PEER].shipped(AttentionProblem(1, 1, 1, 1024, 1024, d, dtype=dtype, causal=causal))
+        assert choice is not None
+        name = f"{PEER}_{dtype}_d{d}" + "_causal" * causal
+        found[name] = Config(dtype, d, **choice._asdict(), family=PEER, promotion_interval=0)
+    for d in (64, 96, 128, 192, 256):
+        problem = AttentionProblem(1, 1, 1, 1024, 1024, d)
+        found[f"{PEER}_backward_d{d}"] = shipped_schedule(problem, PEER)
+    return found
+
+
+def _of_launch(launch: Launch) -> AnyConfig:
+    if launch.function == "backward":
+        return shipped_schedule(launch.problem, OURS)
+    return plan_for(launch).config
+
+
+def check(kernels: Mapping[str, AnyConfig], machine: Machine) -> Iterator[Checked]:
+    """Return what is found of every shape among the kernels, in their order, as soon as it is."""
+    shapes: dict[tuple, list[str]] = {}
+    for name, config in kernels.items():
+        shape = unbounded.shape(partial(program_of, config), is_persistent=is_persistent(config))
+        shapes.setdefault(shape, []).append(name)
+    for names in shapes.values():
+        config = kernels[names[0]]
+        proof = unbounded.prove(partial(program_of, config), is_persistent=is_persistent(config))
+        programs = [program_of(kernels[name], [TileBlocks(2)]) for name in names]
+        found = dict.fromkeys(x for program in programs for x in footprint(program, machine))
+        yield Checked(tuple(names), programs[0].name, proof._replace(findings=[*proof.findings, *found]))

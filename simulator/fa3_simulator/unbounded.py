@@ -1,0 +1,292 @@
+"""Hazards of a kernel for any number of tiles of any number of blocks each.
+
+What a CTA does is a word: a block more of the tile it works on, or the first block of another tile. The operations that
+a word fixes, whatever follows it, are a prefix of every actor's stream. Executed until nobody can go on they leave one
+state in every order, as :mod:`fa3_simulator.hazards` shows, and the execution of any longer word passes through it.
+
+Two words with equal states have equal futures. A state is all that the rules of the checker read: operations left over
+and those that each possible next letter and the end of the program add; barriers; who has read what; and vector clocks,
+of whose numbers only the order matters, so that each is replaced by how many of the values it can be compared with it
+reaches. There are finitely many of them, as rings have finitely many slots. So words are tried shortest first, none is
+continued whose state a shorter one has left, and when no word is left every word of any length has the hazards of one
+that was executed, to its end, by the checker.
+
+One step is taken on trust and tested apart: that a program's streams repeat themselves, so that what two letters add
+behind equal next letters is equal as well. The programs are written by loops over tiles and blocks, which know of
+their number only its remainder by the slots of a ring.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_simulator.footprint import Finding
+from fa3_simulator.hazards import Access, Checker, Phase
+from fa3_simulator.program import Actor, Builder, Op, Program
+from fa3_simulator.schedules import TileBlocks
+
+Word = tuple[int, ...]  # blocks of each tile
+Stream = list[tuple[int, ...]]
+Streams = list[Stream]
+MOST_WORDS = 2000
+IN_FLIGHT = 8  # wgmma groups or stores that a wait can tell apart: more than any has
+_LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.REDUCE}  # touch nothing shared
+
+
+class Proof(NamedTuple):
+    """What was found.
+
+    ``words`` executed stand for all; ``is_complete`` is False where the limit or a finding ended the search, the one
+    in the last of ``words`` then. ``longest`` is the number of blocks of the longest word.
+    """
+
+    findings: list[Finding]
+    words: int
+    longest: int
+    is_complete: bool
+
+
+class _Users(NamedTuple):
+    """Actors that wait at each mbarrier, then at each named barrier; and that may overwrite each slot, or read it."""
+
+    waiting: list[frozenset[int]]
+    touching: list[frozenset[int]]
+
+
+class _Family:
+    """Programs of one kernel with common indices of slots and barriers, without what touches nothing shared."""
+
+    def __init__(self, make: Callable[[list[TileBlocks]], Program]) -> None:
+        self.make, self.names = make, Builder("any")
+        self.known: dict[Word, Streams] = {}
+        self.actors: tuple[Actor, ...] = ()
+        self.users = _Users([], [])
+
+    def prepare(self, word: Word) -> None:
+        """See all slots and barriers, and who uses them, in the program of a long word."""
+        streams = self.streams(word)
+
+        def users(count: int, *fields: tuple[Op, int]) -> list[frozenset[int]]:
+            uses = [{row[i] for row in ops for op, i in fields if row[0] == op} for ops in streams]
+            return [frozenset(a for a, used in enumerate(uses) if x in used) for x in range(count)]
+
+        n = self.names
+        waiting = users(len(n.mbarriers.items), (Op.WAIT, 1)) + users(len(n.named_barriers.items), (Op.BAR_SYNC, 1))
+        touched = ((Op.WRITE, 1), (Op.LOAD, 3), (Op.READ, 1))
+        self.users = _Users(waiting, users(len(n.slots.items), *touched))
+
+    def streams(self, word: Word) -> Streams:
+        if word not in self.known:
+            program = self.make([TileBlocks(blocks) for blocks in word])
+            self.actors = program.actors
+            self.known[word] = [self._stream(program, actor) for actor in program.actors]
+        return self.known[word]
+
+    def _stream(self, program: Program, actor: Actor) -> Stream:
+        rows = [row for row in actor.ops.tolist() if row[0] not in _LOCAL]
+        return [self._common(program, row) for row in _counted_loads(rows)]
+
+    def _common(self, program: Program, row: list[int]) -> tuple[int, ...]:
+        """A row whose operands are indices into the lists of all programs; sizes are left out."""
+        names, (kind, *operands) = self.names, row
+
+        def slot(x: int) -> int:
+            return x if x < 0 else names.slots(program.slots[x]._replace(bytes=0))
+
+        def gemm(x: int) -> int:
+            return names.gemms(program.gemms[x]._replace(instructions=1, n=8, bits=16))
+
+        def mbarrier(x: int) -> int:
+            return names.mbarriers(program.mbarriers[x])
+
+        def named(x: int) -> int:
+            return names.named_barriers(program.named_barriers[x])
+
+        fields: dict[int, dict[int, Callable[[int], int]]] = {
+            Op.WGMMA: {0: gemm, 1: slot, 2: slot, 3: slot},
+            Op.EXPECT: {0: mbarrier}, Op.LOAD: {0: mbarrier, 2: slot}, Op.ARRIVE: {0: mbarrier},
+            Op.STORE: {0: lambda size: 0, 1: slot}, Op.WAIT: {0: mbarrier}, Op.BAR_ARRIVE: {0: named},
+            Op.BAR_SYNC: {0: named}, Op.READ: {0: slot}, Op.WRITE: {0: slot},
+        }  # fmt: skip
+        change = fields.get(kind, {})
+        return (kind, *(change[i](x) if i in change else x for i, x in enumerate(operands)))
+
+    def program(self, word: Word) -> Program:
+        """Of a word, to its end."""
+        streams, n = self.streams(word), self.names
+        actors = tuple(
+            Actor(a.name, a.threads, a.registers, np.array(ops, np.int64).reshape(-1, 5))
+            for a, ops in zip(self.actors, streams, strict=True)
+        )
+        lists = (n.gemms, n.works, n.mbarriers, n.named_barriers, n.slots, n.delays, n.labels)
+        return Program("", actors, *(tuple(names.items) for names in lists))
+
+
+def _counted_loads(rows: list[list[int]]) -> list[list[int]]:
+    """With an expectation of the very loads behind it counted in loads: kernels of all sizes are then alike."""
+    found = [row.copy() for row in rows]
+    for i, (kind, barrier, size, _, _) in enumerate(rows):
+        if kind != Op.EXPECT:
+            continue
+        stop = next((j for j in range(i + 1, len(rows)) if rows[j][:2] != [Op.LOAD, barrier]), len(rows))
+        if sum(row[2] for row in rows[i + 1 : stop]) == size:
+            found[i][2] = stop - i - 1
+            for row in found[i + 1 : stop]:
+                row[2] = 1
+    return found
+
+
+def _following(word: Word, *, is_persistent: bool) -> list[Word]:
+    return [(*word[:-1], word[-1] + 1), *([(*word, 1)] if is_persistent else [])]
+
+
+def _common_length(streams: Sequence[Stream]) -> int:
+    shortest = min(map(len, streams))
+    first = streams[0][:shortest]
+    return next((i for i in range(shortest) if any(s[i] != first[i] for s in streams[1:])), shortest)
+
+
+def shape(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = True) -> tuple:
+    """What :func:`prove` sees of a kernel: two kernels of one shape have the same proof."""
+    family = _Family(make)
+    words = ((9, 9, 9), (1, 2, 1)) if is_persistent else ((27,), (1,))
+    streams = tuple(tuple(map(tuple, family.streams(word))) for word in words)
+    n = family.names
+    actors = tuple((a.name, a.threads) for a in family.actors)
+    return streams, actors, tuple(n.mbarriers.items), tuple(n.named_barriers.items), tuple(n.slots.items)
+
+
+def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = True, most: int = MOST_WORDS) -> Proof:
+    """Look for hazards of a kernel whatever the tiles of a CTA.
+
+    Parameters
+    ----------
+    make : callable
+        The program of a CTA with the tiles of a list. Where masks begin must change none but local operations.
+    is_persistent : bool
+        Whether a CTA may have more than one tile.
+    most : int
+        Words to try.
+
+    Returns
+    -------
+    Proof
+        Without findings and complete: no list of tiles has a race, a deadlock or a misused barrier, in any order.
+    """
+    family = _Family(make)
+    family.prepare((9, 9, 9) if is_persistent else (27,))
+    todo: list[Word] = [(1,)]
+    seen: set[tuple] = set()
+    found: dict[Finding, None] = {}
+    words = longest = 0
+    while todo and not found and words < most:
+        word = todo.pop(0)
+        checker = Checker(family.program(word))
+        state = _state(checker, family, word, is_persistent=is_persistent)
+        if state in seen:
+            continue
+        seen.add(state)
+        checker.stops = list(map(len, checker.ops))
+        found.update(dict.fromkeys(checker.run()))
+        words, longest = words + 1, max(longest, sum(word))
+        todo += _following(word, is_persistent=is_persistent)
+    return Proof(list(found), words, longest, not todo)
+
+
+def _state(checker: Checker, family: _Family, word: Word, *, is_persistent: bool) -> tuple:
+    """Run the prefix of a word until it comes to rest; returns where, and what may come next."""
+    following = _following(word, is_persistent=is_persistent)
+    ends = [family.streams(word), *(family.streams(x) for x in following)]
+    after = [family.streams(y) for x in following for y in _following(x, is_persistent=is_persistent)]
+    fixed = [_common_length([s[a] for s in (*ends, *after)]) for a in range(len(ends[0]))]
+    checker.stops = fixed
+    checker.advance()
+    left = tuple(tuple(ends[0][a][pc:stop]) for a, (pc, stop) in enumerate(zip(checker.pc, fixed, strict=True)))
+    next_ones = tuple(_next(family, x, fixed, is_persistent) for x in following)
+    tails = tuple(tuple(s[stop:]) for s, stop in zip(ends[0], fixed, strict=True))
+    return left, next_ones, tails, normal_form(checker, family.users)
+
+
+def _next(family: _Family, word: Word, fixed: Sequence[int], is_persistent: bool) -> tuple:
+    """What a letter fixes beyond the word before it."""
+    streams = [family.streams(x) for x in (word, *_following(word, is_persistent=is_persistent))]
+    stops = [_common_length([s[a] for s in streams]) for a in range(len(fixed))]
+    return tuple(tuple(streams[0][a][fixed[a] : stop]) for a, stop in enumerate(stops))
+
+
+def normal_form(checker: Checker, users: _Users) -> tuple:
+    """All that the future of an execution at rest depends on, with clocks by their order alone.
+
+    A clock that is kept at a barrier says nothing by what all that wait there know already, an access to a slot nothing
+    where all that may touch it know of its end. What a named barrier has released was acquired when its round ended.
+    """
+    c = checker
+    live = [_unknown(c, x, who) for x, who in zip(c.access, users.touching, strict=True)]
+    limits = _compared(c, live)
+
+    def rank(component: int, value: int) -> int:
+        return bisect_right(limits[component], value)
+
+    def clock(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(rank, range(c.size), values))
+
+    def epoch(component: int, value: int) -> tuple[int, int, int]:
+        in_flight = _counted(c, component) - value if component >= c.actors else 0
+        return component, rank(component, value), min(in_flight, IN_FLIGHT)
+
+    def told(values: list[int], readers: frozenset[int]) -> tuple[int, ...]:
+        return clock(np.maximum(values, np.min([c.clock[a] for a in readers], axis=0)).tolist() if readers else values)
+
+    def phase(state: Phase, readers: frozenset[int]) -> tuple:
+        waited = {(a, rank(a, value), state.gathered[a] >= value) for a, (value, _) in state.waited.items()}
+        heads = (state.pending, state.bytes, state.done & 1, tuple(sorted(state.members)), tuple(sorted(waited)))
+        return (*heads, told(state.gathered, readers))
+
+    of_mbarriers, of_named = users.waiting[: len(c.mbarriers)], users.waiting[len(c.mbarriers) :]
+    barriers = (
+        *map(phase, c.mbarriers, of_mbarriers),
+        *map(phase, c.named, of_named),
+        *(told(state.released, readers) for state, readers in zip(c.mbarriers, of_mbarriers, strict=True)),
+    )
+    joined = tuple(
+        None if j is None else c.named[c.ops[a][c.pc[a]][1]].done - j for a, j in enumerate(c.joined)
+    )  # rounds since each entered the one it waits to end
+    slots = tuple(
+        (tuple(sorted(epoch(*e) for e in epochs)), x.is_load, tuple(sorted(x.readers)), frozenset(x.loads))
+        for x, epochs in zip(c.access, live, strict=True)
+    )
+    return tuple(map(clock, c.clock)), barriers, joined, slots, tuple(map(frozenset, c.scattered))
+
+
+def _counted(c: Checker, component: int) -> int:
+    """How many wgmma groups or stores an actor has started; of its own clock, where it stands."""
+    kind, actor = divmod(component, c.actors)
+    return (c.clock[actor][actor], c.groups[actor], c.stores[actor])[kind]
+
+
+def _unknown(c: Checker, access: Access, touching: frozenset[int]) -> list[tuple[int, int]]:
+    """Reads of a slot, or the wgmma that writes it, of whose end some actor that may touch it does not know."""
+    epochs = [(component, value) for component, (value, _) in access.reads.items()]
+    epochs += [access.issue] if access.issue else []
+    return [e for e in epochs if not all(c.sees(a, *e) for a in touching)]
+
+
+def _compared(c: Checker, live: Sequence[Sequence[tuple[int, int]]]) -> list[list[int]]:
+    """By component, ascending, the values that entries of clocks can still be compared with."""
+    limits: list[set[int]] = [set() for _ in range(c.size)]
+    for component in range(3 * c.actors):
+        limits[component].add(_counted(c, component))
+    for slot, (access, epochs) in enumerate(zip(c.access, live, strict=True)):
+        limits[c.by_threads(slot)].add(access.written)
+        limits[c.by_proxy(slot)].add(access.written)
+        for component, value in epochs:
+            limits[component].add(value)
+    for component, state in enumerate((*c.mbarriers, *c.named), c.of_mbarrier(0)):
+        limits[component] |= {state.done - 1, state.done}
+        for actor, (value, _) in state.waited.items():
+            limits[actor].add(value)
+    return [sorted(values) for values in limits]

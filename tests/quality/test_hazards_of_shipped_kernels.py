@@ -1,0 +1,166 @@
+"""A barrier that is left out, miscounted, of the wrong phase or handed back too early is found in every schedule that
+ships: each such mistake at every barrier of every actor, once, in the middle of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from fa3_simulator import unbounded
+from fa3_simulator.cta import AnyConfig, is_persistent, program_of
+from fa3_simulator.footprint import footprint
+from fa3_simulator.hazards import check
+from fa3_simulator.machine import load
+from fa3_simulator.program import Op, Program
+from fa3_simulator.schedules import TileBlocks
+from fa3verify.hazards import named
+
+ARRIVALS, WAITS = (Op.ARRIVE, Op.BAR_ARRIVE), (Op.WAIT, Op.BAR_SYNC)
+TILES = [TileBlocks(4), TileBlocks(3), TileBlocks(4)]
+
+
+def shapes() -> dict[str, AnyConfig]:
+    """One kernel of every shape."""
+    found: dict[tuple, str] = {}
+    kernels = named()
+    for name, config in kernels.items():
+        found.setdefault(unbounded.shape(partial(program_of, config), is_persistent=is_persistent(config)), name)
+    return {name: kernels[name] for name in found.values()}
+
+
+SHAPES = shapes()
+
+
+def tiles_of(config: AnyConfig) -> list[TileBlocks]:
+    return TILES if is_persistent(config) else [TileBlocks(8)]
+
+
+def rows_of(program: Program) -> Iterator[tuple[int, Op, int, list[int]]]:
+    """By actor, operation and barrier: the rows where it stands."""
+    for a, actor in enumerate(program.actors):
+        found: dict[tuple[Op, int], list[int]] = {}
+        for i, (kind, x, *_) in enumerate(actor.ops.tolist()):
+            if kind in (*ARRIVALS, *WAITS):
+                found.setdefault((Op(kind), x), []).append(i)
+        for (op, x), rows in found.items():
+            yield a, op, x, rows
+
+
+def with_rows(program: Program, actor: int, rows: list[list[int]]) -> Program:
+    changed = replace(program.actors[actor], ops=np.array(rows, np.int64).reshape(-1, 5))
+    return replace(program, actors=(*program.actors[:actor], changed, *program.actors[actor + 1 :]))
+
+
+def missing_arrivals(program: Program) -> Iterator[tuple[str, Program]]:
+    """One in the middle: the last of an actor may be one that nobody needs."""
+    for a, op, _, rows in rows_of(program):
+        if op in ARRIVALS and len(rows) > 1:
+            gone = rows[len(rows) // 2 - 1]
+            ops = program.actors[a].ops.tolist()
+            yield (
+                f"{program.actors[a].name} {program.describe(a, gone)}",
+                with_rows(program, a, ops[:gone] + ops[gone + 1 :]),
+            )
+
+
+def wrong_phases(program: Program) -> Iterator[tuple[str, Program]]:
+    for a, op, _, rows in rows_of(program):
+        if op == Op.WAIT:
+            ops = program.actors[a].ops.tolist()
+            row = rows[len(rows) // 2]
+            ops[row][2] ^= 1
+            yield f"{program.actors[a].name} {program.describe(a, row)}", with_rows(program, a, ops)
+
+
+def wrong_counts(program: Program) -> Iterator[tuple[str, Program]]:
+    for i, m in enumerate(program.mbarriers):
+        more = (*program.mbarriers[:i], m._replace(arrivals=m.arrivals + 1), *program.mbarriers[i + 1 :])
+        yield f"one arrival more at {m.name}", replace(program, mbarriers=more)
+    synced = {x for _, op, x, _ in rows_of(program) if op == Op.BAR_SYNC}
+    for i, b in enumerate(program.named_barriers):
+        if i in synced:
+            more = (*program.named_barriers[:i], b._replace(threads=b.threads + 32), *program.named_barriers[i + 1 :])
+            yield f"a warp more at {b.name}", replace(program, named_barriers=more)
+
+
+def extra_waits(program: Program) -> Iterator[tuple[str, Program]]:
+    """A wait for the phase behind the one that has ended, or for one round more."""
+    for a, op, _, rows in rows_of(program):
+        if op in WAITS:
+            ops = program.actors[a].ops.tolist()
+            row = rows[len(rows) // 2]
+            more = [ops[row][0], ops[row][1], ops[row][2] ^ (op == Op.WAIT), *ops[row][3:]]
+            if op == Op.BAR_SYNC and len(program.actors) > 1 and _is_alone(program, ops[row][1]):
+                continue  # its own warps meet once more, which harms nobody
+            yield (
+                f"{program.actors[a].name} {program.describe(a, row)}",
+                with_rows(program, a, [*ops[: row + 1], more, *ops[row + 1 :]]),
+            )
+
+
+def _is_alone(program: Program, barrier: int) -> bool:
+    return sum(x == barrier and op == Op.BAR_SYNC for _, op, x, _ in rows_of(program)) == 1 and not any(
+        x == barrier and op == Op.BAR_ARRIVE for _, op, x, _ in rows_of(program)
+    )
+
+
+def freed_too_early(program: Program) -> Iterator[tuple[str, Program]]:
+    """A slot of a ring is handed back behind the issue of the last wgmma that reads it, in front of the wait for it."""
+    for a, op, x, rows in rows_of(program):
+        if op not in ARRIVALS:
+            continue
+        name = (program.mbarriers if op == Op.ARRIVE else program.named_barriers)[x].name
+        slot = name.replace("_empty", "")  # k_empty[0] is of k[0], or of its parts
+        if "_empty[" not in name:
+            continue
+        ops, row = program.actors[a].ops.tolist(), rows[len(rows) // 2 - 1]
+        kinds = [Op(kind) for kind, *_ in ops[:row]]
+        reads = [i for i in range(row) if kinds[i] == Op.WGMMA and _reads(program, ops[i], slot)]
+        if reads and Op.WGMMA_WAIT in kinds[reads[-1] :]:
+            moved = [*ops[: reads[-1] + 1], ops[row], *ops[reads[-1] + 1 : row], *ops[row + 1 :]]
+            yield f"{program.actors[a].name} {program.describe(a, row)}", with_rows(program, a, moved)
+
+
+def _reads(program: Program, row: list[int], slot: str) -> bool:
+    return any(x >= 0 and program.slots[x].name.startswith(slot) for x in row[2:4])
+
+
+KINDS = {
+    "a missing arrival": missing_arrivals,
+    "a wrong phase": wrong_phases,
+    "a wrong count": wrong_counts,
+    "an extra wait": extra_waits,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_mistake_at_any_barrier_is_found(name: str, kind: str) -> None:
+    program = program_of(SHAPES[name], tiles_of(SHAPES[name]))
+    planted = dict(KINDS[kind](program))
+    missed = [where for where, wrong in planted.items() if not check(wrong)]
+    assert not missed
+    assert planted or (kind == "a missing arrival" and "lockstep" in name)
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if "lockstep" not in name])
+def test_a_slot_that_is_handed_back_too_early_is_found(name: str) -> None:
+    """Of some rings: where two are filled by turns, what one consumer still reads may be covered by the other's."""
+    program = program_of(SHAPES[name], tiles_of(SHAPES[name]))
+    found = [where for where, wrong in freed_too_early(program) if any(x.kind == "race" for x in check(wrong))]
+    assert found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_without_a_mistake_nothing_is_found(name: str) -> None:
+    assert check(program_of(SHAPES[name], tiles_of(SHAPES[name]))) == []
+
+
+def test_every_kernel_fits_an_sm_with_barriers_of_its_own() -> None:
+    machine = load("h200")
+    found = {name: footprint(program_of(config, TILES[:1]), machine) for name, config in named().items()}
+    assert {name: x for name, x in found.items() if x} == {}
