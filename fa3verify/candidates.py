@@ -1,7 +1,7 @@
 """What is judged: kernels behind one calling convention.
 
-Built in are the CPU twins. Others come from ``--kernel module:function`` or the entry-point group
-``fa3verify.kernels``; both name a function without arguments that returns a :class:`Candidate`.
+Built in are the CPU twins. Others come from ``module:function``, ``file.py:function`` or the entry-point group
+``fa3verify.kernels``; all name a function without arguments that returns a :class:`Candidate`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import ModuleType
 from typing import Any
 
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
@@ -66,7 +67,8 @@ class Candidate:
     configure : callable
         ``configure(problem)``: the operation's configuration (for a forward ``Config``). ValueError if unsupported.
     features : frozenset of str
-        Subset of :data:`FEATURES`; problems that need others are never sent.
+        Subset of :data:`FEATURES`, and of a backward :data:`fa3verify.operations.LSE_GRADIENT`; problems that need
+        others are never sent.
     unavailable : str, optional
         Why it cannot run here.
     fault : StrEnum, optional
@@ -84,8 +86,8 @@ class Candidate:
         Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
     policy : Policy
     bitwise : frozenset of str, optional
-        Names of the properties it claims among those that demand equal bits of calls that differ; all by default. The
-        others are reported as not claimed.
+        Names of the properties it claims among those that demand equal bits of calls that differ; all by default. Of
+        the others those of kind "agreement" hold within the bounds; the rest are reported as not claimed.
     head_dims : tuple of int, optional
         The only ones it takes; without it, those that ``configure`` does not refuse.
     seqlen_multiple, min_seqlen : int
@@ -122,6 +124,10 @@ class Candidate:
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
         return replace(self.configure(copy(problem)), **dict(changes))
+
+    def claims(self, law: str) -> bool:
+        """Tell whether it claims the bits of a property that not every kernel has."""
+        return self.bitwise is None or law in self.bitwise
 
     def misfit(self, problem: AttentionProblem) -> str | None:
         """Return the declared size that a problem does not have, None if it has all; nothing is asked of the kernel."""
@@ -211,6 +217,12 @@ class _Twin:
 
     def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> Any:
         return operations.find(self.operation).twin(problem, operands, config, self.fault)
+
+    def unrounded(self, problem: AttentionProblem, operands: Operands, config: Any) -> Result:
+        """Run a twin of a forward up to its last rounding: out is float32."""
+        from fa3_kernels.twin.forward import forward
+
+        return Result(*forward(problem, operands, config, ideal=frozenset({"output"}), fault=self.fault))  # type: ignore[arg-type]
 
     def identity(self) -> dict[str, str | None]:
         """The twin's own sources, and the version of the kernels whose bits it has."""
@@ -321,7 +333,8 @@ class Unloadable(ValueError):
 
 
 def load(reference: str) -> Candidate:
-    """Import ``module:function``, and name the candidate by its reference so that anyone can find it again.
+    """Import ``module:function`` or ``file.py:function``, and name the candidate by its reference so that anyone can
+    find it again.
 
     The function returns a candidate or several, or was made some by :func:`fa3verify.kernel`; of several, the
     reference names one by its dtype: ``module:function.bf16``.
@@ -341,7 +354,7 @@ def load(reference: str) -> Candidate:
         raise ValueError(f"a kernel reference is module:function, got {reference!r}")
     name, _, dtype = function.partition(".")
     try:
-        named = getattr(importlib.import_module(module), name)
+        named = getattr(_imported(module), name)
         made = getattr(named, MADE, None) or named()
     except KeyboardInterrupt:
         raise
@@ -352,6 +365,20 @@ def load(reference: str) -> Candidate:
     candidate = _one_of(reference, made if isinstance(made, tuple) else (made,), dtype)
     _check(reference, candidate)
     return replace(candidate, name=reference)
+
+
+def _imported(module: str) -> ModuleType:
+    """Import a module by its name, or a file by its path, whose folder its own imports are then found in."""
+    if not module.endswith(".py"):
+        return importlib.import_module(module)
+    file = os.path.realpath(module)
+    folder, name = os.path.split(file.removesuffix(".py"))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    found = importlib.import_module(name)
+    if (other := os.path.realpath(str(found.__file__))) != file:
+        raise ImportError(f"the module {name} is {other}: rename {module}")
+    return found
 
 
 def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Candidate:
@@ -373,8 +400,9 @@ def _check(reference: str, candidate: Candidate) -> None:
     for name, choices in known.items():
         if (value := getattr(candidate, name)) not in choices:
             raise ValueError(f"kernel {reference!r}: {name} must be one of {', '.join(choices)}, got {value!r}")
-    if unknown := set(candidate.features) - FEATURES:
-        names = f"{', '.join(sorted(FEATURES))}, got {', '.join(map(repr, unknown))}"
+    known_features = FEATURES | {operations.LSE_GRADIENT}
+    if unknown := set(candidate.features) - known_features:
+        names = f"{', '.join(sorted(known_features))}, got {', '.join(map(repr, unknown))}"
         raise ValueError(f"kernel {reference!r}: features must be among {names}")
 
 

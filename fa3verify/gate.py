@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,12 @@ class Baseline:
 
     def figures(self, kernel: str, family: str) -> dict[str, float] | None:
         """Figures of one family; a twin with a planted fault is compared with the twin it claims to be."""
-        return self.kernels.get(kernel.partition("+")[0], {}).get(family)
+        stored = self.kernels.get(kernel) or self.kernels.get(kernel.partition("+")[0], {})
+        return stored.get(family)
+
+    def with_kernels_of(self, other: Baseline | None) -> Baseline:
+        """Return this baseline with the kernels of another one that it lacks."""
+        return replace(self, kernels={**other.kernels, **self.kernels}) if other else self
 
     def text(self) -> str:
         """Canonical text, one figure per line so that a diff can be reviewed."""

@@ -140,7 +140,7 @@ def verify(
     Parameters
     ----------
     kernels : str or iterable of str
-        Names, or ``module:function``; all twins by default.
+        Names, ``module:function`` or ``file.py:function``; all twins by default.
     out : path
         Where ``report.html``, ``summary.json``, ``run.nc`` and the replay files go.
     baseline : path, optional

@@ -29,24 +29,25 @@ def test_python_examples_print_what_the_page_shows(page):
     assert failed == 0
 
 
-def transcripts() -> list[tuple[str, str, str]]:
-    """Every command in a block marked ``console``, with the output printed below it."""
-    found = []
-    for page in GUIDES:
-        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-            for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-                found.append((relative(page), command, output))
-    return found
+def transcripts() -> list[tuple[str, list[tuple[str, str]]]]:
+    """Every block marked ``console``: its commands, each with the output printed below it."""
+    return [
+        (relative(page), re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE))
+        for page in GUIDES
+        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    ]
 
 
-@pytest.mark.parametrize(("page", "command", "output"), transcripts())
-def test_a_command_prints_what_the_page_shows(page, command, output, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "commands"), transcripts(), ids=lambda value: value if type(value) is str else "")
+def test_the_commands_of_a_block_print_what_the_page_shows(page, commands, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    program, *arguments = shlex.split(command)
-    assert program == "fa3verify", f"{page}: a command of another program goes into a block marked sh"
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[: len(output.splitlines())] == output.splitlines()
+    assert commands
+    for command, output in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "fa3verify", f"{page}: a command of another program goes into a block marked sh"
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines()[: len(output.splitlines())] == output.splitlines()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

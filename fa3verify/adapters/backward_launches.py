@@ -21,7 +21,7 @@ _ATEN = torch.ops.aten
 
 
 class GivenBackward(NamedTuple):
-    """Tensors of one call, in the shapes of the problem; out and lse are those of a forward."""
+    """Tensors of one call, in the shapes of the problem; out and lse are those of a forward, dlse is taken by ours."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -29,6 +29,7 @@ class GivenBackward(NamedTuple):
     dout: torch.Tensor
     out: torch.Tensor
     lse: torch.Tensor
+    dlse: torch.Tensor | None = None
 
 
 class Gradients(NamedTuple):
@@ -47,7 +48,8 @@ Backward = Callable[[AttentionProblem, GivenBackward], Launch]
 def given(problem: AttentionProblem, operands: BackwardOperands) -> GivenBackward:
     """Copy operands to the GPU."""
     o = operands
-    return GivenBackward(*(to_gpu(x) for x in (o.q, o.k, o.v, o.dout, o.out, o.lse)))
+    tensors = GivenBackward(*(to_gpu(x) for x in (o.q, o.k, o.v, o.dout, o.out, o.lse)))
+    return tensors if o.dlse is None else tensors._replace(dlse=to_gpu(o.dlse))
 
 
 def _ours(is_deterministic: bool) -> Backward:
@@ -56,7 +58,8 @@ def _ours(is_deterministic: bool) -> Backward:
 
         def launch() -> Gradients:
             return Gradients(*launch_backward.backward(
-                x.dout, x.q, x.k, x.v, x.out, x.lse, semantics, packed=packed, is_deterministic=is_deterministic
+                x.dout, x.q, x.k, x.v, x.out, x.lse, semantics, dlse=x.dlse, packed=packed,
+                is_deterministic=is_deterministic,
             ))  # fmt: skip
 
         return launch

@@ -167,7 +167,7 @@ def torch_candidate(function: Callable[..., Any], *, device: str = "cpu", **fact
 
 
 def invariant_laws() -> tuple[str, ...]:
-    """Names of the properties that a kernel may claim."""
+    """Names of the properties whose bits a kernel may claim."""
     from fa3verify.properties import LAWS
 
-    return tuple(law.name for law in LAWS if law.kind == "invariant")
+    return tuple(law.name for law in LAWS if law.kind in ("invariant", "agreement"))

@@ -120,6 +120,12 @@ class Colony:
         scale = self.environment.softmax_scale * LOG2_E
         return scale * self.q_descale.astype(np.float64)[:, None] * self.per_key(self.environment.k_descale)
 
+    def adopt(self, other: Colony, row: int, column: int) -> None:
+        """Make an individual of another colony of this island the first row and channel, and take what it shares."""
+        self.environment = other.environment
+        for name, index in (("q", row), ("k", row), ("q_descale", row), ("v", column)):
+            getattr(self, name)[0] = getattr(other, name)[index]
+
     def copied(self) -> Colony:
         arrays = {name: getattr(self, name).copy() for name in ("q", "k", "q_descale", "v")}
         return replace(self, **arrays)
@@ -152,8 +158,13 @@ class Colony:
         } | {name: x.astype(fmt.dtype).view(fmt.bits_dtype).tolist() for name, x in operands.items()}
 
 
-def individual(values: dict[str, Any]) -> tuple[Colony, int, int]:
+def individual(values: dict[str, Any], island: Island | None = None) -> tuple[Colony, int, int]:
     """Return an individual of :meth:`Colony.to_json` in its place, its row and its column.
+
+    Parameters
+    ----------
+    island : Island, optional
+        Its own, where it is none of :data:`fa3verify.adversary.islands.ISLANDS`.
 
     Raises
     ------
@@ -161,7 +172,7 @@ def individual(values: dict[str, Any]) -> tuple[Colony, int, int]:
         For an unknown island or values that do not fit it.
     """
     try:
-        island = island_of(values["dtype"], values["island"])
+        island = island or island_of(values["dtype"], values["island"])
         row, column = int(values["row"]), int(values["column"])
         colony = Colony.normal(island, np.random.default_rng(0)).alone(row, column)
         for target, name in ((colony.q[row], "q"), (colony.k[row], "k"), (colony.v[column], "v")):

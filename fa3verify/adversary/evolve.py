@@ -8,101 +8,62 @@ largest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from fa3_reference.bounds.forward import forward_bound
 from fa3verify.adversary import scores, surroundings, values
 from fa3verify.adversary.causes import cause_of
+from fa3verify.adversary.climb import Chances, Climb, Find, Findings
 from fa3verify.adversary.colony import Colony
 from fa3verify.adversary.guide import Guide
 from fa3verify.adversary.islands import Island
-from fa3verify.adversary.judge import Bound, Verdict, judge, judge_rounded
+from fa3verify.adversary.judge import OVER_BOUND, Judge, Verdict
 
-PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
 NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
-# What climbs, and whether extremes are tried.
-OBJECTIVES = (("out", True), ("rest", False), ("lse", True), ("out", False), ("rest", True), ("lse", False))
 
 
-@dataclass(frozen=True, slots=True)
-class Find:
-    """An individual as JSON, its error over bound when judged alone, and the count of problems at which it was met."""
-
-    ratio: float
-    problems: int
-    individual: dict[str, Any]
-
-
-@dataclass(slots=True)
-class Findings:
-    """What a search has met.
-
-    ``best`` has the largest ratio of ``out``, ``rounded`` and ``lse``, ``violations`` the first beyond 1 of every
-    cause; ``above_1`` counts outputs and lse beyond their bounds.
-    """
-
-    problems: int = 0
-    generations: int = 0
-    restarts: int = 0
-    above_1: int = 0
-    best: dict[str, Find] = field(default_factory=dict)
-    violations: dict[str, Find] = field(default_factory=dict)
-
-
-class Chances:
-    """Which mutation to take: those that lately made a child better than its parent more often."""
-
-    def __init__(self, mutations: Sequence[Callable], rng: np.random.Generator) -> None:
-        self.mutations, self.rng, self.credit = mutations, rng, np.ones(len(mutations))
-
-    def draw(self) -> int:
-        if self.rng.random() < 0.4:
-            return int(self.rng.integers(len(self.credit)))
-        total = self.credit.cumsum()
-        return int(np.searchsorted(total, self.rng.random() * total[-1]))
-
-    def learn(self, tried: list[int], is_better: bool) -> None:
-        for index in tried:
-            self.credit[index] = max(0.97 * self.credit[index] + is_better, 0.2)
-
-
-class Search:
+class Search(Climb):
     """One island's search; :meth:`generation` advances it.
 
     Parameters
     ----------
     island : Island
     seed : int or list of int
-    bound : callable
-        What is searched for a hole: a function like :func:`fa3_reference.bounds.forward_bound`.
+    judge : Judge
+        What climbs.
+    start : (Colony, int, int), optional
+        An individual, its row and its column, that is among the first; all of them are normal otherwise.
     """
 
-    def __init__(self, island: Island, seed: int | list[int], bound: Bound = forward_bound) -> None:
-        self.island, self.bound, self.rng = island, bound, np.random.default_rng(seed)
-        self.found = Findings()
+    def __init__(
+        self,
+        island: Island,
+        seed: int | list[int],
+        judge: Judge = OVER_BOUND,
+        start: tuple[Colony, int, int] | None = None,
+    ) -> None:
+        super().__init__(judge.objectives, seed)
+        self.island, self.judge = island, judge
         self.archive: dict[tuple[str, int], tuple[float, Colony]] = {}  # objective and niche -> best of row 0, column 0
         self.chances = Chances(scores.MUTATIONS, self.rng), Chances(values.MUTATIONS, self.rng)
-        self._start(Colony.normal(island, self.rng))
+        colony = Colony.normal(island, self.rng)
+        if start:
+            colony.adopt(*start)
+        self._start(colony)
 
     def _start(self, colony: Colony, niche: int | None = None) -> None:
-        self.objective, self.wild = OBJECTIVES[self.found.restarts % len(OBJECTIVES)]
-        self.parents, self.niche, self.height, self.stalled, self.step = colony, niche, 0.0, 0, 0.5
-        self.is_new = True
+        self.niche = niche
+        self.begin(colony)
 
     def _restart(self) -> None:
         self.found.restarts += 1
-        fresh, objective = Colony.normal(self.island, self.rng), OBJECTIVES[self.found.restarts % len(OBJECTIVES)][0]
+        fresh, objective = Colony.normal(self.island, self.rng), self.next_objective()[0]
         niches = [niche for name, niche in self.archive if name == objective]
         if not niches or self.rng.random() < 0.3:
             return self._start(fresh)
         niche = niches[self.rng.integers(len(niches))]
-        old = self.archive[objective, niche][1]
-        fresh.environment = old.environment
-        fresh.q[0], fresh.k[0], fresh.q_descale[0], fresh.v[0] = old.q[0], old.k[0], old.q_descale[0], old.v[0]
+        fresh.adopt(self.archive[objective, niche][1], 0, 0)
         self._start(fresh, niche)
 
     def _fitness(self, colony: Colony, verdict: Verdict) -> np.ndarray:
@@ -132,20 +93,16 @@ class Search:
                     surroundings.mutate(colony, self.step, self.wild, self.rng)
         self.is_new = False
         guide = Guide.of(colony)
-        verdict = judge(colony, self.bound, guide)
+        verdict = self.judge(colony, guide)
         self.found.problems += self.island.problems
         self.found.generations += 1
         self._record(colony, verdict)
         fitness = self._fitness(colony, verdict)
         top = float(fitness.max())
-        if not moved or top >= 0.98 * self.height:
+        if not self.is_lost(top, moved):
             self._learn(tried, fitness)
             self.parents = self._selected(colony, fitness, guide)
-            self.stalled = 0 if top > 1.002 * self.height else self.stalled + 1
-            self.height = max(top, self.height) if not moved else top
-        else:
-            self.stalled += 1
-        if self.stalled > PATIENCE:
+        if self.climbed(top, moved):
             self._restart()
         return verdict
 
@@ -164,7 +121,7 @@ class Search:
                     keys = rng.random(island.keys) < rng.random()
                     colony.k[child, keys] = colony.k[other, keys]
                 goal = None if self.objective == "lse" else colony.v[min(int(rng.exponential(2)), columns - 1)]
-                row = scores.Row.of(colony, (child, parent), guide, goal, self._draw_step(), rng)
+                row = scores.Row.of(colony, (child, parent), guide, goal, self.draw_step(), rng)
                 tried[0].append((child, parent, self._mutate(row_chances, row)))
             for child in range(columns, island.columns):
                 parent, other = rng.integers(columns, size=2)
@@ -173,12 +130,9 @@ class Search:
                     keys = rng.random(island.keys) < rng.random()
                     colony.v[child, keys] = colony.v[other, keys]
                 partner = min(int(rng.exponential(2)), rows - 1)
-                column = values.Column.of(colony, child, guide, partner, self._draw_step(), rng)
+                column = values.Column.of(colony, child, guide, partner, self.draw_step(), rng)
                 tried[1].append((child, parent, self._mutate(column_chances, column)))
         return colony, tried
-
-    def _draw_step(self) -> float:
-        return self.step * float(np.exp2(self.rng.uniform(-4, 2)))
 
     def _mutate(self, chances: Chances, target: Any) -> list[int]:
         drawn = [chances.draw() for _ in range(1 + int(self.rng.random() < 0.3))]
@@ -198,8 +152,7 @@ class Search:
                 is_better = bool(heights[child] > heights[parent])
                 chances.learn(drawn, is_better)
                 better += is_better
-        share = better / (len(tried[0]) + len(tried[1]))
-        self.step = float(np.clip(self.step * (1.15 if share > 0.15 else 0.93), 2.0**-14, 2.0))
+        self.fit_step(better, len(tried[0]) + len(tried[1]))
 
     def _selected(self, colony: Colony, fitness: np.ndarray, guide: Guide) -> Colony:
         """The better half of rows and channels first, best ones foremost."""
@@ -214,26 +167,23 @@ class Search:
 
     def _record(self, colony: Colony, verdict: Verdict) -> None:
         """Keep the largest ratios, and one violation of every cause; each is judged alone before it counts."""
-        for name in ("out", "rounded", "lse"):
+        for name in self.judge.records:
             ratio = getattr(verdict, name)
             ratio = np.where(np.isfinite(ratio), ratio, 0.0)
             row, column = _place(ratio)
-            if ratio.flat[int(ratio.argmax())] > self._height(name):
+            if ratio.flat[int(ratio.argmax())] > self.found.height(name):
                 self._keep(colony, name, row, column)
         for ratio in (verdict.out, verdict.lse):
-            beyond = np.argwhere(~(ratio <= 1))
+            beyond = np.argwhere(~(ratio <= self.judge.limit))
             self.found.above_1 += len(beyond)
             for place in self.rng.permutation(len(beyond))[:3]:
                 self._violation(colony, int(beyond[place][0]), int(beyond[place][-1]) if ratio.ndim == 2 else 0)
 
-    def _height(self, name: str) -> float:
-        return self.found.best[name].ratio if name in self.found.best else 0.0
-
     def _keep(self, colony: Colony, name: str, row: int, column: int) -> None:
         lone = colony.alone(row, column)
-        ratio = judge_rounded(lone, self.bound) if name == "rounded" else getattr(judge(lone, self.bound), name)
+        ratio = self.judge.published(lone, name)
         alone = float(ratio[row, column] if ratio.ndim == 2 else ratio[row])
-        if self._height(name) < alone < np.inf:
+        if self.found.height(name) < alone < np.inf:
             self.found.best[name] = Find(alone, self.found.problems, lone.to_json(row, column))
 
     def _violation(self, colony: Colony, row: int, column: int) -> None:
@@ -241,9 +191,9 @@ class Search:
         if cause in self.found.violations:
             return
         lone = colony.alone(row, column)
-        verdict = judge(lone, self.bound)
+        verdict = self.judge(lone)
         ratio = float(max(verdict.out[row, column], verdict.lse[row]))
-        if ratio > 1:
+        if ratio > self.judge.limit:
             self.found.violations[cause] = Find(ratio, self.found.problems, lone.to_json(row, column))
 
 
@@ -275,9 +225,9 @@ def _varied(heights: np.ndarray, looks: np.ndarray, count: int) -> np.ndarray:
     return np.array([*chosen, *passed][:count])
 
 
-def search(island: Island, seed: int | list[int], problems: int, bound: Bound = forward_bound) -> Findings:
+def search(island: Island, seed: int | list[int], problems: int, judge: Judge = OVER_BOUND) -> Findings:
     """Search an island from normal inputs until so many problems were judged."""
-    run = Search(island, seed, bound)
+    run = Search(island, seed, judge)
     while run.found.problems < problems:
         run.generation()
     return run.found

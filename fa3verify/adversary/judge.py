@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from fa3_kernels.plan.traits import OURS
 from fa3_kernels.twin.arithmetic import Source
-from fa3_kernels.twin.forward import forward
+from fa3_kernels.twin.forward import Forward, forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.device import FP32_MIN_NORMAL
@@ -27,6 +28,7 @@ from fa3verify.adversary.guide import Guide
 from fa3verify.metrics import difference, error_ratio
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
+Objectives = tuple[tuple[str, bool], ...]  # what climbs, a field of Verdict, and whether extremes are tried
 _TINY = 2.0**-100  # outputs below err by underflow alone
 UNROUNDED: frozenset[Source] = frozenset({"output"})
 
@@ -49,18 +51,97 @@ class Verdict:
     lse_bound: np.ndarray
 
 
-def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = None) -> Verdict:
-    """Run the twin, the truth and the bound on a colony; ``guide`` is the colony's, where it is known."""
+class Kernel(Protocol):
+    """What a colony is run on."""
+
+    def config(self, colony: Colony) -> Any:
+        """Return its configuration for the colony's problem."""
+        ...
+
+    def model(self, config: Any) -> KernelModel:
+        """Return the order of operations that its bound is for."""
+        ...
+
+    def run(self, colony: Colony, config: Any, *, rounded: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return out, before its last rounding or after it, and lse, which is exact where the kernel has none."""
+        ...
+
+
+class Twin:
+    """The twin in the configuration of the colony's island."""
+
+    def config(self, colony: Colony) -> Any:
+        return colony.island.config
+
+    def model(self, config: Any) -> KernelModel:
+        return config.traits.kernel_model(config)
+
+    def run(self, colony: Colony, config: Any, *, rounded: bool) -> Forward:
+        ideal: frozenset[Source] = frozenset() if rounded else UNROUNDED
+        return forward(colony.problem, colony.operands, config, ideal=ideal)
+
+
+TWIN = Twin()
+
+
+class Judge(Protocol):
+    """What makes one individual better than another: a search climbs it, and keeps the largest."""
+
+    objectives: ClassVar[Objectives]
+    records: ClassVar[tuple[str, ...]]
+    limit: ClassVar[float]
+
+    def __call__(self, colony: Colony, guide: Guide | None = None) -> Verdict:
+        """Judge every row with every channel."""
+        ...
+
+    def published(self, colony: Colony, name: str) -> np.ndarray:
+        """Return what is told of an individual judged alone, of one of ``records``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorOverBound:
+    """Error over bound of a kernel; beyond 1 the bound is violated.
+
+    Parameters
+    ----------
+    bound : callable
+        A function like :func:`fa3_reference.bounds.forward.forward_bound`.
+    kernel : Kernel
+    """
+
+    bound: Bound = forward_bound
+    kernel: Kernel = TWIN
+    objectives: ClassVar[Objectives] = (
+        *(("out", True), ("rest", False), ("lse", True)),
+        *(("out", False), ("rest", True), ("lse", False)),
+    )
+    records: ClassVar[tuple[str, ...]] = ("out", "rounded", "lse")
+    limit: ClassVar[float] = 1.0
+
+    def __call__(self, colony: Colony, guide: Guide | None = None) -> Verdict:
+        return judge(colony, self.bound, guide, self.kernel)
+
+    def published(self, colony: Colony, name: str) -> np.ndarray:
+        return judge_rounded(colony, self.bound, self.kernel) if name == "rounded" else getattr(self(colony), name)
+
+
+OVER_BOUND = ErrorOverBound()
+
+
+def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = None, kernel: Kernel = TWIN) -> Verdict:
+    """Run a kernel, the truth and the bound on a colony; ``guide`` is the colony's, where it is known."""
     guide = guide or Guide.of(colony)
-    problem, operands, config = colony.problem, colony.operands, colony.island.config
+    problem, operands, config = colony.problem, colony.operands, kernel.config(colony)
     with np.errstate(all="ignore"):
-        got = forward(problem, operands, config, ideal=UNROUNDED)
+        got_out, got_lse = kernel.run(colony, config, rounded=False)
         truth = attention(problem, *operands.dequantized(problem))
-        model = replace(config.traits.kernel_model(config), out_dtype="fp32")
+        model = replace(kernel.model(config), out_dtype="fp32")
         limit = _sound_bound(colony, bound)(problem, operands, model)
         lse = truth.lse.reshape(-1)
         size, out_floor, lse_floor = truth_error(colony, lse)
-        out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got.out, truth.out, limit.out))
+        out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got_out, truth.out, limit.out))
         fmt = FORMATS[config.out_dtype]
         known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
         known = known / guide.exact.sum(1)[:, None]
@@ -69,7 +150,7 @@ def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = No
         return Verdict(
             _ratio(out, exact, out_limit, out_floor),
             _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
-            _ratio(got.lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
+            _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
             np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
             np.log2(out_limit / size),
             np.log2((out_limit - known) / size),
@@ -77,13 +158,13 @@ def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = No
         )
 
 
-def judge_rounded(colony: Colony, bound: Bound = forward_bound) -> np.ndarray:
+def judge_rounded(colony: Colony, bound: Bound = forward_bound, kernel: Kernel = TWIN) -> np.ndarray:
     """Return error over bound of what the kernel stores, (problems, columns)."""
-    problem, operands, config = colony.problem, colony.operands, colony.island.config
+    problem, operands, config = colony.problem, colony.operands, kernel.config(colony)
     with np.errstate(all="ignore"):
-        got = forward(problem, operands, config).out
+        got, _ = kernel.run(colony, config, rounded=True)
         truth = attention(problem, *operands.dequantized(problem))
-        limit = _sound_bound(colony, bound)(problem, operands, config.traits.kernel_model(config)).out
+        limit = _sound_bound(colony, bound)(problem, operands, kernel.model(config)).out
         out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (got, truth.out, limit))
         return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
 

@@ -13,6 +13,7 @@ from typing import Any
 from fa3_reference.bounds.forward import forward_bound
 from fa3verify import __version__
 from fa3verify.adversary import evolve, gradients, islands
+from fa3verify.adversary.climb import Findings
 from fa3verify.adversary.colony import individual
 from fa3verify.adversary.gradients.search import RATIOS as GRADIENT_RATIOS
 from fa3verify.adversary.gradients.search import replay as replay_gradients
@@ -45,7 +46,7 @@ class Breed:
     islands : callable
         ``islands(dtype)``; empty for a dtype that the operation does not have.
     search : callable
-        ``search(island, seed, problems)`` returns :class:`fa3verify.adversary.evolve.Findings`.
+        ``search(island, seed, problems)`` returns :class:`fa3verify.adversary.climb.Findings`.
     replay : callable
         ``replay(individual)``: the ratios of a stored individual by name.
     """
@@ -53,7 +54,7 @@ class Breed:
     ratios: tuple[str, ...]
     columns: str
     islands: Callable[[str], tuple[Any, ...]]
-    search: Callable[..., evolve.Findings]
+    search: Callable[..., Findings]
     replay: Callable[[dict[str, Any]], dict[str, float]]
 
 
@@ -134,7 +135,7 @@ def run(
     """
     tasks = plan(dtypes, problems, seed, operation)
     _warm_up(dtypes, operation)
-    with _executor(jobs or os.cpu_count() or 1) as executor:
+    with isolating_pool(jobs) as executor:
         futures = [executor.submit(search_island, **arguments) for arguments in tasks]
         results = []
         for arguments, future in zip(tasks, futures, strict=True):
@@ -155,12 +156,13 @@ def assembled(tasks: list[dict[str, Any]], results: list[dict[str, Any]]) -> dic
     return named | {"above_1": above_1, "dtypes": parts}
 
 
-def _executor(jobs: int) -> Executor:
+def isolating_pool(jobs: int) -> Executor:
+    """Return processes of one core each for long searches; 0 is one per core."""
     from fa3verify.campaign.pool import IsolatingPool
 
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")  # one core per worker process
-    return IsolatingPool(jobs, limit_s=3600.0)
+    return IsolatingPool(jobs or os.cpu_count() or 1, limit_s=3600.0)
 
 
 def _merged_dtype(results: list[tuple[dict[str, Any], dict[str, Any]]], names: tuple[str, ...]) -> dict[str, Any]:

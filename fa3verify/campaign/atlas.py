@@ -8,16 +8,15 @@ more or less, is a new number. All figures are those of :func:`fa3verify.metrics
 from __future__ import annotations
 
 import json
-import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from fa3_reference.problem import Dtype
+from fa3verify.campaign import records
 from fa3verify.candidates import Identity
 from fa3verify.files import json_text, write_text
-from fa3verify.inputs.edits import exact_keys
 
 SCHEMA = "fa3verify.atlas/1"
 FILE = "atlas.json"
@@ -148,7 +147,7 @@ class Atlas:
             found = body.get("schema") if isinstance(body, dict) else type(body).__name__
             raise ValueError(f"{name} is not an atlas: expected schema {SCHEMA!r}, got {found!r}")
         try:
-            return _record(cls, {key: value for key, value in body.items() if key != "schema"}, "atlas")
+            return records.read(cls, {key: value for key, value in body.items() if key != "schema"}, "atlas")
         except (ValueError, TypeError) as error:
             raise ValueError(f"{name} is a damaged atlas: {error}") from None
 
@@ -216,35 +215,3 @@ def read(path: Path) -> Atlas:
         return Atlas.parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-
-
-def _record(kind: Any, value: Any, where: str) -> Any:
-    """A record of JSON values; ValueError, with the place, unless it has every field and no other."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be an object, got {type(value).__name__}")
-    exact_keys(where, value, tuple(field.name for field in fields(kind)))
-    hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], item, f"{where}.{name}") for name, item in value.items()})
-
-
-def _value(hint: Any, value: Any, where: str) -> Any:
-    """A JSON value as a field's type says; ValueError, with the place, if it is not one."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if is_dataclass(hint):
-        return _record(hint, value, where)
-    if origin in (Union, types.UnionType):
-        return None if value is None else _value(inner[0], value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_value(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {key: _value(inner[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is Literal and value in inner:
-        return value
-    if hint is float and value in ("NaN", "Infinity", "-Infinity"):  # as strict JSON has them
-        return float(value)
-    legal: dict[Any, tuple[type, ...]] = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
-    if isinstance(value, legal.get(hint, ())) and isinstance(value, bool) == (hint is bool):
-        return value
-    raise ValueError(f"{where} must be {getattr(hint, '__name__', hint)}, got {value!r}")

@@ -5,8 +5,11 @@ Loading a stranger's module may end the process, hang or print; the campaign's o
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fa3verify import candidates, coverage, operations, watch
@@ -43,6 +46,8 @@ class Introduction:
     policy : tuple of str
         What it declares other than the default policy, in words.
     identity : Identity
+    source : str, optional
+        SHA-256 of the module that a ``module:function`` names, so that shards of other versions of it are told apart.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Introduction:
     states_order: bool = False
     policy: tuple[str, ...] = ()
     identity: Identity = field(default_factory=Identity)
+    source: str | None = None
 
 
 def found(kernel: str) -> Candidate:
@@ -111,9 +117,19 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             states_order=candidate.order is not None,
             policy=candidate.policy.exceptions,
             identity=Identity(**candidate.identity()) if candidate.identity else Identity(),
+            source=_source(kernel),
         )
     except Exception as error:  # configure is a third party's
         return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")
+
+
+def _source(kernel: str) -> str | None:
+    """Hash of the file of the module that a loaded kernel's name begins with, None where it has none."""
+    module = sys.modules.get(kernel.partition(":")[0]) if ":" in kernel else None
+    try:
+        return hashlib.sha256(Path(str(getattr(module, "__file__", None))).read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def introduce_all(

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from fa3verify.campaign import summary, verify
+from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.findings import clusters
 from fa3verify.campaign.pool import TaskError
 from fa3verify.files import json_text, write_text
@@ -80,7 +81,7 @@ def _judged(settings: verify.Settings, library: str, names: tuple[str, ...], los
 
 def _losses(settings: verify.Settings) -> dict[str, Any]:
     """Accumulator loss of every kernel, or why there is none."""
-    executor, arguments = verify.make_executor(settings), (LOSS_V_MEAN, LOSS_KEYS, LOSS_ROWS, settings.seed)
+    executor, arguments = make_executor(settings), (LOSS_V_MEAN, LOSS_KEYS, LOSS_ROWS, settings.seed)
     asked = {name: executor.submit(accumulator_loss.measure, name, *arguments) for name in settings.kernels}
     found: dict[str, Any] = {}
     for name, future in asked.items():

@@ -40,7 +40,7 @@ class WorkerLost(TaskError):
         self.at = at
 
 
-class _Timed(Future):
+class Timed(Future):
     """A future that says what its worker spent on it."""
 
     cpu_s = 0.0  # seconds of the worker's CPU
@@ -129,7 +129,7 @@ class IsolatingPool(Executor):
 
     def __init__(self, workers: int, limit_s: float, *, memory_bytes: int | None = None) -> None:
         self._limit_s, self._memory_bytes = limit_s, memory_bytes
-        self._tasks: queue.SimpleQueue[tuple[_Timed, tuple] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Timed, tuple] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._workers: set[_Worker] = set()
         self._threads = [threading.Thread(target=self._own_worker, daemon=True) for _ in range(workers)]
@@ -140,7 +140,7 @@ class IsolatingPool(Executor):
         """Queue a picklable call."""
         if self._stopped.is_set():
             raise RuntimeError("the pool is shut down")
-        future = _Timed()
+        future = Timed()
         self._tasks.put((future, (fn, args, kwargs)))
         return future
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
+HUNTED_SCHEMA = "fa3verify.hunted/1"
 
 
 def write(path: Path, kernel: str, what: str, content: dict[str, Any], baseline: dict[str, Any] | None = None) -> None:
@@ -35,6 +37,49 @@ def of_family(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the content that judges all cases of a family again, of judged cases; the largest error comes first."""
     judged = sorted(cases, key=lambda case: case["measures"]["ratio_max"], reverse=True)
     return {"schema": FAMILY_SCHEMA, "cases": [case["case"] for case in judged]}
+
+
+def write_all(summary: dict[str, Any], out: Path) -> None:
+    """Turn the replay contents of a summary into files below OUT/worst and leave their paths in it."""
+    worst = out / "worst"
+    for old in worst.glob("*.json"):
+        old.unlink()
+
+    stored: dict[str, str] = {}  # content -> path: one file per case, however many rules it breaks
+
+    def store(
+        stem: str, kernel: str, what: str, content: dict[str, Any] | None, baseline: dict[str, Any] | None = None
+    ) -> str | None:
+        if content is None:
+            return None
+        key = json.dumps([content, baseline], sort_keys=True)
+        if key not in stored:
+            name = re.sub(r"[^A-Za-z0-9._+-]", "_", stem)[:100]
+            while f"worst/{name}.json" in stored.values():
+                name += "_"
+            path = worst / f"{name}.json"
+            write(path, kernel, what, content, baseline)
+            stored[key] = f"worst/{path.name}"
+        return stored[key]
+
+    for number, failure in enumerate(summary["failures"]):
+        stem = f"fail-{number:03d}-{failure['kernel']}-{failure['what'].split()[0]}"
+        given = (failure["kernel"], failure["what"], failure["replay"], failure["baseline"])
+        failure["replay"] = store(stem, *given)
+    judged: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for case in summary["cases"]:
+        judged.setdefault((case["kernel"], case["family"]), []).append(case)
+    for kernel in summary["kernels"]:
+        for family in kernel["families"]:
+            name = family["family"]
+            content = of_family(judged[kernel["name"], name])
+            family["replay"] = store(f"family-{kernel['name']}-{name}", kernel["name"], f"family {name}", content)
+        if kernel["worst"]:
+            name = kernel["name"]
+            kernel["worst"]["replay"] = store(f"worst-{name}", name, "largest error / bound", kernel["worst"]["replay"])
+        for law in kernel["laws"]:
+            trial = law.pop("trial", None)
+            law["replay"] = store(f"law-{kernel['name']}-{law['law']}", kernel["name"], f"law {law['law']}", trial)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -88,6 +133,10 @@ def run(
         trial = replace(trial, case=_found(trial.case, activations))
         violation = replay_trial(find_law(law).name, candidate, trial)
         return violation is None, violation.message if violation else f"{law} holds for {trial.case.describe()}", None
+    if content.get("schema") == HUNTED_SCHEMA:
+        from fa3verify.hunt.run import replay_content
+
+        return replay_content(candidate, content)
     if content.get("schema") == FAMILY_SCHEMA:
         return _family(candidate, body["what"], content, activations)
     case = _case(candidate, content, activations)

@@ -14,7 +14,7 @@ from typing import Any
 from fa3verify import __version__, coverage, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
-from fa3verify.campaign.tasks import BOUND_LAWS, Outcome, of_kernel, pooled
+from fa3verify.campaign.tasks import BOUND_LAWS, Outcome, outcomes_of, pooled
 from fa3verify.coverage import COVER
 from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 from fa3verify.verdict import EXIT_CODES, ratio_text
@@ -27,7 +27,7 @@ SCHEMA_NOTES = {
     "profile": "quick, release or soak",
     "seed": "seed of every draw",
     "started": "UTC, ISO 8601",
-    "wall_s": "seconds",
+    "wall_s": "seconds; of a merged campaign those of its longest shard",
     "cpu_s": "CPU seconds by kernel (- for none) and by what they were spent on; what was resumed counts 0",
     "verdict": "pass, fail or inconclusive; fail if any part of the verdict fails or any task was lost, inconclusive "
     "if nothing failed and too little of what a kernel claims was tried",
@@ -75,10 +75,7 @@ def summarize(
     """Build the summary of a finished campaign, without times and command (the caller adds them)."""
     bodies, gate, failures, cases = [], [], [], []
     for kernel in kernels:
-        body, found, judged = _kernel(kernel, outcomes)
-        rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
-        found += _gate_failures(rows, judged, profile, seed)
-        body["verdict"] = "fail" if found else "inconclusive" if body["inconclusive"] else "pass"
+        body, rows, found, judged = of_kernel(kernel, outcomes, baseline, profile=profile, seed=seed)
         bodies.append(body)
         gate += rows
         failures += found
@@ -102,6 +99,17 @@ def summarize(
         "provenance": provenance(seed),
         **verdict_of(bodies, failures),
     }
+
+
+def of_kernel(
+    kernel: Introduction, outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
+) -> tuple[dict[str, Any], list[GateRow], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the body, the gate's rows, the findings and the judged cases of one kernel, of any outcomes of it."""
+    body, found, judged = _kernel(kernel, outcomes)
+    rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
+    found += _gate_failures(rows, judged, profile, seed)
+    body["verdict"] = "fail" if found else "inconclusive" if body["inconclusive"] else "pass"
+    return body, rows, found, judged
 
 
 def verdict_of(kernels: list[dict[str, Any]], failures: list[dict[str, Any]]) -> dict[str, Any]:
@@ -145,16 +153,16 @@ def _families(
 
 def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Outcome, str, list[dict[str, Any]]]]:
     """Outcomes of judged cases of one kernel, their family, which those of the covering array do not have, records."""
-    for outcome in of_kernel(outcomes, kernel.name, "family"):
+    for outcome in outcomes_of(outcomes, kernel.name, "family"):
         yield outcome, outcome.task.arguments["family"], outcome.value or []
-    for outcome in of_kernel(outcomes, kernel.name, "cover"):
+    for outcome in outcomes_of(outcomes, kernel.name, "cover"):
         yield outcome, COVER, (outcome.value or {}).get("records", [])
 
 
 def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Laws and findings of one kernel."""
     laws, failures = [], []
-    for outcome in of_kernel(outcomes, kernel.name, "law"):
+    for outcome in outcomes_of(outcomes, kernel.name, "law"):
         law = outcome.task.arguments["law"]
         body = outcome.value or _lost_law(law, outcome.error)
         laws.append(body)
@@ -179,7 +187,7 @@ def _kernel(
     covered = coverage.judged(kernel.claims, _tried(families, laws, cases), kernel.constraint)
     optional = [side.name for side in operation.sides if side.optional and cases]
     absent = [name for name in optional if not any(f"ratio_{name}_max" in case["measures"] for case in cases)]
-    feasible = [p for o in of_kernel(outcomes, name, "cover") for p in (o.value or {}).get("feasible", [])]
+    feasible = [p for o in outcomes_of(outcomes, name, "cover") for p in (o.value or {}).get("feasible", [])]
     covered["pairs"] = coverage.paired(feasible, [case["point"] for case in cases if _is_compared(case)])
     covered["not_claimed"] = [*kernel.not_claimed, *(f"output {name}" for name in absent)]
     for law in laws:

@@ -295,7 +295,7 @@ def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any
     return figures
 
 
-def of_kernel(outcomes: list[Outcome], kernel: str, kind: str) -> Iterator[Outcome]:
+def outcomes_of(outcomes: list[Outcome], kernel: str, kind: str) -> Iterator[Outcome]:
     """Yield the outcomes of one kernel's tasks of a kind that were not skipped."""
     for outcome in outcomes:
         if outcome.task.kind == kind and outcome.task.arguments["kernel"] == kernel and not outcome.skipped:

@@ -1,29 +1,27 @@
-"""The main job: plan, run, judge, write the report, print the verdict."""
+"""The main job: plan, run, judge, write the report; whole, or in shards that are merged."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import re
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fa3verify import gate
-from fa3verify.campaign import adversary, atlas, replay
+from fa3verify.campaign import adversary, atlas, replay, shards
 from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.findings import finding
 from fa3verify.campaign.introduction import Introduction, introduce_all
-from fa3verify.campaign.profiles import PROFILES, ProfileName
-from fa3verify.campaign.summary import summarize, verdict_of
+from fa3verify.campaign.profiles import ProfileName
+from fa3verify.campaign.summary import provenance, summarize, verdict_of
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, list_captures
@@ -31,7 +29,6 @@ from fa3verify.operations import FORWARD
 from fa3verify.text import one_line
 
 PARTIAL = ".partial"
-LEAST_MEMORY_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,31 @@ class Settings:
     task_limit_s: float | None = None  # the profile's by default
     activations: Path | None = None  # npz files of the user's own model, or one of them
     memory_bytes: int | None = None  # of each worker; by default an equal share of the machine's, at least 8 GiB
+    shard: shards.Number | None = None  # which part to run; all by default
+
+    @property
+    def journal(self) -> Path:
+        """Where results wait for the end; shards that write into one folder have each their own."""
+        return self.out / (PARTIAL if self.shard is None else f"{PARTIAL}-{self.shard.number}-of-{self.shard.count}")
+
+
+class Baselines(NamedTuple):
+    """What a campaign is compared with, and what the file to be updated holds; None for what there is not."""
+
+    compared: gate.Baseline | None
+    updated: gate.Baseline | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a campaign or a shard of it ran: on which kernels and activations, with what outcomes, when and where."""
+
+    kernels: list[Introduction]
+    captures: tuple[Capture, ...]
+    outcomes: list[Outcome]
+    started: str
+    wall_s: float
+    provenance: dict[str, Any]
 
 
 def prepare_output(out: Path) -> None:
@@ -60,36 +82,6 @@ def prepare_output(out: Path) -> None:
         (out / ".writable").unlink()
     except OSError as error:
         raise ValueError(f"output directory {out} cannot be written: {error.strerror}") from None
-
-
-def make_executor(settings: Settings) -> Executor:
-    """Return local isolated processes, or a Dask cluster's executor.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If a scheduler is named and ``distributed`` is not installed.
-    """
-    if settings.scheduler:
-        from distributed import Client  # pyright: ignore[reportMissingImports]  # extra: distributed
-
-        return Client(settings.scheduler).get_executor()
-    from fa3verify.campaign.pool import IsolatingPool
-
-    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")  # one core per worker process
-    workers = settings.workers or os.cpu_count() or 1
-    limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
-    memory_bytes = _fair_share(workers) if settings.memory_bytes is None else settings.memory_bytes
-    return IsolatingPool(workers, limit_s, memory_bytes=memory_bytes)
-
-
-def _fair_share(workers: int) -> int | None:
-    """Bytes of memory for each worker, None where the machine does not say how much it has."""
-    try:
-        return max(LEAST_MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // workers)
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def study_tasks(kernels: list[Introduction], settings: Settings) -> list[Task]:
@@ -143,40 +135,136 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     KeyboardInterrupt
         After stopping the workers; finished tasks stay in the journal and are not run again next time.
     """
+    baselines = _baselines(settings)
+    return conclude(carry_out(settings, progress), settings, baselines)
+
+
+def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> dict[str, Any]:
+    """Run one shard and write it below ``settings.out``.
+
+    Returns
+    -------
+    dict
+        ``shard`` in words, ``file``, number of ``tasks``, ``failures`` as in a summary, and ``exit_code``:
+        1 with a failure, 0 without, which is no pass. What depends on other shards is not judged here: the baseline,
+        whether enough was tried, and what the adversary found.
+
+    Raises
+    ------
+    ValueError, KeyboardInterrupt
+        As for :func:`run`.
+    """
+    assert settings.shard is not None
+    ran, stamp, shard = carry_out(settings, progress), campaign.source_stamp(), settings.shard
+    asked = {"kernels": list(settings.kernels), "profile": settings.profile, "seed": settings.seed}
+    asked |= {"studies": settings.studies, "sources": stamp}
+    captures, outcomes = tuple(capture.to_json() for capture in ran.captures), shards.kept(ran.outcomes, stamp)
+    facts = (asked, tuple(ran.kernels), captures, outcomes, ran.started, ran.wall_s, ran.provenance)
+    path = shards.write(shards.Part(shard.number, shard.count, *facts), settings.out)
+    _remove_journal(settings)
+    failures = summarize(ran.kernels, ran.outcomes, None, profile=settings.profile, seed=settings.seed)["failures"]
+    failures += [
+        finding("-", outcome.task.label, outcome.error, crashed=True)
+        for outcome in ran.outcomes
+        if outcome.error and outcome.task.kind not in ("law", "family")
+    ]
+    found = {"shard": str(shard), "file": path.name, "tasks": len(ran.outcomes)}
+    return found | {"failures": failures, "exit_code": 1 if failures else 0}
+
+
+def merge(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
+    """Conclude from the shards of a campaign as :func:`run` does; nothing is run.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``out`` and the baselines; what the campaign was asked for is what the shards say.
+
+    Returns
+    -------
+    dict
+        The summary. Its data are those of one process, but for a kernel that lost so many workers that it got no more.
+
+    Raises
+    ------
+    ValueError
+        As :func:`fa3verify.campaign.shards.read_all`, for shards that other sources ran, a bad baseline, or an
+        unwritable output directory.
+    """
+    parts = shards.read_all(folders)
+    asked, stamp = dict(parts[0].asked), campaign.source_stamp()
+    if asked.pop("sources", None) != stamp:
+        version = parts[0].provenance.get("version")
+        raise ValueError(f"these sources of fa3verify did not run the shards: merge with those that did, of {version}")
+    try:
+        settings = replace(settings, **asked | {"kernels": tuple(asked["kernels"])})
+        captures = tuple(Capture.from_json(capture) for capture in parts[0].captures)
+        tasks = _tasks(list(parts[0].kernels), captures, settings)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a shard is damaged: {type(error).__name__}: {error}") from None
+    baselines = _baselines(settings)
+    outcomes = shards.outcomes_of(parts, tasks, stamp)
+    prepare_output(settings.out)
+    began, longest_s = min(part.started for part in parts), max(part.wall_s for part in parts)
+    ran = Ran(list(parts[0].kernels), captures, outcomes, began, longest_s, parts[0].provenance)
+    return conclude(ran, settings, baselines)
+
+
+def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> Ran:
+    """Run the tasks of a campaign, or of one shard of it, as :func:`run` says."""
     started, clock = datetime.now(UTC), time.monotonic()
-    baseline = _baseline(settings)
     captures = list_captures(settings.activations) if settings.activations else ()
     executor = make_executor(settings)
     try:
         kernels = introduce_all(settings.kernels, settings.profile, executor, captures)
         prepare_output(settings.out)
-        outcomes = _execute(_tasks(kernels, captures, settings), settings, executor, progress)
+        tasks = _tasks(kernels, captures, settings)
+        outcomes = _execute(
+            shards.dealt(tasks, settings.shard) if settings.shard else tasks, settings, executor, progress
+        )
     except BaseException:
         executor.shutdown(wait=False, cancel_futures=True)
         raise
     executor.shutdown()
-    summary = summarize(kernels, outcomes, baseline, profile=settings.profile, seed=settings.seed)
-    studies, lost = assemble_studies(outcomes) if settings.studies else ({}, [])
-    if lost := [*lost, *adversary.write(outcomes, settings.out)]:
+    began, wall_s = started.isoformat(timespec="seconds"), time.monotonic() - clock
+    return Ran(kernels, captures, outcomes, began, wall_s, provenance(settings.seed))
+
+
+def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> dict[str, Any]:
+    """Judge what ran and write everything below ``settings.out``; returns the summary."""
+    clock = time.monotonic()
+    summary = summarize(ran.kernels, ran.outcomes, baselines.compared, profile=settings.profile, seed=settings.seed)
+    studies, lost = assemble_studies(ran.outcomes) if settings.studies else ({}, [])
+    if lost := [*lost, *adversary.write(ran.outcomes, settings.out)]:
         summary |= verdict_of(summary["kernels"], [*summary["failures"], *lost])
-    _write_replays(summary, settings.out)
+    replay.write_all(summary, settings.out)
     command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
-    summary |= {"command": one_line(command, 10**4), "started": started.isoformat(timespec="seconds")}
-    summary |= {"wall_s": round(time.monotonic() - clock, 1), "cpu_s": campaign.cpu_seconds(outcomes)}
+    summary |= {"command": one_line(command, 10**4), "started": ran.started, "provenance": ran.provenance}
+    summary |= {"wall_s": round(ran.wall_s + time.monotonic() - clock, 1)}
+    summary |= {"cpu_s": campaign.cpu_seconds(ran.outcomes)}
     if settings.update_baseline:
         body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
-        write_text(settings.update_baseline, body.text())
+        write_text(settings.update_baseline, body.with_kernels_of(baselines.updated).text())
     _write_report(settings.out, summary, studies)
     atlas.write(settings.out / atlas.FILE, atlas.of(summary))
-    _remove_journal(settings.out)
+    _remove_journal(settings)
     return summary
 
 
-def _baseline(settings: Settings) -> gate.Baseline | None:
-    """The baseline to compare with; ValueError if it is not for this profile and seed."""
+def _baselines(settings: Settings) -> Baselines:
+    """Read the baselines of a campaign before it runs; ValueError for one of another profile or seed."""
+    compared = _stored(settings, settings.baseline)
     if settings.baseline is None:
-        return gate.shipped_baseline(settings.profile, settings.seed)
-    baseline = gate.read_baseline(settings.baseline)
+        compared = gate.shipped_baseline(settings.profile, settings.seed)
+    return Baselines(compared, _stored(settings, settings.update_baseline, may_be_new=True))
+
+
+def _stored(settings: Settings, path: Path | None, *, may_be_new: bool = False) -> gate.Baseline | None:
+    """Read a baseline, None where none is asked for or a new one is written; ValueError if it is of another profile or
+    seed."""
+    if path is None or (may_be_new and not path.is_file()):
+        return None
+    baseline = gate.read_baseline(path)
     if (baseline.profile, baseline.seed) != (settings.profile, settings.seed):
         raise ValueError(
             f"baseline {baseline.name} is for profile {baseline.profile} and seed {baseline.seed}, "
@@ -201,93 +289,19 @@ def _execute(
     return campaign.execute(
         tasks,
         executor,
-        journal=settings.out / PARTIAL,
+        journal=settings.journal,
         stamp=campaign.source_stamp(),
         progress=lambda outcome: progress(len(tasks), outcome),
     )
 
 
-def _remove_journal(out: Path) -> None:
-    """Remove what could be resumed: the report exists."""
+def _remove_journal(settings: Settings) -> None:
+    """Remove what could be resumed: the report, or the shard, exists."""
     with contextlib.suppress(OSError):
-        shutil.rmtree(out / PARTIAL)
-
-
-def _write_replays(summary: dict[str, Any], out: Path) -> None:
-    """Turn replay contents into files below OUT/worst and leave their paths in the summary."""
-    worst = out / "worst"
-    for old in worst.glob("*.json"):
-        old.unlink()
-
-    stored: dict[str, str] = {}  # content -> path: one file per case, however many rules it breaks
-
-    def store(
-        stem: str, kernel: str, what: str, content: dict[str, Any] | None, baseline: dict[str, Any] | None = None
-    ) -> str | None:
-        if content is None:
-            return None
-        key = json.dumps([content, baseline], sort_keys=True)
-        if key not in stored:
-            name = re.sub(r"[^A-Za-z0-9._+-]", "_", stem)[:100]
-            while f"worst/{name}.json" in stored.values():
-                name += "_"
-            path = worst / f"{name}.json"
-            replay.write(path, kernel, what, content, baseline)
-            stored[key] = f"worst/{path.name}"
-        return stored[key]
-
-    for number, failure in enumerate(summary["failures"]):
-        stem = f"fail-{number:03d}-{failure['kernel']}-{failure['what'].split()[0]}"
-        given = (failure["kernel"], failure["what"], failure["replay"], failure["baseline"])
-        failure["replay"] = store(stem, *given)
-    judged: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for case in summary["cases"]:
-        judged.setdefault((case["kernel"], case["family"]), []).append(case)
-    for kernel in summary["kernels"]:
-        for family in kernel["families"]:
-            name = family["family"]
-            content = replay.of_family(judged[kernel["name"], name])
-            family["replay"] = store(f"family-{kernel['name']}-{name}", kernel["name"], f"family {name}", content)
-        if kernel["worst"]:
-            name = kernel["name"]
-            kernel["worst"]["replay"] = store(f"worst-{name}", name, "largest error / bound", kernel["worst"]["replay"])
-        for law in kernel["laws"]:
-            trial = law.pop("trial", None)
-            law["replay"] = store(f"law-{kernel['name']}-{law['law']}", kernel["name"], f"law {law['law']}", trial)
+        shutil.rmtree(settings.journal)
 
 
 def _write_report(out: Path, summary: dict[str, Any], studies: dict[str, Any]) -> None:
     from fa3verify.report.build import write_report
 
     write_report(out, summary, studies)
-
-
-def junit(summary: dict[str, Any]) -> str:
-    """Return the verdict as JUnit XML: one test case per kernel and law, per gate row, and per finding of neither.
-
-    A kernel of which too little was tried is an error, as is one that could not be loaded.
-    """
-    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
-
-    rows = []
-    for kernel in summary["kernels"]:
-        rows += [(kernel["name"], f"law {law['law']}", law["status"], law["message"] or "") for law in kernel["laws"]]
-        if reason := kernel["inconclusive"]:
-            rows.append((kernel["name"], "coverage", "inconclusive", reason))
-    for row in summary["gate"]:
-        words = f"observed {row['observed']}, limit {row['limit']}"
-        rows.append((row["kernel"], f"{row['layer']} {row['rule']} {row['family']}", row["status"], words))
-    others = [f for f in summary["failures"] if f["what"].split()[0] not in ("law", "L0", "L1", "L2")]
-    rows += [(f["kernel"], f["what"], "fail", f["message"]) for f in others]
-    results = {"fail": Failure, "inconclusive": Error, "not compared": Skipped, "not_tried": Skipped}
-    suite = TestSuite("fa3verify")
-    for kernel, name, status, message in rows:
-        case = TestCase(one_line(name), one_line(kernel))
-        if status in results:
-            case.result = [results[status](one_line(message))]
-        suite.append(case)  # add_testcase counts all of them again each time
-    suite.update_statistics()
-    suite.time = summary["wall_s"]
-    xml = JUnitXml()
-    xml.add_testsuite(suite)
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{xml.tostring().decode()}\n'

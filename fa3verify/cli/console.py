@@ -54,7 +54,7 @@ def tell(summary: dict[str, Any], out: Path, json_target: str | None, junit_targ
         print_summary(summary, out, quiet=quiet)
     write((out / "summary.json").read_text(encoding="utf-8"), json_target)
     if junit_target:
-        from fa3verify.campaign.verify import junit
+        from fa3verify.campaign.junit import junit
 
         write(junit(summary), junit_target)
     step_summary(out)
@@ -85,11 +85,7 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
                 console.print(f"not tried: {escape(', '.join(left_out))}", soft_wrap=True)
         parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())
         console.print("\n" + "  ".join(parts))
-    shown = clusters(summary["failures"])
-    for failure, others in shown[:20]:
-        _print_finding(console, failure, others, out)
-    if len(shown) > 20:
-        console.print(f"... and {len(shown) - 20} more causes in {out / 'summary.json'}")
+    _print_findings(console, summary, out, str(out / "summary.json"))
     for kernel in summary["kernels"]:
         if kernel["inconclusive"]:
             words = f"{escape(kernel['name'])}: {escape(kernel['inconclusive'])}"
@@ -104,13 +100,33 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
     console.print(f"report {out / 'report.html'}", soft_wrap=True)
 
 
-def _print_finding(console: Console, failure: Mapping[str, Any], others: int, out: Path) -> None:
+def print_shard(shard: dict[str, Any], out: Path) -> None:
+    """Print what a shard knows: its failures, and never a verdict of the whole; the last line is its path."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    _print_findings(console, shard, None, str(out / shard["file"]))
+    count = len(shard["failures"])
+    found = f"[{STYLE['fail']}]{count} findings[/]" if count else "no finding"
+    words = f"{shard['shard'].upper()} {found} in {shard['tasks']} tasks"
+    console.print(f"{words}; the verdict is that of fa3verify merge", soft_wrap=True, highlight=False)
+    console.print(f"shard {out / shard['file']}", soft_wrap=True)
+
+
+def _print_findings(console: Console, found: Mapping[str, Any], out: Path | None, file: str) -> None:
+    """The first finding of each cause; all stand in a file. Replay files lie below ``out``, if there are any."""
+    shown = clusters(found["failures"])
+    for failure, others in shown[:20]:
+        _print_finding(console, failure, others, out)
+    if len(shown) > 20:
+        console.print(f"... and {len(shown) - 20} more causes in {file}")
+
+
+def _print_finding(console: Console, failure: Mapping[str, Any], others: int, out: Path | None) -> None:
     """One finding of a cause: what, the case, how to run it again, and how many others there are."""
     told_of = f"{escape(failure['kernel'])} {escape(told(failure['what']))}: {escape(failure['message'])}"
     console.print(f"[red]FAIL[/red] {told_of}", soft_wrap=True)
     if failure["case"]:
         console.print(f"     case: {escape(failure['case'])}", soft_wrap=True)
-    if failure["replay"]:
+    if failure["replay"] and out:
         console.print(f"     replay: fa3verify replay {escape(str(out / failure['replay']))}", soft_wrap=True)
     if others:
         console.print(f"     and {others} more of this cause")
@@ -327,6 +343,26 @@ def print_adversary_replay(found: list[tuple[str, str, dict[str, float]]]) -> No
     for what, stored, ratios in found:
         figures = ", ".join(f"{name} {ratio:.6g}" for name, ratio in ratios.items())
         Console().print(f"{escape(what)}: stored {stored}; now {figures}", soft_wrap=True, highlight=False)
+
+
+def print_hunt(body: dict[str, Any], page: str, file: Path, *, quiet: bool) -> None:
+    """Print the table of largest known errors, what failed, and where the files are."""
+    console = Console()
+    if not quiet:
+        console.print(escape(page), soft_wrap=True, highlight=False)
+    for failure in body["failures"]:
+        words = f"{escape(body['kernel'])} on {escape(failure['ground'])}: {escape(failure['message'])}"
+        console.print(f"[red]FAIL[/red] {words}", soft_wrap=True)
+    console.print(f"written to {escape(str(file))}", soft_wrap=True, highlight=False)
+
+
+def print_comparisons(kernels: list[str], found: list[Any], *, quiet: bool) -> None:
+    """Print one line for each comparison, with its kernel where one is compared with itself."""
+    console = Console()
+    for kernel, each in zip(kernels, found, strict=True):
+        if each is not None and not (quiet and each.is_equal):
+            words = f"{kernel}: {each.told()}" if kernel else each.told()
+            console.print(escape(words), soft_wrap=True, highlight=False)
 
 
 def environment() -> dict[str, Any]:

@@ -9,14 +9,19 @@ from fa3verify.cli.adversary import adversary
 from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.bits import bits
+from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG
+from fa3verify.cli.hunt import hunt
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.libraries import libraries
+from fa3verify.cli.merge import merge
+from fa3verify.cli.mutants import mutants
 from fa3verify.cli.record import record
 from fa3verify.cli.recordings import recordings
 from fa3verify.cli.replay import replay
 from fa3verify.cli.report import report
+from fa3verify.cli.sanitize import sanitize
 from fa3verify.cli.simulate import simulate
 from fa3verify.cli.trace import trace
 from fa3verify.cli.tune import tune
@@ -31,15 +36,20 @@ def main() -> None:
 
 for verb in (
     verify,
+    merge,
     adversary,
+    hunt,
+    compare,
     replay,
     kernels,
     audit,
     bench,
     bits,
     libraries,
+    mutants,
     record,
     recordings,
+    sanitize,
     info,
     report,
     simulate,

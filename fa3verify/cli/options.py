@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import rich_click as click
@@ -53,6 +54,30 @@ def pool_options(command: Callable) -> Callable:
             "long. 60 by default for quick, 900 for release, 3600 for soak.",
         ),
         click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core."),
+    ):
+        command = option(command)
+    return command
+
+
+def output_options(command: Callable) -> Callable:
+    """Options that say what a verdict compares with and where it is written."""
+    for option in (
+        click.option("--quiet", is_flag=True, help="Print the verdict only."),
+        click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML."),
+        click.option(
+            "--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output."
+        ),
+        click.option(
+            "--update-baseline",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Write the figures of this run as a baseline; kernels that were not judged keep theirs.",
+        ),
+        click.option(
+            "--baseline",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Compare with this baseline, not the shipped one.",
+        ),
+        click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True),
     ):
         command = option(command)
     return command

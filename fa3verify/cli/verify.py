@@ -9,7 +9,20 @@ from typing import Any
 import rich_click as click
 
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, require_writable, told_anyhow
-from fa3verify.cli.options import memory_bytes, peers_option, pool_options
+from fa3verify.cli.options import given_options, memory_bytes, output_options, peers_option, pool_options
+
+OF_THE_WHOLE = ("baseline", "update_baseline", "json_target", "junit_target")  # options that a shard has no answer to
+
+
+def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
+    if value is None:
+        return None
+    from fa3verify.campaign.shards import Number
+
+    try:
+        return Number.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command(epilog=EPILOG)
@@ -19,33 +32,23 @@ from fa3verify.cli.options import memory_bytes, peers_option, pool_options
 )
 @click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="release", show_default=True)
 @click.option("--quick", is_flag=True, help="Short for --profile quick: at most a minute on two cores.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option(
-    "--baseline",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Compare with this baseline, not the shipped one.",
-)
-@click.option(
-    "--update-baseline",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the figures of this run as a baseline.",
-)
 @click.option(
     "--activations",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Judge on the Q, K and V of your own model as well: npz files of q, k and v.",
 )
-@click.option("--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output.")
-@click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML.")
+@output_options
 @pool_options
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Run on a Dask cluster. Dask's protocol carries code: trusted clusters only."
 )
 @peers_option
 @click.option("--no-studies", is_flag=True, help="Leave out the studies behind the report's figures.")
-@click.option("--quiet", is_flag=True, help="Print the verdict only.")
+@click.option(
+    "--shard", metavar="K/N", callback=_shard, help="Run one of N parts, for fa3verify merge; the same N everywhere."
+)
 def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, quick: bool, **options: Any) -> None:
     """Judge KERNELS (all twins by default) by bits, bound, baseline and properties; write a report."""
     with one_line_errors():
@@ -68,11 +71,17 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             task_limit_s=options["task_limit"],
             activations=options["activations"],
             memory_bytes=memory_bytes(options["memory_limit"]),
+            shard=options["shard"],
         )
+        if settings.shard and (given := given_options(OF_THE_WHOLE)):
+            raise click.UsageError(f"{', '.join(given)} is of the whole campaign: give it to fa3verify merge")
         with console.progress(options["quiet"]) as progress:
             try:
-                summary = verify.run(settings, progress)
+                summary = (verify.run_shard if settings.shard else verify.run)(settings, progress)
             except introduction.Unavailable as error:
                 fail(ENVIRONMENT, str(error))
         with told_anyhow(summary["exit_code"]):
-            console.tell(summary, settings.out, options["json_target"], options["junit_target"], options["quiet"])
+            if settings.shard:
+                console.print_shard(summary, settings.out)
+            else:
+                console.tell(summary, settings.out, options["json_target"], options["junit_target"], options["quiet"])

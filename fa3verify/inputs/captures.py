@@ -42,6 +42,16 @@ class Capture:
     whole: AttentionProblem
     largest: float
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        return {"file": self.file, "sha256": self.sha256, "whole": self.whole.to_json(), "largest": self.largest}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Capture:
+        """Read what :meth:`to_json` gives; KeyError, TypeError or ValueError for anything else."""
+        whole = AttentionProblem.from_json(values["whole"])
+        return cls(str(values["file"]), str(values["sha256"]), whole, float(values["largest"]))
+
     @property
     def name(self) -> str:
         """File name without its suffix; what no name of ours has becomes an underscore."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Ope
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
+from fa3verify.operations.operation import FEATURES, LSE_GRADIENT, TWIN, Arrays, Operation, Output, Outputs
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -70,7 +71,7 @@ def model_of(config: BackwardConfig) -> BackwardModel:
 
 
 class Backward(Operation):
-    """dQ, dK and dV of sum(out * dout), judged against the operands, out and lse the kernel saw."""
+    """dQ, dK and dV of sum(out * dout) + sum(lse * dlse), judged against the operands, out and lse the kernel saw."""
 
     name = "backward"
     outputs = (
@@ -79,7 +80,7 @@ class Backward(Operation):
         Output("dv", lambda problem, config: problem.v_shape, lambda config: config.dtype),
     )
     config = BackwardConfig
-    features = FEATURES - {"softcap", "block_descale"}
+    features = FEATURES - {"softcap", "block_descale"} | {LSE_GRADIENT}
     faults = BackwardFault
 
     def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
@@ -96,9 +97,9 @@ class Backward(Operation):
         operands: Operands,
         config: BackwardConfig,
         fault: BackwardFault | None = None,
+        package: str = TWIN,
     ) -> Any:
-        from fa3_kernels.twin.backward import backward
-
+        backward = import_module(f"{package}.backward").backward
         assert isinstance(operands, BackwardOperands)
         return backward(problem, operands, config, fault=fault)
 
@@ -119,11 +120,12 @@ class Backward(Operation):
         self, problem: AttentionProblem, arrays: Arrays, config: BackwardConfig | GradientConfig, got: Outputs
     ) -> Outputs:
         """Of the out and lse that were given; of inputs before rounding, or of a kernel's own, of the exact ones."""
-        q, k, v, dout, *returned = arrays
+        q, k, v, dout, *rest = arrays
+        returned, dlse = rest[:2], rest[2] if len(rest) > 2 else None
         if isinstance(config, GradientConfig) and config.forward == "own":
             returned = []
         forward = Attention(*returned) if returned else attention(problem, q, k, v)
-        return attention_bwd(problem, q, k, v, dout, forward)._asdict()
+        return attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
 
     def assumed(self, candidate: Candidate, config: BackwardConfig | GradientConfig) -> BackwardModel:
         if candidate.order is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
 from fa3verify.metrics import error_ratio
-from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
+from fa3verify.operations.operation import FEATURES, TWIN, Arrays, Operation, Output, Outputs
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -90,9 +91,15 @@ class Forward(Operation):
         config.traits.check_reproduced(problem)
         return config
 
-    def twin(self, problem: AttentionProblem, operands: Operands, config: Config, fault: Fault | None = None) -> Result:
-        from fa3_kernels.twin.forward import forward
-
+    def twin(
+        self,
+        problem: AttentionProblem,
+        operands: Operands,
+        config: Config,
+        fault: Fault | None = None,
+        package: str = TWIN,
+    ) -> Result:
+        forward = import_module(f"{package}.forward").forward
         return Result(*forward(problem, operands, config, fault=fault))
 
     def prepare(

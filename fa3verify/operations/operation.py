@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # What kernels of quantised operands may take of their descales, beside one per sequence and kv head.
 DESCALES = frozenset({"query_head_descale", "block_descale"})
+LSE_GRADIENT = "lse_gradient"  # of a backward: beside the gradient of the output it takes that of lse
+TWIN = "fa3_kernels.twin"
 FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES
 Outputs = Mapping[str, np.ndarray]  # by name; what a kernel or a configuration does not have is absent
 Arrays = tuple[np.ndarray, ...]  # float64 q, k and v, and what else an operation is given
@@ -94,8 +96,11 @@ class Operation(ABC):
         """Return the twin's configuration for a problem; ValueError if it takes none."""
 
     @abstractmethod
-    def twin(self, problem: AttentionProblem, operands: Operands, config: Any, fault: Any = None) -> Any:
-        """Run the twin, optionally with a planted fault."""
+    def twin(
+        self, problem: AttentionProblem, operands: Operands, config: Any, fault: Any = None, package: str = TWIN
+    ) -> Any:
+        """Run the twin, optionally with a planted fault; ``package`` is where it is imported from, for mutants of
+        it."""
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
         """Return the float64 inputs that a recipe stands for: q, k and v, unless an operation needs more."""

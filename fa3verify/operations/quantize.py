@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.metrics import error_ratio
-from fa3verify.operations.operation import FEATURES, Arrays, Operation, Output, Outputs
+from fa3verify.operations.operation import FEATURES, TWIN, Arrays, Operation, Output, Outputs
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -147,9 +148,9 @@ class Quantize(Operation):
         operands: Operands,
         config: QuantizeConfig,
         fault: QuantizerFault | None = None,
+        package: str = TWIN,
     ) -> Any:
-        from fa3_kernels.twin.quantize import quantize_qkv
-
+        quantize_qkv = import_module(f"{package}.quantize").quantize_qkv
         options = config.options() | {"softmax_scale": problem.softmax_scale, "fault": fault}
         if problem.is_varlen:
             options |= {"cu_seqlens_q": problem.cu_seqlens_q, "cu_seqlens_k": problem.cu_seqlens_k}

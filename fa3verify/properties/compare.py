@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,8 +13,31 @@ from fa3verify.candidates import Candidate
 from fa3verify.metrics import error_over_bound
 from fa3verify.operations import Outputs
 from fa3verify.policy import out_rows
-from fa3verify.properties.law import Setup, Violation
+from fa3verify.properties.law import Setup, Trial, Violation
 from fa3verify.verdict import ratio_text
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call, and what the kernel returned; its bound is found once, where somebody asks for it."""
+
+    setup: Setup
+    outputs: Outputs
+
+    @cached_property
+    def bound(self) -> Outputs:
+        return self.setup.bound()
+
+
+def called(candidate: Candidate, setup: Setup) -> Call:
+    """Run a call, in the configuration that a caller can have."""
+    setup = setup.launched(candidate)
+    return Call(setup, setup.run(candidate))
+
+
+def unsigned_zeros(outputs: Outputs) -> Outputs:
+    """Return outputs whose zeros have no sign."""
+    return {name: np.where(x == 0, np.zeros_like(x), x) for name, x in outputs.items()}
 
 
 def same_bits(
@@ -71,6 +96,22 @@ def within(what: str, got: Outputs, expected: Outputs, bound: Outputs) -> Violat
         if violation := close(f"{what}: {name}", a.astype(np.float64), b.astype(np.float64), bound[name]):
             return violation
     return None
+
+
+def agree(
+    candidate: Candidate, trial: Trial, what: str, *, got: Call, expected: Call, of: Callable[[Outputs], Outputs] = dict
+) -> Violation | None:
+    """Compare two calls by a law of kind "agreement".
+
+    Bit for bit where the kernel claims the law and both calls have the same configuration, elsewhere within the sum of
+    both bounds. ``of`` cuts the outputs of the second call, and their bounds, to what the first one computes;
+    by default nothing is cut.
+    """
+    if candidate.claims(trial.law) and got.setup.config == expected.setup.config:
+        return same_bits(what, got.outputs, of(expected.outputs))
+    bound, other = got.bound, of(expected.bound)
+    total = {name: bound[name] + other[name] for name in got.outputs if name in other}
+    return within(what, got.outputs, of(expected.outputs), total)
 
 
 def close(

@@ -13,9 +13,9 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
-from fa3verify.operations import Outputs
+from fa3verify.operations import LSE_GRADIENT
 from fa3verify.policy import empty_rows, out_rows
-from fa3verify.properties.compare import against_truth, same_bits, same_values, within
+from fa3verify.properties.compare import against_truth, same_bits, same_values, unsigned_zeros, within
 from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, law, needs
 
@@ -30,7 +30,7 @@ def _within(candidate: Candidate, trial: Trial) -> Violation | None:
 def _silent(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     silent = setup.fed(dout=np.zeros_like(setup.operands.dout))  # type: ignore[attr-defined]
-    bound, got = silent.bound(), _unsigned_zeros(silent.run(candidate))
+    bound, got = silent.bound(), unsigned_zeros(silent.run(candidate))
     for name, x in got.items():
         promised = np.isfinite(bound[name])  # a forward of the kernel's own may overflow
         if violation := same_values(f"dO of zeros: {name}", x, np.zeros_like(x), promised):
@@ -43,11 +43,7 @@ def _negated(candidate: Candidate, trial: Trial) -> Violation | None:
     dout = setup.operands.dout  # type: ignore[attr-defined]
     plain, other = setup.run(candidate), setup.fed(dout=-dout).run(candidate)
     expected = {name: -x for name, x in plain.items()}
-    return same_bits("dO negated", *(_unsigned_zeros(x) for x in (other, expected)))
-
-
-def _unsigned_zeros(got: Outputs) -> Outputs:
-    return {name: np.where(x == 0, np.zeros_like(x), x) for name, x in got.items()}
+    return same_bits("dO negated", *(unsigned_zeros(x) for x in (other, expected)))
 
 
 def _split(candidate: Candidate, trial: Trial) -> Violation | None:
@@ -149,6 +145,21 @@ def _ungrouped(candidate: Candidate, trial: Trial) -> Violation | None:
     return within("grouped heads against the sum over copies", {name: whole[name] for name in total}, total, allowed)
 
 
+def _lse(candidate: Candidate, trial: Trial) -> Violation | None:
+    """lse grows by P with each score, and not with V: beside dO within the bound, and alone without a dV."""
+    setup = set_up(candidate, trial.case)
+    rng = np.random.default_rng(trial.case.recipe.seed)
+    both = setup.fed(dlse=rng.standard_normal(setup.problem.lse_shape).astype(np.float32))
+    if violation := against_truth(candidate, both, "with a gradient of lse"):
+        return violation
+    alone = both.fed(dout=np.zeros_like(setup.operands.dout))  # type: ignore[attr-defined]
+    if violation := against_truth(candidate, alone, "the gradient of lse alone"):
+        return violation
+    dv = alone.run(candidate)["dv"]
+    promised = np.isfinite(alone.bound()["dv"])
+    return same_values("the gradient of lse alone: dv", np.abs(dv), np.zeros_like(dv), promised)
+
+
 def _on(setup: Setup, problem: AttentionProblem, candidate: Candidate) -> Setup:
     return setup._replace(problem=problem, config=candidate.configure(problem))
 
@@ -237,6 +248,15 @@ GRADIENT_LAWS = (
         _no_key,
         wanted=replace(_ANY, masks="causal", seqlens_k=(1, 17, 40)),  # fewer than queries, as a rule
         applies=needs("causal"),
+        of=_OF,
+    ),
+    law(
+        "gradient_of_the_lse",
+        "with a gradient of lse dQ, dK and dV lie within the bound, beside dO and without it, where dV is 0",
+        "bounded",
+        _lse,
+        wanted=_ANY,
+        applies=needs(LSE_GRADIENT),
         of=_OF,
     ),
     law(

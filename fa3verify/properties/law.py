@@ -24,7 +24,7 @@ from fa3verify.operations import Operation, Outputs
 from fa3verify.policy import Policy, freed
 
 SCHEMA = "fa3verify.trial/1"
-Kind = Literal["exact", "invariant", "bounded"]
+Kind = Literal["exact", "invariant", "agreement", "bounded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,11 @@ class Law:
         Subject and relation: ``value_scaling_by_powers_of_two``.
     statement : str
         One line: what holds, when, and exactly or within which bound.
-    kind : {"exact", "invariant", "bounded"}
+    kind : {"exact", "invariant", "agreement", "bounded"}
         ``exact`` laws demand bits, ``bounded`` ones a bound. ``invariant`` ones demand equal bits of calls that differ
         in shape, order or scale, or of repeated ones: correct kernels may break them, so that they are checked on
-        kernels that claim them.
+        kernels that claim them. ``agreement`` ones demand the same of kernels that claim them, and of all others that
+        the calls differ by no more than the sum of their bounds.
     needs : callable
         Whether a candidate has what the law needs.
     draw : callable
@@ -154,7 +155,7 @@ class Law:
 
     def is_claimed(self, candidate: Candidate) -> bool:
         """Tell whether the candidate claims the law, if it is one that not every kernel has."""
-        return self.kind != "invariant" or candidate.bitwise is None or self.name in candidate.bitwise
+        return self.kind != "invariant" or candidate.claims(self.name)
 
     def applies(self, candidate: Candidate) -> bool:
         """Tell whether the law is one of the candidate's operation and the candidate has what it needs."""
@@ -201,6 +202,12 @@ class Setup(NamedTuple):
     def configured(self, **changes: Any) -> Setup:
         """Return the same call with another configuration."""
         return self._replace(config=replace(self.config, **changes))
+
+    def launched(self, candidate: Candidate) -> Setup:
+        """Return the same call in a configuration that a caller can have: the kernel's own where it fixes one."""
+        if candidate.unreachable(self.problem, self.config) is None:
+            return self
+        return self._replace(config=candidate.configure(self.problem))
 
     def fed(self, **operands: Any) -> Setup:
         """Return the same call with other operands."""

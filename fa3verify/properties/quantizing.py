@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +10,15 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from fa3_reference.bounds.device import U_FP32
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import Descale, Operands, Sequence
 from fa3_reference.quantize import quantize_qkv
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Outputs
 from fa3verify.operations.quantize import NAMES
-from fa3verify.properties.compare import against_truth, same_bits
+from fa3verify.properties.compare import against_truth, close, same_bits
 from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import scaled_by_power_of_two
 from fa3verify.properties.trials import Wanted, law
@@ -102,6 +106,52 @@ def _rows(setup: Setup, seq: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray) -
     return problem.rows_q(q, seq), problem.rows_k(k, seq), problem.rows_k(v, seq)
 
 
+def _scores(candidate: Candidate, trial: Trial) -> Violation | None:
+    """Scores of the codes, with the LSE correction, are those of the inputs: no rotation or mean is known for that."""
+    setup = set_up(candidate, trial.case)
+    problem, got = setup.problem, setup.run(candidate)
+    q, k, _ = setup.operands.dequantized(problem)
+    rows = zip(NAMES, setup.config.descale_rows, strict=True)
+    q_descale, k_descale, v_descale = (Descale(got[f"{name}_descale"], n) for name, n in rows)
+    codes = Operands(got["q"], got["k"], got["v"], q_descale, k_descale, v_descale)
+    q8, k8, _ = codes.dequantized(problem)
+    shift = got.get("lse_correction", np.zeros(problem.lse_shape))
+    shift_bound = setup.bound(got).get("lse_correction")
+    for seq in problem.sequences():
+        if not seq.seqlen_q or not seq.seqlen_k:
+            continue
+        rows_q, rows_k, rows_q8, rows_k8 = _rows(setup, seq, q, k, k)[:2] + _rows(setup, seq, q8, k8, k8)[:2]
+        rows_k, rows_k8 = (np.repeat(x, problem.group, axis=1) for x in (rows_k, rows_k8))
+        centred = rows_k - (rows_k.mean(axis=0) if setup.config.subtract_k_mean else 0)
+        seen, exact = (np.einsum("qhd,khd->hqk", a, b) for a, b in ((rows_q8, rows_k8), (rows_q, rows_k)))
+        seen, exact = (problem.softmax_scale * x for x in (seen, exact))
+        seen += problem.rows_lse(shift, seq)[..., None]
+        lost_q, lost_k = _lost(rows_q, q_descale, seq, 1), _lost(centred, k_descale, seq, problem.group)
+        norm_q, norm_k = (np.linalg.norm(x, axis=-1).T for x in (rows_q, centred))
+        limit = lost_q[:, :, None] * (norm_k + lost_k)[:, None] + norm_q[:, :, None] * lost_k[:, None]
+        limit = problem.softmax_scale * limit + 2.0**-40 * np.abs(exact)
+        if shift_bound is not None:
+            limit += problem.rows_lse(shift_bound, seq)[..., None]
+        if violation := close(f"scores of sequence {seq.index}", seen, exact, np.where(np.isnan(limit), np.inf, limit)):
+            return violation
+    return None
+
+
+def _lost(x: np.ndarray, descale: Descale, seq: Sequence, group: int) -> np.ndarray:
+    """How far rounding may move a row (heads, rows) in the 2-norm, whatever orthogonal matrix turned it first.
+
+    Half a unit of e4m3 in each channel, relative or of the smallest number, and binary32's error of turning, centring
+    and scaling it.
+    """
+    head_dim = x.shape[-1]
+    norm = np.linalg.norm(x, axis=-1).T
+    turned = (math.log2(head_dim) + 8) * math.sqrt(head_dim) * U_FP32
+    fmt = FORMATS["e4m3"]
+    factors = [descale.rows(seq.index, head // group, x.shape[0]) for head in range(x.shape[1])]
+    smallest = fmt.min_subnormal / 2 * math.sqrt(head_dim) * np.stack(factors)
+    return fmt.unit_roundoff * norm * (1 + turned) + turned * norm + smallest
+
+
 QUANTIZE_LAWS = (
     law(
         "stored_values_within_bound",
@@ -128,6 +178,15 @@ QUANTIZE_LAWS = (
         _scaled,
         wanted=Wanted(),
         parameters=_exponent,
+        of=_OF,
+    ),
+    law(
+        "codes_keep_the_scores",
+        "scores of the codes times their descales, with the LSE correction, are those of the inputs, within what half "
+        "units of e4m3 move the rows of q and k: whatever turns them, the heads of a group share it with their kv head",
+        "bounded",
+        _scores,
+        wanted=Wanted(empty=False),
         of=_OF,
     ),
     law(

@@ -7,15 +7,19 @@ from fa3verify.properties.exact import EXACT_LAWS
 from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS
 from fa3verify.properties.gradients import GRADIENT_LAWS
 from fa3verify.properties.law import Law
+from fa3verify.properties.merging import MERGING_LAWS
 from fa3verify.properties.policy import POLICY_LAWS
 from fa3verify.properties.quantizing import QUANTIZE_LAWS
 from fa3verify.properties.rotation import ROTATION_LAWS
 from fa3verify.properties.structure import STRUCTURE_LAWS
+from fa3verify.properties.truncation import TRUNCATION_LAWS
 from fa3verify.properties.values import VALUE_LAWS
 
 LAWS: tuple[Law, ...] = (
     *BOUNDED_LAWS,
     *VALUE_LAWS,
+    *MERGING_LAWS,
+    *TRUNCATION_LAWS,
     *STRUCTURE_LAWS,
     *EXACT_LAWS,
     *POLICY_LAWS,

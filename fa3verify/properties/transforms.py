@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -67,6 +68,28 @@ def part(
     return setup._replace(problem=single, operands=cut)
 
 
+def masked_part(setup: Setup, seq: Sequence, *, rows: slice, keys: slice) -> Setup:
+    """Return the call for some rows and keys of a sequence, under the mask by which each row sees the same as before.
+
+    Rows and keys are so chosen that all rows see the whole part, or that the part ends with the last key that its last
+    row sees. The mask is aligned to the bottom right, so that the limits of a window move with the cut.
+    """
+    problem, cut = setup.problem, part(setup, seq, rows=rows, keys=keys)
+    first, stop = (x[rows] for x in visible(problem, seq))
+    if (first <= keys.start).all() and (stop >= keys.stop).all():
+        return cut._replace(problem=replace(cut.problem, causal=False, window=(-1, -1)))
+    beyond = keys.stop - rows.stop - (seq.seqlen_k - seq.seqlen_q)  # keys to the right of the last row's diagonal
+    left, right = problem.window
+    window = (left + beyond if left >= 0 else left, right - beyond if right >= 0 else right)
+    return cut._replace(problem=replace(cut.problem, window=window))
+
+
+def key_unit(setup: Setup) -> int:
+    """Keys of a whole number of descale blocks, at whose multiples a part of the keys may start."""
+    descales = (setup.operands.k_descale, setup.operands.v_descale)
+    return math.lcm(*(descale.block_rows for descale in descales if descale is not None and descale.block_rows))
+
+
 def part_of_result(
     setup: Setup, result: Outputs, seq: Sequence, kv_heads: slice | None = None, rows: slice | None = None
 ) -> Outputs:
@@ -99,9 +122,9 @@ def repeated_heads(setup: Setup) -> Setup:
     return setup._replace(problem=replace(problem, nheads_kv=problem.nheads), operands=wide, config=unpacked)
 
 
-def reordered(setup: Setup, batch: np.ndarray, kv_heads: np.ndarray) -> Setup:
-    """Return a batched call with sequences and kv heads (their query heads with them) in another order."""
-    operands, heads = setup.operands, query_heads(setup.problem, kv_heads)
+def reordered(setup: Setup, batch: np.ndarray, kv_heads: np.ndarray, of_group: np.ndarray) -> Setup:
+    """Return a batched call with sequences, kv heads, and the query heads of every group in another order."""
+    operands, heads = setup.operands, query_heads(setup.problem, kv_heads, of_group)
 
     def order(x: np.ndarray, of: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x[batch][:, :, of])
@@ -119,9 +142,9 @@ def reordered(setup: Setup, batch: np.ndarray, kv_heads: np.ndarray) -> Setup:
     )
 
 
-def query_heads(problem: AttentionProblem, kv_heads: np.ndarray) -> np.ndarray:
-    """Query heads of kv heads, in order."""
-    return (kv_heads[:, None] * problem.group + np.arange(problem.group)).ravel()
+def query_heads(problem: AttentionProblem, kv_heads: np.ndarray, of_group: np.ndarray) -> np.ndarray:
+    """Query heads of kv heads, in order, and in the same order within every group."""
+    return (kv_heads[:, None] * problem.group + of_group).ravel()
 
 
 def scaled_by_power_of_two(x: np.ndarray, exponent: int) -> np.ndarray:

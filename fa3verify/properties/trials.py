@@ -22,6 +22,7 @@ from fa3verify.properties.law import Kind, Law, Trial, Violation
 
 CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
 MAX_SEQLEN = 300
+TILE = 128  # keys
 LONG = (1024, 2048, 4096)  # keys of the few laws about accumulator loss
 HEAD_DIMS = (64, 128, 96)  # 96 is padded to 128
 Parameters = Callable[[DrawFn, Candidate, Case], dict[str, Any]]
@@ -31,17 +32,21 @@ Parameters = Callable[[DrawFn, Candidate, Case], dict[str, Any]]
 class Wanted:
     """Which cases a law is checked on.
 
-    ``several`` asks for two (sequence, kv head) pairs at least, ``single`` for one, ``grouped`` for shared kv heads;
+    ``several`` asks for two (sequence, kv head) pairs at least, ``single`` for one, ``permuted`` for three sequences
+    and kv heads or more, which have orders that are not their own inverse; ``grouped`` for shared kv heads;
+    ``unseen``, three times of four, for rows that a causal mask hides every key from, beside keys of two tiles;
     ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or "blocks" of rows always.
     """
 
-    masks: Literal["any", "none", "causal", "some"] = "any"
+    masks: Literal["any", "none", "causal", "window", "some"] = "any"
     layout: Literal["any", "batched", "varlen"] = "any"
     descales: Literal["any", "uniform", "blocks"] = "any"
     softcap: bool = True
     grouped: bool = False
     several: bool = False
     single: bool = False
+    permuted: bool = False
+    unseen: bool = False
     empty: bool = True
     longest_q: int = MAX_SEQLEN
     seqlens_k: tuple[int, ...] = ()
@@ -61,11 +66,9 @@ def _length(draw: DrawFn, most: int, least: int = 1) -> int:
 def _mask(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> dict[str, Any]:
     if wanted.masks == "none":
         return {}
-    if wanted.masks == "causal":
-        return {"causal": True}
-    kinds = ["dense"] if wanted.masks == "any" else []
-    kinds += [name for name in ("causal", "window") if name in candidate.features]
-    kind = draw(st.sampled_from(kinds))
+    several = {"any": ("dense", "causal", "window"), "some": ("causal", "window")}
+    kinds = several.get(wanted.masks, (wanted.masks,))
+    kind = draw(st.sampled_from([kind for kind in kinds if kind == "dense" or kind in candidate.features]))
     if kind == "dense":
         return {}
     if kind == "causal":
@@ -94,11 +97,12 @@ def _is_varlen(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> bool:
 def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> AttentionProblem:
     """Draw a problem of at most about CELLS scores that the candidate supports."""
     grouped = "gqa" in candidate.features
-    nheads_kv = draw(st.integers(1, 1 if wanted.single else 2))
+    fewest = 3 if wanted.permuted else 1
+    nheads_kv = draw(st.integers(fewest, 1 if wanted.single else fewest + 1))
     group = draw(st.integers(2 if wanted.grouped else 1, 3)) if grouped else 1
     varlen = _is_varlen(draw, candidate, wanted)
     least = 2 if wanted.several and (nheads_kv == 1 or wanted.layout == "varlen") else 1
-    batch = draw(st.integers(least, 1 if wanted.single else 3 if varlen else 2))
+    batch = draw(st.integers(max(least, fewest), 1 if wanted.single else 3 if varlen else fewest + 1))
     head_dim = draw(st.sampled_from(candidate.head_dims or HEAD_DIMS))
     rest: dict[str, Any] = {
         "nheads": nheads_kv * group,
@@ -119,9 +123,16 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
         lengths_q = [_length(draw, most) for _ in range(batch)]
         if wanted.empty and batch > 1 and draw(st.integers(0, 7)) == 7:
             lengths_q[-1] = 0
+    else:
+        lengths_q = [_length(draw, most)]
+    if wanted.unseen and draw(st.integers(0, 3)):
+        lengths_k[0] = max(lengths_k[0], TILE + 1)
+        lengths_k[1:] = [min(n, 8) for n in lengths_k[1:]]  # the call is split by its longest sequence
+        lengths_q[-1] = lengths_k[-1] + draw(st.integers(1, 8))
+    if varlen:
         problem = AttentionProblem.varlen(tuple(lengths_q), tuple(lengths_k), **rest)
     else:
-        problem = AttentionProblem(batch=batch, seqlen_q=_length(draw, most), seqlen_k=lengths_k[0], **rest)
+        problem = AttentionProblem(batch=batch, seqlen_q=lengths_q[0], seqlen_k=lengths_k[0], **rest)
     problem = adapted(candidate, problem)
     assume(candidate.supports(problem))
     return problem

@@ -1,4 +1,4 @@
-"""Laws about the values a result can take, all within the bound: combinations of V, merges of parts, capped scores."""
+"""Laws about the values a result can take, all within the bound: combinations of V, capped scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
@@ -15,10 +14,9 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
-from fa3verify.operations import Outputs
 from fa3verify.properties.compare import close, within
 from fa3verify.properties.law import Trial, Violation, set_up
-from fa3verify.properties.transforms import part, visible
+from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import LONG, Wanted, law, needs
 
 
@@ -73,64 +71,6 @@ def _equal_scores(candidate: Candidate, trial: Trial) -> Violation | None:
     )
 
 
-def _cut(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
-    unit = 1
-    if case.scheme is not None and case.scheme.granularity == "block":
-        unit = math.lcm(case.scheme.block_rows_k, case.scheme.block_rows_v)
-    longest = max((seq.seqlen_k for seq in case.problem.sequences() if seq.seqlen_q), default=0)
-    assume(longest > unit)
-    return {"cut": unit * draw(st.integers(1, (longest - 1) // unit))}
-
-
-def _merge(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
-    cut = trial.integer("cut", 1, 2**20)
-    descales = (setup.operands.k_descale, setup.operands.v_descale)
-    for descale in descales:
-        if descale is not None and descale.block_rows and cut % descale.block_rows:
-            raise ValueError(f"{trial.law}: cut must be whole blocks of {descale.block_rows} keys, got {cut}")
-    for seq in setup.problem.sequences():
-        if not seq.seqlen_q or cut >= seq.seqlen_k:
-            continue
-        whole = part(setup, seq)
-        halves = [part(setup, seq, keys=keys) for keys in (slice(0, cut), slice(cut, seq.seqlen_k))]
-        got = whole.run(candidate)
-        if "lse" not in got:
-            return None
-        merged, limit = _merged([h.run(candidate) for h in halves], [h.bound() for h in halves])
-        bound = whole.bound()
-        total = {name: bound[name] + limit[name] for name in limit}
-        if violation := within(f"sequence {seq.index} against keys split at {cut} and merged", got, merged, total):
-            return violation
-    return None
-
-
-def _merged(parts: list[Outputs], bounds: list[Outputs]) -> tuple[Outputs, Outputs]:
-    """Merge two results by their lse in float64, and bound the error of the merged one.
-
-    With w' = 1 / (1 + e^(lse_2 - lse_1)) and lse errors of at most b1 and b2, the weight is off by at most
-    w' (1 - w') (e^(b1 + b2) - 1): the derivative of the logistic function, outwards.
-    """
-    lse = np.stack([p["lse"].astype(np.float64) for p in parts])  # (2, 1, nheads, seqlen_q)
-    out = np.stack([p["out"].astype(np.float64) for p in parts])  # (2, 1, seqlen_q, nheads, head_dim_v)
-    with np.errstate(invalid="ignore", over="ignore"):
-        top = lse.max(0)
-        total = top + np.log(np.exp(lse - top).sum(0))
-        w = np.exp(lse - total).transpose(0, 1, 3, 2)[..., None]
-        slack = np.expm1(bounds[0]["lse"] + bounds[1]["lse"]).transpose(0, 2, 1)[..., None]
-        moved = w[0] * w[1] * slack
-        error = w[0] * bounds[0]["out"] + w[1] * bounds[1]["out"]
-        error = error + moved * (np.abs(out[0] - out[1]) + bounds[0]["out"] + bounds[1]["out"])
-        noise = 2.0**-45 * np.abs(out).max(0)
-        merged = w[0] * out[0] + w[1] * out[1]
-    lse_error = np.maximum(bounds[0]["lse"], bounds[1]["lse"]) + 2.0**-45 * (1 + np.abs(total))
-    return {"out": merged, "lse": total}, {"out": _or_inf(error + noise), "lse": _or_inf(lse_error)}
-
-
-def _or_inf(x: np.ndarray) -> np.ndarray:
-    return np.where(np.isnan(x), np.inf, x)
-
-
 def _capped(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     setup = setup._replace(problem=replace(setup.problem, softcap=float(trial.integer("softcap", 1, 64))))
@@ -183,15 +123,6 @@ VALUE_LAWS = (
             families=("offset_v", "positive", "normal"),
             max_edits=0,
         ),
-    ),
-    law(
-        "split_keys_merge_by_lse",
-        "two calls with the keys cut in two, merged by (out, lse) in float64, agree with one call within all three "
-        "bounds; dense",
-        "bounded",
-        _merge,
-        wanted=Wanted(masks="none", empty=False),
-        parameters=_cut,
     ),
     law(
         "softcap_confines_lse",

@@ -1,8 +1,10 @@
 """One netCDF file per run: every judged case, law and gate rule, every study and the provenance, as an xarray DataTree.
 
 Groups: ``/cases``, ``/laws``, ``/gate``, ``/studies/<name>``, ``/provenance``; the root attribute ``summary_json``
-holds the whole summary. Attributes follow CF. ``content_sha256`` covers all names, values and attributes, so that a
-damaged file is refused; equal content gives equal bytes for one version of the libraries.
+holds the summary, but for :data:`CIRCUMSTANCES`, which stand in ``circumstances_json``. Attributes follow CF.
+``content_sha256`` covers the data: equal data have an equal one, whenever, wherever and in however many parts they were
+found. ``provenance_sha256`` covers the rest, so that no damage goes unseen; equal content gives equal bytes for one
+version of the libraries.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import xarray as xr
 from fa3verify.files import plain, replacing
 from fa3verify.metrics import all_measures
 
-SCHEMA = "fa3verify.run/1"
+SCHEMA = "fa3verify.run/2"
 SUMMARY_SCHEMA = "fa3verify.summary/1"
+CIRCUMSTANCES = ("command", "started", "wall_s", "cpu_s", "provenance")  # keys of a summary: when, where and how
 ENGINE = "h5netcdf"
 _LAW_TEXTS = ("kernel", "law", "statement", "kind", "status", "message", "replay")
 _GATE_TEXTS = ("layer", "rule", "kernel", "family", "status")
@@ -62,11 +65,13 @@ def to_tree(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset]) -> xr
         "/provenance": xr.Dataset(attrs={key: _text(item) for key, item in summary["provenance"].items()}),
     }
     tree = xr.DataTree.from_dict(groups | {f"/studies/{name}": data for name, data in studies.items()})
-    tree.attrs["content_sha256"] = checksum(tree)
+    tree.attrs |= _checksums(tree)
     return tree
 
 
 def _root_attributes(summary: Mapping[str, Any]) -> dict[str, str]:
+    circumstances = {key: value for key, value in summary.items() if key in CIRCUMSTANCES}
+    data = {key: value for key, value in summary.items() if key not in CIRCUMSTANCES}
     return {
         "Conventions": "CF-1.11",
         "fa3verify_schema": SCHEMA,
@@ -74,7 +79,8 @@ def _root_attributes(summary: Mapping[str, Any]) -> dict[str, str]:
         "source": f"fa3verify {summary['version']}, profile {summary['profile']}, seed {summary['seed']}",
         "history": f"{summary['started']} {summary['command']}",
         "references": "FlashAttention-3, arXiv:2407.08608",
-        "summary_json": json.dumps(summary, sort_keys=True, ensure_ascii=False),
+        "summary_json": json.dumps(data, sort_keys=True, ensure_ascii=False),
+        "circumstances_json": json.dumps(circumstances, sort_keys=True, ensure_ascii=False),
     }
 
 
@@ -118,11 +124,26 @@ def _number(value: Any) -> float:
         return math.nan
 
 
+_OF_PROVENANCE = ("history", "circumstances_json")  # attributes of the root
+
+
+def _checksums(tree: xr.DataTree) -> dict[str, str]:
+    """Both checksums of a tree, by the attributes that hold them."""
+    facts = [{key: tree.attrs.get(key) for key in _OF_PROVENANCE}, plain(tree["provenance"].attrs)]
+    provenance = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return {"content_sha256": checksum(tree), "provenance_sha256": provenance}
+
+
 def checksum(tree: xr.DataTree) -> str:
-    """Return the SHA-256 over all names, dimensions, values and attributes, but the attribute that holds it."""
+    """Return the SHA-256 over the data: all names, dimensions, values and attributes, but what says when, where and how
+    they were found, and the checksums.
+    """
+    omitted = {*_OF_PROVENANCE, "content_sha256", "provenance_sha256"}
     digest = hashlib.sha256()
     for node in sorted(tree.subtree, key=lambda node: node.path):
-        attributes = {key: plain(value) for key, value in node.attrs.items() if key != "content_sha256"}
+        if node.path == "/provenance":
+            continue
+        attributes = {key: plain(value) for key, value in node.attrs.items() if key not in omitted}
         digest.update(json.dumps([node.path, attributes], sort_keys=True).encode())
         for name in sorted(map(str, node.variables)):
             variable = node.variables[name]
@@ -171,8 +192,8 @@ def load(path: Path) -> xr.DataTree:
         found = tree.attrs.get("fa3verify_schema")
         if found != SCHEMA:
             raise ValueError(f"{path} is not a run of this program: expected schema {SCHEMA!r}, got {found!r}")
-        if tree.attrs.get("content_sha256") != checksum(tree):
-            raise ValueError(f"{path} is damaged: its content does not match its checksum")
+        if any(tree.attrs.get(key) != value for key, value in _checksums(tree).items()):
+            raise ValueError(f"{path} is damaged: its content does not match its checksums")
     except (OSError, KeyError, RuntimeError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}") from None
     finally:
@@ -187,4 +208,4 @@ def from_tree(tree: xr.DataTree) -> tuple[dict[str, Any], dict[str, xr.Dataset]]
         if "studies" in tree.children
         else {}
     )
-    return json.loads(tree.attrs["summary_json"]), studies
+    return json.loads(tree.attrs["summary_json"]) | json.loads(tree.attrs["circumstances_json"]), studies

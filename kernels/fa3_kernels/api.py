@@ -69,7 +69,7 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
         Whether the backward adds the parts of dQ in a fixed order, so that a call repeats bit for bit. The forward, dK
         and dV always do.
     return_attn_probs : bool
-        Return lse as well, as upstream does under this name; it is not differentiable.
+        Return lse as well, as upstream does under this name. Unlike upstream's it has gradients.
     qv, attention_chunk, sm_margin
         Refused unless at their defaults.
     descale_blocks : (int, int, int)

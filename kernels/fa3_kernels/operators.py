@@ -30,7 +30,7 @@ _OPTIONS = (
 )
 _NUM_OPTIONS = len(_OPTIONS.split(", "))
 _STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
-_OF_FORWARD = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
+_OF_FORWARD = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
 _SEMANTICS = "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic"
 _LIBRARY = torch.library.Library("fa3verify", "DEF")
 _LIBRARY.define(f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
@@ -103,11 +103,11 @@ def _of_backward(rest: tuple[Any, ...]) -> tuple[Semantics, Packed | None, bool]
 
 def _backward(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    *rest: Any,
+    dlse: torch.Tensor | None, *rest: Any,
 ) -> _Gradients:  # fmt: skip
-    """Gradients of either forward for that of its output; ``out`` and ``lse`` as it returned them."""
+    """Gradients of either forward for those of ``out`` and ``lse``, which are as it returned them."""
     semantics, packed, deterministic = _of_backward(rest)
-    return backward(dout, q, k, v, out, lse, semantics, packed=packed, is_deterministic=deterministic)
+    return backward(dout, q, k, v, out, lse, semantics, dlse=dlse, packed=packed, is_deterministic=deterministic)
 
 
 for _name, _function in (
@@ -123,26 +123,26 @@ def is_traced(x: torch.Tensor) -> bool:
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Keep what the backward of a forward of either kind needs. The lse is not differentiable."""
+    """Keep what the backward of a forward of either kind needs."""
     packed, options = inputs[3:-_NUM_OPTIONS], inputs[-_NUM_OPTIONS:]
     ctx.save_for_backward(*inputs[:3], *output, *packed[:2])
     ctx.numbers = (*packed[2:], *options[3:8], options[-1])
     ctx.without_gradient = len(inputs) - 3
-    ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dout: torch.Tensor | None, _: None) -> tuple:
+def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
     """Gradients of the arguments of a forward; None but for q, k and v."""
     if torch.is_grad_enabled():  # otherwise terms of the second derivative would be left out without a word
         raise RuntimeError("attention is not differentiable twice: create_graph must be False")
     gradients: tuple = (None, None, None)
-    if dout is not None:
-        saved = ctx.saved_tensors
+    if dout is not None or dlse is not None:
+        q, k, v, out, lse, *starts = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
         run = _backward
         if is_traced(dout):
-            run = backward_varlen_op if len(saved) > 5 else backward_op
-        gradients = run(dout, *saved, *ctx.numbers)
+            run = backward_varlen_op if starts else backward_op
+        gradients = run(dout, q, k, v, out, lse, dlse, *starts, *ctx.numbers)
     return (*gradients, *(None,) * ctx.without_gradient)
 
 
@@ -201,7 +201,7 @@ def _(
 @torch.library.register_fake("fa3verify::backward_varlen")
 def _(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    *rest: Any,
+    dlse: torch.Tensor | None, *rest: Any,
 ) -> _Gradients:  # fmt: skip
     semantics, packed, _ = _of_backward(rest)
     lengths = None
@@ -209,5 +209,5 @@ def _(
         check_starts(q, packed)
         lengths = (packed.cu_seqlens_q.shape[0] - 1, packed.max_seqlen_q, packed.max_seqlen_k)
     _check((q, k, v), semantics, Choices(), packed=lengths)
-    check_of_forward(dout, out, lse, q, v)
+    check_of_forward(dout, out, lse, dlse, q, v)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)

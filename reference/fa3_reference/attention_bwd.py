@@ -1,9 +1,10 @@
 """Gradients of attention in float64, by the closed form that every flash backward implements.
 
-    P = exp(S - lse),  dV = P^T dO,  dP = dO V^T,  D = rowsum(dO * O),  dS = P * (dP - D)
+    P = exp(S - lse),  dV = P^T dO,  dP = dO V^T,  D = rowsum(dO * O) - dlse,  dS = P * (dP - D)
     dX = dS * sech^2(X / softcap),  dQ = softmax_scale * dX K,  dK = softmax_scale * dX^T Q
 
-where X is the scaled score before the softcap. Gradients of a kv head sum over the query heads that share it.
+where X is the scaled score before the softcap, and dlse the gradient of lse, which grows by P with each score.
+Gradients of a kv head sum over the query heads that share it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class _Head(NamedTuple):
     v: np.ndarray  # (seqlen_k, head_dim_v)
     out: np.ndarray  # (seqlen_q, head_dim_v)
     lse: np.ndarray  # (seqlen_q,)
+    dlse: np.ndarray  # (seqlen_q,)
     dout: np.ndarray  # (seqlen_q, head_dim_v)
     dq: np.ndarray
     dk: np.ndarray
@@ -45,8 +47,9 @@ def attention_bwd(
     v: np.ndarray,
     dout: np.ndarray,
     forward: Attention,
+    dlse: np.ndarray | None = None,
 ) -> Gradients:
-    """Compute the gradients of sum(out * dout) with respect to q, k and v.
+    """Compute the gradients of sum(out * dout) + sum(lse * dlse) with respect to q, k and v.
 
     Parameters
     ----------
@@ -55,6 +58,8 @@ def attention_bwd(
     forward : Attention
         What the forward pass returned. Pass :func:`~fa3_reference.attention.attention`'s result for the true
         gradient; a kernel's own rounded out and lse isolate the error of its backward pass.
+    dlse : float array of shape ``problem.lse_shape``, optional
+        Gradient of lse; zeros by default. That of an empty row, whose lse is -inf whatever q and k are, is not read.
 
     Returns
     -------
@@ -62,8 +67,9 @@ def attention_bwd(
         float64. Empty rows have dq = 0 and add nothing; keys that no row sees have dk = dv = 0. With u =
         2^-53 and x = (head_dim + 8) spread + |lse| of :mod:`fa3_reference.attention`, P carries a relative
         error of about x u, and every gradient at most about (2 x + seqlen_q * group + seqlen_k + 2
-        head_dim_v) u times the same expression in absolute values. A first-order statement; proved on small problems
-        by ball arithmetic, checked against central differences and automatic differentiation.
+        head_dim_v) u times the same expression in absolute values. A softcap c adds 2 (head_dim + 8) spread / c + 8 to
+        that factor for dQ and dK: sech^2 has a logarithmic slope of at most 2. A first-order statement; proved on small
+        problems by ball arithmetic, checked against central differences and automatic differentiation.
 
     Raises
     ------
@@ -79,8 +85,9 @@ def attention_bwd(
         q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape),
         dout=(dout, problem.out_shape), out=(forward.out, problem.out_shape),
         lse=(forward.lse, problem.lse_shape),
+        dlse=(np.zeros(problem.lse_shape) if dlse is None else dlse, problem.lse_shape),
     )  # fmt: skip
-    q, k, v, dout, out, lse = arrays
+    q, k, v, dout, out, lse, dlse = arrays
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for seq in problem.sequences():
         query_side = [problem.rows_q(x, seq) for x in (q, out, dout, dq)]
@@ -88,9 +95,9 @@ def attention_bwd(
         for head in range(problem.nheads):
             q_h, out_h, dout_h, dq_h = (x[:, head] for x in query_side)
             k_h, v_h, dk_h, dv_h = (x[:, head // problem.group] for x in key_side)
-            lse_h = problem.rows_lse(lse, seq)[head]
-            part = _Head(q_h, k_h, v_h, out_h, lse_h, dout_h, dq_h, dk_h, dv_h)
-            poisoned = not all(np.isfinite(x).all() for x in (q_h, k_h, v_h, out_h, dout_h))
+            lse_h, dlse_h = (problem.rows_lse(x, seq)[head] for x in (lse, dlse))
+            part = _Head(q_h, k_h, v_h, out_h, lse_h, dlse_h, dout_h, dq_h, dk_h, dv_h)
+            poisoned = not all(np.isfinite(x).all() for x in (q_h, k_h, v_h, out_h, dout_h, dlse_h))
             with np.errstate(invalid="ignore", over="ignore"):
                 for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q), poisoned):
                     _add_tile(problem, part, tile)
@@ -104,7 +111,7 @@ def _add_tile(problem: AttentionProblem, head: _Head, tile: Tile) -> None:
     slope = 1.0 / np.square(np.cosh(x / problem.softcap)) if problem.softcap > 0 else None
     p = np.exp(cap_and_mask(problem, x, tile.visible) - head.lse[rows, None])
     ds = dout @ v.T
-    ds -= np.sum(dout * head.out[rows], axis=1)[:, None]
+    ds -= (np.sum(dout * head.out[rows], axis=1) - head.dlse[rows])[:, None]
     ds *= p
     if slope is not None:
         ds *= slope

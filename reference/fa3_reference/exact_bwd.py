@@ -34,6 +34,7 @@ class _Head(NamedTuple):
     dout: np.ndarray
     out: np.ndarray | None
     lse: np.ndarray | None
+    dlse: np.ndarray
 
 
 def exact_gradients(
@@ -43,10 +44,11 @@ def exact_gradients(
     v: np.ndarray,
     dout: np.ndarray,
     forward: Attention | None = None,
+    dlse: np.ndarray | None = None,
     *,
     bits: int = 160,
 ) -> ExactGradients:
-    """Enclose the gradients of sum(out * dout) in balls and return midpoints rounded to float64 with proven radii.
+    """Enclose the gradients of sum(out * dout) + sum(lse * dlse) in balls.
 
     Parameters
     ----------
@@ -55,25 +57,27 @@ def exact_gradients(
     forward : Attention, optional
         Out and lse that a kernel was given, as of :func:`fa3_reference.attention_bwd.attention_bwd`; by default the
         exact ones.
+    dlse : finite float array of shape ``problem.lse_shape``, optional
+        Zeros by default; converted exactly.
     bits : int
         Working precision of the ball arithmetic.
 
     Returns
     -------
     ExactGradients
-        |returned - true| <= radius holds for every element. Rows without a key have dq 0 and add nothing.
+        Midpoints rounded to float64, with proven radii: |returned - true| <= radius holds for every element. Rows
+        without a key have dq 0 and add nothing.
 
     Raises
     ------
     ValueError
-        If an array has the wrong shape, or for a problem with softcap.
+        If an array has the wrong shape.
     ImportError
         Without python-flint.
     """
-    if problem.softcap > 0:
-        raise ValueError(f"exact gradients know no softcap, got {problem.softcap}")
     shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape, "dout": problem.out_shape}
     q, k, v, dout = as_float64(**{name: (x, shapes[name]) for name, x in zip(shapes, (q, k, v, dout), strict=True)})
+    (dlse,) = as_float64(dlse=(np.zeros(problem.lse_shape) if dlse is None else dlse, problem.lse_shape))
     result = ExactGradients(*(np.zeros(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape) * 2))
     flint = load_flint()
     with flint.ctx.workprec(bits):
@@ -85,7 +89,8 @@ def exact_gradients(
                     q_head, dout_head = (problem.rows_q(x, seq)[:, head] for x in (q, dout))
                     out = None if forward is None else problem.rows_q(forward.out, seq)[:, head]
                     lse = None if forward is None else problem.rows_lse(forward.lse, seq)[head]
-                    dq, *parts = _head(problem, _Head(q_head, k_head, v_head, dout_head, out, lse))
+                    of_lse = problem.rows_lse(dlse, seq)[head]
+                    dq, *parts = _head(problem, _Head(q_head, k_head, v_head, dout_head, out, lse, of_lse))
                     found, radius = (problem.rows_q(x, seq)[:, head] for x in (result.dq, result.dq_radius))
                     store(found, radius, dq.entries())
                     sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
@@ -101,7 +106,7 @@ def _head(problem: AttentionProblem, h: _Head) -> tuple[Any, Any, Any]:
     flint = load_flint()
     scale, zero, keys = flint.arb(problem.softmax_scale), flint.arb(0), len(h.k)
     first, stop = problem.visible_keys(np.arange(len(h.q)), len(h.q), keys)
-    scores = (matrix(h.q) * matrix(h.k).transpose() * scale).entries()
+    scores, slopes = _capped(problem, (matrix(h.q) * matrix(h.k).transpose() * scale).entries())
     differences = (matrix(h.dout) * matrix(h.v).transpose()).entries()
     p, ds = [zero] * len(scores), [zero] * len(scores)
     for i in range(len(h.q)):
@@ -116,10 +121,21 @@ def _head(problem: AttentionProblem, h: _Head) -> tuple[Any, Any, Any]:
             dots = _sum([p[j] * differences[j] for j in seen])
         else:
             dots = _sum([flint.arb(float(a)) * flint.arb(float(b)) for a, b in zip(h.dout[i], h.out[i])])
+        dots -= flint.arb(float(h.dlse[i]))
         for j in seen:
-            ds[j] = p[j] * (differences[j] - dots) * scale
-    weights, slopes = (flint.arb_mat(len(h.q), keys, x) for x in (p, ds))
-    return slopes * matrix(h.k), slopes.transpose() * matrix(h.q), weights.transpose() * matrix(h.dout)
+            ds[j] = p[j] * (differences[j] - dots) * slopes[j] * scale
+    weights, dx = (flint.arb_mat(len(h.q), keys, x) for x in (p, ds))
+    return dx * matrix(h.k), dx.transpose() * matrix(h.q), weights.transpose() * matrix(h.dout)
+
+
+def _capped(problem: AttentionProblem, scores: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Scores c tanh(x / c) under a softcap c, and their slopes 1 / cosh(x / c)^2; x and 1 without one."""
+    flint = load_flint()
+    if not problem.softcap:
+        return scores, [flint.arb(1)] * len(scores)
+    cap = flint.arb(problem.softcap)
+    relative = [x / cap for x in scores]
+    return [cap * y.tanh() for y in relative], [1 / y.cosh() ** 2 for y in relative]
 
 
 def _sum(balls: list[Any]) -> Any:

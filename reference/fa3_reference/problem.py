@@ -360,28 +360,31 @@ class Operands:
 class BackwardOperands(Operands):
     """What a backward kernel sees: q, k and v in 16 bits, the gradient of the output, and what the forward returned.
 
-    ``dout`` and ``out`` have the problem's out_shape and the dtype of q, ``lse`` is float32 of its lse_shape.
+    ``dout`` and ``out`` have the problem's out_shape and the dtype of q, ``lse`` is float32 of its lse_shape, and so is
+    ``dlse``, the gradient of lse, where there is one.
     """
 
     dout: np.ndarray
     out: np.ndarray
     lse: np.ndarray
+    dlse: np.ndarray | None = None
 
     def check(self, problem: AttentionProblem) -> None:
         """Raise ValueError unless shapes and dtypes fit the problem."""
         Operands.check(self, problem)
-        for name, shape, dtype in (
-            ("dout", problem.out_shape, self.q.dtype),
-            ("out", problem.out_shape, self.q.dtype),
-            ("lse", problem.lse_shape, np.dtype(np.float32)),
+        for name, x, shape, dtype in (
+            ("dout", self.dout, problem.out_shape, self.q.dtype),
+            ("out", self.out, problem.out_shape, self.q.dtype),
+            ("lse", self.lse, problem.lse_shape, np.dtype(np.float32)),
+            ("dlse", self.lse if self.dlse is None else self.dlse, problem.lse_shape, np.dtype(np.float32)),
         ):
-            x = getattr(self, name)
             _check(x.shape == shape, f"{name} must have shape {shape}, got {x.shape}")
             _check(x.dtype == dtype, f"{name} must have dtype {dtype}, got {x.dtype}")
 
     def dequantized(self, problem: AttentionProblem) -> tuple[np.ndarray, ...]:  # type: ignore[override]
-        """Return q, k, v, dout, out and lse as float64 values, exactly."""
-        return tuple(x.astype(np.float64) for x in (self.q, self.k, self.v, self.dout, self.out, self.lse))
+        """Return q, k, v, dout, out, lse and, where there is one, dlse as float64 values, exactly."""
+        given = (self.q, self.k, self.v, self.dout, self.out, self.lse, self.dlse)
+        return tuple(x.astype(np.float64) for x in given if x is not None)
 
 
 def _dequantize(x: np.ndarray, descale: Descale | None, problem: AttentionProblem, side: str) -> np.ndarray:

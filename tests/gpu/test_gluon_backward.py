@@ -21,8 +21,10 @@ PROBLEMS = {
 }
 
 
-def differentiated(problem: AttentionProblem, *, deterministic: bool) -> tuple[BackwardOperands, list[np.ndarray]]:
-    """What a backward read, and what autograd gives for it."""
+def differentiated(
+    problem: AttentionProblem, *, deterministic: bool, of_lse: bool = False
+) -> tuple[BackwardOperands, list[np.ndarray]]:
+    """What a backward read, and what autograd gives for it; of the lse as well where asked."""
     import torch
 
     from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
@@ -39,21 +41,24 @@ def differentiated(problem: AttentionProblem, *, deterministic: bool) -> tuple[B
         out, lse = flash_attn_varlen_func(*leaves, *starts, *longest, return_attn_probs=True, **options)
     else:
         out, lse = flash_attn_func(*leaves, return_attn_probs=True, **options)
-    found = torch.autograd.grad(out, leaves, dout)
+    dlse = torch.randn_like(lse) if of_lse else None
+    found = torch.autograd.grad((out, lse), leaves, (dout, dlse)) if of_lse else torch.autograd.grad(out, leaves, dout)
     of_q, of_k, of_v, of_dout, of_out, of_lse = (to_numpy(x.detach()) for x in (q, k, v, dout, out, lse))
-    operands = BackwardOperands(of_q, of_k, of_v, dout=of_dout, out=of_out, lse=of_lse)
+    of_dlse = None if dlse is None else to_numpy(dlse)
+    operands = BackwardOperands(of_q, of_k, of_v, dout=of_dout, out=of_out, lse=of_lse, dlse=of_dlse)
     return operands, [to_numpy(x) for x in found]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("of_lse", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_autograd_gives_gradients_within_the_bound(name: str, deterministic: bool) -> None:
+def test_autograd_gives_gradients_within_the_bound(name: str, of_lse: bool, deterministic: bool) -> None:
     from fa3_kernels.plan.backward import backward_config
 
     problem = PROBLEMS[name]
-    operands, found = differentiated(problem, deterministic=deterministic)
-    q, k, v, dout, out, lse = operands.dequantized(problem)
-    truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
+    operands, found = differentiated(problem, deterministic=deterministic, of_lse=of_lse)
+    q, k, v, dout, out, lse, *dlse = operands.dequantized(problem)
+    truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse), *dlse)
     bound = backward_bound(problem, operands, backward_config(problem, family="gluon").model)
     for got, want, most in zip(found, truth, bound, strict=True):
         assert np.isfinite(got.astype(np.float64)).all()
@@ -61,13 +66,14 @@ def test_autograd_gives_gradients_within_the_bound(name: str, deterministic: boo
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_deterministic_gradients_repeat_and_have_the_bits_of_the_twin(name: str) -> None:
+@pytest.mark.parametrize("of_lse", [False, True])
+def test_deterministic_gradients_repeat_and_have_the_bits_of_the_twin(name: str, of_lse: bool) -> None:
     from fa3_kernels.plan.backward import backward_config
     from fa3_kernels.twin.backward import backward
 
     problem = PROBLEMS[name]
-    operands, found = differentiated(problem, deterministic=True)
-    again = differentiated(problem, deterministic=True)[1]
+    operands, found = differentiated(problem, deterministic=True, of_lse=of_lse)
+    again = differentiated(problem, deterministic=True, of_lse=of_lse)[1]
     want = backward(problem, operands, backward_config(problem, family="gluon"))
     for got, other, expected in zip(found, again, want, strict=True):
         assert np.array_equal(got.view(np.int16), other.view(np.int16))

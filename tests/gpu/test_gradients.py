@@ -100,7 +100,8 @@ def test_operators_with_gradients_pass_opcheck(name: str) -> None:
     with torch.no_grad():
         out, lse = attend(problem, q, k, v)
     given = (x.detach() for x in (dout, q, k, v))
-    torch.library.opcheck(backward, (*given, out, lse, *packed, *semantics, True))
+    for dlse in (None, torch.ones_like(lse)):
+        torch.library.opcheck(backward, (*given, out, lse, dlse, *packed, *semantics, True))
 
 
 @pytest.mark.parametrize("name", ["dense", "packed"])

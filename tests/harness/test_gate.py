@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from fa3verify.gate import POLICY, Baseline, baseline_rows, bound_rows, layer_status, read_baseline
+from fa3verify import candidates, operations
+from fa3verify.campaign.tasks import judge_family, pooled
+from fa3verify.gate import (
+    POLICY,
+    Baseline,
+    baseline_rows,
+    bound_rows,
+    layer_status,
+    read_baseline,
+    shipped_baseline,
+)
 
 FAMILY = {
     "family": "normal",
@@ -135,3 +145,14 @@ def test_a_damaged_or_foreign_baseline_is_refused_by_name(tmp_path, text):
 def test_a_missing_baseline_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="cannot be read"):
         read_baseline(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(("fault", "status"), [("", "pass"), ("+truncated_ds", "fail")])
+def test_our_backward_is_held_to_a_shipped_baseline(fault, status):
+    name = f"twin.backward.bf16{fault}"
+    kernel = candidates.find(name)
+    records = judge_family(name, "offset_v", "quick", 0)
+    family = {"family": "offset_v", **pooled(records, operations.find(kernel.operation))}
+    rows = baseline_rows({"name": name, "operation": "backward", "families": [family]}, shipped_baseline("quick", 0))
+    assert layer_status(rows, "L2") == status
+    assert all(row.status != "not compared" for row in rows)

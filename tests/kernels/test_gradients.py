@@ -63,12 +63,15 @@ class StandIn:
         found = attention(problem_of(q, k, v, semantics, packed), *map(values, (q, k, v)))
         return torch.from_numpy(found.out).to(q.dtype), torch.from_numpy(found.lse).to(torch.float32)
 
-    def backward(self, dout: Any, q: Any, k: Any, v: Any, *rest: Any, packed: Any, is_deterministic: bool) -> Any:
+    def backward(
+        self, dout: Any, q: Any, k: Any, v: Any, *rest: Any, dlse: Any, packed: Any, is_deterministic: bool
+    ) -> Any:
         out, lse, semantics = rest
         self.deterministic.append(is_deterministic)
         forward = Attention(values(out), values(lse))
         problem = problem_of(q, k, v, semantics, packed)
-        found = attention_bwd(problem, *map(values, (q, k, v, dout)), forward)
+        dlse = None if dlse is None else values(dlse)
+        found = attention_bwd(problem, *map(values, (q, k, v, dout)), forward, dlse)
         return tuple(torch.from_numpy(x).to(q.dtype) for x in found)
 
 
@@ -101,14 +104,17 @@ def attend(problem: AttentionProblem, q: Any, k: Any, v: Any, **options: Any) ->
 
 
 def plain(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Any:
-    """Attention by torch's own operations, which autograd differentiates; one sequence and head after another."""
-    out = []
+    """Attention by torch's own operations, which autograd differentiates; one sequence and head after another.
+
+    Returns out, and the lse of rows that see a key, 0 of others.
+    """
+    out, lse = [], []
     for seq in problem.sequences():
         rows = np.arange(seq.seqlen_q)
         first, stop = (torch.from_numpy(x)[:, None] for x in problem.visible_keys(rows, seq.seqlen_q, seq.seqlen_k))
         key = torch.arange(seq.seqlen_k)
         visible = (first <= key) & (key < stop)
-        of_heads = []
+        of_heads, lse_of_heads = [], []
         for head in range(problem.nheads):
             of_q, of_k, of_v = (problem.rows_q(q, seq)[:, head], *(
                 problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v)
@@ -116,16 +122,19 @@ def plain(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Any:
             s = of_q @ of_k.T * problem.softmax_scale
             s = problem.softcap * torch.tanh(s / problem.softcap) if problem.softcap else s
             p = torch.where(visible, torch.exp(s), 0.0)
-            of_heads.append(p @ of_v / p.sum(1, keepdim=True).clamp_min(1e-300))
+            row_sum = p.sum(1)
+            of_heads.append(p @ of_v / row_sum.clamp_min(1e-300)[:, None])
+            lse_of_heads.append(torch.where(row_sum > 0, row_sum, 1.0).log())
         out.append(torch.stack(of_heads, dim=1))
-    return torch.cat(out) if problem.is_varlen else torch.stack(out)
+        lse.append(torch.stack(lse_of_heads))
+    return (torch.cat(out), torch.cat(lse, 1)) if problem.is_varlen else (torch.stack(out), torch.stack(lse))
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_gradients_are_those_of_attention_by_torchs_own_operations(stand_in, problem):
     q, k, v, dout = drawn(problem)
     got = torch.autograd.grad(attend(problem, q, k, v), (q, k, v), dout)
-    want = torch.autograd.grad(plain(problem, q, k, v), (q, k, v), dout)
+    want = torch.autograd.grad(plain(problem, q, k, v)[0], (q, k, v), dout)
     for name, a, b in zip("qkv", got, want, strict=True):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-5), name  # the lse is float32
         assert float(b.abs().max()) > 0.01, name
@@ -139,12 +148,27 @@ def test_deterministic_says_how_the_backward_adds(stand_in, problem, determinist
     assert stand_in.deterministic == [deterministic]
 
 
-def test_the_lse_is_not_differentiable(stand_in):
+@pytest.mark.parametrize("of", ["lse", "both"])
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_gradients_of_the_lse_are_those_of_torchs_own_operations(stand_in, problem, of):
+    q, k, v, dout = drawn(problem)
+    dlse = torch.from_numpy(np.random.default_rng(1).standard_normal(problem.lse_shape))
+    (out, lse), (true_out, true_lse) = attend(problem, q, k, v, return_attn_probs=True), plain(problem, q, k, v)
+    loss, want = (lse * dlse)[torch.isfinite(lse)].sum(), (true_lse * dlse).sum()
+    if of == "both":
+        loss, want = loss + (out * dout).sum(), want + (true_out * dout).sum()
+    got = torch.autograd.grad(loss, (q, k, v), retain_graph=True)
+    for name, a, b in zip("qkv", got, torch.autograd.grad(want, (q, k, v), allow_unused=True), strict=True):
+        b = torch.zeros_like(a) if b is None else b
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5), name
+        assert float(b.abs().max()) > 0.01 or (name == "v" and of == "lse")
+
+
+def test_an_lse_that_is_returned_and_not_used_changes_no_gradient(stand_in):
     problem = PROBLEMS["grouped"]
     q, k, v, dout = drawn(problem)
     out, lse = attend(problem, q, k, v, return_attn_probs=True)
-    assert out.requires_grad
-    assert not lse.requires_grad
+    assert lse.requires_grad
     (out * dout).sum().backward()
     assert torch.equal(q.grad, torch.autograd.grad(attend(problem, q, k, v), q, dout)[0])
 
@@ -183,7 +207,7 @@ def test_gradients_that_no_kernel_computes_are_refused_before_the_forward(stand_
         flash_attn_func(q, k, v)  # without a gradient nothing of that is said
 
 
-def arguments(problem: AttentionProblem) -> tuple[tuple, tuple]:
+def arguments(problem: AttentionProblem, *, has_dlse: bool = False) -> tuple[tuple, tuple]:
     """Of the forward's and the backward's operator."""
     q, k, v, dout = drawn(problem, torch.float16)
     packed: tuple = ()
@@ -194,12 +218,13 @@ def arguments(problem: AttentionProblem) -> tuple[tuple, tuple]:
     forward = (q, k, v, *packed, None, None, None, *semantics, 1, None, [0, 0, 0], 128, True)
     given = [x.detach() for x in (dout, q, k, v)]
     out, lse = torch.zeros(problem.out_shape, dtype=q.dtype), torch.zeros(problem.lse_shape)
-    return forward, (*given, out, lse, *packed, *semantics, True)
+    return forward, (*given, out, lse, torch.ones_like(lse) if has_dlse else None, *packed, *semantics, True)
 
 
+@pytest.mark.parametrize("has_dlse", [False, True])
 @pytest.mark.parametrize("name", ["grouped", "packed"])
-def test_operators_pass_opcheck(stand_in, name):
-    forward, backward = arguments(PROBLEMS[name])
+def test_operators_pass_opcheck(stand_in, name, has_dlse):
+    forward, backward = arguments(PROBLEMS[name], has_dlse=has_dlse)
     kind = "_varlen" if name == "packed" else ""
     torch.library.opcheck(getattr(torch.ops.fa3verify, f"forward{kind}").default, forward)
     torch.library.opcheck(getattr(torch.ops.fa3verify, f"backward{kind}").default, backward)
@@ -213,10 +238,12 @@ def test_compiled_code_has_the_same_gradients(stand_in, name):
 
     def attended(q: Any, k: Any, v: Any) -> Any:
         if problem.is_varlen:
-            out = flash_attn_varlen_func(2 * q, k, v, *starts, problem.seqlen_q, problem.seqlen_k, causal=True)
+            out, lse = flash_attn_varlen_func(
+                2 * q, k, v, *starts, problem.seqlen_q, problem.seqlen_k, causal=True, return_attn_probs=True
+            )
         else:
-            out = flash_attn_func(2 * q, k, v, causal=True)
-        return out + 1
+            out, lse = flash_attn_func(2 * q, k, v, causal=True, return_attn_probs=True)
+        return out + lse.nan_to_num(neginf=0).mean().to(out.dtype)
 
     compiled = torch.compile(attended, fullgraph=True, backend="aot_eager")
     want, got = (torch.autograd.grad(f(q, k, v), (q, k, v), dout) for f in (attended, compiled))
@@ -226,8 +253,9 @@ def test_compiled_code_has_the_same_gradients(stand_in, name):
 def fake_backward(problem: AttentionProblem, **changes: Any) -> Any:
     """The backward's operator on fake CUDA tensors."""
     _, given = arguments(problem)
-    tensors = (changes.get(name, x) for name, x in zip(("dout", "q", "k", "v", "out", "lse"), given))
-    return fake(operators.backward_varlen_op if problem.is_varlen else operators.backward_op, *tensors, *given[6:])
+    names = ("dout", "q", "k", "v", "out", "lse", "dlse")
+    tensors = (changes.get(name, x) for name, x in zip(names, given))
+    return fake(operators.backward_varlen_op if problem.is_varlen else operators.backward_op, *tensors, *given[7:])
 
 
 @pytest.mark.parametrize("name", ["grouped", "packed"])
@@ -246,6 +274,8 @@ def test_fake_gradients_have_the_shapes_and_dtypes_of_the_operands(name):
         ("out", torch.zeros(2, 5, 4, 16, dtype=torch.bfloat16)),
         ("lse", torch.zeros(2, 5, 4)),
         ("lse", torch.zeros(2, 4, 5, dtype=torch.float16)),
+        ("dlse", torch.zeros(2, 5, 4)),
+        ("dlse", torch.zeros(2, 4, 5, dtype=torch.float64)),
     ],
 )
 def test_what_is_not_of_the_forward_is_refused_in_one_line(name, wrong):

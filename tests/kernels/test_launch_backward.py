@@ -217,3 +217,49 @@ def test_a_plan_that_is_not_on_the_gpu_cannot_be_captured(started, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="run it once before"):
         run_backward(DENSE, tensors(DENSE))
+
+
+@pytest.mark.parametrize("problem", [DENSE, PACKED], ids=["dense", "packed"])
+def test_the_gradient_of_lse_is_taken_from_every_rows_dots_between_the_first_two_kernels(started, monkeypatch, problem):
+    plan = backward_plan(without_lengths(problem), 132)
+    num_blocks = plan.numbers(problem.q_shape[0] if problem.is_varlen else 0)["num_blocks"]
+    seen, subtract = [], launch_backward.subtract_from_dots
+
+    def between(stats: Any, dlse: Any, *rest: Any) -> None:
+        stats.fill_(1000.0)
+        subtract(stats, dlse, *rest)
+        seen.append(([x.kernel for x in started], stats.clone()))
+
+    monkeypatch.setattr(launch_backward, "subtract_from_dots", between)
+    given = tensors(problem)
+    dlse = 1 + torch.arange(given["lse"].numel(), dtype=torch.float32).reshape(problem.lse_shape)
+    given["lse"].view(-1)[3] = -torch.inf  # a row without a key, whose gradient is not read
+    run_backward(problem, given, dlse=torch.where(given["lse"].isneginf(), torch.nan, dlse))
+    assert [x.kernel for x in started] == ["backward_start", "backward", "backward_finish"]
+    ((before, stats),) = seen
+    assert before == ["backward_start"]
+    tile_m = plan.config.tile_m
+    want = torch.full((problem.nheads, num_blocks, 2, tile_m), 1000.0)
+    for seq in problem.sequences():
+        first = seq.q_start // tile_m + seq.index if problem.is_varlen else seq.index * -(-problem.seqlen_q // tile_m)
+        of_rows = torch.from_numpy(problem.rows_lse(dlse.numpy(), seq))
+        for row in range(seq.seqlen_q):
+            want[:, first + row // tile_m, 1, row % tile_m] -= of_rows[:, row]
+    want.view(-1)[want.view(-1) == 1000.0 - 4] = 1000.0
+    assert torch.equal(stats.view_as(want), want)
+
+
+def test_rows_of_no_packed_sequence_and_beyond_the_longest_take_no_gradient_of_lse(started):
+    """Memory of them may hold anything, and the blocks that they would be in belong to nobody."""
+    problem = AttentionProblem.varlen((100, 30), (50, 7), nheads=1, nheads_kv=1, head_dim=64)
+    plan = backward_plan(without_lengths(problem), 132)
+    for total, longest in ((140, 100), (130, 60), (400, 100)):
+        num_blocks = plan.numbers(total)["num_blocks"]
+        stats = torch.zeros(2 * num_blocks * plan.config.tile_m)
+        dlse = torch.full((1, total), torch.nan)
+        rows = [*range(min(100, longest)), *range(100, 130)]
+        dlse[:, rows] = 1.0
+        packed = Packed(torch.tensor([0, 100, 130], dtype=torch.int32), torch.tensor([0, 50, 57]), longest, 50)
+        launch_backward.subtract_from_dots(stats, dlse, plan, num_blocks, packed)
+        assert torch.isfinite(stats).all()
+        assert int((stats == -1).sum()) == len(rows)

@@ -26,6 +26,7 @@ from fa3verify.judgement import Judgement, judge
 
 DTYPES = ("fp16", "bf16", "e4m3")
 FAMILIES = ("normal", "peaky", "offset_v")
+GROWTHS = (0.03, 0.05, 0.1, 0.2, 0.5, 1.0)  # of an error, as a user would grade them
 EXPONENTS = range(-24, 2)  # x is a power of two
 FORWARD = operations.find("forward")
 _SEED = 12
@@ -101,6 +102,14 @@ def lse_error(scene: Scene, x: float) -> dict[str, Any]:
     return scene.record(scene.judged.outputs | {"lse": lse.astype(np.float32)})
 
 
+def output_error(scene: Scene, x: float) -> dict[str, Any]:
+    """The error of the outputs is 1 + x times what it was, rounded to the output's format once more."""
+    got, truth = scene.judged.outputs["out"], scene.judged.seen["out"]
+    grown = truth + (1 + x) * (got.astype(np.float64) - truth)
+    out = np.where(np.isfinite(grown), encode(grown, FORMATS[scene.config.out_dtype], "ieee"), got)
+    return scene.record(scene.judged.outputs | {"out": out})
+
+
 def score_scale(scene: Scene, x: float) -> dict[str, Any]:
     """Scores are 1 + x times what they should be."""
     return scene.record(scene.run(softmax_scale=scene.judged.case.problem.softmax_scale * (1 + x)))
@@ -169,7 +178,7 @@ def truncating_quantiser(scene: Scene, x: float) -> dict[str, Any]:
 
 Change = Callable[[Scene, float], dict[str, Any]]
 CHANGES: tuple[Change, ...] = (
-    lse_error, score_scale, output_gain, one_ulp, truncated_p, no_combine, truncating_quantiser
+    lse_error, output_error, score_scale, output_gain, one_ulp, truncated_p, no_combine, truncating_quantiser
 )  # fmt: skip
 
 
@@ -221,6 +230,19 @@ def table(change: Change, dtypes: tuple[str, ...] = DTYPES, names: tuple[str, ..
         yield f"| twin.{dtype} | {family} | {' | '.join(_figure(seen.get(rule)) for rule in rules)} |"
 
 
+def in_every_family(change: Change, dtype: str) -> Iterator[str]:
+    """Yield the lines of a table of one kernel: the smallest growth that a rule of the baseline sees in each family."""
+    yield "| family | smallest growth | rules |"
+    yield "|---|---|---|"
+    measures = {rule.measure for rule in gate.POLICY}
+    for family in families(candidates.find(f"twin.{dtype}"), PROFILES["quick"]):
+        seen = ((x, failing(change, dtype, family, x) & measures) for x in GROWTHS)
+        x, rules = next(((x, rules) for x, rules in seen if rules), (None, frozenset()))
+        told = ", ".join(f"`{rule}`" for rule in sorted(rules))
+        yield f"| {family} | {'none' if x is None else f'{x:.0%}'} | {told} |"
+        scenes.cache_clear()
+
+
 def counts(change: Change, dtype: str) -> str:
     """In how many families each rule of the baseline fails at x = 1."""
     names = families(candidates.find(f"twin.{dtype}"), PROFILES["quick"])
@@ -243,12 +265,19 @@ other rules hold for any kernel.
 """
 
 
+EVERY_FAMILY = """The smallest growth of the output's error, of 3, 5, 10, 20, 50 and 100 %, that a rule of the baseline
+sees in twin.e4m3. These rules hold for a kernel of one's own as well, once it has a baseline."""
+
+
 def main() -> None:
     print(HEAD)
     for change in CHANGES:
         print(f"## {change.__name__}\n\n{change.__doc__}\n")
         print("\n".join(table(change)), flush=True)
         print()
+    print(f"## FP8 error in every family\n\n{EVERY_FAMILY}\n")
+    print("\n".join(in_every_family(output_error, "e4m3")), flush=True)
+    print()
     print("## Whole changes over all families\n\nIn how many families of the quick profile each rule fails at x = 1.\n")
     print("| change | kernel | families | rules |\n|---|---|---|---|")
     for change in (lse_error, truncating_quantiser):

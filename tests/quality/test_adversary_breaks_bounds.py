@@ -9,8 +9,10 @@ import pytest
 
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import Terms
-from fa3verify.adversary.evolve import Find, Search, search
+from fa3verify.adversary.climb import Find
+from fa3verify.adversary.evolve import Search, search
 from fa3verify.adversary.islands import ISLANDS, island_of, islands_of
+from fa3verify.adversary.judge import ErrorOverBound
 from fa3verify.adversary.run import replay
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 
@@ -33,7 +35,7 @@ HOLES = {
 @pytest.mark.parametrize("hole", HOLES)
 def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
     cause, dtype, name = HOLES[hole]
-    run = Search(island_of(dtype, name), SEED, bound_of_0_1_0)
+    run = Search(island_of(dtype, name), SEED, ErrorOverBound(bound_of_0_1_0))
     first = run.generation()
     assert np.nanmax(first.out) <= 1, "normal inputs stay within the bound"
     while cause not in run.found.violations and run.found.problems < BUDGET:
@@ -65,7 +67,7 @@ def is_hole_of_a_half(find: Find) -> bool:
 @pytest.mark.parametrize("halved", HALVED)
 def test_the_bound_with_half_of_a_term_is_broken(halved):
     dtype, name, term = HALVED[halved]
-    run = Search(island_of(dtype, name), SEED, partial(forward_bound, terms=Terms(**{term: 0.5})))
+    run = Search(island_of(dtype, name), SEED, ErrorOverBound(partial(forward_bound, terms=Terms(**{term: 0.5}))))
     while run.found.problems < BUDGET:
         run.generation()
         if any(is_hole_of_a_half(find) for find in run.found.violations.values()):

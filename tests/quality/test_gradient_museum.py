@@ -7,8 +7,8 @@ import pytest
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.campaign.tasks import BOUND_LAWS
 from fa3verify.judgement import judge, passes
+from fa3verify.mutation.gradient_faults import MUSEUM, kernel_of
 from fa3verify.properties import find_law, run_law
-from tests.quality.gradient_museum import MUSEUM, kernel_of
 
 QUICK = PROFILES["quick"]
 

@@ -23,8 +23,8 @@ def _gradients(problem: AttentionProblem, q, k, v, dout) -> Gradients:
     return attention_bwd(problem, q, k, v, dout, attention(problem, q, k, v))
 
 
-def _complex_loss(problem: AttentionProblem, q, k, v, dout) -> complex:
-    """sum(out * dout), dense and analytic in q, k and v."""
+def _complex_loss(problem: AttentionProblem, q, k, v, dout, dlse=None) -> complex:
+    """sum(out * dout) + sum(lse * dlse), dense and analytic in q, k and v."""
     loss = 0j
     for seq in problem.sequences():
         first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
@@ -39,6 +39,9 @@ def _complex_loss(problem: AttentionProblem, q, k, v, dout) -> complex:
             row_sum = p.sum(axis=1)
             p = p / np.where(row_sum == 0, 1, row_sum)[:, None]
             loss += np.sum((p @ v_h) * dout_h)
+            if dlse is not None:
+                seen = row_sum != 0
+                loss += np.sum(np.log(row_sum[seen]) * problem.rows_lse(dlse, seq)[head][seen])
     return complex(loss)
 
 
@@ -78,6 +81,21 @@ def test_gradients_equal_the_complex_step_derivative(problem, seed):
         got = float(np.sum(gradient * directions[name]))
         size = 1 + float(np.sum(np.abs(gradient * directions[name])))
         assert abs(got - want) <= 1e-13 * size, f"d{name}: got {got!r}, want {want!r} for {problem}"
+
+
+@given(problem=problems(), seed=st.integers(0, 2**32), has_dout=st.booleans())
+def test_gradients_of_the_lse_equal_the_complex_step_derivative(problem, seed, has_dout):
+    q, k, v, dout = _inputs(problem, seed)
+    dout, dlse = dout * has_dout, np.random.default_rng(seed).standard_normal(problem.lse_shape)
+    gradients = attention_bwd(problem, q, k, v, dout, attention(problem, q, k, v), dlse)
+    directions = dict(zip(("q", "k", "v"), _inputs(problem, seed + 1), strict=False))
+    for name, gradient in zip(("q", "k", "v"), gradients, strict=True):
+        moved = {"q": q, "k": k, "v": v}
+        moved[name] = moved[name] + 1j * STEP * directions[name]
+        want = _complex_loss(problem, dout=dout, dlse=dlse, **moved).imag / STEP
+        size = 1 + float(np.sum(np.abs(gradient * directions[name])))
+        assert abs(float(np.sum(gradient * directions[name])) - want) <= 1e-13 * size, f"d{name} for {problem}"
+    assert has_dout or not gradients.dv.any()
 
 
 @given(problem=problems(), seed=st.integers(0, 2**32))
@@ -141,7 +159,9 @@ def test_empty_rows_have_zero_gradient_and_add_nothing():
     q, k, v, dout = _inputs(problem, 0)
     clean = _gradients(problem, q, k, v, dout)
     q[:, :3], dout[:, :3] = np.nan, np.inf
-    dirty = _gradients(problem, q, k, v, dout)
+    dlse = np.zeros(problem.lse_shape)
+    dlse[..., :3] = np.nan
+    dirty = attention_bwd(problem, q, k, v, dout, attention(problem, q, k, v), dlse)
     assert np.all(dirty.dq[:, :3] == 0)
     for got, want in zip(dirty, clean, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-14)

@@ -18,6 +18,8 @@ PROBLEMS = {
     "window": AttentionProblem(1, 1, 1, 21, 25, 8, window=(4, 2)),
     "gqa": AttentionProblem(1, 4, 2, 9, 17, 8, head_dim_v=5),
     "scale": AttentionProblem(1, 1, 1, 12, 20, 16, softmax_scale=1.7),
+    "softcap": AttentionProblem(1, 2, 1, 12, 20, 8, softcap=3.0),
+    "low softcap": AttentionProblem(1, 1, 1, 12, 20, 8, softcap=0.5, causal=True),
     "varlen": AttentionProblem.varlen((5, 0, 9), (7, 3, 2), nheads=2, nheads_kv=1, head_dim=8),
 }
 INPUTS = ("normal", "large_logits", "cancelling_values", "outliers", "far_lse")
@@ -49,7 +51,9 @@ def given(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray
     return Attention(out.astype(np.float32).astype(np.float64), lse.astype(np.float32).astype(np.float64))
 
 
-def stated_error(problem: AttentionProblem, arrays: tuple[np.ndarray, ...], forward: Attention) -> list[np.ndarray]:
+def stated_error(
+    problem: AttentionProblem, arrays: tuple[np.ndarray, ...], forward: Attention, dlse: np.ndarray | None = None
+) -> list[np.ndarray]:
     """The statement of fa3_reference.attention_bwd: units times the gradients' own expression in absolute values."""
     q, k, v, dout = arrays
     limits = [np.zeros(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape)]
@@ -65,9 +69,15 @@ def stated_error(problem: AttentionProblem, arrays: tuple[np.ndarray, ...], forw
             spread = np.where(visible, sizes, 0).max(initial=0) + np.abs(lse[np.isfinite(lse)]).max(initial=0)
             lengths = seq.seqlen_q * problem.group + seq.seqlen_k + 2 * problem.head_dim_v
             units = 2 * (problem.head_dim + 8) * spread + lengths
+            scores, slope, steeper = problem.softmax_scale * q_h @ k_h.T, 1.0, 0.0
             with np.errstate(invalid="ignore", over="ignore"):
-                p = np.where(visible, np.exp(problem.softmax_scale * q_h @ k_h.T - lse[:, None]), 0)
-            ds = p * (np.abs(dout_h) @ np.abs(v_h).T + np.sum(np.abs(dout_h * out_h), 1)[:, None])
+                if cap := problem.softcap:
+                    scores, slope = cap * np.tanh(scores / cap), np.cosh(scores / cap) ** -2.0
+                    steeper = 2 * (problem.head_dim + 8) * sizes.max() / cap + 8
+                p = np.where(visible, np.exp(scores - lse[:, None]), 0)
+            of_lse = 0 if dlse is None else np.abs(problem.rows_lse(dlse, seq)[head])[:, None]
+            ds = p * (np.abs(dout_h) @ np.abs(v_h).T + np.sum(np.abs(dout_h * out_h), 1)[:, None] + of_lse)
+            ds *= slope * (1 + steeper / units)
             problem.rows_q(limits[0], seq)[:, head] = U * units * problem.softmax_scale * ds @ np.abs(k_h)
             problem.rows_k(limits[1], seq)[:, kv] += U * units * problem.softmax_scale * ds.T @ np.abs(q_h)
             problem.rows_k(limits[2], seq)[:, kv] += U * units * p.T @ np.abs(dout_h)
@@ -85,6 +95,20 @@ def test_float64_gradients_are_within_their_stated_error(name, kind):
         limits = stated_error(problem, arrays, forward)
         for gradient, midpoint, radius, limit in zip(found, exact[:3], exact[3:], limits, strict=True):
             assert (np.abs(gradient - midpoint) + radius <= times * limit + UNDERFLOW).all()
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("name", ["causal", "gqa", "varlen"])
+def test_gradients_of_the_lse_are_within_the_stated_error(name, kind):
+    problem, arrays = PROBLEMS[name], drawn(PROBLEMS[name], kind)
+    dlse = 10 * np.random.default_rng(3).standard_normal(problem.lse_shape)
+    forward = given(problem, *arrays[:3])
+    found, exact = (f(problem, *arrays, forward, dlse) for f in (attention_bwd, exact_gradients))
+    without = attention_bwd(problem, *arrays, forward)
+    limits = stated_error(problem, arrays, forward, dlse)
+    for gradient, midpoint, radius, limit in zip(found, exact[:3], exact[3:], limits, strict=True):
+        assert (np.abs(gradient - midpoint) + radius <= limit + UNDERFLOW).all()
+    assert (np.abs(found.dq - without.dq) > limits[0]).any()
 
 
 def test_the_stated_error_is_within_reach():
@@ -108,8 +132,12 @@ def test_two_keys_give_the_logistic_derivative():
     assert 0 < exact.dk_radius.max() < 2e-17
 
 
-def test_softcap_is_refused():
-    problem = AttentionProblem(1, 1, 1, 2, 2, 4, softcap=2.0)
-    arrays = [np.zeros(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape)]
-    with pytest.raises(ValueError, match="exact gradients know no softcap"):
-        exact_gradients(problem, *arrays)
+def test_two_keys_under_a_softcap_give_its_slope():
+    """With v = (1, 0) and dO = 1 the gradient of score x_1 is p (1 - p) / cosh(x_1 / c)^2."""
+    problem = AttentionProblem(1, 1, 1, 1, 2, 1, softmax_scale=1.0, softcap=2.0)
+    q, k, v = np.array([[[[1.0]]]]), np.array([[[[3.0]], [[-1.0]]]]), np.array([[[[1.0]], [[0.0]]]])
+    exact = exact_gradients(problem, q, k, v, np.ones((1, 1, 1, 1)))
+    p = 1 / (1 + np.exp(2 * np.tanh(-0.5) - 2 * np.tanh(1.5)))
+    assert exact.dk.ravel() == pytest.approx(
+        [p * (1 - p) / np.cosh(1.5) ** 2, -p * (1 - p) / np.cosh(0.5) ** 2], rel=1e-15
+    )

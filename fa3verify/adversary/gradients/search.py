@@ -12,7 +12,7 @@ import numpy as np
 from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
-from fa3verify.adversary.evolve import PATIENCE, Chances, Find, Findings
+from fa3verify.adversary.climb import Chances, Climb, Find, Findings
 from fa3verify.adversary.gradients.colony import GENES, Colony, Island, individual
 from fa3verify.adversary.gradients.execution import execute
 from fa3verify.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
@@ -49,7 +49,7 @@ def judge(colony: Colony, bound: Any = backward_bound) -> Verdict:
         return Verdict(*(np.maximum(*(error_over_bound(x, exact, most) for x in sides)) for sides, exact, most in ends))
 
 
-class Search:
+class Search(Climb):
     """One island's search; :meth:`generation` advances it.
 
     Parameters
@@ -61,24 +61,20 @@ class Search:
     """
 
     def __init__(self, island: Island, seed: int | list[int], bound: Any = backward_bound) -> None:
-        self.island, self.bound, self.rng = island, bound, np.random.default_rng(seed)
-        self.found, self.chances = Findings(), Chances(MUTATIONS, self.rng)
+        super().__init__(OBJECTIVES, seed)
+        self.island, self.bound, self.chances = island, bound, Chances(MUTATIONS, self.rng)
         self.archive: dict[tuple[str, bool], tuple[float, Colony]] = {}  # objective -> best individual
-        self._start(Colony.normal(island, self.rng))
-
-    def _start(self, colony: Colony) -> None:
-        self.objective, self.wild = OBJECTIVES[self.found.restarts % len(OBJECTIVES)]
-        self.parents, self.height, self.stalled, self.step, self.is_new = colony, 0.0, 0, 0.5, True
+        self.begin(Colony.normal(island, self.rng))
 
     def _restart(self) -> None:
         self.found.restarts += 1
-        fresh, objective = Colony.normal(self.island, self.rng), OBJECTIVES[self.found.restarts % len(OBJECTIVES)]
+        fresh, objective = Colony.normal(self.island, self.rng), self.next_objective()
         if objective in self.archive and self.rng.random() < 0.5:
             best = self.archive[objective][1]
             fresh.softmax_scale = best.softmax_scale
             for name in GENES:
                 getattr(fresh, name)[0] = getattr(best, name)[0]
-        self._start(fresh)
+        self.begin(fresh)
 
     def generation(self) -> Verdict:
         """Breed, judge and select once."""
@@ -102,19 +98,13 @@ class Search:
         self, colony: Colony, heights: np.ndarray, tried: list[tuple[int, int, list[int]]], moved: bool
     ) -> None:
         top = float(heights.max())
-        if moved and top < 0.98 * self.height:
-            self.stalled += 1
-        else:
+        if not self.is_lost(top, moved):
             better = [bool(heights[child] > heights[parent]) for child, parent, _ in tried]
             for (_, _, drawn), is_better in zip(tried, better, strict=True):
                 self.chances.learn(drawn, is_better)
-            if tried:
-                rises = sum(better) > 0.15 * len(tried)
-                self.step = float(np.clip(self.step * (1.15 if rises else 0.93), 2.0**-14, 2.0))
+            self.fit_step(sum(better), len(tried))
             self.parents = colony.taken(np.argsort(-heights, kind="stable"))
-            self.stalled = 0 if top > 1.002 * self.height else self.stalled + 1
-            self.height = top if moved else max(top, self.height)
-        if self.stalled > PATIENCE:
+        if self.climbed(top, moved):
             self._restart()
 
     def _offspring(self) -> tuple[Colony, list[tuple[int, int, list[int]]]]:
@@ -129,8 +119,7 @@ class Search:
                     getattr(colony, name)[child] = getattr(colony, name)[source]
                 drawn = [self.chances.draw() for _ in range(1 + int(rng.random() < 0.4))]
                 for index in drawn:
-                    step = self.step * float(np.exp2(rng.uniform(-4, 2)))
-                    MUTATIONS[index](Child(colony, child, step, rng))
+                    MUTATIONS[index](Child(colony, child, self.draw_step(), rng))
                 tried.append((child, int(parent), drawn))
         return colony, tried
 
@@ -144,14 +133,11 @@ class Search:
             key = (name, self.wild)
             if np.isfinite(heights[best]) and heights[best] > self.archive.get(key, (0.0,))[0]:
                 self.archive[key] = float(heights[best]), colony.taken(np.array([best]))
-            if np.isfinite(heights[best]) and heights[best] > self._height(name):
+            if np.isfinite(heights[best]) and heights[best] > self.found.height(name):
                 self._keep(self.found.best, colony, name, best)
             beyond = np.flatnonzero(~(heights <= 1))
             if len(beyond) and name not in self.found.violations:
                 self._keep(self.found.violations, colony, name, int(beyond[0]))
-
-    def _height(self, name: str) -> float:
-        return self.found.best[name].ratio if name in self.found.best else 0.0
 
     def _keep(self, finds: dict[str, Find], colony: Colony, name: str, index: int) -> None:
         values = colony.to_json(index)

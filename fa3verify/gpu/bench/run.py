@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fa3_kernels.audit.evidence import evidence_sha256
+from fa3_kernels.audit.evidence import Evidence, evidence_facts
 from fa3verify import __version__
 from fa3verify.adapters.libraries import Unsupported
 from fa3verify.gpu.bench import check, gradients, results, tables
@@ -54,8 +54,8 @@ class Settings:
         return not self.kernels or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.kernels)
 
 
-def provenance(kernels: Sequence[Kernel], missing: dict[str, str]) -> dict[str, Any]:
-    """What a run is: machine, driver, versions, the kernels' hash."""
+def provenance(kernels: Sequence[Kernel], missing: dict[str, str], of: Evidence = "forward") -> dict[str, Any]:
+    """What a run is: machine, driver, versions, the hash of our launches that it is evidence of."""
     packages = {}
     for name in ("triton", "numpy", "numba", "nvidia-cudnn-frontend"):
         try:
@@ -75,7 +75,7 @@ def provenance(kernels: Sequence[Kernel], missing: dict[str, str]) -> dict[str, 
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         **packages,
-        "launches_sha256": evidence_sha256("forward"),
+        **evidence_facts(of),
         "kernels": {k.name: k.about for k in kernels},
         "missing": missing,
     }
@@ -113,7 +113,8 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     missing = {k.name: k.missing for k in kernels if k.missing}
     for name, reason in missing.items():
         tell(f"missing {name}: {reason}")
-    facts = provenance(kernels, missing)
+    of: Evidence = "backward" if all(cell.grid == "backward" for cell in settings.cells) else "forward"
+    facts = provenance(kernels, missing, of)
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     clock, left, is_announced = Clock(), 0, False
     chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}

@@ -101,7 +101,7 @@ def provenance(results: Results) -> dict[str, Any]:
     runs = [facts for name, facts in results.runs.items() if name in used]
     hashes = {launches_of(facts) for facts in runs}
     return {
-        "evidence_of": "forward",
+        "evidence_of": "+".join(sorted({facts.get("evidence_of", "forward") for facts in runs})),
         "launches_sha256": hashes.pop() if len(hashes) == 1 else "of several versions",
         "runs": runs,
     }

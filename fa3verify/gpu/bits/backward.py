@@ -35,7 +35,6 @@ COLUMNS = (
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16")
 HEAD_DIMS = (64, 128, 256)
 PADDED = (40, 96, 192)
-SMALL = (40, 64)  # head_dims of the kernel of 64 channels, which is compared in fp16 alone
 LENGTHS: dict[str, Any] = {"seqlens_q": (100, 1, 0, 260, 512), "seqlens_k": (130, 300, 50, 0, 700)}
 RANGED = 1 << 18  # values of dQ times key blocks, up to which the range of all orders is found
 
@@ -94,7 +93,7 @@ def cases() -> tuple[Case, ...]:
         for d in PADDED:
             some = [x for x in _problems(d, dtype) if x[0] in ("gqa", "window", "varlen")]
             found += [Case(feature, problem, "normal", next(seed)) for feature, problem in some]
-    return tuple(x for x in found if x.problem.dtype == "fp16" or x.problem.head_dim not in SMALL)
+    return tuple(found)
 
 
 def operands(case: Case) -> BackwardOperands:

@@ -7,7 +7,9 @@ from typing import Literal, get_args
 
 from fa3_kernels.audit.golden import read_rows
 
-Evidence = Literal["forward", "packed", "quantize", "timeline", "backward", "forward+packed"]
+Evidence = Literal[
+    "forward", "packed", "quantize", "timeline", "backward", "forward+packed", "forward+packed+quantize+backward"
+]
 
 
 def evidence_sha256(of: Evidence) -> str:
@@ -18,9 +20,9 @@ def evidence_sha256(of: Evidence) -> str:
 
     Parameters
     ----------
-    of : {"forward", "packed", "quantize", "timeline", "backward", "forward+packed"}
-        The forward of batched sequences, of packed ones, or both; the quantiser; kernels that keep timelines; those of
-        the gradients.
+    of : {"forward", "packed", "quantize", "timeline", "backward"} or several of them, as ``Evidence`` lists
+        The forward of batched sequences, of packed ones; the quantiser; kernels that keep timelines; those of the
+        gradients.
 
     Raises
     ------

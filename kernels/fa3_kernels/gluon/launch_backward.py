@@ -53,13 +53,15 @@ def check_differentiable(dtype: torch.dtype, head_dim: int) -> None:
 
 
 def check_of_forward(
-    dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, v: torch.Tensor
-) -> None:
-    """Raise ValueError unless the gradient of the output, and what the forward returned, fit q and v."""
+    dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor,
+    v: torch.Tensor,
+) -> None:  # fmt: skip
+    """Raise ValueError unless the gradients of output and lse, and what the forward returned, fit q and v."""
     of_out = (*q.shape[:-1], v.shape[-1])
     of_lse = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     for name, x, shape, dtype in (
-        ("dout", dout, of_out, q.dtype), ("out", out, of_out, q.dtype), ("lse", lse, of_lse, torch.float32)
+        ("dout", dout, of_out, q.dtype), ("out", out, of_out, q.dtype), ("lse", lse, of_lse, torch.float32),
+        ("dlse", lse if dlse is None else dlse, of_lse, torch.float32),
     ):  # fmt: skip
         if tuple(x.shape) != shape or x.dtype != dtype or x.device != q.device:
             raise ValueError(
@@ -76,6 +78,7 @@ def backward(
     lse: torch.Tensor,
     semantics: Semantics,
     *,
+    dlse: torch.Tensor | None = None,
     packed: Packed | None = None,
     is_deterministic: bool = False,
 ) -> _Gradients:
@@ -91,6 +94,8 @@ def backward(
     lse : float32 (batch, nheads, seqlen_q) or (nheads, total_q)
         As the forward returned them. These and dout are copied unless contiguous at a multiple of 16 bytes.
     semantics : Semantics
+    dlse : float32, of the shape of lse, optional
+        Gradient of lse. That of rows without a key is not read: their lse is -inf whatever q and k are.
     packed : Packed, optional
         As of the forward, which says what the starts must hold.
     is_deterministic : bool
@@ -109,15 +114,15 @@ def backward(
         For operands the kernels do not take.
     """
     ready = _ready((q, k, v), semantics, packed, is_deterministic)
-    check_of_forward(dout, out, lse, q, v)
+    check_of_forward(dout, out, lse, dlse, q, v)
     if not (q.numel() and k.numel() and len(ready.plan.schedule)):
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         raise ValueError("addresses of q, k and v must be multiples of 16 bytes (TMA)")
     if torch._C._cuda_getDevice() == q.device.index:
-        return _run(ready, (dout, q, k, v, out, lse), packed)
+        return _run(ready, (dout, q, k, v, out, lse), packed, dlse)
     with torch.cuda.device(q.device):
-        return _run(ready, (dout, q, k, v, out, lse), packed)
+        return _run(ready, (dout, q, k, v, out, lse), packed, dlse)
 
 
 def _ready(operands: _Gradients, semantics: Semantics, packed: Packed | None, is_deterministic: bool) -> _Ready:
@@ -167,7 +172,9 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
     return x.clone() if x.data_ptr() % 16 else x
 
 
-def _run(ready: _Ready, tensors: tuple[torch.Tensor, ...], packed: Packed | None) -> _Gradients:
+def _run(
+    ready: _Ready, tensors: tuple[torch.Tensor, ...], packed: Packed | None, dlse: torch.Tensor | None
+) -> _Gradients:
     """Gradients, workspace and kernels of one launch on the current device."""
     plan, on_gpu = ready
     _, q, k, v, _, _ = tensors
@@ -188,5 +195,43 @@ def _run(ready: _Ready, tensors: tuple[torch.Tensor, ...], packed: Packed | None
         ((q.data_ptr(),), q), ((k.data_ptr(),), k), ((v.data_ptr(),), v), ((values["dout"],), dout), *of_rows,
         ((dk.data_ptr(),), dk), ((dv.data_ptr(),), dv),
     )  # fmt: skip
-    on_gpu.run(plan.kernels, views, values, device)
+    if dlse is None:
+        on_gpu.run(plan.kernels, views, values, device)
+    else:  # lse grows by P with each score, which is what D takes from dS
+        on_gpu.run(plan.kernels[:1], views, values, device)
+        subtract_from_dots(stats, torch.where(lse.isneginf(), 0.0, dlse), plan, values["num_blocks"], packed)
+        on_gpu.run(plan.kernels[1:], views, values, device)
     return dq, dk, dv
+
+
+def subtract_from_dots(
+    stats: torch.Tensor, dlse: torch.Tensor, plan: BackwardPlan, num_blocks: int, packed: Packed | None
+) -> None:
+    """Take the gradient of lse from D of every row, in place and rounded once.
+
+    Parameters
+    ----------
+    stats : float32 (2 * rows,)
+        As :func:`fa3_kernels.gluon.backward_ends.backward_start` fills it.
+    dlse : float32 (batch, nheads, seqlen_q) or (nheads, total_q)
+    plan : BackwardPlan
+    num_blocks : int
+        Row blocks of one head of all sequences.
+    packed : Packed, optional
+        Rows of no sequence, and those beyond the longest length, are left alone.
+    """
+    tile_m, nheads = plan.config.tile_m, plan.problem.nheads
+    dots = stats.view(nheads, num_blocks, 2, tile_m)[:, :, 1]
+    if packed is None:
+        batch, _, seqlen = dlse.shape
+        rows = torch.nn.functional.pad(dlse.transpose(0, 1), (0, -seqlen % tile_m))
+        dots.view(nheads, batch, -1, tile_m).sub_(rows.reshape(nheads, batch, -1, tile_m))
+        return
+    starts, row = packed.cu_seqlens_q, torch.arange(dlse.shape[1], device=dlse.device)
+    sequence = torch.searchsorted(starts, row, right=True).clamp_(1, len(starts) - 1) - 1
+    start = starts[sequence]
+    length = (starts[sequence + 1] - start).clamp_(max=packed.max_seqlen_q)
+    row -= start
+    block = start // tile_m + sequence + row // tile_m
+    kept = torch.where(row < length, dlse, 0.0)
+    dots[:, block, row % tile_m] -= kept

@@ -4,7 +4,7 @@ Where families differ says :class:`fa3_kernels.plan.order.BackwardOrder`. FlashA
 
 1. D = rowsum(dO * O) in binary32: a thread takes 8 neighbouring channels of every 128 (every 64 where head_dim is no
    multiple of 128), the first product rounded, the others added by fma; then a butterfly over the threads of a row, the
-   longest distance first.
+   longest distance first. Families that take a gradient of lse subtract it from D.
 2. For every key block, over its row blocks in ascending order: S = Q K^T and dP = dO V^T by wgmma, k ascending;
    P = ex2(fma(S, c, -fp32(lse * log2 e))), hidden keys and rows beyond the sequence 0, the lse of a row without keys
    taken as 0; dS = P * fp32(dP - D).
@@ -153,7 +153,8 @@ def backward(
     ----------
     problem : AttentionProblem
     operands : BackwardOperands
-        q, k, v, the gradient of the output, and out and lse as the forward returned them.
+        q, k, v, the gradient of the output, and out and lse as the forward returned them; the gradient of lse where
+        the family takes one. That of rows without a key is not read.
     config : BackwardConfig
         See :func:`fa3_kernels.plan.backward.backward_config`.
     fault : BackwardFault, optional
@@ -173,10 +174,9 @@ def backward(
     Raises
     ------
     ValueError
-        For operands that do not fit the problem, or a problem whose bits are not known.
+        For operands that do not fit the problem or the family, or a problem whose bits are not known.
     """
-    operands.check(problem)
-    check_reproduced(problem, config)
+    _check(problem, operands, config)
     kernel = _Kernel(config, order or config.backward.order, fault, problem.softmax_scale, problem.softcap, Walk(1))
     found = _empty(problem, operands)
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
@@ -211,8 +211,7 @@ def backward_range(problem: AttentionProblem, operands: BackwardOperands, config
     ValueError
         As :func:`backward`.
     """
-    operands.check(problem)
-    check_reproduced(problem, config)
+    _check(problem, operands, config)
     kernel = _Kernel(config, config.backward.order, None, problem.softmax_scale, problem.softcap, Walk(1))
     low, high = (_empty(problem, operands) for _ in range(2))
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
@@ -226,6 +225,13 @@ def backward_range(problem: AttentionProblem, operands: BackwardOperands, config
                 rows = problem.rows_k(getattr(out, name), seq)
                 rows[:, kv_head] = _rounded(_group_scaled(end, name, len(stack), kernel), kernel)
     return GradientRange(low, high)
+
+
+def _check(problem: AttentionProblem, operands: BackwardOperands, config: BackwardConfig) -> None:
+    operands.check(problem)
+    check_reproduced(problem, config)
+    if operands.dlse is not None and "lse_gradient" not in config.backward.features:
+        raise ValueError(f"the backward of {config.family} does not take the gradient of lse, and its lse has none")
 
 
 def _empty(problem: AttentionProblem, operands: BackwardOperands) -> Gradients:
@@ -248,13 +254,14 @@ def _kv_heads(
         )
         out = problem.rows_q(operands.out, seq)
         lse = problem.rows_lse(operands.lse, seq)
+        dlse = None if operands.dlse is None else problem.rows_lse(operands.dlse, seq)
         for kv_head in range(problem.nheads_kv):
             heads = np.arange(problem.group) + kv_head * problem.group
             if kernel.fault is BackwardFault.KV_HEAD_MODULO:
                 heads = np.arange(problem.group) * problem.nheads_kv + kv_head
             parts: list[_Parts] = []
             for h in heads:
-                rows = _rows(q[:, h], dout[:, h], out[:, h], lse[h], kernel)
+                rows = _rows(q[:, h], dout[:, h], out[:, h], lse[h], None if dlse is None else dlse[h], kernel)
                 before = parts[-1] if parts and kernel.order.heads == "chained" else None
                 of_sequence = kernel.of_sequence(problem, seq)
                 parts.append(_head(rows, k[:, kv_head], v[:, kv_head], mask, of_sequence, before))
@@ -295,7 +302,9 @@ def _widened(x: np.ndarray, columns: int) -> np.ndarray:
     return np.concatenate([x, np.zeros((len(x), columns - x.shape[1]), x.dtype)], axis=1)
 
 
-def _rows(q: np.ndarray, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> _Rows:
+def _rows(
+    q: np.ndarray, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None, kernel: _Kernel
+) -> _Rows:
     """Prepare one query head; D and the lse of rows beyond the sequence are 0 and +Inf."""
     length, dtype = len(lse), kernel.dtype
     q, dout, out = (_widened(x, kernel.config.head_dim) for x in (q, dout, out))
@@ -306,6 +315,8 @@ def _rows(q: np.ndarray, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, ker
         dots[:length] = row_dots(out, dout[:length], kernel.order)
     if kernel.fault is BackwardFault.NEIGHBOUR_ROW_DOT:
         dots[:length] = np.roll(dots[:length], 1)
+    if dlse is not None:
+        dots[:length] = kernel.flushed(dots[:length] - kernel.flushed(np.where(np.isneginf(lse), _F32(0), dlse)))
     columns = [operand_b(np.ascontiguousarray(x.T), dtype) for x in (q, dout)]
     return _Rows(operand(q, dtype), operand(dout, dtype), columns[0], columns[1], padded, dots)
 

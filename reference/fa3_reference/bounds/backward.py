@@ -45,6 +45,7 @@ class _Head(NamedTuple):
     dout: np.ndarray
     out: np.ndarray
     lse: np.ndarray  # (seqlen_q,)
+    dlse: np.ndarray  # (seqlen_q,)
     visible: np.ndarray  # bool (seqlen_q, seqlen_k)
 
 
@@ -125,9 +126,11 @@ def _head(
     q, dout, out = (problem.rows_q(x, seq)[:, head].astype(np.float64) for x in (o.q, o.dout, returned.out))
     k, v = (problem.rows_k(x, seq)[:, kv_head].astype(np.float64) for x in (o.k, o.v))
     lse = problem.rows_lse(returned.lse, seq)[head].astype(np.float64)
+    dlse = np.zeros_like(lse) if o.dlse is None else problem.rows_lse(o.dlse, seq)[head].astype(np.float64)
     first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
     keys = np.arange(seq.seqlen_k)
-    return _Head(q, k, v, dout, out, lse, (keys >= first[:, None]) & (keys < stop[:, None]))
+    visible = (keys >= first[:, None]) & (keys < stop[:, None])
+    return _Head(q, k, v, dout, out, lse, np.where(visible.any(1), dlse, 0), visible)
 
 
 def _pairs(scale: float, h: _Head, model: BackwardModel) -> _Pairs:
@@ -231,7 +234,7 @@ def _scores(a: np.ndarray, b: np.ndarray, model: BackwardModel) -> tuple[np.ndar
 
 
 def _differences(h: _Head, p: _Weights, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
-    """Steps B3 and B4: dP - D and its error."""
+    """Steps B3 and B4: dP - D + dlse and its error, whichever two of the three meet first."""
     dp, ddp = _kept(*_scores(h.dout, h.v, model), model.dp)
     size = np.sum(np.abs(h.dout * h.out), 1)
     dots = np.sum(h.dout * h.out, 1)
@@ -243,6 +246,11 @@ def _differences(h: _Head, p: _Weights, model: BackwardModel) -> tuple[np.ndarra
         is_kept = model.weights == "fp32"  # the softmax, which is then differentiated as such
         of_dots = of_weights if is_kept else np.maximum(of_weights, _own_dots_error(h, p, model) + of_dots)
     error = ddp + of_dots[:, None]
+    if h.dlse.any():
+        of_lse = np.abs(h.dlse)
+        sums = np.abs(dp - (dots - h.dlse)[:, None]) + (np.abs(dots) + of_lse)[:, None]
+        error = error + (U_FP32 * (sums + error) + 2 * FP32_MIN_NORMAL) * OUTWARD
+        dots, size = dots - h.dlse, size + of_lse
     t = dp - dots[:, None]
     larger = np.maximum(np.abs(t), np.abs(dots)[:, None])  # P dP - P D may be one fma, which rounds P D
     own = (np.abs(dp) + size[:, None]) * 2.0**-44  # of the exact differences in float64

@@ -27,6 +27,7 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
         offset = model.p_offset_log2
         exponent = off + gamma(3) * (np.abs(state.max) + offset + off)
         least = np.maximum(least, np.exp2(-exponent) * (1 - model.exp_error))
+    least = np.where(least > 0, least, np.nan)  # errors may take more than the row sum, and then nothing is known of it
     l_error = _row_sum_error(state, model, terms)
     sigma, least = (l_error / least)[:, None], least[:, None]
     shift = np.minimum(correlated / least, state.v_max - state.v_min)

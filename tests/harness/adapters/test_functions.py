@@ -87,7 +87,7 @@ def test_a_misspelt_fact_is_refused_with_the_list():
         ({"dtypes": ("fp8",)}, "dtype must be among fp16, bf16, e4m3"),
         ({"features": ("causl",)}, "feature must be among causal, gqa"),
         ({"layout": "sbhd"}, "layout must be among bhsd, bshd"),
-        ({"bitwise": ("repeats",)}, "bitwise must be among causal_row"),
+        ({"bitwise": ("repeats",)}, "bitwise must be among appended_key"),
     ):
         with pytest.raises(ValueError, match=match):
             array_candidate(exact, **facts)

@@ -11,6 +11,7 @@ from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3verify.adversary import run
 from fa3verify.adversary.evolve import search
 from fa3verify.adversary.islands import ISLANDS, islands_of
+from fa3verify.adversary.judge import ErrorOverBound
 from fa3verify.cli.main import main
 from fa3verify.files import json_text
 
@@ -77,7 +78,7 @@ def test_a_seed_decides_the_search(island):
 
 def test_half_the_bound_is_broken_in_every_island_and_what_breaks_it_is_kept():
     for island in ISLANDS[:3]:
-        found = search(island, 0, 40 * island.problems, halved)
+        found = search(island, 0, 40 * island.problems, ErrorOverBound(halved))
         assert found.above_1 > 0
         for find in found.violations.values():
             ratios = run.replay(find.individual, halved)

@@ -14,7 +14,7 @@ import pytest
 
 from fa3_reference.bounds import KernelModel
 from fa3verify import candidates
-from fa3verify.campaign import atlas, replay, tasks, verify
+from fa3verify.campaign import atlas, replay, tasks
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.policy import Policy
@@ -54,7 +54,7 @@ def campaign(tmp_path_factory) -> Iterator[tuple[dict[str, Any], Path]]:
         few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
         summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
         summary["started"] = "2026-01-01T00:00:00+00:00"
-        verify._write_replays(summary, out)
+        replay.write_all(summary, out)
         atlas.write(out / atlas.FILE, atlas.of(summary))
         yield summary, out
 

@@ -10,10 +10,10 @@ import pytest
 from fa3verify import operations
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.junit import junit
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_family, pooled
-from fa3verify.campaign.verify import junit
 from fa3verify.files import write_text
 
 

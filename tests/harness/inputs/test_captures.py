@@ -16,7 +16,6 @@ from fa3_reference.attention import attention
 from fa3verify import candidates
 from fa3verify.campaign import replay
 from fa3verify.campaign import tasks as campaign
-from fa3verify.campaign import verify as campaigns
 from fa3verify.campaign.introduction import introduce_all
 from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.profiles import PROFILES, captured_case
@@ -185,7 +184,7 @@ def test_kernels_are_judged_on_own_files_and_replays_find_them_again(tmp_path, m
     ratios = {k["name"]: k["worst_ratio"] for k in summary["kernels"]}
     assert ratios["twin.e4m3"] < 1
     assert ratios["twin.fp16+wrong_softmax_scale"] > 1
-    campaigns._write_replays(summary, Path("out"))
+    replay.write_all(summary, Path("out"))
     failed = next(f for f in summary["failures"] if f["what"] == "L1 error / bound")
     body = replay.read(Path("out") / failed["replay"])
     assert not replay.run(body)[0]

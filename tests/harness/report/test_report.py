@@ -220,6 +220,31 @@ def test_damaged_files_are_refused_by_name_in_one_line(page, tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
+def test_equal_data_have_an_equal_checksum_whenever_and_wherever_they_were_found(studies):
+    summary = make_summary()
+    elsewhere = {"command": "fa3verify merge a b", "started": "2031-01-01T00:00:00+00:00", "wall_s": 1.5, "cpu_s": {}}
+    elsewhere["provenance"] = summary["provenance"] | {"cpu_count": 3}
+    moved, worse = make_summary() | elsewhere, make_summary()
+    worse["cases"][0]["measures"]["ratio_max"] *= 1 + 2**-52
+    trees = [dataset.to_tree(s, studies) for s in (summary, moved, worse)]
+    first, second, third = (tree.attrs["content_sha256"] for tree in trees)
+    assert first == second != third
+    assert trees[0].attrs["provenance_sha256"] != trees[1].attrs["provenance_sha256"]
+    assert dataset.from_tree(trees[1])[0] == atomic.plain(moved)
+
+
+@pytest.mark.parametrize("where", ["history", "circumstances_json", "provenance"])
+def test_changed_circumstances_are_noticed_too(page, tmp_path, where):
+    tree = dataset.load(page.with_name("run.nc"))
+    if where == "provenance":
+        tree["provenance"].attrs["version"] = "9"
+    else:
+        tree.attrs[where] = "{}"
+    tree.to_netcdf(tmp_path / "edited.nc", engine="h5netcdf")
+    with pytest.raises(ValueError, match="damaged"):
+        dataset.load(tmp_path / "edited.nc")
+
+
 def test_a_changed_value_is_noticed(page, tmp_path):
     tree = dataset.load(page.with_name("run.nc"))
     tree["cases"]["ratio_max"][0] = 0.0

@@ -128,3 +128,31 @@ def test_a_packed_sequence_has_the_bits_that_it_has_alone():
         assert np.array_equal(alone.dq, problem.rows_q(got.dq, seq))
         assert np.array_equal(alone.dk, problem.rows_k(got.dk, seq))
         assert np.array_equal(alone.dv, problem.rows_k(got.dv, seq))
+
+
+def test_the_gradient_of_lse_is_taken_from_the_dots_of_the_rows():
+    """As if D had been another: of P that are powers of two and dO of zeros, dQ has the bits of P dlse K."""
+    problem = AttentionProblem(1, 1, 1, 3, 4, 64, softmax_scale=1.0)
+    zeros = np.zeros(problem.q_shape, np.float16)
+    k = np.random.default_rng(0).standard_normal(problem.k_shape).astype(np.float16)
+    lse = np.full(problem.lse_shape, np.log(4), np.float32)
+    dlse = np.array([1.0, -0.5, 3.0], np.float32).reshape(problem.lse_shape)
+    given = BackwardOperands(zeros, k, np.ones_like(k), dout=zeros, out=zeros, lse=lse, dlse=dlse)
+    got = backward(problem, given, backward_config(problem, family=FAMILY))
+    assert np.array_equal(got.dq[0, :, 0], (dlse.reshape(3, 1) / 4 * k[0, :, 0].astype(np.float32).sum(0)).astype("f2"))
+    assert not got.dk.any()
+    assert not got.dv.any()
+
+
+def test_the_gradient_of_lse_of_a_row_without_a_key_is_not_read():
+    problem, (operands, got) = PROBLEMS["rows without keys"], gradients("rows without keys")
+    dlse = np.where(np.isneginf(operands.lse), np.float32(np.nan), np.float32(0))
+    found = backward(problem, replace(operands, dlse=dlse), backward_config(problem, family=FAMILY))
+    assert np.isnan(dlse).any()
+    assert all(np.array_equal(x, y) for x, y in zip(found, got, strict=True))
+
+
+def test_a_family_whose_lse_has_no_gradient_refuses_one():
+    problem, (operands, _) = PROBLEMS["dense"], gradients("dense")
+    with pytest.raises(ValueError, match=r"flash3\.dew does not take the gradient of lse"):
+        backward(problem, replace(operands, dlse=operands.lse), backward_config(problem, family="flash3.dew"))

@@ -53,10 +53,11 @@ def largest_ratio(
     model: BackwardModel,
     fault: BackwardFault | None = None,
     order: BackwardOrder | None = None,
+    config: BackwardConfig | None = None,
 ) -> float:
-    q, k, v, dout, out, lse = operands.dequantized(problem)
-    truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
-    got = backward(problem, operands, config_of(problem), fault=fault, order=order)
+    q, k, v, dout, out, lse, *dlse = operands.dequantized(problem)
+    truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse), *dlse)
+    got = backward(problem, operands, config or config_of(problem), fault=fault, order=order)
     bound = backward_bound(problem, operands, model)
     return max(float(error_over_bound(*x).max(initial=0)) for x in zip(got, truth, bound, strict=True))
 
@@ -78,6 +79,33 @@ def test_no_execution_leaves_the_bound(part: int) -> None:
                 BackwardModel.any_order(problem.dtype),
             ):
                 assert largest_ratio(problem, operands, model) <= 1, (family, problem)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+def test_no_execution_with_a_gradient_of_lse_leaves_the_bound(size: float) -> None:
+    rng = np.random.default_rng(5)
+    for family in NAMES[::4]:
+        problem, operands = drawn(rng, family)
+        dlse = (size * rng.standard_normal(problem.lse_shape)).astype(np.float32)
+        given, config = replace(operands, dlse=dlse), backward_config(problem, family="gluon")
+        for model in (config.model, BackwardModel.any_order(problem.dtype)):
+            assert largest_ratio(problem, given, model, config=config) <= 1, (family, problem)
+
+
+@pytest.mark.parametrize("mistake", [0, -1, 2])
+def test_a_mistaken_gradient_of_lse_leaves_the_bound(mistake: int) -> None:
+    """It is left out, as FlashAttention-3 does, added instead of subtracted, or counted twice."""
+    operands = OPERATION.prepare(PLAIN, OPERATION.draw(PLAIN, Recipe("normal", seed=4)), None, {}).operands
+    assert isinstance(operands, BackwardOperands)
+    dlse = np.random.default_rng(0).standard_normal(PLAIN.lse_shape).astype(np.float32)
+    config = backward_config(PLAIN, family="gluon")
+    truth = attention_bwd(PLAIN, *operands.dequantized(PLAIN)[:4], Attention(operands.out, operands.lse), dlse)
+    bound = backward_bound(PLAIN, replace(operands, dlse=dlse), config.model)
+    for times, is_right in ((1, True), (mistake, False)):
+        got = backward(PLAIN, replace(operands, dlse=np.float32(times) * dlse), config)
+        ratios = [float(error_over_bound(*x).max()) for x in zip(got, truth, bound, strict=True)]
+        assert (ratios[0] <= 1, ratios[1] <= 1, ratios[2] <= 1) == (is_right, is_right, True)
 
 
 # Orders of other families, and what a model says of each beyond the default.

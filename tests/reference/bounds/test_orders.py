@@ -169,3 +169,16 @@ def test_descales_whose_product_underflows_are_in_the_domain_and_a_kernel_that_r
     assert judged(2.0**-62) == (True, True)
     assert judged(2.0**-64) == (True, False)  # finding 0003
     assert not judged(2.0**64)[0]  # the product overflows: outside the domain
+
+
+def test_bound_is_not_negative_where_errors_of_scores_take_more_than_the_row_sum():
+    """Scores in bf16 of about 1e5 are known to hundreds of nats: no weight is known, and the row sum not from below."""
+    rng, problem = np.random.default_rng(0), AttentionProblem(1, 1, 1, 64, 40, 64, dtype="bf16")
+    model = KernelModel("bf16", "bf16", order=SoftmaxOrder("unscaled", "always", "any", "normalised"), scores="bf16")
+    q, k, v = (rng.normal(size=(1, n, 1, 64)) * 40 for n in (64, 40, 40))
+    operands = Operands(*(x.astype(FORMATS["bf16"].dtype) for x in (q, k, v / 40)))
+    bound = forward_bound(problem, operands, model)
+    widest = np.ptp(operands.v.astype(np.float64), axis=(0, 1, 2))
+    assert (bound.out >= 0).all()
+    assert (bound.lse > 100).all()
+    assert bound.out.max() < 1.1 * widest.max()  # a mean of rows of V all the same

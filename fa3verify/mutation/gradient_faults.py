@@ -31,11 +31,12 @@ class Row:
     mistake: Callable[[], Mistake]  # a fresh one, as some keep a state
     family: str = ""
     law: str = ""
+    twin: str = "twin.flash3.dew.backward.fp16"
 
 
 def kernel_of(row: Row) -> Candidate:
-    """The twin of FlashAttention-3's backward in fp16 with the row's mistake around it."""
-    sound, mistake = candidates.find("twin.flash3.dew.backward.fp16"), row.mistake()
+    """The row's twin, by default that of FlashAttention-3's backward in fp16, with the row's mistake around it."""
+    sound, mistake = candidates.find(row.twin), row.mistake()
 
     def run(problem: AttentionProblem, operands: BackwardOperands, config: Any) -> Gradients:
         def twin(p: AttentionProblem = problem, o: BackwardOperands = operands, **options: Any) -> Gradients:
@@ -145,7 +146,18 @@ def _large_scores(problem: AttentionProblem, operands: BackwardOperands, run: Ru
     return Gradients(*(x * x.dtype.type(5) for x in found)) if size > 12 else found
 
 
+def _times_dlse(factor: float | None) -> Mistake:
+    """The gradient of lse counts so many times; None leaves it out."""
+
+    def mistake(problem: AttentionProblem, operands: BackwardOperands, run: Run) -> Gradients:
+        dlse = None if factor is None or operands.dlse is None else operands.dlse * np.float32(factor)
+        return run(o=replace(operands, dlse=dlse))
+
+    return mistake
+
+
 REPEATED = "repeated_run_is_identical"
+OF_LSE, OURS = "gradient_of_the_lse", "twin.backward.fp16"
 MUSEUM: Mapping[str, Row] = {
     "31": Row("flash-attention 1711", _stateless(_fp8_lse), "normal"),
     "45": Row("flash-attention 1c41d2b0", _stateless(_stale_k), "normal"),
@@ -168,6 +180,8 @@ MUSEUM: Mapping[str, Row] = {
     "84": Row("levanter 449", _fault(BackwardFault.LAST_HEAD_ONLY), "normal"),
     "85": Row("flash-attention 1500, of 14 bits", _stateless(_short_offsets), "normal"),
     "86": Row("flash-attention 9ee0ff1d", _stateless(_strides_of_dout), "normal"),
+    "lse": Row("FlashAttention-3, whose lse has none", _stateless(_times_dlse(None)), law=OF_LSE, twin=OURS),
+    "lse, sign": Row("ours, never shipped", _stateless(_times_dlse(-1)), law=OF_LSE, twin=OURS),
     "88": Row("diffusers 14338", _stateless(_transposed_twice), "normal"),
     "89": Row("flash-attention b3f1b6a5", _stateless(_first_block), "normal"),
     "90": Row("TransformerEngine 3216", _stateless(_large_scores), "activations:SmolLM2-135M-Instruct"),

@@ -1,0 +1,103 @@
+"""What every evolution shares: what it met, which mutations it takes, how far it climbed, when it starts again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """An individual as JSON, its error over bound when judged alone, and the count of problems at which it was met."""
+
+    ratio: float
+    problems: int
+    individual: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a search has met.
+
+    ``best`` has the largest ratio of everything that is recorded, ``violations`` the first beyond the limit of every
+    cause; ``above_1`` counts outputs beyond it.
+    """
+
+    problems: int = 0
+    generations: int = 0
+    restarts: int = 0
+    above_1: int = 0
+    best: dict[str, Find] = field(default_factory=dict)
+    violations: dict[str, Find] = field(default_factory=dict)
+
+    def height(self, name: str) -> float:
+        """The largest ratio that is recorded under a name, 0 where there is none."""
+        return self.best[name].ratio if name in self.best else 0.0
+
+
+class Chances:
+    """Which mutation to take: those that lately made a child better than its parent more often."""
+
+    def __init__(self, mutations: Sequence[Callable], rng: np.random.Generator) -> None:
+        self.mutations, self.rng, self.credit = mutations, rng, np.ones(len(mutations))
+
+    def draw(self) -> int:
+        if self.rng.random() < 0.4:
+            return int(self.rng.integers(len(self.credit)))
+        total = self.credit.cumsum()
+        return int(np.searchsorted(total, self.rng.random() * total[-1]))
+
+    def learn(self, tried: list[int], is_better: bool) -> None:
+        for index in tried:
+            self.credit[index] = max(0.97 * self.credit[index] + is_better, 0.2)
+
+
+class Climb:
+    """One colony's way up; a search breeds, judges and selects, and says how high a generation came.
+
+    Parameters
+    ----------
+    objectives : sequence of (str, bool)
+        What climbs in turn, restart after restart, and whether extremes are tried.
+    seed : int or list of int
+    """
+
+    parents: Any  # of the next generation
+
+    def __init__(self, objectives: Sequence[tuple[str, bool]], seed: int | list[int]) -> None:
+        self.objectives, self.rng, self.found = objectives, np.random.default_rng(seed), Findings()
+
+    def begin(self, parents: Any) -> None:
+        """Start with a colony, at the foot of what climbs after so many restarts."""
+        self.objective, self.wild = self.next_objective()
+        self.parents, self.height, self.stalled, self.step, self.is_new = parents, 0.0, 0, 0.5, True
+
+    def next_objective(self) -> tuple[str, bool]:
+        return self.objectives[self.found.restarts % len(self.objectives)]
+
+    def draw_step(self) -> float:
+        """The size of one mutation, log2 units."""
+        return self.step * float(np.exp2(self.rng.uniform(-4, 2)))
+
+    def fit_step(self, better: int, children: int) -> None:
+        """Take larger steps while many children beat their parents, smaller ones otherwise."""
+        if children:
+            self.step = float(np.clip(self.step * (1.15 if better > 0.15 * children else 0.93), 2.0**-14, 2.0))
+
+    def is_lost(self, top: float, moved: bool) -> bool:
+        """Whether a generation of changed surroundings came so much lower that its parents are kept."""
+        return moved and top < 0.98 * self.height
+
+    def climbed(self, top: float, moved: bool) -> bool:
+        """Note how high a generation came; True where the colony has stood still for too long."""
+        if self.is_lost(top, moved):
+            self.stalled += 1
+        else:
+            self.stalled = 0 if top > 1.002 * self.height else self.stalled + 1
+            self.height = top if moved else max(top, self.height)
+        return self.stalled > PATIENCE

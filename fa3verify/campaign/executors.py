@@ -1,0 +1,151 @@
+"""Where tasks run: in isolated processes of this machine, or on the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed
+from fa3verify.campaign.profiles import PROFILES
+from fa3verify.campaign.tasks import source_stamp
+from fa3verify.text import of_error
+
+if TYPE_CHECKING:
+    from fa3verify.campaign.verify import Settings
+
+LEAST_MEMORY_BYTES = 8 << 30
+
+
+def make_executor(settings: Settings) -> Executor:
+    """Return local isolated processes, or the executor of the cluster that the settings name.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If a scheduler is named and ``distributed`` is not installed.
+    OSError
+        If no scheduler answers.
+    """
+    limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
+    if settings.scheduler:
+        return Cluster(settings.scheduler, limit_s, memory_bytes=settings.memory_bytes)
+    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")  # one core per worker process
+    workers = settings.workers or os.cpu_count() or 1
+    memory_bytes = _fair_share(workers) if settings.memory_bytes is None else settings.memory_bytes
+    return IsolatingPool(workers, limit_s, memory_bytes=memory_bytes)
+
+
+def _fair_share(workers: int) -> int | None:
+    """Bytes of memory for each worker, None where the machine does not say how much it has."""
+    try:
+        return max(LEAST_MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // workers)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+class _Remote(Timed):
+    """A future whose state is that of the cluster's, which alone is cancelled."""
+
+    def __init__(self, theirs: Future) -> None:
+        super().__init__()
+        self._theirs, self._is_unwanted = theirs, False
+        theirs.add_done_callback(self._take)
+
+    def cancel(self) -> bool:
+        self._is_unwanted = True
+        return self._theirs.cancel()
+
+    def _take(self, theirs: Future) -> None:
+        """Take over what became of the task; one that was lost with its scheduler is an error, not a silence."""
+        if theirs.cancelled() and self._is_unwanted:
+            super().cancel()
+        self.set_running_or_notify_cancel()
+        if theirs.cancelled():
+            if not self._is_unwanted:
+                self.set_exception(TaskError("the cluster gave it up: its scheduler is gone"))
+        elif error := theirs.exception():
+            self.set_exception(TaskError(of_error(error)))
+        else:
+            found, self.cpu_s = theirs.result()
+            self.set_exception(found) if isinstance(found, TaskError) else self.set_result(found)
+
+
+class Cluster(Executor):
+    """Run tasks on the workers of a Dask cluster, which need the same sources as this process.
+
+    Each worker runs one task at a time, in a process that it isolates as this machine would. A worker that dies itself
+    costs nothing: Dask gives its task to another one. Whoever reaches the scheduler runs code on its workers.
+
+    Parameters
+    ----------
+    address : str
+        Of the scheduler, such as ``tcp://10.0.0.1:8786``.
+    limit_s, memory_bytes
+        As of :class:`~fa3verify.campaign.pool.IsolatingPool`.
+
+    Raises
+    ------
+    OSError
+        If no scheduler answers there.
+    """
+
+    def __init__(self, address: str, limit_s: float, *, memory_bytes: int | None = None) -> None:
+        from distributed import Client  # pyright: ignore[reportMissingImports]  # extra: distributed
+
+        self._client = Client(address, set_as_default=False)
+        self._executor = self._client.get_executor(pure=False)
+        self._terms = _Terms(source_stamp(), uuid4().hex, limit_s, memory_bytes)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        """Queue a picklable call of a function that the workers can import."""
+        return _Remote(self._executor.submit(_run, self._terms, fn, args, kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster, which goes on without us; what is not done is then forgotten there."""
+        self._executor.shutdown(wait=wait and not cancel_futures)
+        self._client.close()
+
+
+class _Terms(NamedTuple):
+    """What a campaign asks of a worker: its sources, to be told from other campaigns, and limits of a task."""
+
+    stamp: str
+    campaign: str
+    limit_s: float
+    memory_bytes: int | None
+
+
+_alone = threading.Lock()
+_own_stamp = functools.cache(source_stamp)
+_here: dict[_Terms, IsolatingPool] = {}  # one at most
+
+
+def _isolated(terms: _Terms) -> IsolatingPool:
+    """The process of a Dask worker's tasks: one for each campaign, for kernels may have been edited since the last."""
+    if terms not in _here:
+        for other in _here.values():
+            other.shutdown(wait=False)
+        _here.clear()
+        # Dask makes its workers daemons, which may have no children; there is no public way to change that afterwards.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        _here[terms] = IsolatingPool(1, terms.limit_s, memory_bytes=terms.memory_bytes)
+    return _here[terms]
+
+
+def _run(terms: _Terms, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple[Any, float]:
+    """On a worker: the value of a call, or the TaskError that it ended with, and its CPU seconds."""
+    with _alone:
+        if _own_stamp() != terms.stamp:
+            return TaskError("the worker has other sources of fa3verify than the campaign"), 0.0
+        future = _isolated(terms).submit(function, *args, **kwargs)
+        try:
+            return future.result(), getattr(future, "cpu_s", 0.0)
+        except TaskError as error:
+            return error, 0.0

@@ -1,0 +1,38 @@
+"""A campaign's verdict as JUnit XML, for the pages of a CI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fa3verify.text import one_line
+
+
+def junit(summary: dict[str, Any]) -> str:
+    """Return the verdict as JUnit XML: one test case per kernel and law, per gate row, and per finding of neither.
+
+    A kernel of which too little was tried is an error, as is one that could not be loaded.
+    """
+    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+    rows = []
+    for kernel in summary["kernels"]:
+        rows += [(kernel["name"], f"law {law['law']}", law["status"], law["message"] or "") for law in kernel["laws"]]
+        if reason := kernel["inconclusive"]:
+            rows.append((kernel["name"], "coverage", "inconclusive", reason))
+    for row in summary["gate"]:
+        words = f"observed {row['observed']}, limit {row['limit']}"
+        rows.append((row["kernel"], f"{row['layer']} {row['rule']} {row['family']}", row["status"], words))
+    others = [f for f in summary["failures"] if f["what"].split()[0] not in ("law", "L0", "L1", "L2")]
+    rows += [(f["kernel"], f["what"], "fail", f["message"]) for f in others]
+    results = {"fail": Failure, "inconclusive": Error, "not compared": Skipped, "not_tried": Skipped}
+    suite = TestSuite("fa3verify")
+    for kernel, name, status, message in rows:
+        case = TestCase(one_line(name), one_line(kernel))
+        if status in results:
+            case.result = [results[status](one_line(message))]
+        suite.append(case)  # add_testcase counts all of them again each time
+    suite.update_statistics()
+    suite.time = summary["wall_s"]
+    xml = JUnitXml()
+    xml.add_testsuite(suite)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{xml.tostring().decode()}\n'

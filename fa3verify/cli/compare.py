@@ -1,0 +1,107 @@
+"""Verb compare: whether two kernels or configurations, or one kernel in other calls, return the same bits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors, require_writable, write
+from fa3verify.cli.options import peers_option
+
+
+@click.command(epilog=EPILOG)
+@click.argument("kernel", required=False)
+@click.argument("other", required=False)
+@click.option(
+    "--over",
+    "axes",
+    multiple=True,
+    metavar="AXIS[=VALUES]",
+    help="What changes: batch, position, neighbours, seqlen_k, chunk, decode, num_splits, pack_gqa, tile_m, tile_n; of "
+    "two kernels any size of the problem. VALUES are FIRST:STOP[:STEP] or a list with commas.",
+)
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sizes: of two kernels.")
+@click.option("--nheads", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--nheads-kv", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--seqlen-q", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--seqlen-k", type=click.IntRange(0), default=300, show_default=True)
+@click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True)
+@click.option("--causal", is_flag=True)
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as Markdown.")
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the comparisons as JSON.")
+@peers_option
+@click.option("--quiet", is_flag=True, help="Print nothing but what differs.")
+def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **options: Any) -> None:
+    """Compare the bits of KERNEL and OTHER, or of KERNEL in calls that differ in what a serving stack may change.
+
+    KERNEL[FIELD=VALUE,...] is a kernel in another configuration. Without a kernel: the table of what may change for our
+    kernels and for the released FlashAttention-3. Exit code 1 if a named kernel differs, 5 if nothing ran.
+    """
+    with one_line_errors():
+        from fa3verify.cli import console
+        from fa3verify.compare import table
+
+        out, json_target, quiet = options["out"], options["json_target"], options["quiet"]
+        require_writable(out and str(out), json_target)
+        chosen = dict(map(_axis, axes))
+        if kernel and other:
+            tasks = _pairs(kernel, other, chosen, options)
+        else:
+            tasks = table.tasks_of([kernel] if kernel else table.KERNELS, chosen)
+        with console.counting("comparisons", quiet) as tell:
+            found = table.run(tasks, options["workers"], tell)
+        if out and not other:
+            names = list(dict.fromkeys(task.arguments["kernel"] for task in tasks))
+            rows = list(dict.fromkeys(task.arguments["axis"] for task in tasks))
+            write(table.page(names, rows, found), str(out))
+        emit(table.body(found, tasks), json_target)
+        if json_target != "-":
+            labels = [task.arguments.get("kernel", "") for task in tasks]
+            console.print_comparisons(labels, found, quiet=quiet)
+        ran = [each for each in found if each is not None]
+        if any(each.is_equal is None for each in ran) or not ran:
+            raise Exit(NOTHING)
+        raise Exit(FINDING if kernel and any(each.first for each in ran) else OK)
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    """An axis and its values; none are its own ones."""
+    name, equals, values = text.partition("=")
+    if not equals:
+        return name, []
+    if match := re.fullmatch(r"(\d+):(\d+)(?::(\d+))?", values):
+        first, stop, step = int(match[1]), int(match[2]), int(match[3] or 1)
+        if step and first < stop:
+            return name, list(range(first, stop, step))
+    elif re.fullmatch(r"\d+(,\d+)*", values):
+        return name, [int(n) for n in values.split(",")]
+    elif re.fullmatch(r"(true|false)(,(true|false))*", values):
+        return name, [word == "true" for word in values.split(",")]
+    raise ValueError(f"values must be FIRST:STOP, FIRST:STOP:STEP or a list such as 1,2,3, got {values!r}")
+
+
+def _pairs(kernel: str, other: str, axes: dict[str, list[Any]], options: dict[str, Any]) -> list[Any]:
+    """The comparisons of two kernels: the problem of the options, or that with one size over a range."""
+    from dataclasses import fields
+
+    from fa3_reference.problem import AttentionProblem
+    from fa3verify.campaign.tasks import Task
+    from fa3verify.compare.run import configured
+    from fa3verify.compare.table import compare_pair
+
+    sizes = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "causal")
+    problem = {name: options[name] for name in sizes} | {"dtype": configured(kernel).dtype}
+    known = {f.name for f in fields(AttentionProblem)} & set(sizes[:-1])
+    if unknown := [name for name in axes if name not in known]:
+        raise ValueError(f"two kernels are compared over a size, one of {', '.join(sorted(known))}, got {unknown[0]!r}")
+    ranges = {name: values or [problem[name]] for name, values in axes.items()} or {"seqlen_k": [problem["seqlen_k"]]}
+    given = {"a": kernel, "b": other, "problem": problem}
+    return [
+        Task("compare", f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
+        for name, values in ranges.items()
+    ]

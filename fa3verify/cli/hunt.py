@@ -1,0 +1,88 @@
+"""Verb hunt: a targeted search for the input of which a kernel errs most, or on which two kernels differ most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors
+from fa3verify.cli.options import peers_option
+
+
+@click.command(epilog=EPILOG)
+@click.argument("kernel")
+@click.option("--objective", type=click.Choice(["ratio", "baseline", "difference"]), default="ratio", show_default=True)
+@click.option("--against", metavar="KERNEL", help="The other kernel of a difference.")
+@click.option(
+    "--unit", type=click.Choice(["bound", "ulp"]), default="bound", show_default=True, help="Of a difference."
+)
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Compare with this stored baseline, not with the shipped one of profile quick.",
+)
+@click.option("--problems", type=click.IntRange(1), help="Budget: problems judged, 20,000 by default.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Budget: rounds begin until then.")
+@click.option("--ground", "grounds", multiple=True, metavar="NAME", help="Search only there; all grounds by default.")
+@click.option("--at-random", is_flag=True, help="Draw as the suite draws: what the search is compared with.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/hunt"), show_default=True)
+@click.option("--resume", is_flag=True, help="Go on with what an interrupted hunt of this command left in --out.")
+@peers_option
+@click.option("--quiet", is_flag=True, help="Print the paths only.")
+def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, **options: Any) -> None:
+    """Search for the input that maximises KERNEL's error / bound before the last rounding, its error over a stored
+    baseline, or its difference from another kernel; exit code 1 if the bound is left or the kernel fails.
+
+    The best inputs are replay files, and the table says what was searched: a largest known error is a lower bound.
+    """
+    with one_line_errors():
+        from fa3verify.campaign.introduction import Unavailable
+        from fa3verify.cli import console
+        from fa3verify.hunt import run
+
+        if problems and seconds:
+            raise ValueError("the budget is --problems or --seconds, not both")
+        budget = None if seconds else problems or 20_000
+        told = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
+        goal = _goal(kernel, options["objective"], options["against"], options["unit"], options["baseline"])
+        settings = run.Settings(kernel, goal, problems=budget, seconds=seconds, **told)
+        with console.counting("searches", quiet) as tell:
+            try:
+                body = run.run(settings, tell)
+            except Unavailable as error:
+                fail(ENVIRONMENT, str(error))
+        console.print_hunt(body, run.page(body), settings.out / run.FILE, quiet=quiet)
+        raise Exit(FINDING if run.is_finding(body) else OK)
+
+
+def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline: Path | None) -> dict[str, Any]:
+    """What is maximised, as tasks are given it; ValueError for options that do not go together."""
+    from dataclasses import replace
+
+    from fa3_reference.problem import DTYPES
+    from fa3verify import gate
+    from fa3verify.hunt import Difference, OverBaseline, Ratio
+    from fa3verify.hunt.objectives import Objective
+
+    if (objective == "difference") != (against is not None):
+        raise ValueError("--objective difference goes with --against KERNEL")
+    if baseline is not None and objective != "baseline":
+        raise ValueError("--baseline goes with --objective baseline")
+    goal: Objective = Ratio()
+    if objective == "baseline":
+        stored = gate.read_baseline(baseline) if baseline else gate.shipped_baseline("quick", 0)
+        if stored is None:
+            raise ValueError("no baseline ships with this installation: name one by --baseline")
+        own = {kernel.partition("+")[0], *(f"twin.{dtype}" for dtype in DTYPES)}
+        kept = {name: figures for name, figures in stored.kernels.items() if name in own}
+        goal = OverBaseline(replace(stored, kernels=kept))
+    if against is not None:
+        from fa3verify.candidates import find
+
+        goal = Difference(find(against), "ulp" if unit == "ulp" else "bound")
+    return goal.to_json()

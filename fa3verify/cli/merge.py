@@ -1,0 +1,29 @@
+"""Verb merge: one verdict and one report of the shards of a campaign."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from fa3verify.cli.exits import EPILOG, one_line_errors, require_writable, told_anyhow
+from fa3verify.cli.options import output_options
+
+
+@click.command(epilog=EPILOG)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@output_options
+def merge(folders: tuple[Path, ...], **options: Any) -> None:
+    """Judge a campaign whose shards lie in FOLDERS, written by verify --shard; write the report of the whole."""
+    with one_line_errors():
+        from fa3verify.campaign import verify
+        from fa3verify.cli import console
+
+        targets = options["json_target"], options["junit_target"], options["update_baseline"]
+        require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
+        settings = verify.Settings((), "quick", 0, options["out"], options["baseline"], options["update_baseline"])
+        summary = verify.merge(folders, settings)
+        with told_anyhow(summary["exit_code"]):
+            console.tell(summary, settings.out, options["json_target"], options["junit_target"], options["quiet"])

@@ -1,0 +1,58 @@
+"""Why two calls may differ: what of their launches does, read from configuration, plan and traits."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from fa3_kernels.plan.config import Config
+from fa3_reference.problem import AttentionProblem
+
+
+def reason(a: Any, b: Any, problems: tuple[AttentionProblem, AttentionProblem]) -> str:
+    """Return what of two launches differs that changes bits; says so where nothing known does.
+
+    >>> problem = AttentionProblem(1, 1, 1, 1, 97, 128, dtype="e4m3")
+    >>> reason(Config("e4m3", tile_n=96), Config("e4m3", tile_n=192), (problem, problem))
+    'a tile has 96 keys against 192, so 97 keys are 2 tiles against 1'
+    """
+    if not isinstance(a, Config) or not isinstance(b, Config):
+        return "the kernels do not say how they are launched"
+    parts = [*_family(a, b), *_tiles(a, b, problems), *_splits(a, b, problems), *_formats(a, b)]
+    return "; ".join(parts) or "nothing that is known of the two launches differs"
+
+
+def _family(a: Config, b: Config) -> list[str]:
+    if a.family == b.family:
+        return []
+    orders = a.traits.order, b.traits.order
+    differing = [f.name for f in fields(orders[0]) if getattr(orders[0], f.name) != getattr(orders[1], f.name)]
+    return [f"families {a.family} and {b.family} differ in {', '.join(differing)}" if differing else ""]
+
+
+def _tiles(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionProblem]) -> list[str]:
+    if a.tile_n == b.tile_n:
+        return []
+    keys = min(problem.seqlen_k for problem in problems)
+    counts = [-(-keys // config.tile_n) for config in (a, b)]
+    split = f"{keys} keys are {_count(counts[0], 'tile')} against {counts[1]}"
+    return [f"a tile has {a.tile_n} keys against {b.tile_n}, so {split}"]
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _splits(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionProblem]) -> list[str]:
+    """Splits of the first sequence, which packed ones may share unevenly."""
+    counts = [c.traits.sequence_splits(p, c)[0] for c, p in zip((a, b), problems, strict=True)]
+    return [] if counts[0] == counts[1] else [f"keys are cut into {_count(counts[0], 'part')} against {counts[1]}"]
+
+
+def _formats(a: Config, b: Config) -> list[str]:
+    words = {"promotion_interval": "keys of a promoted sum", "out_dtype": "the output format", "dtype": "the dtype"}
+    return [
+        f"{what} {'is' if 'the' in what else 'are'} {getattr(a, name)} against {getattr(b, name)}"
+        for name, what in words.items()
+        if getattr(a, name) != getattr(b, name)
+    ]

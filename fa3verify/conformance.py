@@ -1,0 +1,136 @@
+"""A kernel's campaign as pytest items: one for each property and for each family of inputs.
+
+An item runs what a campaign's task of the same name runs, with the same seed and as many examples, and fails by what
+the campaign calls a finding. Tests run in pytest's own process: a kernel that ends it ends pytest, or with xdist one of
+its workers.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fa3verify.campaign import replay, summary
+from fa3verify.campaign.introduction import Introduction, Unavailable, introduce
+from fa3verify.campaign.tasks import Outcome, Task, plan
+from fa3verify.pytest_plugin import kernels_at
+from fa3verify.verdict import told
+
+MARKS = {"skips": pytest.mark.skip, "xfails": lambda reason: pytest.mark.xfail(reason=reason, strict=True)}
+TITLES = {"law": "property", "family": "family"}
+
+
+def name_of(task: Task) -> str:
+    """Name of a task's test, in the form that pytest gives to parametrised ones."""
+    return f"{TITLES[task.kind]}[{task.arguments[task.kind]}]"
+
+
+class Finding(Exception):
+    """What a campaign finds of one task: the text that a failing test shows."""
+
+
+class Conformance(pytest.File):
+    """A conftest that names kernels, or stands where the command line does."""
+
+    def collect(self) -> Iterator[pytest.Collector]:
+        for name in kernels_at(self.config, self.path):
+            yield Kernel.from_parent(self, name=name)
+
+
+class Kernel(pytest.Collector):
+    """A kernel; its tests are named ``property[NAME]`` and ``family[NAME]``."""
+
+    def collect(self) -> Sequence[pytest.Item]:
+        profile, seed = self.config.option.fa3_profile, self.config.option.fa3_seed
+        try:
+            introduction = introduce(self.name, profile)
+        except Unavailable as error:
+            pytest.skip(str(error), allow_module_level=True)
+        except ValueError as error:
+            raise self.CollectError(str(error)) from None
+        if introduction.failed:
+            raise self.CollectError(f"{self.name}: {introduction.failed}")
+        tasks = plan([introduction], profile, seed)
+        items = [Judged.from_parent(self, name=name_of(task), told_by=(introduction, task)) for task in tasks]
+        for kind in MARKS:
+            self._mark(kind, items)
+        return items
+
+    def _mark(self, kind: str, items: Sequence[Judged]) -> None:
+        """Mark the tests that a file names, and warn of a line that names none: it hides nothing and reads as if."""
+        given = self.config.getoption(f"--fa3-{kind}")
+        path = given or self.path.with_name(f"fa3_{kind}.txt")
+        if not path.exists() and not given:
+            return
+        for number, (pattern, reason) in _lines(path, self.CollectError):
+            named = [item for item in items if pattern.fullmatch(item.name) or pattern.fullmatch(item.title)]
+            for item in named:
+                item.add_marker(MARKS[kind](reason=reason))
+            if not named and "::" not in pattern.pattern:
+                self.warn(pytest.PytestWarning(f"{path.name}:{number} names no test of {self.name}"))
+
+
+def _lines(path: Path, error: type[Exception]) -> Iterator[tuple[int, tuple[re.Pattern[str], str]]]:
+    """Yield number, pattern and reason of every line of a file; a line without a reason is an error."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as failed:
+        raise error(f"{path} cannot be read: {failed}") from None
+    for number, line in enumerate(lines, 1):
+        pattern, _, reason = (part.strip() for part in line.partition("#"))
+        if pattern and not reason:
+            raise error(f"{path}:{number} must be PATTERN # reason, got {line!r}")
+        if pattern:
+            yield number, (re.compile(re.escape(pattern).replace(r"\*", ".*")), reason)
+
+
+class Judged(pytest.Item):
+    """One task of a campaign."""
+
+    def __init__(self, *, told_by: tuple[Introduction, Task], **rest: Any) -> None:
+        super().__init__(**rest)
+        self.introduction, self.task = told_by
+
+    @property
+    def title(self) -> str:
+        """Its name with its kernel's."""
+        return f"{self.introduction.name}::{self.name}"
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, self.title
+
+    def runtest(self) -> None:
+        outcome = Outcome(self.task, self.task.function(**self.task.arguments))
+        profile, seed = self.config.option.fa3_profile, self.config.option.fa3_seed
+        body, _, found, _ = summary.of_kernel(self.introduction, [outcome], None, profile=profile, seed=seed)
+        if found:
+            raise Finding("\n".join(self._told(finding, number) for number, finding in enumerate(found)))
+        if any(law["status"] == "not_tried" for law in body["laws"]):
+            pytest.skip("nothing was tried that the kernel takes")
+
+    def _told(self, finding: dict[str, Any], number: int) -> str:
+        """A finding in words: what, the smallest case, and how to run it again."""
+        lines = [f"{finding['kernel']} {told(finding['what'])}: {finding['message']}"]
+        if finding["case"]:
+            lines.append(f"  case: {finding['case']}")
+        if finding["replay"]:
+            name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{self.title}-{number}") + ".json"
+            path = _folder(self.config) / name
+            replay.write(path, finding["kernel"], finding["what"], finding["replay"], finding["baseline"])
+            lines.append(f"  replay: fa3verify replay {path}")
+        return "\n".join(lines)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The words of a finding; anything else is an error of ours, with its traceback."""
+        return str(excinfo.value) if isinstance(excinfo.value, Finding) else super().repr_failure(excinfo, style)
+
+
+def _folder(config: pytest.Config) -> Path:
+    """Where replay files go: pytest's cache, or a folder of its own where that is switched off."""
+    cache = getattr(config, "cache", None)
+    return cache.mkdir("fa3verify") if cache else Path(tempfile.mkdtemp(prefix="fa3verify-"))

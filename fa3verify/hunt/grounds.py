@@ -1,0 +1,97 @@
+"""Where a kernel is hunted: islands, of which arrays are bred, and cases, of which everything else is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.traits import OURS
+from fa3verify.adversary.islands import Island
+from fa3verify.candidates import Candidate
+from fa3verify.operations import FORWARD
+from fa3verify.properties.trials import LONG, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """One place: an island, or what cases are wanted."""
+
+    name: str
+    island: Island | None = None
+    wanted: Wanted = field(default_factory=Wanted)
+
+
+# Few keys let a single operation's error stand alone, several tiles rescale, thousands let errors of one sign add up.
+_SHAPES: tuple[dict[str, Any], ...] = (
+    {"name": "few", "keys": 16},
+    {"name": "tile", "keys": 128},
+    {"name": "tiles", "keys": 384},
+    {"name": "long", "keys": 2048},
+    {"name": "splits", "keys": 512, "num_splits": 3},
+    {"name": "softcap", "keys": 64, "softcap": True},
+    {"name": "causal", "keys": 160, "causal": True},
+)
+# Rows with channels of their own, narrow where a kernel takes that, for its channels cost time. Kernels of e4m3 that
+# take one descale a sequence have a row of each, so that its descale is its own.
+_BY_ROW: tuple[dict[str, Any], ...] = (
+    {"rows": 16, "width": 1, "columns": 32},
+    {"rows": 16, "width": 1, "columns": 16},
+    {"rows": 16, "width": 4, "columns": 64},
+    {"rows": 16, "width": 8, "columns": 128},
+    {"rows": 64, "width": 1, "columns": 64},
+)
+_BY_BATCH: tuple[dict[str, Any], ...] = (
+    {"batch": 16, "rows": 1, "width": 16, "columns": 16},
+    {"batch": 16, "rows": 1, "width": 64, "columns": 64},
+    {"batch": 16, "rows": 1, "width": 128, "columns": 128},
+)
+_CHAINS: tuple[dict[str, Any], ...] = ({"batch": 16, "rows": 1, "width": 64, "columns": 64}, *_BY_BATCH[2:])
+_CASES = (Ground("cases"), Ground("long cases", wanted=Wanted(seqlens_k=LONG, longest_q=4, empty=False)))
+
+
+def grounds_of(candidate: Candidate, others: tuple[Candidate, ...] = ()) -> tuple[Ground, ...]:
+    """Return where a kernel can be hunted, together with others; islands of forward kernels only."""
+    if candidate.operation != FORWARD:
+        return _CASES[:1]
+    by_batch = candidate.dtype == "e4m3" and not all("block_descale" in each.features for each in (candidate, *others))
+    layouts = _BY_BATCH if by_batch else (*_BY_ROW, *_BY_BATCH)
+    kernels = (candidate, *others)
+    found = [_island(kernels, shape, layouts) for shape in _SHAPES]
+    found.append(_island(kernels, {"name": "chains", "keys": 16}, _CHAINS))
+    return *(Ground(island.name, island) for island in found if island), *_CASES
+
+
+def ground_of(candidate: Candidate, name: str, others: tuple[Candidate, ...] = ()) -> Ground:
+    """Return the ground of a name; ValueError where a kernel has none."""
+    known = {ground.name: ground for ground in grounds_of(candidate, others)}
+    if name not in known:
+        raise ValueError(f"ground of {candidate.name} must be one of {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def _island(
+    kernels: tuple[Candidate, ...], shape: dict[str, Any], layouts: tuple[dict[str, Any], ...]
+) -> Island | None:
+    """An island of the first layout that all kernels take, with the first one's tile; None where they take none."""
+    if shape.get("num_splits", 1) > 1 and not all("num_splits" in kernel.changeable for kernel in kernels):
+        return None
+    if shape.get("causal") and any(kernel.policy.causal == "top_left" for kernel in kernels):
+        return None
+    first, multiple = kernels[0], max(kernel.seqlen_multiple for kernel in kernels)
+    keys = -(-shape["keys"] // multiple) * multiple
+    for layout in layouts:
+        island = Island(dtype=first.dtype, tile_n=128, **shape | {"keys": keys} | layout)
+        problem = island.problem(1.0, 1.0)
+        if all(kernel.refusal(problem) is None for kernel in kernels):
+            config = first.config_for(problem)
+            return _configured(island, config) if isinstance(config, Config) else island
+    return None
+
+
+def _configured(island: Island, config: Config) -> Island:
+    """An island with what leads its mutations: the tile, promotion and family of a configuration."""
+    known = config.family if config.traits.is_reproduced else OURS
+    choices = {"promotion_interval": config.promotion_interval, "out_dtype": config.out_dtype}
+    blocks = {"descale_tiles": 1} if island.dtype == "e4m3" and island.rows > 1 else {}
+    return replace(island, tile_n=config.tile_n, family=known, **choices, **blocks)

@@ -1,0 +1,1 @@
+"""How much the suite catches: mutants of the twins' source, bugs that kernels shipped with, rules of other projects."""

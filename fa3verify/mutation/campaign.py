@@ -1,0 +1,114 @@
+"""The verb ``mutants``: run what was asked for, write csv and Markdown, count what was missed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from fa3verify.campaign.profiles import ProfileName
+from fa3verify.files import write_text
+from fa3verify.mutation import automatic, grid, museum, sound, tables
+from fa3verify.mutation.examine import Examination, warm_up
+
+Tell = Callable[[str], None]
+
+
+def run(kinds: Sequence[str], progress: Tell, **options: Any) -> tuple[int, str]:
+    """Run a campaign of each kind; return how many mistakes our own rules missed, and the pages as one text.
+
+    Raises
+    ------
+    ValueError
+        For an unknown module or kernel, or a folder with results of other code.
+    """
+    parts = [RUN[kind](progress, options) for kind in kinds]
+    return sum(missed for missed, _ in parts), "\n".join(text for _, text in parts)
+
+
+def workers(options: Mapping[str, Any]) -> ProcessPoolExecutor:
+    """Return a pool of fresh processes, each of one thread."""
+    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    count = options["workers"] or os.cpu_count() or 1
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as csv."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([head, *rows])
+    return file.getvalue()
+
+
+def _write(options: Mapping[str, Any], stem: str, head: Sequence[str], rows: list[list[object]], page: str) -> None:
+    write_text(Path(options["out"]) / f"{stem}.csv", csv_text(head, rows))
+    write_text(Path(options["out"]) / f"{stem}.md", page)
+
+
+def _automatic(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
+    names = ("out", "count", "profile", "modules", "bits", "seed", "seconds")
+    given = {name: options[name] for name in names}
+    if options["kernels"]:
+        given["kernels"] = options["kernels"]
+    settings = automatic.Settings(**given)
+    with workers(options) as pool:
+        fates = automatic.run(settings, pool, progress)
+    page = tables.automatic(fates)
+    write_text(settings.out / "automatic.md", page)
+    return sum(fate.status == "missed" for fate in fates), page
+
+
+def _shown(index: int, profile: ProfileName, bits: bool) -> Examination:
+    """A worker's task: one exhibit of the museum."""
+    exhibit = museum.exhibits()[index]
+    if exhibit.kernel != museum.SIMULATOR:
+        warm_up([(exhibit.kernel, "")])
+    return museum.show(exhibit, profile, bits=bits)
+
+
+def _museum(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
+    exhibits = museum.exhibits()
+    with workers(options) as pool:
+        waiting = {pool.submit(_shown, i, options["profile"], options["bits"]): i for i in range(len(exhibits))}
+        found: dict[int, Examination] = {}
+        for future in as_completed(waiting):
+            found[waiting[future]] = future.result()
+            progress(exhibits[waiting[future]].what)
+    results = [(exhibit, found[i]) for i, exhibit in enumerate(exhibits)]
+    page = tables.museum(results, museum.OUTSIDE, museum.REPORTS)
+    head, rows = tables.museum_rows(results, museum.OUTSIDE)
+    _write(options, "museum", head, rows, page)
+    return sum(not examination.found_by for _, examination in results), page
+
+
+def _grid(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
+    with workers(options) as pool:
+        verdicts = grid.run(pool, progress, options["rules"])
+    head, rows = tables.grid_rows(verdicts)
+    page = tables.grid(verdicts)
+    _write(options, "grid", head, rows, page)
+    ours = [verdict for verdict in verdicts if not verdict.is_correct]
+    return sum(not verdict.rejected["bound and baseline"] for verdict in ours), page
+
+
+def _sound(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
+    with workers(options) as pool:
+        found = sound.run(options["trials"], options["seed"], pool, progress)
+    page = tables.sound(found)
+    _write(options, "sound", sound.COLUMNS, sound.rows(found), page)
+    return sum(len(tally.alarms) for tally in found), page
+
+
+RUN: Mapping[str, Callable[[Tell, Mapping[str, Any]], tuple[int, str]]] = {
+    "museum": _museum,
+    "grid": _grid,
+    "automatic": _automatic,
+    "sound": _sound,
+}

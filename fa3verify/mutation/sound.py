@@ -1,0 +1,91 @@
+"""Sound kernels in different orders under the suite: everything that it finds in one of them is a false alarm.
+
+Each twin has an order of its own: tiles, the order of keys, of maxima and sums, formats of P, splits and their combine.
+They are judged as kernels without a twin, by bound and properties, which is what a third party's kernel gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, as_completed
+from dataclasses import dataclass, replace
+
+from fa3verify import candidates, operations
+from fa3verify.campaign.profiles import PROFILES, families, family_cases
+from fa3verify.campaign.tasks import judge_cases, pooled
+from fa3verify.gate import bound_rows
+from fa3verify.properties import LAWS, find_law, run_law
+
+# One of each order; fa3-fwd's twins are left out, as findings/0003 says what is wrong with that build.
+KERNELS = (
+    *(f"twin.{x}" for x in ("fp16", "bf16", "e4m3", "quantize", "backward.fp16", "backward.bf16")),
+    *(f"twin.flash3.dew.{x}" for x in ("fp16", "bf16", "backward.fp16", "backward.bf16")),
+    *(f"twin.{family}.{x}" for family in ("cudnn", "flash2", "triton_tutorial") for x in ("fp16", "bf16")),
+)
+EXAMPLES = 60  # trials of a property with one seed
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What one task of one kernel came to: ``trials``, the output values in them, and false alarms in words."""
+
+    kernel: str
+    task: str
+    seed: int
+    trials: int
+    outputs: int
+    alarms: tuple[str, ...]
+
+
+def run(trials: int, seed: int, pool: Executor, progress: Callable[[str], None]) -> list[Tally]:
+    """Examine every kernel with one seed after another until so many trials are made; a seed is always finished."""
+    found: list[Tally] = []
+    while sum(tally.trials for tally in found) < trials:
+        waiting = [pool.submit(examined, *task, seed) for task in _tasks()]
+        for future in as_completed(waiting):
+            found.append(future.result())
+            progress(f"{found[-1].kernel}: {found[-1].task}")
+        seed += 1
+    return sorted(found, key=lambda tally: (KERNELS.index(tally.kernel), tally.task, tally.seed))
+
+
+def _tasks() -> Iterator[tuple[str, str]]:
+    for kernel in KERNELS:
+        candidate = candidates.find(kernel)
+        yield from ((kernel, law.name) for law in LAWS if law.applies(candidate) and law.is_claimed(candidate))
+        yield from ((kernel, family) for family in families(candidate, PROFILES["quick"]))
+
+
+def examined(kernel: str, task: str, seed: int) -> Tally:
+    """Run one property, or judge the cases of one family, with one seed."""
+    candidate = replace(candidates.find(kernel), twin=None)
+    if task in {law.name for law in LAWS}:
+        outcome = run_law(find_law(task), candidate, max_examples=EXAMPLES, seed=seed, shrink_seconds=0)
+        words = (outcome.violation.message,) if outcome.violation else ()
+        return Tally(kernel, task, seed, outcome.examples, outcome.outputs, words)
+    cases = family_cases(candidate, task, PROFILES["quick"], seed)
+    records = judge_cases(candidate, task, cases)
+    alarms = [f"{record['describe']}: {record['error']}" for record in records if "error" in record]
+    judged = [record for record in records if "error" not in record]
+    outputs = sum(record["measures"]["outputs"] for record in judged)
+    if judged:
+        operation = operations.find(candidate.operation)
+        figures = {"family": task, **pooled(judged, operation)}
+        rows = bound_rows({"name": kernel, "operation": operation.name, "families": [figures]})
+        alarms += [f"{row.rule}: {row.observed} beyond {row.limit}" for row in rows if row.status == "fail"]
+    return Tally(kernel, task, seed, len(cases), outputs, tuple(alarms))
+
+
+COLUMNS = ("kernel", "property or family", "seeds", "trials", "outputs", "false alarms", "first")
+
+
+def rows(found: list[Tally]) -> list[list[object]]:
+    """Rows of :data:`COLUMNS`, one for each task of each kernel."""
+    groups: dict[tuple[str, str], list[Tally]] = {}
+    for tally in found:
+        groups.setdefault((tally.kernel, tally.task), []).append(tally)
+    return [
+        [*key, len(own), sum(x.trials for x in own), sum(x.outputs for x in own), len(alarms), (alarms or [""])[0]]
+        for key, own in groups.items()
+        for alarms in [[alarm for tally in own for alarm in tally.alarms]]
+    ]

@@ -1,0 +1,141 @@
+"""Laws about rows computed in other calls: alone, in chunks of a prefill, or without the keys that they do not see.
+
+A serving stack computes the same row in calls of different shapes. Where the order of a row's key tiles is the same,
+equal bits are due, for our kernels whenever the part starts at a whole tile; of kernels that do not claim that, the
+calls may differ by the sum of their bounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.problem import Sequence
+from fa3verify.candidates import Candidate
+from fa3verify.cases import Case
+from fa3verify.operations import Outputs
+from fa3verify.properties.compare import Call, agree, called, same_bits
+from fa3verify.properties.law import Trial, Violation, set_up
+from fa3verify.properties.transforms import key_unit, masked_part, part, part_of_result, visible
+from fa3verify.properties.trials import Wanted, law, needs
+
+CHUNKS = 3  # of a prefill, at most
+
+
+def _row(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    return {"row": draw(st.integers(0, max(0, case.problem.seqlen_q - 1)))}
+
+
+def _causal(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    whole = setup.run(candidate)
+    for seq in setup.problem.sequences():
+        if not seq.seqlen_q:
+            continue
+        row = trial.integer("row", 0, 2**20) % seq.seqlen_q
+        stop = int(visible(setup.problem, seq)[1][row])
+        rows = slice(row, row + 1)
+        cut = part(setup, seq, rows=rows, keys=slice(0, stop))
+        cut = cut._replace(problem=replace(cut.problem, causal=False))
+        expected = part_of_result(setup, whole, seq, rows=rows)
+        what = f"row {row} of sequence {seq.index} alone with keys [0, {stop}) against the causal call"
+        if violation := same_bits(what, cut.run(candidate), expected):
+            return violation
+    return None
+
+
+def _windowed(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    whole = called(candidate, setup)
+    for seq in setup.problem.sequences():
+        if not seq.seqlen_q:
+            continue
+        row = trial.integer("row", 0, 2**20) % seq.seqlen_q
+        first, stop = (int(x[row]) for x in visible(setup.problem, seq))
+        if stop <= first:
+            continue
+        unit = key_unit(setup)
+        if candidate.claims(trial.law):  # tiles of the part are those of the whole
+            unit *= setup.config.tile_n // math.gcd(unit, setup.config.tile_n)
+        keys = slice(first - first % unit, stop)
+        if violation := _part_agrees(candidate, trial, whole, seq, slice(row, row + 1), keys):
+            return violation
+    return None
+
+
+def _part_agrees(
+    candidate: Candidate, trial: Trial, whole: Call, seq: Sequence, rows: slice, keys: slice
+) -> Violation | None:
+    """Compare a call of some rows and keys with the same rows of the whole call."""
+    alone = called(candidate, masked_part(whole.setup, seq, rows=rows, keys=keys))
+    names = f"rows [{rows.start}, {rows.stop}) of sequence {seq.index} with keys [{keys.start}, {keys.stop}) alone"
+
+    def of_part(outputs: Outputs) -> Outputs:
+        return part_of_result(whole.setup, outputs, seq, rows=rows)
+
+    return agree(candidate, trial, f"{names} against the whole call", got=alone, expected=whole, of=of_part)
+
+
+def _chunks(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+    starts = st.lists(st.integers(1, max(1, case.problem.seqlen_q - 1)), max_size=CHUNKS - 1, unique=True)
+    return {"starts": sorted(draw(starts))}
+
+
+def _chunked(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    starts = trial.parameters.get("starts")
+    if not isinstance(starts, list) or not all(isinstance(n, int) and n > 0 for n in starts):
+        raise ValueError(f"{trial.law}: starts must be a list of positive integers, got {starts!r}")
+    whole = called(candidate, setup)
+    for seq in setup.problem.sequences():
+        inner = {n for n in starts if n < seq.seqlen_q}
+        edges = sorted({0, *inner, seq.seqlen_q})
+        chunks = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        decode = slice(seq.seqlen_q - 1, seq.seqlen_q)
+        for rows in [*chunks, decode] if seq.seqlen_q > 1 else chunks:
+            keys = slice(0, int(visible(setup.problem, seq)[1][rows.stop - 1]))
+            if not keys.stop:  # what a call without keys returns is a policy of its own
+                continue
+            if violation := _part_agrees(candidate, trial, whole, seq, rows, keys):
+                return violation
+    return None
+
+
+TRUNCATION_LAWS = (
+    law(
+        "causal_row_equals_truncated_problem",
+        "row i of a causal call equals a dense call of row i alone with the keys it sees, bit for bit (operands "
+        "given, not re-quantised)",
+        "invariant",
+        _causal,
+        wanted=Wanted(masks="causal"),
+        parameters=_row,
+        applies=needs("causal"),
+    ),
+    law(
+        "windowed_row_equals_truncated_problem",
+        "row i of a windowed call equals a call of row i alone without the key tiles before its window and the keys "
+        "behind it, bit for bit; of kernels that do not claim it, without any key outside, within the sum of both "
+        "bounds",
+        "agreement",
+        _windowed,
+        wanted=Wanted(masks="window"),
+        parameters=_row,
+        applies=needs("window"),
+    ),
+    law(
+        "prefill_equals_its_chunks_and_decode",
+        "rows of a causal call equal calls of fewer of its queries with the keys up to their last one, of its last "
+        "query alone too, bit for bit where claimed, else within the sum of both bounds",
+        "agreement",
+        _chunked,
+        wanted=Wanted(masks="causal"),
+        parameters=_chunks,
+        applies=needs("causal"),
+    ),
+)

@@ -1,0 +1,133 @@
+"""A Dask cluster: the data of one process bit for bit, whatever becomes of its workers; what is lost is a failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import xarray as xr
+
+from fa3verify import watch
+from fa3verify.campaign import executors
+from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign import verify as jobs
+from fa3verify.campaign.executors import Cluster
+from fa3verify.campaign.pool import TaskError, WorkerLost
+from fa3verify.campaign.tasks import Task, execute
+from fa3verify.report import dataset
+
+KERNEL = "twin.quantize"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A scheduler and two workers in processes of their own, which come back when they are killed."""
+    from distributed import LocalCluster
+
+    folder = str(tmp_path_factory.mktemp("dask"))
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", local_directory=folder, silence_logs=50
+    ) as found:
+        yield found
+
+
+def settings(out: Path, scheduler: str | None) -> jobs.Settings:
+    return jobs.Settings((KERNEL,), "quick", 0, out, workers=1, scheduler=scheduler, studies=False)
+
+
+def data_of(out: Path) -> xr.DataTree:
+    return dataset.load(out / "run.nc")
+
+
+def test_a_cluster_whose_workers_are_killed_gives_the_data_of_one_process(cluster, tmp_path, monkeypatch):
+    whole, ended, done = campaign.plan, [], []
+    monkeypatch.setattr(campaign, "plan", lambda *args: whole(*args)[:12])
+
+    def kill(total, outcome) -> None:
+        done.append(outcome)
+        if len(done) in (3, 7):
+            ended.append(cluster.workers[len(ended) % 2].pid)
+            os.kill(ended[-1], signal.SIGKILL)
+
+    summary = jobs.run(settings(tmp_path / "cluster", cluster.scheduler_address), kill)
+    jobs.run(settings(tmp_path / "alone", None), lambda total, outcome: None)
+    many, one = data_of(tmp_path / "cluster"), data_of(tmp_path / "alone")
+    assert len(set(ended)) == 2
+    assert summary["failures"] == []
+    assert many.attrs["content_sha256"] == one.attrs["content_sha256"]
+    for name in ("cases", "laws", "gate"):
+        xr.testing.assert_identical(many[name].to_dataset(), one[name].to_dataset())
+    assert sum(summary["cpu_s"][KERNEL].values()) > 0
+
+
+def double(x: int) -> int:
+    watch.trying("doubling", lambda: {"x": x})
+    if x == 0:
+        raise SystemExit(0)
+    if x == -2:
+        time.sleep(60)
+    if x < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * x
+
+
+def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
+    executor = Cluster(cluster.scheduler_address, 4.0)
+    outcomes = execute([Task("t", str(x), double, {"x": x}) for x in (3, 0, -1, -2, 2)], executor)
+    executor.shutdown()
+    assert [o.value for o in outcomes] == [6, None, None, None, 4]
+    words = ("SystemExit: 0", "killed by SIGKILL", "no answer within 4 s")
+    assert [word in (o.error or "") for word, o in zip(words, outcomes[1:4])] == [True] * 3
+    assert [o.lost_worker for o in outcomes] == [False, False, True, True, False]
+    assert outcomes[2].at == {"what": "doubling", "content": {"x": -1}}
+
+
+def process(_: int) -> int:
+    return os.getpid()
+
+
+def test_each_campaign_has_processes_of_its_own_so_that_an_edited_kernel_is_loaded_again(cluster):
+    tasks, seen = [Task("t", str(x), process, {"_": x}) for x in range(6)], []
+    for _ in range(2):
+        executor = Cluster(cluster.scheduler_address, 4.0)
+        seen.append({outcome.value for outcome in execute(tasks, executor)})
+        executor.shutdown()
+    assert all(1 <= len(pids) <= 2 for pids in seen)
+    assert not seen[0] & seen[1]
+
+
+def test_a_worker_with_other_sources_judges_nothing(cluster, monkeypatch):
+    monkeypatch.setattr(executors, "source_stamp", lambda: "of other sources")
+    executor = Cluster(cluster.scheduler_address, 4.0)
+    with pytest.raises(TaskError, match="other sources"):
+        executor.submit(double, 3).result()
+    executor.shutdown()
+
+
+def test_a_task_lost_with_its_scheduler_is_an_error_and_a_cancelled_one_is_not():
+    lost, unwanted = Future(), Future()
+    futures = executors._Remote(lost), executors._Remote(unwanted)
+    lost.cancel()
+    assert futures[1].cancel()
+    with pytest.raises(TaskError, match="scheduler is gone"):
+        futures[0].result()
+    assert futures[1].cancelled()
+    assert not isinstance(futures[0].exception(), WorkerLost)
+
+
+def test_a_scheduler_that_does_not_answer_is_an_environment_error(tmp_path, monkeypatch):
+    import dask
+    from click.testing import CliRunner
+
+    from fa3verify.cli.main import main
+
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        words = ["verify", KERNEL, "--quick", "--scheduler", "tcp://127.0.0.1:9", "--out", str(tmp_path)]
+        result = CliRunner().invoke(main, words)
+    assert result.exit_code == 3
+    assert "127.0.0.1:9" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,89 @@
+"""A baseline of one's own kernel, from the command line: written, held, and broken by an FP8 error that grew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fa3verify import candidates, gate
+from fa3verify.campaign import verify
+from fa3verify.cli.main import main
+
+# An FP8 kernel that rounds P to e4m3, and nothing else beyond binary32; for one head_dim, so that it is judged quickly.
+KERNEL = """
+import ml_dtypes
+import numpy as np
+import fa3verify
+
+GROWTH = {growth}
+
+
+@fa3verify.kernel(dtypes=("e4m3",), features=(), head_dims=(64,), min_seqlen=1)
+def kernel(q, k, v, *, softmax_scale, q_descale, k_descale, v_descale):
+    stored = (q, q_descale), (k, k_descale), (v, v_descale)
+    q, k, v = (x.astype(np.float32) * descale[..., None, None] for x, descale in stored)
+    s = q @ k.swapaxes(2, 3) * np.float32(softmax_scale)
+    top = s.max(3, keepdims=True)
+    p = np.exp(s - top)
+    total = p.sum(3, keepdims=True)
+    exact = p @ v / total
+    error = (p * 256).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) / 256 @ v / total - exact
+    return (exact + (1 + GROWTH) * error).astype(ml_dtypes.bfloat16), (np.log(total) + top)[..., 0]
+"""
+
+
+def _verify(tmp_path: Path, growth: float, *options: str) -> tuple[int, dict]:
+    (tmp_path / "mine.py").write_text(KERNEL.format(growth=growth))
+    asked = ["verify", "mine.py:kernel", "--quick", "--no-studies", "--quiet", "--workers", "2", *options]
+    code = CliRunner().invoke(main, [*asked, "--out", "out"]).exit_code
+    return code, json.loads((tmp_path / "out" / "summary.json").read_text())
+
+
+def test_an_fp8_error_that_grew_by_a_fifth_breaks_the_baseline_of_ones_own_kernel(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, sound = _verify(tmp_path, 0.0, "--update-baseline", "mine.json")
+    assert (code, sound["layers"]["L2"]) == (0, "not compared")
+    rows = gate.baseline_rows(sound["kernels"][0], gate.read_baseline(Path("mine.json")))
+    assert len(rows) > 100
+    assert {row.status for row in rows} == {"pass"}
+    code, grown = _verify(tmp_path, 0.2, "--baseline", "mine.json")
+    assert (code, grown["layers"]["L1"], grown["layers"]["L2"]) == (1, "pass", "fail")
+    failed = {row["family"] for row in grown["gate"] if row["rule"] == "rel_rmse_seen" and row["status"] == "fail"}
+    assert len(failed) >= 10, failed
+
+
+def test_a_baseline_keeps_the_kernels_that_a_run_did_not_judge():
+    def of(name: str, x: float) -> gate.Baseline:
+        return gate.Baseline("quick", 0, {name: {"normal": {"abs_bias": x}}})
+
+    both = of("a", 2.0).with_kernels_of(gate.Baseline("quick", 0, {**of("a", 1.0).kernels, **of("b", 1.0).kernels}))
+    assert both.kernels == {**of("a", 2.0).kernels, **of("b", 1.0).kernels}
+    assert of("a", 1.0).with_kernels_of(None) == of("a", 1.0)
+
+
+def test_a_baseline_of_another_seed_is_not_updated(tmp_path):
+    (tmp_path / "b.json").write_text(gate.Baseline("quick", 1, {}).text())
+    settings = verify.Settings(("twin.fp16",), "quick", 0, tmp_path / "out", update_baseline=tmp_path / "b.json")
+    with pytest.raises(ValueError, match=r"b\.json is for profile quick and seed 1, not quick and 0"):
+        verify.run(settings, lambda total, outcome: None)
+
+
+def test_a_kernel_in_a_folder_with_a_plus_has_figures_of_its_own():
+    stored = gate.Baseline("quick", 0, {"c++/mine.py:kernel": {"normal": {"abs_bias": 1.0}}, "twin.fp16": {}})
+    assert stored.figures("c++/mine.py:kernel", "normal") == {"abs_bias": 1.0}
+    assert stored.figures("twin.fp16+stale_v", "normal") is None
+
+
+def test_a_file_is_loaded_by_its_path_and_not_taken_for_another_module(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))  # which undoes what loading adds
+    (tmp_path / "my_own_kernel.py").write_text(KERNEL.format(growth=0.0))
+    reference = f"{tmp_path}/my_own_kernel.py:kernel"
+    assert candidates.find(reference).name == reference
+    (tmp_path / "json.py").write_text(KERNEL.format(growth=0.0))
+    with pytest.raises(ValueError, match=r"the module json is .*: rename"):
+        candidates.find(f"{tmp_path}/json.py:kernel")
+    with pytest.raises(ValueError, match="No module named 'nowhere'"):
+        candidates.find(f"{tmp_path}/nowhere.py:kernel")

@@ -1,0 +1,143 @@
+"""Comparisons: equal over what ran, or the first value, row and bit with the reason; the published table runs again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.candidates import Result, find
+from fa3verify.cli.main import main
+from fa3verify.compare import compare_kernels, compare_over
+from fa3verify.compare.axes import AXES, axis_of
+from fa3verify.compare.bits import first_difference
+from fa3verify.compare.run import RECIPES, configured
+from fa3verify.compare.table import KERNELS, compared, page
+from fa3verify.inputs.recipe import Recipe
+
+STORED = Path(__file__).parents[3] / "reports" / "invariance"
+QUICK = (  # of the published table, what takes no second; the first is equal, the others differ
+    ("twin.flash3.e4m3", "pack_gqa"),
+    ("twin.fp16", "tile_n"),
+    ("twin.e4m3", "num_splits"),
+    ("twin.flash3.bf16", "tile_n"),
+    ("twin.flash3.fp16", "decode"),
+)
+FEW = (Recipe("cancelling_v"),)
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return json.loads((STORED / "table.json").read_text())["comparisons"]
+
+
+def test_the_published_page_is_that_of_the_stored_comparisons(stored):
+    found = [row["found"] and compared(row["found"]) for row in stored]
+    assert len(found) == len(KERNELS) * len(AXES)
+    written = page(list(KERNELS), [axis.name for axis in AXES], found)
+    assert (STORED / "README.md").read_text() == written
+
+
+@pytest.mark.parametrize(("kernel", "axis"), QUICK)
+def test_the_published_table_is_what_runs_today(stored, kernel, axis):
+    (row,) = (row for row in stored if (row["kernel"], row["axis"]) == (kernel, axis))
+    now = asdict(compare_over(configured(kernel), axis_of(axis)))
+    assert json.loads(json.dumps(now)) == row["found"]
+
+
+def problems(keys):
+    return [(n, AttentionProblem(1, 2, 1, 4, n, 128, dtype="e4m3")) for n in keys]
+
+
+@pytest.mark.parametrize(("kernel", "promoted"), [("twin.e4m3", ",promotion_interval=96"), ("twin.flash3.e4m3", "")])
+def test_fp8_tiles_of_96_and_192_keys_differ_from_97_keys_on(kernel, promoted):
+    """As a serving stack reported of its decode and its prefill: with 96 keys both have one tile."""
+    decode, prefill = (configured(f"{kernel}[tile_n={n}{promoted}]") for n in (96, 192))
+    found = compare_kernels(decode, prefill, problems((1, 31, 95, 96, 97, 128)), FEW)
+    assert found.value == 97
+    assert found.because == "a tile has 96 keys against 192, so 97 keys are 2 tiles against 1"
+    assert found.first is not None
+    assert found.first.output == "out"
+    assert 0 < found.first.differing < found.first.compared
+
+
+def test_a_kernel_equals_itself_and_not_a_mutant():
+    twin = find("twin.fp16")
+    case = [(65, AttentionProblem(1, 1, 1, 4, 65, 64))]
+    assert compare_kernels(twin, twin, case, RECIPES[:2]).is_equal
+    wrong = compare_kernels(twin, find("twin.fp16+missing_column"), case, RECIPES[:1])
+    assert wrong.first is not None
+    assert wrong.first.output == "out"
+
+
+def test_every_axis_sees_a_kernel_that_breaks_it():
+    """Outputs that depend on the call's shape, as of a kernel that chooses its order by it, differ on every axis."""
+    twin = find("twin.fp16")
+
+    def run(problem, operands, config):
+        out, lse = twin.run(problem, operands, config)
+        lengths = problem.seqlens_k or (problem.seqlen_k,)
+        order = (problem.batch, *lengths, config.tile_m, config.tile_n, config.num_splits, config.pack_gqa)
+        first = operands.q.astype(np.float64).ravel()[:8].sum()  # tells orders of one batch
+        return Result(out, lse + np.float32(hash((order, first)) % 4093))
+
+    fickle = replace(twin, run=run)
+    for axis in AXES:
+        value = {"batch": 2, "position": 1, "neighbours": 9, "seqlen_k": 64, "chunk": 177, "decode": 65}.get(axis.name)
+        values = {"num_splits": 2, "pack_gqa": True, "tile_m": 64, "tile_n": 64} | ({axis.name: value} if value else {})
+        found = compare_over(fickle, axis, (values[axis.name],), FEW)
+        assert found.is_equal is False, axis.name
+
+
+def test_zeros_of_either_sign_differ_and_nans_do_not():
+    a = {"out": np.array([0.0, np.nan, 1.0], np.float32)}
+    assert first_difference(a, a) is None
+    b = {"out": np.array([-0.0, np.nan, 1.5], np.float32)}
+    found = first_difference(a, b)
+    assert found is not None
+    assert (found.index, found.bits, found.differing, found.largest) == ((0,), ("0x00000000", "0x80000000"), 2, 0.5)
+    lost = first_difference(a, {"out": np.array([0.0, 2.0, 1.0], np.float32)})
+    assert lost is not None
+    assert lost.largest == np.inf
+
+
+def test_the_verb_tells_the_first_length_and_leaves_with_a_finding():
+    kernels = ["twin.e4m3[tile_n=96,promotion_interval=96]", "twin.e4m3[tile_n=192,promotion_interval=96]"]
+    result = CliRunner().invoke(main, ["compare", *kernels, "--over", "seqlen_k=95:99", "--workers", "1"])
+    assert result.exit_code == 1, result.output
+    assert "differs first at seqlen_k 97, out[0, 0, " in result.output
+    assert "because a tile has 96 keys against 192" in result.output
+
+
+def test_the_verb_compares_one_kernel_over_an_axis(tmp_path):
+    target = tmp_path / "found.json"
+    command = ["compare", "twin.fp16", "--over", "position=1", "--over", "num_splits=2", "--workers", "1"]
+    result = CliRunner().invoke(main, [*command, "--json", str(target), "--out", str(tmp_path / "page.md")])
+    assert result.exit_code == 1, result.output
+    assert "place in the batch: equal over everything it ran" in result.output
+    equal, other = (compared(row["found"]) for row in json.loads(target.read_text())["comparisons"])
+    assert equal.is_equal
+    assert other.value == 2
+    assert "| place in the batch (`position`) |" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["twin.fp16", "--over", "moon"], 2, "axis must be one of batch"),
+        (["twin.fp16", "--over", "batch=x"], 2, "values must be FIRST:STOP"),
+        (["twin.fp16[tile_n]"], 2, "a configuration is KERNEL[FIELD=VALUE,...]"),
+        (["twin.fp16", "twin.bf16"], 5, "kernels must have one dtype"),
+        (["twin.fp16", "twin.fp16", "--over", "decode=3"], 2, "two kernels are compared over a size"),
+        (["twin.quantize", "--over", "batch"], 5, "only forward kernels are compared"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(arguments, code, words):
+    result = CliRunner().invoke(main, ["compare", *arguments, "--workers", "1"])
+    assert result.exit_code == code, result.output
+    assert words in result.output

@@ -1,0 +1,28 @@
+"""The hunt finds what normal inputs hide: the sums that e4m3 loses over long keys without promotion."""
+
+from __future__ import annotations
+
+from fa3verify.adversary.colony import individual
+from fa3verify.adversary.islands import Island
+from fa3verify.candidates import find
+from fa3verify.hunt import Ratio, hunt
+from fa3verify.hunt.objectives import Call
+from fa3verify.hunt.search import value_of
+from fa3verify.operations import find as operation
+
+PROBLEMS, SEED = 224, 1  # reports/notes/hunt.md has other seeds
+
+
+def test_accumulator_loss_is_found_from_a_normal_start_at_2048_keys():
+    faulty, sound = find("twin.e4m3+no_promotion"), find("twin.e4m3")
+    found = hunt(faulty, Ratio(), PROBLEMS, SEED, grounds=("long",))
+    assert found.curve[0][0] == 16, "the first generation is normal"
+    assert found.curve[0][3] < 1, "normal inputs do not show it"
+    best = found.best["out"]
+    assert best.value > 1
+    assert value_of(sound, Ratio(), best.content)["out"] <= 1, "it is the fault's doing"
+    colony, row, column = individual(best.content["individual"], Island(**best.content["island"]))
+    assert colony.island.keys == 2048
+    call = Call(faulty, colony.problem, colony.operands, faulty.config_for(colony.problem), operation("forward"))
+    got, exact = (x["out"].reshape(16, -1)[row, column] for x in (call.run(), call.truth()))
+    assert abs(got) < 0.98 * abs(exact), "the sum is lost, not only rounded"
