@@ -100,7 +100,7 @@ def _grid(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
 
 def _sound(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
     with workers(options) as pool:
-        found = sound.run(options["trials"], options["seed"], pool, progress)
+        found = sound.run(options["trials"], options["seed"], pool, progress, seconds=options["seconds"])
     page = tables.sound(found)
     _write(options, "sound", sound.COLUMNS, sound.rows(found), page)
     return sum(len(tally.alarms) for tally in found), page

@@ -6,6 +6,8 @@ They are judged as kernels without a twin, by bound and properties, which is wha
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, replace
@@ -37,14 +39,23 @@ class Tally:
     alarms: tuple[str, ...]
 
 
-def run(trials: int, seed: int, pool: Executor, progress: Callable[[str], None]) -> list[Tally]:
-    """Examine every kernel with one seed after another until so many trials are made; a seed is always finished."""
+def run(
+    trials: int, seed: int, pool: Executor, progress: Callable[[str], None], *, seconds: float = 0.0
+) -> list[Tally]:
+    """Examine every kernel with one seed after another until so many trials are made; a seed is always finished, but
+    for what has not begun after ``seconds``, 0 for no end.
+    """
+    until = time.monotonic() + seconds if seconds else math.inf
     found: list[Tally] = []
-    while sum(tally.trials for tally in found) < trials:
+    while sum(tally.trials for tally in found) < trials and time.monotonic() < until:
         waiting = [pool.submit(examined, *task, seed) for task in _tasks()]
         for future in as_completed(waiting):
-            found.append(future.result())
-            progress(f"{found[-1].kernel}: {found[-1].task}")
+            if time.monotonic() > until:
+                for other in waiting:
+                    other.cancel()
+            if not future.cancelled():
+                found.append(future.result())
+                progress(f"{found[-1].kernel}: {found[-1].task}")
         seed += 1
     return sorted(found, key=lambda tally: (KERNELS.index(tally.kernel), tally.task, tally.seed))
 

@@ -43,3 +43,10 @@ def test_seeds_follow_each_other_until_the_trials_are_made(monkeypatch):
     page = tables.sound(found)
     assert "| all | 1 | 18 | 60 | 2 |" in page
     assert "- twin.bf16, normal, seed 5: x" in page
+
+
+def test_nothing_begins_after_the_time(monkeypatch):
+    monkeypatch.setattr(sound, "_tasks", lambda: iter([("twin.fp16", "normal")]))
+    monkeypatch.setattr(sound, "examined", _three_trials)
+    with ThreadPoolExecutor(1) as pool:
+        assert sound.run(100, 0, pool, lambda _: None, seconds=1e-9) == []
