@@ -37,6 +37,7 @@ _EDITS: tuple[tuple[EditKind, Tensor, float], ...] = (
     *(("needle", "q", value) for value in (20.0, 8.0)),
 )
 _EXTREME = ("huge", "tiny", "subnormals")  # where these edits would leave the range of the format:
+_LEAST_STD = 2.0**-14  # a needle divides by the size of its key
 _SCALING: tuple[EditKind, ...] = ("scale_row", "scale_channel", "needle")
 
 
@@ -132,12 +133,12 @@ def _values(parameter: Parameter) -> SearchStrategy[Any]:
 
 
 @st.composite
-def edits(draw: DrawFn, problem: AttentionProblem, distribution: str = "normal") -> Edit:
-    """Draw one edit that fits the problem and keeps the drawn values inside every format.
+def edits(draw: DrawFn, problem: AttentionProblem, distribution: str = "normal", std: float = 1.0) -> Edit:
+    """Draw one edit that fits the problem and keeps the drawn values, of size ``std``, inside every format.
 
     The problem must hold a key; NaN and infinities are never drawn (the NaN policy has its own tests).
     """
-    barred = _SCALING if distribution in _EXTREME else ()
+    barred = _SCALING if distribution in _EXTREME or std < _LEAST_STD else ()
     kind, tensor, value = draw(st.sampled_from([choice for choice in _EDITS if choice[0] not in barred]))
     heads = problem.nheads if tensor == "q" else problem.nheads_kv
     full = [seq for seq in problem.sequences() if seq.seqlen_q and seq.seqlen_k]
@@ -195,7 +196,7 @@ def recipes(
     seed = draw(st.integers(0, 2**64 - 1))
     drawn: list[Edit] = []
     if problem is not None and any(seq.seqlen_q and seq.seqlen_k for seq in problem.sequences()):
-        drawn = draw(st.lists(edits(problem, family.distribution), max_size=max_edits))
+        drawn = draw(st.lists(edits(problem, family.distribution, float(settings.get("std", 1.0))), max_size=max_edits))
     return Recipe(family.distribution, settings, seed, tuple(drawn))
 
 

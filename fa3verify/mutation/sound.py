@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from fa3verify import candidates, operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.campaign.tasks import judge_cases, pooled
+from fa3verify.candidates import Candidate
 from fa3verify.gate import bound_rows
 from fa3verify.properties import LAWS, find_law, run_law
+from fa3verify.text import of_error
 
 # One of each order; fa3-fwd's twins are left out, as findings/0003 says what is wrong with that build.
 KERNELS = (
@@ -70,6 +72,14 @@ def _tasks() -> Iterator[tuple[str, str]]:
 def examined(kernel: str, task: str, seed: int) -> Tally:
     """Run one property, or judge the cases of one family, with one seed."""
     candidate = replace(candidates.find(kernel), twin=None)
+    try:
+        return _examined(candidate, task, seed)
+    except Exception as error:  # the suite's own failure on a sound kernel is an alarm as well
+        return Tally(kernel, task, seed, 0, 0, (of_error(error),))
+
+
+def _examined(candidate: Candidate, task: str, seed: int) -> Tally:
+    kernel = candidate.name
     if task in {law.name for law in LAWS}:
         outcome = run_law(find_law(task), candidate, max_examples=EXAMPLES, seed=seed, shrink_seconds=0)
         words = (outcome.violation.message,) if outcome.violation else ()

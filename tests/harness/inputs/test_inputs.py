@@ -19,6 +19,7 @@ from fa3verify.inputs.recipe import (
     DISTRIBUTIONS,
     FAMILIES,
     MAX_EDITS,
+    UNCOMMON,
     Edit,
     Recipe,
     padded_with_nan,
@@ -419,6 +420,6 @@ def test_every_distribution_says_what_it_is_and_has_a_family():
         assert distribution.why
         assert distribution.parameters, "one at least, or failures of any kind would shrink to it"
     own = {"captured"}  # whose families are the user's files
-    assert {family.distribution for family in FAMILIES} == set(DISTRIBUTIONS) - own
+    assert {family.distribution for family in (*FAMILIES, *UNCOMMON)} == set(DISTRIBUTIONS) - own
     assert FAMILIES[0].name == "normal"
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)

@@ -50,3 +50,11 @@ def test_nothing_begins_after_the_time(monkeypatch):
     monkeypatch.setattr(sound, "examined", _three_trials)
     with ThreadPoolExecutor(1) as pool:
         assert sound.run(100, 0, pool, lambda _: None, seconds=1e-9) == []
+
+
+def test_a_failure_of_the_suite_itself_is_an_alarm(monkeypatch):
+    def fails(*_: object) -> Tally:
+        raise ValueError("q must be finite")
+
+    monkeypatch.setattr(sound, "_examined", fails)
+    assert sound.examined("twin.fp16", "normal", 0).alarms == ("ValueError: q must be finite",)
