@@ -22,12 +22,13 @@ from fa3verify.pytest_plugin import kernels_at
 from fa3verify.verdict import told
 
 MARKS = {"skips": pytest.mark.skip, "xfails": lambda reason: pytest.mark.xfail(reason=reason, strict=True)}
-TITLES = {"law": "property", "family": "family"}
+TITLES = {"law": "property", "family": "family", "cover": "covering_array"}
 
 
 def name_of(task: Task) -> str:
     """Name of a task's test, in the form that pytest gives to parametrised ones."""
-    return f"{TITLES[task.kind]}[{task.arguments[task.kind]}]"
+    which = task.arguments.get(task.kind)  # a kernel has one covering array
+    return f"{TITLES[task.kind]}[{which}]" if which else TITLES[task.kind]
 
 
 class Finding(Exception):
@@ -43,7 +44,7 @@ class Conformance(pytest.File):
 
 
 class Kernel(pytest.Collector):
-    """A kernel; its tests are named ``property[NAME]`` and ``family[NAME]``."""
+    """A kernel; its tests are named ``property[NAME]``, ``family[NAME]`` and ``covering_array``."""
 
     def collect(self) -> Sequence[pytest.Item]:
         profile, seed = self.config.option.fa3_profile, self.config.option.fa3_seed

@@ -119,9 +119,13 @@ def _apart(a: str, b: str, met: frozenset[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _costly(factors: Mapping[str, list[str]], forbidden: frozenset[tuple[Cell, Cell]]) -> frozenset[tuple[Cell, Cell]]:
-    """Pairs of costly classes: they meet in a case of their own that is plain otherwise."""
-    present = [(name, c) for name, of in factors.items() for c in of if (name, c) in _COSTS]
-    met = {(a, b) for a, b in combinations(present, 2) if a[0] != b[0] and _COSTS[a] * _COSTS[b] > _TOO_MUCH}
+    """Pairs of costly classes: they meet in a case of their own that is plain otherwise.
+
+    A class costs what it takes beyond the cheapest of its dimension: a kernel of whole tiles has no shorter case.
+    """
+    costs = {name: [_COSTS.get((name, c), 1.0) for c in of] for name, of in factors.items()}
+    cells = [((name, c), x / min(costs[name])) for name, of in factors.items() for c, x in zip(of, costs[name])]
+    met = {(a, b) for (a, x), (b, y) in combinations(cells, 2) if a[0] != b[0] and x * y > _TOO_MUCH}
     return frozenset(met - forbidden)
 
 

@@ -44,8 +44,8 @@ def test_verbs_stay_functions_whatever_is_imported_first(first):
 
 
 def test_unknown_names_are_attribute_errors_and_the_listing_is_complete():
-    with pytest.raises(AttributeError, match="has no attribute 'hunt'"):
-        fa3verify.hunt  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'forage'"):
+        fa3verify.forage  # type: ignore[attr-defined]  # noqa: B018
     assert set(fa3verify.__all__) <= set(dir(fa3verify))
 
 

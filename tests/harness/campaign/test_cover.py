@@ -103,3 +103,9 @@ def test_mistakes_about_far_scores_are_found_by_inputs_of_that_kind(mistake, bes
     small = [(kind, case) for kind, case in rows if case.problem.seqlen_q <= 5][:60]
     found = {kind for kind, case in small if not passes(wrong, judge(wrong, case, unrounded=False).measures)}
     assert "far scores" in found <= {"far scores"} | beside
+
+
+def test_a_kernel_whose_shortest_case_is_costly_is_covered_all_the_same():
+    candidate = third_party.in_whole_tiles()
+    tried = {cell for row, case in cover(candidate, 2, 0) if case for cell in row.items()}
+    assert {(name, c) for name, classes in space.claimed(candidate).items() for c in classes} <= tried
