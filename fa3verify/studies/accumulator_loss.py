@@ -82,7 +82,7 @@ class _Size(NamedTuple):
 
 
 SIZES: dict[Profile, _Size] = {
-    "quick": _Size((2048, 8192, 32768, 131072), 16, 1),
+    "quick": _Size((2048, 8192, 32768, 131072), 8, 1),
     "release": _Size((2048, 8192, 32768, 131072), 64, 4),
     "soak": _Size((2048, 8192, 32768, 131072), 256, 8),
 }

@@ -78,7 +78,7 @@ class _Size(NamedTuple):
 
 
 SIZES: dict[Profile, _Size] = {
-    "quick": _Size(2048, 1024, 1024, 5),
+    "quick": _Size(2048, 1024, 1024, 3),
     "release": _Size(8192, 8192, 2048, 8),
     "soak": _Size(8192, 8192, 2048, 32),
 }
