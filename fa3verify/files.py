@@ -1,13 +1,15 @@
-"""Output files: whole or not at all (a temporary neighbour, flushed, then renamed into place), and strict JSON."""
+"""Output files: whole or not at all (a temporary neighbour, flushed, then renamed into place), strict JSON, and csv."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()  # a lone surrogate is no text
     return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as csv, a line per row."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    return file.getvalue()
 
 
 def json_text(value: Any) -> str:

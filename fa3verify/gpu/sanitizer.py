@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.shipped import Launch, shipped
@@ -27,7 +27,7 @@ from fa3_reference.problem import BackwardOperands
 from fa3verify.text import one_line
 
 Tool = Literal["memcheck", "synccheck", "racecheck"]
-TOOLS: tuple[Tool, ...] = ("memcheck", "synccheck", "racecheck")
+TOOLS: tuple[Tool, ...] = get_args(Tool)
 COLUMNS = ("launch", "tool", "report", "kernel", "code", "count", "explained", "complete")
 MOST = 50_000  # reports that a tool prints of one launch
 _MACHINE = {"gpu": "name", "driver": "driver_version"}
@@ -116,6 +116,8 @@ def _barriers(lines: Iterable[str]) -> dict[str, bool]:
 
 def explanations(name: str, reports: Sequence[Report]) -> list[str]:
     """Return what explains each report of a launch, by the code that its kernels compile to here; or empty texts."""
+    if not reports:
+        return []
     from fa3_kernels.audit.compile import compile_call
 
     wanted = {report.kernel for report in reports}

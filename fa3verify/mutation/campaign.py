@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.files import write_text
+from fa3verify.files import csv_text, write_text
 from fa3verify.mutation import automatic, grid, museum, sound, tables
 from fa3verify.mutation.examine import Examination, warm_up
 
@@ -37,14 +35,6 @@ def workers(options: Mapping[str, Any]) -> ProcessPoolExecutor:
         os.environ.setdefault(variable, "1")
     count = options["workers"] or os.cpu_count() or 1
     return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
-
-
-def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as csv."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([head, *rows])
-    return file.getvalue()
 
 
 def _write(options: Mapping[str, Any], stem: str, head: Sequence[str], rows: list[list[object]], page: str) -> None:

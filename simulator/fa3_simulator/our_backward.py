@@ -10,6 +10,7 @@ slot holds and nobody reads them, so that the operand is none of the ring's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
@@ -22,7 +23,7 @@ _ACCUMULATORS = ("S", "dP", "dV", "dK", "dQ", "dQ low", "dQ high")
 _ANY = Slot("any row block", 0)
 
 
-class _Ours:
+class _Ours(ABC):
     """A consumer warpgroup: loop over tiles and row blocks, dQ, and the end of a tile."""
 
     def __init__(self, builder: Builder, shared: BackwardResources, index: int) -> None:
@@ -53,14 +54,17 @@ class _Ours:
             stream.bar_arrive(shared.kv_empty)
         stream.mark("end")
 
+    @abstractmethod
     def begin(self) -> None:
         """What comes in front of a tile's first row block."""
 
+    @abstractmethod
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
-        raise NotImplementedError
+        """The products of one row block and what lies between them."""
 
+    @abstractmethod
     def epilogue(self) -> None:
-        raise NotImplementedError
+        """What comes behind a tile's last row block: dK and dV to memory."""
 
     def issue(self, gemm: Gemm, a: Slot | None, b: Sequence[Slot], name: str) -> None:
         """One product, a commit group for every part of the operand."""
@@ -169,6 +173,9 @@ class Paired(_Ours):
 
 class Split(_Ours):
     """At head_dim 256 the first of two warpgroups forms S and keeps dV, the second dP and dK; both all 64 keys."""
+
+    def begin(self) -> None:
+        """Nothing: scores do not run ahead of their row block here."""
 
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
         self.wait_q(self.step)

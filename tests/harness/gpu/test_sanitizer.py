@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fa3_kernels.audit.shipped import shipped
+from fa3verify.cli import sanitize
 from fa3verify.gpu.sanitizer import COLUMNS, DONE, TOOLS, Report, explanation, is_complete, parse
 
 EVIDENCE = Path(__file__).parents[3] / "reports" / "h200" / "sanitizer" / "sanitizer.csv"
@@ -49,6 +50,10 @@ SASS = """
 
 def raced(write: int, read: int) -> Report:
     return Report(HAZARD, "forward", (write, read))
+
+
+def test_the_command_offers_every_tool():
+    assert sanitize.TOOLS == TOOLS
 
 
 def test_reports_of_one_kind_at_one_place_are_one():
