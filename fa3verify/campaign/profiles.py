@@ -86,7 +86,7 @@ _QUICK = (_GQA_CAUSAL, _DENSE, _WINDOW)
 _FULL = (*_QUICK, _WIDE, _LONG, _SQUARE, _ODD)
 
 PROFILES: dict[str, Profile] = {
-    "quick": Profile("quick", _QUICK, 1, 6, 24, 2, 192, 60.0),
+    "quick": Profile("quick", _QUICK, 1, 6, 40, 2, 192, 60.0),
     "release": Profile("release", _FULL, 4, 60, 600, 3, 0, 900.0),
     "soak": Profile("soak", _FULL, 16, 600, 6000, 3, 0, 3600.0),
 }
