@@ -110,7 +110,6 @@ def problem_options(command: Callable) -> Callable:
             metavar="LEFT RIGHT",
             help="Keys seen on either side of the diagonal, -1 for all; backward.",
         ),
-        click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file."),
         click.option(
             "--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."
         ),
@@ -120,6 +119,7 @@ def problem_options(command: Callable) -> Callable:
     return command
 
 
+machine_option = click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file.")
 backward_option = click.option(
     "--backward", is_flag=True, help="The gradients, in fp16 or bf16; by default with the kernel's own tile."
 )

@@ -139,6 +139,15 @@ def test_svg_is_one_picture(tmp_path: Path) -> None:
     assert target.read_text().count("</svg>") == 1
 
 
+def test_svg_says_what_it_shows_and_has_dark_colours(tmp_path: Path) -> None:
+    target = tmp_path / "timeline.svg"
+    run("simulate", "--seqlen", 4096, "--causal", "--clock-mhz", 1500, "--svg", target)
+    picture = target.read_text()
+    assert "fp16 d128 causal, 1 x 16 heads, 4096 x 4096, H200 at 1500 MHz: first 20000 cycles of a CTA" in picture
+    assert "prefers-color-scheme:dark" in picture
+    assert 'fill="white"' not in picture
+
+
 def test_tune_ranks_and_marks_what_gluon_can_build() -> None:
     code, out, _ = run("tune", "--head-dim", 256, "--nheads", 8, "--seqlen", 4096, "--json", "-")
     assert code == 0
@@ -186,7 +195,7 @@ def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> 
         (("--tile", "128"), "must be ROWSxKEYS"),
         (("--schedule", "magic"), "schedule is made of pingpong, overlap, overlap3, or none, got magic"),
         (("--schedule", "overlap+overlap3"), "overlap (two stages) or overlap3 (three), got overlap+overlap3"),
-        (("--schedule", "overlap3"), "about 248 registers, a consumer thread has 240"),
+        (("--schedule", "overlap3"), "about 248 registers, a consumer thread has 240; with 64 keys a tile fits"),
         (("--schedule", "overlap3", "--tile", "128x64", "--stages", 1), "three softmax stages need"),
         (("--promotion-interval", 128), "promotion_interval must be 0, or for e4m3"),
         (("--machine", "a100"), "machine must be one of h100, h200"),
