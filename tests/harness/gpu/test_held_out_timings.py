@@ -60,11 +60,11 @@ def test_timings_that_no_model_had_seen_are_as_far_off(path, seqlens, rows, erro
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
-def test_decoding_with_packed_heads_and_keys_in_one_piece_is_as_far_off() -> None:
-    """Read once, when PackGQA and the bound of HBM were there."""
+def test_decoding_with_packed_heads_keys_in_one_piece_or_in_parts_is_as_far_off() -> None:
+    """Eight rows read when PackGQA and the bound of HBM were there, fifteen when parts and their merging were."""
     every = validate(H200 / "speed" / "decode" / "bench.csv", load("h200"))["groups"][-1]
-    assert every["rows"] == 8
-    assert every["models"]["simulated"]["mape"] == pytest.approx(0.064, abs=0.001)
+    assert every["rows"] == 23
+    assert every["models"]["simulated"]["mape"] == pytest.approx(0.081, abs=0.001)
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
