@@ -140,6 +140,9 @@ def schedule_options(command: Callable) -> Callable:
             "--promotion-interval", type=click.IntRange(0), default=0, help="e4m3: keys per promotion of P V."
         ),
         click.option(
+            "--num-splits", type=click.IntRange(1, 256), default=1, show_default=True, help="Parts of the keys."
+        ),
+        click.option(
             "--kernel",
             metavar="FAMILY",
             default="gluon",

@@ -11,7 +11,7 @@ from click.exceptions import Exit
 from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors
 from fa3verify.cli.options import given_options, is_given, machine_option, problem_options, schedule_options
 
-FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "pack_gqa")
+FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "pack_gqa")
 VALIDATES_WITH = ("validate", "machine", "json_target")
 SVG_CYCLES = 20000
 
@@ -32,6 +32,7 @@ def _config(options: dict[str, Any], problem: Any) -> Any:
         tile_n=tile_n,
         num_stages=options["stages"],
         promotion_interval=options["promotion_interval"],
+        num_splits=options["num_splits"],
         pv_from_registers=not options["p_in_smem"],
         pack_gqa=options["pack_gqa"],
         family=options["kernel"],
@@ -159,7 +160,10 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
     overlap, bound = measure(*traced), roofline(problem, config, machine, found.clock_mhz)
     ticks = sum(overlap.ledger.values()) or 1
     if is_forward:
-        beside = {"closed_form_cycles": round(closed_form(problem, config, machine))}
+        beside = {
+            "closed_form_cycles": round(closed_form(problem, config, machine)),
+            "merge_cycles": round(found.around_cycles),
+        }
     else:
         beside = {"main_cycles": round(found.main_cycles), "layout": config.layout, "turns": config.turns}
     return {
@@ -200,6 +204,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
     click.echo(
         f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s ({beside})"
     )
+    if figures.get("merge_cycles"):
+        click.echo(f"  of these {figures['merge_cycles']} cycles merge the parts of the keys, behind the main kernel")
     if "layout" in figures:
         order = "in any order" if figures["turns"] == "free" else f"in turns, {figures['turns']}"
         click.echo(f"  {figures['layout']}; key tiles add {order}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_simulator.program import NONE, Builder, Mbarrier
 from fa3_simulator.resources import Resources
-from fa3_simulator.schedules import TileBlocks
+from fa3_simulator.schedules import TileBlocks, copies_queries
 from fa3_simulator.vector_work import transpose_trip, transpose_trips
 
 
@@ -23,9 +23,8 @@ class Producer:
         for number, tile in enumerate(tiles):
             if s.query_slots == 1:
                 self.finish_pending()  # or the tile before could not end and hand Q back
-            self.stream.acquire(shared.empty["q"], number)
-            first = number % s.query_slots * s.consumers
-            self.stream.load(shared.q_full[number % s.query_slots], shared.q[first : first + s.consumers], is_far=True)
+            if not copies_queries(s):
+                self.load_q(number)
             for block in range(tile.blocks):
                 stored = shared.stored if number and block == 0 and s.traits.output_in_v else None
                 if stored or self.step <= s.num_stages:  # the first time round nobody waits for slots
@@ -36,6 +35,12 @@ class Producer:
                 self.pending = self.step if s.softmax_stages == 3 or s.transposes_v else None
                 self.step += 1
         self.finish_pending()
+
+    def load_q(self, number: int) -> None:
+        s, shared, slot = self.s, self.shared, number % self.s.query_slots
+        self.stream.acquire(shared.empty["q"], number)
+        mine = shared.q[slot * s.consumers : (slot + 1) * s.consumers]
+        self.stream.load(shared.q_full[slot], mine, is_far=True)
 
     def load_block(self, stored: Mbarrier | None, tile: int) -> None:
         """K, then V; in front of it ``stored`` is waited for, of the tile before, as O borrows V's memory."""

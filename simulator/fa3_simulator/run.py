@@ -1,9 +1,9 @@
 """A whole launch: tiles handed to the SMs, the longest CTA simulated.
 
-Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.plan.tile_order` and
-the dynamic scheduler of FlashAttention-3 do. Time is launch + the CTA with the most work, or what HBM needs for every
-tensor once. A backward adds the kernels in front and behind, and keys in parts the one that merges them; where key
-tiles of a backward take turns, all CTAs are simulated together.
+Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.plan.tile_order` has
+it, or by the counter of FlashAttention-3 (:mod:`fa3_simulator.tile_queue`). Time is launch + the CTA with the most
+work, or what HBM needs for every tensor once. A backward adds the kernels in front and behind, and keys in parts the
+one that merges them; where key tiles of a backward take turns, all CTAs are simulated together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
-from fa3_kernels.plan.tile_order import assign, key_blocks
+from fa3_kernels.plan.tile_order import TILE_COST, assign, key_blocks
 from fa3_kernels.plan.tiles import padded_group, split_ranges
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_launch
@@ -23,8 +23,9 @@ from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles
 from fa3_simulator.machine import Machine
-from fa3_simulator.schedules import TileBlocks
+from fa3_simulator.schedules import TileBlocks, copies_queries
 from fa3_simulator.splits import merge_cycles
+from fa3_simulator.tile_queue import counter_order, heads_at_a_time, takes_from_counter
 from fa3_simulator.turns import StepCycles, makespan
 
 
@@ -159,34 +160,43 @@ def launched(problem: AttentionProblem, config: AnyConfig) -> AnyConfig:
 
 def as_program(config: AnyConfig) -> AnyConfig:
     """The configuration without what only says which tiles there are: equal ones have one program."""
-    return replace(config, num_splits=1, pack_gqa=False) if isinstance(config, Config) else config
+    return replace(config, num_splits=1, pack_gqa=copies_queries(config)) if isinstance(config, Config) else config
 
 
 def all_tiles(problem: AttentionProblem, config: AnyConfig) -> list[TileBlocks]:
-    """Tiles of all heads as they are handed out, longest first: row tiles forward, key tiles backward."""
+    """Tiles of all heads as they are handed out: row tiles forward, longest first; key tiles backward."""
     if not isinstance(config, Config):
         return [tile.work for tile in key_tiles(problem, config)]
-    return _longest_first(tuple(row_tiles(problem, config)), tile_heads(problem, config))
+    tiles, heads = row_tiles(problem, config), tile_heads(problem, config)
+    if takes_from_counter(problem, config):
+        return counter_order(tiles, heads, heads_at_a_time(problem, config))
+    return [tile for tile in sorted(tiles, reverse=True) if tile.blocks for _ in range(heads)]
 
 
-def _longest_first(per_head: tuple[TileBlocks, ...], heads: int) -> list[TileBlocks]:
-    return [tile for tile in sorted(per_head, reverse=True) if tile.blocks for _ in range(heads)]
+def longest_cta(
+    problem: AttentionProblem, config: AnyConfig, ctas: int, tile_cost: float = TILE_COST
+) -> tuple[TileBlocks, ...]:
+    """Tiles of the CTA with the most work, when each goes to the CTA that is free first.
 
-
-def longest_cta(problem: AttentionProblem, config: AnyConfig, ctas: int) -> tuple[TileBlocks, ...]:
-    """Tiles of the CTA with the most work, when each goes to the CTA that is free first."""
-    if not isinstance(config, Config):
-        return _most_work(tuple(all_tiles(problem, config)), 1, ctas, in_order=True)
-    return _most_work(tuple(row_tiles(problem, config)), tile_heads(problem, config), ctas)
+    ``tile_cost``: what a tile costs beside its blocks, in blocks.
+    """
+    return _most_work(tuple(all_tiles(problem, config)), ctas, tile_cost)
 
 
 @lru_cache(maxsize=256)
-def _most_work(
-    per_head: tuple[TileBlocks, ...], heads: int, ctas: int, in_order: bool = False
-) -> tuple[TileBlocks, ...]:
-    order = list(per_head) if in_order else _longest_first(per_head, heads)
-    assigned, last = assign([tile.blocks for tile in order], ctas)
+def _most_work(order: tuple[TileBlocks, ...], ctas: int, tile_cost: float) -> tuple[TileBlocks, ...]:
+    assigned, last = assign([tile.blocks for tile in order], ctas, tile_cost)
     return tuple(order[i] for i in assigned[last]) if order else ()
+
+
+def tiles_of(problem: AttentionProblem, cta: Cta, config: AnyConfig) -> tuple[TileBlocks, ...]:
+    """Tiles of the CTA that ends last; where tiles are taken while it runs, by what they take simulated."""
+    sms = int(cta.machine["sms"])
+    if not (isinstance(config, Config) and takes_from_counter(problem, config)):
+        return longest_cta(problem, config, sms)
+    short, long = (cta.one_more(TileBlocks(blocks), blocks)[0] for blocks in (SHORT, LONG))
+    block = (long - short) / (LONG - SHORT)
+    return longest_cta(problem, config, sms, round(short / block - SHORT, 2))
 
 
 def hbm_cycles(problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float) -> float:
@@ -234,7 +244,7 @@ def estimate(
     cta = Cta(
         as_program(config), machine, clock, not isinstance(config, Config) and config.adds_gradients(problem.group)
     )
-    tiles = longest_cta(problem, config, int(machine["sms"]))
+    tiles = tiles_of(problem, cta, config)
     found = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
     if isinstance(config, Config):
         around = merge_cycles(problem, config, machine, clock)

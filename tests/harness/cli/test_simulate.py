@@ -186,6 +186,14 @@ def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> 
     assert unpacked["cycles"] > 2 * packed["cycles"]
 
 
+def test_keys_in_parts_say_what_merging_them_takes() -> None:
+    decode = ("--seqlen-q", 1, "--seqlen", 65536, "--nheads", 8, "--num-splits", 16, "--pack-gqa", "--nheads-kv", 1)
+    found = json.loads(run("simulate", *decode, "--json", "-")[1])
+    assert 1840 < found["merge_cycles"] < 10000
+    assert f"of these {found['merge_cycles']} cycles merge the parts of the keys" in run("simulate", *decode)[1]
+    assert json.loads(run("simulate", *decode[:4], "--json", "-")[1])["merge_cycles"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -206,6 +214,7 @@ def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> 
             "our kernels pack at most 64 heads to one of K and V, got 66",
         ),
         (("--backward", "--pack-gqa"), "--backward does not take --pack-gqa"),
+        (("--backward", "--num-splits", 2), "--backward does not take --num-splits"),
         (("--backward", "--dtype", "e4m3"), "the backward is for fp16 and bf16, got e4m3"),
         (
             ("--backward", "--kernel", "prototype", "--head-dim", 256),

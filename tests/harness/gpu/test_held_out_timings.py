@@ -64,7 +64,7 @@ def test_decoding_with_packed_heads_keys_in_one_piece_or_in_parts_is_as_far_off(
     """Eight rows read when PackGQA and the bound of HBM were there, fifteen when parts and their merging were."""
     every = validate(H200 / "speed" / "decode" / "bench.csv", load("h200"))["groups"][-1]
     assert every["rows"] == 23
-    assert every["models"]["simulated"]["mape"] == pytest.approx(0.081, abs=0.001)
+    assert every["models"]["simulated"]["mape"] == pytest.approx(0.082, abs=0.001)
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
