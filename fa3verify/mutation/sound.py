@@ -44,21 +44,25 @@ class Tally:
 def run(
     trials: int, seed: int, pool: Executor, progress: Callable[[str], None], *, seconds: float = 0.0
 ) -> list[Tally]:
-    """Examine every kernel with one seed after another until so many trials are made; a seed is always finished, but
-    for what has not begun after ``seconds``, 0 for no end.
+    """Examine every kernel with one seed, then with as many as make so many trials; every seed is finished, but for
+    what has not begun after ``seconds``, 0 for no end.
     """
     until = time.monotonic() + seconds if seconds else math.inf
     found: list[Tally] = []
-    while sum(tally.trials for tally in found) < trials and time.monotonic() < until:
-        waiting = [pool.submit(examined, *task, seed) for task in _tasks()]
+    seeds = range(seed, seed + 1)
+    while seeds and time.monotonic() < until:
+        waiting = [pool.submit(examined, *task, number) for number in seeds for task in _tasks()]
         for future in as_completed(waiting):
+            if future.cancelled():
+                continue
+            found.append(future.result())
+            progress(f"{found[-1].kernel}: {found[-1].task}")
             if time.monotonic() > until:
                 for other in waiting:
                     other.cancel()
-            if not future.cancelled():
-                found.append(future.result())
-                progress(f"{found[-1].kernel}: {found[-1].task}")
-        seed += 1
+        made = sum(tally.trials for tally in found)
+        more = math.ceil(max(trials - made, 0) * (seeds.stop - seed) / max(made, 1))
+        seeds = range(seeds.stop, seeds.stop + more)
     return sorted(found, key=lambda tally: (KERNELS.index(tally.kernel), tally.task, tally.seed))
 
 
