@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, TENSOR_CORE, TensorCore
+from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, TANH_REL, TENSOR_CORE, TensorCore
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import Dtype
 
@@ -199,6 +199,9 @@ class BackwardModel:
         Format in which gradients are kept between the blocks and the heads that add to them.
     exp_error : float
         Relative error of the exponential.
+    tanh_error : float
+        Relative error of the tanh of a softcap, which is never beyond 1; 0 where it is made of ex2 and rcp. With
+        ``scales`` "any" it may be either.
     """
 
     dtype: Dtype
@@ -216,12 +219,13 @@ class BackwardModel:
     weights: str = ""
     parts: str = "fp32"
     exp_error: float = EX2_REL
+    tanh_error: float = 0.0
 
     @classmethod
     def any_order(cls, dtype: Dtype, forward: Literal["given", "own"] = "given") -> BackwardModel:
         """A kernel of which only this is known: S, dP, sums and exponentials are in binary32, P and dS in the operands'
         format or better."""
-        free: dict[str, Any] = {"accumulator": "fp32", "exponent": "rounded", "scales": "any"}
+        free: dict[str, Any] = {"accumulator": "fp32", "exponent": "rounded", "scales": "any", "tanh_error": TANH_REL}
         return cls(dtype, forward=forward, exp_error=4 * EX2_REL, **free)
 
     @property
