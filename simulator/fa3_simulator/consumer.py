@@ -118,7 +118,6 @@ class Consumer:
         self.stream.wgmma_wait(0)
         self.release("v", step % stages)
         self.finish_softmax()
-        self.step += 1
 
     def three_stage_step(self, masked: bool, more: bool) -> None:
         """P V of this block and, unless the tile ends, Q K^T of the one after next, under the next one's softmax."""
@@ -140,7 +139,6 @@ class Consumer:
             self.release("k", (step + 2) % stages)
         self.release("v", step % stages)
         self.finish_softmax()
-        self.step += 1
 
     def serial_step(self, masked: bool) -> None:
         """P V, then Q K^T of the next block, then its softmax."""
@@ -160,7 +158,6 @@ class Consumer:
         self.release("k", (step + 1) % stages)
         self.pass_turn()
         self.finish_softmax()
-        self.step += 1
 
     def first_scores(self, tile: int, step: int, lead: int) -> None:
         """Q K^T of a tile's first block, whose K is there, and ``lead`` more."""
@@ -178,6 +175,13 @@ class Consumer:
             self.overlapped_step(masked)
         else:
             self.serial_step(masked)
+
+    def blocks_operations(self, block: int, tile: TileBlocks) -> None:
+        """Those of :meth:`block`, which are the same when rings and parities have come round."""
+        s = self.s
+        place = (self.step % (2 * s.num_stages), self.tile % s.query_slots)
+        what = (block < tile.masked, block + 1 < tile.blocks)
+        self.stream.repeated((*place, *what), lambda: self.block(block, tile))
 
     def run(self, tiles: list[TileBlocks]) -> None:
         """All tiles of the CTA."""
@@ -204,7 +208,8 @@ class Consumer:
                 stream.wgmma_wait(0)
                 self.release("k", (self.step + 1) % self.s.num_stages)
             for block in range(1, tile.blocks):
-                self.block(block, tile)
+                self.blocks_operations(block, tile)
+                self.step += 1
             self.finish_tile(number, leads[number + 1] if crosses and number + 1 < len(tiles) else None)
         stream.store_wait()
         stream.mark("end")

@@ -7,7 +7,7 @@ lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -163,6 +163,16 @@ class Stream:
     threads: int
     registers: int
     rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    known: dict[Hashable, list[tuple[int, int, int, int, int]]] = field(default_factory=dict)
+
+    def repeated(self, key: Hashable, emit: Callable[[], None]) -> None:
+        """Add what ``emit`` adds, which is called once for every key: the same operations belong to equal keys."""
+        if (rows := self.known.get(key)) is not None:
+            self.rows += rows
+            return
+        start = len(self.rows)
+        emit()
+        self.known[key] = self.rows[start:]
 
     def _add(self, op: Op, *operands: int) -> None:
         self.rows.append((int(op), *operands, *(0,) * (4 - len(operands))))  # type: ignore[arg-type]
