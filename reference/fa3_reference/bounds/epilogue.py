@@ -8,7 +8,17 @@ from fa3_reference.bounds.device import EX2_REL, FP32_MAX, LG2_ABS, LG2_REL, RCP
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, Part, State
-from fa3_reference.bounds.steps import CANCELLED, LN2, LOG2_E, OUTWARD, binary32_error, gamma, log_error, rounded
+from fa3_reference.bounds.steps import (
+    CANCELLED,
+    FLOAT64,
+    LN2,
+    LOG2_E,
+    OUTWARD,
+    binary32_error,
+    gamma,
+    log_error,
+    rounded,
+)
 from fa3_reference.formats import FORMATS
 
 _EXP = log_error(EX2_REL)
@@ -42,7 +52,7 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     if head.v_scaled and state.v_factor is not None:  # the inverse times a small descale may be subnormal
         epilogue = epilogue + model.tiny * 2.0**model.p_offset_log2 / state.v_factor * (row_sum + l_error)[:, None]
     error = (error + epilogue * (np.abs(o) + error)) * OUTWARD + 2 * model.tiny * max(1.0, state.v_factor or 1.0)
-    noise = 2 * (state.noise / row_sum)[:, None] * state.oa
+    noise = 2 * ((state.noise + FLOAT64 * state.keys) / row_sum)[:, None] * state.oa
     lse, lse_error = _log(state, row_sum, least[:, 0], (sigma, is_power), model, terms)
     empty = row_sum == 0
     o, error, noise = (np.where(empty[:, None], 0.0, value) for value in (o, error + noise, noise))

@@ -100,3 +100,13 @@ def test_configurations_that_a_family_does_not_offer_are_not_judged():
     with pytest.raises(ValueError, match="chooses nothing of a configuration"):
         replay_trial(trial.law, cudnn, trial)
     assert replay_trial(trial.law, replace(cudnn, fixes_config=False), trial) is not None
+
+
+def test_invisible_keys_are_not_judged_where_a_value_overflowed():
+    """0 times Inf is NaN in every row of a visited tile, as the table of special values says."""
+    problem = AttentionProblem(dtype="fp16", **ONE, seqlen_q=2, seqlen_k=2, causal=True)
+    scaled = Edit("scale_row", "v", 0, 1, 0, 0, 0, 4.0)
+    recipe = Recipe("cancelling_v", (("magnitude", 16445.0), ("residue", 1.0)), 0, (scaled,))
+    trial = Trial("invisible_keys_never_matter", Case("twin.fp16", problem, recipe), {"start": 1, "count": 1})
+    with pytest.raises(ValueError, match="V is not finite"):
+        replay_trial(trial.law, find("twin.fp16"), trial)
