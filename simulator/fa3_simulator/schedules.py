@@ -35,7 +35,7 @@ def late_turn(config: Config) -> float:
 
 
 def starts_both(config: Config) -> bool:
-    """Whether Q K^T of the next block is issued first and P V, of all keys at once, behind it; in our FP8 not always."""
+    """Whether Q K^T of the next block is issued first and P V, of all keys, behind it; in our FP8 not always."""
     in_parts = config.is_fp8 and config.traits.promotes
     return not in_parts or (config.overlaps and config.pv_parts[1] == 1 and config.head_dim <= 128)
 
