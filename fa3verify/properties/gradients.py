@@ -124,8 +124,8 @@ def _one_row(candidate: Candidate, trial: Trial) -> Violation | None:
 def _no_key(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     got, mask = setup.run(candidate), out_rows(setup.problem, empty_rows(setup.problem))
-    promised = np.isfinite(setup.bound()["dq"])  # 0 times a dP that overflows is NaN
-    return same_values("rows without a key: dq", np.abs(got["dq"]), np.zeros_like(got["dq"]), mask & promised)
+    promised = mask & np.isfinite(setup.bound()["dq"])  # dO V^T may overflow, and 0 * Inf is NaN
+    return same_values("rows without a key: dq", np.abs(got["dq"]), np.zeros_like(got["dq"]), promised)
 
 
 def _ungrouped(candidate: Candidate, trial: Trial) -> Violation | None:

@@ -96,11 +96,13 @@ class Order:
         sums = {"block_pairs": "pairs", "running": "any"}
         return SoftmaxOrder(
             maxima=self.maxima,
+            rescale="contracted" if self.rescale == "contracted" else "always",
             keys=self.keys,
             row_sum=sums.get(self.row_sum, "blocks"),  # type: ignore[arg-type]
             exponent="contracted" if self.contracts_exponent else "rounded",
             scale="float64" if self.factor == "float64" else "float32",
             lse="together" if self.lse.startswith("log2") else "apart",
+            combine="lse" if self.combine == "flash2" else "sum",
         )
 
 

@@ -20,8 +20,10 @@ class SoftmaxOrder:
         Whether a row's running maximum is taken of the scores in log2 units, so that weights, rescaling and LSE share
         one rounded number, or of the raw scores, which each of the three then scales for itself. A bound for unscaled
         maxima holds for scaled ones.
-    rescale : {"always", "lazy"}
+    rescale : {"always", "contracted", "lazy"}
         Whether O takes the factor of every key block, or only where the maximum has grown by much: P may then exceed 1.
+        Where the factor is the exponential of one fused operation on an unscaled maximum, "contracted", it is not
+        exactly 1 where the maximum stays.
     keys : {"right_to_left", "left_to_right", "any"}
         Order of the key blocks of a row tile.
     weights : {"running", "normalised", "any"}
@@ -36,16 +38,20 @@ class SoftmaxOrder:
         Whether softmax_scale takes part unrounded, or was rounded to binary32 before log2(e) met it.
     lse : {"together", "apart"}
         Whether maximum and logarithm are added before they are taken to natural units, or each for itself.
+    combine : {"sum", "lse"}
+        Whether the weights of split keys are divided by their sum, or are exponentials of each part's lse less the
+        rounded lse of all.
     """
 
     maxima: Literal["scaled", "unscaled"] = "scaled"
-    rescale: Literal["always", "lazy"] = "always"
+    rescale: Literal["always", "contracted", "lazy"] = "always"
     keys: Literal["right_to_left", "left_to_right", "any"] = "right_to_left"
     weights: Literal["running", "normalised", "any"] = "running"
     row_sum: Literal["pairs", "blocks", "any"] = "any"
     exponent: Literal["contracted", "rounded"] = "contracted"
     scale: Literal["float64", "float32"] = "float64"
     lse: Literal["together", "apart"] = "together"
+    combine: Literal["sum", "lse"] = "sum"
 
 
 @dataclass(frozen=True, slots=True)
