@@ -244,7 +244,7 @@ GRADIENT_LAWS = (
     ),
     law(
         "rows_without_a_key_have_zero_dq",
-        "dQ of rows that see no key is 0",
+        "dQ of rows that see no key is 0, where the bound promises anything",
         "exact",
         _no_key,
         wanted=replace(_ANY, masks="causal", seqlens_k=(1, 17, 40)),  # fewer than queries, as a rule

@@ -11,7 +11,7 @@ from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_simulator.program import Builder, Gemm, Mbarrier, Slot, Work
 from fa3_simulator.resources import Resources
-from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, serializes
+from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, holds_turn, serializes
 from fa3_simulator.vector_work import softmax_work
 
 COPY_BYTES = 16  # of one cp.async
@@ -27,10 +27,11 @@ class Consumer:
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, registers)
         self.work = softmax_work(s)
         self.qk = Gemm("Q K^T", -(-s.head_dim * s.bits // 256), s.tile_n, s.bits, False)
-        self.pv = Gemm("P V", s.tile_n * s.bits // 256, s.head_dim, s.bits, s.pv_from_registers)
+        self.holds_turn, slices = holds_turn(s), s.pv_parts[0]
+        self.pv = Gemm("P V", s.tile_n * s.bits // 256, s.head_dim // slices, s.bits, s.pv_from_registers)
         self.ahead = s.softmax_stages - 2  # blocks whose scores are begun before the softmax of the current one
         self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
-        self.output = Slot(f"O.{index}", 0)
+        self.outputs = [Slot(f"O.{index}" + f"[{part}]" * (slices > 1), 0) for part in range(slices)]
         self.p = None if s.pv_from_registers else Slot(f"P.{index}", shared.bytes_of["p"])
         self.step = self.tile = 0
 
@@ -64,7 +65,8 @@ class Consumer:
         return self.scores[step % len(self.scores)]
 
     def issue_output(self, step: int) -> None:
-        self.issue(self.pv, self.p, self.shared.v[step % self.s.num_stages], self.output)
+        for output in self.outputs:
+            self.issue(self.pv, self.p, self.shared.v[step % self.s.num_stages], output)
 
     def join_warps(self) -> None:
         """The four warps meet for the next wgmma; of Triton's kernels at a barrier in front of the wait for K."""
@@ -109,13 +111,16 @@ class Consumer:
         self.issue_scores(self.tile, step + 1)
         self.wait_full(self.shared.v_ready, step)
         self.issue_output(step)
-        self.pass_turn()
+        if not self.holds_turn:
+            self.pass_turn()
         self.prepare()
-        self.stream.wgmma_wait(1)
+        self.stream.wgmma_wait(len(self.outputs))
         self.release("k", (step + 1) % stages)
         if self.early_share < 0:
             self.stream.wgmma_wait(0)
         self.row_max(step + 1, masked)
+        if self.holds_turn:
+            self.pass_turn()
         self.early()
         self.stream.wgmma_wait(0)
         self.release("v", step % stages)
@@ -270,7 +275,8 @@ class Consumer:
             self.stream.vector(self.work["last"])
 
     def read_output(self) -> None:
-        self.stream.read(self.output)
+        for output in self.outputs:
+            self.stream.read(output)
 
     def epilogue(self, tile: int) -> None:
         """O to global memory through a buffer; through Q's of FP8 in two parts, as it has half the bytes."""

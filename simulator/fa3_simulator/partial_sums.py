@@ -82,7 +82,3 @@ class PartsConsumer(Consumer):
             self.add_parts(False, self.pass_turn)
         else:
             self.add_parts(True, lambda: self.start_scores(number + 1, self.step + 1))
-
-    def read_output(self) -> None:
-        for slot in self.outputs:
-            self.stream.read(slot)
