@@ -6,6 +6,7 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,7 +152,7 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
         return f"no program for {name}"
     with _named(row):
         specialized = row.flag("warp_specialized")
-        return Config(
+        config = Config(
             dtype=problem.dtype,
             head_dim=kernel_head_dim(problem.head_dim),
             tile_m=row.whole("tile_m"),
@@ -162,6 +163,8 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
             intra_wg_overlap=row.flag("overlap"),
             warp_specialized=specialized,
         )
+        held = "holds_turn" in row.values and row.flag("holds_turn")  # older files have no such column
+        return replace(config, late_turn=False) if config.holds_turn and not held else config
 
 
 @contextmanager
