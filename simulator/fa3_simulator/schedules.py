@@ -56,6 +56,11 @@ def serializes(config: Config) -> bool:
     return config.traits.is_serialised and registers_needed(config) > config.registers[1]
 
 
+def copies_queries(config: Config) -> bool:
+    """Whether consumers copy Q of packed heads themselves: TMA reads only groups that are padded to a power of two."""
+    return config.pack_gqa and not config.traits.pads_group
+
+
 SWITCHES: dict[str, dict[str, int]] = {
     "pingpong": {"pingpong": True},
     "overlap": {"intra_wg_overlap": True, "softmax_stages": 2},

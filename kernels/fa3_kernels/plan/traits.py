@@ -259,7 +259,7 @@ FAMILIES: Mapping[str, Traits] = {
         backward=Backward(
             tiles={64: ((128, 128), (128, 128)), 128: ((64, 128), (64, 128)), 256: ((64, 64), (64, 64))},
             order=OUR_BACKWARD_ORDER,
-            features=frozenset({"causal", "window", "varlen", "gqa", "head_dim_v", "lse_gradient"}),
+            features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "lse_gradient"}),
             refuses=_our_backward_refuses,
         ),
     ),

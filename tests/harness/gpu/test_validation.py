@@ -117,12 +117,23 @@ def test_decoding_with_keys_in_one_piece_is_compared_with_the_heads_of_a_group_p
     assert (row.problem, row.config, dict(left_out)) == (problem, packed, {})
 
 
+def test_decoding_is_compared_with_the_parts_that_a_library_chooses(tmp_path: Path) -> None:
+    problem, empty = AttentionProblem(4, 32, 8, 1, 65536, 128), dict.fromkeys(measured.SCHEDULE_COLUMNS, "")
+    rows = [
+        line(replace(SCHEDULES[0], pack_gqa=True), 0.0, problem, grid="decode", kernel="gluon"),
+        line(default_config(problem, family="flash3"), 0.0, problem, grid="decode", kernel="fa3", **empty),
+    ]
+    ours, upstream = measured.read(table(tmp_path / "bench.csv", rows))[0]
+    assert (ours.config.num_splits, ours.config.pack_gqa) == (4, True)
+    assert (upstream.config.num_splits, upstream.config.pack_gqa) == (4, True)
+
+
 def test_what_cannot_be_compared_is_counted_by_reason(tmp_path: Path) -> None:
     empty = dict.fromkeys(measured.SCHEDULE_COLUMNS, "")
     rows = [
         line(SCHEDULES[0], 0.0),
         line(SCHEDULES[0], 0.0, kernel="torch.cudnn", **empty),
-        line(SCHEDULES[0], 0.0, grid="decode", kernel="gluon"),
+        line(SCHEDULES[0], 0.0, grid="decode", kernel="fa3.dew", **empty),
         line(SCHEDULES[0], 0.0, burst_cycles=""),
         line(SCHEDULES[0], 0.0, status="unsupported: no"),
         line(SCHEDULES[0], 0.0, kernel="fa4", head_dim=192, **empty),
