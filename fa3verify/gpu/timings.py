@@ -166,6 +166,9 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
             intra_wg_overlap=row.flag("overlap"),
             warp_specialized=specialized,
         )
+    held = "holds_turn" in row.values and row.flag("holds_turn")  # older files have no such column
+    if config.holds_turn and not held:
+        config = replace(config, late_turn=False)
     if row.values["grid"] != "decode" or name == ONE_SPLIT:
         return config
     return replace(config, num_splits=choose_num_splits(problem, config))

@@ -11,7 +11,7 @@ from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_simulator.program import Builder, Gemm, Mbarrier, Slot, Work
 from fa3_simulator.resources import Resources
-from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, holds_turn, serializes
+from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, serializes
 from fa3_simulator.vector_work import softmax_work
 
 COPY_BYTES = 16  # of one cp.async
@@ -27,7 +27,7 @@ class Consumer:
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, registers)
         self.work = softmax_work(s)
         self.qk = Gemm("Q K^T", -(-s.head_dim * s.bits // 256), s.tile_n, s.bits, False)
-        self.holds_turn, slices = holds_turn(s), s.pv_parts[0]
+        slices = s.pv_parts[0]
         self.pv = Gemm("P V", s.tile_n * s.bits // 256, s.head_dim // slices, s.bits, s.pv_from_registers)
         self.ahead = s.softmax_stages - 2  # blocks whose scores are begun before the softmax of the current one
         self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
@@ -111,7 +111,7 @@ class Consumer:
         self.issue_scores(self.tile, step + 1)
         self.wait_full(self.shared.v_ready, step)
         self.issue_output(step)
-        if not self.holds_turn:
+        if not self.s.holds_turn:
             self.pass_turn()
         self.prepare()
         self.stream.wgmma_wait(len(self.outputs))
@@ -119,7 +119,7 @@ class Consumer:
         if self.early_share < 0:
             self.stream.wgmma_wait(0)
         self.row_max(step + 1, masked)
-        if self.holds_turn:
+        if self.s.holds_turn:
             self.pass_turn()
         self.early()
         self.stream.wgmma_wait(0)

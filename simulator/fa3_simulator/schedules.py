@@ -37,12 +37,8 @@ def late_turn(config: Config) -> float:
 def starts_both(config: Config) -> bool:
     """Whether Q K^T of the next block is issued first and P V, of all keys, behind it; in our FP8 not always."""
     in_parts = config.is_fp8 and config.traits.promotes
-    return not in_parts or (config.overlaps and config.pv_parts[1] == 1 and config.head_dim <= 128)
-
-
-def holds_turn(config: Config) -> bool:
-    """Whether a warpgroup hands on its turn when it knows its maxima, not as soon as its GEMMs are started."""
-    return starts_both(config) and config.overlaps and config.pv_parts[0] > 1
+    in_one = config.overlaps and config.pv_parts == (1, 1) and config.head_dim <= 128
+    return not in_parts or in_one or config.holds_turn
 
 
 def registers_needed(config: Config) -> int:

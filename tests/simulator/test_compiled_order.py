@@ -8,7 +8,7 @@ import pytest
 
 from fa3_kernels.audit.shipped import shipped
 from fa3_kernels.plan.config import Config
-from fa3_simulator.schedules import LATE_TURN, early_exponentials, holds_turn
+from fa3_simulator.schedules import LATE_TURN, early_exponentials
 
 pytest.importorskip("triton", reason="triton compiles the kernels")
 EXPONENTIALS = 66
@@ -62,7 +62,7 @@ def test_without_overlap_the_turn_is_handed_on_among_them() -> None:
 
 
 def test_a_held_turn_is_handed_on_between_the_maxima_and_the_exponentials() -> None:
-    assert holds_turn(Config("e4m3", promotion_interval=128))
+    assert Config("e4m3", promotion_interval=128).holds_turn
     loop = first_loop("e4m3_d128_dense")
     (passed,) = (i for i, (opcode, text) in enumerate(loop) if opcode == "BAR.ARV" and ", 0x100" in text)
     assert exponentials(loop[:passed]) == 0
