@@ -21,15 +21,16 @@ class Policy:
         Output of rows that see no key.
     empty_lse : {"-inf", "+inf", "undefined"}
         Their lse.
-    special_values : {"table", "undefined"}
-        Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says.
+    special_values : {"table", "out", "undefined"}
+        Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says: to all
+        outputs, or to ``out`` alone.
     causal : {"bottom_right", "top_left"}
         How the causal mask is aligned; top-left ones are judged with as many queries as keys, where both are one.
     """
 
     empty_out: Literal["zero", "undefined"] = "zero"
     empty_lse: Literal["-inf", "+inf", "undefined"] = "-inf"
-    special_values: Literal["table", "undefined"] = "table"
+    special_values: Literal["table", "out", "undefined"] = "table"
     causal: Literal["bottom_right", "top_left"] = "bottom_right"
 
     @property

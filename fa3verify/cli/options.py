@@ -110,7 +110,6 @@ def problem_options(command: Callable) -> Callable:
             metavar="LEFT RIGHT",
             help="Keys seen on either side of the diagonal, -1 for all; backward.",
         ),
-        click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file."),
         click.option(
             "--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."
         ),
@@ -120,6 +119,7 @@ def problem_options(command: Callable) -> Callable:
     return command
 
 
+machine_option = click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file.")
 backward_option = click.option(
     "--backward", is_flag=True, help="The gradients, in fp16 or bf16; by default with the kernel's own tile."
 )
@@ -138,6 +138,9 @@ def schedule_options(command: Callable) -> Callable:
         ),
         click.option(
             "--promotion-interval", type=click.IntRange(0), default=0, help="e4m3: keys per promotion of P V."
+        ),
+        click.option(
+            "--num-splits", type=click.IntRange(1, 256), default=1, show_default=True, help="Parts of the keys."
         ),
         click.option(
             "--kernel",

@@ -9,10 +9,11 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors
-from fa3verify.cli.options import given_options, is_given, problem_options, schedule_options
+from fa3verify.cli.options import given_options, is_given, machine_option, problem_options, schedule_options
 
-FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "pack_gqa")
+FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "pack_gqa")
 VALIDATES_WITH = ("validate", "machine", "json_target")
+SVG_CYCLES = 20000
 
 
 def _config(options: dict[str, Any], problem: Any) -> Any:
@@ -31,6 +32,7 @@ def _config(options: dict[str, Any], problem: Any) -> Any:
         tile_n=tile_n,
         num_stages=options["stages"],
         promotion_interval=options["promotion_interval"],
+        num_splits=options["num_splits"],
         pv_from_registers=not options["p_in_smem"],
         pack_gqa=options["pack_gqa"],
         family=options["kernel"],
@@ -48,6 +50,14 @@ def _backward_schedule(options: dict[str, Any], problem: Any) -> Any:
     return schedule_for(problem, options["kernel"], tile=tile, turns=options["turns"], **stages)
 
 
+def in_words(problem: Any) -> str:
+    """What is computed, in half a line."""
+    p = problem
+    heads = f"{p.nheads}/{p.nheads_kv}" if p.group > 1 else p.nheads
+    mask = "causal" if p.causal else "dense" if p.window == (-1, -1) else "window {} {}".format(*p.window)
+    return f"{p.dtype} d{p.head_dim} {mask}, {p.batch} x {heads} heads, {p.seqlen_q} x {p.seqlen_k}"
+
+
 def problem_of(options: dict[str, Any]) -> Any:
     from fa3_reference.problem import AttentionProblem
 
@@ -61,12 +71,14 @@ def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Problem, configuration and machine; ValueError when the configuration does not fit."""
     from fa3_simulator.machine import load
     from fa3_simulator.run import launched
-    from fa3_simulator.tune import misfit
+    from fa3_simulator.tune import largest_fitting, misfit
 
     machine, problem = load(options["machine"]), problem_of(options)
     config = _config(options, problem)
     if reason := misfit(config, machine):
-        raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}")
+        smaller = largest_fitting(config, machine)
+        hint = f"; with {smaller} keys a tile fits" if smaller else ""
+        raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}{hint}")
     return problem, launched(problem, config), machine
 
 
@@ -84,6 +96,7 @@ def trace_cta(config: Any, machine: Any, clock: float | None, tiles: tuple) -> t
 
 @click.command(epilog=EPILOG)
 @problem_options
+@machine_option
 @schedule_options
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the timeline as SVG.")
 @click.option(
@@ -112,7 +125,9 @@ def simulate(
         if svg:
             from fa3verify.files import write_text
 
-            write_text(svg, svg_gantt(drawn, 0, min(end, 20000), program.name))
+            shown = min(end, SVG_CYCLES)
+            title = f"{program.name}, {in_words(problem)}, {machine.name} at {found.clock_mhz:.0f} MHz: "
+            write_text(svg, svg_gantt(drawn, 0, shown, f"{title}first {shown:.0f} cycles of a CTA"))
         emit(figures, json_target)
         if json_target != "-":
             _print_figures(figures)
@@ -145,7 +160,10 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
     overlap, bound = measure(*traced), roofline(problem, config, machine, found.clock_mhz)
     ticks = sum(overlap.ledger.values()) or 1
     if is_forward:
-        beside = {"closed_form_cycles": round(closed_form(problem, config, machine))}
+        beside = {
+            "closed_form_cycles": round(closed_form(problem, config, machine)),
+            "merge_cycles": round(found.around_cycles),
+        }
     else:
         beside = {"main_cycles": round(found.main_cycles), "layout": config.layout, "turns": config.turns}
     return {
@@ -172,7 +190,7 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
 def hazards_line(found: list[dict[str, str]], where: str) -> str:
     """What was found by reading schedules for safety, in any order of their operations."""
     if not found:
-        return f"  hazards: none {where}, in any order (of any number of tiles: fa3verify hazards)"
+        return f"  hazards: none {where}, in any order (of any tiles: fa3verify hazards)"
     return "\n".join(f"  {x['kind']}: {x['text']}" for x in found)
 
 
@@ -186,6 +204,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
     click.echo(
         f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s ({beside})"
     )
+    if figures.get("merge_cycles"):
+        click.echo(f"  of these {figures['merge_cycles']} cycles merge the parts of the keys, behind the main kernel")
     if "layout" in figures:
         order = "in any order" if figures["turns"] == "free" else f"in turns, {figures['turns']}"
         click.echo(f"  {figures['layout']}; key tiles add {order}")

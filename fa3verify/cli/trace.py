@@ -9,14 +9,15 @@ from typing import Any
 import rich_click as click
 
 from fa3verify.cli.exits import EPILOG, FINDING, emit, fail, one_line_errors, require_device
-from fa3verify.cli.options import given_options, problem_options, schedule_options
+from fa3verify.cli.options import given_options, machine_option, problem_options, schedule_options
 from fa3verify.cli.simulate import setup, trace_cta
 
-GROUPED = ("nheads_kv", "pack_gqa", "seqlen_q")  # what a file of stamps does not say
+GROUPED = ("nheads_kv", "pack_gqa", "num_splits", "seqlen_q")  # what a file of stamps does not say
 
 
 @click.command(epilog=EPILOG)
 @problem_options
+@machine_option
 @schedule_options
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(

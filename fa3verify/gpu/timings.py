@@ -6,9 +6,11 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from fa3_kernels.plan.choose import choose_num_splits
 from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
 from fa3_kernels.plan.traits import FAMILIES
 from fa3_reference.problem import AttentionProblem
@@ -17,7 +19,9 @@ from fa3_reference.problem import AttentionProblem
 RECORDED = {"fa3": "flash3", "fa3.dew": "flash3.dew", "fa4": "flash4"}
 # Families whose schedule other people's kernels have, builds of one alike: their tiles are known and not in the rows.
 SCHEDULED = {"flash3": "flash3", "flash3.dew": "flash3", "flash4": "flash4"}
-ONE_SPLIT = "gluon.one_split"  # ours for decoding, keys not split
+# Decoding: libraries choose how many parts the keys are cut into, but for ours with keys in one piece; of a build that
+# keeps them in one piece whatever it is asked for, it is not known how it packs heads.
+ONE_SPLIT, UNKNOWN_PARTS = "gluon.one_split", "flash3.dew"
 SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
 COLUMNS = (
     "grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "kernel", "status",
@@ -124,8 +128,8 @@ def _unusable(row: _Row) -> str | None:
     """Why there is nothing to compare, or None."""
     if row.values["status"] != "ok":
         return "no timing: the kernel failed or does not take the shape"
-    if row.values["grid"] == "decode" and row.values["kernel"] != ONE_SPLIT:
-        return "decode: keys are split over CTAs and combined"
+    if row.values["grid"] == "decode" and RECORDED.get(row.values["kernel"]) == UNKNOWN_PARTS:
+        return f"decode: how {UNKNOWN_PARTS} cuts keys and packs heads is not known"
     if not row.values["burst_cycles"]:
         return "no cycles: the SM clock was not counted"
     return None
@@ -146,12 +150,12 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
     if family := SCHEDULED.get(RECORDED.get(name, name)):
         if not FAMILIES[family].shipped(problem):
             return f"{FAMILIES[family].title} with a tile not in our table"
-        return default_config(problem, family=family)
+        return default_config(problem, family=family, num_splits=0 if row.values["grid"] == "decode" else 1)
     if not row.values["tile_m"]:
         return f"no program for {name}"
     with _named(row):
         specialized = row.flag("warp_specialized")
-        return Config(
+        config = Config(
             dtype=problem.dtype,
             head_dim=kernel_head_dim(problem.head_dim),
             tile_m=row.whole("tile_m"),
@@ -162,6 +166,12 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
             intra_wg_overlap=row.flag("overlap"),
             warp_specialized=specialized,
         )
+    held = "holds_turn" in row.values and row.flag("holds_turn")  # older files have no such column
+    if config.holds_turn and not held:
+        config = replace(config, late_turn=False)
+    if row.values["grid"] != "decode" or name == ONE_SPLIT:
+        return config
+    return replace(config, num_splits=choose_num_splits(problem, config))
 
 
 @contextmanager

@@ -46,6 +46,7 @@ def options_of(config: Config, problem: AttentionProblem) -> dict[str, Any]:
     c = config
     options = {"tile": (c.tile_m, c.tile_n), "pingpong": c.pingpong, "intra_wg_overlap": c.intra_wg_overlap}
     options |= {"promotion_interval": c.promotion_interval} if c.is_fp8 else {}
+    options |= {"num_splits": c.num_splits} if c.num_splits > 1 else {}
     return options | ({"pack_gqa": c.pack_gqa} if problem.group > 1 else {})
 
 

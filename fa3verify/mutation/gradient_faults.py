@@ -156,6 +156,11 @@ def _times_dlse(factor: float | None) -> Mistake:
     return mistake
 
 
+def _slope_of_dq_alone(problem: AttentionProblem, operands: BackwardOperands, run: Run) -> Gradients:
+    """The derivative of the softcap enters dQ and not dK."""
+    return run()._replace(dk=run(fault=BackwardFault.NO_SOFTCAP_SLOPE).dk)
+
+
 REPEATED = "repeated_run_is_identical"
 OF_LSE, OURS = "gradient_of_the_lse", "twin.backward.fp16"
 MUSEUM: Mapping[str, Row] = {
@@ -177,6 +182,9 @@ MUSEUM: Mapping[str, Row] = {
     ),
     "73": Row("triton 4541", _stateless(_always_causal), "normal"),
     "74": Row("TransformerEngine 3249", _stateless(_dense_statistics), law="gradients_within_bound"),
+    "77": Row("flash-attention 1033", _fault(BackwardFault.NO_SOFTCAP_SLOPE), "normal", twin=OURS),
+    "softcap, argument": Row("flash-attention 72e27c63", _fault(BackwardFault.SLOPE_OF_UNCAPPED), "normal", twin=OURS),
+    "softcap, dK": Row("ours, never shipped", _stateless(_slope_of_dq_alone), "normal", twin=OURS),
     "84": Row("levanter 449", _fault(BackwardFault.LAST_HEAD_ONLY), "normal"),
     "85": Row("flash-attention 1500, of 14 bits", _stateless(_short_offsets), "normal"),
     "86": Row("flash-attention 9ee0ff1d", _stateless(_strides_of_dout), "normal"),

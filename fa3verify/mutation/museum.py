@@ -145,7 +145,6 @@ FORWARD: tuple[Exhibit, ...] = (
 OUTSIDE: dict[int, str] = {
     12: "no sink among what is judged",
     20: "num_splits is the caller's here; which one a host chooses changes no result that is judged",
-    77: "gradients with softcap are not among those that are judged",
     78: "no sink among what is judged",
     80: "no dropout among what is judged",
     87: "a kernel is given contiguous arrays: strides are not judged",

@@ -33,14 +33,15 @@ if TYPE_CHECKING:
     from fa3verify.candidates import Candidate
     from fa3verify.properties.trials import Wanted
 
-# Grouped heads and a diagonal that is not square; more key blocks than two; a window at the largest head_dim, whose
-# tiles are the smallest; packed sequences of which some end inside a tile; a head_dim that is padded.
+# Grouped heads and a diagonal that is not square; more key blocks than two; a window and a softcap at the largest
+# head_dim, whose tiles are the smallest; packed sequences of which some end inside a tile; a head_dim that is padded.
 _GROUPED = {
     "batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 129, "seqlen_k": 161, "head_dim": 64, "causal": True,
 }  # fmt: skip
 _DENSE = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 64, "seqlen_k": 1030, "head_dim": 128}
 _WIDE = {
     "batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 65, "seqlen_k": 200, "head_dim": 256, "window": (40, 7),
+    "softcap": 4.0,
 }  # fmt: skip
 _PACKED = {
     "batch": 3, "nheads": 2, "nheads_kv": 1, "seqlen_q": 70, "seqlen_k": 200, "head_dim": 128,
@@ -80,7 +81,7 @@ class Backward(Operation):
         Output("dv", lambda problem, config: problem.v_shape, lambda config: config.dtype),
     )
     config = BackwardConfig
-    features = FEATURES - {"softcap", "block_descale"} | {LSE_GRADIENT}
+    features = FEATURES - {"block_descale"} | {LSE_GRADIENT}
     faults = BackwardFault
 
     def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:

@@ -211,6 +211,8 @@ def _check(candidate: Candidate, trial: Trial) -> Violation | None:
     )
     for effect, rows in effects:
         out_broken, lse_broken = _broken(effect, got, clean, place.channel)
+        if candidate.policy.special_values == "out":
+            lse_broken = None
         for name, broken, where in (("out", out_broken, out_rows(problem, rows)), ("lse", lse_broken, rows)):
             if broken is not None and name in candidate.policy.free:
                 broken = broken & ~(out_rows(problem, empty) if name == "out" else empty)
@@ -233,6 +235,6 @@ POLICY_LAWS = (
         _check,
         wanted=Wanted(softcap=False, empty=False, families=("normal", "peaky", "offset_v"), max_edits=0),
         parameters=_draw,
-        applies=lambda candidate: candidate.policy.special_values == "table",
+        applies=lambda candidate: candidate.policy.special_values != "undefined",
     ),
 )

@@ -73,7 +73,7 @@ def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
         for block in range(descale.shape[2]):
             part = slice(block * rows, (block + 1) * rows) if rows else slice(None)
             filled[seq.index, :, block] = used[part].any(axis=0)
-    if name == "q" and not rows:
+    if name == "q" and not rows and setup.config.scope != "query_head":
         groups = filled.reshape(problem.batch, problem.nheads_kv, problem.group)
         filled = np.repeat(groups.any(axis=2), problem.group, axis=1)[..., None]
     return filled

@@ -18,7 +18,7 @@ from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.policy import empty_rows, out_rows
 from fa3verify.properties.compare import same_bits
-from fa3verify.properties.law import Refused, Setup, Trial, Violation, set_up
+from fa3verify.properties.law import Refused, Setup, Trial, Untaken, Violation, set_up
 from fa3verify.properties.transforms import part, part_of_result, query_heads, reordered, repeated_heads, visible
 from fa3verify.properties.trials import Wanted, law, needs
 
@@ -46,6 +46,8 @@ def _invisible(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     problem, operands = setup.problem, setup.operands
     start, count = trial.integer("start", 0, 2**20), trial.integer("count", 1, 2**20)
+    if not np.isfinite(operands.v.astype(np.float32)).all():
+        raise Untaken("V is not finite, and 0 times it is NaN in every row of a visited tile")
     k, v = operands.k.copy(), operands.v.copy()
     blind = np.zeros(problem.lse_shape, bool)
     for seq in problem.sequences():

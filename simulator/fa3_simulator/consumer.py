@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS
-from fa3_simulator.program import Builder, Gemm, Mbarrier, Slot
+from fa3_simulator.program import Builder, Gemm, Mbarrier, Slot, Work
 from fa3_simulator.resources import Resources
-from fa3_simulator.schedules import TileBlocks, early_exponentials, serializes
+from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, serializes
 from fa3_simulator.vector_work import softmax_work
+
+COPY_BYTES = 16  # of one cp.async
 
 
 class Consumer:
@@ -25,10 +27,11 @@ class Consumer:
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, registers)
         self.work = softmax_work(s)
         self.qk = Gemm("Q K^T", -(-s.head_dim * s.bits // 256), s.tile_n, s.bits, False)
-        self.pv = Gemm("P V", s.tile_n * s.bits // 256, s.head_dim, s.bits, s.pv_from_registers)
+        slices = s.pv_parts[0]
+        self.pv = Gemm("P V", s.tile_n * s.bits // 256, s.head_dim // slices, s.bits, s.pv_from_registers)
         self.ahead = s.softmax_stages - 2  # blocks whose scores are begun before the softmax of the current one
         self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
-        self.output = Slot(f"O.{index}", 0)
+        self.outputs = [Slot(f"O.{index}" + f"[{part}]" * (slices > 1), 0) for part in range(slices)]
         self.p = None if s.pv_from_registers else Slot(f"P.{index}", shared.bytes_of["p"])
         self.step = self.tile = 0
 
@@ -62,7 +65,8 @@ class Consumer:
         return self.scores[step % len(self.scores)]
 
     def issue_output(self, step: int) -> None:
-        self.issue(self.pv, self.p, self.shared.v[step % self.s.num_stages], self.output)
+        for output in self.outputs:
+            self.issue(self.pv, self.p, self.shared.v[step % self.s.num_stages], output)
 
     def join_warps(self) -> None:
         """The four warps meet for the next wgmma; of Triton's kernels at a barrier in front of the wait for K."""
@@ -107,18 +111,20 @@ class Consumer:
         self.issue_scores(self.tile, step + 1)
         self.wait_full(self.shared.v_ready, step)
         self.issue_output(step)
-        self.pass_turn()
+        if not self.s.holds_turn:
+            self.pass_turn()
         self.prepare()
-        self.stream.wgmma_wait(1)
+        self.stream.wgmma_wait(len(self.outputs))
         self.release("k", (step + 1) % stages)
         if self.early_share < 0:
             self.stream.wgmma_wait(0)
         self.row_max(step + 1, masked)
+        if self.s.holds_turn:
+            self.pass_turn()
         self.early()
         self.stream.wgmma_wait(0)
         self.release("v", step % stages)
         self.finish_softmax()
-        self.step += 1
 
     def three_stage_step(self, masked: bool, more: bool) -> None:
         """P V of this block and, unless the tile ends, Q K^T of the one after next, under the next one's softmax."""
@@ -140,7 +146,6 @@ class Consumer:
             self.release("k", (step + 2) % stages)
         self.release("v", step % stages)
         self.finish_softmax()
-        self.step += 1
 
     def serial_step(self, masked: bool) -> None:
         """P V, then Q K^T of the next block, then its softmax."""
@@ -160,7 +165,16 @@ class Consumer:
         self.release("k", (step + 1) % stages)
         self.pass_turn()
         self.finish_softmax()
-        self.step += 1
+
+    def copy_query(self, number: int) -> None:
+        """This warpgroup's rows of Q by its own threads, 16 bytes each at a time; none was loaded ahead."""
+        q = self.shared.q[number % self.s.query_slots * self.s.consumers + self.index]
+        self.stream.vector(Work("copy Q", 1, other=-(-q.bytes // (COPY_BYTES * WARPGROUP_THREADS))))
+        self.stream.load(self.shared.q_full[number % self.s.query_slots], (q,), is_far=True)
+
+    def release_query(self, number: int) -> None:
+        if not copies_queries(self.s):  # else only this warpgroup writes there again
+            self.release("q", number % self.s.query_slots)
 
     def first_scores(self, tile: int, step: int, lead: int) -> None:
         """Q K^T of a tile's first block, whose K is there, and ``lead`` more."""
@@ -179,6 +193,13 @@ class Consumer:
         else:
             self.serial_step(masked)
 
+    def blocks_operations(self, block: int, tile: TileBlocks) -> None:
+        """Those of :meth:`block`, which are the same when rings and parities have come round."""
+        s = self.s
+        place = (self.step % (2 * s.num_stages), self.tile % s.query_slots)
+        what = (block < tile.masked, block + 1 < tile.blocks)
+        self.stream.repeated((*place, *what), lambda: self.block(block, tile))
+
     def run(self, tiles: list[TileBlocks]) -> None:
         """All tiles of the CTA."""
         stream = self.stream
@@ -190,6 +211,8 @@ class Consumer:
             self.tile = number
             stream.mark("tile")
             if number == 0 or not crosses:
+                if copies_queries(self.s):
+                    self.copy_query(number)
                 self.wait_full(self.shared.q_full, number)
                 self.wait_full(self.shared.k_full, self.step)
                 self.take_turn()
@@ -204,7 +227,8 @@ class Consumer:
                 stream.wgmma_wait(0)
                 self.release("k", (self.step + 1) % self.s.num_stages)
             for block in range(1, tile.blocks):
-                self.block(block, tile)
+                self.blocks_operations(block, tile)
+                self.step += 1
             self.finish_tile(number, leads[number + 1] if crosses and number + 1 < len(tiles) else None)
         stream.store_wait()
         stream.mark("end")
@@ -218,7 +242,7 @@ class Consumer:
         """The last P V, the first Q K^T of the next tile (and ``lead`` more) unless that is None, the epilogue."""
         stream = self.stream
         if not self.s.output_in_query_slot:
-            self.release("q", number % self.s.query_slots)
+            self.release_query(number)
         self.wait_full(self.shared.v_ready, self.step)
         self.last_output(number, lead)
         self.tile_code()
@@ -228,7 +252,7 @@ class Consumer:
         self.epilogue(number)
         if self.s.output_in_query_slot:
             stream.store_wait()
-            self.release("q", number % self.s.query_slots)
+            self.release_query(number)
 
     def last_output(self, number: int, lead: int | None) -> None:
         if lead is None:
@@ -251,7 +275,8 @@ class Consumer:
             self.stream.vector(self.work["last"])
 
     def read_output(self) -> None:
-        self.stream.read(self.output)
+        for output in self.outputs:
+            self.stream.read(output)
 
     def epilogue(self, tile: int) -> None:
         """O to global memory through a buffer; through Q's of FP8 in two parts, as it has half the bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +59,7 @@ def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, int, int, int, int]:
     return gemm.instructions, tensor, port, _loss(gemm.n, machine), issue
 
 
+@lru_cache(maxsize=8192)
 def _work(work: Work, machine: Machine, *, under_wgmma: bool) -> tuple[int, ...]:
     def cycles(name: str) -> float:
         return machine[f"{name}_cycles"] * (machine[f"{name}_under_wgmma"] if under_wgmma else 1)

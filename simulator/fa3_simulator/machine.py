@@ -26,10 +26,11 @@ class Constant:
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """One GPU. Cycles are SM clocks; pipe intervals are cycles per warp instruction on one of the four sub-cores.
+    """One GPU, equal to itself alone, so that what was simulated on it is quickly found again.
 
+    Cycles are SM clocks; pipe intervals are cycles per warp instruction on one of the four sub-cores.
     Times at another SM clock: on-chip cycles stay; memory latency and HBM bandwidth are wall-clock constants
     (``*_ns``).
     """

@@ -73,7 +73,6 @@ class PartsConsumer(Consumer):
         self.row_max(step + 1, block < tile.masked)
         self.early()
         self.finish_softmax()
-        self.step += 1
 
     def last_output(self, number: int, lead: int | None) -> None:
         if lead is not None:  # with two slots for Q, whatever the switches say
@@ -83,7 +82,3 @@ class PartsConsumer(Consumer):
             self.add_parts(False, self.pass_turn)
         else:
             self.add_parts(True, lambda: self.start_scores(number + 1, self.step + 1))
-
-    def read_output(self) -> None:
-        for slot in self.outputs:
-            self.stream.read(slot)

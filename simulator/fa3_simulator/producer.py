@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
-from fa3_simulator.program import Builder, Mbarrier
+from fa3_simulator.program import NONE, Builder, Mbarrier
 from fa3_simulator.resources import Resources
-from fa3_simulator.schedules import TileBlocks
+from fa3_simulator.schedules import TileBlocks, copies_queries
 from fa3_simulator.vector_work import transpose_trip, transpose_trips
 
 
@@ -23,12 +23,24 @@ class Producer:
         for number, tile in enumerate(tiles):
             if s.query_slots == 1:
                 self.finish_pending()  # or the tile before could not end and hand Q back
-            self.stream.acquire(shared.empty["q"], number)
-            first = number % s.query_slots * s.consumers
-            self.stream.load(shared.q_full[number % s.query_slots], shared.q[first : first + s.consumers], is_far=True)
+            if not copies_queries(s):
+                self.load_q(number)
             for block in range(tile.blocks):
-                self.load_block(shared.stored if number and block == 0 and s.traits.output_in_v else None, number - 1)
+                stored = shared.stored if number and block == 0 and s.traits.output_in_v else None
+                if stored or self.step <= s.num_stages:  # the first time round nobody waits for slots
+                    self.load_block(stored, number - 1)
+                else:
+                    place = (self.step % (2 * s.num_stages), self.pending is None)
+                    self.stream.repeated(place, lambda: self.load_block(None, NONE))
+                self.pending = self.step if s.softmax_stages == 3 or s.transposes_v else None
+                self.step += 1
         self.finish_pending()
+
+    def load_q(self, number: int) -> None:
+        s, shared, slot = self.s, self.shared, number % self.s.query_slots
+        self.stream.acquire(shared.empty["q"], number)
+        mine = shared.q[slot * s.consumers : (slot + 1) * s.consumers]
+        self.stream.load(shared.q_full[slot], mine, is_far=True)
 
     def load_block(self, stored: Mbarrier | None, tile: int) -> None:
         """K, then V; in front of it ``stored`` is waited for, of the tile before, as O borrows V's memory."""
@@ -39,20 +51,17 @@ class Producer:
         if stored:
             self.finish_pending()
             self.stream.wait(stored, tile)
-        if s.softmax_stages == 3 and not s.transposes_v:
-            # V waits for P V of two blocks before: in front of the next K it would hold up what is needed sooner
-            self.finish_pending()
-            self.pending = self.step
-        elif not s.transposes_v:
-            self.load_v(self.step)
-        else:  # the slot was transposed by these very warps
+        if s.transposes_v:  # the slot was transposed by these very warps
             if s.num_stages == 1:
                 self.finish_pending()
             self.join_warps(1)
             self.stream.load(shared.v_full[slot], shared.v_raw[slot : slot + 1])
             self.finish_pending()
-            self.pending = self.step
-        self.step += 1
+        elif s.softmax_stages == 3:
+            # V waits for P V of two blocks before: in front of the next K it would hold up what is needed sooner
+            self.finish_pending()
+        else:
+            self.load_v(self.step)
 
     def load_v(self, step: int) -> None:
         shared, slot = self.shared, step % self.s.num_stages

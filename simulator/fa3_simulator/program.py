@@ -7,9 +7,10 @@ lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -144,14 +145,10 @@ class Program:
 class _Names:
     """Items by first use."""
 
-    items: list = field(default_factory=list)
     index: dict = field(default_factory=dict)
 
     def __call__(self, item) -> int:
-        if item not in self.index:
-            self.index[item] = len(self.items)
-            self.items.append(item)
-        return self.index[item]
+        return self.index.setdefault(item, len(self.index))
 
 
 @dataclass(slots=True)
@@ -163,9 +160,19 @@ class Stream:
     threads: int
     registers: int
     rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    known: dict[Hashable, list[tuple[int, int, int, int, int]]] = field(default_factory=dict)
 
-    def _add(self, op: Op, *operands: int) -> None:
-        self.rows.append((int(op), *operands, *(0,) * (4 - len(operands))))  # type: ignore[arg-type]
+    def repeated(self, key: Hashable, emit: Callable[[], None]) -> None:
+        """Add what ``emit`` adds, which is called once for every key: the same operations belong to equal keys."""
+        if (rows := self.known.get(key)) is not None:
+            self.rows += rows
+            return
+        start = len(self.rows)
+        emit()
+        self.known[key] = self.rows[start:]
+
+    def _add(self, op: Op, x: int = 0, y: int = 0, z: int = 0, w: int = 0) -> None:
+        self.rows.append((op, x, y, z, w))
 
     def vector(self, work: Work) -> None:
         if work.chunks:
@@ -257,7 +264,8 @@ class Builder:
 
     def build(self) -> Program:
         actors = tuple(
-            Actor(s.name, s.threads, s.registers, np.array(s.rows, np.int64).reshape(-1, 5)) for s in self.streams
+            Actor(s.name, s.threads, s.registers, np.fromiter(chain.from_iterable(s.rows), np.int64).reshape(-1, 5))
+            for s in self.streams
         )
         lists = (self.gemms, self.works, self.mbarriers, self.named_barriers, self.slots, self.delays, self.labels)
-        return Program(self.name, actors, *(tuple(names.items) for names in lists))
+        return Program(self.name, actors, *(tuple(names.index) for names in lists))

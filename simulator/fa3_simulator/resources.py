@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS, slot_threads
 from fa3_kernels.plan.barriers import NamedBarrier as NamedBarrierId
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.variant import buffers
 from fa3_simulator.program import Mbarrier, NamedBarrier, Slot
+from fa3_simulator.schedules import copies_queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,15 @@ class Resources:
     together: NamedBarrier  # O of all consumers is in V's memory
 
 
+@lru_cache(maxsize=64)
 def resources_of(config: Config) -> Resources:
     s, stages, q_stages = config, config.num_stages, config.query_slots
     named = s.traits.named_rings
     threads = slot_threads(s.consumers, 4 if s.transposes_v else 1)
     bytes_of = {name: size for name, (_, size) in buffers(s).items()}
 
-    def full(name: str, count: int = stages) -> tuple[Mbarrier, ...]:
-        return tuple(Mbarrier(f"{name}_full[{i}]", 1) for i in range(count))
+    def full(name: str, count: int = stages, arrivals: int = 1) -> tuple[Mbarrier, ...]:
+        return tuple(Mbarrier(f"{name}_full[{i}]", arrivals) for i in range(count))
 
     def empty(name: str, first: int, count: int = stages) -> tuple:
         if not named:
@@ -60,7 +63,7 @@ def resources_of(config: Config) -> Resources:
         ring("k"),
         ring("v"),
         ring("v_raw") if s.transposes_v else (),
-        full("q", q_stages),
+        full("q", q_stages, s.consumers if copies_queries(s) else 1),
         full("k"),
         v_full,
         tuple(Mbarrier(f"v_ready[{i}]", 1) for i in range(stages)) if s.transposes_v else v_full,

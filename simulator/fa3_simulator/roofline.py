@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fa3_kernels.plan.barriers import WARP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.costs import SMEM, TICKS, costs
 from fa3_simulator.cta import AnyConfig, program_of
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
-from fa3_simulator.run import all_tiles, hbm_cycles, launched, longest_cta
+from fa3_simulator.run import all_tiles, hbm_cycles, launched, longest_cta, visible_pairs
 from fa3_simulator.schedules import TileBlocks
 
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.
 CLOSED_FORM_MUFU, CLOSED_FORM_TILE_CYCLES = 1.5, 3500
+SUB_CORES = 4  # of an SM, each with a special-function unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Roofline:
     smem: float
     l2: float
     hbm: float
-    vector: float
+    issue: float  # of a warp's instructions
     reduce: float  # what is added to global memory
 
     @property
@@ -41,8 +43,8 @@ class Roofline:
 
 
 def tensor_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
-    """All GEMMs of one tile and one block: two forward, five backward."""
-    gemms, bits = (2, config.bits) if isinstance(config, Config) else (5, 16)
+    """All GEMMs of one tile and one block."""
+    gemms, bits = _gemms(config)
     flops = 2.0 * gemms * config.tile_m * config.tile_n * config.head_dim
     return flops / (machine["tensor_flops_16bit"] * (16 // bits))
 
@@ -51,6 +53,27 @@ def mufu_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
     """One exponential per score, at full rate."""
     per_warp = config.tile_n / 2  # instructions for 16 rows
     return per_warp * machine["mufu_cycles"] * (config.tile_m // WARPGROUP_ROWS)
+
+
+def lower_bound(
+    problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float | None = None
+) -> Roofline:
+    """What no tile and no schedule can beat, forward or backward as ``config`` is, in SM cycles.
+
+    GEMMs and exponentials of the pairs that are visible, evenly over all SMs, and HBM for every tensor once, each at
+    full rate. What depends on tiles is 0.
+    """
+    gemms, bits = _gemms(config)
+    pairs = visible_pairs(problem) * problem.nheads / machine["sms"]
+    tensor = pairs * 2 * gemms * problem.head_dim / (machine["tensor_flops_16bit"] * (16 // bits))
+    exponentials = pairs / (WARP_THREADS * SUB_CORES) * machine["mufu_cycles"]
+    hbm = hbm_cycles(problem, config, machine, clock_mhz or machine["max_clock_mhz"])
+    return Roofline(tensor, exponentials, 0.0, 0.0, hbm, 0.0, 0.0)
+
+
+def _gemms(config: AnyConfig) -> tuple[int, int]:
+    """GEMMs over a tile and a block, two forward and five backward, and the bits of their operands."""
+    return (2, config.bits) if isinstance(config, Config) else (5, 16)
 
 
 def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> np.ndarray:

@@ -1,29 +1,46 @@
 """A whole launch: tiles handed to the SMs, the longest CTA simulated.
 
-Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.plan.tile_order` and
-the dynamic scheduler of FlashAttention-3 do. Time is launch + the CTA with the most work, or what HBM needs for every
-tensor once. A backward adds the kernels in front and behind; where its key tiles take turns, all CTAs are simulated
-together.
+Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.plan.tile_order` has
+it, or by the counter of FlashAttention-3 (:mod:`fa3_simulator.tile_queue`). Time is launch + the CTA with the most
+work, or what HBM needs for every tensor once. A backward adds the kernels in front and behind, and keys in parts the
+one that merges them; where key tiles of a backward take turns, all CTAs are simulated together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
-from fa3_kernels.plan.tile_order import assign, key_blocks
-from fa3_kernels.plan.tiles import padded_group
+from fa3_kernels.plan.tile_order import TILE_COST, assign, key_blocks
+from fa3_kernels.plan.tiles import padded_group, split_ranges
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_launch
 from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles
 from fa3_simulator.machine import Machine
-from fa3_simulator.schedules import TileBlocks
+from fa3_simulator.schedules import TileBlocks, copies_queries
+from fa3_simulator.splits import merge_cycles
+from fa3_simulator.tile_queue import counter_order, heads_at_a_time, takes_from_counter
 from fa3_simulator.turns import StepCycles, makespan
+
+
+def visible_pairs(problem: AttentionProblem) -> float:
+    """Pairs of a query and a key that it sees, of one head and all sequences."""
+    left, right = problem.window
+    last = 0 if problem.causal else right
+    pairs = 0.0
+    for sequence in problem.sequences():
+        queries, keys = sequence.seqlen_q, sequence.seqlen_k
+        rows = np.arange(queries) + keys - queries
+        stop = np.full(queries, keys) if last < 0 else np.clip(rows + last + 1, 0, keys)
+        start = np.zeros(queries) if left < 0 else np.clip(rows - left, 0, keys)
+        pairs += float(np.maximum(stop - start, 0).sum())
+    return pairs
 
 
 def flops(problem: AttentionProblem, head_dim: int) -> float:
@@ -31,18 +48,10 @@ def flops(problem: AttentionProblem, head_dim: int) -> float:
 
     Of sequences the sum; with a window 4 * head_dim for every pair that is visible.
     """
-    left, right = problem.window
-    pairs = 0.0
-    for sequence in problem.sequences():
-        queries, keys = sequence.seqlen_q, sequence.seqlen_k
-        if (left, right) == (-1, -1):
-            pairs += queries * keys / (2 if problem.causal else 1)
-            continue
-        rows = np.arange(queries) + keys - queries
-        last = 0 if problem.causal else right
-        stop = np.full(queries, keys) if last < 0 else np.clip(rows + last + 1, 0, keys)
-        start = np.zeros(queries) if left < 0 else np.clip(rows - left, 0, keys)
-        pairs += float(np.maximum(stop - start, 0).sum())
+    if problem.window == (-1, -1):
+        pairs = sum(float(s.seqlen_q * s.seqlen_k) for s in problem.sequences()) / (2 if problem.causal else 1)
+    else:
+        pairs = visible_pairs(problem)
     return 4 * problem.nheads * pairs * head_dim
 
 
@@ -69,8 +78,8 @@ class Estimate:
     """Simulated time of a launch.
 
     ``cycles`` counts from launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is
-    later; of a backward with ``around_cycles`` of the kernels in front of and behind the main one. ``tensor_cycles`` is
-    the tensor work of that CTA.
+    later; with ``around_cycles`` of the kernels in front of and behind the main one: of a backward, and what merges the
+    parts of the keys. ``tensor_cycles`` is the tensor work of that CTA.
     """
 
     cycles: float
@@ -106,6 +115,8 @@ def check_problem(problem: AttentionProblem) -> None:
 def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
     """Row tiles of one head, of K and V where rows are packed, top to bottom; those without a key have 0 blocks.
 
+    Where keys are cut into parts, the parts of each, but those without a key.
+
     Raises
     ------
     ValueError
@@ -128,8 +139,16 @@ def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
         if problem.causal:
             seen = max(first + offset + 1, 0) // config.tile_n
             plain = 0 if config.adds_in_place else min(plain, seen)
-        tiles.append(TileBlocks(blocks, blocks - min(plain, blocks)))
+        tiles += _parts(blocks, min(plain, blocks), config.num_splits)
     return tiles
+
+
+def _parts(blocks: int, plain: int, num_splits: int) -> list[TileBlocks]:
+    """A tile whose first ``plain`` blocks are not masked, or its parts."""
+    if num_splits == 1:
+        return [TileBlocks(blocks, blocks - plain)]
+    parts = split_ranges(range(blocks), num_splits)
+    return [TileBlocks(len(part), part.stop - max(part.start, min(plain, part.stop))) for part in parts if part]
 
 
 def launched(problem: AttentionProblem, config: AnyConfig) -> AnyConfig:
@@ -139,19 +158,45 @@ def launched(problem: AttentionProblem, config: AnyConfig) -> AnyConfig:
     return replace(config, integer_max=config.takes_integer_max(problem.causal))
 
 
+def as_program(config: AnyConfig) -> AnyConfig:
+    """The configuration without what only says which tiles there are: equal ones have one program."""
+    return replace(config, num_splits=1, pack_gqa=copies_queries(config)) if isinstance(config, Config) else config
+
+
 def all_tiles(problem: AttentionProblem, config: AnyConfig) -> list[TileBlocks]:
-    """Tiles of all heads as they are handed out, longest first: row tiles forward, key tiles backward."""
+    """Tiles of all heads as they are handed out: row tiles forward, longest first; key tiles backward."""
     if not isinstance(config, Config):
         return [tile.work for tile in key_tiles(problem, config)]
-    per_head = sorted((tile for tile in row_tiles(problem, config) if tile.blocks), reverse=True)
-    return [tile for tile in per_head for _ in range(tile_heads(problem, config))]
+    tiles, heads = row_tiles(problem, config), tile_heads(problem, config)
+    if takes_from_counter(problem, config):
+        return counter_order(tiles, heads, heads_at_a_time(problem, config))
+    return [tile for tile in sorted(tiles, reverse=True) if tile.blocks for _ in range(heads)]
 
 
-def longest_cta(problem: AttentionProblem, config: AnyConfig, ctas: int) -> tuple[TileBlocks, ...]:
-    """Tiles of the CTA with the most work, when each goes to the CTA that is free first."""
-    order = all_tiles(problem, config)
-    assigned, last = assign([tile.blocks for tile in order], ctas)
+def longest_cta(
+    problem: AttentionProblem, config: AnyConfig, ctas: int, tile_cost: float = TILE_COST
+) -> tuple[TileBlocks, ...]:
+    """Tiles of the CTA with the most work, when each goes to the CTA that is free first.
+
+    ``tile_cost``: what a tile costs beside its blocks, in blocks.
+    """
+    return _most_work(tuple(all_tiles(problem, config)), ctas, tile_cost)
+
+
+@lru_cache(maxsize=256)
+def _most_work(order: tuple[TileBlocks, ...], ctas: int, tile_cost: float) -> tuple[TileBlocks, ...]:
+    assigned, last = assign([tile.blocks for tile in order], ctas, tile_cost)
     return tuple(order[i] for i in assigned[last]) if order else ()
+
+
+def tiles_of(problem: AttentionProblem, cta: Cta, config: AnyConfig) -> tuple[TileBlocks, ...]:
+    """Tiles of the CTA that ends last; where tiles are taken while it runs, by what they take simulated."""
+    sms = int(cta.machine["sms"])
+    if not (isinstance(config, Config) and takes_from_counter(problem, config)):
+        return longest_cta(problem, config, sms)
+    short, long = (cta.one_more(TileBlocks(blocks), blocks)[0] for blocks in (SHORT, LONG))
+    block = (long - short) / (LONG - SHORT)
+    return longest_cta(problem, config, sms, round(short / block - SHORT, 2))
 
 
 def hbm_cycles(problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float) -> float:
@@ -174,7 +219,7 @@ def _in_turns(problem: AttentionProblem, cta: Cta) -> float:
 def estimate(
     problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float | None = None
 ) -> Estimate:
-    """Simulate a launch; of a backward with the kernels in front of and behind the main one.
+    """Simulate a launch, with the kernels in front of and behind the main one.
 
     Parameters
     ----------
@@ -196,11 +241,14 @@ def estimate(
     """
     clock = clock_mhz or machine["max_clock_mhz"]
     config = launched(problem, config)
-    cta = Cta(config, machine, clock, not isinstance(config, Config) and config.adds_gradients(problem.group))
-    tiles = longest_cta(problem, config, int(machine["sms"]))
+    cta = Cta(
+        as_program(config), machine, clock, not isinstance(config, Config) and config.adds_gradients(problem.group)
+    )
+    tiles = tiles_of(problem, cta, config)
     found = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
-    around = 0.0
-    if not isinstance(config, Config):
+    if isinstance(config, Config):
+        around = merge_cycles(problem, config, machine, clock)
+    else:
         around = backward_launch.around_cycles(problem, config, machine, clock)
         if config.turns != "free" and tiles:
             found = found._replace(cta=_in_turns(problem, cta))

@@ -35,9 +35,10 @@ def late_turn(config: Config) -> float:
 
 
 def starts_both(config: Config) -> bool:
-    """Whether Q K^T of the next block is issued first and P V, in one part, behind it; in our FP8 not always."""
+    """Whether Q K^T of the next block is issued first and P V, of all keys, behind it; in our FP8 not always."""
     in_parts = config.is_fp8 and config.traits.promotes
-    return not in_parts or (config.overlaps and config.pv_parts == (1, 1) and config.head_dim <= 128)
+    in_one = config.overlaps and config.pv_parts == (1, 1) and config.head_dim <= 128
+    return not in_parts or in_one or config.holds_turn
 
 
 def registers_needed(config: Config) -> int:
@@ -45,7 +46,7 @@ def registers_needed(config: Config) -> int:
     c = config
     scores, output = (c.softmax_stages - 1) * c.tile_n // 2, c.head_dim // 2
     p = c.tile_n * c.bits // 64 if c.pv_from_registers else 0
-    partial = output // c.pv_parts[0] if c.promotion_interval else 0
+    partial = (output if starts_both(c) else output // c.pv_parts[0]) if c.promotion_interval else 0
     held = scores + p + partial if c.overlaps else max(scores, p + partial)
     return held + output + c.traits.other_registers[c.is_fp8]
 
@@ -53,6 +54,11 @@ def registers_needed(config: Config) -> int:
 def serializes(config: Config) -> bool:
     """Whether ptxas, short of registers, waits for every single wgmma (its warning C7512)."""
     return config.traits.is_serialised and registers_needed(config) > config.registers[1]
+
+
+def copies_queries(config: Config) -> bool:
+    """Whether consumers copy Q of packed heads themselves: TMA reads only groups that are padded to a power of two."""
+    return config.pack_gqa and not config.traits.pads_group
 
 
 SWITCHES: dict[str, dict[str, int]] = {

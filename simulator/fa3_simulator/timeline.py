@@ -22,6 +22,10 @@ class Bar(NamedTuple):
 
 
 COLOURS = {"tensor": "#3b6ea5", "vector": "#d08c2f", "issue": "#7aa874", "wait": "#d9d9d9", "copy": "#8d6cab"}
+STYLE = (
+    "text{fill:#111}.axis{fill:#555}.page{fill:white}rect{stroke:white}"
+    "@media(prefers-color-scheme:dark){text{fill:#eee}.axis{fill:#aaa}.page{fill:#181818}rect{stroke:#181818}}"
+)
 LETTERS = {"tensor": "#", "vector": "s", "issue": "i", "wait": ".", "copy": "c"}
 _KINDS = {
     Op.VECTOR: "vector", Op.DELAY: "vector", Op.WGMMA: "issue", Op.LOAD: "copy", Op.STORE: "copy", Op.REDUCE: "copy",
@@ -93,14 +97,15 @@ def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100
 
 
 def svg_gantt(drawn: Sequence[Bar], start: float, stop: float, title: str, width: int = 1200) -> str:
-    """The same as a standalone SVG picture with a tooltip on every bar."""
+    """The same as a standalone SVG picture with a tooltip on every bar; dark where the reader's screen is."""
     rows = list(dict.fromkeys(bar.row for bar in drawn))
     left, height, top = 130, 26, 40
     scale = (width - left - 20) / (stop - start)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + height * len(rows) + 60}" '
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="100%" height="100%" fill="white"/><text x="10" y="22" font-size="15">{escape(title)}</text>',
+        f"<style>{STYLE}</style>",
+        f'<rect class="page" width="100%" height="100%"/><text x="10" y="22" font-size="15">{escape(title)}</text>',
     ]
     for i, row in enumerate(rows):
         parts.append(f'<text x="10" y="{top + i * height + 17}">{escape(row)}</text>')
@@ -113,16 +118,16 @@ def svg_gantt(drawn: Sequence[Bar], start: float, stop: float, title: str, width
         tip = escape(f"{bar.name}: {bar.stop - bar.start:.0f} cycles from {bar.start:.0f}")
         parts.append(
             f'<rect x="{x:.2f}" y="{y + 3}" width="{size:.2f}" height="{height - 6}" fill="{COLOURS[bar.kind]}" '
-            f'stroke="white" stroke-width="0.4"><title>{tip}</title></rect>'
+            f'stroke-width="0.4"><title>{tip}</title></rect>'
         )
     base = top + height * len(rows) + 14
     for i in range(6):
         cycle = start + (stop - start) * i / 5
         x = left + (cycle - start) * scale
-        parts.append(f'<text x="{x:.1f}" y="{base}" text-anchor="middle" fill="#555">{cycle:.0f}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{base}" text-anchor="middle" class="axis">{cycle:.0f}</text>')
     for i, (kind, colour) in enumerate(COLOURS.items()):
         x = left + i * 110
         parts.append(f'<rect x="{x}" y="{base + 12}" width="12" height="12" fill="{colour}"/>')
         parts.append(f'<text x="{x + 17}" y="{base + 22}">{kind}</text>')
-    parts.append(f'<text x="{width - 60}" y="{base + 22}" fill="#555">cycles</text></svg>')
+    parts.append(f'<text x="{width - 60}" y="{base + 22}" class="axis">cycles</text></svg>')
     return "\n".join(parts)

@@ -75,9 +75,9 @@ class _Family:
             return [frozenset(a for a, used in enumerate(uses) if x in used) for x in range(count)]
 
         n = self.names
-        waiting = users(len(n.mbarriers.items), (Op.WAIT, 1)) + users(len(n.named_barriers.items), (Op.BAR_SYNC, 1))
+        waiting = users(len(n.mbarriers.index), (Op.WAIT, 1)) + users(len(n.named_barriers.index), (Op.BAR_SYNC, 1))
         touched = ((Op.WRITE, 1), (Op.LOAD, 3), (Op.READ, 1))
-        self.users = _Users(waiting, users(len(n.slots.items), *touched))
+        self.users = _Users(waiting, users(len(n.slots.index), *touched))
 
     def streams(self, word: Word) -> Streams:
         if word not in self.known:
@@ -123,7 +123,7 @@ class _Family:
             for a, ops in zip(self.actors, streams, strict=True)
         )
         lists = (n.gemms, n.works, n.mbarriers, n.named_barriers, n.slots, n.delays, n.labels)
-        return Program("", actors, *(tuple(names.items) for names in lists))
+        return Program("", actors, *(tuple(names.index) for names in lists))
 
 
 def _counted_loads(rows: list[list[int]]) -> list[list[int]]:
@@ -157,7 +157,7 @@ def shape(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
     streams = tuple(tuple(map(tuple, family.streams(word))) for word in words)
     n = family.names
     actors = tuple((a.name, a.threads) for a in family.actors)
-    return streams, actors, tuple(n.mbarriers.items), tuple(n.named_barriers.items), tuple(n.slots.items)
+    return streams, actors, tuple(n.mbarriers.index), tuple(n.named_barriers.index), tuple(n.slots.index)
 
 
 def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = True, most: int = MOST_WORDS) -> Proof:

@@ -99,7 +99,7 @@ def test_operators_with_gradients_pass_opcheck(name: str) -> None:
     torch.library.opcheck(forward, (q, k, v, *packed, None, None, None, *semantics, 1, None, [0, 0, 0], 128, True))
     with torch.no_grad():
         out, lse = attend(problem, q, k, v)
-    given = (x.detach() for x in (dout, q, k, v))
+    given = [x.detach() for x in (dout, q, k, v)]
     for dlse in (None, torch.ones_like(lse)):
         torch.library.opcheck(backward, (*given, out, lse, dlse, *packed, *semantics, True))
 

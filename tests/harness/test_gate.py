@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fa3verify import candidates, operations
+from fa3verify.campaign.profiles import PROFILES, families
 from fa3verify.campaign.tasks import judge_family, pooled
 from fa3verify.gate import (
     POLICY,
@@ -31,6 +32,7 @@ FAMILY = {
     "bit_equal": 0.9,
     "nonfinite": 0,
 }
+HELD = (*candidates.BUILT_IN, *(kernel for kernel in candidates.ON_REQUEST if kernel.operation == "backward"))
 KERNEL = {"name": "twin.fp16", "families": [FAMILY]}
 BASELINE = Baseline.of("quick", 0, [KERNEL])
 
@@ -145,6 +147,15 @@ def test_a_damaged_or_foreign_baseline_is_refused_by_name(tmp_path, text):
 def test_a_missing_baseline_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="cannot be read"):
         read_baseline(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("profile", ["quick", "release"])
+@pytest.mark.parametrize("kernel", HELD, ids=lambda kernel: kernel.name)
+def test_every_shipped_twin_has_a_baseline_of_every_family(kernel, profile):
+    """Twins of our kernels, and of every backward."""
+    stored = shipped_baseline(profile, 0)
+    assert stored is not None
+    assert set(families(kernel, PROFILES[profile])) <= set(stored.kernels[kernel.name])
 
 
 @pytest.mark.parametrize(("fault", "status"), [("", "pass"), ("+truncated_ds", "fail")])

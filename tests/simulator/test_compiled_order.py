@@ -59,3 +59,11 @@ def test_a_branch_keeps_the_wait_in_front_of_them() -> None:
 
 def test_without_overlap_the_turn_is_handed_on_among_them() -> None:
     assert in_front_of(first_loop("fp16_d128_no_overlap"), "BAR.ARV", ", 0x100") == pytest.approx(LATE_TURN, abs=0.04)
+
+
+def test_a_held_turn_is_handed_on_between_the_maxima_and_the_exponentials() -> None:
+    assert Config("e4m3", promotion_interval=128).holds_turn
+    loop = first_loop("e4m3_d128_dense")
+    (passed,) = (i for i, (opcode, text) in enumerate(loop) if opcode == "BAR.ARV" and ", 0x100" in text)
+    assert exponentials(loop[:passed]) == 0
+    assert not any(opcode.startswith("VIMNMX3") for opcode, _ in loop[passed:])

@@ -25,12 +25,13 @@ NAMES = {
 }  # fmt: skip
 
 
-RECORDED = Path(__file__).parents[2] / "reports" / "h200" / "simulator" / "microbench" / "microbench.csv"
+REPORTS = Path(__file__).parents[2] / "reports"
 
 
-def test_every_recorded_row_is_of_the_ptx_that_its_experiment_has_now():
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_every_recorded_row_is_of_the_ptx_that_its_experiment_has_now(gpu):
     now = {(e.name, digest(e.ptx())) for e in chosen(MULTIPROCESSORS, None)}
-    with RECORDED.open(newline="") as file:
+    with (REPORTS / gpu / "simulator" / "microbench" / "microbench.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) > 1400
     changed = {row["experiment"] for row in rows if (row["experiment"], row["ptx_sha256"]) not in now}

@@ -20,8 +20,18 @@ from fa3_simulator.hazards import check
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import measure
 from fa3_simulator.program import Op, Program
-from fa3_simulator.roofline import roofline
-from fa3_simulator.run import estimate, flops, launched, longest_cta, moved_bytes, row_tiles, tile_heads
+from fa3_simulator.roofline import lower_bound, roofline
+from fa3_simulator.run import (
+    all_tiles,
+    estimate,
+    flops,
+    launched,
+    longest_cta,
+    moved_bytes,
+    row_tiles,
+    tile_heads,
+    tiles_of,
+)
 from fa3_simulator.schedules import TileBlocks, registers_needed, serializes
 from fa3_simulator.tune import candidates, misfit, tune
 
@@ -348,6 +358,85 @@ def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
     found = estimate(shape, Config(), H200)
     assert found.cta_cycles == pytest.approx(exact, rel=0.01)
     assert found.tensor_cycles == pytest.approx(tensor, rel=1e-9)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(1, 16, 2048, 2048), (1, 16, 700, 100), (1, 4, 100, 3000), (8, 8, 1, 4096)])
+def test_no_tile_is_faster_than_the_lower_bound_and_no_roofline_is_below_it(shape: tuple, causal: bool) -> None:
+    asked = replace(problem(*shape), causal=causal)
+    for config in (Config(), Config(tile_m=64, tile_n=32, pingpong=False), Config(tile_n=64, family="flash3")):
+        bound, found = lower_bound(asked, config, H200), estimate(asked, config, H200)
+        assert 0 < bound.cycles < found.cycles
+        assert bound.tensor <= roofline(asked, config, H200).tensor
+
+
+def test_the_lower_bound_counts_visible_pairs_once() -> None:
+    """700 queries of which the last 100 see keys: 100 * 101 / 2 pairs."""
+    asked = replace(problem(1, 132, 700, 100), causal=True)
+    assert lower_bound(asked, Config(), H200).tensor == pytest.approx(5050 * 4 * 128 / 4096)
+
+
+@pytest.mark.parametrize(("num_splits", "sizes"), [(1, [7]), (2, [4, 3]), (3, [3, 3, 1]), (5, [2, 2, 2, 1])])
+def test_parts_of_the_keys_are_the_kernels(num_splits: int, sizes: list[int]) -> None:
+    asked = replace(problem(1, 1, 128, 7 * 128), causal=True)
+    tiles = row_tiles(asked, Config(num_splits=num_splits))
+    assert [tile.blocks for tile in tiles] == sizes
+    assert [tile.masked for tile in tiles] == [0] * (len(sizes) - 1) + [1]
+
+
+def test_parts_cost_a_launch_and_their_bytes_and_pay_where_sms_are_idle() -> None:
+    few, whole, parts = (
+        problem(1, 8, 1, 65536, nheads_kv=8),
+        Config(pack_gqa=True),
+        Config(pack_gqa=True, num_splits=16),
+    )
+    one, many = estimate(few, whole, H200), estimate(few, parts, H200)
+    assert one.around_cycles == 0
+    assert many.around_cycles > H200["launch_cycles"]
+    assert many.cycles < one.cycles / 5
+    full = problem(8, 16, 1024, 1024)
+    assert estimate(full, Config(num_splits=4), H200).cycles > estimate(full, Config(), H200).cycles
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tile_n": 176}, {"dtype": "e4m3", "tile_n": 224}, {"head_dim": 256, "tile_n": 80}]
+)
+def test_flash_attention_3_copies_packed_queries_in_its_consumers_which_costs_a_latency_a_tile(changes: dict) -> None:
+    """1 to 10 % of tiles of 24 blocks: Q is not loaded ahead; ours is by TMA, packed or not."""
+    packed, apart = (Config(family="flash3", pack_gqa=pack, **changes) for pack in (True, False))
+    program = forward(packed, [TileBlocks(5), TileBlocks(3)])
+    assert not check(program, H200)
+    loads = {a.name: [int(op[3]) for op in a.ops if op[0] == Op.LOAD] for a in program.actors}
+    own = {name: {program.slots[slot].name for slot in slots} for name, slots in loads.items()}
+    assert own["consumer 0"] == {"q[0].0"}
+    assert not any(name.startswith("q[") for name in own["producer"])
+    longer = cycles(packed, [TileBlocks(24)] * 2) / cycles(apart, [TileBlocks(24)] * 2) - 1
+    assert 0.003 < longer < 0.1
+    ours = Config(pack_gqa=True)
+    assert cycles(ours, [TileBlocks(24)] * 2) == cycles(replace(ours, pack_gqa=False), [TileBlocks(24)] * 2)
+
+
+def test_under_a_causal_mask_flash_attention_3_takes_tiles_from_a_counter_in_sections_of_l2() -> None:
+    """K and V of a head are 8 MiB at 16k keys, so that four heads are in flight; the last rows of each come first."""
+    shape, upstream = problem(1, 16, 16384, 16384, causal=True), Config(family="flash3", tile_n=176)
+    order = all_tiles(shape, upstream)
+    assert len(order) == 16 * 128
+    first = order[: 4 * 128]
+    assert first == sorted(first, key=lambda tile: -tile.blocks)
+    assert order == first * 4
+    assert all_tiles(shape, Config()) == sorted(all_tiles(shape, Config()), reverse=True)
+    dense = replace(shape, causal=False)
+    assert longest_cta(dense, upstream, 132) == longest_cta(dense, replace(upstream, family="gluon"), 132)
+
+
+def test_who_is_free_first_is_decided_by_what_tiles_take() -> None:
+    """A tile that costs much beside its blocks makes short tiles dear, so that the last CTA has another mix."""
+    shape, upstream = problem(2, 16, 4096, 4096, causal=True), Config(family="flash3", tile_n=176)
+    cta = Cta(upstream, H200, 1980.0)
+    found = tiles_of(shape, cta, upstream)
+    assert sum(tile.blocks for tile in found) != sum(t.blocks for t in longest_cta(shape, upstream, 132, 20.0))
+    slow = Cta(upstream, changed(H200, cold_code_cycles=20000), 1980.0)
+    assert sum(t.blocks for t in tiles_of(shape, slow, upstream)) != sum(t.blocks for t in found)
 
 
 def test_time_is_at_least_the_roofline() -> None:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fa3_kernels.plan.order import BackwardOrder
 from fa3_reference.attention import attention
+from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, decode
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype
@@ -32,6 +34,8 @@ class Island:
         Query heads that share K and V; every head adds a part to dK and dV.
     weights : {"", "fp32"}
         Format of P and dS as they enter products: the operands', or none, so that the smaller errors before stand out.
+    softcap : {"", "ex2", "tanh"}
+        How scores are capped, as :class:`fa3_kernels.plan.order.BackwardOrder` has it, if they are.
     problems : int
         Individuals of a colony.
     """
@@ -44,16 +48,25 @@ class Island:
     heads: int = 1
     causal: bool = False
     weights: Literal["", "fp32"] = ""
+    softcap: Literal["", "ex2", "tanh"] = ""
     problems: int = 16
+
+    @property
+    def order(self) -> BackwardOrder:
+        """That of FlashAttention-3."""
+        return replace(BackwardOrder(), softcap=self.softcap or "tanh")
 
     @property
     def model(self) -> BackwardModel:
         """What the bound assumes, before the last rounding: the order of FlashAttention-3's D at head_dim 64."""
-        return BackwardModel(self.dtype, self.tile_n, dots_depth=10, out_dtype="fp32", weights=self.weights)
+        model = BackwardModel(self.dtype, self.tile_n, dots_depth=10, out_dtype="fp32", weights=self.weights)
+        return replace(model, tanh_error=TANH_REL if self.softcap == "tanh" else 0.0)
 
-    def problem(self, softmax_scale: float) -> AttentionProblem:
+    def problem(self, softmax_scale: float, softcap: float) -> AttentionProblem:
         sizes = (self.problems, self.heads, 1, self.rows, self.keys, HEAD_DIM)
-        return AttentionProblem(*sizes, dtype=self.dtype, causal=self.causal, softmax_scale=softmax_scale)
+        return AttentionProblem(
+            *sizes, dtype=self.dtype, causal=self.causal, softmax_scale=softmax_scale, softcap=softcap
+        )
 
 
 @dataclass(slots=True)
@@ -61,11 +74,12 @@ class Colony:
     """Genes of one island, float64, an individual per first index, values of the operands' format.
 
     ``q``, ``dout`` and ``out`` are (problems, rows, heads, head_dim), ``k`` and ``v`` (problems, keys, 1, head_dim);
-    ``lse`` (problems, heads, rows) holds values of binary32; softmax_scale is shared.
+    ``lse`` (problems, heads, rows) holds values of binary32; all share softmax_scale and the softcap, 0 without one.
     """
 
     island: Island
     softmax_scale: float
+    softcap: float
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
@@ -76,16 +90,17 @@ class Colony:
     @classmethod
     def normal(cls, island: Island, rng: np.random.Generator) -> Colony:
         """Standard normal operands and the forward of them."""
-        problem = island.problem(HEAD_DIM**-0.5)
+        problem = island.problem(HEAD_DIM**-0.5, 1.0 if island.softcap else 0.0)
         shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape)
         q, k, v, dout = (rounded(rng.standard_normal(shape), island.dtype) for shape in shapes)
-        colony = cls(island, problem.softmax_scale, q, k, v, dout, np.zeros_like(dout), np.zeros(problem.lse_shape))
+        scores = problem.softmax_scale, problem.softcap
+        colony = cls(island, *scores, q, k, v, dout, np.zeros_like(dout), np.zeros(problem.lse_shape))
         colony.complete(np.arange(island.problems))
         return colony
 
     @property
     def problem(self) -> AttentionProblem:
-        return self.island.problem(self.softmax_scale)
+        return self.island.problem(self.softmax_scale, self.softcap)
 
     @property
     def operands(self) -> BackwardOperands:
@@ -100,7 +115,7 @@ class Colony:
         with np.errstate(all="ignore"):
             found = attention(problem, self.q[chosen], self.k[chosen], self.v[chosen])
             self.out[chosen] = rounded(found.out, self.island.dtype)
-            self.lse[chosen] = np.nan_to_num(found.lse.astype(np.float32), nan=0.0)
+            self.lse[chosen] = np.nan_to_num(found.lse.astype(np.float32), nan=0.0, neginf=-np.inf)
 
     def copied(self) -> Colony:
         return replace(self, **{name: getattr(self, name).copy() for name in GENES})
@@ -115,7 +130,7 @@ class Colony:
         arrays = {name: getattr(operands, name)[index] for name in GENES}
         codes = {name: x.view(f"u{x.itemsize}").tolist() for name, x in arrays.items()}
         named = {"dtype": self.island.dtype, "island": self.island.name}
-        return named | {"softmax_scale": self.softmax_scale} | codes
+        return named | {"softmax_scale": self.softmax_scale, "softcap": self.softcap} | codes
 
 
 def individual(values: dict[str, Any]) -> Colony:
@@ -130,6 +145,7 @@ def individual(values: dict[str, Any]) -> Colony:
         island = replace(island_of(values["dtype"], values["island"]), problems=1)
         colony = Colony.normal(island, np.random.default_rng(0))
         colony.softmax_scale = float(values["softmax_scale"])
+        colony.softcap = float(values.get("softcap", 0.0))  # older files have none
         for name in GENES[:5]:
             getattr(colony, name)[0] = decode(np.array(values[name]), FORMATS[island.dtype])
         colony.lse[0] = np.array(values["lse"], np.uint32).view(np.float32)
@@ -138,7 +154,8 @@ def individual(values: dict[str, Any]) -> Colony:
     return colony
 
 
-# Few pairs let a single operation's error stand alone, several blocks and heads add parts, many rows are a long chain.
+# Few pairs let a single operation's error stand alone, several blocks and heads add parts, many rows are a long chain;
+# of 48 rows before 32 keys some see no key and one sees a single one.
 _SHAPES: tuple[dict[str, Any], ...] = (
     {"name": "few", "rows": 16, "keys": 16},
     {"name": "blocks", "rows": 16, "keys": 80},
@@ -147,6 +164,12 @@ _SHAPES: tuple[dict[str, Any], ...] = (
     {"name": "causal", "rows": 32, "keys": 48, "causal": True},
     {"name": "few, unrounded weights", "rows": 16, "keys": 16, "weights": "fp32"},
     {"name": "blocks, unrounded weights", "rows": 16, "keys": 48, "weights": "fp32"},
+    {"name": "softcap", "rows": 16, "keys": 16, "softcap": "ex2"},
+    {"name": "softcap by tanh", "rows": 16, "keys": 16, "softcap": "tanh"},
+    {"name": "softcap, blocks", "rows": 16, "keys": 48, "heads": 2, "softcap": "ex2"},
+    {"name": "softcap, empty rows", "rows": 48, "keys": 32, "causal": True, "softcap": "ex2"},
+    {"name": "softcap, unrounded weights", "rows": 16, "keys": 16, "weights": "fp32", "softcap": "ex2"},
+    {"name": "softcap by tanh, unrounded weights", "rows": 16, "keys": 16, "weights": "fp32", "softcap": "tanh"},
 )
 ISLANDS: tuple[Island, ...] = tuple(Island(dtype=dtype, **shape) for dtype in ("fp16", "bf16") for shape in _SHAPES)
 

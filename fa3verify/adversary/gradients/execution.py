@@ -11,15 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.twin import convert, float32
-from fa3_kernels.twin.backward import LOG2_E, row_dots
+from fa3_kernels.twin.backward import LOG2_E, capped, row_dots, scale_log2
 from fa3_kernels.twin.reductions import Range, range_of_sums
 from fa3_kernels.twin.wgmma import operand, operand_b, wgmma
 from fa3_reference.problem import BackwardOperands
 from fa3verify.adversary.gradients.colony import Colony, Island
 
-_ORDER = BackwardOrder()
 _F32 = np.float32
 
 
@@ -68,7 +66,7 @@ def _head(colony: Colony, operands: BackwardOperands, index: int, head: int) -> 
     island = colony.island
     q, dout, out = (x[index, :, head] for x in (operands.q, operands.dout, operands.out))
     k, v = (x[index, :, 0] for x in (operands.k, operands.v))
-    p, ds = _weights(colony, q, k, v, dout, row_dots(out, dout, _ORDER), operands.lse[index, head])
+    p, ds = _weights(colony, q, k, v, dout, row_dots(out, dout, island.order), operands.lse[index, head])
     cuts = [slice(start, start + island.tile_n) for start in range(0, island.keys, island.tile_n)]
     dq = np.stack([_product(ds[:, cut], k[cut], island) for cut in cuts])
     return _Parts(dq, _product(ds.T, q, island), _product(p.T, dout, island))
@@ -83,17 +81,21 @@ def _weights(
     dots: np.ndarray,
     lse: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """P and dS of all pairs, float32 (rows, keys)."""
+    """P and dS of all pairs, float32 (rows, keys); a softcap's slope is taken before the mask."""
     flushed, dtype = float32.flushed, colony.island.dtype
-    s = wgmma(operand(q, dtype), operand_b(k, dtype))
+    s, slope = wgmma(operand(q, dtype), operand_b(k, dtype)), None
+    scores = colony.softmax_scale, colony.softcap, colony.island.order
+    if colony.softcap:
+        s, slope = capped(s, *scores)
     first, stop = colony.problem.visible_keys(np.arange(len(q)), len(q), len(k))
     keys = np.arange(len(k))
     s[(keys < first[:, None]) | (keys >= stop[:, None])] = -np.inf
     lse = np.where(np.isneginf(lse), _F32(0), lse)
-    factor = _F32(float(_F32(colony.softmax_scale)) * LOG2_E)
-    p = float32.exp2_scaled(s, np.repeat(flushed(np.array([factor])), len(s)), flushed(flushed(lse) * _F32(LOG2_E)))
+    factor = flushed(np.array([scale_log2(*scores)]))
+    p = float32.exp2_scaled(s, np.repeat(factor, len(s)), flushed(flushed(lse) * _F32(LOG2_E)))
     dp = flushed(wgmma(operand(dout, dtype), operand_b(v, dtype)))
-    return p, flushed(p * flushed(dp - dots[:, None]))
+    ds = flushed(p * flushed(dp - dots[:, None]))
+    return p, ds if slope is None else flushed(ds * slope)
 
 
 def _product(weights: np.ndarray, x: np.ndarray, island: Island) -> np.ndarray:

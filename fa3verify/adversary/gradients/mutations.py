@@ -195,7 +195,16 @@ MUTATIONS: tuple[Callable[[Child], None], ...] = (
 
 
 def mutate_scale(colony: Colony, step: float, wild: bool, rng: np.random.Generator) -> None:
-    """Change softmax_scale, nearly nothing, to a power of two in log2 units, or by as much as binary32 has room for."""
+    """Change softmax_scale, nearly nothing, to a power of two in log2 units, or by as much as binary32 has room for; or
+    the softcap likewise: where scores saturate, where they just begin to, where none does."""
+    if colony.softcap and rng.random() < 0.6:
+        cap = colony.softcap * np.exp2(step * rng.standard_normal())
+        if rng.random() < 0.5:
+            cap = colony.softmax_scale * np.exp2(rng.uniform(-8, 16))
+        if wild and rng.random() < 0.5:
+            cap = np.exp2(rng.uniform(-125, 125))
+        colony.softcap = float(positive(cap))
+        return
     scale = colony.softmax_scale * np.exp2(step * rng.standard_normal())
     if rng.random() < 0.3:
         scale = np.exp2(rng.integers(-6, 4)) / LOG2_E * rng.choice([1.0, 1 - 2.0**-20, 1 + 2.0**-20])

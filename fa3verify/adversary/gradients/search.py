@@ -71,7 +71,7 @@ class Search(Climb):
         fresh, objective = Colony.normal(self.island, self.rng), self.next_objective()
         if objective in self.archive and self.rng.random() < 0.5:
             best = self.archive[objective][1]
-            fresh.softmax_scale = best.softmax_scale
+            fresh.softmax_scale, fresh.softcap = best.softmax_scale, best.softcap
             for name in GENES:
                 getattr(fresh, name)[0] = getattr(best, name)[0]
         self.begin(fresh)

@@ -55,6 +55,7 @@ class Switches(NamedTuple):
     overlap: bool
     warp_specialized: bool
     promotion_interval: int
+    holds_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

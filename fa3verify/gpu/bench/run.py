@@ -180,6 +180,7 @@ def schedule_of(kernel: Kernel, cell: Cell) -> Switches | None:
         config.intra_wg_overlap,
         is_specialized,
         config.promotion_interval,
+        config.holds_turn,
     )
 
 

@@ -2,11 +2,11 @@
 
 P V of a block is summed by the tensor core from zero and then added to O in fp32 (promotion), where the rescaling of O
 is the same fused multiply-add: e4m3 wgmma keeps 13 bits of its sum, and chained through it the output loses 10 % at 8k
-keys when V has mean 1. Registers decide the order. S of the next block is started first, and P V in one part behind it,
-at head_dim 64 and without promotion at 128. O, S, a whole partial sum and P do not fit at head_dim 128: O is kept in
-slices of the channels, two partial sums in flight, and S is started behind the last of them; so it is without promotion
-at 256, in one part. With promotion at 256 a slice, and S, is started when the one before is done. The order of every
-operation on a value is that of :mod:`fa3_kernels.twin.forward`.
+keys when V has mean 1. Registers decide the order. Up to head_dim 128 S of the next block is started first and P V
+behind it; with promotion at 128 in two slices of the channels, which leaves ptxas 0 spills where one part would not.
+Sums over chunks of the keys have two parts in flight, and S is started behind the last of them; so it is without
+promotion at 256, in one part. With promotion at 256 a slice, and S, is started when the one before is done. The order
+of every operation on a value is that of :mod:`fa3_kernels.twin.forward`.
 """
 
 from triton.experimental import gluon
@@ -95,17 +95,43 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
 
 
 @gluon.jit
-def _start_both(p, x, q, zeros, o, words, step, WARPGROUP: gl.constexpr):
-    """Start the scores of the next block and P V of block ``step``, in one part."""
+def _start_all(p, x, q, zeros, o, words, step, PASSES: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Start the scores of the next block and P V of block ``step``, in one part per slice of the channels.
+
+    PASSES: the turn is handed on at once, and not by the caller.
+    """
     stages: gl.constexpr = p.v.stages
     mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
     take_turn(p, WARPGROUP)
     stamp(p, TURN_TAKEN)
     s = issue_scores(p, q, zeros, step + 1)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
-    part = issue_part(p, x, words, o, step, 0)
-    pass_turn(p, WARPGROUP)
-    return s, part
+    parts = ()
+    for i in gl.static_range(len(o)):
+        parts = parts + (issue_part(p, x, words, o, step, i),)
+    if PASSES:
+        pass_turn(p, WARPGROUP)
+    return s, parts
+
+
+@gluon.jit
+def _done(parts):
+    """Parts of P V, waited for."""
+    if len(parts) == 1:
+        return (warpgroup_mma_wait(0, deps=parts),)
+    else:
+        return warpgroup_mma_wait(0, deps=parts)
+
+
+@gluon.jit
+def _add_parts(p, o, rescale, parts, step):
+    """Wait for the parts of P V of block ``step``, hand back its V and add them to O."""
+    parts = _done(parts)
+    release(p, V_EMPTY, step % p.v.stages)
+    stamp(p, OUTPUT)
+    for i in gl.static_range(len(parts)):
+        o = with_part(p, o, rescale, parts[i], i)
+    return o
 
 
 @gluon.jit
@@ -145,14 +171,18 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
     layout: gl.constexpr = gl.DotOperandLayout(0, o[0].type.layout, 4)
     stages: gl.constexpr = p.v.stages
     limited: gl.constexpr = p.v.is_right_limited or p.v.is_left_limited
-    scores_first: gl.constexpr = p.v.overlap and p.v.slices * len(words) == 1 and o[0].shape[1] <= 128
+    head_dim: gl.constexpr = len(o) * o[0].shape[1]
+    scores_first: gl.constexpr = p.v.overlap and len(words) == 1 and head_dim <= 128
+    # Warpgroups that hand on the turn when their GEMMs are started run 0.18 of a step apart, their softmaxes in each
+    # other's way. Held until the maxima are known, it keeps them 0.45 apart: 849 and 940 TFLOP/s (16k keys, H200).
+    holds_turn: gl.constexpr = scores_first and len(o) > 1
     at_step(p, step)
     is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
     if scores_first:
-        s, part = _start_both(p, x, q, zeros, o, words, step, WARPGROUP)
+        s, parts = _start_all(p, x, q, zeros, o, words, step, not holds_turn, WARPGROUP)
         stamp(p, ISSUED)
         c, ratio = block_factors(p, x, c, step + 1)
-        s = warpgroup_mma_wait(1, deps=(s,))
+        s = warpgroup_mma_wait(len(o), deps=(s,))
     else:
         o, s = _add_block(p, x, q, zeros, o, words, rescale, step, True, p.v.overlap, WARPGROUP)
         stamp(p, ISSUED)
@@ -162,16 +192,16 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
     stamp(p, SCORES)
     s, c = _scores(p, x, tile, s, c, block, is_masked, limited, WARPGROUP)
     new_max = softmax.advance_max(s, row_max, c, P_OFFSET_LOG2, p.v.integer_max, False)
-    if scores_first and o[0].shape[1] == 128:
+    if holds_turn:
+        pass_turn(p, WARPGROUP)
+        o = _add_parts(p, o, rescale, parts, step)
+    elif scores_first and head_dim == 128:
         # Measured on an H200 at 16k keys: 861 TFLOP/s so, 823 with ptxas' choice of order; at head_dim 64: 490 and 544.
         _await(new_max)
-        part = warpgroup_mma_wait(0, deps=(part,))
+        parts = _done(parts)
     probabilities, thread_sums, alpha = softmax.exponentials(s, row_max, new_max, thread_sums, c)
-    if scores_first:
-        part = warpgroup_mma_wait(0, deps=(part,))
-        release(p, V_EMPTY, step % stages)
-        stamp(p, OUTPUT)
-        o = with_part(p, o, rescale, part, 0)
+    if scores_first and not holds_turn:
+        o = _add_parts(p, o, rescale, parts, step)
     rescale = alpha * ratio
     if not p.v.promotion_interval:
         o = scaled(o, rescale)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fa3_kernels.plan.choose import H200_SMS
 from fa3_kernels.plan.family import Backward
 from fa3_kernels.plan.traits import traits_of
+from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, Dtype
 
@@ -58,9 +59,11 @@ class BackwardConfig:
     @property
     def model(self) -> BackwardModel:
         """What the error bound must know: a thread's additions for D, and those between the threads of a row."""
-        threads = (128 if self.head_dim % 128 == 0 else 64) // self.backward.order.dots_run
+        order = self.backward.order
+        threads = (128 if self.head_dim % 128 == 0 else 64) // order.dots_run
         depth = self.head_dim // threads - 1 + (threads - 1).bit_length()
-        return BackwardModel(self.dtype, self.tile_n, depth, heads=self.backward.order.heads)
+        tanh_error = TANH_REL if order.softcap == "tanh" else 0.0
+        return BackwardModel(self.dtype, self.tile_n, depth, heads=order.heads, tanh_error=tanh_error)
 
 
 def backward_of(family: str) -> Backward:

@@ -64,6 +64,8 @@ class Config:
     integer_max : bool, optional
         Whether row maxima are taken by 3-input integer instructions; by default what ships, see
         :meth:`takes_integer_max`.
+    late_turn : bool, optional
+        False is the order of our kernel before :attr:`holds_turn`, of which timings are on record; none else differs.
     family : str
         A key of :data:`fa3_kernels.plan.traits.FAMILIES`.
 
@@ -91,6 +93,7 @@ class Config:
     warp_specialized: bool = True
     softmax_stages: int = 2
     integer_max: bool | None = None
+    late_turn: bool | None = None
     family: str = OURS
 
     def __post_init__(self) -> None:
@@ -206,6 +209,15 @@ class Config:
         (2, 2)
         """
         return (self.size.slices, self.tile_n // self.promotion_interval) if self.promotes else (1, 1)
+
+    @property
+    def holds_turn(self) -> bool:
+        """Whether a warpgroup hands on its turn when it knows its maxima, not as soon as its GEMMs are started.
+
+        So it is where P V is summed in slices of the channels alone, which then follow Q K^T at once.
+        """
+        slices, chunks = self.pv_parts
+        return self.late_turn is not False and self.overlaps and slices > 1 == chunks
 
     def takes_integer_max(self, hides_keys: bool) -> bool:
         """Whether maxima are taken by integers; ``hides_keys``, in a launch that is causal or has a window."""

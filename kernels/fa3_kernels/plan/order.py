@@ -96,11 +96,13 @@ class Order:
         sums = {"block_pairs": "pairs", "running": "any"}
         return SoftmaxOrder(
             maxima=self.maxima,
+            rescale="contracted" if self.rescale == "contracted" else "always",
             keys=self.keys,
             row_sum=sums.get(self.row_sum, "blocks"),  # type: ignore[arg-type]
             exponent="contracted" if self.contracts_exponent else "rounded",
             scale="float64" if self.factor == "float64" else "float32",
             lse="together" if self.lse.startswith("log2") else "apart",
+            combine="lse" if self.combine == "flash2" else "sum",
         )
 
 
@@ -117,6 +119,8 @@ class BackwardOrder:
         As in :class:`Order`.
     exponent : {"log2", "natural"}
         Whether a weight is ex2(fma(s, c, -fp32(lse * log2 e))), or ex2(fp32(fma(s, softmax_scale, -lse) * log2 e)).
+    softcap : {"ex2", "tanh"}
+        As in :class:`Order`; dS is multiplied with fma(-t, t, 1) of that tanh t as its last factor.
     contracts_exponent : bool
         Whether that first multiplication and subtraction are one fma.
     dots_run : int
@@ -146,6 +150,7 @@ class BackwardOrder:
 
     factor: Literal["float64", "of_float32", "float32"] = "of_float32"
     exponent: Literal["log2", "natural"] = "log2"
+    softcap: Literal["ex2", "tanh"] = "tanh"
     contracts_exponent: bool = True
     dots_run: int = 8
     dots_far_first: bool = True
@@ -160,5 +165,11 @@ class BackwardOrder:
 
 
 OUR_BACKWARD_ORDER = BackwardOrder(
-    factor="float64", rows="walk", heads="chained", keys="in_turn", reads_past=False, keeps_subnormals=True
+    factor="float64",
+    softcap="ex2",
+    rows="walk",
+    heads="chained",
+    keys="in_turn",
+    reads_past=False,
+    keeps_subnormals=True,
 )

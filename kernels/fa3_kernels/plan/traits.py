@@ -91,7 +91,7 @@ _OURS: Sizes = {
     ),
     (True, 64): Size(_WIDE, _SQUARE, (61, 73), integer_max=((False, True), (True, False)), early_exponentials=0.24),
     (True, 128): Size(
-        _SQUARE, _SQUARE, (80, 84), (128,), slices=2, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24
+        _SQUARE, _SQUARE, (80, 82), (128,), slices=2, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24
     ),
     (True, 256): Size(
         _SQUARE, _SQUARE, (100, 77), (128,), (24, 240), query_slots=1, slices=2, holds_partials=False,
@@ -259,7 +259,7 @@ FAMILIES: Mapping[str, Traits] = {
         backward=Backward(
             tiles={64: ((128, 128), (128, 128)), 128: ((64, 128), (64, 128)), 256: ((64, 64), (64, 64))},
             order=OUR_BACKWARD_ORDER,
-            features=frozenset({"causal", "window", "varlen", "gqa", "head_dim_v", "lse_gradient"}),
+            features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "lse_gradient"}),
             refuses=_our_backward_refuses,
         ),
     ),

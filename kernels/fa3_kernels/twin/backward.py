@@ -7,7 +7,8 @@ Where families differ says :class:`fa3_kernels.plan.order.BackwardOrder`. FlashA
    longest distance first. Families that take a gradient of lse subtract it from D.
 2. For every key block, over its row blocks in ascending order: S = Q K^T and dP = dO V^T by wgmma, k ascending;
    P = ex2(fma(S, c, -fp32(lse * log2 e))), hidden keys and rows beyond the sequence 0, the lse of a row without keys
-   taken as 0; dS = P * fp32(dP - D).
+   taken as 0; dS = P * fp32(dP - D). With a softcap b: t = tanh.approx of s * (softmax_scale / b) in place of S, b *
+   log2(e) in place of c, and dS times fma(-t, t, 1), which is taken before the mask.
 3. P and dS rounded to 16 bits; dV = P^T dO and dK = dS^T Q, each one chain of wgmma over all rows.
 4. dQ: a part dS K per key block, added in memory to binary32 zeros, then times softmax_scale. dK times softmax_scale.
    dK and dV of a group of heads: a part per head, added likewise, then times 1, which flushes subnormal numbers. The
@@ -98,18 +99,11 @@ class _Kernel:
     def scale(self) -> np.float32:
         return _F32(self.softmax_scale)
 
-    @property
-    def scale_log2(self) -> np.float32:
-        """softmax_scale * log2(e); with a softcap what takes tanh to log2 units."""
-        if self.order.factor == "float64":
-            return _F32(softmax_factors(self.softmax_scale, self.softcap)[0])
-        return _F32(float(self.scale) * LOG2_E) if self.order.factor == "of_float32" else self.scale * _F32(LOG2_E)
-
     def flushed(self, x: np.ndarray) -> np.ndarray:
         """Operands or results of additions, multiplications and fma as the build takes them."""
         return x if self.order.keeps_subnormals else float32.flushed(x)
 
-    def product(self, x: np.ndarray, factor: np.float32) -> np.ndarray:
+    def product(self, x: np.ndarray, factor: np.float32 | np.ndarray) -> np.ndarray:
         """A multiplication as the build does it."""
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
             return self.flushed(self.flushed(x) * factor)
@@ -321,6 +315,39 @@ def _rows(
     return _Rows(operand(q, dtype), operand(dout, dtype), columns[0], columns[1], padded, dots)
 
 
+def scale_log2(softmax_scale: float, softcap: float, order: BackwardOrder) -> np.float32:
+    """Return what takes scores to log2 units: softmax_scale * log2(e); with a softcap, of tanh, softcap * log2(e)."""
+    if order.factor == "float64":
+        return _F32(softmax_factors(softmax_scale, softcap)[0])
+    factor = _F32(softcap or softmax_scale)
+    return _F32(float(factor) * LOG2_E) if order.factor == "of_float32" else factor * _F32(LOG2_E)
+
+
+def capped(s: np.ndarray, softmax_scale: float, softcap: float, order: BackwardOrder) -> tuple[np.ndarray, np.ndarray]:
+    """Return t, the tanh of scores over the softcap, and its slope 1 - t^2.
+
+    Parameters
+    ----------
+    s : float32 (rows, keys)
+        Products of Q and K.
+    softmax_scale, softcap : float
+        The softcap > 0.
+    order : BackwardOrder
+
+    Returns
+    -------
+    t, slope : float32 (rows, keys)
+        In [-1, 1] and in [0, 1]; NaN where s is NaN.
+    """
+    flushed = (lambda x: x) if order.keeps_subnormals else float32.flushed
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        if order.softcap == "tanh":
+            t = mufu.tanh(flushed(flushed(s) * (_F32(softmax_scale) / _F32(softcap))))
+        else:
+            t = softmax.capped(s, _F32(softmax_factors(softmax_scale, softcap)[1]), mufu.ex2)
+        return t, float32.fma(-t, t, np.ones_like(t))
+
+
 def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndarray:
     """Return D = rowsum(dO * O) of every row in the order of the family, float32 (rows,).
 
@@ -393,11 +420,7 @@ def _block(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fill this key block's part of dQ and return the block's dK and dV behind those in ``sums``, unscaled."""
     dtype, fault, (k, v) = kernel.dtype, kernel.fault, keys
-    s = wgmma(rows.q.rows(part.start, part.stop), operand_b(k, dtype))
-    slope = None
-    if kernel.softcap:
-        s = softmax.capped(s, _F32(softmax_factors(kernel.softmax_scale, kernel.softcap)[1]), mufu.ex2)
-        slope = float32.fma(-s, s, np.ones_like(s))
+    s, slope = _scores(wgmma(rows.q.rows(part.start, part.stop), operand_b(k, dtype)), kernel)
     hidden = mask.hidden(np.arange(part.start, part.stop), columns)
     if hidden is not None:
         s[hidden] = -np.inf
@@ -406,7 +429,7 @@ def _block(
     p16 = kernel.encoded(p, BackwardFault.TRUNCATED_P)
     ds = _ds(p16.astype(_F32) if fault is BackwardFault.ROUNDED_P_IN_DS else p, dp, rows.dots[part], kernel)
     if slope is not None:
-        ds = ds * slope
+        ds = kernel.product(ds, slope)
     if fault is BackwardFault.BF16_DS:
         ds = convert.encode_f32(ds, "bf16").astype(_F32)
     ds16 = kernel.encoded(ds, BackwardFault.TRUNCATED_DS)
@@ -429,13 +452,24 @@ def _taken(x: OperandB, rows: np.ndarray) -> OperandB:
     return OperandB(x.fmt, x.bits[rows], x.value[rows], x.power[rows], x.special, x.least)
 
 
+def _scores(s: np.ndarray, kernel: _Kernel) -> tuple[np.ndarray, np.ndarray | None]:
+    """Scores of a tile, or their tanh with the factor of dS that it asks for."""
+    if not kernel.softcap:
+        return s, None
+    t, slope = capped(s, kernel.softmax_scale, kernel.softcap, kernel.order)
+    if kernel.fault is BackwardFault.SLOPE_OF_UNCAPPED:
+        slope = capped(s, kernel.softmax_scale, 1.0, kernel.order)[1]
+    return t, None if kernel.fault is BackwardFault.NO_SOFTCAP_SLOPE else slope
+
+
 def _weights(s: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> np.ndarray:
     """P of one tile, float32 (rows, keys)."""
     order = kernel.order
     if order.exponent == "log2":
-        factor, unit, after = kernel.scale_log2, _F32(1 if kernel.fault is BackwardFault.LSE_BASE_2 else LOG2_E), None
+        factor, after = scale_log2(kernel.softmax_scale, kernel.softcap, order), None
+        unit = _F32(1 if kernel.fault is BackwardFault.LSE_BASE_2 else LOG2_E)
     else:
-        factor, unit, after = kernel.scale, _F32(1), _F32(LOG2_E)
+        factor, unit, after = _F32(kernel.softcap or kernel.softmax_scale), _F32(1), _F32(LOG2_E)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         minus = kernel.flushed(kernel.flushed(lse) * unit)
         factor = kernel.flushed(np.array([factor]))

@@ -82,6 +82,8 @@ class BackwardFault(StrEnum):
     CAUSAL_TOP_LEFT = "causal_top_left"
     CAUSAL_OFF_BY_ONE = "causal_off_by_one"
     TRUNCATED_GRADIENTS = "truncated_gradients"
+    NO_SOFTCAP_SLOPE = "no_softcap_slope"
+    SLOPE_OF_UNCAPPED = "slope_of_uncapped"
 
 
 DESCRIPTIONS: dict[Fault | QuantizerFault | BackwardFault, str] = {
@@ -146,4 +148,6 @@ DESCRIPTIONS: dict[Fault | QuantizerFault | BackwardFault, str] = {
     BackwardFault.CAUSAL_TOP_LEFT: "the causal diagonal starts at the top left when seqlen_q != seqlen_k",
     BackwardFault.CAUSAL_OFF_BY_ONE: "the causal mask hides the diagonal",
     BackwardFault.TRUNCATED_GRADIENTS: "dQ, dK and dV are truncated instead of rounded to nearest",
+    BackwardFault.NO_SOFTCAP_SLOPE: "dS lacks the derivative of the softcap (flash-attention issue 1033)",
+    BackwardFault.SLOPE_OF_UNCAPPED: "the derivative of the softcap is taken at the score, not at score / softcap",
 }

@@ -4,7 +4,7 @@ The truth is the closed form of :mod:`fa3_reference.attention_bwd` on what the k
 of a kernel that finds its own, on the exact ones. The order is that of a :class:`BackwardModel`, by default
 FlashAttention's: S and dP by wgmma; P by one fused exponent in log2 units and ex2; D and dS in binary32; P and dS
 rounded to 16 bits; dV and dK chained over the rows by wgmma; dQ a part per key block, the parts added in binary32 in
-any order, and so dK and dV over the heads of a group; dQ and dK times softmax_scale; one rounding. Steps B1 to B9 are
+any order, and so dK and dV over the heads of a group; dQ and dK times softmax_scale; one rounding. Steps B1 to B10 are
 numbered as in reference/README.md. Nothing here knows the twin.
 """
 
@@ -16,16 +16,23 @@ import numpy as np
 
 from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
-from fa3_reference.bounds.gradient_sums import SCALED_OPERANDS, Sum, added, product, scaled, stored
+from fa3_reference.bounds.gradient_sums import Sum, added, product, scaled, stored
+from fa3_reference.bounds.gradient_weights import (
+    DIVISION,
+    Head,
+    Slope,
+    Weights,
+    is_in_range,
+    kept,
+    row_products,
+    weights,
+)
 from fa3_reference.bounds.model import BackwardModel
-from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, rounded, rounded_error, score_error
+from fa3_reference.bounds.steps import OUTWARD, gamma, rounded_error
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Sequence
 
-_LARGEST_SUM = 2.0**126  # of absolute products, below which no partial sum overflows
-_SCALE_ROUNDINGS = 3  # of softmax_scale, of log2(e), of their product
 _LEAST = 2.0**-500  # error of a weight that vanished: products of it may be lost in the truth's float64 or kept
-_DIVISION = 8  # units of binary32: reciprocal or division by a row sum, and the multiplication
 
 
 class BackwardBound(NamedTuple):
@@ -34,28 +41,6 @@ class BackwardBound(NamedTuple):
     dq: np.ndarray
     dk: np.ndarray
     dv: np.ndarray
-
-
-class _Head(NamedTuple):
-    """What one query head reads, float64, and which pairs are visible."""
-
-    q: np.ndarray  # (seqlen_q, head_dim)
-    k: np.ndarray
-    v: np.ndarray
-    dout: np.ndarray
-    out: np.ndarray
-    lse: np.ndarray  # (seqlen_q,)
-    dlse: np.ndarray  # (seqlen_q,)
-    visible: np.ndarray  # bool (seqlen_q, seqlen_k)
-
-
-class _Weights(NamedTuple):
-    """P, exactly and between which ends the exponential leaves it, and how far the P that enters products is off."""
-
-    exact: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    stored_error: np.ndarray
 
 
 class _Pairs(NamedTuple):
@@ -73,7 +58,6 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     Parameters
     ----------
     problem : AttentionProblem
-        Without softcap.
     operands : BackwardOperands
     model : BackwardModel
 
@@ -82,17 +66,18 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     BackwardBound
         0 where no pair is visible and everything is exactly 0. inf where nothing is promised: sums that NaN or Inf in
         an operand reach, or an lse that is no finite number though its row sees a key; weights, dS, sums or gradients
-        that may overflow their format; a softmax_scale outside the normal range of binary32.
+        that may overflow their format; a softmax_scale or a softcap of which a factor lies outside the normal range of
+        binary32.
 
     Raises
     ------
     ValueError
-        For a problem with softcap.
+        For a softcap of scores that are kept in 16 bits, whose order is not known.
     """
-    if problem.softcap > 0:
-        raise ValueError(f"the bound of gradients knows no softcap, got {problem.softcap}")
+    if problem.softcap > 0 and model.scores != "fp32":
+        raise ValueError(f"a softcap of scores in {model.scores} is not known, got {problem.softcap}")
     scale = problem.softmax_scale
-    is_lost = min(scale, scale * LOG2_E) < FP32_MIN_NORMAL or scale * LOG2_E > FP32_MAX  # 0 * -inf of a hidden pair
+    is_lost = not is_in_range(problem)  # 0 * -inf of a hidden pair
     shapes = (problem.q_shape, problem.k_shape, problem.v_shape)
     found = BackwardBound(*(np.full(shape, np.inf if is_lost else 0.0) for shape in shapes))
     if is_lost:
@@ -103,7 +88,7 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
             for kv_head in range(problem.nheads_kv):
                 heads = range(kv_head * problem.group, (kv_head + 1) * problem.group)
                 parts = [_head(problem, operands, returned, seq, head) for head in heads]
-                pairs = [_pairs(scale, h, model) for h in parts]
+                pairs = [_pairs(problem, h, model) for h in parts]
                 for head, h, x in zip(heads, parts, pairs, strict=True):
                     problem.rows_q(found.dq, seq)[:, head] = stored(_dq(scale, h, x, model), model)
                 dk, dv = _of_keys(scale, parts, pairs, model)
@@ -119,9 +104,7 @@ def _returned(problem: AttentionProblem, operands: BackwardOperands, model: Back
     return Attention(operands.out, operands.lse)
 
 
-def _head(
-    problem: AttentionProblem, operands: BackwardOperands, returned: Attention, seq: Sequence, head: int
-) -> _Head:
+def _head(problem: AttentionProblem, operands: BackwardOperands, returned: Attention, seq: Sequence, head: int) -> Head:
     o, kv_head = operands, head // problem.group
     q, dout, out = (problem.rows_q(x, seq)[:, head].astype(np.float64) for x in (o.q, o.dout, returned.out))
     k, v = (problem.rows_k(x, seq)[:, kv_head].astype(np.float64) for x in (o.k, o.v))
@@ -130,24 +113,25 @@ def _head(
     first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
     keys = np.arange(seq.seqlen_k)
     visible = (keys >= first[:, None]) & (keys < stop[:, None])
-    return _Head(q, k, v, dout, out, lse, np.where(visible.any(1), dlse, 0), visible)
+    return Head(q, k, v, dout, out, lse, np.where(visible.any(1), dlse, 0), visible)
 
 
-def _pairs(scale: float, h: _Head, model: BackwardModel) -> _Pairs:
-    """Steps B1 to B5: P and dS of one query head as they enter products."""
-    p = _weights(scale, h, model)
+def _pairs(problem: AttentionProblem, h: Head, model: BackwardModel) -> _Pairs:
+    """Steps B1 to B5 and B10: P and dS of one query head as they enter products."""
+    p = weights(problem, h, model)
     t, dt = _differences(h, p, model)
-    ds, ds_error = _ds(scale, p, t, dt, model)
+    ds, ds_error = _ds(problem, p, t, dt, model)
     for x in (p.stored_error, ds_error):
         np.maximum(x, _LEAST, out=x)
     hidden = np.logical_not(h.visible)
     for x in (p.exact, p.stored_error, ds):
         x[hidden] = 0
-    ds_error[hidden] = np.where(np.isfinite(dt), 0, np.inf)[hidden]  # P is 0 there, and 0 times infinity is NaN
+    factors = dt if p.slope is None else dt + p.slope.error
+    ds_error[hidden] = np.where(np.isfinite(factors), 0, np.inf)[hidden]  # P is 0 there, and 0 times infinity is NaN
     return _Pairs(p.exact, p.stored_error, ds, ds_error)
 
 
-def _dq(scale: float, h: _Head, x: _Pairs, model: BackwardModel) -> Sum:
+def _dq(scale: float, h: Head, x: _Pairs, model: BackwardModel) -> Sum:
     """Steps B6 to B8 of dQ."""
     tile = model.tile_n or max(1, len(h.k))
     cuts = [slice(a, a + tile) for a in range(0, max(1, len(h.k)), tile)]
@@ -158,7 +142,7 @@ def _dq(scale: float, h: _Head, x: _Pairs, model: BackwardModel) -> Sum:
     return added([scaled(part, scale) for part in parts], model, blocks)
 
 
-def _of_keys(scale: float, heads: list[_Head], pairs: list[_Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
+def _of_keys(scale: float, heads: list[Head], pairs: list[_Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
     """Steps B6 to B8 of dK and dV of a kv head: a part for every query head, or one chain over the rows of all."""
     if model.heads == "chained":
         pairs = [_Pairs(*map(np.concatenate, zip(*pairs, strict=True)))]
@@ -173,69 +157,9 @@ def _of_keys(scale: float, heads: list[_Head], pairs: list[_Pairs], model: Backw
     return added(dk, model), added(dv, model)
 
 
-def _weights(scale: float, h: _Head, model: BackwardModel) -> _Weights:
-    """Steps B1, B2 and B9."""
-    s, ds = _kept(*_scores(h.q, h.k, model), model.scores, scale)
-    factor, lse = scale * LOG2_E, (h.lse * LOG2_E)[:, None]
-    x = s * factor - lse
-    roundings = _SCALE_ROUNDINGS + (model.exponent == "rounded")  # of the scaled score as well
-    dx = factor * ds + gamma(roundings) * factor * (np.abs(s) + ds) + gamma(2) * np.abs(lse)
-    dx = (dx + U_FP32 * (np.abs(x) + dx) + FP32_MIN_NORMAL * (4 + np.abs(s) + ds)) * OUTWARD
-    if model.forward == "own":
-        dx = _with_own_lse(x, dx, h.visible, model.exp_error)
-    low = np.where(x - dx < -126, 0.0, np.exp2(x - dx) * (1 - model.exp_error) / OUTWARD)
-    high = np.where(x + dx < -126, 0.0, np.exp2(x + dx) * (1 + model.exp_error) * OUTWARD)
-    exact, high = np.exp2(x), np.where(x + dx >= 128, np.inf, high)
-    down, up = (rounded(end, model.weight) for end in (low, high))
-    error = np.maximum(up - exact, exact - down)
-    if model.accumulator != "wgmma":
-        error = np.maximum(error, np.maximum(high - exact, exact - low))  # they may enter better than in that format
-    if model.forward == "own":  # and have been rounded in the scale of a running maximum, before the division
-        error = np.maximum(error, high - exact + model.weight.unit_roundoff * high + model.weight.min_subnormal)
-    return _Weights(exact, low, high, error)
-
-
-def _with_own_lse(x: np.ndarray, dx: np.ndarray, visible: np.ndarray, exp_error: float) -> np.ndarray:
-    """Step B9: the error of exponents in log2 units where the row sum is the kernel's own."""
-    keys = visible.sum(1, keepdims=True)
-    dx = (dx + 4 * U_FP32 * (np.abs(x) + dx + np.log2(np.maximum(keys, 1)))) * OUTWARD
-    more, less = (np.where(visible, np.exp2(x + sign * dx), 0).sum(1, keepdims=True) for sign in (1, -1))
-    of_sum = np.maximum(np.log2(more), -np.log2(less)) + 2.0**-44
-    own = -np.log2(1 - exp_error) - LOG2_E * np.log1p(-gamma(len(x[0]) + _DIVISION)) if x.size else 0.0
-    return (dx + np.where(keys > 0, of_sum, 0) + own) * OUTWARD
-
-
-def _kept(s: np.ndarray, ds: np.ndarray, form: str, scale: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """S or dP in the format that they are kept in between two products; S is rounded before and after its scaling."""
-    if form == "fp32":
-        return s, ds
-    fmt, roundings = FORMATS[form], 2 if scale else 1
-    ds = ds + gamma(roundings, fmt.unit_roundoff) * (np.abs(s) + ds)
-    ds = (ds + fmt.min_subnormal * (1 + 1 / scale if scale else 1)) * OUTWARD
-    return s, np.where((np.abs(s) + ds) * max(1, scale) > fmt.max_finite, np.nan, ds)
-
-
-def _scores(a: np.ndarray, b: np.ndarray, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
-    """Exact products of rows and the error of their sums; NaN beside operands that are not finite, and where a partial
-    sum may overflow.
-    """
-    finite_rows, finite_columns = (np.isfinite(x).all(axis=1, keepdims=True) for x in (a, b))
-    bad = np.logical_not(finite_rows & finite_columns.T)
-    a, b = (np.nan_to_num(x, posinf=0, neginf=0) for x in (a, b))
-    size = np.abs(a) @ np.abs(b).T
-    bad |= size >= _LARGEST_SUM
-    if model.accumulator == "wgmma":
-        s, ds = score_error(a, b, model.core)
-    else:
-        depth = a.shape[1]
-        s, ds = a @ b.T, (gamma(depth + SCALED_OPERANDS, model.addition) + depth * 2.0**-52) * size * OUTWARD
-        ds = ds + 2 * depth * FP32_MIN_NORMAL * (size > 0)
-    return np.where(bad, np.nan, s), np.where(bad, np.nan, ds)
-
-
-def _differences(h: _Head, p: _Weights, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
+def _differences(h: Head, p: Weights, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
     """Steps B3 and B4: dP - D + dlse and its error, whichever two of the three meet first."""
-    dp, ddp = _kept(*_scores(h.dout, h.v, model), model.dp)
+    dp, ddp = kept(*row_products(h.dout, h.v, model), model.dp)
     size = np.sum(np.abs(h.dout * h.out), 1)
     dots = np.sum(h.dout * h.out, 1)
     depth = model.dots_depth or h.dout.shape[1]
@@ -258,17 +182,17 @@ def _differences(h: _Head, p: _Weights, model: BackwardModel) -> tuple[np.ndarra
     return t, np.where(np.abs(dp) + size[:, None] + error > FP32_MAX, np.inf, error)
 
 
-def _own_dots_error(h: _Head, p: _Weights, model: BackwardModel) -> np.ndarray:
+def _own_dots_error(h: Head, p: Weights, model: BackwardModel) -> np.ndarray:
     """Step B9: what D is off by where O is the kernel's own, rounded as gradients are."""
     weights, error = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error))
     finite_v = np.abs(np.nan_to_num(h.v, posinf=0, neginf=0))
-    out_error = error @ finite_v + gamma(len(h.k) + _DIVISION) * ((weights + error) @ finite_v)
+    out_error = error @ finite_v + gamma(len(h.k) + DIVISION) * ((weights + error) @ finite_v)
     out_error = out_error * OUTWARD + 2.0**-44 * (weights @ finite_v) + FP32_MIN_NORMAL
     out_error = np.maximum(out_error, rounded_error(h.out, out_error, FORMATS[model.dtype]))
     return np.sum(np.abs(h.dout) * out_error, 1) * (1 + gamma(h.dout.shape[1])) * OUTWARD
 
 
-def _dots_of_weights_error(h: _Head, p: _Weights, dp: np.ndarray, ddp: np.ndarray) -> np.ndarray:
+def _dots_of_weights_error(h: Head, p: Weights, dp: np.ndarray, ddp: np.ndarray) -> np.ndarray:
     """Step B9: what D = sum_j P_j dP_j is off by; hidden pairs take part in it, and 0 times infinity is NaN."""
     is_lost = np.logical_not(np.isfinite(dp) & np.isfinite(ddp)).any(1)
     weights, error, dp, ddp = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error, dp, ddp))
@@ -278,9 +202,9 @@ def _dots_of_weights_error(h: _Head, p: _Weights, dp: np.ndarray, ddp: np.ndarra
 
 
 def _ds(
-    scale: float, p: _Weights, t: np.ndarray, dt: np.ndarray, model: BackwardModel
+    problem: AttentionProblem, p: Weights, t: np.ndarray, dt: np.ndarray, model: BackwardModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Step B5: dS and its error as it enters the products."""
+    """Steps B5 and B10: dS and its error as it enters the products."""
     p_error, high = np.maximum(p.high - p.exact, p.exact - p.low), p.high
     if model.forward == "own":  # which may keep P as it was rounded
         p_error = np.maximum(p_error, p.stored_error)
@@ -288,7 +212,9 @@ def _ds(
     ds = p.exact * t
     error = (p_error * np.abs(t) + high * dt) * OUTWARD
     error += U_FP32 * (np.abs(ds) + error) + FP32_MIN_NORMAL * (high > 0)
-    errors = []
+    if p.slope is not None:
+        ds, error = _times_slope(problem.softcap, ds, error, p.slope, np.abs(t) + dt, model)
+    scale, errors = problem.softmax_scale, []
     if model.scales in ("sums", "any"):
         errors.append(rounded_error(ds, error, model.weight))
     if model.scales in ("weights", "any"):
@@ -296,6 +222,17 @@ def _ds(
     if model.scales == "any":
         errors += [error, _rounded_after(scale, ds, errors[0], model.weight)]
     return ds, np.max(errors, axis=0)
+
+
+def _times_slope(
+    softcap: float, ds: np.ndarray, error: np.ndarray, slope: Slope, size: np.ndarray, model: BackwardModel
+) -> tuple[np.ndarray, np.ndarray]:
+    """Step B10: the three factors of dS in any order, of which ``size`` bounds dP - D, with their error."""
+    around = max(softcap, 1 / softcap) if model.forward == "own" else 1.0  # it multiplies and divides by the softcap
+    error = np.where((np.abs(ds) + error) * around > FP32_MAX, np.inf, error)
+    error = np.abs(ds) * slope.error + error * (slope.exact + slope.error)
+    ds = ds * slope.exact
+    return ds, (error + gamma(3) * (np.abs(ds) + error) + FP32_MIN_NORMAL * (around + size)) * OUTWARD
 
 
 def _rounded_after(scale: float, ds: np.ndarray, error: np.ndarray, fmt: Format) -> np.ndarray:

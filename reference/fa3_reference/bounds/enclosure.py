@@ -48,7 +48,7 @@ class Enclosure(NamedTuple):
 
 def can_enclose(model: KernelModel) -> bool:
     """Whether a kernel's order is stated far enough for :func:`forward_enclosure`."""
-    is_plain = model.scores == "fp32" and model.probabilities == model.dtype and model.order.rescale == "always"
+    is_plain = model.scores == "fp32" and model.probabilities == model.dtype and model.order.rescale != "lazy"
     return model.is_blocked and is_plain and model.accumulator == "wgmma"
 
 
@@ -285,6 +285,9 @@ def _softmax(state: _State, s: Range, c: Range, model: KernelModel) -> tuple[Ran
     apart = Range(_f32(old.low - base[1][:, 0]), np.minimum(_f32(old.high - base[0][:, 0]), 0.0))
     if model.order.maxima == "unscaled":  # the factor is that of raw maxima; it is 1 where none can have moved
         apart = Range(*(end * (1 + sign * gamma(3)) for end, sign in zip(apart, (1, -1), strict=True)))
+        if model.order.rescale == "contracted":
+            width = gamma(2) * np.maximum(*map(np.abs, base))[:, 0]
+            apart = Range(apart.low - width, apart.high + width)
     state.max = new
     return state.free(_exp2(Range(low, high))), state.free(_exp2(apart))
 

@@ -8,9 +8,20 @@ from fa3_reference.bounds.device import EX2_REL, FP32_MAX, LG2_ABS, LG2_REL, RCP
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, Part, State
-from fa3_reference.bounds.steps import CANCELLED, LN2, LOG2_E, OUTWARD, binary32_error, gamma, log_error, rounded
+from fa3_reference.bounds.steps import (
+    CANCELLED,
+    FLOAT64,
+    LN2,
+    LOG2_E,
+    OUTWARD,
+    binary32_error,
+    gamma,
+    log_error,
+    rounded,
+)
 from fa3_reference.formats import FORMATS
 
+_EXP = log_error(EX2_REL)
 _LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary32
 
 
@@ -41,7 +52,7 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     if head.v_scaled and state.v_factor is not None:  # the inverse times a small descale may be subnormal
         epilogue = epilogue + model.tiny * 2.0**model.p_offset_log2 / state.v_factor * (row_sum + l_error)[:, None]
     error = (error + epilogue * (np.abs(o) + error)) * OUTWARD + 2 * model.tiny * max(1.0, state.v_factor or 1.0)
-    noise = 2 * (state.noise / row_sum)[:, None] * state.oa
+    noise = 2 * ((state.noise + FLOAT64 * state.keys) / row_sum)[:, None] * state.oa
     lse, lse_error = _log(state, row_sum, least[:, 0], (sigma, is_power), model, terms)
     empty = row_sum == 0
     o, error, noise = (np.where(empty[:, None], 0.0, value) for value in (o, error + noise, noise))
@@ -132,11 +143,9 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     w = np.exp2(lse - base)  # (splits, rows)
     distance = np.where(w > 0, np.abs(lse - base) + lse_error + lse_error.max(0), 0.0)
     is_top = lse - lse_error > np.where(np.eye(len(parts), dtype=bool)[..., None], -np.inf, lse + lse_error).max(1)
-    weighed = np.where(
-        is_top & model.is_stated, 0.0, LN2 * U_FP32 * distance + log_error(EX2_REL)
-    )  # the exponential of 0 is exact
+    weighed = np.where(is_top & model.is_stated, 0.0, LN2 * U_FP32 * distance + _EXP)  # the exponential of 0 is exact
     omega = np.where(w > 0, LN2 * lse_error + terms.combine * weighed, 0.0)
-    vanishes = distance > VANISHES
+    vanishes = distance + np.log2(len(parts)) > VANISHES
     up = np.maximum(np.expm1(omega), vanishes)
     total, least = w.sum(0), (w * np.where(vanishes, 0.0, np.exp(-omega))).sum(0)
     merged = (w[..., None] * o).sum(0) / total[:, None]
@@ -146,6 +155,9 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     size = ((w * np.exp(omega))[..., None] * (np.abs(o) + error)).sum(0) / least
     roundings = terms.combine * (gamma(2 * len(parts) + (not model.is_stated)) + RCP_REL) * (1 + 2.0**-20)
     merged_error = (grow.sum(0) / least + roundings * size) * OUTWARD
+    if model.order.combine == "lse":
+        apart = _by_lse(weighed, distance, base * LN2, np.log(total), terms)
+        merged_error = merged_error + ((w * np.exp(omega) * apart)[..., None] * (np.abs(o) + error)).sum(0) / least
     merged_error = merged_error + (len(parts) + 1) * model.tiny * (1 + np.abs(o).max(0))
     noise = (w[..., None] * (noise + 2.0**-46 * np.abs(o))).sum(0) / np.where(total > 0, total, 1.0)[:, None]
     merged_lse = base + np.log2(total)
@@ -157,3 +169,16 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     empty = np.isneginf(top)
     merged_error, noise = (np.where(empty[:, None], 0.0, value) for value in (merged_error, noise))
     return Part(merged, merged_error, noise, merged_lse, np.where(empty, 0.0, lse_out * OUTWARD))
+
+
+def _by_lse(
+    weighed: np.ndarray, distance: np.ndarray, base: np.ndarray, log_total: np.ndarray, terms: Terms
+) -> np.ndarray:
+    """Relative error of weights exp(lse_i - lse), (splits, rows), beside that of their parts' lse: the sum that made
+    the rounded lse of all, its logarithm, which is natural as ``base`` is, and the exponential once more."""
+    sums = weighed.max(0) + gamma(len(weighed) - 1)
+    shift = sums + LN2 * (LG2_ABS + LG2_REL * (log_total * LOG2_E + sums))
+    size = np.abs(base + log_total) + shift
+    shift = shift + U_FP32 * (1 + U_FP32) * size
+    again = LN2 * U_FP32 * (distance + np.log2(len(weighed)) + shift * LOG2_E) + _EXP
+    return terms.combine * np.expm1(again + shift) * OUTWARD

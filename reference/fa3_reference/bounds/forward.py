@@ -151,7 +151,8 @@ def _move_maximum(
     offset = model.p_offset_log2
     new_max = np.maximum(state.max, x.max(1))
     high, low = np.maximum(state.max_high, (x + dx).max(1)), np.maximum(state.max_low, (x - dx).max(1))
-    moved = ((x + dx).max(1) > state.max_low) & ~np.isneginf(state.max)  # else alpha is exactly 1
+    stays = (x + dx).max(1) <= state.max_low
+    moved = ~np.isneginf(state.max) & (~stays | (model.order.rescale == "contracted"))  # else alpha is exactly 1
     reach = np.where(moved, np.abs(high) + np.abs(state.max_low) + 2 * offset, 0.0)
     span = np.where(moved, high - state.max_low, 0.0) + gamma(2) * reach
     base = np.where(np.isneginf(new_max), 0.0, new_max)
@@ -162,7 +163,7 @@ def _move_maximum(
     elif model.order.maxima == "scaled":
         exponent = U_FP32 * span
     else:
-        exponent = gamma(2) * (span + reach)
+        exponent = np.where(stays, U_FP32 * (reach / 2 + span), gamma(2) * (span + reach))
     a = np.where(moved, terms.rescale * (log_error(model.exp_error) + LN2 * exponent), 0.0)
     state.rescale(new_max, a, moved & (span + abs(log_ratio) > VANISHES))
     state.max_low, state.max_high, state.tau = low, high, np.where(np.isneginf(new_max), 0.0, tau)
@@ -247,7 +248,7 @@ def _p_rounding(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bound on |round(p^) - p^| in the scale of the exact maximum, for p^ in [low, high] there; and P's unit."""
     fmt = model.p_format
-    if model.is_blocked and model.order.rescale == "always":  # step 4
+    if model.is_blocked and model.order.rescale != "lazy":  # step 4
         unit, shift = 2.0**model.p_offset_log2, np.exp2(tau)[:, None]
         low, high = unit * low / shift, unit * np.minimum(high * shift, cap[:, None])
         return rounding_error(low, high, fmt) * shift / unit * OUTWARD, np.full((len(tau), 1), unit)
@@ -291,7 +292,7 @@ def _accumulate(
     lost = lost + terms.rescale * carried * rescaled * OUTWARD
     lost += (3 * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
     state.keys += len(v)
-    heaviest = state.keys * 2 * _LIFTED * (1.0 if model.order.rescale == "always" else 2.0**8)
+    heaviest = state.keys * 2 * _LIFTED * (2.0**8 if model.order.rescale == "lazy" else 1.0)
     reached = np.fmin(carried + added + lost, heaviest * np.maximum(np.abs(state.v_min), np.abs(state.v_max)))
     overflows = ~(reached < 2.0**126 * factor.min() / w.unit)
     state.outside |= overflows

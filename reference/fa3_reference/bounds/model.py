@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, TENSOR_CORE, TensorCore
+from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, TANH_REL, TENSOR_CORE, TensorCore
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import Dtype
 
@@ -20,8 +20,10 @@ class SoftmaxOrder:
         Whether a row's running maximum is taken of the scores in log2 units, so that weights, rescaling and LSE share
         one rounded number, or of the raw scores, which each of the three then scales for itself. A bound for unscaled
         maxima holds for scaled ones.
-    rescale : {"always", "lazy"}
+    rescale : {"always", "contracted", "lazy"}
         Whether O takes the factor of every key block, or only where the maximum has grown by much: P may then exceed 1.
+        Where the factor is the exponential of one fused operation on an unscaled maximum, "contracted", it is not
+        exactly 1 where the maximum stays.
     keys : {"right_to_left", "left_to_right", "any"}
         Order of the key blocks of a row tile.
     weights : {"running", "normalised", "any"}
@@ -36,16 +38,20 @@ class SoftmaxOrder:
         Whether softmax_scale takes part unrounded, or was rounded to binary32 before log2(e) met it.
     lse : {"together", "apart"}
         Whether maximum and logarithm are added before they are taken to natural units, or each for itself.
+    combine : {"sum", "lse"}
+        Whether the weights of split keys are divided by their sum, or are exponentials of each part's lse less the
+        rounded lse of all.
     """
 
     maxima: Literal["scaled", "unscaled"] = "scaled"
-    rescale: Literal["always", "lazy"] = "always"
+    rescale: Literal["always", "contracted", "lazy"] = "always"
     keys: Literal["right_to_left", "left_to_right", "any"] = "right_to_left"
     weights: Literal["running", "normalised", "any"] = "running"
     row_sum: Literal["pairs", "blocks", "any"] = "any"
     exponent: Literal["contracted", "rounded"] = "contracted"
     scale: Literal["float64", "float32"] = "float64"
     lse: Literal["together", "apart"] = "together"
+    combine: Literal["sum", "lse"] = "sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,9 @@ class BackwardModel:
         Format in which gradients are kept between the blocks and the heads that add to them.
     exp_error : float
         Relative error of the exponential.
+    tanh_error : float
+        Relative error of the tanh of a softcap, which is never beyond 1; 0 where it is made of ex2 and rcp. With
+        ``scales`` "any" it may be either.
     """
 
     dtype: Dtype
@@ -210,12 +219,13 @@ class BackwardModel:
     weights: str = ""
     parts: str = "fp32"
     exp_error: float = EX2_REL
+    tanh_error: float = 0.0
 
     @classmethod
     def any_order(cls, dtype: Dtype, forward: Literal["given", "own"] = "given") -> BackwardModel:
         """A kernel of which only this is known: S, dP, sums and exponentials are in binary32, P and dS in the operands'
         format or better."""
-        free: dict[str, Any] = {"accumulator": "fp32", "exponent": "rounded", "scales": "any"}
+        free: dict[str, Any] = {"accumulator": "fp32", "exponent": "rounded", "scales": "any", "tanh_error": TANH_REL}
         return cls(dtype, forward=forward, exp_error=4 * EX2_REL, **free)
 
     @property

@@ -18,7 +18,7 @@ LN2 = float(np.log(2.0))
 LOG2_E = 1.0 / LN2
 CANCELLED = 2.0**-40  # of sums of absolute values: what a difference of float64 sums is off by at most
 OUTWARD = 1 + 2.0**-30  # float64 sums of <= 2^17 terms are off by less than 2^-35, relative to sums of absolute values
-FLOAT64 = 2.0**-52  # of a float64 lse: a rounding of the truth's and one of the bound's
+FLOAT64 = 2.0**-52  # an addition, of the truth's float64 sums and of the bound's
 
 
 def gamma(steps: float, unit: float = U_FP32) -> float:

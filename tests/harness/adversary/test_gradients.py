@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.plan.backward import BackwardConfig
-from fa3_kernels.twin.backward import backward_range
+from fa3_kernels.twin.backward import backward, backward_range
 from fa3_reference.bounds.backward import BackwardBound, backward_bound
 from fa3verify.adversary import run
 from fa3verify.adversary.gradients import ISLANDS, Island, search
-from fa3verify.adversary.gradients.colony import GENES, Colony, individual
+from fa3verify.adversary.gradients.colony import GENES, Colony, individual, island_of
 from fa3verify.adversary.gradients.execution import execute
 from fa3verify.adversary.gradients.mutations import MUTATIONS, Child
 from fa3verify.adversary.gradients.search import RATIOS, judge
@@ -36,7 +37,7 @@ def bred(island: Island, seed: int) -> Colony:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-@pytest.mark.parametrize("island", [island for island in ISLANDS if not island.weights], ids=label)
+@pytest.mark.parametrize("island", [i for i in ISLANDS if not (i.weights or i.softcap)], ids=label)
 def test_the_ends_are_those_of_the_twin_once_they_are_rounded(island: Island) -> None:
     for colony in (Colony.normal(island, np.random.default_rng(1)), bred(island, 2)):
         twin = backward_range(
@@ -48,6 +49,21 @@ def test_the_ends_are_those_of_the_twin_once_they_are_rounded(island: Island) ->
                 rounded = end.astype(expected.dtype)
                 equal = (rounded == expected) | (np.isnan(rounded) & np.isnan(expected))
                 assert equal.all(), name
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("island", [i for i in ISLANDS if i.softcap and not i.weights], ids=label)
+def test_the_twin_with_a_softcap_lies_between_the_ends(island: Island) -> None:
+    """It adds parts in one of the orders that the ends are of, and equals both where there is one part."""
+    config = BackwardConfig(island.dtype, 64, 16, island.tile_n, "gluon")
+    for colony in (Colony.normal(island, np.random.default_rng(1)), bred(island, 2)):
+        twin, found = backward(colony.problem, colony.operands, config, order=island.order), execute(colony)
+        for name in RATIOS:
+            expected = getattr(twin, name)
+            low, high = (end.astype(expected.dtype) for end in getattr(found, name))
+            assert (((low <= expected) & (expected <= high)) | np.isnan(low)).all(), name
+            if island.heads == 1 and name != "dq":
+                assert np.array_equal(low, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("island", ISLANDS[::3], ids=label)
@@ -79,6 +95,16 @@ def test_half_the_bound_is_broken_and_the_whole_is_not(island: Island) -> None:
     found = search(island, 0, 20 * island.problems, halved)
     assert set(found.violations) == set(RATIOS)
     assert all(run.BREEDS["backward"].replay(find.content)[name] <= 1 for name, find in found.violations.items())
+
+
+def of_ex2(problem, operands, model) -> BackwardBound:
+    return backward_bound(problem, operands, replace(model, tanh_error=0.0))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_tanh_approx_breaks_the_bound_of_a_tanh_by_ex2(dtype: str) -> None:
+    found = search(island_of(dtype, "softcap by tanh, unrounded weights"), 0, 32, of_ex2)
+    assert set(found.violations) == set(RATIOS)
 
 
 def test_a_seed_decides_the_search() -> None:

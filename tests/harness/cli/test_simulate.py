@@ -139,6 +139,15 @@ def test_svg_is_one_picture(tmp_path: Path) -> None:
     assert target.read_text().count("</svg>") == 1
 
 
+def test_svg_says_what_it_shows_and_has_dark_colours(tmp_path: Path) -> None:
+    target = tmp_path / "timeline.svg"
+    run("simulate", "--seqlen", 4096, "--causal", "--clock-mhz", 1500, "--svg", target)
+    picture = target.read_text()
+    assert "fp16 d128 causal, 1 x 16 heads, 4096 x 4096, H200 at 1500 MHz: first 20000 cycles of a CTA" in picture
+    assert "prefers-color-scheme:dark" in picture
+    assert 'fill="white"' not in picture
+
+
 def test_tune_ranks_and_marks_what_gluon_can_build() -> None:
     code, out, _ = run("tune", "--head-dim", 256, "--nheads", 8, "--seqlen", 4096, "--json", "-")
     assert code == 0
@@ -177,6 +186,14 @@ def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> 
     assert unpacked["cycles"] > 2 * packed["cycles"]
 
 
+def test_keys_in_parts_say_what_merging_them_takes() -> None:
+    decode = ("--seqlen-q", 1, "--seqlen", 65536, "--nheads", 8, "--num-splits", 16, "--pack-gqa", "--nheads-kv", 1)
+    found = json.loads(run("simulate", *decode, "--json", "-")[1])
+    assert 1840 < found["merge_cycles"] < 10000
+    assert f"of these {found['merge_cycles']} cycles merge the parts of the keys" in run("simulate", *decode)[1]
+    assert json.loads(run("simulate", *decode[:4], "--json", "-")[1])["merge_cycles"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -186,7 +203,7 @@ def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> 
         (("--tile", "128"), "must be ROWSxKEYS"),
         (("--schedule", "magic"), "schedule is made of pingpong, overlap, overlap3, or none, got magic"),
         (("--schedule", "overlap+overlap3"), "overlap (two stages) or overlap3 (three), got overlap+overlap3"),
-        (("--schedule", "overlap3"), "about 248 registers, a consumer thread has 240"),
+        (("--schedule", "overlap3"), "about 248 registers, a consumer thread has 240; with 64 keys a tile fits"),
         (("--schedule", "overlap3", "--tile", "128x64", "--stages", 1), "three softmax stages need"),
         (("--promotion-interval", 128), "promotion_interval must be 0, or for e4m3"),
         (("--machine", "a100"), "machine must be one of h100, h200"),
@@ -197,6 +214,7 @@ def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> 
             "our kernels pack at most 64 heads to one of K and V, got 66",
         ),
         (("--backward", "--pack-gqa"), "--backward does not take --pack-gqa"),
+        (("--backward", "--num-splits", 2), "--backward does not take --num-splits"),
         (("--backward", "--dtype", "e4m3"), "the backward is for fp16 and bf16, got e4m3"),
         (
             ("--backward", "--kernel", "prototype", "--head-dim", 256),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,10 +34,83 @@ def figures(*arguments: object) -> dict:
 
 
 def test_the_kernel_is_a_choice_and_flash3_the_default() -> None:
-    assert figures() == figures("--kernel", "flash3")
-    gluon = figures("--kernel", "gluon")
+    wide = ("--head-dim", 256)
+    default, gluon = figures(*wide), figures(*wide, "--kernel", "gluon")
+    assert default == figures(*wide, "--kernel", "flash3")
     assert gluon["kernel"] == "gluon"
-    assert [r["cycles"] for r in gluon["ranked"]] != [r["cycles"] for r in figures()["ranked"]]
+    assert [r["cycles"] for r in gluon["ranked"]] != [r["cycles"] for r in default["ranked"]]
+
+
+def table(*arguments: object) -> list[str]:
+    code, out, _ = run(*arguments)
+    assert code == 0
+    return out.splitlines()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--kernel", "gluon", "--dtype", "e4m3"),
+        ("--seqlen-q", 1, "--nheads", 8, "--nheads-kv", 1),
+        ("--head-dim", 96),
+    ],
+)
+def test_a_table_fits_80_columns_and_names_problem_machine_clock_and_error(arguments: tuple) -> None:
+    lines = table(*arguments, "--top", 4)
+    assert max(map(len, lines)) <= 80, lines
+    assert "x 1024: " in lines[0]
+    assert lines[0].endswith(" on H200 at 1980 MHz")
+    assert lines[1].startswith("lower bound ")
+    assert any("held-out H200 timings of" in line for line in lines)
+    assert "nan" not in " ".join(lines)
+
+
+def test_rows_within_the_held_out_error_of_the_first_share_its_place() -> None:
+    found = figures("--seqlen", 4096, "--head-dim", 256)
+    error, rows = found["held_out"]["error"], found["ranked"]
+    first = [row["place"] == 1 for row in rows]
+    assert first == [row["cycles"] <= rows[0]["cycles"] * (1 + error) for row in rows]
+    assert 1 < sum(first) < len(rows)
+
+
+def test_tiles_that_hbm_binds_alike_are_one_row_that_says_its_gigabytes_per_second() -> None:
+    """2.1 GB of K and V of 32 sequences: whatever the tile is."""
+    decode = ("--batch", 32, "--seqlen", 8192, "--seqlen-q", 1, "--nheads", 32, "--nheads-kv", 8, "--head-dim", 256)
+    first, *others = figures(*decode)["ranked"]
+    assert first["packed"]
+    assert first["binds"] == "hbm"
+    assert len(first["alike"]) >= 2
+    assert all(row["cycles"] > first["cycles"] for row in others)
+    moved = 2 * 256 * (2 * 32 * 8 * 8192 + 2 * 32 * 32)
+    assert first["hbm_gb_per_s"] == pytest.approx(moved / first["milliseconds"] / 1e6)
+    assert " GB/s " in table(*decode)[3]
+
+
+def test_few_heads_with_many_keys_are_cut_into_parts_and_packed() -> None:
+    few = ("--batch", 1, "--seqlen", 32768, "--seqlen-q", 1, "--nheads", 32, "--nheads-kv", 8, "--head-dim", 256)
+    whole = figures(*few, "--pack-gqa")["ranked"]
+    assert whole[0]["splits"] >= 8
+    assert whole[0]["packed"]
+    head = next(line for line in table(*few) if "cycles TFLOP/s" in line)
+    assert head.split()[:4] == ["#", "tile", "parts", "heads"]
+
+
+def test_csv_has_the_rows_of_the_table(tmp_path: Any) -> None:
+    target = tmp_path / "tune.csv"
+    found = figures("--csv", target, "--top", 3)
+    rows = list(csv.DictReader(target.read_text().splitlines()))
+    assert [row["tile"] for row in rows] == [row["tile"] for row in found["ranked"]]
+    assert [int(row["cycles"]) for row in rows] == [row["cycles"] for row in found["ranked"]]
+
+
+def test_two_machines_are_told_apart() -> None:
+    both = ("--machine", "h200", "--machine", "h100", "--top", 2, "--head-dim", 256)
+    found = figures(*both)
+    assert [found["machine"], *(other["machine"] for other in found["others"])] == ["H200", "H100"]
+    (line,) = (x for x in table(*both) if x.startswith("H100 beside"))
+    assert "5 other constants, above all hbm_bytes_per_ns" in line
+    assert max(map(len, table(*both))) <= 80
 
 
 def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +138,8 @@ def test_only_what_the_kernels_take_is_built(tuning: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr("fa3_kernels.gluon.unsupported", lambda: None)
     monkeypatch.setattr(tuning, "compile_schedule", lambda problem, s: seen.append(s) or tuning.Built(1))
     run("--compile", "--top", 100)
-    assert len(seen) == 20
+    assert len({replace(s, num_splits=1) for s in seen}) == 20
+    assert {s.num_splits for s in seen} > {1}  # 32 tiles are fewer than SMs
     assert {(s.num_stages, s.softmax_stages, s.pv_from_registers, s.family) for s in seen} == {(2, 2, True, "gluon")}
     assert {(s.tile_m, s.tile_n) for s in seen} == {(128, 32), (128, 64), (128, 128), (192, 32), (192, 64)}
 

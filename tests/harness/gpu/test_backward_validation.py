@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fa3_simulator.held_out import BACKWARD
 from fa3_simulator.machine import load
 from fa3verify.gpu import backward_validation as validation
 
@@ -88,3 +89,14 @@ def test_the_tables_are_written_and_printed(tmp_path: Path, capsys) -> None:
     assert out.read_text() == printed
     assert printed.count("| here | gluon |") == 2
     assert "2 measured backward passes" in printed
+
+
+def test_the_errors_that_tune_states_are_those_of_the_table() -> None:
+    """Of each kernel over all sources, from the table's rounded means."""
+    table = (REPORTS / "validation.md").read_text().split("\n\n")[1]
+    sums: dict[str, tuple[int, float]] = {}
+    for line in table.splitlines()[2:]:
+        _, kernel, rows, error, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+        count, total = sums.get(kernel, (0, 0.0))
+        sums[kernel] = (count + int(rows), total + int(rows) * float(error.rstrip("%")) / 100)
+    assert {kernel: (n, pytest.approx(total / n, abs=1e-3)) for kernel, (n, total) in sums.items()} == BACKWARD

@@ -56,14 +56,14 @@ def found() -> dict[str, np.ndarray]:
 
 def test_mean_error_is_what_the_note_says(found) -> None:
     simulated, bound = (np.abs(found[name]).mean() for name in ("simulated", "roofline"))
-    assert simulated < 0.087
-    assert simulated < bound / 3.7
+    assert simulated == pytest.approx(0.100, abs=0.001)
+    assert simulated < bound / 3.1
 
 
-def test_long_dense_sequences_at_head_dim_128_are_within_eleven_percent(found) -> None:
-    """7 to 11 % too slow, where the same kernels are within 4 % on an H200."""
+def test_long_dense_sequences_at_head_dim_128_are_within_fifteen_percent(found) -> None:
+    """7 to 15 % too slow, most at 1k keys, where the same kernels are within 4 % on an H200."""
     chosen = (found["head_dim"] == 128) & ~found["causal"] & (found["seqlen"] >= 1024)
-    assert np.abs(found["simulated"][chosen]).max() < 0.11
+    assert np.abs(found["simulated"][chosen]).max() < 0.15
 
 
 def test_the_roofline_is_a_lower_bound_of_the_hardware(found) -> None:

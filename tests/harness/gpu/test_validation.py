@@ -33,6 +33,7 @@ def line(schedule: Config, error: float, problem: AttentionProblem = PROBLEM, **
         name: getattr(schedule, name) for name in ("head_dim", "tile_m", "tile_n", "pingpong", "warp_specialized")
     }
     fields |= {"overlap": schedule.intra_wg_overlap, "promotion_interval": schedule.promotion_interval}
+    fields |= {"holds_turn": schedule.holds_turn}
     return EMPTY | fields | {"burst_sm_mhz": CLOCK, "burst_cycles": cycles} | changes
 
 
@@ -59,6 +60,17 @@ def test_known_errors_come_back(tmp_path: Path) -> None:
     assert (dense["mape"], dense["max"], dense["bias"]) == pytest.approx((0.06, 0.1, -0.04))
     assert (every["mape"], every["max"], every["bias"]) == pytest.approx((0.12, 0.3, -0.08))
     assert every["low"] < every["mape"] < every["high"]
+
+
+def test_a_row_that_says_nothing_of_the_turn_is_of_a_kernel_that_did_not_hold_it(tmp_path: Path) -> None:
+    shipped = Config(dtype="e4m3", promotion_interval=128)
+    row = line(shipped, 0.0)
+    (now,), _ = measured.read(table(tmp_path / "now.csv", [row]))
+    del row["holds_turn"]
+    (before,), _ = measured.read(table(tmp_path / "before.csv", [row]))
+    assert (now.config, before.config) == (shipped, replace(shipped, late_turn=False))
+    cycles = [estimate(PROBLEM, config, H200, CLOCK).cycles for config in (now.config, before.config)]
+    assert cycles[0] < cycles[1]
 
 
 def test_the_bootstrap_interval_is_that_of_the_mean(tmp_path: Path) -> None:
@@ -105,12 +117,23 @@ def test_decoding_with_keys_in_one_piece_is_compared_with_the_heads_of_a_group_p
     assert (row.problem, row.config, dict(left_out)) == (problem, packed, {})
 
 
+def test_decoding_is_compared_with_the_parts_that_a_library_chooses(tmp_path: Path) -> None:
+    problem, empty = AttentionProblem(4, 32, 8, 1, 65536, 128), dict.fromkeys(measured.SCHEDULE_COLUMNS, "")
+    rows = [
+        line(replace(SCHEDULES[0], pack_gqa=True), 0.0, problem, grid="decode", kernel="gluon"),
+        line(default_config(problem, family="flash3"), 0.0, problem, grid="decode", kernel="fa3", **empty),
+    ]
+    ours, upstream = measured.read(table(tmp_path / "bench.csv", rows))[0]
+    assert (ours.config.num_splits, ours.config.pack_gqa) == (4, True)
+    assert (upstream.config.num_splits, upstream.config.pack_gqa) == (4, True)
+
+
 def test_what_cannot_be_compared_is_counted_by_reason(tmp_path: Path) -> None:
     empty = dict.fromkeys(measured.SCHEDULE_COLUMNS, "")
     rows = [
         line(SCHEDULES[0], 0.0),
         line(SCHEDULES[0], 0.0, kernel="torch.cudnn", **empty),
-        line(SCHEDULES[0], 0.0, grid="decode", kernel="gluon"),
+        line(SCHEDULES[0], 0.0, grid="decode", kernel="fa3.dew", **empty),
         line(SCHEDULES[0], 0.0, burst_cycles=""),
         line(SCHEDULES[0], 0.0, status="unsupported: no"),
         line(SCHEDULES[0], 0.0, kernel="fa4", head_dim=192, **empty),

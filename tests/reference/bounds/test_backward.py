@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
+from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands
@@ -161,8 +163,11 @@ def test_nothing_is_promised_of_a_scale_that_binary32_loses() -> None:
 
 
 PLAIN = AttentionProblem(1, 2, 1, 60, 150, 64, causal=True)
-# Of what a worst case cannot tell, bits and the range of orders tell all; two faults need other problems.
+CAPPED = replace(PLAIN, softcap=3.0)
+SLOPES = {BackwardFault.NO_SOFTCAP_SLOPE, BackwardFault.SLOPE_OF_UNCAPPED}
+# Of what a worst case cannot tell, bits and the range of orders tell all; some faults need other problems.
 UNSEEN = {
+    *SLOPES,
     BackwardFault.ROUNDED_P_IN_DS,
     BackwardFault.TRUNCATED_P,
     BackwardFault.TRUNCATED_DS,
@@ -179,6 +184,52 @@ def test_a_mistake_leaves_the_bound(fault: BackwardFault) -> None:
     assert isinstance(operands, BackwardOperands)
     assert largest_ratio(PLAIN, operands, config_of(PLAIN).model) <= 1
     assert largest_ratio(PLAIN, operands, config_of(PLAIN).model, fault) > 1
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("softcap", ["ex2", "tanh"])
+@pytest.mark.parametrize("cap", [2.0**-60, 0.01, 1.0, 30.0, 1e4, 2.0**80])
+def test_no_execution_with_a_softcap_leaves_the_bound(cap: float, softcap: Literal["ex2", "tanh"]) -> None:
+    """Of caps far below all scores, where each saturates, up to caps that no score feels; rows without a key too."""
+    rng = np.random.default_rng(int(np.log2(cap)) + 100)
+    tanh_error = TANH_REL if softcap == "tanh" else 0.0
+    for family in ("normal", "peaky", "outlier_channels", "faint", NAMES[rng.integers(len(NAMES))]):
+        problem, operands = drawn(rng, family)
+        problem, config = replace(problem, softcap=cap), backward_config(problem, family="gluon")
+        for order in (replace(BackwardOrder(), softcap=softcap), replace(config.backward.order, softcap=softcap)):
+            for model in (replace(config.model, tanh_error=tanh_error), BackwardModel.any_order(problem.dtype)):
+                assert largest_ratio(problem, operands, model, order=order, config=config) <= 1, (family, problem)
+
+
+@pytest.mark.parametrize("fault", SLOPES)
+def test_a_mistaken_derivative_of_a_softcap_leaves_the_bound_of_dq_and_dk(fault: BackwardFault) -> None:
+    operands = OPERATION.prepare(CAPPED, OPERATION.draw(CAPPED, Recipe("normal", seed=4)), None, {}).operands
+    assert isinstance(operands, BackwardOperands)
+    config = backward_config(CAPPED, family="gluon")
+    truth = attention_bwd(CAPPED, *operands.dequantized(CAPPED)[:4], Attention(operands.out, operands.lse))
+    for model in (config.model, BackwardModel.any_order(CAPPED.dtype)):
+        bound = backward_bound(CAPPED, operands, model)
+        for planted, is_right in ((None, True), (fault, False)):
+            got = backward(CAPPED, operands, config, fault=planted)
+            ratios = [float(error_over_bound(*x).max()) for x in zip(got, truth, bound, strict=True)]
+            assert [ratio <= 1 for ratio in ratios] == [is_right, is_right, True]
+
+
+def test_a_score_that_a_build_may_flush_counts_with_its_factor() -> None:
+    """S of 2^-130 or 0: a softmax_scale of 2^126 makes of it exponents of 2^-4 or 0, and dV is P."""
+    problem = AttentionProblem(1, 1, 1, 1, 1, 64, dtype="bf16", softmax_scale=2.0**126)
+    q, k, v, dout = (np.zeros((1, 1, 1, 64), FORMATS["bf16"].dtype) for _ in range(4))
+    for x, value in ((q, 2.0**-65), (k, 2.0**-65), (v, 1.0), (dout, 1.0)):
+        x[..., 0] = value
+    operands = BackwardOperands(q, k, v, dout=dout, out=np.zeros_like(v), lse=np.zeros((1, 1, 1), np.float32))
+    assert backward_bound(problem, operands, config_of(problem).model).dv[..., 0] >= np.expm1(2.0**-4)
+
+
+def test_a_softcap_of_scores_in_16_bits_is_refused() -> None:
+    operands = OPERATION.prepare(CAPPED, OPERATION.draw(CAPPED, Recipe("normal", seed=4)), None, {}).operands
+    assert isinstance(operands, BackwardOperands)
+    with pytest.raises(ValueError, match=r"a softcap of scores in bf16 is not known, got 3\.0"):
+        backward_bound(CAPPED, operands, BackwardModel("fp16", scores="bf16"))
 
 
 def test_nothing_is_allowed_where_nothing_is_visible_and_nothing_is_promised_beside_nan() -> None:

@@ -182,3 +182,14 @@ def test_bound_is_not_negative_where_errors_of_scores_take_more_than_the_row_sum
     assert (bound.out >= 0).all()
     assert (bound.lse > 100).all()
     assert bound.out.max() < 1.1 * widest.max()  # a mean of rows of V all the same
+
+
+def test_bound_of_long_rows_covers_what_float64_sums_lose():
+    """Where a kernel is exact, the truth and the bound are not: each adds as many numbers as there are keys."""
+    keys = 4096
+    problem = AttentionProblem(1, 1, 1, 1, keys, 64, dtype="bf16")
+    q, k, v = (np.full(shape, x) for shape, x in zip((problem.q_shape, problem.k_shape, problem.v_shape), (0, 0, 1)))
+    config = default_config(problem)
+    bound = forward_bound(problem, prepare(problem, q, k, v).operands, config.traits.kernel_model(config))
+    assert (bound.out >= keys * 2.0**-52).all()
+    assert (bound.out < 2.0**-24).all()

@@ -1,0 +1,143 @@
+"""P of one query head and the slope of its softcap: how far rounding may take them from the truth.
+
+Steps B1, B2 and B9 of the bound of gradients, in reference/README.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
+from fa3_reference.bounds.gradient_sums import SCALED_OPERANDS
+from fa3_reference.bounds.model import BackwardModel
+from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, rounded, score_error, softcap_error
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem
+
+_LARGEST_SUM = 2.0**126  # of absolute products, below which no partial sum overflows
+_SCALE_ROUNDINGS = 3  # of softmax_scale, of log2(e), of their product
+_CAP_ROUNDINGS = 3  # of the argument of a tanh beside these: the softcap, the factor that holds it, the product
+DIVISION = 8  # units of binary32: reciprocal or division by a row sum, and the multiplication
+
+
+class Head(NamedTuple):
+    """What one query head reads, float64, and which pairs are visible."""
+
+    q: np.ndarray  # (seqlen_q, head_dim)
+    k: np.ndarray
+    v: np.ndarray
+    dout: np.ndarray
+    out: np.ndarray
+    lse: np.ndarray  # (seqlen_q,)
+    dlse: np.ndarray  # (seqlen_q,)
+    visible: np.ndarray  # bool (seqlen_q, seqlen_k)
+
+
+class Slope(NamedTuple):
+    """What a softcap multiplies dS with, 1 - tanh^2 of a score over the softcap, and how far it is off."""
+
+    exact: np.ndarray
+    error: np.ndarray
+
+
+class Weights(NamedTuple):
+    """P, exactly and between which ends the exponential leaves it, and how far the P that enters products is off; the
+    slope of the softcap where there is one."""
+
+    exact: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    stored_error: np.ndarray
+    slope: Slope | None
+
+
+def is_in_range(problem: AttentionProblem) -> bool:
+    """Whether every factor that any order makes of softmax_scale and softcap is a normal number of binary32."""
+    scale, cap = problem.softmax_scale, problem.softcap
+    factors = [scale, scale * LOG2_E]
+    if cap > 0:
+        factors += [cap, cap * LOG2_E, 2 / cap, scale / cap, 2 * scale * LOG2_E / cap]
+    return min(factors) >= FP32_MIN_NORMAL and max(factors) <= FP32_MAX
+
+
+def weights(problem: AttentionProblem, h: Head, model: BackwardModel) -> Weights:
+    """Steps B1, B2, B9 and B10."""
+    s, ds = kept(*row_products(h.q, h.k, model), model.scores, problem.softmax_scale)
+    factor = problem.softmax_scale * LOG2_E
+    x, dx, slope = factor * s, factor * (ds + FP32_MIN_NORMAL), None  # s may be flushed
+    roundings = _SCALE_ROUNDINGS + (model.exponent == "rounded")  # of the scaled score as well
+    if problem.softcap > 0:
+        dx = (dx + gamma(_SCALE_ROUNDINGS + _CAP_ROUNDINGS) * (np.abs(x) + dx) + FP32_MIN_NORMAL) * OUTWARD
+        x, dx, slope = _capped(x, dx, problem.softcap, model)
+    lse = (h.lse * LOG2_E)[:, None]
+    dx = dx + gamma(roundings) * (np.abs(x) + dx) + gamma(2) * np.abs(lse)
+    x = x - lse
+    dx = (dx + U_FP32 * (np.abs(x) + dx) + FP32_MIN_NORMAL * (4 + np.abs(s) + ds)) * OUTWARD
+    if model.forward == "own":
+        dx = _with_own_lse(x, dx, h.visible, model.exp_error)
+    low = np.where(x - dx < -126, 0.0, np.exp2(x - dx) * (1 - model.exp_error) / OUTWARD)
+    high = np.where(x + dx < -126, 0.0, np.exp2(x + dx) * (1 + model.exp_error) * OUTWARD)
+    exact, high = np.exp2(x), np.where(x + dx >= 128, np.inf, high)
+    down, up = (rounded(end, model.weight) for end in (low, high))
+    error = np.maximum(up - exact, exact - down)
+    if model.accumulator != "wgmma":
+        error = np.maximum(error, np.maximum(high - exact, exact - low))  # they may enter better than in that format
+    if model.forward == "own":  # and have been rounded in the scale of a running maximum, before the division
+        error = np.maximum(error, high - exact + model.weight.unit_roundoff * high + model.weight.min_subnormal)
+    return Weights(exact, low, high, error, slope)
+
+
+def _capped(
+    x: np.ndarray, dx: np.ndarray, softcap: float, model: BackwardModel
+) -> tuple[np.ndarray, np.ndarray, Slope]:
+    """Step B10: capped scores in log2 units, their error before they meet the softcap again, and the slope."""
+    unit = softcap * LOG2_E
+    tanhs = {model.tanh_error, 0.0} if model.scales == "any" else {model.tanh_error}
+    found = [softcap_error(x, dx, softcap, error) for error in tanhs]
+    capped, dx_capped = found[0][0], np.maximum.reduce([error for _, error in found])
+    tanh, error = np.abs(capped) / unit, dx_capped / unit
+    larger, smaller = np.minimum(tanh + error, 1.0), np.maximum(tanh - error, 0.0)
+    slope = 1.0 / np.square(np.cosh(x / unit))
+    error = np.maximum((larger - tanh) * (larger + tanh), (tanh - smaller) * (tanh + smaller))
+    error = error + U_FP32 * np.square(larger) + gamma(3) * (slope + error) + 2.0**-50
+    return capped, dx_capped, Slope(slope, error * OUTWARD)
+
+
+def _with_own_lse(x: np.ndarray, dx: np.ndarray, visible: np.ndarray, exp_error: float) -> np.ndarray:
+    """Step B9: the error of exponents in log2 units where the row sum is the kernel's own."""
+    keys = visible.sum(1, keepdims=True)
+    dx = (dx + 4 * U_FP32 * (np.abs(x) + dx + np.log2(np.maximum(keys, 1)))) * OUTWARD
+    more, less = (np.where(visible, np.exp2(x + sign * dx), 0).sum(1, keepdims=True) for sign in (1, -1))
+    of_sum = np.maximum(np.log2(more), -np.log2(less)) + 2.0**-44
+    own = -np.log2(1 - exp_error) - LOG2_E * np.log1p(-gamma(len(x[0]) + DIVISION)) if x.size else 0.0
+    return (dx + np.where(keys > 0, of_sum, 0) + own) * OUTWARD
+
+
+def kept(s: np.ndarray, ds: np.ndarray, form: str, scale: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """S or dP in the format that they are kept in between two products; S is rounded before and after its scaling."""
+    if form == "fp32":
+        return s, ds
+    fmt, roundings = FORMATS[form], 2 if scale else 1
+    ds = ds + gamma(roundings, fmt.unit_roundoff) * (np.abs(s) + ds)
+    ds = (ds + fmt.min_subnormal * (1 + 1 / scale if scale else 1)) * OUTWARD
+    return s, np.where((np.abs(s) + ds) * max(1, scale) > fmt.max_finite, np.nan, ds)
+
+
+def row_products(a: np.ndarray, b: np.ndarray, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
+    """Exact products of rows and the error of their sums; NaN beside operands that are not finite, and where a partial
+    sum may overflow.
+    """
+    finite_rows, finite_columns = (np.isfinite(x).all(axis=1, keepdims=True) for x in (a, b))
+    bad = np.logical_not(finite_rows & finite_columns.T)
+    a, b = (np.nan_to_num(x, posinf=0, neginf=0) for x in (a, b))
+    size, depth = np.abs(a) @ np.abs(b).T, a.shape[1]
+    bad |= size >= _LARGEST_SUM
+    if model.accumulator == "wgmma":
+        s, ds = score_error(a, b, model.core)
+    else:
+        s, ds = a @ b.T, gamma(depth + SCALED_OPERANDS, model.addition) * size * OUTWARD
+        ds = ds + 2 * depth * FP32_MIN_NORMAL * (size > 0)
+    ds = ds + depth * 2.0**-52 * size  # what float64 may lose in the truth
+    return np.where(bad, np.nan, s), np.where(bad, np.nan, ds)

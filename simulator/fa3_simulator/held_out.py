@@ -1,0 +1,61 @@
+"""How far off the simulator is for a kind of kernel: errors over timings that its model had not seen.
+
+Mean absolute errors of simulated over measured cycles on an H200, of every row with a program: forward
+reports/h200/simulator/schedules_2k_8k_*, reports/h200/speed/paper_grid (512, 2048 and 8192 keys), flash4 and decode;
+backward reports/h200/simulator/backward. A test computes them again from these files.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fa3_kernels.plan.config import Config
+from fa3_simulator.cta import AnyConfig
+
+
+class HeldOut(NamedTuple):
+    """Rows of a group and their mean absolute error, relative to the measured time."""
+
+    group: str
+    rows: int
+    error: float
+
+
+FORWARD = {
+    ("flash3", "bf16"): (43, 0.044),
+    ("flash3", "fp16"): (43, 0.036),
+    ("flash3", "e4m3"): (34, 0.075),
+    ("flash4", "fp16"): (12, 0.042),
+    ("gluon", "bf16"): (26, 0.036),
+    ("gluon", "fp16"): (110, 0.043),
+    ("gluon", "e4m3"): (122, 0.078),
+}
+BACKWARD = {"flash3": (63, 0.059), "gluon": (19, 0.136), "prototype": (25, 0.069)}
+
+
+def held_out(config: AnyConfig) -> HeldOut | None:
+    """The group of a configuration: kernel family and dtype, of a backward the family; None where nothing was timed.
+
+    >>> held_out(Config("e4m3")).rows
+    122
+    """
+    if isinstance(config, Config):
+        found = FORWARD.get((config.family, config.dtype))
+        return found and HeldOut(f"{config.family} {config.dtype}", *found)
+    found = BACKWARD.get(config.family)
+    return found and HeldOut(f"{config.family} backward", *found)
+
+
+def places(cycles: list[float], error: float) -> list[int]:
+    """Place of each of rising ``cycles``, from 1: what is within ``error`` of the first of a tie shares its place.
+
+    >>> places([100, 102, 104, 106], 0.03)
+    [1, 1, 3, 3]
+    """
+    found: list[int] = []
+    first = 0
+    for index, value in enumerate(cycles):
+        if value > cycles[first] * (1 + error):
+            first = index
+        found.append(first + 1)
+    return found

@@ -1,0 +1,44 @@
+"""What cutting the keys into parts costs beside the parts: partial sums in fp32, and a second launch that merges them.
+
+Of our kernel (:mod:`fa3_kernels.gluon.combine`): a CTA of four warps merges four rows, in three loops over the parts,
+of which ptxas takes four at a time: two over their lse, one over their rows with two loads under way. So a part costs
+about one latency of L2. FlashAttention-3's, which copies ahead, is assumed to cost no more and no less.
+"""
+
+from __future__ import annotations
+
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.plan import COMBINE_ROWS
+from fa3_reference.problem import AttentionProblem
+from fa3_simulator.machine import Machine
+
+PARTIAL_BYTES = 4
+
+
+def rows_of(problem: AttentionProblem) -> int:
+    """Rows of the output, of all heads and sequences."""
+    return problem.batch * problem.nheads * problem.seqlen_q
+
+
+def partial_bytes(problem: AttentionProblem, config: Config) -> int:
+    """What the parts write, and the merging kernel reads; 0 for keys in one piece."""
+    if config.num_splits == 1:
+        return 0
+    return rows_of(problem) * config.num_splits * (config.head_dim + 1) * PARTIAL_BYTES
+
+
+def merge_cycles(problem: AttentionProblem, config: Config, machine: Machine, clock_mhz: float) -> float:
+    """SM cycles from the end of the parts to that of the merged output; 0 for keys in one piece.
+
+    A launch, the latencies of one of its CTAs, which are resident together, and the partial sums through the ports of
+    the SMs: read from L2, and stored before with twice the bytes of O in 16 bits.
+    """
+    if config.num_splits == 1:
+        return 0.0
+    ctas = -(-rows_of(problem) // COMBINE_ROWS)
+    sms = min(ctas, machine["sms"])
+    waited = config.num_splits * machine["l2_latency_ns"] * clock_mhz / 1000
+    size = partial_bytes(problem, config)
+    read = size / (machine["l2_bytes_per_cycle"] * sms)
+    stored = size / 2 / (machine["store_bytes_per_cycle"] * machine["sms"])
+    return machine["launch_cycles"] + waited + read + stored

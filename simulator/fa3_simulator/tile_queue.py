@@ -1,0 +1,43 @@
+"""Tiles taken from a counter while a launch runs, as FlashAttention-3's persistent CTAs do under a causal mask.
+
+Upstream hopper/tile_scheduler.hpp, DynamicPersistentTileScheduler: as many heads at a time as have their K and V in
+32 MiB of L2, a power of two of heads of K and V; of those the last rows, which see most keys, first, head by head. The
+CTA that is free takes the next: a producer's warp adds to the counter a tile ahead, so that nobody waits for it. Our
+kernel's order is decided before the launch (:mod:`fa3_kernels.plan.tile_order`); dense tiles are alike.
+"""
+
+from __future__ import annotations
+
+from fa3_kernels.plan.config import Config
+from fa3_reference.problem import AttentionProblem
+from fa3_simulator.schedules import TileBlocks
+
+L2_BYTES = 32 * 2**20
+
+
+def takes_from_counter(problem: AttentionProblem, config: Config) -> bool:
+    """Whether CTAs take tiles while they run; of keys in parts every tile has a CTA of its own."""
+    is_dynamic = not config.traits.is_built_here and config.traits.tile_order == "longest first"
+    return is_dynamic and problem.causal and config.num_splits == 1
+
+
+def heads_at_a_time(problem: AttentionProblem, config: Config) -> int:
+    """Heads with tiles of their own whose K and V stay in L2 together.
+
+    >>> heads_at_a_time(AttentionProblem(1, 16, 16, 16384, 16384, 128, causal=True), Config(family="flash3"))
+    4
+    """
+    size = problem.seqlen_k * 2 * config.head_dim * config.bits // 8
+    of_keys = 1 << max(0, (L2_BYTES // size).bit_length() - 1)
+    return of_keys * (1 if config.pack_gqa else problem.group)
+
+
+def counter_order(tiles: list[TileBlocks], heads: int, at_a_time: int) -> list[TileBlocks]:
+    """Tiles of all heads in the order of the counter; ``tiles`` of one head are top to bottom.
+
+    >>> counter_order([TileBlocks(1), TileBlocks(2)], 3, 2)[:4]
+    [TileBlocks(blocks=2, masked=0), TileBlocks(blocks=2, masked=0), TileBlocks(blocks=1, masked=0), \
+TileBlocks(blocks=1, masked=0)]
+    """
+    sections = [min(at_a_time, heads - first) for first in range(0, heads, at_a_time)]
+    return [tile for some in sections for tile in reversed(tiles) if tile.blocks for _ in range(some)]

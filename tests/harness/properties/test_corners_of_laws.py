@@ -1,0 +1,112 @@
+"""Laws accept sound kernels in corners of what they promise, and released ones in the orders that these have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.candidates import Candidate, find
+from fa3verify.cases import Case
+from fa3verify.inputs.edits import Edit
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.policy import DEFAULT
+from fa3verify.properties import Trial, replay_trial
+from fa3verify.properties.law import Violation
+
+ONE: dict[str, Any] = {"batch": 1, "nheads": 1, "nheads_kv": 1, "head_dim": 64}
+QUANTISER = (
+    ("block_rows", 128), ("input_dtype", "fp16"), ("rotate", False), ("scale", "amax"), ("scope", "query_head"),
+    ("seed", 0), ("subtract_k_mean", False),
+)  # fmt: skip
+CORNERS = {
+    "dO V^T of a row without a key overflows": (
+        "rows_without_a_key_have_zero_dq", "twin.backward.bf16",
+        ONE | {"seqlen_q": 2, "seqlen_k": 1, "causal": True}, Recipe("huge", (("fraction", 1.0),), 0), (), {},
+    ),
+    "half of a subnormal gradient is rounded up to the least normal number": (
+        "gradients_follow_scaled_scores", "twin.backward.fp16",
+        {"batch": 2, "nheads": 2, "nheads_kv": 1, "seqlen_q": 1, "seqlen_k": 126, "head_dim": 64, "head_dim_v": 32},
+        Recipe("peaky", (("gain", 0.1),), 622988753106576503), (), {},
+    ),
+    "a query head of zeros beside one that is not": (
+        "descales_take_a_common_factor", "twin.quantize",
+        {"batch": 1, "nheads": 2, "nheads_kv": 1, "seqlen_q": 1, "seqlen_k": 1, "head_dim": 128},
+        Recipe("normal", (("std", 1.0),), 0, (Edit("constant_row", "q", 0, 0, 0, 0, 0, 0.0),)), QUANTISER,
+        {"exponent": 1},
+    ),
+    "FlashAttention-2 weighs splits by a rounded lse of thousands": (
+        "error_within_bound", "twin.flash2.fp16", ONE | {"seqlen_q": 1, "seqlen_k": 209, "head_dim": 128},
+        Recipe("positive", (("low", 38.0), ("width", 1.0)), 0), (), {},
+    ),
+    "the tutorial rescales where no maximum moved": (
+        "error_within_bound_on_long_rows", "twin.triton_tutorial.fp16", ONE | {"seqlen_q": 64, "seqlen_k": 2048},
+        Recipe("normal", (("std", 8.0),), 0), (), {},
+    ),
+    "FlashAttention-2 drops a split that is NaN from lse": (
+        "special_values_follow_policy", "twin.flash2.fp16",
+        ONE | {"seqlen_q": 1, "seqlen_k": 129, "head_dim": 128}, Recipe("normal", (("std", 1.0),), 0), (),
+        {"rule": "nan_in_key", "sequence": 0, "head": 0, "row": 0, "channel": 0},
+    ),
+}  # fmt: skip
+
+
+def _judged(corner: str, **declared: object) -> Violation | None:
+    law, kernel, shape, recipe, changes, parameters = CORNERS[corner]
+    candidate: Candidate = replace(find(kernel), twin=None, **declared)  # type: ignore[arg-type]
+    problem = AttentionProblem(dtype=candidate.dtype, **shape)  # type: ignore[arg-type]
+    trial = Trial(law, Case(kernel, problem, recipe, changes=changes, operation=candidate.operation), parameters)
+    return replay_trial(law, candidate, trial)
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_sound_kernels_pass_in_corners_of_a_law(corner):
+    assert _judged(corner) is None
+
+
+@pytest.mark.parametrize(
+    ("corner", "other"),
+    [
+        ("FlashAttention-2 weighs splits by a rounded lse of thousands", {"combine": "sum"}),
+        ("the tutorial rescales where no maximum moved", {"rescale": "always"}),
+    ],
+)
+def test_bound_needs_the_order_that_the_kernel_has(corner, other):
+    """What a family's order adds to the bound is needed: without it the sound kernel is outside."""
+    order = find(CORNERS[corner][1]).order or (lambda config: config.traits.kernel_model(config))
+
+    def misread(config):
+        model = order(config)
+        return replace(model, order=replace(model.order, **other))
+
+    violation = _judged(corner, order=misread)
+    assert violation is not None
+    assert "against float64" in violation.message
+
+
+def test_a_nan_in_a_split_reaches_the_lse_of_kernels_that_declare_nothing():
+    violation = _judged("FlashAttention-2 drops a split that is NaN from lse", policy=DEFAULT)
+    assert violation is not None
+    assert "lse" in violation.message
+
+
+def test_configurations_that_a_family_does_not_offer_are_not_judged():
+    """The twin of a kernel without splits would run them, in an order that nobody has."""
+    cudnn = find("twin.cudnn.fp16")
+    case = Case(cudnn.name, AttentionProblem(dtype="fp16", **ONE, seqlen_q=2, seqlen_k=129), Recipe("normal"))
+    trial = Trial("numeric_switches_stay_within_bound", case, {"change": "two_splits"})
+    with pytest.raises(ValueError, match="chooses nothing of a configuration"):
+        replay_trial(trial.law, cudnn, trial)
+    assert replay_trial(trial.law, replace(cudnn, fixes_config=False), trial) is not None
+
+
+def test_invisible_keys_are_not_judged_where_a_value_overflowed():
+    """0 times Inf is NaN in every row of a visited tile, as the table of special values says."""
+    problem = AttentionProblem(dtype="fp16", **ONE, seqlen_q=2, seqlen_k=2, causal=True)
+    scaled = Edit("scale_row", "v", 0, 1, 0, 0, 0, 4.0)
+    recipe = Recipe("cancelling_v", (("magnitude", 16445.0), ("residue", 1.0)), 0, (scaled,))
+    trial = Trial("invisible_keys_never_matter", Case("twin.fp16", problem, recipe), {"start": 1, "count": 1})
+    with pytest.raises(ValueError, match="V is not finite"):
+        replay_trial(trial.law, find("twin.fp16"), trial)
