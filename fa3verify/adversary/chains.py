@@ -61,7 +61,8 @@ def _cut_off(row: Row) -> None:
     q, fmt = colony.q[i], FORMATS[colony.island.dtype]
     sign = rng.choice([-1.0, 1.0]) if rng.random() < 0.7 else rng.choice([-1.0, 1.0], q.size)
     channels = rng.random(q.size) < rng.random() ** 0.5
-    if fmt.name == "e4m3" and (top := np.abs(colony.k[i]).max()) > 0:  # its range ends 2^17 below its largest number
+    is_narrow = fmt.name == "e4m3" and colony.island.is_chained  # its range ends 2^17 below its largest number
+    if is_narrow and (top := np.abs(colony.k[i]).max()) > 0:
         lift = np.exp2(np.floor(np.log2(fmt.max_finite / top)))
         colony.k[i], colony.q_descale[i] = colony.k[i] * lift, positive(colony.q_descale[i] / lift)
     for key in row.some()[:16]:
