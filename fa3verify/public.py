@@ -274,16 +274,20 @@ def tune(
     *,
     machine: Machine | str = "h200",
     clock_mhz: float | None = None,
-    pack_gqa: bool = False,
+    pack_gqa: bool | None = None,
     backward: bool = False,
     family: str = "flash3",
 ) -> list[Ranked]:
     """Simulate every tile and schedule that fits, and rank them, fastest first; what ``fa3verify tune`` does.
 
+    Where tiles are fewer than SMs the keys are cut into parts too (``config.num_splits``).
+
     Parameters
     ----------
-    problem, machine, clock_mhz, pack_gqa, backward
+    problem, machine, clock_mhz, backward
         As in :func:`simulate`.
+    pack_gqa : bool, optional
+        Forward schedules with the heads of a group packed, or without; both by default.
     family : str
         Whose schedules (:data:`fa3_kernels.plan.traits.FAMILIES`): flash3 are all that CUTLASS can build.
 

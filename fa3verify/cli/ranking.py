@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 import rich_click as click
@@ -22,7 +23,11 @@ def csv_of(found: Sequence[Mapping[str, Any]]) -> str:
     from fa3verify.files import csv_text
 
     lines = [figures | row for figures in map(dict, found) for row in figures["ranked"]]
-    return csv_text(CSV_COLUMNS, ([line[column] for column in CSV_COLUMNS] for line in lines))
+    return csv_text(CSV_COLUMNS, ([_cell(line[column]) for column in CSV_COLUMNS] for line in lines))
+
+
+def _cell(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _binds(row: Mapping[str, Any]) -> str:
@@ -133,16 +138,18 @@ def print_changes(figures: Mapping[str, Any], first: Mapping[str, Any], machines
     widest = sorted(differing, key=lambda name: -abs(differing[name][0] / (differing[name][1] or 1) - 1))
     constants = ", ".join(f"{name} {here[name]:g} ({there[name]:g})" for name in widest[:NAMED])
     best, other = figures["ranked"][0], first["ranked"][0]
-    click.echo(f"{here.name} beside {there.name}: {len(differing)} other constants, above all {constants}")
-    click.echo(
-        f"  first choice {_choice(best)}, {best['cycles'] / other['cycles']:.3f} times the cycles of "
-        f"{_choice(other)} there"
+    _wrapped(f"{here.name} beside {there.name}: {len(differing)} other constants, above all {constants}")
+    _wrapped(
+        f"first choice {_choice(best)}, {best['cycles'] / other['cycles']:.3f} times the cycles of {_choice(other)} on "
+        f"the {there.name}"
     )
     same = [row for row in figures["ranked"] if _choice(row) == _choice(other)]
     if same and same[0] is not best:
-        click.echo(
-            f"  {_choice(other)} is at place {same[0]['place']} here, {same[0]['cycles'] / best['cycles'] - 1:+.1%}"
-        )
+        _wrapped(f"{_choice(other)} is at place {same[0]['place']}, {same[0]['cycles'] / best['cycles'] - 1:+.1%}")
+
+
+def _wrapped(text: str) -> None:
+    click.echo(fill(text, 80, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _choice(row: Mapping[str, Any]) -> str:

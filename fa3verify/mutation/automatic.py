@@ -20,8 +20,11 @@ from fa3verify.mutation import edits, examine, reach
 from fa3verify.mutation.edits import Mutant
 from fa3verify.mutation.equivalence import EQUIVALENT
 
-# Ours in fp16 and e4m3, the quantiser, our backward, and the family whose softmax differs most from ours.
-KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.flash3.dew.backward.fp16", "twin.flash3.dew.fp16")
+# Ours in fp16 and e4m3, the quantiser, both backwards, and the family whose softmax differs most from ours.
+KERNELS = (
+    "twin.fp16", "twin.e4m3", "twin.quantize", "twin.flash3.dew.backward.fp16", "twin.backward.fp16",
+    "twin.flash3.dew.fp16",
+)  # fmt: skip
 Status = Literal["caught", "equivalent", "missed", "not finished"]
 
 

@@ -80,9 +80,10 @@ class Cta:
         short = self.exact((TileBlocks(SHORT),))
         total = short - self.one_more(TileBlocks(SHORT), SHORT)  # start and end
         for tile, count in Counter(tiles).items():
-            some, more = (self.one_more(tile, min(tile.blocks, blocks)) for blocks in (SHORT, LONG))
-            slope = (more - some) / max(1, min(tile.blocks, LONG) - min(tile.blocks, SHORT))
-            total = total + count * (more + slope * (tile.blocks - min(tile.blocks, LONG)))
+            more = self.one_more(tile, min(tile.blocks, LONG))
+            if tile.blocks > LONG:
+                more = more + (more - self.one_more(tile, SHORT)) / (LONG - SHORT) * (tile.blocks - LONG)
+            total = total + count * more
         return Cycles(*total.tolist())
 
     def alone(self, tile: TileBlocks) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS, slot_threads
 from fa3_kernels.plan.barriers import NamedBarrier as NamedBarrierId
@@ -34,6 +35,7 @@ class Resources:
     together: NamedBarrier  # O of all consumers is in V's memory
 
 
+@lru_cache(maxsize=64)
 def resources_of(config: Config) -> Resources:
     s, stages, q_stages = config, config.num_stages, config.query_slots
     named = s.traits.named_rings

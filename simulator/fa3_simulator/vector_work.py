@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_simulator.program import Work
@@ -39,7 +42,8 @@ def other_work(config: Config) -> Work:
     return Work("addresses", 1, other=count)
 
 
-def softmax_work(config: Config) -> dict[str, Work]:
+@lru_cache(maxsize=64)
+def softmax_work(config: Config) -> Mapping[str, Work]:
     """Vector work of one key block and one warp of a consumer (16 rows).
 
     ptxas mixes exponentials, sums, conversion and rescaling, so that the special-function unit binds: "rest" is all of
