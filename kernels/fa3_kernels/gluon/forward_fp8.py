@@ -174,7 +174,7 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
     head_dim: gl.constexpr = len(o) * o[0].shape[1]
     scores_first: gl.constexpr = p.v.overlap and len(words) == 1 and head_dim <= 128
     # Warpgroups that hand on the turn when their GEMMs are started run 0.18 of a step apart, their softmaxes in each
-    # other's way. Held until the maxima are known, it keeps them almost half a step apart: 849 and 940 TFLOP/s (16k, H200).
+    # other's way. Held until the maxima are known, it keeps them half a step apart: 849 and 940 TFLOP/s at 16k keys.
     holds_turn: gl.constexpr = scores_first and len(o) > 1
     at_step(p, step)
     is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
