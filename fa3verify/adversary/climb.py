@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,31 +13,70 @@ PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony start
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """An individual as JSON, its error over bound when judged alone, and the count of problems at which it was met."""
+    """An input as JSON, its figure when judged alone, and the count of problems at which it was met."""
 
-    ratio: float
+    value: float
     problems: int
-    individual: dict[str, Any]
+    content: dict[str, Any]
 
 
 @dataclass(slots=True)
 class Findings:
     """What a search has met.
 
-    ``best`` has the largest ratio of everything that is recorded, ``violations`` the first beyond the limit of every
-    cause; ``above_1`` counts outputs beyond it.
+    ``best`` has the largest figure of everything that is recorded, ``curve`` every rise of one as (problems, CPU
+    seconds, name, figure), ``violations`` the first input beyond the limit of every cause; ``above_1`` counts outputs
+    beyond it. A problem is one query with keys of its own, or a whole case where cases are drawn. ``cpu_s`` is 0 where
+    nobody takes the time.
     """
 
     problems: int = 0
     generations: int = 0
     restarts: int = 0
     above_1: int = 0
+    cpu_s: float = 0.0
     best: dict[str, Find] = field(default_factory=dict)
     violations: dict[str, Find] = field(default_factory=dict)
+    curve: list[tuple[int, float, str, float]] = field(default_factory=list)
 
     def height(self, name: str) -> float:
-        """The largest ratio that is recorded under a name, 0 where there is none."""
-        return self.best[name].ratio if name in self.best else 0.0
+        """The largest figure that is recorded under a name, 0 where there is none."""
+        return self.best[name].value if name in self.best else 0.0
+
+    def meet(self, name: str, value: float, content: Callable[[], dict[str, Any]]) -> None:
+        """Keep an input if it is the first under a name, or better than all before."""
+        if name not in self.best or value > self.best[name].value:
+            self.best[name] = Find(value, self.problems, content())
+            self.curve.append((self.problems, round(self.cpu_s, 3), name, value))
+
+    def add(self, later: Findings) -> None:
+        """Go on with what another search met."""
+        for problems, at_s, name, value in later.curve:
+            if name not in self.best or value > self.best[name].value:
+                self.curve.append((self.problems + problems, round(self.cpu_s + at_s, 3), name, value))
+        for name, find in later.best.items():
+            if name not in self.best or find.value > self.best[name].value:
+                self.best[name] = replace(find, problems=self.problems + find.problems)
+        self.violations = later.violations | self.violations
+        for name in ("problems", "generations", "restarts", "above_1", "cpu_s"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+
+    @property
+    def largest(self) -> Find | None:
+        """The best input of all; None where nothing was met."""
+        return max(self.best.values(), key=lambda find: find.value, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Findings:
+        """Read what :meth:`to_json` wrote."""
+        found = cls(**values)
+        found.best = {name: Find(**each) for name, each in values["best"].items()}
+        found.violations = {name: Find(**each) for name, each in values["violations"].items()}
+        found.curve = [tuple(point) for point in values["curve"]]
+        return found
 
 
 class Chances:

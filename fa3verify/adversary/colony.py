@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from fa3_reference.bounds.device import FP32_MAX
 from fa3_reference.bounds.steps import LOG2_E
 from fa3_reference.formats import FORMATS, decode
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3verify.adversary.islands import Island, island_of
+from fa3verify.adversary.islands import Island
 
 FP32_LEAST = 2.0**-149
 
@@ -73,7 +74,7 @@ class Colony:
         def descale(gain: float, count: int) -> np.ndarray:
             return np.full(count, 1 / gain if is_fp8 else 1.0, np.float32)
 
-        softcap = float(rng.uniform(2, 50)) if island.softcap else 0.0
+        softcap = float(np.exp2(rng.uniform(-6, 6))) if island.softcap else 0.0
         scale = (1.0 if is_fp8 else 2.0) * island.width**-0.5
         return cls(
             island,
@@ -146,8 +147,7 @@ class Colony:
         environment, fmt = self.environment, FORMATS[self.island.dtype]
         operands = {"q": self.q[row], "k": self.k[row], "v": self.v[column]}
         return {
-            "dtype": self.island.dtype,
-            "island": self.island.name,
+            "island": asdict(self.island),
             "row": row,
             "column": column,
             "softmax_scale": environment.softmax_scale,
@@ -158,21 +158,16 @@ class Colony:
         } | {name: x.astype(fmt.dtype).view(fmt.bits_dtype).tolist() for name, x in operands.items()}
 
 
-def individual(values: dict[str, Any], island: Island | None = None) -> tuple[Colony, int, int]:
+def individual(values: Mapping[str, Any]) -> tuple[Colony, int, int]:
     """Return an individual of :meth:`Colony.to_json` in its place, its row and its column.
-
-    Parameters
-    ----------
-    island : Island, optional
-        Its own, where it is none of :data:`fa3verify.adversary.islands.ISLANDS`.
 
     Raises
     ------
     ValueError
-        For an unknown island or values that do not fit it.
+        For an island that is none, or values that do not fit it.
     """
     try:
-        island = island or island_of(values["dtype"], values["island"])
+        island = Island(**values["island"])
         row, column = int(values["row"]), int(values["column"])
         colony = Colony.normal(island, np.random.default_rng(0)).alone(row, column)
         for target, name in ((colony.q[row], "q"), (colony.k[row], "k"), (colony.v[column], "v")):

@@ -84,10 +84,10 @@ class Search(Climb):
         """Breed, judge and select once."""
         guide = Guide.of(self.parents)
         colony, tried = self.parents, ([], [])
-        moved = False
+        moved, leads = False, self.island.softcap and not self.island.is_chained
         if not self.is_new:
             colony, tried = self._offspring(guide)
-            moved = bool(self.rng.random() < (0.5 if self.wild else 0.2))
+            moved = bool(self.rng.random() < (0.5 if self.wild or leads else 0.2))
             if moved:
                 with np.errstate(all="ignore"):
                     surroundings.mutate(colony, self.step, self.wild, self.rng)
@@ -183,8 +183,8 @@ class Search(Climb):
         lone = colony.alone(row, column)
         ratio = self.judge.published(lone, name)
         alone = float(ratio[row, column] if ratio.ndim == 2 else ratio[row])
-        if self.found.height(name) < alone < np.inf:
-            self.found.best[name] = Find(alone, self.found.problems, lone.to_json(row, column))
+        if 0 < alone < np.inf:
+            self.found.meet(name, alone, lambda: lone.to_json(row, column))
 
     def _violation(self, colony: Colony, row: int, column: int) -> None:
         cause = cause_of(colony, row, column)

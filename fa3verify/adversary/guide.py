@@ -28,7 +28,8 @@ class Guide:
     ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the
     island. ``rounding`` is what rounding to P's format, or a flush to zero, takes from a weight, 0 where the weight is
     such a number but for its error. ``lse_error`` and ``inverse`` (problems,) are the error of lse and the factor that
-    takes sums of ``stored`` weights to the output, as they would be without splits.
+    takes sums of ``stored`` weights to the output, as they would be without splits. ``cap`` is the softcap in log2
+    units, 0 for none.
     """
 
     scores: np.ndarray
@@ -39,6 +40,7 @@ class Guide:
     visible: np.ndarray
     lse_error: np.ndarray
     inverse: np.ndarray
+    cap: float
 
     @classmethod
     def of(cls, colony: Colony, visible: np.ndarray | None = None) -> Guide:
@@ -57,12 +59,14 @@ class Guide:
             error = np.abs(lse - (top - offset + np.log2(weights.sum(1))) / LOG2_E)
             inverse = mufu.rcp(row_sum) * np.exp2(top - offset - last)
             lost = np.where((stored == 0) | (scale < _FLUSHED), weights, scale * lost)
-            return cls(exact, top, weights, scale * stored, lost, visible, error, inverse)
+            cap = colony.environment.softcap * LOG2_E if colony.island.softcap else 0.0
+            return cls(exact, top, weights, scale * stored, lost, visible, error, inverse, cap)
 
     @property
     def lse_errors(self) -> np.ndarray:
         """The errors of lse beside what they grow with."""
-        return self.lse_error / (4.0 + np.abs(self.top))
+        below_cap = np.maximum(self.cap - self.top, 0.0) if self.cap else 0.0  # tanh is 1 less what ex2 and rcp give
+        return self.lse_error / (4.0 + np.abs(self.top) + 4 * below_cap)
 
     def relative_errors(self, v: np.ndarray) -> np.ndarray:
         """What a channel of V, (keys,) or one of every row, may err by in each row, relative to sum P |v|."""

@@ -62,6 +62,12 @@ class Island:
         return self.rows * self.width
 
     @property
+    def is_chained(self) -> bool:
+        """Whether scores are sums of so many products that what the tensor core cuts decides their errors, of which
+        the guide knows nothing."""
+        return self.width > 4
+
+    @property
     def problems(self) -> int:
         """Rows of all batches."""
         return self.batch * self.rows

@@ -87,8 +87,14 @@ TWIN = Twin()
 class Judge(Protocol):
     """What makes one individual better than another: a search climbs it, and keeps the largest."""
 
-    objectives: ClassVar[Objectives]
-    records: ClassVar[tuple[str, ...]]
+    @property
+    def objectives(self) -> Objectives: ...
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """What is kept the largest of."""
+        ...
+
     limit: ClassVar[float]
 
     def __call__(self, colony: Colony, guide: Guide | None = None) -> Verdict:
@@ -109,15 +115,17 @@ class ErrorOverBound:
     bound : callable
         A function like :func:`fa3_reference.bounds.forward.forward_bound`.
     kernel : Kernel
+    objectives, records : tuple
+        What climbs, in turn, and what is kept the largest of.
     """
 
     bound: Bound = forward_bound
     kernel: Kernel = TWIN
-    objectives: ClassVar[Objectives] = (
+    objectives: Objectives = (
         *(("out", True), ("rest", False), ("lse", True)),
         *(("out", False), ("rest", True), ("lse", False)),
     )
-    records: ClassVar[tuple[str, ...]] = ("out", "rounded", "lse")
+    records: tuple[str, ...] = ("out", "rounded", "lse")
     limit: ClassVar[float] = 1.0
 
     def __call__(self, colony: Colony, guide: Guide | None = None) -> Verdict:

@@ -20,7 +20,7 @@ from fa3verify.adversary.gradients.search import replay as replay_gradients
 from fa3verify.adversary.judge import Bound, judge, judge_rounded
 from fa3verify.operations import FORWARD
 
-SCHEMA = "fa3verify.adversary/1"
+SCHEMA = "fa3verify.adversary/2"
 CHUNK = 20_000  # problems of one process's task: islands are searched by several seeds where more are wanted
 RATIOS = ("out", "rounded", "lse")  # before and after the output's last rounding, and of LSE
 
@@ -171,7 +171,7 @@ def _merged_dtype(results: list[tuple[dict[str, Any], dict[str, Any]]], names: t
         for island in dict.fromkeys(task["name"] for task, _ in results)
     }
     totals = {key: sum(island[key] for island in islands.values()) for key in ("problems", "generations", "restarts")}
-    ratios = {name: max(island["best"][name]["ratio"] for island in islands.values()) for name in names}
+    ratios = {name: max(island["best"][name]["value"] for island in islands.values()) for name in names}
     return totals | {
         "above_1": sum(island["above_1"] for island in islands.values()),
         "ratio": ratios,
@@ -182,8 +182,8 @@ def _merged_dtype(results: list[tuple[dict[str, Any], dict[str, Any]]], names: t
 def _merged(results: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, Any]:
     """Findings of one island under several seeds; counts of problems at a find are of its own seed."""
     totals = {key: sum(r[key] for r in results) for key in ("problems", "generations", "restarts", "above_1")}
-    none = {"ratio": 0.0, "problems": 0, "individual": None}
-    best = {name: max((r["best"].get(name, none) for r in results), key=lambda find: find["ratio"]) for name in names}
+    none = {"value": 0.0, "problems": 0, "content": None}
+    best = {name: max((r["best"].get(name, none) for r in results), key=lambda find: find["value"]) for name in names}
     violations: dict[str, Any] = {}
     for result in results:
         violations = result["violations"] | violations
@@ -205,10 +205,10 @@ def replay_file(path: Path) -> list[tuple[str, str, dict[str, float]]]:
         breed = BREEDS[body.get("operation", FORWARD)]  # older files are of the forward
         islands = [(dtype, *i) for dtype, part in body["dtypes"].items() for i in part["islands"].items()]
         finds = [
-            (f"{dtype} {name} {what}", str(find["ratio"]), find["individual"])
+            (f"{dtype} {name} {what}", str(find["value"]), find["content"])
             for dtype, name, island in islands
             for what, find in (*island["best"].items(), *island["violations"].items())
-            if find["individual"] is not None
+            if find["content"] is not None
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of fa3verify adversary: {error}") from None

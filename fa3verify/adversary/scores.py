@@ -9,10 +9,11 @@ import numpy as np
 
 from fa3_reference.bounds.steps import LOG2_E
 from fa3_reference.formats import FORMATS
+from fa3verify.adversary import chains
 from fa3verify.adversary.colony import Colony, positive, rounded
 from fa3verify.adversary.guide import Guide, some_keys, worst_exponents, worst_sums
 
-VARIANTS, VARIANTS_WIDTH = 32, 4  # nudges that are compared, and the channels of a row from which on they are not
+VARIANTS = 32  # nudges that are compared
 
 
 @dataclass(slots=True)
@@ -47,6 +48,9 @@ class Row:
         return self.colony.island.config.p_offset_log2
 
     def some(self) -> np.ndarray:
+        """Some keys, or those of the largest weights."""
+        if self.rng.random() < 0.2:
+            return np.argsort(-self.exact)[: self.rng.integers(1, 5)]
         return some_keys(self.keys, self.colony.island.tile_n, self.rng)
 
     def write(self, keys: np.ndarray, log2_scores: np.ndarray) -> None:
@@ -132,8 +136,8 @@ def _worst_sum(row: Row) -> None:
 def _screened(row: Row) -> None:
     """The best of many nudges, by what the guide expects of their errors."""
     rng, colony, keys = row.rng, row.colony, row.some()
-    if colony.q.shape[1] > VARIANTS_WIDTH:
-        return _nudge(row)
+    if colony.island.is_chained:
+        return chains.screened(row)
     steps = np.exp2(rng.uniform(-20, 1, (VARIANTS, 1)))
     moved = (rng.random((VARIANTS, keys.size)) < rng.random((VARIANTS, 1))) * rng.standard_normal((VARIANTS, keys.size))
     k = np.repeat(colony.k[row.index][None], VARIANTS, axis=0)
@@ -150,19 +154,6 @@ def _screened(row: Row) -> None:
     errors = guide.lse_errors if row.v is None else guide.relative_errors(row.v)
     best = int(np.nan_to_num(errors, posinf=0.0).argmax())
     colony.k[row.index], colony.q_descale[row.index] = k[best], q_descale[best]
-
-
-def _cut_off(row: Row) -> None:
-    """Products of a chain just too small for the alignment of the largest one: each is lost, whole or in part."""
-    colony, i, rng = row.colony, row.index, row.rng
-    q, align = colony.q[i], 13 if colony.island.dtype == "e4m3" else 25
-    sign = rng.choice([-1.0, 1.0]) if rng.random() < 0.7 else rng.choice([-1.0, 1.0], q.size)
-    channels = (rng.random(q.size) < rng.random()) & (q != 0)
-    for key in row.some()[:16]:
-        products = np.abs(q * colony.k[i, key])
-        small = channels & (products < products.max())
-        unit = np.exp2(np.floor(np.log2(products.max())) - align + rng.integers(0, 3))
-        colony.k[i, key, small] = rounded(sign * unit * (1 - 2.0**-9) / q, colony.island.dtype)[small]
 
 
 def _crumbs(row: Row) -> None:
@@ -188,54 +179,12 @@ def _ladder(row: Row) -> None:
 def _codes(row: Row) -> None:
     """Neighbouring codes, signs and exponents of single elements of Q or K."""
     colony, rng = row.colony, row.rng
-    target = colony.q[row.index] if rng.random() < 0.3 else colony.k[row.index][rng.integers(row.keys)]
+    target = colony.q[row.index] if rng.random() < 0.3 else colony.k[row.index][rng.choice(row.some())]
     chosen = rng.random(target.shape) < max(rng.random() ** 2, 1 / target.size)
     kind = rng.integers(4)
     factor = (1 + rng.choice([-1, 1], target.shape) * FORMATS[colony.island.dtype].epsilon, -1.0,
               np.exp2(rng.integers(-4, 5, target.shape)), rng.uniform(0.5, 2, target.shape))[kind]  # fmt: skip
     target[...] = np.where(chosen, rounded(target * factor, colony.island.dtype), target)
-
-
-def _full_fractions(row: Row) -> None:
-    """Q and K whose products end in ones, so that truncation costs the most."""
-    colony, i = row.colony, row.index
-    fmt = FORMATS[colony.island.dtype]
-    for x in (colony.q[i], colony.k[i][row.some()]):
-        exponent = np.floor(np.log2(np.maximum(np.abs(x), fmt.min_normal)))
-        full = np.exp2(exponent) * (2 - fmt.epsilon * row.rng.integers(1, 4, x.shape))
-        x[...] = np.where(x == 0, 0.0, np.copysign(full, x))
-    colony.k[i] = rounded(colony.k[i], colony.island.dtype)
-
-
-def _spread_exponents(row: Row) -> None:
-    """Products of one chain far apart in size, so that the small ones are cut off."""
-    colony, i, rng = row.colony, row.index, row.rng
-    width, dtype = colony.q.shape[1], colony.island.dtype
-    keys, depth = row.some(), rng.uniform(0, 30)
-    gaps = np.where(rng.random(width) < rng.random(), np.exp2(-np.round(rng.uniform(0, depth, width))), 1.0)
-    if rng.random() < 0.5:
-        colony.q[i] = rounded(colony.q[i] * gaps, dtype)
-    else:
-        colony.k[i][keys] = rounded(colony.k[i][keys] * gaps, dtype)
-
-
-def _one_sign(row: Row) -> None:
-    """Products of one sign, or cancelling ones, in a row of several channels."""
-    colony, i, rng = row.colony, row.index, row.rng
-    keys = row.some()
-    signs = np.sign(colony.q[i]) * (1 if rng.random() < 0.5 else rng.choice([-1, 1], colony.q.shape[1]))
-    colony.k[i][keys] = np.abs(colony.k[i][keys]) * signs
-
-
-def _cancel(row: Row) -> None:
-    """Take a score back to about zero, or to another key's, by its last channel: what was lost remains."""
-    colony, i, rng = row.colony, row.index, row.rng
-    last = rng.integers(colony.q.shape[1])
-    keys, q = row.some(), colony.q[i, last]
-    if q != 0:
-        wanted = row.scores[rng.integers(row.keys)] / colony.factors[i, keys] if rng.random() < 0.5 else 0.0
-        rest = colony.k[i][keys] @ colony.q[i] - colony.k[i][keys, last] * q
-        colony.k[i][keys, last] = rounded((wanted - rest) / q, colony.island.dtype)
 
 
 def _size(row: Row) -> None:
@@ -251,5 +200,5 @@ def _size(row: Row) -> None:
 
 MUTATIONS: tuple[Callable[[Row], None], ...] = (
     *(_nudge, _shift, _equal, _sink, _vanish, _weigh, _worst_exponents, _worst_sum, _codes, _size),
-    *(_screened, _screened, _crumbs, _ladder, _cut_off, _full_fractions, _spread_exponents, _one_sign, _cancel),
+    *(_screened, _screened, _crumbs, _ladder, *chains.MUTATIONS),
 )

@@ -34,9 +34,15 @@ def _scale(colony: Colony, step: float, rng: np.random.Generator) -> None:
 
 
 def _screened(colony: Colony, step: float, rng: np.random.Generator) -> None:
-    """The best of many factors of the scores, by what the guide expects of the errors of lse."""
-    factors = np.exp2(np.exp2(rng.uniform(-20, 0, 16)) * rng.standard_normal(16))
-    choices = [replace(colony.environment, softmax_scale=_scaled(colony.environment.softmax_scale, f)) for f in factors]
+    """The best of many factors of scores or softcap, or of both, by what the guide expects of the errors of lse.
+
+    Where both grow alike tanh stays as it is, and what changes are the roundings of its unit.
+    """
+    environment, choices = colony.environment, []
+    for factor in np.exp2(np.exp2(rng.uniform(-20, 0, 16)) * rng.standard_normal(16)):
+        of_scale, of_softcap = ((factor, 1.0), (1.0, factor), (factor, factor))[rng.integers(3)]
+        scale, softcap = _scaled(environment.softmax_scale, of_scale), environment.softcap
+        choices.append(replace(environment, softmax_scale=scale, softcap=softcap and _scaled(softcap, of_softcap)))
     errors = [np.nan_to_num(Guide.of(replace(colony, environment=e)).lse_errors, posinf=0.0).max() for e in choices]
     colony.environment = choices[int(np.argmax(errors))]
 
@@ -116,6 +122,7 @@ def mutate(colony: Colony, step: float, wild: bool, rng: np.random.Generator) ->
     """Change one shared thing; ``wild`` ones by as much as binary32 has room for."""
     island = colony.island
     tame: list[Mutation] = [_scale, _screened, *[_softcap] * island.softcap, *[_descale] * (island.dtype == "e4m3")]
+    tame += [_screened] * 2 * (island.softcap and not island.is_chained)
     far: list[Mutation] = [_far_scale, _far_values, _exchange, _exchange, *[_far_softcap] * island.softcap]
     far += [_far_descale, *[_apart] * 2 * (island.descales > 1)] * (island.dtype == "e4m3")
     for _ in range(1 + int(wild and rng.random() < 0.3)):

@@ -36,7 +36,7 @@ def write(outcomes: list[Outcome], out: Path) -> list[dict[str, Any]]:
     for dtype, part in body["dtypes"].items():
         for name, island in part["islands"].items():
             failures += [
-                (f"twin.{dtype}", f"adversary {name}", f"error / bound {find['ratio']:.4g}, {cause}; see {FILE}")
+                (f"twin.{dtype}", f"adversary {name}", f"error / bound {find['value']:.4g}, {cause}; see {FILE}")
                 for cause, find in island["violations"].items()
             ]
     return [finding(kernel, what, text or "") for kernel, what, text in failures]

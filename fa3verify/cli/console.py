@@ -322,7 +322,7 @@ def print_adversary(body: dict[str, Any], columns: str, out: Path, *, quiet: boo
             []
             if quiet
             else [
-                (name, island, [f["ratio"] for f in island["best"].values()])
+                (name, island, [f["value"] for f in island["best"].values()])
                 for name, island in part["islands"].items()
             ]
         )
@@ -333,7 +333,7 @@ def print_adversary(body: dict[str, Any], columns: str, out: Path, *, quiet: boo
             console.print(line, soft_wrap=True, highlight=False)
         for name, island in part["islands"].items():
             for cause, find in island["violations"].items():
-                console.print(f"[red]FAIL[/red] {dtype} {name}: error / bound {find['ratio']:.4g}, {cause}")
+                console.print(f"[red]FAIL[/red] {dtype} {name}: error / bound {find['value']:.4g}, {cause}")
     console.print(f"columns: {columns}", highlight=False)
     console.print(f"written to {escape(str(out))}", soft_wrap=True, highlight=False)
 

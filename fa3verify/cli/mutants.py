@@ -10,7 +10,7 @@ from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, OK, one_line_errors
 
-KINDS = ("museum", "grid", "automatic", "sound")
+KINDS = ("museum", "uncommon", "grid", "automatic", "sound")
 
 
 @click.command(epilog=EPILOG)
@@ -30,10 +30,11 @@ KINDS = ("museum", "grid", "automatic", "sound")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
 @click.option("--quiet", is_flag=True, help="Print the sums only.")
 def mutants(kinds: tuple[str, ...], **options: Any) -> None:
-    """Plant mistakes in our twins and count which the suite finds; KINDS are museum, grid, automatic, by default all.
+    """Plant mistakes in our twins and count which the suite finds; KINDS are by default all.
 
-    museum: bugs that attention kernels were released with. grid: the faults of a table over lengths and inputs, judged
-    by our rules and by those of other projects. automatic: mutants of the twins' source, each in a process of its own.
+    museum: bugs that attention kernels were released with. uncommon: bugs that only rare inputs show. grid: the faults
+    of a table over lengths and inputs, judged by our rules and by those of other projects. automatic: mutants of the
+    twins' source, each in a process of its own.
     sound: twins of different orders as they are, in which whatever is found is a false alarm. Results are in OUT as csv
     and Markdown; a stopped campaign over automatic mutants goes on from what it has. Exit code 1 if anything was
     missed, or a sound kernel found wrong.

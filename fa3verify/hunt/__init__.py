@@ -4,8 +4,8 @@
 any forward kernel what :mod:`fa3verify.adversary` evolves, and ``run`` shares a budget among processes.
 """
 
+from fa3verify.adversary.climb import Find, Findings
 from fa3verify.hunt.objectives import Difference, Objective, OverBaseline, Ratio
 from fa3verify.hunt.run import hunt
-from fa3verify.hunt.search import Best, Found
 
-__all__ = ["Best", "Difference", "Found", "Objective", "OverBaseline", "Ratio", "hunt"]
+__all__ = ["Difference", "Find", "Findings", "Objective", "OverBaseline", "Ratio", "hunt"]

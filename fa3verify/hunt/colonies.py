@@ -53,23 +53,24 @@ def over_bound(candidate: Candidate) -> Judge:
         limit = forward_bound(problem, operands, model)
         return ErrorBound(**freed(candidate.policy, problem, limit._asdict(), math.inf))
 
-    return ErrorOverBound(bound, Hunted(candidate))
+    objectives = ("out", True), ("lse", False), ("lse", True), ("out", False), ("lse", True), ("lse", False)
+    return ErrorOverBound(bound, Hunted(candidate), objectives, ("out", "lse"))
 
 
 @dataclass(frozen=True, slots=True)
 class DifferenceOfColonies:
     """How far two forward kernels are apart on every individual.
 
-    What climbs is the difference before the last rounding, which has a slope where stored outputs agree; what is kept
-    and told is that of stored outputs.
+    What climbs, ``rest``, is the difference before the last rounding, which has a slope where stored outputs agree;
+    what is kept and told, ``out``, is that of stored outputs.
     """
 
     kernel: Hunted
     other: Hunted
     objective: Difference
     bound: Bound = forward_bound
-    objectives: ClassVar[Objectives] = (("out", True), ("lse", True), ("out", False), ("lse", False))
-    records: ClassVar[tuple[str, ...]] = ("rounded", "lse")
+    objectives: Objectives = (("rest", True), ("lse", True), ("rest", False), ("lse", False))
+    records: tuple[str, ...] = ("out", "lse")
     limit: ClassVar[float] = math.inf
 
     def __call__(self, colony: Colony, guide: Guide | None = None) -> Verdict:
@@ -88,15 +89,8 @@ class DifferenceOfColonies:
             size = truth_error(colony, lse.reshape(-1))[0]
             relative = np.log2(limit.out.reshape(rows, -1) / size)
             slope, told = (np.where(np.isnan(x), np.inf, x).reshape(rows, -1) for x in (slope, told))
-            return Verdict(
-                np.maximum(slope, told),
-                told,
-                lse.reshape(-1),
-                slope,
-                relative,
-                relative,
-                np.log2(limit.lse).reshape(-1),
-            )
+            climbs, lse_bound = np.maximum(slope, told), np.log2(limit.lse).reshape(-1)
+            return Verdict(told, told, lse.reshape(-1), climbs, relative, relative, lse_bound)
 
     def published(self, colony: Colony, name: str) -> np.ndarray:
         return getattr(self(colony), name)

@@ -15,10 +15,10 @@ from fa3verify.properties.trials import LONG, Wanted
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """One place: an island, or what cases are wanted."""
+    """One place: islands, which share what is searched, or what cases are wanted."""
 
     name: str
-    island: Island | None = None
+    islands: tuple[Island, ...] = ()
     wanted: Wanted = field(default_factory=Wanted)
 
 
@@ -32,8 +32,7 @@ _SHAPES: tuple[dict[str, Any], ...] = (
     {"name": "softcap", "keys": 64, "softcap": True},
     {"name": "causal", "keys": 160, "causal": True},
 )
-# Rows with channels of their own, narrow where a kernel takes that, for its channels cost time. Kernels of e4m3 that
-# take one descale a sequence have a row of each, so that its descale is its own.
+# Rows of one batch with channels of their own: few of them make scores that are all but exact, and cost little time.
 _BY_ROW: tuple[dict[str, Any], ...] = (
     {"rows": 16, "width": 1, "columns": 32},
     {"rows": 16, "width": 1, "columns": 16},
@@ -41,6 +40,8 @@ _BY_ROW: tuple[dict[str, Any], ...] = (
     {"rows": 16, "width": 8, "columns": 128},
     {"rows": 64, "width": 1, "columns": 64},
 )
+# Rows of batches of their own, whose scores are chains of many products, which the tensor core cuts. Kernels of e4m3
+# that take one descale a sequence have only these, so that the descale of a row is its own.
 _BY_BATCH: tuple[dict[str, Any], ...] = (
     {"batch": 16, "rows": 1, "width": 16, "columns": 16},
     {"batch": 16, "rows": 1, "width": 64, "columns": 64},
@@ -54,12 +55,14 @@ def grounds_of(candidate: Candidate, others: tuple[Candidate, ...] = ()) -> tupl
     """Return where a kernel can be hunted, together with others; islands of forward kernels only."""
     if candidate.operation != FORWARD:
         return _CASES[:1]
-    by_batch = candidate.dtype == "e4m3" and not all("block_descale" in each.features for each in (candidate, *others))
-    layouts = _BY_BATCH if by_batch else (*_BY_ROW, *_BY_BATCH)
     kernels = (candidate, *others)
-    found = [_island(kernels, shape, layouts) for shape in _SHAPES]
-    found.append(_island(kernels, {"name": "chains", "keys": 16}, _CHAINS))
-    return *(Ground(island.name, island) for island in found if island), *_CASES
+    by_batch = candidate.dtype == "e4m3" and not all("block_descale" in each.features for each in kernels)
+    layouts = (_BY_BATCH,) if by_batch else (_BY_ROW, _BY_BATCH)
+    found = [(shape, [_island(kernels, shape, each) for each in layouts]) for shape in _SHAPES]
+    chains = {"name": "chains", "keys": 16}
+    found.append((chains, [_island(kernels, chains, _CHAINS)]))
+    grounds = [Ground(shape["name"], tuple(island for island in islands if island)) for shape, islands in found]
+    return *(ground for ground in grounds if ground.islands), *_CASES
 
 
 def ground_of(candidate: Candidate, name: str, others: tuple[Candidate, ...] = ()) -> Ground:

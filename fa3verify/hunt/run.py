@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify import __version__
+from fa3verify.adversary.climb import Find, Findings
 from fa3verify.adversary.run import isolating_pool
 from fa3verify.calls import CandidateError
 from fa3verify.campaign import replay
@@ -24,7 +25,7 @@ from fa3verify.candidates import Candidate, Identity
 from fa3verify.files import json_text, write_text
 from fa3verify.hunt.grounds import Ground, ground_of, grounds_of
 from fa3verify.hunt.objectives import Objective, objective_from
-from fa3verify.hunt.search import Best, Found, search, value_of
+from fa3verify.hunt.search import search, value_of
 from fa3verify.text import one_line
 
 SCHEMA = "fa3verify.hunt/1"
@@ -58,7 +59,7 @@ def hunt(
     grounds: Iterable[str] = (),
     seconds: float = float("inf"),
     at_random: bool = False,
-) -> Found:
+) -> Findings:
     """Search for the input that maximises an objective, in this process.
 
     Parameters
@@ -80,7 +81,7 @@ def hunt(
 
     Returns
     -------
-    Found
+    fa3verify.adversary.climb.Findings
         ``found.largest`` is the best input of all, with its figure; None where the kernel took none. A figure is
         infinite where one kernel returns NaN and should not.
 
@@ -93,7 +94,7 @@ def hunt(
     """
     chosen = _chosen(candidate, objective, grounds)
     share, time_s = -(-budget // len(chosen)), seconds / len(chosen)
-    whole = Found()
+    whole = Findings()
     for index, ground in enumerate(chosen):
         whole.add(search(candidate, objective, ground, [seed, index], share, at_random=at_random, seconds=time_s))
     return whole
@@ -140,7 +141,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda label: None
     journal = settings.out / PARTIAL
     if not settings.resume:
         shutil.rmtree(journal, ignore_errors=True)
-    sums, failures = {ground.name: Found() for ground in grounds}, []
+    sums, failures = {ground.name: Findings() for ground in grounds}, []
     deadline = time.monotonic() + (settings.seconds or float("inf"))
     with isolating_pool(settings.workers) as executor:
         for number, problems in enumerate(_rounds(settings, len(grounds))):
@@ -173,7 +174,7 @@ def _rounds(settings: Settings, grounds: int) -> Iterable[int]:
 
 
 def _tasks(
-    settings: Settings, grounds: list[Ground], sums: Mapping[str, Found], number: int, problems: int
+    settings: Settings, grounds: list[Ground], sums: Mapping[str, Findings], number: int, problems: int
 ) -> list[Task]:
     """A round: every ground, in parts of at most :data:`CHUNK` problems, each from its best input so far."""
     parts = -(-problems // CHUNK)
@@ -181,7 +182,7 @@ def _tasks(
     for part in range(parts):
         for index, ground in enumerate(grounds):
             best = sums[ground.name].largest
-            is_bred = best is not None and "individual" in best.content and not settings.at_random
+            is_bred = best is not None and "island" in best.content and not settings.at_random
             arguments = {"kernel": settings.kernel, "objective": settings.objective, "ground": ground.name}
             arguments |= {"seed": [settings.seed, index, number, part], "problems": -(-problems // parts)}
             # Every second part starts from normal inputs, so that one find does not end the search for others.
@@ -195,7 +196,7 @@ def _teller(progress: Callable[[str], None]) -> Callable[[Outcome], None]:
     return lambda outcome: progress(outcome.task.label)
 
 
-def _gathered(sums: dict[str, Found], outcomes: list[Outcome]) -> list[dict[str, Any]]:
+def _gathered(sums: dict[str, Findings], outcomes: list[Outcome]) -> list[dict[str, Any]]:
     """Add what a round found; returns what failed."""
     failures = []
     for outcome in outcomes:
@@ -204,12 +205,12 @@ def _gathered(sums: dict[str, Found], outcomes: list[Outcome]) -> list[dict[str,
         if error:
             failures.append({"ground": ground, "message": one_line(error), "at": outcome.at})
         else:
-            sums[ground].add(Found.from_json(outcome.value))
+            sums[ground].add(Findings.from_json(outcome.value))
     return failures
 
 
 def _body(
-    settings: Settings, candidate: Candidate, grounds: list[Ground], sums: dict[str, Found], failures: list[Any]
+    settings: Settings, candidate: Candidate, grounds: list[Ground], sums: dict[str, Findings], failures: list[Any]
 ) -> dict[str, Any]:
     objective = objective_from(settings.objective)
     identity = Identity(**candidate.identity()) if candidate.identity else Identity()
@@ -233,7 +234,7 @@ def _body(
     }
 
 
-def _content(settings: Settings, output: str, best: Best) -> dict[str, Any]:
+def _content(settings: Settings, output: str, best: Find) -> dict[str, Any]:
     named = {"schema": replay.HUNTED_SCHEMA, "objective": settings.objective, "output": output, "value": best.value}
     return named | best.content
 

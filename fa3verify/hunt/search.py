@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import hypothesis
@@ -19,6 +19,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3verify import operations, watch
+from fa3verify.adversary.climb import Findings
 from fa3verify.adversary.colony import individual
 from fa3verify.adversary.evolve import Search
 from fa3verify.adversary.islands import Island
@@ -31,66 +32,6 @@ from fa3verify.operations import FORWARD
 from fa3verify.properties.trials import small_cases
 
 LED_RUN, RANDOM_RUN = 200, 20  # examples of one run of Hypothesis, which varies the earlier ones of the same run
-_TOLD = {"rounded": "out"}  # what is recorded of stored outputs goes by the output's name
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """An input: its figure, how many problems had been judged when it was met, and what replays it."""
-
-    value: float
-    problems: int
-    content: dict[str, Any]
-
-
-@dataclass(slots=True)
-class Found:
-    """What a search has met: by output the best input, and every rise as (problems, CPU seconds, output, figure).
-
-    A problem is one query with its own keys on an island, and one case elsewhere; a case of an island's shape counts as
-    many problems as it has queries.
-    """
-
-    problems: int = 0
-    cpu_s: float = 0.0
-    best: dict[str, Best] = field(default_factory=dict)
-    curve: list[tuple[int, float, str, float]] = field(default_factory=list)
-
-    def meet(self, name: str, value: float, content: Callable[[], dict[str, Any]]) -> None:
-        """Keep an input if it is the best of an output."""
-        if name not in self.best or value > self.best[name].value:
-            self.best[name] = Best(value, self.problems, content())
-            self.curve.append((self.problems, round(self.cpu_s, 3), name, value))
-
-    def add(self, later: Found) -> None:
-        """Go on with what another search of the same ground, or of another one, met."""
-        before, cpu_s = self.problems, self.cpu_s
-        for problems, at_s, name, value in later.curve:
-            if name not in self.best or value > self.best[name].value:
-                self.curve.append((before + problems, round(cpu_s + at_s, 3), name, value))
-        for name, best in later.best.items():
-            if name not in self.best or best.value > self.best[name].value:
-                self.best[name] = replace(best, problems=before + best.problems)
-        self.problems, self.cpu_s = before + later.problems, cpu_s + later.cpu_s
-
-    @property
-    def value(self) -> float:
-        """The figure of the best input, 0 where nothing was above it."""
-        return self.largest.value if self.largest else 0.0
-
-    @property
-    def largest(self) -> Best | None:
-        """The best input of all outputs; on an island an output of which nothing was above 0 has none."""
-        return max(self.best.values(), key=lambda best: best.value, default=None)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Found:
-        """Read what :meth:`to_json` wrote."""
-        best = {name: Best(**each) for name, each in values["best"].items()}
-        return cls(values["problems"], values["cpu_s"], best, [tuple(point) for point in values["curve"]])
 
 
 def search(
@@ -103,7 +44,7 @@ def search(
     start: Mapping[str, Any] | None = None,
     at_random: bool = False,
     seconds: float = float("inf"),
-) -> Found:
+) -> Findings:
     """Search one ground from normal inputs, or from a ``start`` that was found there.
 
     Parameters
@@ -117,27 +58,25 @@ def search(
     seconds : float
         CPU seconds after which no further generation or run begins.
     """
-    judge = None if at_random or ground.island is None else objective.of_colonies(candidate)
-    if ground.island is not None and judge is not None:
-        return _evolve(Search(ground.island, seed, judge, _individual(start)), ground.island, problems, seconds)
-    return _draw(candidate, objective, ground, seed, problems, not at_random, seconds)
+    judge = objective.of_colonies(candidate) if ground.islands and not at_random else None
+    if judge is None:
+        return _draw(candidate, objective, ground, seed, problems, not at_random, seconds)
+    found, shares = Findings(), len(ground.islands)
+    for index, island in enumerate(ground.islands):
+        first = individual(start) if start and start["island"] == asdict(island) else None
+        run = Search(island, [*seed, index], judge, first)
+        found.add(_evolve(run, -(-problems // shares), seconds / shares))
+    return found
 
 
-def _individual(content: Mapping[str, Any] | None) -> Any:
-    return individual(content["individual"], Island(**content["island"])) if content else None
-
-
-def _evolve(run: Search, island: Island, problems: int, seconds: float) -> Found:
-    found, began = Found(), time.process_time()
+def _evolve(run: Search, problems: int, seconds: float) -> Findings:
+    found, began = run.found, time.process_time()
     while found.problems < problems and found.cpu_s < seconds:
-        watch.trying("a generation", lambda: {"island": asdict(island), "generation": run.found.generations})
+        watch.trying("a generation", lambda: {"island": asdict(run.island), "generation": found.generations})
         run.generation()
-        found.problems, found.cpu_s = run.found.problems, time.process_time() - began
-        for name, find in [*run.found.best.items(), *(("out", find) for find in run.found.violations.values())]:
-            if name == "rounded" and "out" in run.judge.records:
-                continue
-            content = {"island": asdict(island), "individual": find.individual}
-            found.meet(_TOLD.get(name, name), find.ratio, lambda content=content: content)
+        found.cpu_s = time.process_time() - began
+        for find in found.violations.values():  # one without limit is not among the best
+            found.meet("out", find.value, lambda find=find: find.content)
     return found
 
 
@@ -149,10 +88,10 @@ def _draw(
     problems: int,
     led: bool,
     seconds: float,
-) -> Found:
+) -> Findings:
     """Short runs of Hypothesis with seeds of their own."""
-    found, began, drawn = Found(), time.process_time(), _cases(candidate, ground)
-    weight = ground.island.problems if ground.island else 1
+    found, began, drawn = Findings(), time.process_time(), _cases(candidate, ground)
+    weight = ground.islands[0].problems if ground.islands else 1
 
     def examine(case: Case) -> None:
         watch.trying("a hunt", case.to_json)
@@ -198,7 +137,7 @@ def _run(examine: Callable[[Case], None], drawn: SearchStrategy[Case], seed: int
 
 
 def _cases(candidate: Candidate, ground: Ground) -> SearchStrategy[Case]:
-    return small_cases(candidate, ground.wanted) if ground.island is None else _alike(candidate, ground.island)
+    return small_cases(candidate, ground.wanted) if not ground.islands else _alike(candidate, ground.islands[0])
 
 
 @st.composite
@@ -225,11 +164,6 @@ def value_of(candidate: Candidate, objective: Objective, content: Mapping[str, A
     judge = objective.of_colonies(candidate)
     if judge is None:
         raise ValueError(f"{candidate.name} is not judged on islands")
-    colony, row, column = _individual(content)
+    colony, row, column = individual(content)
     values = {name: judge.published(colony, name)[row] for name in judge.records}
-    return {_TOLD.get(n, n): float(x[column] if x.ndim else x) for n, x in _distinct(values)}
-
-
-def _distinct(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Records by name, without those of stored outputs where they stand beside those before the last rounding."""
-    return ((name, x) for name, x in values.items() if not (name == "rounded" and "out" in values))
+    return {name: float(x[column] if x.ndim else x) for name, x in values.items()}

@@ -11,8 +11,9 @@ from typing import Any
 
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.files import csv_text, write_text
-from fa3verify.mutation import automatic, grid, museum, sound, tables
+from fa3verify.mutation import automatic, grid, museum, sound, tables, uncommon
 from fa3verify.mutation.examine import Examination, warm_up
+from fa3verify.mutation.museum import Exhibit
 
 Tell = Callable[[str], None]
 
@@ -55,26 +56,44 @@ def _automatic(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
     return sum(fate.status == "missed" for fate in fates), page
 
 
-def _shown(index: int, profile: ProfileName, bits: bool) -> Examination:
-    """A worker's task: one exhibit of the museum."""
-    exhibit = museum.exhibits()[index]
+PLANTED: Mapping[str, Callable[[], tuple[Exhibit, ...]]] = {
+    "museum": museum.exhibits,
+    "uncommon": lambda: uncommon.EXHIBITS,
+}
+
+
+def _shown(kind: str, index: int, profile: ProfileName, bits: bool) -> Examination:
+    """A worker's task: one exhibit."""
+    exhibit = PLANTED[kind]()[index]
     if exhibit.kernel != museum.SIMULATOR:
         warm_up([(exhibit.kernel, "")])
     return museum.show(exhibit, profile, bits=bits)
 
 
-def _museum(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
-    exhibits = museum.exhibits()
+def _examined(kind: str, progress: Tell, options: Mapping[str, Any]) -> list[tuple[Exhibit, Examination]]:
+    """Every exhibit of a kind with what became of it."""
+    exhibits, profile, bits = PLANTED[kind](), options["profile"], options["bits"]
     with workers(options) as pool:
-        waiting = {pool.submit(_shown, i, options["profile"], options["bits"]): i for i in range(len(exhibits))}
+        waiting = {pool.submit(_shown, kind, i, profile, bits): i for i in range(len(exhibits))}
         found: dict[int, Examination] = {}
         for future in as_completed(waiting):
             found[waiting[future]] = future.result()
             progress(exhibits[waiting[future]].what)
-    results = [(exhibit, found[i]) for i, exhibit in enumerate(exhibits)]
+    return [(exhibit, found[i]) for i, exhibit in enumerate(exhibits)]
+
+
+def _museum(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
+    results = _examined("museum", progress, options)
     page = tables.museum(results, museum.OUTSIDE, museum.REPORTS)
     head, rows = tables.museum_rows(results, museum.OUTSIDE)
     _write(options, "museum", head, rows, page)
+    return sum(not examination.found_by for _, examination in results), page
+
+
+def _uncommon(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
+    results = _examined("uncommon", progress, options)
+    page = tables.uncommon(results)
+    _write(options, "uncommon", *tables.exhibit_rows(results), page)
     return sum(not examination.found_by for _, examination in results), page
 
 
@@ -98,6 +117,7 @@ def _sound(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
 
 RUN: Mapping[str, Callable[[Tell, Mapping[str, Any]], tuple[int, str]]] = {
     "museum": _museum,
+    "uncommon": _uncommon,
     "grid": _grid,
     "automatic": _automatic,
     "sound": _sound,

@@ -15,9 +15,12 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import candidates, metrics, operations
+from fa3verify.campaign.cover import cover
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
 from fa3verify.campaign.tasks import BOUND_LAWS, judge_cases, pooled
 from fa3verify.candidates import Candidate
+from fa3verify.cases import Case
+from fa3verify.coverage import COVER
 from fa3verify.gate import Baseline, baseline_rows, bit_rows, bound_rows, shipped_baseline
 from fa3verify.mutation.apart import apart
 from fa3verify.mutation.edits import find
@@ -69,13 +72,14 @@ class Examination:
 
 
 def tasks_of(kernel: str, profile: ProfileName) -> list[str]:
-    """Return the tasks of a kernel in a profile, families and properties, the telling ones first."""
+    """Return the tasks of a kernel in a profile: families and properties, the telling ones first, then the covering
+    array."""
     candidate = candidates.find(kernel)
     laws = [law.name for law in LAWS if law.applies(candidate) and law.is_claimed(candidate)]
     names = [*families(candidate, PROFILES[profile]), *laws]
     first = [name for name in _TELLING if name in names]
     rest = [name for name in laws + names if name not in first]
-    return list(dict.fromkeys((*first, *rest)))
+    return list(dict.fromkeys((*first, *rest, COVER)))
 
 
 def mutant_candidate(kernel: str, package: str, *, bits: bool) -> Candidate:
@@ -102,12 +106,25 @@ def found_by(candidate: Candidate, task: str, profile: ProfileName, seed: int) -
         if outcome.violation is None:
             return ()
         return ("crash",) if outcome.violation.kind == "crashed" else ("laws",)
-    records = judge_cases(candidate, task, family_cases(candidate, task, size, seed))
+    if task == COVER:  # no baseline is of its cases together: the first that fails ends it
+        cases = [case for _, case in cover(candidate, size.strength, seed) if case]
+        parts: tuple[str, ...] = ()
+        for case in cases:
+            parts = tuple(sorted({*parts, *_failing(candidate, task, [case], profile, seed)}))
+            if set(parts) - {"L0"}:
+                break
+        return parts
+    return _failing(candidate, task, family_cases(candidate, task, size, seed), profile, seed)
+
+
+def _failing(candidate: Candidate, family: str, cases: list[Case], profile: ProfileName, seed: int) -> tuple[str, ...]:
+    """Parts of the verdict that cases of one family fail together."""
+    records = judge_cases(candidate, family, cases)
     if any("error" in record for record in records):
         return ("crash",)
     operation = operations.find(candidate.operation)
     body: dict[str, Any] = {"name": candidate.name, "operation": operation.name}
-    body["families"] = [{"family": task, **pooled(records, operation)}]
+    body["families"] = [{"family": family, **pooled(records, operation)}]
     rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, _baseline(profile, seed))
     return tuple(sorted({row.layer for row in rows if row.status == "fail"}))
 

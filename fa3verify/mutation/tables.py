@@ -79,12 +79,22 @@ def museum_rows(
     results: Sequence[tuple[Exhibit, Examination]], outside: Mapping[int, str]
 ) -> tuple[list[str], list[list[object]]]:
     """Return head and rows of the museum, what is outside our surface with the reason."""
-    head = ["report", "planted", "in", "found by", "task", "bits"]
-    rows: list[list[object]] = [
-        [e.row, e.what, e.kernel, part_of(x.found_by) or "-", x.task or "-", x.bits or "-"] for e, x in results
-    ]
+    head, planted = exhibit_rows(results)
+    rows = [[exhibit.row, *row] for (exhibit, _), row in zip(results, planted, strict=True)]
     rows += [[number, f"outside: {why}", "-", "-", "-", "-"] for number, why in outside.items()]
-    return head, sorted(rows, key=lambda row: int(str(row[0])))
+    return ["report", *head], sorted(rows, key=lambda row: int(str(row[0])))
+
+
+def exhibit_rows(results: Sequence[tuple[Exhibit, Examination]]) -> tuple[list[str], list[list[object]]]:
+    """Return head and rows of what was planted and what found it."""
+    head = ["planted", "in", "found by", "task", "bits"]
+    return head, [[e.what, e.kernel, part_of(x.found_by) or "-", x.task or "-", x.bits or "-"] for e, x in results]
+
+
+def uncommon(results: Sequence[tuple[Exhibit, Examination]]) -> str:
+    """Return the page of what only uncommon inputs show."""
+    found = sum(bool(x.found_by) for _, x in results)
+    return f"## Uncommon inputs\n\n{found} of {len(results)} plants found.\n\n{markdown(*exhibit_rows(results))}"
 
 
 def museum(results: Sequence[tuple[Exhibit, Examination]], outside: Mapping[int, str], reports: int) -> str:

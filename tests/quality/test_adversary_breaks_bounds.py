@@ -42,8 +42,8 @@ def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
         run.generation()
     found = run.found.violations[cause]
     assert found.problems <= BUDGET
-    ratios = replay(found.individual, bound_of_0_1_0)
-    assert max(ratios["out"], ratios["lse"]) == found.ratio > 1
+    ratios = replay(found.content, bound_of_0_1_0)
+    assert max(ratios["out"], ratios["lse"]) == found.value > 1
 
 
 # Sources of error (fa3_reference.bounds.model.Terms) that some input has all of: half of one is not enough for it.
@@ -60,7 +60,7 @@ HALVED = {
 
 def is_hole_of_a_half(find: Find) -> bool:
     """Whether the whole bound holds what the halved one does not."""
-    ratios = replay(find.individual)
+    ratios = replay(find.content)
     return max(ratios["out"], ratios["lse"]) <= 1
 
 
@@ -72,13 +72,13 @@ def test_the_bound_with_half_of_a_term_is_broken(halved):
         run.generation()
         if any(is_hole_of_a_half(find) for find in run.found.violations.values()):
             return
-    best = {what: round(find.ratio, 3) for what, find in run.found.best.items()}
+    best = {what: round(find.value, 3) for what, find in run.found.best.items()}
     pytest.fail(f"half of {term} still holds after {BUDGET} problems, largest error / bound {best}")
 
 
 def test_no_twin_is_found_beyond_its_bound():
     """A fixed budget; the profile soak and ``fa3verify adversary`` search for longer."""
     found = {(i.dtype, i.name): search(i, SEED, CI_BUDGET // len(islands_of(i.dtype))) for i in ISLANDS}
-    assert all(f.best["out"].ratio > 0.6 for f in found.values()), "the search is weak"
-    beyond = {where: {c: x.ratio for c, x in f.violations.items()} for where, f in found.items() if f.above_1}
+    assert all(f.best["out"].value > 0.6 for f in found.values()), "the search is weak"
+    beyond = {where: {c: x.value for c, x in f.violations.items()} for where, f in found.items() if f.above_1}
     assert not beyond

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fa3verify.adversary.colony import individual
-from fa3verify.adversary.islands import Island
 from fa3verify.candidates import find
 from fa3verify.hunt import Ratio, hunt
 from fa3verify.hunt.objectives import Call
@@ -21,7 +20,7 @@ def test_accumulator_loss_is_found_from_a_normal_start_at_2048_keys():
     best = found.best["out"]
     assert best.value > 1
     assert value_of(sound, Ratio(), best.content)["out"] <= 1, "it is the fault's doing"
-    colony, row, column = individual(best.content["individual"], Island(**best.content["island"]))
+    colony, row, column = individual(best.content)
     assert colony.island.keys == 2048
     call = Call(faulty, colony.problem, colony.operands, faulty.config_for(colony.problem), operation("forward"))
     got, exact = (x["out"].reshape(16, -1)[row, column] for x in (call.run(), call.truth()))

@@ -134,14 +134,15 @@ class Search(Climb):
             if np.isfinite(heights[best]) and heights[best] > self.archive.get(key, (0.0,))[0]:
                 self.archive[key] = float(heights[best]), colony.taken(np.array([best]))
             if np.isfinite(heights[best]) and heights[best] > self.found.height(name):
-                self._keep(self.found.best, colony, name, best)
+                find = self._find(colony, name, best)
+                self.found.meet(name, find.value, lambda find=find: find.content)
             beyond = np.flatnonzero(~(heights <= 1))
             if len(beyond) and name not in self.found.violations:
-                self._keep(self.found.violations, colony, name, int(beyond[0]))
+                self.found.violations[name] = self._find(colony, name, int(beyond[0]))
 
-    def _keep(self, finds: dict[str, Find], colony: Colony, name: str, index: int) -> None:
+    def _find(self, colony: Colony, name: str, index: int) -> Find:
         values = colony.to_json(index)
-        finds[name] = Find(replay(values, self.bound)[name], self.found.problems, values)
+        return Find(replay(values, self.bound)[name], self.found.problems, values)
 
 
 def replay(values: dict[str, Any], bound: Any = backward_bound) -> dict[str, float]:

@@ -76,7 +76,7 @@ def test_an_individual_comes_back_from_json_with_its_ratios(where):
 
 def test_an_individual_that_is_damaged_is_refused():
     values = normal(ISLANDS[0]).to_json(0, 0)
-    with pytest.raises(ValueError, match="there is no island 'nowhere' for 'fp16'"):
+    with pytest.raises(ValueError, match="an individual is incomplete or damaged"):
         individual(values | {"island": "nowhere"})
     with pytest.raises(ValueError, match="an individual is incomplete or damaged"):
         individual({key: value for key, value in values.items() if key != "v"})

@@ -94,7 +94,7 @@ def halved(problem, operands, model) -> BackwardBound:
 def test_half_the_bound_is_broken_and_the_whole_is_not(island: Island) -> None:
     found = search(island, 0, 20 * island.problems, halved)
     assert set(found.violations) == set(RATIOS)
-    assert all(run.BREEDS["backward"].replay(find.individual)[name] <= 1 for name, find in found.violations.items())
+    assert all(run.BREEDS["backward"].replay(find.content)[name] <= 1 for name, find in found.violations.items())
 
 
 def of_ex2(problem, operands, model) -> BackwardBound:
@@ -110,7 +110,7 @@ def test_tanh_approx_breaks_the_bound_of_a_tanh_by_ex2(dtype: str) -> None:
 def test_a_seed_decides_the_search() -> None:
     first, second, other = (search(ISLANDS[0], seed, 160) for seed in (1, 1, 2))
     assert first == second
-    assert first.best["dq"].individual != other.best["dq"].individual
+    assert first.best["dq"].content != other.best["dq"].content
 
 
 def test_the_verb_searches_gradients_and_judges_its_file_again(tmp_path) -> None:

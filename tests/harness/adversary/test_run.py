@@ -39,7 +39,7 @@ def test_the_verb_writes_counts_ratios_and_individuals(file):
     assert part["generations"] == sum(x["generations"] for x in part["islands"].values())
     for island in part["islands"].values():
         assert set(island["best"]) == set(run.RATIOS)
-        assert all(0 < find["ratio"] <= part["ratio"][name] for name, find in island["best"].items())
+        assert all(0 < find["value"] <= part["ratio"][name] for name, find in island["best"].items())
 
 
 def test_the_number_of_processes_does_not_change_the_result(file):
@@ -53,7 +53,7 @@ def test_a_file_is_judged_again_to_the_last_bit(file):
     body = json.loads(out.read_text())
     for island in body["dtypes"]["bf16"]["islands"].values():
         for name, find in island["best"].items():
-            assert run.replay(find["individual"])[name] == find["ratio"]
+            assert run.replay(find["content"])[name] == find["value"]
     result = CliRunner().invoke(main, ["adversary", "--replay", str(out)])
     assert result.exit_code == (1 if body["above_1"] else 0)
     islands = body["dtypes"]["bf16"]["islands"].values()
@@ -73,7 +73,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
 def test_a_seed_decides_the_search(island):
     first, second, other = (search(island, seed, 10 * island.problems) for seed in (1, 1, 2))
     assert first == second
-    assert first.best["out"].individual != other.best["out"].individual
+    assert first.best["out"].content != other.best["out"].content
 
 
 def test_half_the_bound_is_broken_in_every_island_and_what_breaks_it_is_kept():
@@ -81,8 +81,8 @@ def test_half_the_bound_is_broken_in_every_island_and_what_breaks_it_is_kept():
         found = search(island, 0, 40 * island.problems, ErrorOverBound(halved))
         assert found.above_1 > 0
         for find in found.violations.values():
-            ratios = run.replay(find.individual, halved)
-            assert max(ratios["out"], ratios["lse"]) == find.ratio > 1
+            ratios = run.replay(find.content, halved)
+            assert max(ratios["out"], ratios["lse"]) == find.value > 1
 
 
 def test_a_plan_shares_the_problems_among_islands_and_seeds():

@@ -25,7 +25,7 @@ def test_a_hole_and_a_lost_search_are_failures(monkeypatch, tmp_path):
     outcomes = [Outcome(task, run.search_island(**task.arguments)) for task in tasks]
     sound = [replace(o, value=o.value | {"violations": {}, "above_1": 0}) for o in outcomes]
     assert adversary.write(sound, tmp_path) == []
-    hole = {"subnormal": outcomes[0].value["best"]["out"] | {"ratio": 1.5}}
+    hole = {"subnormal": outcomes[0].value["best"]["out"] | {"value": 1.5}}
     wrong = replace(sound[0], value=sound[0].value | {"violations": hole, "above_1": 1})
     failures = adversary.write([wrong, sound[1], replace(sound[2], value=None, error="lost")], tmp_path)
     assert [f["kernel"] for f in failures] == ["-", "twin.fp16"]

@@ -98,7 +98,7 @@ def test_the_error_before_the_last_rounding_is_never_told_too_large():
     """Of a kernel that tells its rounded output only; the twin knows what it was."""
     twin = find("twin.fp16")
     hidden = replace(twin, run=lambda problem, operands, config: twin.run(problem, operands, config))
-    case = Case(twin.name, grounds_of(twin)[0].island.problem(0.25, 0.0), Recipe("normal"))
+    case = Case(twin.name, grounds_of(twin)[0].islands[0].problem(0.25, 0.0), Recipe("normal"))
     call = Call.of(hidden, case)
     truth = call.truth()["out"]
     least, told = unrounded(call, truth)["out"], unrounded(Call.of(twin, case), truth)["out"]
@@ -132,7 +132,7 @@ def test_error_over_a_baseline_is_that_of_the_inputs_own_family():
 
 def test_zeros_of_either_sign_differ_by_the_least():
     objective, output = Difference(find("twin.fp16"), "ulp"), Call.of
-    case = Case("twin.fp16", grounds_of(find("twin.fp16"))[0].island.problem(0.25, 0.0), Recipe("normal"))
+    case = Case("twin.fp16", grounds_of(find("twin.fp16"))[0].islands[0].problem(0.25, 0.0), Recipe("normal"))
     call = output(find("twin.fp16"), case)
     pair = np.array([0.0, 1.0, np.nan, np.nan], np.float16), np.array([-0.0, 1 + 2**-10, np.nan, 1], np.float16)
     heights = objective.heights(call.operation.outputs[0], pair, None, call.config)
@@ -142,7 +142,7 @@ def test_zeros_of_either_sign_differ_by_the_least():
 
 def test_every_kernel_has_a_ground():
     for name in ("twin.e4m3", "twin.flash3.e4m3", "twin.cudnn.fp16", "twin.flash2.bf16", "twin.triton_tutorial.fp16"):
-        islands = [ground.island for ground in grounds_of(find(name)) if ground.island]
+        islands = [island for ground in grounds_of(find(name)) for island in ground.islands]
         assert {"few", "tile", "long"} <= {island.name for island in islands}
         assert all(find(name).refusal(island.problem(1.0, 1.0)) is None for island in islands)
 

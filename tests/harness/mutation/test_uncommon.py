@@ -1,0 +1,38 @@
+"""Bugs that only uncommon inputs show: quick finds them by the task that is named, and sound kernels pass it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fa3verify import candidates
+from fa3verify.coverage import COVER
+from fa3verify.mutation import museum, uncommon
+from fa3verify.mutation.examine import examine, found_by
+from fa3verify.mutation.forward_faults import Rewrite
+
+# Quick ones, and one of the covering array; the command `fa3verify mutants uncommon` examines all.
+TRIED = [e for e in uncommon.EXHIBITS if e.kernel == "twin.fp16" and (e.task != COVER or "-5e4" in e.what)]
+LINES = [e for e in uncommon.EXHIBITS if isinstance(e.plant, Rewrite)]
+
+
+def label(exhibit):
+    return f"{exhibit.what}, {exhibit.kernel}"
+
+
+@pytest.mark.parametrize("exhibit", TRIED, ids=label)
+def test_quick_finds_what_uncommon_inputs_show(exhibit):
+    plan = [(exhibit.kernel, exhibit.task)]
+    found = examine(lambda _: museum.candidate_of(exhibit, bits=False), plan, "quick", 0)
+    assert found is not None
+    assert found.found_by, found
+    assert found.found_by != ("crash",), found
+
+
+@pytest.mark.parametrize("exhibit", LINES, ids=label)
+def test_what_is_planted_in_a_line_finds_that_line(exhibit):
+    assert exhibit.plant.tree().body
+
+
+@pytest.mark.parametrize("task", sorted({exhibit.task for exhibit in TRIED} - {COVER}))  # a campaign has that one
+def test_the_sound_twin_passes_the_same_tasks(task):
+    assert found_by(candidates.find("twin.fp16"), task, "quick", 0) == ()
