@@ -3,7 +3,7 @@
 P V of a block is summed by the tensor core from zero and then added to O in fp32 (promotion), where the rescaling of O
 is the same fused multiply-add: e4m3 wgmma keeps 13 bits of its sum, and chained through it the output loses 10 % at 8k
 keys when V has mean 1. Registers decide the order. Up to head_dim 128 S of the next block is started first and P V
-behind it; with promotion at 128 in two slices of the channels, which leaves ptxas 0 spills where one part would not.
+behind it; with promotion at 128 in two slices of the channels, one partial sum each.
 Sums over chunks of the keys have two parts in flight, and S is started behind the last of them; so it is without
 promotion at 256, in one part. With promotion at 256 a slice, and S, is started when the one before is done. The order
 of every operation on a value is that of :mod:`fa3_kernels.twin.forward`.
@@ -174,7 +174,7 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
     head_dim: gl.constexpr = len(o) * o[0].shape[1]
     scores_first: gl.constexpr = p.v.overlap and len(words) == 1 and head_dim <= 128
     # Warpgroups that hand on the turn when their GEMMs are started run 0.18 of a step apart, their softmaxes in each
-    # other's way. Held until the maxima are known, it keeps them 0.45 apart: 849 and 940 TFLOP/s (16k keys, H200).
+    # other's way. Held until the maxima are known, it keeps them half a step apart: 849 and 940 TFLOP/s at 16k keys.
     holds_turn: gl.constexpr = scores_first and len(o) > 1
     at_step(p, step)
     is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
