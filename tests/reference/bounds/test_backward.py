@@ -164,7 +164,7 @@ def test_nothing_is_promised_of_a_scale_that_binary32_loses() -> None:
 
 PLAIN = AttentionProblem(1, 2, 1, 60, 150, 64, causal=True)
 CAPPED = replace(PLAIN, softcap=3.0)
-SLOPES = {BackwardFault.NO_SOFTCAP_SLOPE, BackwardFault.SLOPE_OF_UNCAPPED}
+SLOPES = (BackwardFault.NO_SOFTCAP_SLOPE, BackwardFault.SLOPE_OF_UNCAPPED)
 # Of what a worst case cannot tell, bits and the range of orders tell all; some faults need other problems.
 UNSEEN = {
     *SLOPES,
