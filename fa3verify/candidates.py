@@ -304,7 +304,6 @@ ON_REQUEST: tuple[Candidate, ...] = (
                 family=family,
                 description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
             ),
-            fixes_config=True,
             **DECLARED.get(family, {}),
         )
         for family, traits in FAMILIES.items()

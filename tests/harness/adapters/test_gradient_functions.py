@@ -63,7 +63,11 @@ def test_a_misspelt_kind_of_gradients_is_refused_with_the_list():
     for make, facts, match in (
         (array_candidate, {"gradients": "auto"}, "gradients must be among , autograd, given, own, got 'auto'"),
         (array_candidate, {"gradients": "autograd"}, "autograd is torch's: the library must be torch, got numpy"),
-        (torch_candidate, {"gradients": "autograd", "features": ("softcap",)}, "feature must be among causal, gqa"),
+        (
+            torch_candidate,
+            {"gradients": "autograd", "features": ("block_descale",)},
+            "feature must be among causal, gqa",
+        ),
     ):
         with pytest.raises(ValueError, match=match):
             make(gradients, **facts)
