@@ -173,7 +173,7 @@ def test_every_field_of_every_record_has_a_value_of_its_own_somewhere():
     every, chosen = _chosen()
     assert {name.split(".")[0] for name in every} == {
         "AttentionProblem", "Case", "Config", "Edit", "QuantScheme", "Recipe"
-    }
+    }  # fmt: skip
     # the operands' format decides the kernel's: it cannot be changed
     assert every - chosen - SINCE == {"Config.dtype"}
 
@@ -201,4 +201,4 @@ def test_every_distribution_of_0_1_0_is_drawn():
         "activations", "aligned_outliers", "antialigned_outliers", "block_scaled", "cancelling_v", "constant_rows",
         "fa3_outliers", "huge", "needle", "normal", "offset_v", "outlier_channels", "peaky", "positive", "ramp", "sink",
         "subnormals", "ties", "tiny",
-    }
+    }  # fmt: skip
