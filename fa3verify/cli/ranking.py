@@ -31,7 +31,7 @@ def _cell(value: object) -> object:
 
 
 def _binds(row: Mapping[str, Any]) -> str:
-    name = BINDS.get(row["binds"], row["binds"])
+    name = _named(row["binds"])
     return f"{name} {row['hbm_gb_per_s']:.0f} GB/s" if name == "HBM" else f"{name} {row['busy']:.0%}"
 
 

@@ -1,6 +1,6 @@
 """P of one query head and the slope of its softcap: how far rounding may take them from the truth.
 
-Steps B1, B2 and B9 of the bound of gradients, in reference/README.md.
+Steps B1, B2, B9 and B10 of the bound of gradients, in reference/README.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Constants of a GPU from its table of microbenchmarks, by the experiments that another GPU's constants stand for.
 
-    python -m fa3_simulator.microbench.constants MICROBENCH.csv --name H100 > machines/h100.toml
+    python -m fa3_simulator.microbench.constants H100.csv --name H100 --date DATE --reference-table H200.csv
 
 Every measured constant names experiments and a statistic of them. A new GPU's constant is the reference's times what
 the statistic has changed by: the reference's values were read off by people, ranges among them, and the rule carries
