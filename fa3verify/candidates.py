@@ -423,8 +423,24 @@ def discover() -> dict[str, Candidate]:
     return found
 
 
+def _of_head_dims(candidate: Candidate, dims: str) -> Candidate:
+    """The kernel with these head dims alone, given as text; ValueError for one that it does not declare."""
+    if not all(d.isdecimal() for d in dims.split(",")):
+        raise ValueError(f"head dims behind @ are numbers such as 64,128, got {dims!r}")
+    asked, known = tuple(map(int, dims.split(","))), candidate.head_dims
+    if known is not None and (others := set(asked) - set(known)):
+        raise ValueError(f"{candidate.name} takes head_dim {', '.join(map(str, known))}, not {min(others)}")
+    return replace(candidate, name=f"{candidate.name}@{dims}", head_dims=asked)
+
+
 def find(name: str) -> Candidate:
-    """Return one candidate by name, ``name+fault`` or ``module:function``; ValueError names what exists."""
+    """Return one candidate by name, ``name+fault`` or ``module:function``; ValueError names what exists.
+
+    ``@64,128`` behind any of them leaves it these head dims alone.
+    """
+    base, at, dims = name.rpartition("@")
+    if at:
+        return _of_head_dims(find(base), dims)
     if ":" in name:
         return load(name)
     known = {c.name: c for c in (*BUILT_IN, *ON_REQUEST)}  # without looking for a GPU

@@ -46,6 +46,10 @@ class Introduction:
     policy : tuple of str
         What it declares other than the default policy, in words.
     identity : Identity
+    covers : bool
+        Whether the cases that cover all pairs are run.
+    narrowed : str, optional
+        Why what is run gives no verdict, where less was asked for.
     source : str, optional
         SHA-256 of the module that a ``module:function`` names, so that shards of other versions of it are told apart.
     """
@@ -63,6 +67,8 @@ class Introduction:
     states_order: bool = False
     policy: tuple[str, ...] = ()
     identity: Identity = field(default_factory=Identity)
+    covers: bool = True
+    narrowed: str | None = None
     source: str | None = None
 
 

@@ -85,10 +85,12 @@ def source_stamp() -> str:
     return digest.hexdigest()
 
 
-def judge_family(kernel: str, family: str, profile: str, seed: int) -> list[dict[str, Any]]:
-    """Judge every case of one family of a campaign."""
+def judge_family(
+    kernel: str, family: str, profile: str, seed: int, limit: int | None = None
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Judge every case of one family of a campaign, or the first ones up to a limit."""
     candidate = found(kernel)
-    return judge_cases(candidate, family, family_cases(candidate, family, PROFILES[profile], seed))
+    return judge_cases(candidate, family, family_cases(candidate, family, PROFILES[profile], seed)[:limit])
 
 
 def judge_capture(kernel: str, family: str, profile: str, file: str, sha256: str, index: int) -> list[dict[str, Any]]:
@@ -98,10 +100,10 @@ def judge_capture(kernel: str, family: str, profile: str, file: str, sha256: str
     return judge_cases(candidate, family, [case] if case else [])
 
 
-def judge_cover(kernel: str, profile: str, seed: int) -> dict[str, Any]:
+def judge_cover(kernel: str, profile: str, seed: int, limit: int | None = None) -> dict[str, Any]:
     """Judge the cases of a kernel's covering array; ``feasible`` are the points of all its rows."""
     candidate = found(kernel)
-    rows = cover(candidate, PROFILES[profile].strength, seed)
+    rows = cover(candidate, PROFILES[profile].strength, seed)[:limit]
     records = judge_cases(candidate, COVER, [case for _, case in rows if case])
     return {"feasible": [dict(point) for point, _ in rows], "records": records}
 
@@ -154,19 +156,26 @@ def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, 
     }
 
 
-def plan(kernels: list[Introduction], profile: str, seed: int, captures: tuple[Capture, ...] = ()) -> list[Task]:
-    """Return the tasks of a campaign without its studies, the longest first; none for a kernel that takes no case."""
+def plan(
+    kernels: list[Introduction], profile: str, seed: int, captures: tuple[Capture, ...] = (), limit: int | None = None
+) -> list[Task]:  # fmt: skip
+    """Return the tasks of a campaign without its studies, the longest first; none for a kernel that takes no case.
+
+    With a ``limit`` no property has more trials and no family more cases.
+    """
     size = PROFILES[profile]
+    most = {} if limit is None else {"limit": limit}
     own = {family_of(capture): (index, capture) for index, capture in enumerate(captures)}
     tasks = []
     for kernel in kernels:
         durable = kernel.name.startswith("twin.")
         for law in kernel.laws:
             examples = size.bound_examples if law in BOUND_LAWS else size.law_examples
+            examples = min(examples, limit or examples)
             arguments = {"kernel": kernel.name, "law": law, "max_examples": examples, "seed": seed}
             tasks.append(Task("law", f"{kernel.name}: {law}", check_law, arguments, durable))
-        if kernel.families:
-            arguments = {"kernel": kernel.name, "profile": profile, "seed": seed}
+        if kernel.covers and (kernel.families or kernel.narrowed):
+            arguments = {"kernel": kernel.name, "profile": profile, "seed": seed, **most}
             tasks.append(Task("cover", f"{kernel.name}: {COVER}", judge_cover, arguments, durable))
         for family in kernel.families:
             arguments = {"kernel": kernel.name, "family": family, "profile": profile}
@@ -174,7 +183,7 @@ def plan(kernels: list[Introduction], profile: str, seed: int, captures: tuple[C
                 index, capture = own[family]
                 judged, rest = judge_capture, {"file": capture.file, "sha256": capture.sha256, "index": index}
             else:
-                judged, rest = judge_family, {"seed": seed}
+                judged, rest = judge_family, {"seed": seed, **most}
             tasks.append(Task("family", f"{kernel.name}: {family}", judged, arguments | rest, durable))
     return sorted(tasks, key=lambda t: not t.label.endswith(("error_within_bound", COVER)))
 
@@ -186,11 +195,13 @@ def execute(
     journal: Path | None = None,
     stamp: str = "",
     progress: Callable[[Outcome], None] | None = None,
+    stops: Callable[[Outcome], bool] = lambda outcome: False,
 ) -> list[Outcome]:
     """Run tasks on an executor; results already in the journal are not run again.
 
     A task that raises or loses its worker is one Outcome with an error. A kernel that has lost :data:`GIVE_UP` workers
-    gets no more of them: hanging everywhere would take hours. Results come back in the order of ``tasks``.
+    gets no more of them: hanging everywhere would take hours. After an outcome that ``stops`` nothing more is begun.
+    Results come back in the order of ``tasks``.
     """
     outcomes: dict[int, Outcome] = {}
     waiting: dict[Future, int] = {}
@@ -207,6 +218,9 @@ def execute(
         task = tasks[waiting[future]]
         outcomes[waiting[future]] = outcome = _outcome(task, future)
         kernel = task.arguments.get("kernel")
+        if stops(outcome):
+            for other in waiting:
+                other.cancel()
         if kernel and outcome.lost_worker:
             lost[kernel] += 1
             if lost[kernel] == GIVE_UP:
@@ -218,6 +232,24 @@ def execute(
         if progress:
             progress(outcome)
     return [outcomes[i] for i in range(len(tasks))]
+
+
+def is_finding(outcome: Outcome) -> bool:
+    """Whether a task found something that needs no baseline: it was lost, a case failed or left its bound, or a
+    property broke."""
+    if outcome.error or outcome.skipped:
+        return not outcome.skipped
+    if outcome.task.kind == "law":
+        return outcome.value["status"] == "fail"
+    if outcome.task.kind not in ("family", "cover"):
+        return False
+    records = outcome.value["records"] if outcome.task.kind == "cover" else outcome.value
+    return any("error" in record or _leaves_bound(record["measures"]) for record in records)
+
+
+def _leaves_bound(measures: dict[str, Any]) -> bool:
+    ratios = (x for name, x in measures.items() if name.startswith("ratio_") and name.endswith("max"))
+    return any(not ratio <= 1 for ratio in ratios) or bool(measures.get("bits_differing"))
 
 
 def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:

@@ -20,6 +20,7 @@ from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.findings import finding
 from fa3verify.campaign.introduction import Introduction, introduce_all
+from fa3verify.campaign.narrowing import Only
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.summary import provenance, summarize, verdict_of
 from fa3verify.campaign.tasks import Outcome, Task
@@ -49,6 +50,8 @@ class Settings:
     activations: Path | None = None  # npz files of the user's own model, or one of them
     memory_bytes: int | None = None  # of each worker; by default an equal share of the machine's, at least 8 GiB
     shard: shards.Number | None = None  # which part to run; all by default
+    only: Only = Only()  # noqa: RUF009 (immutable)
+    is_fail_fast: bool = False  # whether nothing more is begun after the first finding
 
     @property
     def journal(self) -> Path:
@@ -216,7 +219,8 @@ def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None
     captures = list_captures(settings.activations) if settings.activations else ()
     executor = make_executor(settings)
     try:
-        kernels = introduce_all(settings.kernels, settings.profile, executor, captures)
+        introduced = introduce_all(settings.kernels, settings.profile, executor, captures)
+        kernels = [settings.only.of(kernel) for kernel in introduced]
         prepare_output(settings.out)
         tasks = _tasks(kernels, captures, settings)
         outcomes = _execute(
@@ -253,6 +257,8 @@ def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> dict[str, An
 
 def _baselines(settings: Settings) -> Baselines:
     """Read the baselines of a campaign before it runs; ValueError for one of another profile or seed."""
+    if settings.only.limit is not None:  # figures of fewer cases are others
+        return Baselines(None, None)
     compared = _stored(settings, settings.baseline)
     if settings.baseline is None:
         compared = gate.shipped_baseline(settings.profile, settings.seed)
@@ -275,7 +281,9 @@ def _stored(settings: Settings, path: Path | None, *, may_be_new: bool = False) 
 
 def _tasks(kernels: list[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
     """Everything there is to run; no studies where no kernel takes a case."""
-    tasks = campaign.plan(kernels, settings.profile, settings.seed, captures)
+    tasks = campaign.plan(kernels, settings.profile, settings.seed, captures, settings.only.limit)
+    if settings.only:
+        return tasks
     if settings.profile in adversary.PROBLEMS:
         tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
     return tasks + study_tasks(kernels, settings) if tasks and settings.studies else tasks
@@ -292,6 +300,7 @@ def _execute(
         journal=settings.journal,
         stamp=campaign.source_stamp(),
         progress=lambda outcome: progress(len(tasks), outcome),
+        stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
     )
 
 

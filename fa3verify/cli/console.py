@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fa3_kernels.audit.golden import is_compiled
@@ -33,13 +40,16 @@ if TYPE_CHECKING:
 def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
     """Show a progress bar on stderr; yields the callback of :func:`fa3verify.campaign.verify.run`."""
     console = Console(stderr=True, quiet=quiet)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("compiling the twins", total=None)
 
         def advance(total: int, outcome: Outcome | None) -> None:
             if outcome is None:
-                bar.update(task, total=total, description="verifying")
+                bar.update(task, total=total, description="first cases, which compile")
                 return
             bar.update(task, advance=1, description=escape(outcome.task.label))
             if outcome.error:
@@ -82,7 +92,8 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
             if (pairs := kernel["coverage"]["pairs"])["feasible"]:
                 console.print(f"pairs of classes: {pairs['tried']:,} of {pairs['feasible']:,} feasible ones met")
             if left_out := kernel["coverage"]["not_tried"]:
-                console.print(f"not tried: {escape(', '.join(left_out))}", soft_wrap=True)
+                more = f" and {len(left_out) - 12} more" if len(left_out) > 12 else ""
+                console.print(f"not tried: {escape(', '.join(left_out[:12]))}{more}", soft_wrap=True)
         parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())
         console.print("\n" + "  ".join(parts))
     _print_findings(console, summary, out, str(out / "summary.json"))
@@ -211,17 +222,21 @@ def kernel_row(candidate: Candidate) -> dict[str, Any]:
 
 
 def print_kernels(known: list[Candidate]) -> None:
-    table = Table()
-    for name in ("kernel", "dtype", "available", "description"):
-        table.add_column(name, overflow="fold")
+    """Print what can be judged here, a kernel a line, then the others by the reason why they cannot."""
+    console = Console()
+    width = max(len(c.name) for c in known)
     for c in known:
-        table.add_row(
-            escape(c.name), c.dtype, "yes" if c.unavailable is None else escape(c.unavailable), escape(c.description)
-        )
-    Console().print(table)
+        if c.unavailable is None:
+            console.print(f"{c.name:{width}}  {escape(c.description)}", soft_wrap=True, highlight=False)
+    reasons: dict[str, list[str]] = {}
+    for c in known:
+        if c.unavailable is not None:
+            reasons.setdefault(c.unavailable, []).append(c.name)
+    for reason, names in reasons.items():
+        console.print(f"[yellow]not here[/yellow], {escape(reason)}: {escape(', '.join(names))}", highlight=False)
     for operation in operations.OPERATIONS.values():
         planted = f"add +FAULT to a twin of {operation.name} to plant a fault: {', '.join(operation.faults)}"
-        Console().print(planted, soft_wrap=True)
+        console.print(planted, highlight=False)
 
 
 @contextlib.contextmanager

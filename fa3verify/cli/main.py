@@ -28,6 +28,14 @@ from fa3verify.cli.trace import trace
 from fa3verify.cli.tune import tune
 from fa3verify.cli.verify import verify
 
+JOURNEYS = {
+    "Judge a kernel": (verify, replay, report, kernels, merge),
+    "Look for the worst": (hunt, compare, mutants, adversary),
+    "Choose a schedule, without a GPU": (tune, simulate, trace, hazards, audit),
+    "On a GPU": (bench, bits, libraries, record, sanitize),
+    "Other": (recordings, info),
+}
+
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fa3verify")
@@ -35,27 +43,7 @@ def main() -> None:
     """Numerics verification for FlashAttention-3 on NVIDIA Hopper."""
 
 
-for verb in (
-    verify,
-    merge,
-    adversary,
-    hunt,
-    compare,
-    replay,
-    kernels,
-    audit,
-    bench,
-    bits,
-    libraries,
-    mutants,
-    record,
-    recordings,
-    sanitize,
-    info,
-    report,
-    simulate,
-    trace,
-    tune,
-    hazards,
-):
-    main.add_command(verb)
+for journey, verbs in JOURNEYS.items():
+    for verb in verbs:
+        main.add_command(verb)
+    main.add_panel(click.RichCommandPanel(journey, commands=[str(verb.name) for verb in verbs]))

@@ -12,6 +12,7 @@ from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, requ
 from fa3verify.cli.options import given_options, memory_bytes, output_options, peers_option, pool_options
 
 OF_THE_WHOLE = ("baseline", "update_baseline", "json_target", "junit_target")  # options that a shard has no answer to
+NARROWING = ("families", "properties", "limit", "fail_fast")  # options of which nothing is kept or merged
 
 
 def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
@@ -39,6 +40,13 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
     metavar="DIR",
     help="Judge on the Q, K and V of your own model as well: npz files of q, k and v.",
 )
+@click.option("--family", "families", multiple=True, metavar="PATTERN", help="Only these families, such as 'peak*'.")
+@click.option(
+    "--property", "properties", multiple=True, metavar="PATTERN", help="Only these properties, such as 'causal*'."
+)
+@click.option("--limit", type=click.IntRange(1), help="At most so many cases of a family and trials of a property.")
+@click.option("--head-dim", "head_dims", type=click.IntRange(1), multiple=True, help="Only this head_dim.")
+@click.option("--fail-fast", is_flag=True, help="Begin nothing more after the first finding.")
 @output_options
 @pool_options
 @click.option(
@@ -50,16 +58,22 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
     "--shard", metavar="K/N", callback=_shard, help="Run one of N parts, for fa3verify merge; the same N everywhere."
 )
 def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, quick: bool, **options: Any) -> None:
-    """Judge KERNELS (all twins by default) by bits, bound, baseline and properties; write a report."""
+    """Judge KERNELS (all twins by default) by bits, bound, baseline and properties; write a report.
+
+    With --family, --property or --limit only findings count: a part has no verdict, exit code 5.
+    """
     with one_line_errors():
         from fa3verify import candidates
         from fa3verify.campaign import introduction, verify
+        from fa3verify.campaign.narrowing import Only
         from fa3verify.cli import console
 
         targets = options["json_target"], options["junit_target"], options["update_baseline"]
         require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
+        names = dict.fromkeys((*kernels, *references) or (c.name for c in candidates.BUILT_IN))
+        of_dims = f"@{','.join(map(str, options['head_dims']))}" if options["head_dims"] else ""
         settings = verify.Settings(
-            tuple(dict.fromkeys((*kernels, *references) or (c.name for c in candidates.BUILT_IN))),
+            tuple(name + of_dims for name in names),
             "quick" if quick else profile,
             options["seed"],
             options["out"],
@@ -72,9 +86,13 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             activations=options["activations"],
             memory_bytes=memory_bytes(options["memory_limit"]),
             shard=options["shard"],
+            only=Only(options["families"], options["properties"], options["limit"]),
+            is_fail_fast=options["fail_fast"],
         )
         if settings.shard and (given := given_options(OF_THE_WHOLE)):
             raise click.UsageError(f"{', '.join(given)} is of the whole campaign: give it to fa3verify merge")
+        if (settings.shard or settings.update_baseline) and (given := given_options(NARROWING)):
+            raise click.UsageError(f"{', '.join(given)} is of a part: neither a shard nor a baseline comes of it")
         with console.progress(options["quiet"]) as progress:
             try:
                 summary = (verify.run_shard if settings.shard else verify.run)(settings, progress)

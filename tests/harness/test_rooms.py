@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"fa3verify": "", "fa3_simulator": "simulator", "fa3_kernels": "kernels", "fa3_reference": "reference"}
 GPU_ROOMS = ("fa3verify.gpu", "fa3verify.adapters", "fa3_kernels.gluon", "fa3_kernels.audit", "fa3_kernels.api")
-GPU_ROOMS += ("fa3_kernels.operators",)
+GPU_ROOMS += ("fa3_kernels.operators", "fa3_kernels.frameworks")
 
 
 def modules() -> list[str]:

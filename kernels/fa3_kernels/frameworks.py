@@ -1,0 +1,270 @@
+"""The kernels behind PyTorch's scaled_dot_product_attention and Transformers' models. Importing this registers nothing.
+
+    register_with_torch()
+    torch.nn.attention.activate_flash_attention_impl("fa3verify")  # restore_flash_attention_impl() undoes it
+
+    register_with_transformers()
+    AutoModelForCausalLM.from_pretrained(..., attn_implementation="fa3verify", dtype=torch.bfloat16)
+
+What the kernels do not do (dropout, attention sinks, paged keys, ALiBi) is refused in one line, never ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.library import Library
+
+from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
+from fa3_kernels.gluon.launch import Packed, forward
+from fa3_kernels.gluon.launch_backward import backward, check_differentiable
+from fa3_kernels.operators import options_of
+from fa3_kernels.plan.request import Semantics
+
+NAME = "fa3verify"
+_Tensors = tuple[torch.Tensor, ...]
+
+
+def register_with_torch(name: str = NAME) -> None:
+    """Offer the kernels to ``torch.nn.attention.activate_flash_attention_impl``; nothing changes before that call.
+
+    Once activated they run wherever torch would run its own FlashAttention on a GPU: in
+    ``scaled_dot_product_attention`` under ``SDPBackend.FLASH_ATTENTION``, and in ``torch.nn.attention.varlen``. They
+    take float16 and bfloat16; gradients are added in a fixed order under ``torch.use_deterministic_algorithms``.
+
+    Parameters
+    ----------
+    name : str
+        By which torch's registry knows them.
+
+    Raises
+    ------
+    ImportError
+        Where torch has no such registry (before 2.11).
+    """
+    from torch.nn.attention import register_flash_attention_impl
+
+    register_flash_attention_impl(name, register_fn=_activate)
+
+
+class _Activated:
+    """What torch keeps while the kernels are active."""
+
+    def __init__(self, library: Library) -> None:
+        self._library: Library | None = library
+
+    def remove(self) -> None:
+        """Give torch its own kernels back."""
+        if self._library is not None:
+            self._library._destroy()
+        self._library = None
+
+
+def _activate(key: str = "CUDA") -> _Activated:
+    """Put the kernels in the place of torch's at a dispatch key."""
+    library = Library("aten", "IMPL", key)
+    for name, function in (
+        ("_flash_attention_forward", _forward),
+        ("_flash_attention_backward", _backward),
+        ("_scaled_dot_product_flash_attention", _forward_of_heads),
+        ("_scaled_dot_product_flash_attention_backward", _backward_of_heads),
+    ):
+        library.impl(name, function, key, allow_override=True)
+    return _Activated(library)
+
+
+def _forward(  # noqa: PLR0913 (torch's signature)
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    num_splits: int | None = None,
+    **others: Any,
+) -> _Tensors:
+    """aten::_flash_attention_forward: (batch, seqlen, nheads, head_dim), or packed with starts."""
+    _refuse(dropout_p, return_debug_mask=return_debug_mask, **others)
+    window = window_size_left, window_size_right
+    semantics, choices = options_of(scale, causal, _window(window), 0.0, num_splits or 1, None, None)
+    out, lse = forward(q, k, v, semantics, choices, packed=_packed(cu_seqlens_q, cu_seqlens_k, max_q, max_k))
+    seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of a dropout that there is none of
+    return out, lse, seed, seed.new_zeros(()), q.new_empty(0)
+
+
+def _backward(  # noqa: PLR0913 (torch's signature)
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    causal: bool,
+    *_seed: torch.Tensor,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> _Tensors:
+    """aten::_flash_attention_backward."""
+    _refuse(dropout_p)
+    check_differentiable(q.dtype, max(q.shape[-1], v.shape[-1]))
+    window = _window((window_size_left, window_size_right))
+    semantics: Semantics = options_of(scale, causal, window, 0.0, 1, None, None)[0]
+    packed = _packed(cu_seqlens_q, cu_seqlens_k, max_q, max_k)
+    in_order = torch.are_deterministic_algorithms_enabled()
+    return backward(dout, q, k, v, out, lse, semantics, packed=packed, is_deterministic=in_order)
+
+
+def _forward_of_heads(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """aten::_scaled_dot_product_flash_attention: (batch, nheads, seqlen, head_dim); out has the strides of q."""
+    max_q, max_k = q.shape[2], k.shape[2]
+    options: tuple[Any, ...] = None, None, max_q, max_k, dropout_p, causal, return_debug_mask
+    out, lse, *rest = _forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), *options, scale=scale)
+    return _strided(out, q), lse, None, None, max_q, max_k, *rest
+
+
+def _backward_of_heads(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    *rest: Any, scale: float | None = None,
+) -> _Tensors:  # fmt: skip
+    """aten::_scaled_dot_product_flash_attention_backward."""
+    swapped: list[Any] = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
+    gradients = _backward(*swapped, lse, *rest, scale=scale)
+    return tuple(_strided(x, like) for x, like in zip(gradients, (q, k, v), strict=True))
+
+
+def _strided(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """(batch, seqlen, nheads, head_dim) as (batch, nheads, seqlen, head_dim), in the strides that compiled code
+    expects."""
+    x = x.transpose(1, 2)
+    wanted = torch.empty_like(like)
+    return x if x.stride() == wanted.stride() else wanted.copy_(x)
+
+
+def _window(window: tuple[int | None, int | None]) -> tuple[int, int]:
+    left, right = window
+    return -1 if left is None else left, -1 if right is None else right
+
+
+def _packed(
+    starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_q: int, max_k: int
+) -> Packed | None:  # fmt: skip
+    if starts_q is None and starts_k is None:
+        return None
+    if starts_q is None or starts_k is None:
+        raise ValueError("packed sequences need the starts of queries and of keys")
+    return Packed(starts_q, starts_k, max_q, max_k)
+
+
+def _refuse(dropout_p: float, **others: object) -> None:
+    if dropout_p:
+        raise ValueError(f"dropout is not supported and must be 0, got {dropout_p}")
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} is not supported by these kernels")
+
+
+def register_with_transformers(name: str = NAME) -> None:
+    """Offer the kernels to Transformers' models as ``attn_implementation=name``.
+
+    Causal and bidirectional models in float16 or bfloat16, with grouped heads, sliding windows, softcap, caches that
+    grow, padded batches (on either side) and packed ones (by starts or position_ids). Needs Transformers 4.50 or newer.
+
+    Parameters
+    ----------
+    name : str
+        Of the attention implementation, and of its mask, which is that of Transformers' flash attention.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
+
+    AttentionInterface.register(name, _attention_of_model)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, flash_attention_mask)
+
+
+def _attention_of_model(  # noqa: PLR0913 (Transformers' signature)
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    cache: object = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Transformers' attention function: (batch, nheads, seqlen, head_dim) in, (batch, seqlen, nheads, head_dim) out."""
+    _refuse(dropout, attention_sinks=s_aux, position_bias=position_bias, paged_cache=cache)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    options: dict[str, Any] = {"softmax_scale": scaling, "causal": causal, "softcap": softcap or 0.0}
+    if sliding_window is not None:  # its keys count the token's own
+        options["window_size"] = (sliding_window - 1, 0 if causal else sliding_window - 1)
+    if attention_mask is not None:
+        return _unpadded(q, k, v, attention_mask, options), None
+    if (starts := _starts(q, k, others)) is not None:
+        out: Any = flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *starts, **options)
+        return out.view(*q.shape[:-1], v.shape[-1]), None
+    out = flash_attn_func(q, k, v, **options)
+    return out, None
+
+
+def _starts(
+    q: torch.Tensor, k: torch.Tensor, others: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor, int, int] | None:
+    """Where the packed sequences of a batch of one start, as it is told or as position_ids begin anew; else None."""
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    starts_q, starts_k, max_q, max_k = (others.get(name) for name in names)
+    if starts_q is not None and starts_k is not None and max_q is not None and max_k is not None:
+        return starts_q.int(), starts_k.int(), int(max_q), int(max_k)
+    positions = others.get("position_ids")
+    if positions is None or len(q) != 1 or q.shape[1] == 1 or q.shape[1] != k.shape[1]:
+        return None
+    first = (positions.flatten() == positions.min()).nonzero().flatten().int()
+    if len(first) <= 1:
+        return None
+    starts = torch.cat([first, first.new_tensor([q.shape[1]])])
+    longest = int(starts.diff().max())
+    return starts, starts, longest, longest
+
+
+def _unpadded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    """Attention among the tokens that a mask (batch, seqlen_k) of 1 and 0 keeps; rows of padding are 0."""
+    keeps_k = mask.bool()
+    k, v = k[:, : mask.shape[1]], v[:, : mask.shape[1]]  # a cache of fixed length is longer than its mask
+    keeps_q = keeps_k[:, -q.shape[1] :]
+    starts_q, starts_k = (torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (keeps_q, keeps_k))
+    lengths = int(starts_q.diff().max()), int(starts_k.diff().max())
+    found: Any = flash_attn_varlen_func(q[keeps_q], k[keeps_k], v[keeps_k], starts_q, starts_k, *lengths, **options)
+    out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+    return out.masked_scatter(keeps_q[..., None, None], found)

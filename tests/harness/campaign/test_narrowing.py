@@ -1,0 +1,123 @@
+"""A part of a campaign has findings and no verdict, whatever is left out of it."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+
+import pytest
+from click.testing import CliRunner
+
+from fa3verify import candidates
+from fa3verify.campaign.introduction import Introduction, introduce
+from fa3verify.campaign.narrowing import Only
+from fa3verify.campaign.tasks import Outcome, Task, execute, is_finding, plan
+from fa3verify.cli.main import main
+
+KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))
+
+
+def run(out, *arguments):
+    result = CliRunner().invoke(
+        main, ["verify", *arguments, "--quick", "--no-studies", "--workers", "1", "--out", str(out)]
+    )
+    return result, json.loads((out / "summary.json").read_text()) if (out / "summary.json").exists() else None
+
+
+@pytest.mark.parametrize(
+    ("only", "families", "laws", "covers"),
+    [
+        (Only(families=("p*",)), ("peaky",), (), False),
+        (Only(families=("cover",)), (), (), True),
+        (Only(properties=("causal_*", "other")), (), KERNEL.laws, False),
+        (Only(families=("normal",), properties=("other",)), ("normal",), ("other",), False),
+        (Only(limit=2), KERNEL.families, KERNEL.laws, True),
+    ],
+)
+def test_what_matches_is_left_and_the_kernel_says_that_it_is_a_part(only, families, laws, covers):
+    left = only.of(KERNEL)
+    assert (left.families, left.laws, left.covers) == (families, laws, covers)
+    assert left.narrowed
+    tasks = plan([left], "quick", 0, limit=only.limit)
+    assert sorted(task.kind for task in tasks) == sorted(
+        ["family"] * len(families) + ["law"] * len(laws) + ["cover"] * covers
+    )
+
+
+def test_without_patterns_nothing_is_left_out_and_one_that_matches_nothing_is_refused():
+    assert Only().of(KERNEL) is KERNEL
+    with pytest.raises(ValueError, match=r"no family and no property of twin\.fp16 matches; there are normal"):
+        Only(families=("causal_one",)).of(KERNEL)
+
+
+def test_a_limit_bounds_trials_and_cases():
+    for task in plan([Only(limit=2).of(KERNEL)], "quick", 0, limit=2):
+        assert task.arguments.get("max_examples", task.arguments.get("limit")) == 2
+
+
+def test_a_part_that_leaves_the_faulty_property_out_is_no_pass(tmp_path):
+    kernel = "twin.fp16+causal_top_left"
+    result, summary = run(tmp_path / "a", kernel, "--property", "sign_symmetry")
+    assert (result.exit_code, summary["verdict"]) == (5, "inconclusive")
+    assert "only properties sign_symmetry" in summary["kernels"][0]["inconclusive"]
+    result, summary = run(tmp_path / "b", kernel, "--property", "causal_row*", "--fail-fast")
+    assert (result.exit_code, summary["verdict"]) == (1, "fail")
+
+
+@pytest.mark.parametrize("also", [["--shard", "1/2"], ["--update-baseline", "new.json"]])
+def test_no_shard_and_no_baseline_comes_of_a_part(also, tmp_path):
+    result, _ = run(tmp_path / "out", "twin.fp16", "--limit", "1", *also)
+    assert result.exit_code == 2
+    assert "--limit is of a part" in result.stderr
+
+
+class Waiting(Future):
+    """A call that no worker has begun; a pool tells whoever waits that it was cancelled."""
+
+    def cancel(self):
+        return super().cancel() and not self.set_running_or_notify_cancel()
+
+
+class OneDone:
+    """An executor that has run the first task, and not begun any other."""
+
+    def submit(self, function, **arguments):
+        future = Waiting()
+        if arguments["name"] == "first":
+            future.set_result(function(**arguments))
+        return future
+
+
+def test_after_the_first_finding_nothing_more_is_begun():
+    tasks = [Task("law", name, lambda name: {"status": "fail"}, {"name": name}) for name in ("first", "second")]
+    first, second = execute(tasks, OneDone(), stops=is_finding)  # type: ignore[arg-type]
+    assert is_finding(first)
+    assert second.skipped
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "is_one"),
+    [
+        ("law", {"status": "pass"}, False),
+        ("family", [{"measures": {"ratio_max": 1.0, "bits_differing": 0}}], False),
+        ("family", [{"measures": {"ratio_max": float("nan")}}], True),
+        ("family", [{"measures": {"ratio_max": 0.5, "ratio_lse_max": 1.5}}], True),
+        ("family", [{"measures": {"ratio_max": 0.5, "bits_differing": 1}}], True),
+        ("cover", {"records": [{"error": "it raised"}]}, True),
+        ("study growth", {"whatever": 0}, False),
+    ],
+)
+def test_a_finding_is_what_needs_no_baseline(kind, value, is_one):
+    assert is_finding(Outcome(Task(kind, "", print, {}), value)) is is_one
+
+
+def test_a_name_with_head_dims_claims_these_alone():
+    narrowed = candidates.find("twin.fp16@64,128")
+    assert (narrowed.name, narrowed.head_dims) == ("twin.fp16@64,128", (64, 128))
+    told = introduce("twin.fp16@64,128", "quick")
+    assert [claim for claim in told.claims if claim.startswith("head_dim")] == ["head_dim 64", "head_dim 128"]
+    assert candidates.find("twin.fp16+stale_v@64").fault is not None
+    with pytest.raises(ValueError, match=r"triton_tutorial.* takes head_dim 64, not 128"):
+        candidates.find("twin.triton_tutorial.fp16@128")
+    with pytest.raises(ValueError, match="are numbers"):
+        candidates.find("twin.fp16@wide")

@@ -1,0 +1,238 @@
+"""PyTorch and Transformers hand their problems over as they are meant. The kernels are replaced by plain float32 sums
+here, so that no GPU is needed; tests/gpu/test_frameworks.py runs the kernels."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+pytestmark = pytest.mark.optional
+torch = pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("torch.nn.attention", reason="needs torch's registry")
+
+
+def probabilities(q, k, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0):
+    """P of (batch, seqlen, nheads, head_dim), bottom-right aligned, and lse; as many heads of k as of q."""
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) * (softmax_scale or 1 / math.sqrt(q.shape[-1]))
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None] - (k.shape[1] - q.shape[1])
+    left, right = window_size
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if causal:
+        hidden |= distance > 0
+    if right >= 0:
+        hidden |= distance > right
+    if left >= 0:
+        hidden |= distance < -left
+    scores = scores.masked_fill(hidden, -math.inf)
+    lse = scores.logsumexp(-1)
+    return torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None]), lse
+
+
+def attention(q, k, v, **options):
+    """Output like q, and lse."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    p, lse = probabilities(q, k, **options)
+    return torch.einsum("bhqk,bkhd->bqhd", p, v.float()).to(q.dtype), lse
+
+
+def packed_attention(q, k, v, starts_q, starts_k, max_q, max_k, **options):
+    """The same of packed sequences, one after the other."""
+    assert max_q >= starts_q.diff().max()
+    assert max_k >= starts_k.diff().max()
+    parts = [
+        attention(q[None, a:b], k[None, c:d], v[None, c:d], **options)
+        for a, b, c, d in zip(starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:], strict=True)
+    ]
+    return torch.cat([out[0] for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], 1)
+
+
+def options_of(semantics):
+    return {
+        "softmax_scale": semantics.softmax_scale, "causal": semantics.causal, "window_size": semantics.window,
+    }  # fmt: skip
+
+
+def forward(q, k, v, semantics, choices, *, packed=None):
+    """Stands for fa3_kernels.gluon.launch.forward."""
+    options = options_of(semantics)
+    return attention(q, k, v, **options) if packed is None else packed_attention(q, k, v, *packed, **options)
+
+
+def backward(dout, q, k, v, out, lse, semantics, **options):
+    """Stands for fa3_kernels.gluon.launch_backward.backward; one batch, by the formulas."""
+    assert options == {"packed": None, "is_deterministic": False}
+    group = q.shape[2] // k.shape[2]
+    all_k, all_v = (x.repeat_interleave(group, 2) for x in (k, v))
+    p, again = probabilities(q, all_k, **options_of(semantics))
+    assert torch.allclose(again, lse, atol=1e-6)
+    dots = (dout * out).sum(-1).transpose(1, 2)[..., None]
+    ds = p * (torch.einsum("bqhd,bkhd->bhqk", dout, all_v) - dots) * semantics.softmax_scale
+    dk, dv = torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bqhd->bkhd", p, dout)
+    grouped = (x.unflatten(2, (-1, group)).sum(3) for x in (dk, dv))
+    return torch.einsum("bhqk,bkhd->bqhd", ds, all_k), *grouped
+
+
+@pytest.fixture
+def frameworks(monkeypatch):
+    from fa3_kernels import frameworks
+
+    monkeypatch.setattr(frameworks, "forward", forward)
+    monkeypatch.setattr(frameworks, "backward", backward)
+    monkeypatch.setattr(frameworks, "flash_attn_func", lambda *qkv, **options: attention(*qkv, **options)[0])
+    monkeypatch.setattr(frameworks, "flash_attn_varlen_func", lambda *a, **options: packed_attention(*a, **options)[0])
+    return frameworks
+
+
+@pytest.fixture
+def on_cpu(frameworks):
+    """The kernels in the place of torch's on a CPU, where torch has none under these names."""
+    activated = frameworks._activate("CPU")
+    yield
+    activated.remove()
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# -- PyTorch --
+
+
+def test_importing_registers_nothing():
+    import subprocess
+    import sys
+
+    code = (
+        "import fa3_kernels.frameworks, torch.nn.attention as a;"
+        "assert 'fa3verify' not in a.list_flash_attention_impls() and a.current_flash_attention_impl() is None;"
+        "fa3_kernels.frameworks.register_with_torch();"
+        "assert 'fa3verify' in a.list_flash_attention_impls() and a.current_flash_attention_impl() is None;"
+        "a.activate_flash_attention_impl('fa3verify'); assert a.current_flash_attention_impl() == 'fa3verify';"
+        "a.restore_flash_attention_impl(); assert a.current_flash_attention_impl() is None"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("is_contiguous", [False, True])
+def test_scaled_dot_product_attention_and_its_gradients_are_those_of_the_mathematics(on_cpu, causal, is_contiguous):
+    leaves = [draw(2, 9, 4, 8, seed=0), draw(2, 9, 2, 8, seed=1), draw(2, 9, 2, 8, seed=2)]
+    q, k, v = (x.transpose(1, 2).contiguous() if is_contiguous else x.transpose(1, 2) for x in leaves)
+    for x in (q, k, v):
+        x.requires_grad_()
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=0.3)
+    assert out.stride() == torch.empty_like(q).stride()
+    dout = draw(*out.shape, seed=3)
+    found = torch.autograd.grad(out, (q, k, v), dout)
+    math_out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.3, enable_gqa=True)
+    wanted = torch.autograd.grad(math_out, (q, k, v), dout)
+    assert torch.allclose(out, math_out, atol=1e-6)
+    for a, b, x in zip(found, wanted, (q, k, v), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+        assert a.stride() == torch.empty_like(x).stride()
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k.repeat_interleave(2, 1)) * 0.3
+    if causal:
+        scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -math.inf)
+    assert torch.allclose(lse, scores.logsumexp(-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (2, 0)])
+def test_varlen_attention_of_torch_passes_starts_and_window(on_cpu, window):
+    q, k, v = draw(12, 4, 8), draw(12, 2, 8, seed=1), draw(12, 2, 8, seed=2)
+    starts = torch.tensor([0, 5, 12], dtype=torch.int32)
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, starts, starts, 7, 7, 0.0, False, False, window_size_left=window[0], window_size_right=window[1]
+    )
+    for a, b in ((0, 5), (5, 12)):
+        wanted, of_lse = attention(*(x[None, a:b] for x in (q, k, v)), window_size=window)
+        assert torch.allclose(out[a:b], wanted[0])
+        assert torch.allclose(lse[:, a:b], of_lse[0])
+
+
+def test_what_the_kernels_do_not_do_is_refused(on_cpu, frameworks):
+    q = draw(1, 2, 4, 8)
+    with pytest.raises(ValueError, match="dropout"):
+        torch.ops.aten._scaled_dot_product_flash_attention(q, q, q, 0.1)
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        torch.ops.aten._flash_attention_forward(q, q, q, None, None, 2, 2, 0.0, False, False, alibi_slopes=q[0, 0, 0])
+    with pytest.raises(ValueError, match="attention_sinks"):
+        frameworks._attention_of_model(torch.nn.Module(), q, q, q, None, s_aux=q)
+
+
+# -- Transformers --
+
+LLAMA = {"num_key_value_heads": 2}
+MODELS = {
+    "llama": ("LlamaConfig", {**LLAMA}),
+    "window": ("MistralConfig", {**LLAMA, "sliding_window": 4}),
+    "softcap": ("Gemma2Config", {**LLAMA, "head_dim": 8, "attn_logit_softcapping": 3.0, "sliding_window": 4}),
+    "bidirectional": ("BertConfig", {}),
+}
+
+
+def model(name: str, implementation: str):
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    kind, facts = MODELS[name]
+    config = getattr(transformers, kind)(
+        vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, attn_implementation=implementation, pad_token_id=0, **facts,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    auto = transformers.AutoModel if name == "bidirectional" else transformers.AutoModelForCausalLM
+    found = auto.from_config(config).eval()
+    assert found.config._attn_implementation == implementation
+    return found
+
+
+def outputs(of, **inputs):
+    with torch.no_grad():
+        found = of(**inputs)
+    return found.logits if "logits" in found else found.last_hidden_state
+
+
+def tokens(*shape):
+    return torch.randint(1, 31, shape, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture
+def registered(frameworks):
+    pytest.importorskip("transformers", reason="needs transformers")
+    frameworks.register_with_transformers()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_a_model_gives_the_same_logits_as_with_eager_attention(registered, name, padding):
+    ids, mask = tokens(2, 11), torch.ones(2, 11, dtype=torch.long)
+    if padding == "left":
+        mask[1, :5] = 0
+    elif padding == "right":
+        mask[1, -5:] = 0
+    given = {"input_ids": ids} if padding == "none" else {"input_ids": ids, "attention_mask": mask}
+    ours, eager = (outputs(model(name, kind), **given) for kind in ("fa3verify", "eager"))
+    kept = mask.bool()
+    assert torch.allclose(ours[kept], eager[kept], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "window"])
+def test_generation_with_a_cache_gives_the_same_tokens(registered, name):
+    ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.long)
+    mask[0, :3] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
+    ours, eager = (model(name, kind).generate(ids, **options) for kind in ("fa3verify", "eager"))
+    assert torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_packed_sequences_do_not_see_each_other(registered, is_told):
+    of = model("llama", "fa3verify")
+    ids = tokens(1, 12)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    starts = torch.tensor([0, 5, 12], dtype=torch.int32)
+    told = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 7, "max_length_k": 7} if is_told else {}
+    both = outputs(of, input_ids=ids, position_ids=positions, use_cache=False, **told)
+    each = [outputs(of, input_ids=part) for part in (ids[:, :5], ids[:, 5:])]
+    assert torch.allclose(both, torch.cat(each, 1), atol=2e-5)
