@@ -155,6 +155,7 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
     from fa3_simulator.run import operations
+    from fa3_simulator.what_if import speedups
 
     is_forward = isinstance(config, Config)
     overlap, bound = measure(*traced), roofline(problem, config, machine, found.clock_mhz)
@@ -181,6 +182,10 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
         "hidden_softmax": overlap.hidden_softmax,
         "binds": "hbm" if found.hbm_cycles > found.cta_cycles else overlap.binds,
         "cta_cycles": round(found.cta_cycles),
+        "times_as_fast_if_free": {
+            **speedups(traced[0], machine, found.clock_mhz, traced[2]),
+            "waiting": 1 / overlap.overlap_efficiency,
+        },
         "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
         "hazards": [finding._asdict() for finding in check(traced[0], machine)],
         "assumed_constants": machine.assumed(),
@@ -216,6 +221,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
         f"overlap efficiency {figures['overlap_efficiency']:.3f} ({figures['binds']} binds), "
         f"hidden softmax {figures['hidden_softmax']:.3f}"
     )
+    free = ", ".join(f"{thing} {ratio:.2f}" for thing, ratio in figures["times_as_fast_if_free"].items())
+    click.echo(f"  times as fast if free: {free}")
     idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
     click.echo("  idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005))
     click.echo(hazards_line(figures["hazards"], "in this CTA"))
