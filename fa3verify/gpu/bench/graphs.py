@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fa3_kernels.gluon.clock import SLOTS, read_clocks
-from fa3verify.gpu.bench.timing import LAUNCHES, Burst, sm_mhz
+from fa3verify.gpu.bench.timing import BY_GRAPH, LAUNCHES, Burst, sm_mhz
 
 _READ_CLOCKS: Any = read_clocks  # the annotations of gluon.jit hide that a kernel is launched
 
@@ -18,15 +18,15 @@ _READ_CLOCKS: Any = read_clocks  # the annotations of gluon.jit hide that a kern
 class GraphTimed:
     """Launches captured in a CUDA graph and timed by events."""
 
-    timed_by = "CUDA graph"
+    timed_by = BY_GRAPH
 
     def __init__(self, launch: Callable[[int], object]) -> None:
         self.launch = launch
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def time(self, launches: int, probe: Callable[[], None]) -> Burst:
+    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> Burst:
         graph = self._graphs.get(launches) or self._capture(launches)
-        return _between_events(graph.replay, launches, probe)
+        return _between_events(lambda: [graph.replay() for _ in range(repeats)], launches * repeats, probe)
 
     def _capture(self, launches: int) -> torch.cuda.CUDAGraph:
         for i in range(LAUNCHES):
@@ -50,9 +50,10 @@ class EventTimed:
     def __init__(self, launch: Callable[[int], object]) -> None:
         self.launch = launch
 
-    def time(self, launches: int, probe: Callable[[], None]) -> Burst:
+    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> Burst:
         self.launch(0)
         torch.cuda.synchronize()
+        launches *= repeats
         return _between_events(lambda: [self.launch(i) for i in range(launches)], launches, probe)
 
 

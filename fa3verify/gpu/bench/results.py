@@ -20,7 +20,7 @@ SCHEMA = "fa3verify.bench/2"
 MEASURED = "ok"
 FIGURES = (
     "burst_ms", "burst_sm_mhz", "burst_cycles", "burst_driver_mhz", "sustained_ms", "sustained_sm_mhz",
-    "sustained_driver_mhz", "rel_rmse", "gain",
+    "sustained_driver_mhz", "sustained_w", "rel_rmse", "gain",
 )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ class Measured:
     ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong, or whose
     errors leave its bound, has none. ``*_sm_mhz`` is
     counted on the SMs during the run, ``*_driver_mhz`` what the driver reports; ``burst_cycles`` are SM cycles per
-    launch.
+    launch, ``sustained_w`` the mean power under sustained load.
     """
 
     name: str
@@ -78,6 +78,7 @@ class Measured:
     sustained_ms: float = math.nan
     sustained_sm_mhz: float = math.nan
     sustained_driver_mhz: float = math.nan
+    sustained_w: float = math.nan
     rounds_ms: tuple[float, ...] = ()
     schedule: Switches | None = None
     outputs: int = 0
@@ -115,6 +116,7 @@ def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule:
         _median(b.ms for b in times.sustained),
         _median(b.sm_mhz for b in times.sustained),
         _median(times.sustained_driver_mhz),
+        _median(times.sustained_w),
         tuple(b.ms for b in times.bursts),
         schedule,
         verdict.outputs,
@@ -145,6 +147,15 @@ class CellRecord:
             if m.name == name:
                 return self.cell.flops / 1e9 / (m.sustained_ms if sustained else m.burst_ms)
         return math.nan
+
+    def joules(self, name: str) -> float:
+        """Energy of a launch under a kernel's own heat; NaN without one.
+
+        >>> cell = Cell("paper", "fp16", 1, 1000, 1000, 1, 1, 250, False)
+        >>> CellRecord("", cell, 1, (Measured("a", "ok", sustained_ms=2.0, sustained_w=700.0),)).joules("a")
+        1.4
+        """
+        return next((m.sustained_w * m.sustained_ms / 1e3 for m in self.kernels if m.name == name), math.nan)
 
     def ratio(self, name: str, peer: str) -> float:
         """How many times as fast as a peer a kernel is here; NaN if either has no time."""
@@ -203,7 +214,7 @@ def _number(value: Any) -> float:
 def _read_cell(body: Mapping[str, Any]) -> CellRecord:
     kernels = []
     for m in body["kernels"]:
-        fields = {**m, **{n: _number(m[n]) for n in FIGURES}, "rounds_ms": tuple(map(float, m["rounds_ms"]))}
+        fields = {**m, **{n: _number(m.get(n, "NaN")) for n in FIGURES}, "rounds_ms": tuple(map(float, m["rounds_ms"]))}
         fields["schedule"] = m["schedule"] and Switches(**m["schedule"])
         kernels.append(Measured(**fields))
     return CellRecord(body["run"], Cell(**body["cell"]), body["copies"], tuple(kernels))

@@ -17,7 +17,7 @@ from fa3verify.gpu.bench.results import FIGURES, MEASURED, CellRecord, Measured,
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
 CELL_FIELDS = ("grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
 COLUMNS = (*FIGURES, "bits_differing", "outputs")
-UNITS = {"ms": "ms", "mhz": "MHz", "tflops": "TFLOP/s", "cycles": "cycles"}  # by the last word of a name
+UNITS = {"ms": "ms", "mhz": "MHz", "w": "W", "tflops": "TFLOP/s", "cycles": "cycles"}  # by the last word of a name
 
 
 def _flat(records: Iterable[CellRecord]) -> Iterable[dict[str, Any]]:
@@ -30,6 +30,7 @@ def _flat(records: Iterable[CellRecord]) -> Iterable[dict[str, Any]]:
             row |= {"burst_cycles": m.burst_cycles, "burst_driver_mhz": m.burst_driver_mhz}
             row |= {"sustained_ms": m.sustained_ms, "sustained_tflops": record.tflops(m.name, sustained=True)}
             row |= {"sustained_sm_mhz": m.sustained_sm_mhz, "sustained_driver_mhz": m.sustained_driver_mhz}
+            row |= {"sustained_w": m.sustained_w, "joules": record.joules(m.name)}
             row |= {"kv_tb_per_s": record.cell.kv_bytes / 1e9 / m.burst_ms}
             row |= {"ratio_to_best_peer": record.ratio(m.name, best_peer(record) or "")}
             row |= {"outputs_checked": m.outputs, "bits_differing": m.bits_differing, "rel_rmse": m.rel_rmse}
@@ -124,6 +125,7 @@ def markdown(results: Results) -> str:
     for grid in grids:
         records = [r for r in results.cells.values() if r.cell.grid == grid]
         parts += {"paper": _paper, "drift": _accumulator_loss}.get(grid, _listed)(grid, records)
+        parts += _energy(records)
         if grid != "drift":
             parts += _ratios(records)
     parts += _missing(results)
@@ -159,6 +161,25 @@ def _paper(grid: str, records: Sequence[CellRecord]) -> list[str]:
     if counted:
         parts += [f"SM clock counted in the bursts: {min(counted):.0f} to {max(counted):.0f} MHz", ""]
     return parts
+
+
+def _energy(records: Sequence[CellRecord]) -> list[str]:
+    """Joules of a launch by NVML's energy counter, and operations per joule, where they were measured."""
+    weighed = [r for r in records if any(m.sustained_w > 0 for m in r.kernels)]
+    if not weighed:
+        return []
+    names = names_of(weighed)
+    rows = [[r.cell.key, *(_energy_text(r, name) for name in names)] for r in weighed]
+    title = "Under sustained load: joules a launch (TFLOP per joule, watts), by the energy counter of the GPU:"
+    return [title, "", *_table(["cell", *names], rows)]
+
+
+def _energy_text(record: CellRecord, name: str) -> str:
+    joules = record.joules(name)
+    watts = next((m.sustained_w for m in record.kernels if m.name == name), math.nan)
+    if math.isnan(joules):
+        return "-"
+    return f"{joules:.3g} ({record.cell.flops / 1e12 / joules:.3f}, {watts:.0f})"
 
 
 def _speed(record: CellRecord, name: str) -> str:

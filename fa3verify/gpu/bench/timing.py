@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import subprocess
 import time
@@ -12,11 +13,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+BY_GRAPH = "CUDA graph"
 LAUNCHES = 3  # launches of one burst, at least
 BURST_MS = 1.0  # at least: the time an SM reads may move in steps of 1 us, which is then 0.1 %
 DUTY = 0.03  # share of the time a burst may fill: 9 ms of 0.3 s
-SUSTAINED_MS = 40.0
-WARM_REPLAYS = 4  # times SUSTAINED_MS of the kernel's own heat: clocks otherwise depend on what ran before
+GRAPH_MS = 40.0  # of launches that are captured at a time for a sustained run
+WARM_REPLAYS = 8  # of the kernel's own heat: clocks otherwise depend on what ran before
+SUSTAINED_REPLAYS = 28  # 1.1 s, of which SAMPLED_S see the energy counter tick, every 0.1 s or oftener
+SAMPLED_S = 1.0
+SUSTAINED_ROUNDS = 2
 
 
 class Burst(NamedTuple):
@@ -30,9 +35,10 @@ class Timed(Protocol):
     """A prepared launch."""
 
     timed_by: str
+    launch: Callable[[int], object]
 
-    def time(self, launches: int, probe: Callable[[], None]) -> Burst:
-        """Run ``launches`` back to back; ``probe`` is called while they run."""
+    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> Burst:
+        """Run ``launches`` back to back ``repeats`` times; ``probe`` is called while they run."""
         ...
 
 
@@ -53,12 +59,13 @@ class Times:
     burst_driver_mhz: list[float] = field(default_factory=list)
     sustained: list[Burst] = field(default_factory=list)
     sustained_driver_mhz: list[float] = field(default_factory=list)
+    sustained_w: list[float] = field(default_factory=list)
 
 
 def measure(
     runs: Mapping[str, Timed],
     pace: Pace,
-    clock: Callable[[], float],
+    clock: Clock,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Times]:
     """Time every run: interleaved cool bursts first, then sustained load.
@@ -67,8 +74,8 @@ def measure(
     ----------
     runs : mapping of name to Timed
     pace : Pace
-    clock : callable
-        SM clock in MHz as the driver reports it, read while a run is under way.
+    clock : Clock
+        Read while a run is under way.
     sleep : callable
         Replaced in tests.
 
@@ -86,18 +93,53 @@ def measure(
             probe = lambda record=record: record.burst_driver_mhz.append(clock())  # noqa: E731
             record.bursts.append(run.time(launches[name], probe))
             pause = min(pace.pause_s, launches[name] * record.bursts[-1].ms / 1e3 / DUTY)
-    if not pace.sustained:
-        return times
-    for name, record in times.items():
-        launches[name] = max(LAUNCHES, int(SUSTAINED_MS / statistics.median(b.ms for b in record.bursts)))
-    for _ in range(3):
-        for name, run in runs.items():
-            for _ in range(WARM_REPLAYS):
-                run.time(launches[name], _no_probe)
-            record = times[name]
-            probe = lambda record=record: record.sustained_driver_mhz.append(clock())  # noqa: E731
-            record.sustained.append(run.time(launches[name], probe))
+    if pace.sustained:
+        _sustain(runs, times, clock)
     return times
+
+
+def _sustain(runs: Mapping[str, Timed], times: Mapping[str, Times], clock: Clock) -> None:
+    """Time and weigh every run under its own heat, two interleaved rounds of more than a second each."""
+    launches = {n: max(LAUNCHES, int(GRAPH_MS / statistics.median(b.ms for b in t.bursts))) for n, t in times.items()}
+    for _ in range(SUSTAINED_ROUNDS):
+        for name, run in runs.items():
+            run.time(launches[name], _no_probe, WARM_REPLAYS)
+            record = times[name]
+
+            def probe(run: Timed = run, record: Times = record) -> None:
+                record.sustained_driver_mhz.append(clock())
+                if run.timed_by == BY_GRAPH:  # of other launches the host still starts the last when this is called
+                    record.sustained_w.append(power_w(clock.energy_j, SAMPLED_S))
+
+            record.sustained.append(run.time(launches[name], probe, SUSTAINED_REPLAYS))
+
+
+def power_w(energy_j: Callable[[], float], seconds: float, now: Callable[[], float] = time.monotonic) -> float:
+    """Mean power over ``seconds``, from one step of an energy counter that moves in steps to another.
+
+    Parameters
+    ----------
+    energy_j : callable
+        The counter, in joules; NaN where there is none.
+    seconds : float
+    now : callable
+        Seconds; replaced in tests.
+
+    Returns
+    -------
+    float
+        Watts, to the time between two readings over ``seconds``; NaN for a counter that made fewer than two steps.
+    """
+    started, last = now(), energy_j()
+    steps: list[tuple[float, float]] = []
+    while (at := now()) - started < seconds:
+        if (reading := energy_j()) > last:
+            steps.append((at, reading))
+            last = reading
+    if len(steps) < 2:
+        return math.nan
+    (begin, first), (end, final) = steps[0], steps[-1]
+    return (final - first) / (end - begin)
 
 
 def _burst_launches(run: Timed) -> int:
@@ -134,23 +176,33 @@ def sm_mhz(before: np.ndarray, after: np.ndarray) -> float:
 
 
 class Clock:
-    """SM clock in MHz as the driver reports it, by query: NVML where its bindings are installed, else nvidia-smi."""
+    """What the driver says of the GPU that torch calls the first: the SM clock in MHz, and energy used in joules.
+
+    By NVML where its bindings are installed; else nvidia-smi says the clock and nobody the energy.
+    """
 
     def __init__(self) -> None:
         try:
             import pynvml as nvml  # pyright: ignore[reportMissingImports] (optional: nvidia-smi is slower)
-
-            nvml.nvmlInit()
-            handle = nvml.nvmlDeviceGetHandleByIndex(0)
-            self._read = lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         except ImportError:
-            self._read = lambda: float(query("clocks.sm"))
+            self._read, self.energy_j = lambda: float(query("clocks.sm")), lambda: math.nan
+            return
+        nvml.nvmlInit()
+        name = device_name()
+        handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
+        self._read = lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        self.energy_j = lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
 
     def __call__(self) -> float:
         return self._read()
 
 
+def device_name() -> str:
+    """Index or UUID by which the driver knows the GPU that this process calls the first, in the order of PCI."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+
+
 def query(field_name: str) -> str:
     """One field of nvidia-smi, such as ``driver_version``."""
-    command = ["nvidia-smi", f"--query-gpu={field_name}", "--format=csv,noheader,nounits", "-i", "0"]
+    command = ["nvidia-smi", f"--query-gpu={field_name}", "--format=csv,noheader,nounits", "-i", device_name()]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3verify.gpu.bench import cells, results, tables
+from fa3verify.gpu.bench import cells, results, tables, timing
 from fa3verify.gpu.bench.results import Verdict
 from fa3verify.gpu.bench.timing import LAUNCHES, Burst, Pace, Times, measure, sm_mhz
 
@@ -28,8 +28,11 @@ class FakeTimed:
     def __init__(self, name: str, milliseconds: list[float], log: list) -> None:
         self.name, self.milliseconds, self.log = name, iter(milliseconds), log
 
-    def time(self, launches: int, probe) -> Burst:
-        self.log.append((self.name, launches))
+    def launch(self, i: int) -> None:
+        raise AssertionError("time() decides what is launched")
+
+    def time(self, launches: int, probe, repeats: int = 1) -> Burst:
+        self.log.append((self.name, launches) if repeats == 1 else (self.name, launches, repeats))
         probe()
         return Burst(next(self.milliseconds), 1700.0)
 
@@ -54,10 +57,46 @@ def test_a_burst_of_a_short_kernel_lasts_a_millisecond():
     assert pauses == [0.25, pytest.approx(34 * 0.03e-3 / 0.03)]
 
 
-def test_sustained_runs_fill_40_ms_after_four_times_their_own_heat():
+class FakeClock:
+    """1500 MHz, and a counter of energy that a GPU of 600 W moves every 0.1 s; reading it takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return 1500.0
+
+    def energy_j(self) -> float:
+        self.seconds += 1e-3
+        return 60.0 * math.floor(self.seconds / 0.1)
+
+    def now(self) -> float:
+        return self.seconds
+
+
+def test_sustained_runs_are_interleaved_and_each_follows_its_own_heat():
     log: list = []
-    measure({"a": FakeTimed("a", [8.0] * 17, log)}, Pace(1, 0.0, True), lambda: 0.0, lambda s: None)
-    assert log[2:] == [("a", 5)] * 15  # 3 times (4 warm, 1 timed) of 5 launches
+    runs = {name: FakeTimed(name, [8.0] * 6, log) for name in "ab"}
+    times = measure(runs, Pace(1, 0.0, True), FakeClock(), lambda s: None)  # type: ignore[arg-type]
+    heat = [(name, 5, n) for name in "ab" for n in (timing.WARM_REPLAYS, timing.SUSTAINED_REPLAYS)]
+    assert log[4:] == heat * 2  # graphs of 5 launches of 8 ms
+    assert len(times["a"].sustained) == 2
+    assert times["a"].sustained_driver_mhz == [1500.0] * 2
+    assert times["a"].sustained_w == [], "what no graph holds may have ended while its power is read"
+
+
+def test_a_sustained_run_lasts_longer_than_its_power_is_read():
+    assert timing.GRAPH_MS * timing.SUSTAINED_REPLAYS > 1e3 * timing.SAMPLED_S + timing.GRAPH_MS
+
+
+def test_power_is_counted_from_step_to_step_of_the_counter():
+    clock = FakeClock()
+    assert timing.power_w(clock.energy_j, 1.0, clock.now) == pytest.approx(600, rel=0.02)
+    clock.seconds = 0.05  # begun between two steps, and ended between two
+    assert timing.power_w(clock.energy_j, 0.93, clock.now) == pytest.approx(600, rel=0.02)
+    assert math.isnan(timing.power_w(clock.energy_j, 0.05, clock.now)), "one step says nothing"
+    ticks = iter(np.arange(0, 9, 0.1))
+    assert math.isnan(timing.power_w(lambda: math.nan, 1.0, lambda: next(ticks))), "nobody counts"
 
 
 def test_the_clock_is_the_median_over_the_sms_that_were_read_twice():

@@ -63,6 +63,18 @@ def test_geometric_mean_of_nothing_is_nan():
     assert math.isnan(ratios.geometric_mean([]))
 
 
+def test_joules_are_watts_times_the_milliseconds_under_the_same_load():
+    """700 W for 2 ms are 1.4 J; cell A counts 34.4 GFLOP."""
+    times = Times([Burst(1.0, 1900.0)], [1980.0], [Burst(2.0, 1500.0)] * 2, [1500.0] * 2, [690.0, 710.0])
+    weighed = results.CellRecord("r", A, 1, (results.measured("gluon", "script", times, Verdict(1, 0, 0.0, 0.0)),))
+    assert weighed.joules("gluon") == pytest.approx(1.4)
+    assert math.isnan(weighed.joules("flash3"))
+    (row,) = csv.DictReader(io.StringIO(tables.csv_text([weighed])))
+    assert (row["sustained_w"], row["joules"]) == ("700", "1.4")
+    assert f"| {A.key} | 1.4 ({A.flops / 1e12 / 1.4:.3f}, 700) |" in tables.markdown(collected(weighed))
+    assert "joules" not in tables.markdown(collected(*BOTH)), "nothing was weighed"
+
+
 def test_csv_has_one_line_per_cell_and_kernel_and_no_speed_without_bits():
     rows = list(csv.DictReader(io.StringIO(tables.csv_text([BOTH[0], record(B, gluon=-2.0)]))))
     assert [(r["kernel"], r["burst_ms"]) for r in rows] == [
