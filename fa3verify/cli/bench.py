@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
 from fa3verify.cli.options import peers_option
+
+
+def require_profiler() -> str:
+    """Nsight Compute's command; leave with the reason if it is not there."""
+    found = shutil.which("ncu")
+    if found is None:
+        fail(ENVIRONMENT, "--counters needs ncu, Nsight Compute's command, on the PATH")
+    return found
 
 
 @click.command(epilog=EPILOG)
 @click.option(
     "--grid",
-    type=click.Choice(["paper", "ablation", "decode", "gqa", "drift", "schedules", "backward", "host"]),
+    type=click.Choice(["paper", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward", "host"]),
     default="paper",
     show_default=True,
 )
@@ -33,8 +42,9 @@ from fa3verify.cli.options import peers_option
 @click.option("--sustained/--no-sustained", default=True, help="Time 40 ms under the kernel's own heat as well.")
 @click.option("--budget", type=click.FloatRange(0), default=float("inf"), help="Seconds after which no cell is begun.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--counters", is_flag=True, help="Count one launch of each by Nsight Compute instead: OUT/counters.csv.")
 @click.option("--quiet", is_flag=True, help="Print the path of the report only.")
-def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, **options: Any) -> None:
+def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, counters: bool, quiet: bool, **options: Any) -> None:
     """Time the GPU kernels beside their peers on a Hopper GPU: cool bursts, SM clock logged, bits checked first.
 
     Finished cells are kept in OUT/bench.jsonl: the same command goes on where it stopped, another one adds to it.
@@ -62,6 +72,11 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, quiet: bool, *
 
         pace = Pace(options["rounds"], options["pause"], options["sustained"])
         settings = bench_run.Settings(cells, out, options["names"], pace, options["budget"], options["seed"])
+        if counters:
+            from fa3verify.gpu import counted
+
+            click.echo(counted.run(settings, require_profiler(), console.teller(quiet)))
+            raise Exit(OK)
         try:
             results, left = bench_run.run(settings, console.teller(quiet))
         except bench_run.ContextLost as error:

@@ -11,7 +11,8 @@ from fa3_reference.problem import AttentionProblem, Dtype
 HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-GRIDS = ("paper", "ablation", "decode", "gqa", "drift", "schedules", "backward")
+GRIDS = ("paper", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward")
+LENGTHS = (2048, 8192, 32768, 131072)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
 
@@ -119,6 +120,8 @@ def _fixed(grid: str, dtypes: Iterable[Dtype]) -> list[Cell]:
                 Cell(grid, dtype, batch, 1, keys, 32, 8, 128, False)
                 for batch, keys in ((32, 8192), (4, 65536), (1, 65536))
             ]
+        elif grid == "length":  # memory grows with it: one sequence
+            cells += [Cell(grid, dtype, 1, n, n, 16, 16, 128, False) for n in LENGTHS]
         elif grid == "drift" and dtype == "e4m3":
             cells += [
                 Cell(grid, dtype, 1, 256, keys, 4, 4, d, False, 1.0)

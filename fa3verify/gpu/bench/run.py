@@ -109,7 +109,7 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     started = time.monotonic()
     path = settings.out / RECORDS
     known = results.read(path)
-    kernels = _kernels(settings)
+    kernels = wanted(settings)
     missing = {k.name: k.missing for k in kernels if k.missing}
     for name, reason in missing.items():
         tell(f"missing {name}: {reason}")
@@ -141,8 +141,8 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     return known, left
 
 
-def _kernels(settings: Settings) -> list[Kernel]:
-    """Load what the cells are of: forwards, or gradients."""
+def wanted(settings: Settings) -> list[Kernel]:
+    """Load the kernels that settings name, of what their cells are of: forwards, or gradients."""
     if any(cell.grid == "backward" for cell in settings.cells):
         return gradients.kernels(settings.wants)
     return [k for k in ours() if settings.wants(k.name)] + peers(settings.wants)
@@ -188,7 +188,7 @@ def measure_cell(
     cell: Cell,
     kernels: Sequence[Kernel],
     settings: Settings,
-    clock: Callable[[], float],
+    clock: Clock,
     run_id: str,
     copies: int,
     judged: Collection[tuple[str, Switches | None]] = (),
