@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fa3verify.gpu.counters import Launched
 from fa3verify.text import one_line
 
 MARK_CYCLES = 1000
+LONGEST_S = 3600.0  # of a profiled process
 _FACTS = {"gpu": "name", "driver": "driver_version"}
 
 
@@ -36,7 +38,7 @@ def run(settings: bench.Settings, profiler: str, tell: Callable[[str], None]) ->
     Parameters
     ----------
     settings : Settings
-        Of these ``cells``, ``out``, ``kernels`` and ``seed``.
+        Of these ``cells``, ``out``, ``kernels``, ``seed`` and ``budget_s``, from when the profiled process is ready.
     profiler : str
         Nsight Compute's ``ncu``.
     tell : callable
@@ -56,7 +58,9 @@ def run(settings: bench.Settings, profiler: str, tell: Callable[[str], None]) ->
     with tempfile.TemporaryDirectory() as name:
         job, made, log = (Path(name) / file for file in ("job.json", "made.json", "log.csv"))
         cells = [cell.to_json() for cell in settings.cells]
-        job.write_text(json.dumps({"cells": cells, "kernels": settings.kernels, "seed": settings.seed}))
+        budget_s = min(settings.budget_s, LONGEST_S)
+        body = {"cells": cells, "kernels": settings.kernels, "seed": settings.seed, "budget_s": budget_s}
+        job.write_text(json.dumps(body))
         call = [*counters.command(profiler, log), sys.executable, "-m", "fa3verify.gpu.counted", str(job), str(made)]
         done = subprocess.run(call, capture_output=True, text=True, check=False)
         if not (made.exists() and log.exists()):
@@ -74,10 +78,17 @@ def run(settings: bench.Settings, profiler: str, tell: Callable[[str], None]) ->
     return path
 
 
-def launch_all(cells: Sequence[Cell], kernels: Sequence[Kernel], seed: int) -> list[Launched]:
-    """Launch every kernel of every cell once, warm, where a profiler that was told to wait listens."""
-    found = []
+def launch_all(
+    cells: Sequence[Cell], kernels: Sequence[Kernel], seed: int, budget_s: float = LONGEST_S
+) -> list[Launched]:
+    """Launch every kernel of every cell once, warm, where a profiler that was told to wait listens.
+
+    No cell is begun after ``budget_s``: what a profiler counted is written when this process ends.
+    """
+    found, started = [], time.monotonic()
     for cell in cells:
+        if time.monotonic() - started > budget_s:
+            break
         inputs = draw(cell, 1, seed)
         for kernel in kernels:
             if not kernel.takes(cell) or kernel.missing:
@@ -120,7 +131,7 @@ def main(job: Path, made: Path) -> None:
     """Launch what ``job`` names and write what became of it to ``made``."""
     body = json.loads(job.read_text())
     settings = bench.Settings([Cell(**fields) for fields in body["cells"]], made.parent, tuple(body["kernels"]))
-    launches = launch_all(settings.cells, bench.wanted(settings), body["seed"])
+    launches = launch_all(settings.cells, bench.wanted(settings), body["seed"], body["budget_s"])
     write_text(made, json.dumps(launches))
 
 

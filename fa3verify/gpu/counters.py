@@ -19,17 +19,15 @@ from fa3verify.gpu.bench.tables import CELL_FIELDS
 
 MARK = "spin_kernel"  # of torch.cuda._sleep
 # Cycles are those of an SM: its own clock ticks from first to last, those with a warp on it, those in which its tensor
-# cores worked; instructions are warp instructions of a scheduler, of which an SM has four. The busiest unit's share of
-# its peak is the largest of what computes, and of what moves bytes, shared memory included.
+# cores worked. Instructions are warp instructions of a scheduler, of which an SM has four: all, and those of two pipes.
 METRICS = {
     "cycles": "sm__cycles_elapsed.max",
     "time_ns": "gpu__time_duration.sum",
     "active_cycles": "sm__cycles_active.avg",
     "tensor_cycles": "sm__pipe_tensor_cycles_active.avg",
-    "mufu_instructions": "smsp__inst_executed_pipe_xu.avg",
     "instructions": "smsp__inst_executed.avg",
-    "busiest_compute_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-    "busiest_memory_percent": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
+    "mufu_instructions": "smsp__inst_executed_pipe_xu.avg",
+    "alu_instructions": "smsp__inst_executed_pipe_alu.avg",
     "hbm_read_bytes": "dram__bytes_read.sum",
     "hbm_write_bytes": "dram__bytes_write.sum",
     "l2_bytes": "lts__t_bytes.sum",
@@ -62,7 +60,7 @@ def command(profiler: str, log: Path) -> list[str]:
 
 
 def parse(text: str) -> list[dict[str, float]]:
-    """Counters of every launch: the sums, of shares the largest, over the kernels behind each mark, and their number.
+    """Counters of every launch: the sums over the kernels behind each mark, and their number.
 
     Parameters
     ----------
@@ -87,8 +85,7 @@ def parse(text: str) -> list[dict[str, float]]:
         if not found:
             raise ValueError(f"{row['Kernel Name']} runs before the first mark")
         for name, metric in METRICS.items():
-            value = float(row[metric].replace(",", ""))
-            found[-1][name] = max(found[-1][name], value) if name.endswith("_percent") else found[-1][name] + value
+            found[-1][name] += float(row[metric].replace(",", ""))
         found[-1]["gpu_kernels"] += 1
     return found
 

@@ -87,9 +87,20 @@ class Launch(NamedTuple):
     simulated: Shares
 
     @property
-    def busiest(self) -> float:
-        """Share of its peak at which the busiest unit worked, by the counters."""
-        return max(float(self.row[f"busiest_{what}_percent"]) for what in ("compute", "memory")) / 100
+    def busiest(self) -> tuple[str, float]:
+        """The busiest unit by the counters, and its share of the time.
+
+        A warp instruction takes the special-function unit 8 cycles, the integer and comparison pipe 2, and its
+        scheduler one.
+        """
+        cycles = {
+            "tensor": float(self.row["tensor_cycles"]),
+            "mufu": 8 * float(self.row["mufu_instructions"]),
+            "alu": 2 * float(self.row["alu_instructions"]),
+            "issue": float(self.row["instructions"]),
+        }
+        unit = max(cycles, key=lambda name: cycles[name])
+        return unit, cycles[unit] / self.measured.cycles
 
 
 def launches(path: Path, machine: Machine) -> Iterator[Launch]:
@@ -127,7 +138,8 @@ def _launch_lines(found: Sequence[Launch]) -> list[str]:
     for x in found:
         m, s = x.measured, x.simulated
         exposed = _pair(m.exposed / 1e3, s.exposed / 1e3, ".0f")
-        busiest = _pair(x.busiest, x.cta.overlap.overlap_efficiency)
+        (unit, share), overlap = x.busiest, x.cta.overlap
+        busiest = f"{share:.2f} {unit} / {overlap.overlap_efficiency:.2f} {overlap.binds}"
         shares = (_pair(m.tensor, s.tensor), exposed, _pair(m.hidden, s.hidden), busiest)
         rows.append([_name(x.problem), x.row["kernel"], _pair(m.cycles / 1e3, s.cycles / 1e3, ".0f"), *shares])
     header = ("problem", "kernel", "kilocycles", "T_tensor / T", "exposed, kilocycles", "softmax hidden", "busiest")

@@ -12,7 +12,7 @@ HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
 GRIDS = ("paper", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward")
-LENGTHS = (2048, 8192, 32768, 131072)
+LENGTHS = (2048, 8192, 32768)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
 

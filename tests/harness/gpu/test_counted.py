@@ -65,3 +65,8 @@ def test_a_kernel_is_not_launched_on_what_it_does_not_take(log: list[str]) -> No
     other = kernel("sound", log, belongs=lambda cell: cell.grid == "paper")
     assert not counted.launch_all([CELL], [other], 0)
     assert not log
+
+
+def test_no_cell_is_begun_when_the_time_is_up(log: list[str]) -> None:
+    assert not counted.launch_all([CELL], [kernel("sound", log)], 0, budget_s=-1.0)
+    assert not log
