@@ -121,6 +121,15 @@ class Candidate:
     fixes_config: bool = False
     identity: Callable[[], Mapping[str, str | None]] | None = None
 
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """What it declares other than the default, in words: its policy, and the sizes that it does not take."""
+        sizes = {"min_seqlen": self.min_seqlen > 0, "seqlen_multiple": self.seqlen_multiple > 1}
+        words = [f"{name} {getattr(self, name)}" for name, is_said in sizes.items() if is_said]
+        if self.head_dims is not None:
+            words.append(f"head_dims {', '.join(map(str, self.head_dims))}")
+        return (*self.policy.exceptions, *words)
+
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
         return replace(self.configure(copy(problem)), **dict(changes))

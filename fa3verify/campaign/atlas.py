@@ -1,8 +1,9 @@
 """The atlas: what a campaign found of each kernel, as it is stored for publication and put side by side.
 
-``verify`` writes ``OUT/atlas.json``; its entries need nothing else but the replay files that they name, by paths
-relative to its own folder. The records below are the schema, and their fields its keys: a change of meaning, or a field
-more or less, is a new number. All figures are those of :func:`fa3verify.metrics.measures_of`, pooled over a family.
+``verify`` writes ``OUT/atlas.json``, and the verb ``atlas`` one of many campaigns; entries need nothing else but the
+replay files that they name, by paths relative to the atlas's own folder. The records below are the schema, and their
+fields its keys: a change of meaning, or a field more or less, is a new number. All figures are those of
+:func:`fa3verify.metrics.measures_of`, pooled over a family.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from fa3_reference.problem import Dtype
 from fa3verify.campaign import records
 from fa3verify.candidates import Identity
 from fa3verify.files import json_text, write_text
+from fa3verify.operations import FORWARD
 
-SCHEMA = "fa3verify.atlas/1"
+SCHEMA = "fa3verify.atlas/2"
 FILE = "atlas.json"
 
 
@@ -37,8 +39,10 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class FamilyFigures:
-    """Figures of one family of inputs. ``replay`` judges its cases again, the one of the largest error first, and gives
-    the same figures; ``largest`` is that case in one line.
+    """Figures of one family of inputs; ``largest`` is the case of the largest error / bound, in one line.
+
+    ``replay`` judges all its cases again, that one first, and gives the same figures. In an atlas that the verb
+    ``atlas`` wrote it holds the largest case of every family of the kernel: its replay names the family.
     """
 
     family: str
@@ -60,6 +64,19 @@ class Property:
     outputs: int
     message: str | None
     replay: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a forward loses over long rows of keys, with V of mean 1: relative RMSE against the operands it saw, and
+    ``bias``, the gain less 1; or why there is no figure.
+    """
+
+    seqlen_k: int
+    rows: int
+    rel_rmse: float | None
+    bias: float | None
+    missing: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +107,16 @@ class Entry:
         :class:`fa3_reference.bounds.model.BackwardModel`, as this version has them. Several where its configurations
         differ, none for a quantiser.
     effort : Effort
-    verdict : {"pass", "fail", "inconclusive"}
-    inconclusive : str, optional
-        Why too little was tried for a verdict.
+    verdict : {"pass", "fail", "inconclusive", "not run"}
+    reason : str, optional
+        Why there is no verdict: what kept the kernel from running, or from being tried enough.
     coverage : dict
-        As in ``summary.json``: what it claims, what of it was not tried, what it does not claim.
+        As in ``summary.json``: what it claims, what of it was not tried, what it does not claim; empty if not run.
     policy : tuple of str
-        What it declares other than the default policy: these things were judged so, or not judged.
+        What it declares other than the default policy and sizes: these things were judged so, or not judged.
     families, properties, findings
+    loss : tuple of Loss
+        Empty where none was measured.
     """
 
     kernel: str
@@ -108,19 +127,20 @@ class Entry:
     states_order: bool
     orders: tuple[dict[str, Any], ...]
     effort: Effort
-    verdict: Literal["pass", "fail", "inconclusive"]
-    inconclusive: str | None
+    verdict: Literal["pass", "fail", "inconclusive", "not run"]
+    reason: str | None
     coverage: dict[str, Any]
     policy: tuple[str, ...]
     families: tuple[FamilyFigures, ...]
     properties: tuple[Property, ...]
     findings: tuple[Finding, ...]
+    loss: tuple[Loss, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Atlas:
-    """The entries of one campaign, and where they come from: the version and commit of fa3verify, profile and seed of
-    the campaign, when it began (UTC), platform and packages.
+    """The entries of one campaign or several of a day, and where they come from: the version and commit of fa3verify,
+    profile and seed, when the first began (UTC), platform and packages.
     """
 
     version: str
@@ -170,18 +190,29 @@ def of(summary: Mapping[str, Any]) -> Atlas:
 def _entry(kernel: Mapping[str, Any], summary: Mapping[str, Any]) -> Entry:
     name = kernel["name"]
     cases = [case for case in summary["cases"] if case["kernel"] == name]
-    taken = ("description", "operation", "dtype", "states_order", "verdict", "inconclusive", "coverage")
+    taken = ("description", "operation", "dtype", "states_order", "verdict", "coverage")
     return Entry(
         kernel=name,
         identity=Identity(**kernel["identity"]),
         orders=tuple(kernel["orders"]),
         effort=Effort(kernel["cases"], kernel["outputs"], _seeds(cases)),
         policy=tuple(kernel["policy"]),
+        reason=kernel["inconclusive"],
         families=tuple(_family(row, cases) for row in kernel["families"]),
         properties=tuple(_property(law) for law in kernel["laws"]),
         findings=tuple(_finding(found) for found in summary["failures"] if found["kernel"] == name),
+        loss=(),
         **{key: kernel[key] for key in taken},
     )
+
+
+def not_run(kernel: str, reason: str, **known: Any) -> Entry:
+    """Return the entry of a kernel that was not judged, with what is known of it by name."""
+    stated = {"description": "", "operation": FORWARD, "dtype": None, "identity": Identity(), "policy": (), "loss": ()}
+    return Entry(
+        kernel=kernel, states_order=False, orders=(), effort=Effort(0, 0, ()), verdict="not run", reason=reason,
+        coverage={}, families=(), properties=(), findings=(), **stated | known,
+    )  # fmt: skip
 
 
 def _seeds(cases: list[Mapping[str, Any]]) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ class Introduction:
     states_order : bool
         Whether it states its order of operations; the bound is that of any order otherwise.
     policy : tuple of str
-        What it declares other than the default policy, in words.
+        What it declares other than the default policy and sizes, in words.
     identity : Identity
     covers : bool
         Whether the cases that cover all pairs are run.
@@ -121,7 +121,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             constraint(candidate, size, captures),
             dtype=candidate.dtype,
             states_order=candidate.order is not None,
-            policy=candidate.policy.exceptions,
+            policy=candidate.declared,
             identity=Identity(**candidate.identity()) if candidate.identity else Identity(),
             source=_source(kernel),
         )

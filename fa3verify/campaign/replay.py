@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
+LARGEST_SCHEMA = "fa3verify.largest/1"
 HUNTED_SCHEMA = "fa3verify.hunted/1"
 
 
@@ -37,6 +38,15 @@ def of_family(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the content that judges all cases of a family again, of judged cases; the largest error comes first."""
     judged = sorted(cases, key=lambda case: case["measures"]["ratio_max"], reverse=True)
     return {"schema": FAMILY_SCHEMA, "cases": [case["case"] for case in judged]}
+
+
+def write_largest(path: Path, kernel: str, cases: Mapping[str, Any]) -> None:
+    """Write the largest case of every family of a kernel, by family, as one replay file on one line a family."""
+    body = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": "largest error / bound"}
+    body["content"] = {"schema": LARGEST_SCHEMA, "cases": {}}
+    empty = json.dumps(body)
+    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(case, sort_keys=True)}" for name, case in cases.items())
+    write_text(path, empty[: empty.rindex("{") + 1] + f"\n{rows}\n}}}}}}\n")
 
 
 def write_all(summary: dict[str, Any], out: Path) -> None:
@@ -101,7 +111,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def run(
-    body: dict[str, Any], kernel: str | None = None, activations: Path | None = None
+    body: dict[str, Any], kernel: str | None = None, activations: Path | None = None, family: str | None = None
 ) -> tuple[bool, str, dict[str, float] | None]:
     """Run a replay file's content again.
 
@@ -111,6 +121,8 @@ def run(
         Another one than the file names.
     activations : Path, optional
         Folder of a user's own activations, if they are not where they were; their content must be the same.
+    family : str, optional
+        Of a file with the largest case of every family, the only one to run; ValueError if it has none such.
 
     Returns
     -------
@@ -137,6 +149,11 @@ def run(
         from fa3verify.hunt.run import replay_content
 
         return replay_content(candidate, content)
+    if content.get("schema") == LARGEST_SCHEMA:
+        cases = _of_largest(content, family)
+        return _family(candidate, body["what"], {"cases": cases}, activations)
+    if family is not None:
+        raise ValueError("the replay file is not one of the largest case of every family")
     if content.get("schema") == FAMILY_SCHEMA:
         return _family(candidate, body["what"], content, activations)
     case = _case(candidate, content, activations)
@@ -160,6 +177,16 @@ def _case(candidate: Candidate, content: Any, activations: Path | None) -> Case:
     if case.operation != candidate.operation:
         raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
     return case
+
+
+def _of_largest(content: dict[str, Any], family: str | None) -> list[Any]:
+    """The largest cases of all families, or of one; ValueError if there is none such."""
+    cases = content.get("cases")
+    if not isinstance(cases, dict):
+        raise ValueError("the replay file is damaged: it names no case of its families")
+    if family is not None and family not in cases:
+        raise ValueError(f"the replay file has no family {family!r}; it has {', '.join(cases)}")
+    return list(cases.values()) if family is None else [cases[family]]
 
 
 def _family(

@@ -51,7 +51,7 @@ SCHEMA_NOTES = {
     "kernels[].identity": "version, file, sha256 and device, each null where it is not said",
     "kernels[].states_order": "whether it states its order of operations; if not, the bound is that of any order",
     "kernels[].orders": "the fa3_reference.bounds.KernelModel of every bound, each once",
-    "kernels[].policy": "what it declares other than the default policy, in words",
+    "kernels[].policy": "what it declares other than the default policy and sizes, in words",
     "kernels[].worst_ratio_lse": "the same for lse; null for an operation without it",
     "kernels[].worst_ratios": "the same for every output beside the main ones, by its name",
     "kernels[].worst": "family, one-line case and replay file of worst_ratio, or null",

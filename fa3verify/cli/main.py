@@ -6,6 +6,7 @@ import rich_click as click
 
 from fa3verify import __version__
 from fa3verify.cli.adversary import adversary
+from fa3verify.cli.atlas import atlas
 from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.bits import bits
@@ -15,7 +16,6 @@ from fa3verify.cli.hazards import hazards
 from fa3verify.cli.hunt import hunt
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
-from fa3verify.cli.libraries import libraries
 from fa3verify.cli.merge import merge
 from fa3verify.cli.mutants import mutants
 from fa3verify.cli.record import record
@@ -29,10 +29,10 @@ from fa3verify.cli.tune import tune
 from fa3verify.cli.verify import verify
 
 JOURNEYS = {
-    "Judge a kernel": (verify, replay, report, kernels, merge),
+    "Judge a kernel": (verify, replay, report, kernels, merge, atlas),
     "Look for the worst": (hunt, compare, mutants, adversary),
     "Choose a schedule, without a GPU": (tune, simulate, trace, hazards, audit),
-    "On a GPU": (bench, bits, libraries, record, sanitize),
+    "On a GPU": (bench, bits, record, sanitize),
     "Other": (recordings, info),
 }
 

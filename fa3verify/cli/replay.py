@@ -14,6 +14,7 @@ from fa3verify.cli.options import peers_option
 @click.command(epilog=EPILOG)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--kernel", metavar="NAME", help="Run another kernel on the same case.")
+@click.option("--family", metavar="NAME", help="Of an atlas's replay file, the largest case of this family alone.")
 @peers_option
 @click.option(
     "--activations",
@@ -22,14 +23,16 @@ from fa3verify.cli.options import peers_option
     help="Where your own activations are, if not where they were.",
 )
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON.")
-def replay(file: Path, kernel: str | None, activations: Path | None, json_target: str | None) -> None:
+def replay(
+    file: Path, kernel: str | None, family: str | None, activations: Path | None, json_target: str | None
+) -> None:
     """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or property."""
     with one_line_errors():
         from fa3verify.campaign import replay as replays
         from fa3verify.cli import console
 
         body = replays.read(file)
-        holds, message, measures = replays.run(body, kernel, activations)
+        holds, message, measures = replays.run(body, kernel, activations, family)
         emit({"holds": holds, "message": message, "measures": measures}, json_target)
         if json_target != "-":
             console.print_replay(body, holds, message, measures)

@@ -1,4 +1,4 @@
-"""Verb report: the report of a run again, from its data."""
+"""Verb report: pages again, from their data, and what moved between two sets of data."""
 
 from __future__ import annotations
 
@@ -8,15 +8,28 @@ import rich_click as click
 
 from fa3verify.cli.exits import EPILOG, one_line_errors
 
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
 
 @click.command(epilog=EPILOG)
-@click.argument("run", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("data", type=_FILE, nargs=-1, required=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
-def report(run: Path, out: Path) -> None:
-    """Build the report again from RUN, a run.nc that verify wrote."""
+@click.option("--against", type=_FILE, metavar="OLD", help="Show what moved against an older run.nc or atlas.json.")
+def report(data: tuple[Path, ...], out: Path, against: Path | None) -> None:
+    """Build pages again from DATA: a run.nc that verify wrote, or atlases that atlas wrote, as one page.
+
+    Beside atlases a page takes the table.json of compare, the curves.csv of hunt, and reports/findings/known.json.
+    """
     with one_line_errors():
         from fa3verify.campaign import verify
-        from fa3verify.report.build import rebuild
+        from fa3verify.report import atlas_page, build, moved
 
+        runs = [path for path in data if path.suffix == ".nc"]
+        if runs and len(data) > 1:
+            raise ValueError("a page is of one run.nc, or of atlases")
         verify.prepare_output(out)
-        click.echo(rebuild(run, out))
+        if against is not None:
+            page, count = moved.write_pages(out, data, against)
+            click.echo(f"{count} moved: {page}")
+        else:
+            click.echo(build.rebuild(runs[0], out) if runs else atlas_page.write_pages(out, data))

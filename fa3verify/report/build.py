@@ -19,7 +19,7 @@ from fa3verify.verdict import told
 if TYPE_CHECKING:
     import xarray as xr
 
-_TEMPLATES = Path(__file__).with_name("templates")
+TEMPLATES = Path(__file__).with_name("templates")
 MAX_HTML_BYTES = 2_000_000
 DATA, SUMMARY, PAGE, MARKDOWN = "run.nc", "summary.json", "report.html", "report.md"
 
@@ -93,15 +93,15 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
         "layers": _LAYERS,
     }
     shown = [panel for panel in panels.PANELS if panel.study in studies]
-    page = _environment(autoescape=True).get_template("report.html.j2")
+    page = environment(autoescape=True).get_template("report.html.j2")
     html = page.render(
         context,
         panels=shown,
         pairs=figures_coverage.pairs(summary),
         svg=panels.draw_all(studies),
-        css=(_TEMPLATES / "report.css").read_text("utf-8"),
+        css=(TEMPLATES / "report.css").read_text("utf-8"),
     )
-    markdown = _environment(autoescape=False).get_template("report.md.j2").render(context)
+    markdown = environment(autoescape=False).get_template("report.md.j2").render(context)
     return {PAGE: html, MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"}
 
 
@@ -118,16 +118,17 @@ def _families(summary: Mapping[str, Any]) -> set[str]:
     return {name for name in drawn if name}
 
 
-def _environment(*, autoescape: bool) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+def environment(*, autoescape: bool) -> jinja2.Environment:
+    """Return the templates' environment, with the notation of reports."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=autoescape,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
+    made.filters |= {
         "number": notation.number,
         "ratio": notation.ratio,
         "count": notation.count,
@@ -139,7 +140,7 @@ def _environment(*, autoescape: bool) -> jinja2.Environment:
         "md": markdown_text,
         "code": markdown_code,
     }
-    return environment
+    return made
 
 
 def _minutes(seconds: Any) -> str:

@@ -1,0 +1,58 @@
+"""Verb atlas: every kernel that runs here, each library judged by a campaign of its own, side by side in one page."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors
+from fa3verify.cli.options import memory_bytes, peers_option, pool_options
+
+
+@click.command(epilog=EPILOG)
+@click.argument("kernels", nargs=-1)
+@peers_option
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/atlas"), show_default=True)
+@click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="quick", show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--resume", is_flag=True, help="Keep the kernels that OUT/atlas.json has judged already.")
+@pool_options
+def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: bool, **options: Any) -> None:
+    """Judge KERNELS (names or patterns, all by default) and write OUT/atlas.json, its pages and OUT/worst.
+
+    Of each kernel: largest known errors with their inputs and the effort behind them, error bound, RMSE against both
+    references, accumulator loss over long rows, policy, determinism. Kernels that cannot run here are listed with the
+    reason. The report of each library is in OUT/campaigns.
+    """
+    with one_line_errors():
+        from fa3verify import candidates
+        from fa3verify.campaign import publish, verify
+        from fa3verify.cli import console
+
+        known = candidates.discover()
+        chosen = tuple(dict.fromkeys(_chosen(kernels, known)))
+        if all(name in known and known[name].unavailable for name in chosen):
+            fail(ENVIRONMENT, f"none of these kernels runs here: {known[chosen[0]].unavailable}")
+        settings = verify.Settings(
+            chosen, profile, seed, out, workers=options["workers"], task_limit_s=options["task_limit"],
+            memory_bytes=memory_bytes(options["memory_limit"]),
+        )  # fmt: skip
+        made = publish.run(settings, known, console.teller(False), resume=resume)
+        click.echo(out / "atlas.html")
+        judged = [entry for entry in made.entries if entry.kernel not in known or not known[entry.kernel].unavailable]
+        raise Exit(OK if all(entry.verdict == "pass" for entry in judged) else FINDING)
+
+
+def _chosen(kernels: tuple[str, ...], known: Any) -> list[str]:
+    """Names of the kernels, of patterns those that match; ValueError for a pattern of none."""
+    found = []
+    for kernel in kernels or ("*",):
+        matching = [name for name in known if fnmatchcase(name, kernel)] if "*" in kernel else [kernel]
+        if not matching:
+            raise ValueError(f"no kernel matches {kernel!r}; fa3verify kernels lists them")
+        found += matching
+    return found

@@ -1,0 +1,250 @@
+"""The pages of an atlas, HTML and Markdown, from stored files alone: atlases, and what else was measured of kernels.
+
+Beside atlases a page takes the table of ``fa3verify compare`` (what may change without changing a bit), the curves of
+``fa3verify hunt`` and the list of known findings. Equal files give equal pages, byte for byte.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from fa3_reference.problem import DTYPES
+from fa3verify import operations
+from fa3verify.campaign.atlas import Atlas, Entry
+from fa3verify.campaign.findings import clusters
+from fa3verify.files import write_text
+from fa3verify.report.atlas_tables import Judged, details, matrices, overview
+from fa3verify.report.build import TEMPLATES, environment
+from fa3verify.verdict import told
+
+PAGE, MARKDOWN = "atlas.html", "atlas.md"
+KNOWN_SCHEMA, COMPARED_SCHEMA = "fa3verify.known/1", "fa3verify.compare/1"
+HUNTED = "error / bound before the last rounding"
+
+
+GLOSSARY = (
+    (
+        "Largest known error",
+        "The largest that the stated number of problems found: a lower bound of the true one. Its input is a replay "
+        "file, and fa3verify replay FILE --family NAME gives the figure again, on any machine that has the kernel.",
+    ),
+    (
+        "Error / bound",
+        "Every output has its own a-priori bound on rounding errors, derived from the order of operations that the "
+        "kernel states and from the operands that it saw, with nothing fitted; a kernel that states none gets that of "
+        "any order. It is the certified upper end: above 1, the kernel or its statement is wrong. Half an ulp of the "
+        "output is in it, so that sound kernels come close to 1.",
+    ),
+    (
+        "Status",
+        "Of a largest error. Proved: on these inputs the stated order of operations leaves each output a single value, "
+        "under the model of the tensor core, and each had it, so that nothing else can come out. Searched: other "
+        "values are possible, and the largest error is the largest found. Not run: nothing is known here, for the "
+        "reason given. A bound is a theorem about an order of operations; that a kernel follows the order is what bits "
+        "against its twin and the search test.",
+    ),
+    (
+        "Two references",
+        "Seen: float64 attention of the operands that the kernel saw, rounded or dequantised, which is the kernel's "
+        "own error. Unrounded: of the inputs before that, which adds what the format costs.",
+    ),
+    (
+        "Accumulator loss",
+        "Relative RMSE over long rows of keys, head_dim 64, V of mean 1, against the operands seen: a sum that "
+        "loses low bits loses output as keys grow.",
+    ),
+    (
+        "Declares",
+        "What a kernel does by design other than the default (out 0 and lse -inf of rows without a key, NaN and "
+        "infinities as arithmetic has them, a causal mask aligned bottom-right, any length): it is judged so, or not "
+        "judged there.",
+    ),
+    (
+        "Verdict",
+        "That of fa3verify verify: bits against the twin where there is one, bound, properties, and enough of what the "
+        "kernel claims tried. Shaded cells are more than twice the least of their row; red ones are not finite, or "
+        "above the bound.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A finding that has a page: which findings of which kernels it explains, as shell patterns, and in what words."""
+
+    page: str
+    kernels: tuple[str, ...]
+    findings: tuple[str, ...]
+    because: str
+
+    def explains(self, kernel: str, words: str) -> bool:
+        """Whether it explains what was found, in words, of a kernel."""
+        named = any(fnmatchcase(kernel, pattern) for pattern in self.kernels)
+        return named and any(fnmatchcase(words, pattern) for pattern in self.findings)
+
+
+@dataclass(slots=True)
+class Data:
+    """What a page is made from; paths are relative to its folder."""
+
+    sources: list[dict[str, str]] = field(default_factory=list)
+    atlases: list[tuple[str, Atlas]] = field(default_factory=list)
+    compared: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    hunted: dict[str, dict[str, Any]] = field(default_factory=dict)
+    known: list[Known] = field(default_factory=list)
+
+
+def write_pages(out: Path, files: Sequence[Path]) -> Path:
+    """Write ``atlas.html`` and ``atlas.md`` into a folder.
+
+    Parameters
+    ----------
+    out : Path
+    files : sequence of Path
+        At least one atlas; tables of ``compare``, curves of ``hunt`` and lists of known findings beside it.
+
+    Raises
+    ------
+    ValueError
+        For a file that is none of these, or damaged.
+    """
+    pages = render(read(out, files))
+    for name, text in pages.items():
+        write_text(out / name, text)
+    return out / PAGE
+
+
+def read(out: Path, files: Sequence[Path]) -> Data:
+    """Read the files of a page; ValueError, with the path, for one that is none of them."""
+    data = Data()
+    for path in files:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
+        where = Path(os.path.relpath(path, out)).as_posix()
+        what = _take(data, where, text, str(path))
+        data.sources.append({"file": where, "what": what, "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]})
+    if not data.atlases:
+        raise ValueError("a page needs at least one atlas")
+    return data
+
+
+def _take(data: Data, where: str, text: str, name: str) -> str:
+    """Add one file to the data; returns what it is."""
+    if name.endswith(".csv"):
+        data.hunted |= _hunted(text, name)
+        return "targeted search"
+    try:
+        body = json.loads(text)
+        schema = body.get("schema") if isinstance(body, dict) else None
+        if schema == COMPARED_SCHEMA:
+            for row in body["comparisons"]:
+                data.compared.setdefault(row["kernel"], []).append(row["found"])
+            return "what may change without changing a bit"
+        if schema == KNOWN_SCHEMA:
+            folder = Path(where).parent
+            for row in body["known"]:
+                page = (folder / row["page"]).as_posix()
+                data.known.append(Known(page, tuple(row["kernels"]), tuple(row["findings"]), row["because"]))
+            return "findings with a page"
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{name} is damaged: it lacks {error}") from None
+    except ValueError:
+        pass  # as the atlas will say
+    made = Atlas.parse(text, name)
+    data.atlases.append((Path(where).parent.as_posix(), made))
+    git = f" ({made.git})" if made.git else ""
+    packages = ", ".join(f"{package} {version}" for package, version in made.packages.items())
+    return f"{made.profile}, seed {made.seed}, {made.started[:10]}, fa3verify {made.version}{git}; {packages}"
+
+
+def _hunted(text: str, name: str) -> dict[str, dict[str, Any]]:
+    """The largest error / bound that a targeted search found of every kernel, and how many problems it judged."""
+    found: dict[str, dict[str, Any]] = {}
+    effort: dict[str, dict[tuple[str, str], int]] = {}
+    try:
+        for row in csv.DictReader(io.StringIO(text)):
+            if row["figure"] != HUNTED or row["drawn"] != "search":
+                continue
+            kernel, value = row["kernel"], float(row["largest"])
+            known = effort.setdefault(kernel, {})
+            place = row["ground"], row["seed"]
+            known[place] = max(known.get(place, 0), int(row["problems"]))
+            if value > found.get(kernel, {"value": -1.0})["value"]:
+                found[kernel] = {"value": value, "output": row["output"], "ground": row["ground"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} is no table of a hunt: {error}") from None
+    return {kernel: best | {"problems": sum(effort[kernel].values())} for kernel, best in found.items()}
+
+
+def judged(data: Data) -> tuple[list[Judged], list[Entry]]:
+    """Return the kernels that were judged, and those that were in none of the atlases."""
+    ran = [(folder, entry) for folder, made in data.atlases for entry in made.entries if entry.verdict != "not run"]
+    names = [entry.kernel for _, entry in ran]
+    rows = []
+    for folder, entry in ran:
+        label = entry.kernel if names.count(entry.kernel) == 1 else f"{entry.kernel} ({entry.identity.device})"
+        rows.append(Judged(label, entry, folder))
+    absent = {e.kernel: e for _, made in data.atlases for e in made.entries if e.kernel not in names}
+    return rows, list(absent.values())
+
+
+def render(data: Data) -> dict[str, str]:
+    """Return the text of both pages, by file name."""
+    rows, absent = judged(data)
+    groups = []
+    for operation in operations.OPERATIONS:
+        for dtype in DTYPES:
+            mine = [row for row in rows if (row.entry.operation, row.entry.dtype) == (operation, dtype)]
+            if mine:
+                title = f"{operation.capitalize()}, {dtype}"
+                group = {"title": title, "id": f"{operation}-{dtype}", "overview": overview(mine, title)}
+                groups.append(group | {"matrices": matrices(mine, title)})
+    context = {
+        "sources": data.sources,
+        "groups": groups,
+        "kernels": [details(row, data.compared, data.hunted) | {"findings": _findings(row, data)} for row in rows],
+        "absent": absent,
+        "counts": _counts(rows, absent),
+        "glossary": GLOSSARY,
+        "reproduce": " ".join(source["file"] for source in data.sources),
+    }
+    css = (TEMPLATES / "report.css").read_text("utf-8")
+    html = environment(autoescape=True).get_template("atlas.html.j2").render(context, css=css)
+    markdown = environment(autoescape=False).get_template("atlas.md.j2").render(context)
+    return {PAGE: html, MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"}
+
+
+def _counts(rows: Sequence[Judged], absent: Sequence[Entry]) -> dict[str, int]:
+    verdicts = [row.entry.verdict for row in rows]
+    return {
+        "pass": verdicts.count("pass"),
+        "fail": verdicts.count("fail"),
+        "inconclusive": verdicts.count("inconclusive"),
+        "not run": len(absent),
+        "problems": sum(row.entry.effort.problems for row in rows),
+        "outputs": sum(row.entry.effort.outputs for row in rows),
+    }
+
+
+def _findings(row: Judged, data: Data) -> list[dict[str, Any]]:
+    """The first finding of every cause, with the page that explains it."""
+    found = []
+    listed = [{"kernel": row.entry.kernel} | asdict(finding) for finding in row.entry.findings]
+    for first, others in clusters(listed):
+        words = f"{told(first['what'])}: {first['message']}"
+        known = next((known for known in data.known if known.explains(row.entry.kernel, words)), None)
+        found.append({"words": words, "others": others, "case": first["case"], "known": known,
+                      "replay": first["replay"] and row.path(first["replay"])})  # fmt: skip
+    return found

@@ -1,0 +1,287 @@
+"""The tables of an atlas's page: kernels side by side by operation and dtype, and everything of one kernel."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fa3verify import operations
+from fa3verify.campaign.atlas import Entry, FamilyFigures
+from fa3verify.report.notation import DASH, count, number, percent, ratio, signed
+from fa3verify.report.tables import Row, Table, table
+
+OUTLIERS, ACTIVATIONS = "fa3_outliers", "activations:SmolLM2-135M-Instruct"
+REPEATED = "repeated_run_is_identical"
+FAR = 2.0  # times the least figure of a row: a cell that is shaded
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One kernel on a page: its name there, its entry, and the folder of its atlas."""
+
+    label: str
+    entry: Entry
+    folder: str
+
+    @property
+    def anchor(self) -> str:
+        """Its id on the page."""
+        return "k-" + "".join(c if c.isalnum() else "-" for c in self.label)
+
+    def path(self, replay: str) -> str:
+        """A replay file, from the page."""
+        return replay if self.folder == "." else f"{self.folder}/{replay}"
+
+    def family(self, name: str) -> FamilyFigures | None:
+        """Figures of one family, None where it did not run."""
+        return next((row for row in self.entry.families if row.family == name), None)
+
+
+def status(row: FamilyFigures) -> str:
+    """What a largest known error is: ``proved`` where the stated order left one value to every output, and it came."""
+    figures = row.figures
+    return "proved" if figures.get("determined") == 1 and figures.get("outside") == 0 else "searched"
+
+
+def worst(entry: Entry) -> FamilyFigures | None:
+    """The family of the largest error / bound."""
+    return max(entry.families, key=lambda row: _size(row.figures.get("ratio_max")), default=None)
+
+
+def overview(rows: Sequence[Judged], title: str) -> Table:
+    """A row per kernel: vendors side by side."""
+    lengths = sorted({loss.seqlen_k for row in rows for loss in row.entry.loss})
+    columns = [
+        ("kernel", "kernel"),
+        ("verdict", "status"),
+        ("ran on", "device"),
+        ("problems searched", "problems"),
+        ("max error / bound", "ratio"),
+        ("in family", "family"),
+        ("rel. RMSE, outliers: seen", "outliers_seen"),
+        ("unrounded", "outliers_unrounded"),
+        ("rel. RMSE, activations: seen", "activations_seen"),
+        ("unrounded", "activations_unrounded"),
+        *((f"loss, {_short(keys)} keys", f"loss_{keys}") for keys in lengths),
+        ("bits unlike the twin's", "bits"),
+        ("same call twice", "repeated"),
+        ("declares", "policy"),
+    ]
+    texts = ("kernel", "status", "device", "family", "bits", "repeated", "policy")
+    return table(title, title, columns, [_overview_row(row) for row in rows], texts)
+
+
+def _overview_row(row: Judged) -> Row:
+    entry, largest = row.entry, worst(row.entry)
+    cells = {
+        "kernel": row.label,
+        "_href": f"#{row.anchor}",
+        "status": entry.verdict,
+        "device": entry.identity.device or DASH,
+        "problems": count(entry.effort.problems),
+        "ratio": ratio(_float(largest.figures.get("ratio_max"))) if largest else DASH,
+        "family": largest.family if largest else DASH,
+        "bits": bits(entry),
+        "repeated": repeated(entry),
+        "policy": ", ".join(entry.policy) or "nothing",
+    }
+    for name, family in (("outliers", OUTLIERS), ("activations", ACTIVATIONS)):
+        known = row.family(family)
+        for reference in ("seen", "unrounded"):
+            cells[f"{name}_{reference}"] = number(known and known.figures.get(f"rel_rmse_{reference}"))
+    return cells | {f"loss_{loss.seqlen_k}": number(loss.rel_rmse) for loss in entry.loss} | _no_losses(row)
+
+
+def _no_losses(row: Judged) -> Row:
+    return {} if row.entry.loss else {f"loss_{keys}": DASH for keys in (8192, 131072, 1 << 20)}
+
+
+def bits(entry: Entry) -> str:
+    """How many values had other bits than the twin's."""
+    compared = [row.figures for row in entry.families if row.figures.get("bits_differing") is not None]
+    if not compared:
+        return "not compared"
+    differing, of = (sum(float(f[key] or 0) for f in compared) for key in ("bits_differing", "outputs"))
+    return f"{count(differing)} of {count(of)}"
+
+
+def repeated(entry: Entry) -> str:
+    """Whether the same call twice gave the same bits."""
+    law = next((law for law in entry.properties if law.name == REPEATED), None)
+    if law is None:
+        return "not claimed"
+    said = {"pass": "same bits", "fail": "other bits"}.get(law.status)
+    return f"{said}, {count(law.outputs)} outputs" if said else law.status.replace("_", " ")
+
+
+# title, note, figure of a family, how it is written
+MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float | None], Callable[[Any], str]], ...] = (
+    (
+        "largest known error",
+        "As a multiple of the output's root mean square over the family, against the operands that the kernel saw.",
+        lambda figures: _over(figures.get("max_error"), figures.get("rms"), figures.get("nonfinite")),
+        number,
+    ),
+    (
+        "relative RMSE, operands seen",
+        "Against the operands that the kernel saw.",
+        lambda figures: _float(figures.get("rel_rmse_seen")),
+        number,
+    ),
+    (
+        "relative RMSE, unrounded inputs",
+        "Against the inputs before they were rounded or quantised, as the FlashAttention-3 paper has it.",
+        lambda figures: _float(figures.get("rel_rmse_unrounded")),
+        number,
+    ),
+    (
+        "largest known error / bound",
+        "Half an ulp of the output is in every bound, so that a sound kernel comes close to 1; above 1 it left its "
+        "bound.",
+        lambda figures: _float(figures.get("ratio_max")),
+        ratio,
+    ),
+)
+
+
+def matrices(rows: Sequence[Judged], title: str) -> list[dict[str, Any]]:
+    """Families by kernels, one table a figure; cells far above the least of their row are marked."""
+    families = list(dict.fromkeys(row.family for judged in rows for row in judged.entry.families))
+    made = []
+    for name, note, figure, write in MATRICES:
+        lines = []
+        for family in families:
+            known = [row.family(family) for row in rows]
+            values = [figure(row.figures) if row else None for row in known]
+            least = min((x for x in values if x is not None), default=0.0)
+            cells = [(write(x), _mark(x, least, name)) for x in values]
+            lines.append({"family": family, "cells": cells})
+        made.append({"title": f"{title}: {name}", "note": note, "heads": [(r.label, r.anchor) for r in rows]})
+        made[-1]["rows"] = lines
+    return made
+
+
+def _mark(value: float | None, least: float, name: str) -> str:
+    if value is None:
+        return ""
+    if not math.isfinite(value) or (name.endswith("bound") and value > 1):
+        return "bad"
+    return "far" if value > FAR * least else ""
+
+
+_FAMILY = (
+    ("family", "family"),
+    ("status", "status"),
+    ("problems", "problems"),
+    ("largest error", "max_error"),
+    ("in ulp", "ulp_max"),
+    ("max error / bound", "ratio_max"),
+    ("other outputs / bound", "sides"),
+    ("rel. RMSE, seen", "rel_rmse_seen"),
+    ("rel. RMSE, unrounded", "rel_rmse_unrounded"),
+    ("bias", "bias"),
+    ("one value possible", "determined"),
+    ("case of the largest error / bound", "largest"),
+)
+_FAMILY_TEXTS = ("family", "status", "sides", "largest")
+_WRITTEN: dict[str, Callable[[Any], str]] = {"ratio_max": ratio, "bias": signed, "determined": percent}
+
+
+def details(
+    row: Judged, compared: Mapping[str, Sequence[Mapping[str, Any]]], hunted: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Everything of one kernel but its findings, ready to print."""
+    entry, hunt = row.entry, hunted.get(row.entry.kernel)
+    largest, facts = worst(entry), asdict(entry.identity)
+    replay = shlex.quote(row.path(largest.replay)) if largest else ""
+    return {
+        "name": row.label,
+        "anchor": row.anchor,
+        "entry": entry,
+        "identity": {key: value for key, value in facts.items() if value},
+        "tried": _tried(entry),
+        "order": "stated: its bound assumes it" if entry.states_order else "not stated: its bound is of any order",
+        "repeated": repeated(entry),
+        "bits": bits(entry),
+        "invariance": [_invariance(found) for found in compared.get(entry.kernel, ())],
+        "properties": _properties(entry),
+        "losses": [_loss(loss) for loss in map(asdict, entry.loss)],
+        "hunt": hunt and _hunt(hunt),
+        "families": table(row.label, row.label, list(_FAMILY), _families(entry), _FAMILY_TEXTS),
+        "replay": largest and f"fa3verify replay {replay} --family {shlex.quote(largest.family)}",
+        "file": largest and row.path(largest.replay),
+    }
+
+
+def _hunt(hunt: Mapping[str, Any]) -> str:
+    effort = f"{count(hunt['problems'])} problems searched"
+    return f"{number(hunt['value'])} ({hunt['output']}, ground {hunt['ground']}), {effort}"
+
+
+def _families(entry: Entry) -> list[Row]:
+    sides, largest, rows = operations.find(entry.operation).sides, worst(entry), []
+    for known in entry.families:
+        figures = known.figures
+        cells = {key: _WRITTEN.get(key, number)(_float(figures.get(key))) for _, key in _FAMILY}
+        ratios = {side.name: figures.get(f"ratio_{side.name}_max") for side in sides}
+        told = [f"{name.replace('_', ' ')} {ratio(_float(x))}" for name, x in ratios.items() if x is not None]
+        cells |= {"family": known.family, "status": status(known), "problems": count(known.problems)}
+        cells |= {"sides": ", ".join(told) or DASH, "largest": known.largest}
+        cells["_worst"] = "yes" if known is largest else ""
+        rows.append(cells)
+    return rows
+
+
+def _tried(entry: Entry) -> str:
+    kinds = entry.coverage.get("kinds", {}).values()
+    tried, claimed = (sum(kind[key] for kind in kinds) for key in ("tried", "claimed"))
+    return f"{tried} of {claimed} classes that it claims"
+
+
+def _invariance(found: Mapping[str, Any]) -> str:
+    """One axis in words."""
+    if found.get("refused"):
+        return f"{found['what']}: not tried, {found['refused']}"
+    if found.get("first"):
+        return f"{found['what']}: differs, first at {found['value']}: {found['because']}"
+    return f"{found['what']}: equal bits over {count(found['outputs'])} outputs"
+
+
+def _properties(entry: Entry) -> dict[str, list[str]]:
+    """Names of properties by what became of them."""
+    found: dict[str, list[str]] = {}
+    for law in entry.properties:
+        found.setdefault(law.status.replace("_", " "), []).append(law.name.replace("_", " "))
+    return found
+
+
+def _loss(loss: Mapping[str, Any]) -> str:
+    keys = f"{loss['seqlen_k']:,} keys, {loss['rows']} rows".replace(",", "\u202f", 1)
+    if loss["missing"]:
+        return f"{keys}: not measured, {loss['missing']}"
+    return f"{keys}: relative RMSE {number(loss['rel_rmse'])}, gain less 1 {signed(loss['bias'])}"
+
+
+def _short(keys: int) -> str:
+    return f"{keys // 1024}k" if keys < 1 << 20 else f"{keys >> 20}M"
+
+
+def _over(error: Any, rms: Any, nonfinite: Any) -> float | None:
+    """Error over RMS; infinite where an output was not finite and should have been."""
+    if _float(nonfinite):
+        return math.inf
+    above, below = _float(error), _float(rms)
+    return above / below if above is not None and below else None
+
+
+def _float(value: Any) -> float | None:
+    """A figure as stored: texts stand for what is not finite."""
+    return None if value is None else float(value)
+
+
+def _size(value: Any) -> float:
+    known = _float(value)
+    return -1.0 if known is None else math.inf if math.isnan(known) else known

@@ -1,0 +1,108 @@
+"""What moved between two campaigns: kernels, verdicts, figures, properties and findings that are not what they were.
+
+Either side is an atlas or the data of a run. Figures are compared exactly: equal kernels on equal inputs give equal
+figures, so that whatever is in the table was changed by something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fa3verify.campaign import atlas
+from fa3verify.campaign.atlas import Entry, FamilyFigures
+from fa3verify.files import write_text
+from fa3verify.report import dataset
+from fa3verify.report.build import TEMPLATES, environment
+from fa3verify.report.notation import DASH, number, ratio
+from fa3verify.report.tables import Row, Table, table
+from fa3verify.verdict import told
+
+PAGE, MARKDOWN = "moved.html", "moved.md"
+FIGURES = ("ratio_max", "max_error", "ulp_max", "rel_rmse_seen", "rel_rmse_unrounded", "bias", "nonfinite", "outside",
+           "bits_differing")  # fmt: skip
+
+
+def entries(path: Path) -> tuple[Entry, ...]:
+    """Entries of an atlas, or of the run that a ``run.nc`` holds; ValueError for any other file."""
+    if path.suffix == ".nc":
+        return atlas.of(dataset.from_tree(dataset.load(path))[0]).entries
+    return atlas.read(path).entries
+
+
+def write_pages(out: Path, new: Iterable[Path], old: Path) -> tuple[Path, int]:
+    """Write ``moved.html`` and ``moved.md``; returns the page and how many things moved.
+
+    Raises
+    ------
+    ValueError
+        For a file that is neither an atlas nor a run.
+    """
+    now = [entry for path in new for entry in entries(path)]
+    found = moved(entries(old), now)
+    context = {"table": found, "old": old.name, "count": len(found["rows"])}
+    css = (TEMPLATES / "report.css").read_text("utf-8")
+    write_text(out / MARKDOWN, environment(autoescape=False).get_template("moved.md.j2").render(context))
+    write_text(out / PAGE, environment(autoescape=True).get_template("moved.html.j2").render(context, css=css))
+    return out / PAGE, len(found["rows"])
+
+
+def moved(old: Iterable[Entry], new: Iterable[Entry]) -> Table:
+    """Return the table of what moved: kernel, family, what, before, after, and after over before where both are
+    numbers."""
+    before, after = ({entry.kernel: entry for entry in side} for side in (old, new))
+    names = sorted(before.keys() | after.keys())
+    rows = [row for name in names for row in _kernel(name, before.get(name), after.get(name))]
+    columns = [("kernel", "kernel"), ("family", "family"), ("what", "what"), ("before", "before"), ("after", "after"),
+               ("after / before", "times")]  # fmt: skip
+    return table("moved", "What moved", columns, rows, ("kernel", "family", "what"))
+
+
+def _kernel(name: str, old: Entry | None, new: Entry | None) -> Iterator[Row]:
+    if old is None or new is None:
+        yield _row(name, "", "kernel", "absent" if old is None else "there", "absent" if new is None else "there")
+        return
+    for what in ("verdict", "reason", "policy", "identity"):
+        yield from _changed(name, "", what, _text(getattr(old, what)), _text(getattr(new, what)))
+    theirs, ours = ({row.family: row for row in entry.families} for entry in (old, new))
+    for family in dict.fromkeys((*theirs, *ours)):
+        yield from _family(name, family, theirs.get(family), ours.get(family))
+    statuses = [{f"property {law.name}": law.status for law in entry.properties} for entry in (old, new)]
+    losses = [{f"loss at {loss.seqlen_k} keys": loss.rel_rmse for loss in entry.loss} for entry in (old, new)]
+    found = [{f"finding, {told(each.what)}": "found" for each in entry.findings} for entry in (old, new)]
+    for first, second in (statuses, losses, found):
+        for what in dict.fromkeys((*first, *second)):
+            yield from _changed(name, "", what, first.get(what), second.get(what))
+
+
+def _family(name: str, family: str, old: FamilyFigures | None, new: FamilyFigures | None) -> Iterator[Row]:
+    if old is None or new is None:
+        yield _row(name, family, "family", "absent" if old is None else "there", "absent" if new is None else "there")
+        return
+    sides = [key for key in new.figures if key.startswith("ratio_") and key.endswith("_max") and key != "ratio_max"]
+    for what in (*FIGURES, *sides):
+        yield from _changed(name, family, what.replace("_", " "), old.figures.get(what), new.figures.get(what))
+
+
+def _changed(name: str, family: str, what: str, old: Any, new: Any) -> Iterator[Row]:
+    if old != new:
+        yield _row(name, family, what, old, new)
+
+
+def _row(name: str, family: str, what: str, old: Any, new: Any) -> Row:
+    write = ratio if what.startswith("ratio") else number
+    told_of = [x if isinstance(x, str) else write(x) for x in (old, new)]
+    numeric = all(isinstance(x, int | float) for x in (old, new))
+    times = number(new / old) if numeric and old else DASH
+    return dict(zip(("kernel", "family", "what", "before", "after", "times"), (name, family, what, *told_of, times)))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, tuple):
+        return ", ".join(value) or "nothing"
+    if value is None:
+        return DASH
+    return ", ".join(str(part) for part in (value.version, value.sha256, value.device) if part) or DASH
