@@ -1,7 +1,8 @@
 """The atlas of many kernels: a campaign for each library, what its forwards lose over long rows, and the pages of it.
 
 A library costs its own entries only: atlas and pages are written again after each, and one that fails has its reason in
-them. ``OUT/worst`` gets a replay file a kernel, of the largest case of every family, and one a cause of its findings.
+them. Losses come last. ``OUT/worst`` gets a replay file a kernel, of the largest case of every family, and one a cause
+of its findings.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -30,6 +31,7 @@ from fa3verify.text import of_error, one_line
 
 CAMPAIGNS, WORST = "campaigns", "worst"
 LOSS_V_MEAN = 1.0
+LOSS_LIMIT_S = 600.0
 LOSS_ROWS = {8192: 128, 131072: 128, 1 << 20: 16}  # query rows by keys: the longest takes as long as the one before it
 
 
@@ -60,10 +62,19 @@ def run(
     made = _write(settings.out, replace(made, entries=(*kept, *missing)))
     todo = [name for name in settings.kernels if name not in done]
     for library, names in groupby(todo, lambda name: name.rpartition(".")[0]):
-        found = _judged(settings, library, tuple(names), known)
+        found = _judged(settings, library, tuple(names))
         made = _write(settings.out, replace(made, entries=(*made.entries, *found)))
         tell(", ".join(f"{entry.kernel} {entry.verdict}" for entry in found))
+    for name, loss in _losses(settings, [entry.kernel for entry in made.entries if _may_lose(entry)]):
+        entries = tuple(replace(entry, loss=loss) if entry.kernel == name else entry for entry in made.entries)
+        made = _write(settings.out, replace(made, entries=entries))
+        tell(f"{name} over long rows: {', '.join(each.missing or f'{each.rel_rmse:.2e}' for each in loss)}")
     return made
+
+
+def _may_lose(entry: Entry) -> bool:
+    """Whether it is a forward that was judged, and whose loss over long rows is not known yet."""
+    return entry.operation == FORWARD and entry.verdict != "not run" and not entry.loss
 
 
 def _empty(settings: verify.Settings) -> Atlas:
@@ -104,26 +115,21 @@ def _write(out: Path, made: Atlas) -> Atlas:
     return made
 
 
-def _judged(
-    settings: verify.Settings, library: str, names: tuple[str, ...], known: dict[str, Candidate]
-) -> list[Entry]:
+def _judged(settings: verify.Settings, library: str, names: tuple[str, ...]) -> list[Entry]:
     """Entries of one library; whatever it does to the campaign is the reason that it has none."""
     own = replace(settings, kernels=names, out=settings.out / CAMPAIGNS / (library or names[0]), studies=False)
-    forwards = [name for name in names if name not in known or known[name].operation == FORWARD]
-    losses = _losses(settings, forwards)
     try:
         found = verify.run(own, lambda total, outcome: None)
     except Exception as error:
-        return [atlas.not_run(name, of_error(error), loss=losses.get(name, ())) for name in names]
-    return [
-        replace(_published(entry, found, own.out, settings.out), loss=losses.get(entry.kernel, ()))
-        for entry in atlas.of(found).entries
-    ]
+        return [atlas.not_run(name, of_error(error)) for name in names]
+    return [_published(entry, found, own.out, settings.out) for entry in atlas.of(found).entries]
 
 
-def _losses(settings: verify.Settings, names: Iterable[str]) -> dict[str, tuple[Loss, ...]]:
+def _losses(settings: verify.Settings, names: Sequence[str]) -> Iterator[tuple[str, tuple[Loss, ...]]]:
     """Accumulator loss of kernels at every length, or why there is none."""
-    executor = make_executor(settings)
+    if not names:
+        return
+    executor = make_executor(replace(settings, task_limit_s=settings.task_limit_s or LOSS_LIMIT_S))
     asked = {
         name: {
             keys: executor.submit(accumulator_loss.measure, name, LOSS_V_MEAN, keys, rows, settings.seed)
@@ -131,9 +137,9 @@ def _losses(settings: verify.Settings, names: Iterable[str]) -> dict[str, tuple[
         }
         for name in names
     }
-    found = {name: tuple(_loss(keys, future) for keys, future in each.items()) for name, each in asked.items()}
+    for name, each in asked.items():
+        yield name, tuple(_loss(keys, future) for keys, future in each.items())
     executor.shutdown()
-    return found
 
 
 def _loss(seqlen_k: int, future: Any) -> Loss:

@@ -42,9 +42,9 @@ def of_family(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def write_largest(path: Path, kernel: str, cases: Mapping[str, Any]) -> None:
     """Write the largest case of every family of a kernel, by family, as one replay file on one line a family."""
-    body = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": "largest error / bound"}
-    body["content"] = {"schema": LARGEST_SCHEMA, "cases": {}}
-    empty = json.dumps(body)
+    content = {"schema": LARGEST_SCHEMA, "cases": {}}
+    named = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": "largest error / bound"}
+    empty = json.dumps(named | {"content": content})
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(case, sort_keys=True)}" for name, case in cases.items())
     write_text(path, empty[: empty.rindex("{") + 1] + f"\n{rows}\n}}}}}}\n")
 

@@ -80,7 +80,10 @@ GLOSSARY = (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A finding that has a page: which findings of which kernels it explains, as shell patterns, and in what words."""
+    """A finding that has a page: which findings of which kernels it explains, and in what words.
+
+    ``findings`` are shell patterns of ``WHAT: MESSAGE | CASE``, so that a pattern may ask for the inputs it is about.
+    """
 
     page: str
     kernels: tuple[str, ...]
@@ -173,8 +176,11 @@ def _hunted(text: str, name: str) -> dict[str, dict[str, Any]]:
     """The largest error / bound that a targeted search found of every kernel, and how many problems it judged."""
     found: dict[str, dict[str, Any]] = {}
     effort: dict[str, dict[tuple[str, str], int]] = {}
+    rows = csv.DictReader(io.StringIO(text))
+    if not {"kernel", "figure", "drawn", "largest"} <= set(rows.fieldnames or ()):
+        raise ValueError(f"{name} is no table of a hunt")
     try:
-        for row in csv.DictReader(io.StringIO(text)):
+        for row in rows:
             if row["figure"] != HUNTED or row["drawn"] != "search":
                 continue
             kernel, value = row["kernel"], float(row["largest"])
@@ -190,12 +196,13 @@ def _hunted(text: str, name: str) -> dict[str, dict[str, Any]]:
 
 def judged(data: Data) -> tuple[list[Judged], list[Entry]]:
     """Return the kernels that were judged, and those that were in none of the atlases."""
-    ran = [(folder, entry) for folder, made in data.atlases for entry in made.entries if entry.verdict != "not run"]
-    names = [entry.kernel for _, entry in ran]
+    ran = [(folder, made, e) for folder, made in data.atlases for e in made.entries if e.verdict != "not run"]
+    names = [entry.kernel for _, _, entry in ran]
     rows = []
-    for folder, entry in ran:
-        label = entry.kernel if names.count(entry.kernel) == 1 else f"{entry.kernel} ({entry.identity.device})"
-        rows.append(Judged(label, entry, folder))
+    for folder, made, entry in ran:
+        device = entry.identity.device or made.platform
+        label = entry.kernel if names.count(entry.kernel) == 1 else f"{entry.kernel} ({device})"
+        rows.append(Judged(label, entry, folder, device))
     absent = {e.kernel: e for _, made in data.atlases for e in made.entries if e.kernel not in names}
     return rows, list(absent.values())
 
@@ -244,7 +251,8 @@ def _findings(row: Judged, data: Data) -> list[dict[str, Any]]:
     listed = [{"kernel": row.entry.kernel} | asdict(finding) for finding in row.entry.findings]
     for first, others in clusters(listed):
         words = f"{told(first['what'])}: {first['message']}"
-        known = next((known for known in data.known if known.explains(row.entry.kernel, words)), None)
+        whole = f"{words} | {first['case'] or ''}"
+        known = next((known for known in data.known if known.explains(row.entry.kernel, whole)), None)
         found.append({"words": words, "others": others, "case": first["case"], "known": known,
                       "replay": first["replay"] and row.path(first["replay"])})  # fmt: skip
     return found

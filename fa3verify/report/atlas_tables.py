@@ -20,11 +20,12 @@ FAR = 2.0  # times the least figure of a row: a cell that is shaded
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One kernel on a page: its name there, its entry, and the folder of its atlas."""
+    """One kernel on a page: its name there, its entry, the folder of its atlas, and what it ran on."""
 
     label: str
     entry: Entry
     folder: str
+    device: str
 
     @property
     def anchor(self) -> str:
@@ -47,8 +48,26 @@ def status(row: FamilyFigures) -> str:
 
 
 def worst(entry: Entry) -> FamilyFigures | None:
-    """The family of the largest error / bound."""
-    return max(entry.families, key=lambda row: _size(row.figures.get("ratio_max")), default=None)
+    """The family of the largest error / bound, of whichever output."""
+
+    def largest(row: FamilyFigures) -> float:
+        return max(_size(x) for key, x in row.figures.items() if key == "ratio_max" or _is_side(key))
+
+    return max(entry.families, key=largest, default=None)
+
+
+def sides(entry: Entry, rows: Sequence[FamilyFigures]) -> str:
+    """Largest error / bound of every output beside the main ones, over some families."""
+    told = []
+    for side in operations.find(entry.operation).sides:
+        found = [row.figures.get(f"ratio_{side.name}_max") for row in rows]
+        if known := [_size(x) for x in found if x is not None]:
+            told.append(f"{side.name.replace('_', ' ')} {ratio(max(known))}")
+    return ", ".join(told) or DASH
+
+
+def _is_side(key: str) -> bool:
+    return key.startswith("ratio_") and key.endswith("_max")
 
 
 def overview(rows: Sequence[Judged], title: str) -> Table:
@@ -60,17 +79,16 @@ def overview(rows: Sequence[Judged], title: str) -> Table:
         ("ran on", "device"),
         ("problems searched", "problems"),
         ("max error / bound", "ratio"),
-        ("in family", "family"),
-        ("rel. RMSE, outliers: seen", "outliers_seen"),
-        ("unrounded", "outliers_unrounded"),
-        ("rel. RMSE, activations: seen", "activations_seen"),
-        ("unrounded", "activations_unrounded"),
+        ("other outputs / bound", "sides"),
+        ("largest in family", "family"),
+        ("rel. RMSE, outliers: seen, unrounded", "outliers"),
+        ("rel. RMSE, activations: seen, unrounded", "activations"),
         *((f"loss, {_short(keys)} keys", f"loss_{keys}") for keys in lengths),
         ("bits unlike the twin's", "bits"),
         ("same call twice", "repeated"),
         ("declares", "policy"),
     ]
-    texts = ("kernel", "status", "device", "family", "bits", "repeated", "policy")
+    texts = ("kernel", "status", "device", "sides", "family", "bits", "repeated", "policy")
     return table(title, title, columns, [_overview_row(row) for row in rows], texts)
 
 
@@ -80,19 +98,25 @@ def _overview_row(row: Judged) -> Row:
         "kernel": row.label,
         "_href": f"#{row.anchor}",
         "status": entry.verdict,
-        "device": entry.identity.device or DASH,
+        "device": row.device,
         "problems": count(entry.effort.problems),
-        "ratio": ratio(_float(largest.figures.get("ratio_max"))) if largest else DASH,
+        "ratio": _below_one(max((_size(f.figures.get("ratio_max")) for f in entry.families), default=None)),
+        "sides": sides(entry, entry.families),
         "family": largest.family if largest else DASH,
         "bits": bits(entry),
-        "repeated": repeated(entry),
+        "repeated": repeated(entry).partition(",")[0],
         "policy": ", ".join(entry.policy) or "nothing",
     }
     for name, family in (("outliers", OUTLIERS), ("activations", ACTIVATIONS)):
         known = row.family(family)
-        for reference in ("seen", "unrounded"):
-            cells[f"{name}_{reference}"] = number(known and known.figures.get(f"rel_rmse_{reference}"))
+        both = [known and known.figures.get(f"rel_rmse_{reference}") for reference in ("seen", "unrounded")]
+        cells[name] = ", ".join(map(number, both)) if known else DASH
     return cells | {f"loss_{loss.seqlen_k}": number(loss.rel_rmse) for loss in entry.loss} | _no_losses(row)
+
+
+def _below_one(value: float | None) -> str:
+    """A ratio, without the digits that set it apart from 1 where it is just below."""
+    return "< 1.00" if value is not None and 0.9995 <= value < 1 else ratio(value)
 
 
 def _no_losses(row: Judged) -> Row:
@@ -201,7 +225,7 @@ def details(
         "name": row.label,
         "anchor": row.anchor,
         "entry": entry,
-        "identity": {key: value for key, value in facts.items() if value},
+        "identity": {"ran on": row.device} | {key: x for key, x in facts.items() if x and key != "device"},
         "tried": _tried(entry),
         "order": "stated: its bound assumes it" if entry.states_order else "not stated: its bound is of any order",
         "repeated": repeated(entry),
@@ -222,14 +246,12 @@ def _hunt(hunt: Mapping[str, Any]) -> str:
 
 
 def _families(entry: Entry) -> list[Row]:
-    sides, largest, rows = operations.find(entry.operation).sides, worst(entry), []
+    largest, rows = worst(entry), []
     for known in entry.families:
         figures = known.figures
         cells = {key: _WRITTEN.get(key, number)(_float(figures.get(key))) for _, key in _FAMILY}
-        ratios = {side.name: figures.get(f"ratio_{side.name}_max") for side in sides}
-        told = [f"{name.replace('_', ' ')} {ratio(_float(x))}" for name, x in ratios.items() if x is not None]
         cells |= {"family": known.family, "status": status(known), "problems": count(known.problems)}
-        cells |= {"sides": ", ".join(told) or DASH, "largest": known.largest}
+        cells |= {"sides": sides(entry, [known]), "largest": known.largest}
         cells["_worst"] = "yes" if known is largest else ""
         rows.append(cells)
     return rows

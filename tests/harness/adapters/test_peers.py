@@ -203,11 +203,12 @@ def test_every_module_of_the_table_loads_by_name(on_a_cpu):
         on_a_cpu.loaded("flash3")
 
 
-def test_a_table_of_libraries_needs_one_that_runs(monkeypatch, tmp_path):
+def test_an_atlas_needs_a_kernel_that_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "no_device", lambda: "no such device")
-    result = CliRunner().invoke(main, ["libraries", "--out", str(tmp_path / "out")])
+    result = CliRunner().invoke(main, ["atlas", "cuda.*", "cudnn.fp16", "--out", str(tmp_path / "out")])
     assert result.exit_code == 3
-    assert "no library runs here" in result.stderr
+    assert "none of these kernels runs here: no such device" in result.stderr
+    assert CliRunner().invoke(main, ["atlas", "cudn.*", "--out", str(tmp_path / "out")]).exit_code == 2
     assert not (tmp_path / "out").exists()
 
 

@@ -23,6 +23,7 @@ KERNELS = ("twin.fp16", "twin.fp16+causal_top_left", "twin.quantize", "stranger"
 TRIED = ("normal", "repeated_run_is_identical", "causal_row_equals_truncated_problem", "error_within_bound")
 RECORDS = (
     atlas.Atlas, atlas.Entry, candidates.Identity, atlas.Effort, atlas.FamilyFigures, atlas.Property, atlas.Finding,
+    atlas.Loss,
 )  # fmt: skip
 SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVIDIA H100"}
 
@@ -156,7 +157,8 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
 
 def test_a_missing_unknown_or_mistyped_field_is_refused_by_its_place(campaign):
     whole = json.loads((campaign[1] / atlas.FILE).read_text())
-    whole["entries"].sort(key=lambda e: not e["findings"])  # the first has one of everything
+    whole["entries"].sort(key=lambda e: not e["findings"])  # the first has one of everything but of this
+    whole["entries"][0]["loss"] = [asdict(atlas.Loss(8192, 128, 0.5, -0.25, None))]
     places = [(path, key) for path in records(whole) for key in at(whole, path) if key != "schema"]
     assert len(places) == sum(len(fields(kind)) for kind in RECORDS)
     for path, key in places:
@@ -173,7 +175,7 @@ def test_a_missing_unknown_or_mistyped_field_is_refused_by_its_place(campaign):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": "fa3verify.summary/1"}', '{"schema": "fa3verify.atlas/2"}', "\u0000"]
+    "text", ["", "{", "[]", '{"schema": "fa3verify.summary/1"}', '{"schema": "fa3verify.atlas/1"}', "\u0000"]
 )
 def test_a_foreign_file_is_refused_by_name(tmp_path, text):
     path = tmp_path / "other.json"
@@ -190,6 +192,14 @@ def test_a_figure_that_is_not_finite_survives(campaign):
     (row,) = first.families
     endless = replace(row, figures=row.figures | {"rel_rmse_unrounded": float("inf"), "ulp_max": None})
     changed = replace(known, entries=(replace(first, families=(endless,)),))
+    assert atlas.Atlas.parse(changed.text(), "x") == changed
+
+
+def test_what_was_lost_over_long_rows_and_kernels_that_were_not_run_survive(campaign):
+    known = atlas.of(campaign[0])
+    losses = (atlas.Loss(8192, 128, 0.5, -0.25, None), atlas.Loss(1 << 20, 16, None, None, "it ran out of memory"))
+    absent = atlas.not_run("flash9.fp16", "no such package", dtype="fp16", loss=losses)
+    changed = replace(known, entries=(*known.entries, absent))
     assert atlas.Atlas.parse(changed.text(), "x") == changed
 
 

@@ -1,84 +1,139 @@
-"""The table of libraries: figures come from summaries, and a library that fails costs its own rows."""
+"""The atlas of many libraries: its own replay files, one that fails costs its own entries, and a run that goes on."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fa3verify.campaign import libraries, verify
+from fa3verify import candidates
+from fa3verify.campaign import atlas, publish, replay, tasks, verify
+from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.summary import summarize
 from fa3verify.studies import accumulator_loss
+from tests.harness.campaign.test_atlas import Here
 
-FAMILY = {"rmse_seen": 1.0, "rmse_unrounded": 2.0, "rel_rmse_seen": 0.25, "rel_rmse_unrounded": 0.5, "outputs": 100}
-LOSS = {"rel_rmse": 0.573, "bias": -0.57}
+TRIED = ("normal", "peaky", "repeated_run_is_identical", "error_within_bound")
+LOSS = (atlas.Loss(8192, 128, 0.573, -0.57, None),)
+NAMES = ("twin.fp16", "twin.fp16+stale_v", "broken.fp16", "twin.quantize")
 
 
-def kernel(name: str, **changes) -> dict:
-    families = [
-        {"family": "fa3_outliers", "ratio_max": 0.98765, "bits_differing": 0, **FAMILY},
-        {"family": "faint", "ratio_max": float("inf"), "bits_differing": 2, **FAMILY},
+def small_campaign(settings: verify.Settings, progress: Any) -> dict[str, Any]:
+    """A campaign of two families and two properties, in this process; nothing else of verify is left out."""
+    if settings.kernels[0].startswith("broken"):
+        raise RuntimeError("two\nlines")
+    known = [introduce(name, "quick") for name in settings.kernels]
+    planned = [task for task in tasks.plan(known, "quick", 0) if task.arguments.get(task.kind) in TRIED]
+    few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
+    summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
+    summary["started"] = "2026-01-01T00:00:00+00:00"
+    replay.write_all(summary, settings.out)
+    return summary
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> tuple[atlas.Atlas, Path, list[str]]:
+    """An atlas of a right kernel, a faulty one, a library that fails, and one that is not there."""
+    out, told = tmp_path_factory.mktemp("published"), []
+    known = {"absent.fp16": replace(candidates.twin("fp16", name="absent.fp16"), unavailable="no such package")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "run", small_campaign)
+        patch.setattr(publish, "_losses", lambda settings, names: [(name, LOSS) for name in names])
+        settings = verify.Settings((*NAMES, "absent.fp16"), "quick", 0, out)
+        made = publish.run(settings, known, told.append)
+    return made, out, told
+
+
+def entry(made: atlas.Atlas, name: str) -> atlas.Entry:
+    (found,) = (each for each in made.entries if each.kernel == name)
+    return found
+
+
+def test_a_library_that_fails_costs_its_own_entries(published):
+    made, out, told = published
+    assert atlas.read(out / atlas.FILE) == made
+    assert {e.kernel for e in made.entries} == {*NAMES, "absent.fp16"}
+    assert told == [
+        "twin.fp16 inconclusive, twin.fp16+stale_v fail",
+        "broken.fp16 not run",
+        "twin.quantize inconclusive",
+        "twin.fp16 over long rows: 5.73e-01",
+        "twin.fp16+stale_v over long rows: 5.73e-01",
     ]
-    laws = [{"law": "repeated_run_is_identical", "status": "pass", "examples": 6, "outputs": 1234}]
-    coverage = {"kinds": {"feature": {"claimed": 3, "tried": 2}, "size": {"claimed": 5, "tried": 5}}, "not_tried": []}
-    coverage["not_claimed"] = ["feature varlen", "policy causal top_left"]
-    body = {"name": name, "description": "", "verdict": "fail", "inconclusive": None, "outputs": 4321}
-    return body | {"families": families, "laws": laws, "coverage": coverage} | changes
+    assert [e.kernel for e in made.entries if e.loss == LOSS] == ["twin.fp16", "twin.fp16+stale_v"]
+    assert entry(made, "broken.fp16").reason == "RuntimeError: two lines"
+    assert entry(made, "absent.fp16").reason == "no such package"
+    for page in ("atlas.html", "atlas.md"):
+        text = (out / page).read_text()
+        assert "RuntimeError: two lines" in text
+        assert "no such package" in text
 
 
-def failure(name: str, message: str) -> dict:
-    return {"kernel": name, "what": "law sign_symmetry", "message": message, "cause": message}
+def test_every_family_has_its_largest_case_in_the_replay_file_of_its_kernel(published):
+    made, out, _ = published
+    for name in ("twin.fp16", "twin.quantize"):
+        found = entry(made, name)
+        assert [row.family for row in found.families] == ["normal", "peaky"]
+        for row in found.families:
+            holds, words, again = replay.run(replay.read(out / row.replay), family=row.family)
+            assert holds
+            assert again is not None
+            assert again["ratio_max"] == row.figures["ratio_max"]
+            assert words.endswith(row.largest)
+        _, _, both = replay.run(replay.read(out / found.families[0].replay))
+        assert both is not None
+        assert both["cases"] == 2
 
 
-def cells(row: dict) -> dict[str, str]:
-    return dict(zip(libraries.HEADER, libraries._cells(row), strict=True))
+def test_a_family_that_a_replay_file_does_not_have_is_refused_by_name(published):
+    made, out, _ = published
+    body = replay.read(out / entry(made, "twin.fp16").families[0].replay)
+    with pytest.raises(ValueError, match=r"no family 'nrmal'; it has .*normal"):
+        replay.run(body, family="nrmal")
+    finding = entry(made, "twin.fp16+stale_v").findings[0]
+    with pytest.raises(ValueError, match="not one of the largest case of every family"):
+        replay.run(replay.read(out / str(finding.replay)), family="normal")
 
 
-def test_a_row_holds_what_the_summary_says_of_its_kernel_alone():
-    failures = [failure("a.fp16", "wrong"), failure("a.fp16", "wrong"), failure("b.fp16", "of another")]
-    row = libraries.row_of(kernel("a.fp16"), failures, LOSS)
-    assert row["findings"] == ["property sign_symmetry: wrong (1 more of this cause)"]
-    found = cells(row)
-    assert found["claims tried"] == "7 of 8"
-    assert found["largest error / bound"] == "0.988; faint inf"
-    assert found["bits unlike the twin's"] == "2 of 200"
-    assert found["relative RMSE, outliers"] == "2.50e-01, 5.00e-01"
-    assert found["relative RMSE, activations"] == "-"  # no such family ran
-    assert found[f"loss at {libraries.LOSS_KEYS:,} keys"] == "5.73e-01 (-5.7e-01)"
-    assert found["policy"] == "causal top_left"
-    assert found["same call twice"] == "pass, 1,234 outputs"
+def test_the_first_finding_of_every_cause_has_a_replay_file_that_finds_it_again(published):
+    made, out, _ = published
+    found = entry(made, "twin.fp16+stale_v")
+    assert found.findings
+    causes = {finding.cause for finding in found.findings}
+    stored = [finding for finding in found.findings if finding.replay]
+    assert {finding.cause for finding in stored} == causes
+    for finding in stored:
+        assert not replay.run(replay.read(out / str(finding.replay)))[0]
+    named = {row.replay for e in made.entries for row in (*e.families, *e.findings, *e.properties) if row.replay}
+    assert named == {path.relative_to(out).as_posix() for path in (out / "worst").iterdir()}
 
 
-def test_bits_that_were_not_compared_are_not_said_to_be_equal():
-    bare = [{"family": "normal", "ratio_max": 0.5, "bits_differing": None, **FAMILY}]
-    row = libraries.row_of(kernel("a.fp16", families=bare, laws=[]), [], {"error": "two\nlines"})
-    found = cells(row)
-    assert found["bits unlike the twin's"] == "not compared"
-    assert found["same call twice"] == "not claimed"
-    assert found[f"loss at {libraries.LOSS_KEYS:,} keys"] == "two lines"
+def test_a_planted_fault_is_seen_on_the_page(published):
+    _, out, _ = published
+    html = (out / "atlas.html").read_text()
+    assert '<span class="s fail">fail</span>' in html
+    assert "No page explains it" in html
+    assert 'class="n bad"' in html
 
 
-def test_a_library_that_fails_costs_its_own_rows(monkeypatch, tmp_path):
-    def campaign(settings, progress):
-        if settings.kernels[0].startswith("broken"):
-            raise RuntimeError("two\nlines")
-        return {"kernels": [kernel(name) for name in settings.kernels], "failures": []}
+def test_a_run_that_is_resumed_keeps_what_was_judged(published, monkeypatch):
+    made, out, _ = published
+    ran: list[str] = []
 
-    monkeypatch.setattr(verify, "run", campaign)
-    monkeypatch.setattr(libraries, "_losses", lambda settings: dict.fromkeys(settings.kernels, LOSS))
-    names = ("a.bf16", "a.e4m3", "broken.fp16", "c.fp16")
-    told: list[str] = []
-    settings = verify.Settings(names, "quick", 0, tmp_path)
-    rows = libraries.run(settings, {"d.fp16": "no such package"}, told.append)
-    assert [row["name"] for row in rows] == ["d.fp16", *names]
-    assert told == ["a.bf16 fail, a.e4m3 fail", "broken.fp16 RuntimeError: two lines", "c.fp16 fail"]
-    stored = json.loads((tmp_path / "libraries.json").read_text())
-    assert (stored["schema"], len(stored["kernels"])) == (libraries.SCHEMA, 5)
-    text = (tmp_path / "libraries.md").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in lines}) == 1
-    assert "| broken.fp16 | not judged: RuntimeError: two lines |" in text
-    assert "| d.fp16 | not judged: no such package |" in text
+    def nothing(settings, progress):
+        ran.extend(settings.kernels)
+        raise RuntimeError("again")
+
+    monkeypatch.setattr(verify, "run", nothing)
+    monkeypatch.setattr(publish, "_losses", lambda settings, names: ran.extend(names) or [])
+    again = publish.run(verify.Settings(NAMES, "quick", 0, out), {}, lambda text: None, resume=True)
+    assert ran == ["broken.fp16"]
+    assert entry(again, "twin.fp16") == entry(made, "twin.fp16")
+    with pytest.raises(ValueError, match="has seed 0, not 1"):
+        publish.run(verify.Settings(NAMES, "quick", 1, out), {}, lambda text: None, resume=True)
 
 
 @pytest.mark.parametrize("name", ["twin.flash3.e4m3", "twin.cudnn.fp16"])
@@ -88,7 +143,20 @@ def test_accumulator_loss_is_measured_in_the_kernels_own_format(name):
     assert found["rel_rmse"] < 0.1
 
 
-def test_the_report_of_the_table_names_no_machine_path(tmp_path):
-    facts = libraries.provenance(verify.Settings((), "quick", 3, Path(tmp_path)))
-    assert facts["seed"] == 3
-    assert not any(str(value).startswith("/") for value in facts.values())
+def test_a_loss_that_was_not_measured_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "LOSS_ROWS", {64: 2})
+    settings = verify.Settings((), "quick", 0, tmp_path, workers=1)
+    found = dict(publish._losses(settings, ["twin.fp16", "tests.harness.campaign.test_publish:no_kernel"]))
+    (ours,) = found["twin.fp16"]
+    assert (ours.seqlen_k, ours.rows, ours.missing) == (64, 2, None)
+    assert ours.rel_rmse is not None
+    assert 0 < ours.rel_rmse < 1e-3
+    (none,) = found["tests.harness.campaign.test_publish:no_kernel"]
+    assert none.rel_rmse is None
+    assert "ValueError" in str(none.missing)
+
+
+def test_an_atlas_names_no_machine_path(published):
+    _, out, _ = published
+    text = json.dumps(json.loads((out / atlas.FILE).read_text()))
+    assert '"/' not in text

@@ -1,0 +1,183 @@
+"""Pages of atlases: from stored files alone, byte for byte, self-contained, and honest about what is not known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fa3verify.campaign import atlas
+from fa3verify.candidates import Identity
+from fa3verify.report import atlas_page, atlas_tables, moved
+from fa3verify.report.atlas_page import write_pages
+from tests.harness.report.test_report import _parse
+
+REPORTS = Path(__file__).parents[3] / "reports"
+PUBLISHED = REPORTS / "atlas"
+DATA = ("cpu/atlas.json", "h200/atlas.json", "../findings/known.json", "../invariance/table.json", "../hunt/curves.csv")
+FIGURES = {"ratio_max": 0.875, "max_error": 0.02, "rms": 0.5, "nonfinite": 0, "rel_rmse_seen": 1.25e-3,
+           "determined": 0.5, "rel_rmse_unrounded": 4e-3, "outside": 0, "ulp_max": 0.75, "bits_differing": 0,
+           "outputs": 4096}  # fmt: skip
+
+
+def entry(name: str, *, families: tuple[str, ...] = ("normal", "fa3_outliers"), **changes) -> atlas.Entry:
+    rows = [atlas.FamilyFigures(f, 3, (0,), dict(FIGURES), f"case of {f}", f"worst/{name}.json") for f in families]
+    law = atlas.Property("repeated_run_is_identical", "exact", "pass", 6, 1234, None, None)
+    loss = atlas.Loss(131072, 128, 0.573, -0.57, None)
+    found = atlas.Entry(
+        name, "a <b>kernel</b>", "forward", "fp16", Identity("lib 3", "lib.so", "a" * 64, "NVIDIA H200"), True, (),
+        atlas.Effort(321, 98765, (0,)), "pass", None, {"kinds": {}, "not_claimed": [], "not_tried": []},
+        ("causal top_left",), tuple(rows), (law,), (), (loss,),
+    )  # fmt: skip
+    return replace(found, **changes)
+
+
+def stored(folder: Path, *entries: atlas.Entry) -> Path:
+    started = "2026-01-01T00:00:00+00:00"
+    made = atlas.Atlas("0.2.0", "abc", "quick", 0, started, "linux x86_64", {"torch": "2.11.0"}, entries)
+    atlas.write(folder / atlas.FILE, made)
+    return folder / atlas.FILE
+
+
+def pages(out: Path, *files: Path) -> tuple[str, str]:
+    write_pages(out, files)
+    return (out / "atlas.html").read_text(), (out / "atlas.md").read_text()
+
+
+def test_pages_of_the_published_data_are_the_published_pages():
+    made = atlas_page.render(atlas_page.read(PUBLISHED, [PUBLISHED / name for name in DATA]))
+    for name, text in made.items():
+        assert text == (PUBLISHED / name).read_text(encoding="utf-8"), f"{name} is not what its data give"
+
+
+def test_every_replay_file_that_the_published_atlases_name_is_there():
+    for path in sorted(PUBLISHED.glob("*/atlas.json")):
+        for each in atlas.read(path).entries:
+            named = {row.replay for row in (*each.families, *each.findings, *each.properties) if row.replay}
+            assert not [name for name in named if not (path.parent / name).is_file()]
+
+
+def test_a_page_is_self_contained_escaped_and_its_tags_nest(tmp_path):
+    html, _ = pages(tmp_path, stored(tmp_path, entry("one.fp16"), entry("two.fp16")))
+    parsed = _parse(html)
+    assert not parsed.open
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert not {"script", "img", "link", "iframe"} & set(parsed.tags)
+    assert not [x for x in parsed.references if "://" in x]
+    inside = [x[1:] for x in parsed.references if x.startswith("#")]
+    assert set(inside) <= set(parsed.ids)
+    assert "<b>kernel" not in html
+
+
+def test_kernels_of_one_operation_and_dtype_stand_side_by_side(tmp_path):
+    here, there = tmp_path / "cpu", tmp_path / "gpu"
+    files = stored(here, entry("a.fp16")), stored(there, entry("b.fp16"), entry("c.e4m3", dtype="e4m3"))
+    html, text = pages(tmp_path, *files)
+    assert html.index('id="forward-fp16"') < html.index('id="forward-e4m3"')
+    row = next(line for line in text.splitlines() if line.startswith("| b.fp16"))
+    assert [cell.strip() for cell in row.strip("| ").split("|")] == [
+        "b.fp16", "pass", "NVIDIA H200", "321", "0.875", "–", "normal", "1.25e-3, 4.00e-3", "–", "0.573",
+        "0 of 8\u202f192", "same bits", "causal top\\_left",
+    ]  # fmt: skip
+    assert 'href="gpu/worst/b.fp16.json"' in html
+    assert "0.0400" in html  # the largest error over the output's root mean square
+
+
+def test_a_kernel_that_one_machine_lacks_and_another_judged_is_not_listed_as_not_run(tmp_path):
+    lacking = stored(
+        tmp_path / "cpu", entry("a.fp16"), atlas.not_run("b.fp16", "no GPU"), atlas.not_run("c.fp16", "no GPU")
+    )
+    _, text = pages(tmp_path, lacking, stored(tmp_path / "gpu", entry("b.fp16")))
+    assert "| c.fp16 | forward | – | no GPU |" in text
+    assert "| b.fp16 | forward" not in text
+
+
+def test_a_largest_error_is_proved_only_where_the_order_leaves_one_value_and_it_came():
+    (row, _) = entry("a.fp16").families
+    assert atlas_tables.status(row) == "searched"
+    known = replace(row, figures=row.figures | {"determined": 1.0})
+    assert atlas_tables.status(known) == "proved"
+    assert atlas_tables.status(replace(row, figures=known.figures | {"outside": 1})) == "searched"
+    assert atlas_tables.status(replace(row, figures={"ratio_max": 0.5})) == "searched"
+
+
+def test_what_is_not_finite_or_above_its_bound_or_far_from_the_least_is_marked(tmp_path):
+    def with_figures(name: str, **figures) -> atlas.Entry:
+        made = entry(name, families=("normal",))
+        return replace(made, families=(replace(made.families[0], figures=FIGURES | figures),))
+
+    entries = [entry("a.fp16", families=("normal",)), with_figures("b.fp16", ratio_max=1.5, rel_rmse_seen=1e-2),
+               with_figures("c.fp16", nonfinite=2, ratio_max="Infinity")]  # fmt: skip
+    rows = [atlas_tables.Judged(e.kernel, e, ".", "CPU") for e in entries]
+    marks = [[mark for _, mark in m["rows"][0]["cells"]] for m in atlas_tables.matrices(rows, "")]
+    assert marks == [["", "", "bad"], ["", "far", ""], ["", "", ""], ["", "bad", "bad"]]
+
+
+def test_a_finding_is_explained_by_the_page_that_is_known_for_it_and_others_are_not(tmp_path):
+    found = [atlas.Finding("law empty_rows", f"lse: got {x}", "case 5x0", x, None) for x in ("inf", "nan")]
+    known = tmp_path / "findings" / "known.json"
+    known.parent.mkdir()
+    row = {
+        "page": "0009-a.md",
+        "kernels": ["a.*"],
+        "findings": ["property empty_rows: *got inf | * 5x0"],
+        "because": "by design",
+    }
+    known.write_text(json.dumps({"schema": atlas_page.KNOWN_SCHEMA, "known": [row]}))
+    entries = [entry(name, verdict="fail", findings=tuple(found)) for name in ("a.fp16", "b.fp16")]
+    _, text = pages(tmp_path, stored(tmp_path, *entries), known)
+    assert text.count("[by design](findings/0009-a.md)") == 1
+    assert text.count("**no page explains it**") == 3
+
+
+def test_tables_of_compare_and_hunt_stand_with_their_kernel(tmp_path):
+    axes = [
+        {"what": "batch size", "outputs": 5, "first": None, "refused": None, "value": None, "because": ""},
+        {"what": "splits", "outputs": 1, "first": {}, "refused": "it has none", "value": None, "because": ""},
+        {"what": "tile", "outputs": 1, "first": {"bits": []}, "refused": None, "value": 64, "because": "7 tiles"},
+    ]
+    compared = {"schema": "fa3verify.compare/1", "comparisons": [{"kernel": "a.fp16", "found": x} for x in axes]}
+    (tmp_path / "table.json").write_text(json.dumps(compared))
+    head = "kernel,figure,ground,output,seed,drawn,problems,cpu_s,largest\n"
+    lines = [f"a.fp16,{atlas_page.HUNTED},few,{out},{seed},{drawn},{n},1.0,{x}" for out, seed, drawn, n, x in (
+        ("out", 1, "search", 10, 0.5), ("lse", 1, "search", 40, 0.75), ("out", 2, "search", 7, 0.6),
+        ("out", 1, "random", 999, 0.99))]  # fmt: skip
+    (tmp_path / "curves.csv").write_text(head + "\n".join(lines) + "\n")
+    html, _ = pages(tmp_path, stored(tmp_path, entry("a.fp16")), tmp_path / "table.json", tmp_path / "curves.csv")
+    assert "batch size: equal bits over 5 outputs" in html
+    assert "splits: not tried, it has none" in html
+    assert "tile: differs, first at 64: 7 tiles" in html
+    assert "0.750 (lse, ground few), 47 problems searched" in html
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.csv"])
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).write_text('{"schema": "fa3verify.compare/1"}')
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        write_pages(tmp_path, [stored(tmp_path, entry("a.fp16")), tmp_path / name])
+    with pytest.raises(ValueError, match="at least one atlas"):
+        write_pages(tmp_path, [])
+
+
+def test_what_moved_is_all_that_changed_and_nothing_else(tmp_path):
+    old = entry("a.fp16")
+    first, second = old.families
+    worse = replace(second, figures=second.figures | {"max_error": 0.04, "ratio_lse_max": 0.3})
+    finding = atlas.Finding("L1 error / bound", "observed 2", None, "L1 error / bound", None)
+    new = replace(old, verdict="fail", families=(first, worse), findings=(finding,), loss=())
+    rows = moved.moved([old, entry("gone.fp16")], [new, entry("came.fp16")])["rows"]
+    assert [tuple(row.values()) for row in rows] == [
+        ("a.fp16", "", "verdict", "pass", "fail", "–"),
+        ("a.fp16", "fa3_outliers", "max error", "0.0200", "0.0400", "2.00"),
+        ("a.fp16", "fa3_outliers", "ratio lse max", "–", "0.300", "–"),
+        ("a.fp16", "", "loss at 131072 keys", "0.573", "–", "–"),
+        ("a.fp16", "", "finding, bound, error / bound", "–", "found", "–"),
+        ("came.fp16", "", "kernel", "absent", "there", "–"),
+        ("gone.fp16", "", "kernel", "there", "absent", "–"),
+    ]
+    page, count = moved.write_pages(tmp_path, [stored(tmp_path / "new", new)], stored(tmp_path / "old", old))
+    assert count == 5
+    assert not _parse(page.read_text()).open
+    assert moved.write_pages(tmp_path, [stored(tmp_path / "new", old)], stored(tmp_path / "old", old))[1] == 0
