@@ -6,6 +6,8 @@ Nothing heavy is imported before a kernel runs. None claims equal bits of differ
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -135,6 +137,17 @@ class _Function:
         return getattr(importlib.import_module("fa3verify.adapters.cpu"), self.name)(*arrays, **options)
 
 
+@dataclass(frozen=True, slots=True)
+class _Packages:
+    """The identity of a kernel by the versions of its packages; a record so that it can travel to worker processes."""
+
+    names: tuple[str, ...]
+
+    def __call__(self) -> dict[str, str | None]:
+        version = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.names)
+        return {"version": version, "device": f"CPU, {platform.machine()}"}
+
+
 def _candidates(name: str, kernel: Kernel) -> tuple[Candidate, ...]:
     missing = [package for package in kernel.packages if find_spec(package) is None]
     reason = f"needs {', '.join(missing)}: pip install 'fa3verify[adapters]'" if missing else None
@@ -149,7 +162,8 @@ def _candidates(name: str, kernel: Kernel) -> tuple[Candidate, ...]:
         description=kernel.about,
         gradients=kernel.gradients,
     )
-    return tuple(replace(candidate, unavailable=reason, bitwise=CLAIMED) for candidate in made)
+    known = {"unavailable": reason, "bitwise": CLAIMED, "identity": _Packages(kernel.packages)}
+    return tuple(replace(candidate, **known) for candidate in made)
 
 
 def cpu() -> tuple[Candidate, ...]:

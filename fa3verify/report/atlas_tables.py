@@ -88,8 +88,8 @@ def overview(rows: Sequence[Judged], title: str) -> Table:
         ("same call twice", "repeated"),
         ("declares", "policy"),
     ]
-    texts = ("kernel", "status", "device", "sides", "family", "bits", "repeated", "policy")
-    return table(title, title, columns, [_overview_row(row) for row in rows], texts)
+    texts = ("kernel", "status", "device", "sides", "family", "outliers", "activations", "bits", "repeated", "policy")
+    return table(title, f"{title}, kernels side by side", columns, [_overview_row(row) for row in rows], texts)
 
 
 def _overview_row(row: Judged) -> Row:
@@ -281,7 +281,7 @@ def _properties(entry: Entry) -> dict[str, list[str]]:
 
 
 def _loss(loss: Mapping[str, Any]) -> str:
-    keys = f"{loss['seqlen_k']:,} keys, {loss['rows']} rows".replace(",", "\u202f", 1)
+    keys = f"{count(loss['seqlen_k'])} keys, {loss['rows']} rows"
     if loss["missing"]:
         return f"{keys}: not measured, {loss['missing']}"
     return f"{keys}: relative RMSE {number(loss['rel_rmse'])}, gain less 1 {signed(loss['bias'])}"
