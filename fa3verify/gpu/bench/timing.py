@@ -21,7 +21,7 @@ GRAPH_MS = 40.0  # of launches that are captured at a time for a sustained run
 WARM_REPLAYS = 8  # of the kernel's own heat: clocks otherwise depend on what ran before
 SUSTAINED_REPLAYS = 28  # 1.1 s, of which SAMPLED_S see the energy counter tick, every 0.1 s or oftener
 SAMPLED_S = 1.0
-SUSTAINED_ROUNDS = 2
+SUSTAINED_ROUNDS = 2  # at most
 
 
 class Burst(NamedTuple):
@@ -94,14 +94,14 @@ def measure(
             record.bursts.append(run.time(launches[name], probe))
             pause = min(pace.pause_s, launches[name] * record.bursts[-1].ms / 1e3 / DUTY)
     if pace.sustained:
-        _sustain(runs, times, clock)
+        _sustain(runs, times, min(pace.rounds, SUSTAINED_ROUNDS), clock)
     return times
 
 
-def _sustain(runs: Mapping[str, Timed], times: Mapping[str, Times], clock: Clock) -> None:
-    """Time and weigh every run under its own heat, two interleaved rounds of more than a second each."""
+def _sustain(runs: Mapping[str, Timed], times: Mapping[str, Times], rounds: int, clock: Clock) -> None:
+    """Time and weigh every run under its own heat, in interleaved rounds of more than a second each."""
     launches = {n: max(LAUNCHES, int(GRAPH_MS / statistics.median(b.ms for b in t.bursts))) for n, t in times.items()}
-    for _ in range(SUSTAINED_ROUNDS):
+    for _ in range(rounds):
         for name, run in runs.items():
             run.time(launches[name], _no_probe, WARM_REPLAYS)
             record = times[name]

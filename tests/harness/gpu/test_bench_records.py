@@ -76,10 +76,10 @@ class FakeClock:
 
 def test_sustained_runs_are_interleaved_and_each_follows_its_own_heat():
     log: list = []
-    runs = {name: FakeTimed(name, [8.0] * 6, log) for name in "ab"}
-    times = measure(runs, Pace(1, 0.0, True), FakeClock(), lambda s: None)  # type: ignore[arg-type]
+    runs = {name: FakeTimed(name, [8.0] * 7, log) for name in "ab"}
+    times = measure(runs, Pace(2, 0.0, True), FakeClock(), lambda s: None)  # type: ignore[arg-type]
     heat = [(name, 5, n) for name in "ab" for n in (timing.WARM_REPLAYS, timing.SUSTAINED_REPLAYS)]
-    assert log[4:] == heat * 2  # graphs of 5 launches of 8 ms
+    assert log[6:] == heat * 2  # graphs of 5 launches of 8 ms
     assert len(times["a"].sustained) == 2
     assert times["a"].sustained_driver_mhz == [1500.0] * 2
     assert times["a"].sustained_w == [], "what no graph holds may have ended while its power is read"
