@@ -23,7 +23,6 @@ from fa3verify.gpu.bench import run as bench
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.kernels import Kernel, draw
 from fa3verify.gpu.bench.timing import query
-from fa3verify.gpu.bench.warm import warm_up
 from fa3verify.gpu.counters import Launched
 from fa3verify.text import one_line
 
@@ -54,7 +53,6 @@ def run(settings: bench.Settings, profiler: str, tell: Callable[[str], None]) ->
     ValueError
         If the profiler counted nothing, with what it said.
     """
-    warm_up(settings.cells, bench.wanted(settings))
     with tempfile.TemporaryDirectory() as name:
         job, made, log = (Path(name) / file for file in ("job.json", "made.json", "log.csv"))
         cells = [cell.to_json() for cell in settings.cells]

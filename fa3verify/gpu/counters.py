@@ -17,9 +17,11 @@ from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.results import Switches
 from fa3verify.gpu.bench.tables import CELL_FIELDS
 
+SUB_CORES = 4
 MARK = "spin_kernel"  # of torch.cuda._sleep
-# Cycles are those of an SM: its own clock ticks from first to last, those with a warp on it, those in which its tensor
-# cores worked. Instructions are warp instructions of a scheduler, of which an SM has four: all, and those of two pipes.
+# Cycles are those of an SM: its own clock ticks from first to last, those with a warp on it, and those in which each of
+# its four tensor cores worked, added up. Instructions are warp instructions of a scheduler, of which there are four:
+# all, and those of two pipes.
 METRICS = {
     "cycles": "sm__cycles_elapsed.max",
     "time_ns": "gpu__time_duration.sum",
@@ -131,3 +133,8 @@ def cell_of(row: Mapping[str, str]) -> Cell:
     names = ("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim")
     sizes = {name: int(row[name]) for name in names}
     return Cell(row["grid"], row["dtype"], **sizes, causal=row["causal"] == "True")  # type: ignore[arg-type]
+
+
+def tensor_cycles(row: Mapping[str, str]) -> float:
+    """Cycles in which a tensor core worked, the mean over the four of an SM and over all SMs."""
+    return float(row["tensor_cycles"]) / SUB_CORES

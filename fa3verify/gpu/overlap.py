@@ -94,7 +94,7 @@ class Launch(NamedTuple):
         scheduler one.
         """
         cycles = {
-            "tensor": float(self.row["tensor_cycles"]),
+            "tensor": counters.tensor_cycles(self.row),
             "mufu": 8 * float(self.row["mufu_instructions"]),
             "alu": 2 * float(self.row["alu_instructions"]),
             "issue": float(self.row["instructions"]),
@@ -114,7 +114,7 @@ def launches(path: Path, machine: Machine) -> Iterator[Launch]:
         steps = sum(tile.blocks for tile in all_tiles(row.problem, row.config)) / machine["sms"]
         softmax = steps * cta.softmax_cycles
         counts = counted[row.line]
-        measured = Shares.of(row.cycles, float(counts["tensor_cycles"]), softmax)
+        measured = Shares.of(row.cycles, counters.tensor_cycles(counts), softmax)
         simulated = Shares.of(found.cycles, steps * cta.tensor_cycles, softmax)
         yield Launch(counts, row.problem, config, cta, measured, simulated)
 
@@ -194,7 +194,7 @@ def _byte_lines(rows: Iterable[dict[str, str]]) -> list[str]:
         cell = counters.cell_of(row)
         moved = float(row["hbm_read_bytes"]) + float(row["hbm_write_bytes"])
         out = 2.0 * cell.batch * cell.seqlen_q * cell.nheads * cell.head_dim
-        busy = float(row["tensor_cycles"]) / float(row["burst_cycles"])
+        busy = counters.tensor_cycles(row) / float(row["burst_cycles"])
         figures = (f"{busy:.2f}", f"{moved / 1e6:.0f}", f"{cell.io_bytes / 1e6:.0f}", f"{moved / cell.io_bytes:.2f}")
         more = (f"{float(row['l2_bytes']) / 1e6:.0f}", f"{float(row['peak_bytes']) / 1e6:.0f} ({out / 1e6:.0f})")
         lines.append([_name(cell.problem), row["kernel"], *figures, *more])

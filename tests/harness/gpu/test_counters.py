@@ -10,6 +10,8 @@ import pytest
 
 from fa3_kernels.plan.config import default_config
 from fa3_simulator.machine import load
+from fa3_simulator.roofline import tensor_cycles_per_block
+from fa3_simulator.run import all_tiles
 from fa3verify.gpu import counters, overlap, timings
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.counters import METRICS, Launched
@@ -94,7 +96,7 @@ def test_exposed_and_hidden_are_as_the_simulator_has_them() -> None:
 
 
 def test_the_page_has_every_launch_and_simulates_what_has_a_program(tmp_path: Path) -> None:
-    path = write(tmp_path, [OURS, FAILED, THEIRS], [counted(tensor_cycles=32000.0, alu_instructions=20000.0)] * 2)
+    path = write(tmp_path, [OURS, FAILED, THEIRS], [counted(tensor_cycles=4 * 32000.0, alu_instructions=20000.0)] * 2)
     text = overlap.page([path], [], load("h200"))
     (ours,) = [line for line in text.splitlines() if line.startswith("| fp16 d128 dense 1024 | gluon | 64 /")]
     assert "| 0.50 / " in ours
@@ -108,3 +110,28 @@ def test_a_file_without_a_column_is_refused_in_one_line(tmp_path: Path, capsys: 
     path.write_text("kernel\ngluon\n")
     assert overlap.main([str(path)]) == 2
     assert "column grid is missing" in capsys.readouterr().err
+
+
+REPORTS = Path(__file__).parents[3] / "reports"
+COUNTED = sorted(REPORTS.glob("h*/simulator/overlap/counters.csv"))
+
+
+@pytest.mark.parametrize("path", COUNTED, ids=lambda path: path.relative_to(REPORTS).parts[0])
+def test_tensor_cores_work_as_long_as_the_gemms_take_at_the_documented_rate(path: Path) -> None:
+    """The tiles are those of the plan, ours and upstream's: what is computed beside the last key counts."""
+    machine = load(path.relative_to(REPORTS).parts[0])
+    found = list(overlap.launches(path, machine))
+    assert len(found) > 3
+    for x in found:
+        blocks = sum(tile.blocks for tile in all_tiles(x.problem, x.config))
+        expected = blocks * tensor_cycles_per_block(x.config, machine) / machine["sms"]
+        assert counters.tensor_cycles(x.row) == pytest.approx(expected, rel=2e-3), x.row["kernel"]
+
+
+@pytest.mark.parametrize("path", COUNTED, ids=lambda path: path.relative_to(REPORTS).parts[0])
+def test_every_tensor_is_read_from_hbm_once(path: Path) -> None:
+    """What was written may still be in L2 when a launch ends."""
+    for row in counters.read(path).values():
+        cell = counters.cell_of(row)
+        read = cell.io_bytes - 2 * cell.batch * cell.seqlen_q * cell.nheads * cell.head_dim
+        assert float(row["hbm_read_bytes"]) == pytest.approx(read, rel=0.04)
