@@ -28,10 +28,11 @@ def instrumented() -> tuple[Launch, ...]:
     """Return the launches whose timelines are recorded."""
     found = []
     for dtype in _DTYPES:
-        for d, tile in ((64, (192, 128)), (128, (128, 128))):
-            choices = {"tile": tile} | ({"promotion_interval": 128} if dtype == "e4m3" else {})
-            plain = _paper("stamps", dtype, d, 8192, choices)
-            found.append(Launch(f"{dtype}_d{d}_stamps", plain.problem, plain.choices, stamps=STEPS))
+        for d, tile in ((64, (192, 128)), (128, (128, 128)), (256, (128, 64 if dtype == "fp16" else 128))):
+            for ending, interval in (("", 128), ("_chained", 0)) if dtype == "e4m3" else (("", None),):
+                choices = {"tile": tile} | ({} if interval is None else {"promotion_interval": interval})
+                plain = _paper("stamps", dtype, d, 8192, choices)
+                found.append(Launch(f"{dtype}_d{d}{ending}_stamps", plain.problem, plain.choices, stamps=STEPS))
     return tuple(found)
 
 
