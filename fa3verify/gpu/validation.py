@@ -2,13 +2,16 @@
 
 ``python -m fa3verify.gpu.validation BENCH.csv`` prints the errors of the simulation, of the roofline and of the closed
 form over the rows of :mod:`fa3verify.gpu.timings`, and per problem Kendall's tau and the regret of choosing by
-simulated time.
+simulated time. ``--markdown FILE`` writes that, and beside it a table of all rows with the suffix .csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +22,7 @@ from scipy.stats import kendalltau
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.roofline import closed_form, roofline
 from fa3_simulator.run import estimate
+from fa3verify.files import write_text
 from fa3verify.gpu.timings import Measured, read
 
 MODELS = ("simulated", "roofline", "closed form")
@@ -119,21 +123,30 @@ def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[
     Returns
     -------
     dict
-        ``rows``, ``left_out`` by reason, ``groups`` (the last one is all), ``rankings`` and the machine's assumed
-        constants.
+        ``rows``, ``left_out`` by reason, ``groups`` (the last one is all), ``rankings`` and the machine's
+        assumed constants.
 
     Raises
     ------
     ValueError
         As :func:`fa3verify.gpu.timings.read`, and when no row is left.
     """
+    return figures_of(path.name, machine, *compare_file(path, machine, seqlens))
+
+
+def compare_file(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> tuple[list[Compared], Counter[str]]:
+    """Predict the rows of a file; also those left out, by reason. Raises as :func:`validate`."""
     rows, left_out = read(path)
     if seqlens:
         rows = [row for row in rows if row.problem.seqlen_k in seqlens]
     if not rows:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in left_out.items()) or "it has no rows"
         raise ValueError(f"{path.name} has no row to compare: {reasons}")
-    compared = compare(rows, machine)
+    return compare(rows, machine), left_out
+
+
+def figures_of(file: str, machine: Machine, compared: Sequence[Compared], left_out: Counter[str]) -> dict[str, Any]:
+    """What :func:`validate` returns, of rows that are compared already."""
     errors = np.array([np.array(x.predicted) / x.row.cycles - 1 for x in compared])
     names = np.array([x.group for x in compared])
     groups = []
@@ -142,14 +155,30 @@ def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[
         by_model = {model: accuracy(chosen[:, i]) for i, model in enumerate(MODELS)}
         groups.append({"group": str(name), "rows": len(chosen), "models": by_model})
     return {
-        "file": path.name,
+        "file": file,
         "machine": machine.name,
-        "rows": len(rows),
+        "rows": len(compared),
         "left_out": dict(left_out),
         "groups": groups,
         "rankings": [r._asdict() for r in rankings(compared)],
         "assumed_constants": machine.assumed(),
     }
+
+
+PROBLEM = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "dtype", "causal")
+CYCLES = ("measured_cycles", "simulated_cycles", "roofline_cycles", "closed_form_cycles")
+
+
+def csv_text(compared: Sequence[Compared]) -> str:
+    """One line per row: its line in the file of measurements, kernel, problem, tile, clock and cycles."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("line", "kernel", *PROBLEM, "tile_m", "tile_n", "clock_mhz", *CYCLES))
+    for (line, kernel, problem, config, cycles, clock), predicted in compared:
+        sizes = [getattr(problem, name) for name in PROBLEM]
+        figures = [f"{x:.6g}" for x in (clock, cycles, *predicted)]
+        writer.writerow((line, kernel, *sizes, config.tile_m, config.tile_n, *figures))
+    return out.getvalue()
 
 
 def markdown(figures: dict[str, Any]) -> str:
@@ -204,12 +233,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seqlen", type=int, nargs="+", default=(), metavar="N", help="rows with these numbers of keys alone"
     )
     parser.add_argument("--machine", default="h200", help="h100, h200 or a .toml file")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables there")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="also write the tables there, and all rows as .csv"
+    )
     chosen = parser.parse_args(arguments)
     try:
-        text = markdown(validate(chosen.bench, load(chosen.machine), chosen.seqlen))
+        machine = load(chosen.machine)
+        compared, left_out = compare_file(chosen.bench, machine, chosen.seqlen)
+        text = markdown(figures_of(chosen.bench.name, machine, compared, left_out))
         if chosen.markdown:
-            chosen.markdown.write_text(text + "\n", encoding="utf-8")
+            write_text(chosen.markdown, text + "\n")
+            write_text(chosen.markdown.with_suffix(".csv"), csv_text(compared))
     except (ValueError, OSError) as error:
         print(f"validate: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,1 @@
+"""The page of a device: what was measured on one GPU, made of the files in its folder alone."""

@@ -1,0 +1,253 @@
+"""The page of a device, as HTML and Markdown, with its tables as CSV and its figures as SVG.
+
+``page.toml`` in the folder is the part written by hand: name of the machine file, title, and conclusions with their
+date. Everything else is read from the data that lie there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from fa3_simulator.machine import load
+from fa3verify import __version__
+from fa3verify.files import json_text, write_text
+from fa3verify.report.build import TEMPLATES, markdown_text
+from fa3verify.report.device import cycles, evidence, speed
+from fa3verify.report.device.blocks import Column, Drawing, Section, Table, html_text
+from fa3verify.report.device.source import Source
+from fa3verify.report.notation import count, number
+
+SCHEMA = "fa3verify.device/1"
+HAND_WRITTEN, PAGE, MARKDOWN, FACTS = "page.toml", "report.html", "README.md", "report.json"
+TABLES, FIGURES = "tables", "figures"
+DRAWN_WITH = ("matplotlib", "numpy")
+FACT_COLUMNS = (
+    Column("data", "data"),
+    Column("date", "date"),
+    Column("GPU", "gpu"),
+    Column("driver", "driver"),
+    Column("torch", "torch"),
+    Column("triton", "triton"),
+    Column("launches", "launches"),
+    Column("state", "state"),
+)
+
+
+METHOD = (
+    "**Bits.** A GPU kernel is launched on inputs drawn from seeds, and every output is compared with a CPU twin "
+    "that does "
+    "the same operations in the same order, each modelled bit for bit. Controls have a fault planted in the twin "
+    "and must "
+    "differ.",
+    "**Speed.** Bursts of a few launches with pauses between, all kernels of a cell in turns, the median of the "
+    "rounds; the "
+    "SM clock is counted on the chip (cycles over time), not read from the driver. Forward 4 seqlen² head_dim FLOP "
+    "for each "
+    "head and sequence, half with a causal mask, 2.5 times that backward. Sustained: 40 ms of launches without a "
+    "pause.",
+    "**Limit.** The slower of two units at full rate and at the counted clock: tensor cores (4096 FLOP a cycle and "
+    "SM in 16 "
+    "bits, twice that in FP8) and special-function units (one ex2 for every score). A kernel that computes "
+    "exponentials "
+    "otherwise is not bound by the second.",
+    "**Simulation.** Tile and schedule of each launch are simulated instruction by instruction with constants from "
+    "microbenchmarks of this machine, at the clock that was counted; nothing is fitted to an attention kernel.",
+)
+
+
+def write(folder: Path, out: Path | None = None) -> Path:
+    """Write the page of a device's folder, into it unless told otherwise.
+
+    Parameters
+    ----------
+    folder : Path
+        With ``page.toml`` and data as ``reports/h200`` has them.
+    out : Path, optional
+        Links of the pages are those of ``folder`` wherever they are written.
+
+    Returns
+    -------
+    Path
+        The HTML page.
+
+    Raises
+    ------
+    ValueError
+        If there is no ``page.toml``, or a table lacks what its page needs.
+    """
+    out = Path(out or folder)
+    for name, text in render(Path(folder)).items():
+        write_text(out / name, text)
+    return out / PAGE
+
+
+def render(folder: Path) -> dict[str, str]:
+    """Return every file of the page as text, by its path."""
+    source = Source(folder)
+    hand = source.toml(HAND_WRITTEN)
+    machine = load(hand["machine"])
+    sections = [
+        evidence.bits(source),
+        speed.section(source, machine),
+        speed.sustained(source, machine),
+        speed.others(source),
+        evidence.accuracy(source),
+        evidence.mutants(source),
+        evidence.sanitizer(source),
+        cycles.section(source),
+        evidence.microbenchmarks(source),
+    ]
+    sections = [section for section in sections if section.blocks]
+    sections.append(_provenance(source))
+    tables = [table for section in sections for table in section.tables]
+    context = {
+        "hand": hand,
+        "folder": f"reports/{folder.resolve().name}",
+        "sections": sections,
+        "headlines": headlines(tables),
+        "stale": sorted({path for table in tables if table.stale for path in table.data}),
+        "method": METHOD,
+        "cite": cite(hand),
+    }
+    environment = _environment()
+    css = (TEMPLATES / "report.css").read_text("utf-8") + (TEMPLATES / "device.css").read_text("utf-8")
+    markdown = environment.get_template("device.md.j2").render(context)
+    files = {
+        PAGE: environment.get_template("device.html.j2").render(context, css=css),
+        MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n",
+        FACTS: json_text(_facts(source, hand, context["headlines"])),
+    }
+    files |= {f"{TABLES}/{table.name}.csv": table.csv() for table in tables}
+    drawings = [d for section in sections for figure in section.figures for d in figure.drawings]
+    return files | {f"{FIGURES}/{d.name}.svg": standalone(d, css) for d in drawings}
+
+
+def cite(hand: Mapping[str, Any]) -> str:
+    """Return how the page is cited."""
+    return (
+        f"fa3verify {__version__}: {hand['title']}, {hand['date']}. Algorithm: Shah, Bikshandi, Zhang, Thakkar, "
+        "Ramani, "
+        "Dao: FlashAttention-3, Fast and Accurate Attention with Asynchrony and Low-precision, 2024, arXiv:2407.08608."
+    )
+
+
+def _facts(source: Source, hand: Mapping[str, Any], told: list[str]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "title": hand["title"],
+        "headlines": told,
+        "drawn_with": {name: importlib.metadata.version(name) for name in DRAWN_WITH},
+        "sources": dict(sorted(source.used.items())),
+    }
+
+
+def headlines(tables: list[Table]) -> list[str]:
+    """What a reader wants first, each from the table that it stands in."""
+    told = []
+    for table in tables:
+        if (
+            table.name.startswith("bits-")
+            and any("differing" in row for row in table.rows)
+            and "cases" in table.rows[0]
+        ):
+            totals = [row for row in table.rows if row.get("feature", "all") == "all"]
+            keys = [c.key for c in table.columns if c.key not in ("dtype", "feature", "cases", "differing")]
+            outputs, differing = (sum(int(row[k]) for row in totals for k in names) for names in (keys, ["differing"]))
+            told.append(f"{table.title}: {count(differing)} of {count(outputs)} values differ.")
+        if table.name == "recordings-again":
+            digests, differing = (sum(int(row[key]) for row in table.rows) for key in ("digests", "differing"))
+            gpus = sorted({row["gpu"] for row in table.rows})
+            told.append(
+                f"Released kernels beside {', '.join(gpus)}: {count(differing)} of {count(digests)} digests of O "
+                "and lse differ."
+            )
+        if table.name == "recorded-twins":
+            outputs, differing = (sum(int(row[key]) for row in table.rows) for key in ("outputs", "differing"))
+            told.append(
+                f"Released kernels against their twins: {count(differing)} digests of {count(outputs)} outputs differ."
+            )
+        if table.name.startswith("ratios-") and "sustained" not in table.name:
+            told += _ratio_told(table)
+        if table.name == "prediction-errors":
+            last = table.rows[-1]
+            told.append(
+                f"Simulated cycles of {last['rows']} forward launches: {100 * last['mape']:.1f} % off on average, "
+                f"{100 * last['largest']:.0f} % at most (roofline {100 * last['roofline']:.0f} %)."
+            )
+        if table.name == "mutation-score":
+            told.append(
+                f"{sum(r['found'] for r in table.rows)} of {sum(r['faults'] for r in table.rows)} planted faults found."
+            )
+    return told
+
+
+def _ratio_told(table: Table) -> list[str]:
+    rows = [row for row in table.rows if row["kernel"] == "ours"]
+    if not rows:
+        return []
+    parts = [
+        f"{number(row['mean']) if row['mean'] < 0.01 else format(row['mean'], '.3f')} over {row['peer']}"
+        for row in rows
+    ]
+    what = table.title.partition(":")[0]
+    data = table.data[0].split("/")[-2].replace("_", " ")
+    stale = ", stale" if table.stale else ""
+    return [f"{what} ({rows[0]['cells']} cells of {data}{stale}), speed: {'; '.join(parts)}."]
+
+
+def _provenance(source: Source) -> Section:
+    """Which machine and software measured each file that was read."""
+    rows = []
+    for path in source.find("**/*_provenance.json") + source.find("**/*_run.json"):
+        facts = source.json(path)
+        for run in facts.get("runs", [facts]):
+            rows.append(
+                {"data": path, "date": str(run.get("run") or run.get("date_utc", ""))[:10], "gpu": run.get("gpu")}
+                | {name: run.get(name) for name in ("driver", "torch", "triton")}
+                | {"launches": str(facts.get("launches_sha256", ""))[:12] or None}
+                | {"state": "stale" if facts.get("stale") else "current"}
+            )
+    unique = list({tuple(row.values()): row for row in rows}.values())
+    text = [
+        "stale: a kernel that was measured has other machine code now; the figures are of the code before. The hash "
+        "is of "
+        "what is launched: machine code, arguments and tile schedules. The digest of every file that this page was "
+        "made of "
+        f"stands in [{FACTS}]({FACTS})."
+    ]
+    table = Table(
+        "provenance", "Provenance", FACT_COLUMNS, unique, tuple(sorted({row["data"] for row in unique})), fold=True
+    )
+    return Section("provenance", "Provenance", text, [table])
+
+
+def standalone(drawing: Drawing, css: str) -> str:
+    """Return a drawing as a file of its own, with the page's colours in light and dark."""
+    rules = re.findall(
+        r"^(?::root \{.*?^\}|@media \(prefers-color-scheme: dark\) \{.*?^\})", css, re.DOTALL | re.MULTILINE
+    )
+    style = "\n".join(rules) + "\nsvg { background: var(--paper); font-family: system-ui, sans-serif; }"
+    head, _, body = drawing.svg.partition(">")
+    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)[0]
+    size = f' xmlns="http://www.w3.org/2000/svg" width="{width}pt" height="{height}pt"'
+    return f"{head}{size}><style>{style}</style>{body}\n"
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=lambda name: bool(name and name.endswith(".html.j2")),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.tests["table_block"] = lambda block: isinstance(block, Table)
+    environment.filters |= {"rich": html_text, "md": markdown_text, "word": lambda status: str(status)}
+    return environment

@@ -1,0 +1,126 @@
+"""The files that a page is made of, with their digests, and whether their provenance calls them stale."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import lzma
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Row = dict[str, str]
+# Names that tables have from before a peer was called as its candidate in fa3verify.adapters.peers is.
+RECORDED = {
+    "fa3": "flash3",
+    "fa3.dew": "flash3.dew",
+    "fa4": "flash4",
+    "torch.cudnn": "cudnn",
+    "torch.flash2": "flash2",
+    "torch.flex": "flex",
+}
+
+
+class MarkdownTable(NamedTuple):
+    """A table of a Markdown page, under which heading it stands, and its cells as they are written there."""
+
+    heading: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+class Source:
+    """The folder of a device. Paths are relative to it; what was read is in :attr:`used`, as SHA-256 by path."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+        self.used: dict[str, str] = {}
+
+    def has(self, path: str) -> bool:
+        return (self.root / path).is_file()
+
+    def find(self, pattern: str) -> list[str]:
+        """Return the files that match, sorted."""
+        return sorted(path.relative_to(self.root).as_posix() for path in self.root.glob(pattern) if path.is_file())
+
+    def read(self, path: str) -> bytes:
+        """Read a file.
+
+        Raises
+        ------
+        ValueError
+            If it is absent.
+        """
+        try:
+            content = (self.root / path).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{path} of {self.root} cannot be read: {error}") from None
+        self.used[path] = hashlib.sha256(content).hexdigest()
+        return content
+
+    def text(self, path: str) -> str:
+        """Read a text file, UTF-8."""
+        return self.read(path).decode()
+
+    def recording(self, path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Read what a library returned: the facts of the run, and its launches."""
+        first, *launches = lzma.decompress(self.read(path)).decode().splitlines()
+        return json.loads(first)["facts"], [json.loads(line) for line in launches]
+
+    def rows(self, path: str) -> list[Row]:
+        """Read a CSV table; kernels have the names that they have now."""
+        found = list(csv.DictReader(io.StringIO(self.text(path))))
+        for row in found:
+            for column in {"kernel"} & row.keys():
+                row[column] = RECORDED.get(row[column], row[column])
+        return found
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.text(path))
+
+    def toml(self, path: str) -> dict[str, Any]:
+        return tomllib.loads(self.text(path))
+
+    def markdown(self, path: str) -> list[MarkdownTable]:
+        """Read all tables of a Markdown page."""
+        return markdown_tables(self.text(path))
+
+    def provenance_of(self, path: str) -> str | None:
+        """Return the file that says what measured a table: of its own name, or the only one of its folder."""
+        own = re.sub(r"\.\w+$", "_provenance.json", path)
+        if self.has(own):
+            return own
+        folder = str(Path(path).parent)
+        beside = [*self.find(f"{folder}/*_provenance.json"), *self.find(f"{folder}/*_run.json")]
+        return beside[0] if len(beside) == 1 else None
+
+    def is_stale(self, path: str) -> bool:
+        """Whether the kernels have changed since a table was measured, as its provenance is marked."""
+        facts = self.provenance_of(path)
+        return bool(facts and self.json(facts).get("stale", False))
+
+
+def markdown_tables(text: str) -> list[MarkdownTable]:
+    """Read the tables of a Markdown text.
+
+    >>> markdown_tables("# A\\n| b | c |\\n|---|--:|\\n| 1 | 2 |\\n")
+    [MarkdownTable(heading='A', columns=['b', 'c'], rows=[['1', '2']])]
+    """
+    found: list[MarkdownTable] = []
+    heading, previous = "", ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ").strip()
+        if re.fullmatch(r"\|(\s*:?-+:?\s*\|)+\s*", line):
+            found.append(MarkdownTable(heading, _cells(previous), []))
+        elif line.startswith("|") and found and previous.startswith("|"):
+            found[-1].rows.append(_cells(line))
+        previous = line
+    return found
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().strip("*") for cell in line.strip().removesuffix("|").removeprefix("|").split("|")]
