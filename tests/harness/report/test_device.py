@@ -137,8 +137,8 @@ def test_the_page_follows_its_data(tmp_path):
     assert {"tables/cells-e4m3-d128-forward-e4m3.csv", "figures/e4m3-d128-forward-e4m3-d128.svg", page.FACTS} <= changed
 
 
-def test_the_command_wants_a_run_or_a_device():
-    for arguments in (["report"], ["report", "run.nc", "--device", "x"]):
+def test_the_command_wants_one_thing_to_make_a_page_of():
+    for arguments in (["report"], ["report", "run.nc", "--device", "x"], ["report", "--device", "x", "--claims", "y"]):
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 2
-        assert "one of the two" in result.output
+        assert "name one of" in result.output
