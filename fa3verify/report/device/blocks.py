@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fa3verify.report.device.source import MarkdownTable
 from fa3verify.report.notation import DASH, count, number, percent
 from fa3verify.report.tables import table as printable
 
@@ -80,6 +81,19 @@ def _text(column: Column, value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+
+
+def as_printed(name: str, title: str, table: MarkdownTable, path: str, note: str = "", *, stale: bool = False) -> Table:
+    """Return a table of a Markdown page, its cells as they are there; columns of numbers go to the right."""
+    keys = [f"c{i}" for i in range(len(table.columns))]
+    rows = [dict(zip(keys, (re.sub(r"\\([_*|])", r"\1", c) for c in cells), strict=True)) for cells in table.rows]
+
+    def is_number(key: str) -> bool:
+        return all(re.match(r"^[+\-−–]?[\d.]*", row[key]).group() or row[key] == "" for row in rows)  # type: ignore[union-attr]
+
+    forms = {key: (lambda x: x) if is_number(key) else str for key in keys}
+    columns = [Column(head, key, forms[key]) for head, key in zip(table.columns, keys, strict=True)]
+    return Table(name, title, columns, rows, (path,), note, stale=stale)
 
 
 @dataclass(frozen=True, slots=True)

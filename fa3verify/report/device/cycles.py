@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fa3verify.gpu import stamps
-from fa3verify.report.device.blocks import Column, Figure, Section, Table, fixed, whole
+from fa3verify.report.device.blocks import Column, Figure, Section, Table, as_printed, fixed, whole
 from fa3verify.report.device.figures import draw_predictions, draw_timeline
 from fa3verify.report.device.kernels import look
-from fa3verify.report.device.source import MarkdownTable, Row, Source
+from fa3verify.report.device.source import Row, Source
 from fa3verify.report.notation import percent
 
 ERRORS = ("simulated_cycles", "roofline_cycles", "closed_form_cycles")
@@ -30,13 +30,12 @@ def section(source: Source) -> Section:
         blocks += [_rankings(source, paths)]
     blocks += _backward(source) + _timelines(source) + _overlap(source)
     text = [
-        "The simulator knows microbenchmarks of one SM and no timing of an attention kernel; a row is predicted at the "
-        "clock that was counted when it was measured. Beside it the roofline, and a closed form whose two constants "
-        "were "
-        "fitted to published timings of an H100. Kernels whose schedule is not known (cuDNN, FlashAttention-2, "
-        "FlexAttention) have no prediction.",
-        "What the errors were when each set of rows was read for the first time stands in "
-        "[the note](../notes/simulator.md); this page shows the model as it is now.",
+        "The simulator knows microbenchmarks of one SM and no timing of an attention kernel; a row is predicted at "
+        "the clock that was counted when it was measured. Beside it the roofline, and a closed form whose two "
+        "constants were fitted to published timings of an H100. Kernels whose schedule is not known (cuDNN, "
+        "FlashAttention-2, FlexAttention) have no prediction.",
+        "What the errors were when each set of rows was read for the first time stands in [the "
+        "note](../notes/simulator.md); this page shows the model as it is now.",
     ]
     return Section("simulator", "Simulated beside measured", text, blocks)
 
@@ -186,8 +185,7 @@ def _rankings(source: Source, paths: Sequence[str]) -> Table:
     )
     note = (
         "Schedules of one problem, ranked by simulated cycles: how much slower the best of the first k is than the "
-        "best "
-        "of all. Problems with fewer than three schedules are not ranked."
+        "best of all. Problems with fewer than three schedules are not ranked."
     )
     return Table("rankings", "Choosing a schedule by simulated cycles", columns, rows, tuple(pages), note)
 
@@ -198,20 +196,7 @@ def _backward(source: Source) -> list[Table]:
         return []
     table = source.markdown(path)[0]
     note = "Clocks of most rows are assumed; the page of the data says of which."
-    return [_as_printed("backward-errors", "Backward passes", table, path, note)]
-
-
-def _as_printed(name: str, title: str, table: MarkdownTable, path: str, note: str = "") -> Table:
-    """A table of a Markdown page, its cells as they are there; columns of numbers go to the right."""
-    keys = [f"c{i}" for i in range(len(table.columns))]
-    rows = [dict(zip(keys, (re.sub(r"\\([_*|])", r"\1", c) for c in cells), strict=True)) for cells in table.rows]
-
-    def is_number(key: str) -> bool:
-        return all(re.match(r"^[+\-−–]?[\d.]*", row[key]).group() or row[key] == "" for row in rows)  # type: ignore[union-attr]
-
-    forms = {key: (lambda x: x) if is_number(key) else str for key in keys}
-    columns = [Column(head, key, forms[key]) for head, key in zip(table.columns, keys, strict=True)]
-    return Table(name, title, columns, rows, (path,), note)
+    return [as_printed("backward-errors", "Backward passes", table, path, note, stale=source.is_stale(path))]
 
 
 def _timelines(source: Source) -> list[Any]:
@@ -222,7 +207,7 @@ def _timelines(source: Source) -> list[Any]:
         name = path.rpartition("/")[2].removesuffix(".stamps.csv")
         first = 6 * found.cycles_per_block
         if not math.isnan(first):
-            title = f"{found.dtype}, head_dim {found.head_dim}, {found.tile[0]} x {found.tile[1]}"
+            title = f"{name.replace('_', ' ')}, {found.tile[0]} x {found.tile[1]}"
             drawings.append(
                 draw_timeline(
                     f"timeline-{name}", title, found.bars, first, first + BLOCKS_SHOWN * found.cycles_per_block
@@ -241,11 +226,11 @@ def _timelines(source: Source) -> list[Any]:
         Column("seqlen", "seqlen", whole),
         Column("SM MHz", "mhz", fixed(0)),
         Column("cycles a key block", "cycles", fixed(0)),
-        Column("slower by its stamps", "slowdown", lambda x: f"{100 * x:.1f} %"),
+        Column("slower by its stamps", "slowdown", lambda x: f"{round(100 * x, 1) + 0.0:.1f} %"),
     )
     reading = (
-        "Two and a half key blocks from the middle of a CTA, by cycle counts that the kernel itself stamped. "
-        "Grey is waiting. `fa3verify trace OUT.json --measured FILE` draws them beside the simulated ones for Perfetto."
+        "Two and a half key blocks from the middle of a CTA, by cycle counts that the kernel itself stamped. Grey "
+        "is waiting. `fa3verify trace OUT.json --measured FILE` draws them beside the simulated ones for Perfetto."
     )
     table = Table("timelines", "Timelines that kernels stamped", columns, rows, tuple(paths))
     return [Figure("timelines", "What happens inside, step by step", drawings, tuple(paths), reading), table]
@@ -256,5 +241,6 @@ def _overlap(source: Source) -> list[Any]:
     found: list[Any] = []
     for path in source.find("simulator/overlap/*.md"):
         for i, table in enumerate(source.markdown(path)):
-            found.append(_as_printed(f"overlap-{i + 1}", table.heading or "Overlap", table, path))
+            name, stale = f"{Path(path).stem}-{i + 1}", source.is_stale(path)
+            found.append(as_printed(name, table.heading or "Overlap", table, path, stale=stale))
     return found

@@ -18,7 +18,7 @@ from fa3_simulator.machine import load
 from fa3verify import __version__
 from fa3verify.files import json_text, write_text
 from fa3verify.report.build import TEMPLATES, markdown_text
-from fa3verify.report.device import cycles, evidence, speed
+from fa3verify.report.device import accuracy, cycles, evidence, speed
 from fa3verify.report.device.blocks import Column, Drawing, Section, Table, html_text
 from fa3verify.report.device.source import Source
 from fa3verify.report.notation import count, number
@@ -41,21 +41,15 @@ FACT_COLUMNS = (
 
 METHOD = (
     "**Bits.** A GPU kernel is launched on inputs drawn from seeds, and every output is compared with a CPU twin "
-    "that does "
-    "the same operations in the same order, each modelled bit for bit. Controls have a fault planted in the twin "
-    "and must "
-    "differ.",
+    "that does the same operations in the same order, each modelled bit for bit. Controls have a fault planted in "
+    "the twin and must differ.",
     "**Speed.** Bursts of a few launches with pauses between, all kernels of a cell in turns, the median of the "
-    "rounds; the "
-    "SM clock is counted on the chip (cycles over time), not read from the driver. Forward 4 seqlen² head_dim FLOP "
-    "for each "
-    "head and sequence, half with a causal mask, 2.5 times that backward. Sustained: 40 ms of launches without a "
-    "pause.",
+    "rounds; the SM clock is counted on the chip (cycles over time), not read from the driver. Forward 4 seqlen² "
+    "head_dim FLOP for each head and sequence, half with a causal mask, 2.5 times that backward. Sustained: "
+    "launches without a pause, for 40 ms or more.",
     "**Limit.** The slower of two units at full rate and at the counted clock: tensor cores (4096 FLOP a cycle and "
-    "SM in 16 "
-    "bits, twice that in FP8) and special-function units (one ex2 for every score). A kernel that computes "
-    "exponentials "
-    "otherwise is not bound by the second.",
+    "SM in 16 bits, twice that in FP8) and special-function units (one ex2 for every score). A kernel that computes "
+    "exponentials otherwise is not bound by the second.",
     "**Simulation.** Tile and schedule of each launch are simulated instruction by instruction with constants from "
     "microbenchmarks of this machine, at the clock that was counted; nothing is fitted to an attention kernel.",
 )
@@ -97,7 +91,7 @@ def render(folder: Path) -> dict[str, str]:
         speed.section(source, machine),
         speed.sustained(source, machine),
         speed.others(source),
-        evidence.accuracy(source),
+        accuracy.section(source),
         evidence.mutants(source),
         evidence.sanitizer(source),
         cycles.section(source),
@@ -132,8 +126,8 @@ def cite(hand: Mapping[str, Any]) -> str:
     """Return how the page is cited."""
     return (
         f"fa3verify {__version__}: {hand['title']}, {hand['date']}. Algorithm: Shah, Bikshandi, Zhang, Thakkar, "
-        "Ramani, "
-        "Dao: FlashAttention-3, Fast and Accurate Attention with Asynchrony and Low-precision, 2024, arXiv:2407.08608."
+        "Ramani, Dao: FlashAttention-3, Fast and Accurate Attention with Asynchrony and Low-precision, 2024, "
+        "arXiv:2407.08608."
     )
 
 
@@ -164,8 +158,8 @@ def headlines(tables: list[Table]) -> list[str]:
             digests, differing = (sum(int(row[key]) for row in table.rows) for key in ("digests", "differing"))
             gpus = sorted({row["gpu"] for row in table.rows})
             told.append(
-                f"Released kernels beside {', '.join(gpus)}: {count(differing)} of {count(digests)} digests of O "
-                "and lse differ."
+                f"Released kernels beside {', '.join(gpus)}: {count(differing)} of {count(digests)} digests of O and "
+                "lse differ."
             )
         if table.name == "recorded-twins":
             outputs, differing = (sum(int(row[key]) for row in table.rows) for key in ("outputs", "differing"))
@@ -216,10 +210,8 @@ def _provenance(source: Source) -> Section:
     unique = list({tuple(row.values()): row for row in rows}.values())
     text = [
         "stale: a kernel that was measured has other machine code now; the figures are of the code before. The hash "
-        "is of "
-        "what is launched: machine code, arguments and tile schedules. The digest of every file that this page was "
-        "made of "
-        f"stands in [{FACTS}]({FACTS})."
+        "is of what is launched: machine code, arguments and tile schedules. The digest of every file that this "
+        f"page was made of stands in [{FACTS}]({FACTS})."
     ]
     table = Table(
         "provenance", "Provenance", FACT_COLUMNS, unique, tuple(sorted({row["data"] for row in unique})), fold=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import re
@@ -89,18 +90,25 @@ class Source:
         return markdown_tables(self.text(path))
 
     def provenance_of(self, path: str) -> str | None:
-        """Return the file that says what measured a table: of its own name, or the only one of its folder."""
-        own = re.sub(r"\.\w+$", "_provenance.json", path)
-        if self.has(own):
-            return own
-        folder = str(Path(path).parent)
+        """Return the file that says what measured a table: its folder's, of several that whose name is most alike."""
+        folder, name = str(Path(path).parent), Path(path).stem
         beside = [*self.find(f"{folder}/*_provenance.json"), *self.find(f"{folder}/*_run.json")]
-        return beside[0] if len(beside) == 1 else None
+        if len(beside) == 1:
+            return beside[0]
+        alike = [(_common(Path(other).stem, name), other) for other in beside]
+        longest, found = max(alike, default=(0, None))
+        return found if longest else None
 
     def is_stale(self, path: str) -> bool:
         """Whether the kernels have changed since a table was measured, as its provenance is marked."""
         facts = self.provenance_of(path)
         return bool(facts and self.json(facts).get("stale", False))
+
+
+def _common(a: str, b: str) -> int:
+    """Words that two file names begin with alike."""
+    pairs = zip(a.split("_"), b.split("_"), strict=False)
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def markdown_tables(text: str) -> list[MarkdownTable]:

@@ -200,9 +200,10 @@ def section(source: Source, machine: Machine) -> Section:
         if len({c.seqlen for c in bench.cells}) >= 2 and not _is_sustained(source, bench):
             blocks += [chart(bench, source, machine), ratios(bench, source), listed(bench, source, machine)]
     text = [
-        "All kernels of a cell are timed in turns in cool bursts, and a kernel of ours has a speed only where the bits "
-        "of the outputs that were compared are those of its twin. Ratios are of speeds: above 1 ours is faster. The "
-        "limit is the slower of tensor cores and one ex2 per score, at the SM clock counted during the launch."
+        "All kernels of a cell are timed in turns in cool bursts, and a kernel of ours has a speed only where the "
+        "bits of the outputs that were compared are those of its twin. Ratios are of speeds: above 1 ours is "
+        "faster. The limit is the slower of tensor cores and one ex2 per score, at the SM clock counted during the "
+        "launch."
     ]
     return Section("speed", "Speed", text, blocks)
 
@@ -220,25 +221,30 @@ def sustained(source: Source, machine: Machine) -> Section:
 
 
 def _heat(bench: Bench, source: Source) -> Table:
-    bursts = {c.name: c for c in cells([r for r in source.rows(bench.path) if r["dtype"] == bench.dtype])}
+    """Every sustained cell beside its burst, with power and joules where they were measured."""
+    of = [r for r in source.rows(bench.path) if (r["grid"], r["dtype"]) == (bench.grid, bench.dtype)]
+    bursts = {c.name: c.tflops for c in cells(of)}
+    measured = {(r["kernel"], _shape(r)): r for r in of}
     rows = []
     for cell in bench.cells:
         for kernel in in_order(cell.tflops):
-            burst = bursts[cell.name].tflops.get(kernel) if cell.name in bursts else None
+            speed, burst = cell.tflops[kernel], bursts.get(cell.name, {}).get(kernel)
+            row = measured[kernel, _shape(cell.row)]
+            watts, joules = (_float(row.get(name, "")) for name in ("sustained_w", "joules"))
             rows.append(
-                {"cell": cell.name, "kernel": look(kernel).title, "sustained": cell.tflops[kernel], "burst": burst}
-                | {"of_burst": cell.tflops[kernel] / burst if burst else None, "mhz": cell.mhz.get(kernel)}
+                {"cell": cell.name, "kernel": look(kernel).title, "sustained": speed, "burst": burst}
+                | {"of_burst": speed / burst if burst else None, "mhz": cell.mhz.get(kernel)}
+                | {"watts": watts, "joules": joules, "per_joule": speed / watts if watts else None}
             )
-    columns = (
-        Column("cell", "cell"),
-        Column("kernel", "kernel"),
-        Column("sustained TFLOP/s", "sustained", fixed(0)),
-        Column("burst TFLOP/s", "burst", fixed(0)),
-        Column("of the burst", "of_burst", fixed(2)),
-        Column("SM MHz", "mhz", fixed(0)),
-    )
+    columns = [Column("cell", "cell"), Column("kernel", "kernel")]
+    columns += [Column("sustained TFLOP/s", "sustained", fixed(0)), Column("burst TFLOP/s", "burst", fixed(0))]
+    columns += [Column("of the burst", "of_burst", fixed(2)), Column("SM MHz", "mhz", fixed(0))]
+    if any(row["joules"] for row in rows):
+        columns += [Column("W", "watts", fixed(0)), Column("joules a launch", "joules", fixed(3))]
+        columns.append(Column("TFLOP a joule", "per_joule", fixed(2)))
     name, stale = f"sustained-cells-{bench.name}", source.is_stale(bench.path)
-    return Table(name, f"{bench.title}: sustained and burst", columns, rows, (bench.path,), fold=True, stale=stale)
+    title = f"{bench.title}: sustained and burst"
+    return Table(name, title, columns, rows, (bench.path,), fold=len(rows) > 12, stale=stale)
 
 
 def others(source: Source) -> Section:

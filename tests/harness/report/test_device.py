@@ -92,17 +92,19 @@ def test_the_limit_is_the_slower_of_tensor_cores_and_exponentials(dtype, head_di
     assert math.isclose(speed.limit_tflops(load("h200"), row, 1000.0), at_1000_mhz, rel_tol=1e-3)
 
 
-def test_no_measured_speed_is_above_the_limit_at_its_clock():
-    source, machine = Source(REPORTS / "h200"), load("h200")
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_measured_speed_is_above_the_limit_at_its_clock(device):
+    source, machine = Source(REPORTS / device), load(device)
     for bench in speed.benches(source, speed.CURVES):
         for cell in bench.cells:
             for kernel, mhz in cell.mhz.items():
                 assert cell.tflops[kernel] < speed.limit_tflops(machine, cell.row, mhz), (bench.path, cell.name, kernel)
 
 
-def test_predictions_are_of_the_rows_that_were_measured():
+@pytest.mark.parametrize("device", DEVICES)
+def test_predictions_are_of_the_rows_that_were_measured(device):
     """Every validation.csv repeats line, kernel and cycles of the bench.csv beside it."""
-    source = Source(REPORTS / "h200")
+    source = Source(REPORTS / device)
     for path in source.find("**/validation.csv"):
         measured = source.rows(path.replace("validation", "bench"))
         for row in source.rows(path):
