@@ -17,7 +17,7 @@ import jinja2
 from fa3_simulator.machine import load
 from fa3verify import __version__
 from fa3verify.files import json_text, write_text
-from fa3verify.report.build import TEMPLATES, markdown_text
+from fa3verify.report.build import TEMPLATES, environment
 from fa3verify.report.device import accuracy, cycles, evidence, speed
 from fa3verify.report.device.blocks import Column, Drawing, Section, Table, html_text
 from fa3verify.report.device.source import Source
@@ -109,11 +109,10 @@ def render(folder: Path) -> dict[str, str]:
         "method": METHOD,
         "cite": cite(hand),
     }
-    environment = _environment()
     css = (TEMPLATES / "report.css").read_text("utf-8") + (TEMPLATES / "device.css").read_text("utf-8")
-    markdown = environment.get_template("device.md.j2").render(context)
+    markdown = _template("device.md.j2", autoescape=False).render(context)
     files = {
-        PAGE: environment.get_template("device.html.j2").render(context, css=css),
+        PAGE: _template("device.html.j2", autoescape=True).render(context, css=css),
         MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n",
         FACTS: json_text(_facts(source, hand, context["headlines"])),
     }
@@ -129,6 +128,13 @@ def cite(hand: Mapping[str, Any]) -> str:
         "Ramani, Dao: FlashAttention-3, Fast and Accurate Attention with Asynchrony and Low-precision, 2024, "
         "arXiv:2407.08608."
     )
+
+
+def _template(name: str, *, autoescape: bool) -> jinja2.Template:
+    made = environment(autoescape=autoescape)
+    made.tests["table_block"] = lambda block: isinstance(block, Table)
+    made.filters["rich"] = html_text
+    return made.get_template(name)
 
 
 def _facts(source: Source, hand: Mapping[str, Any], told: list[str]) -> dict[str, Any]:
@@ -229,17 +235,3 @@ def standalone(drawing: Drawing, css: str) -> str:
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)[0]
     size = f' xmlns="http://www.w3.org/2000/svg" width="{width}pt" height="{height}pt"'
     return f"{head}{size}><style>{style}</style>{body}\n"
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=lambda name: bool(name and name.endswith(".html.j2")),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    environment.tests["table_block"] = lambda block: isinstance(block, Table)
-    environment.filters |= {"rich": html_text, "md": markdown_text, "word": lambda status: str(status)}
-    return environment
