@@ -49,7 +49,7 @@ class Config:
         e4m3 only: keys after which the P V partial is added to the fp32 accumulator; divides tile_n, multiple of 32.
         0 chains through the tensor core's 13-bit accumulator, as FlashAttention-3 does.
     num_splits : int
-        Parts the key blocks are cut into, merged by the deterministic combine.
+        Parts the key blocks are cut into, merged by the deterministic combine; 1 where the family has no splits.
     pack_gqa : bool
         Fold the query heads of one kv head into the rows of a tile, head fastest.
     num_stages : int
@@ -126,6 +126,8 @@ class Config:
     def _check_schedule(self) -> None:
         stages, softmax_stages = self.num_stages, self.softmax_stages
         _require(1 <= self.num_splits <= 256, f"num_splits must lie in [1, 256], got {self.num_splits}")
+        is_cut = self.num_splits == 1 or self.traits.splits_keys
+        _require(is_cut, f"{self.traits.title} does not split keys, got num_splits {self.num_splits}")
         _require(1 <= stages <= 8, f"num_stages must lie in [1, 8], got {stages}")
         is_lockstep = self.traits.has_lockstep and stages == 2 and not (self.pingpong or self.is_fp8)
         rule = "without warp specialisation there is one schedule: our own, 16 bits, two stages, no pingpong"

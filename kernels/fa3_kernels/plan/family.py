@@ -199,6 +199,11 @@ class Traits:
     refuses: Callable[[AttentionProblem], str] = lambda problem: ""
     backward: Backward | None = None
 
+    @property
+    def splits_keys(self) -> bool:
+        """Whether it has a kernel for parts of the keys, which a caller asks for or it takes by itself."""
+        return self.splits_unasked or "num_splits" in self.choices
+
     def head_dims(self, is_fp8: bool) -> list[int]:
         """Compiled sizes, rising."""
         return sorted(d for fp8, d in self.sizes if fp8 == is_fp8)

@@ -85,7 +85,7 @@ def test_a_library_chooses_for_itself_what_a_configuration_does_not_change():
         kernel = KERNELS[name]
         side = kernel.run.__self__
         assert side.options(problem, kernel.config_for(problem, changes.items())) == options
-    for name, changes in (("flash3.bf16", {"tile_n": 64}), ("cudnn.bf16", {"num_splits": 2})):
+    for name, changes in (("flash3.bf16", {"tile_n": 64}), ("cudnn.bf16", {"tile_n": 64})):
         kernel = KERNELS[name]
         with pytest.raises(ValueError, match="a caller of"):
             kernel.run(problem, None, kernel.config_for(problem, changes.items()))

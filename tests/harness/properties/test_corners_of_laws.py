@@ -92,15 +92,6 @@ def test_a_nan_in_a_split_reaches_the_lse_of_kernels_that_declare_nothing():
     assert "lse" in violation.message
 
 
-def test_splits_that_a_family_does_not_offer_are_not_judged():
-    """The twin of a kernel without splits would run them, in an order that nobody has."""
-    cudnn = find("twin.cudnn.fp16")
-    case = Case(cudnn.name, AttentionProblem(dtype="fp16", **ONE, seqlen_q=2, seqlen_k=129), Recipe("normal"))
-    trial = Trial("numeric_switches_stay_within_bound", case, {"change": "two_splits"})
-    assert replay_trial(trial.law, cudnn, trial) is None
-    assert replay_trial(trial.law, replace(cudnn, changeable=frozenset({"num_splits"})), trial) is not None
-
-
 def test_invisible_keys_are_not_judged_where_a_value_overflowed():
     """0 times Inf is NaN in every row of a visited tile, as the table of special values says."""
     problem = AttentionProblem(dtype="fp16", **ONE, seqlen_q=2, seqlen_k=2, causal=True)

@@ -113,3 +113,14 @@ def test_a_problem_whose_bits_are_not_known_is_refused_with_the_rule(family, cha
 def test_a_schedule_that_nobody_knows_is_not_made_up():
     with pytest.raises(ValueError, match="the schedule of cudnn is not known"):
         _ = Config(family="cudnn", tile_m=64).registers
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_keys_are_split_only_where_the_family_has_a_kernel_for_it(name):
+    """Parts would be merged in an order that no kernel has."""
+    config = default_config(problem("fp16", 64), family=name, num_splits=1)
+    if name in ("cudnn", "triton_tutorial"):
+        with pytest.raises(ValueError, match="does not split keys, got num_splits 2"):
+            replace(config, num_splits=2)
+    else:
+        assert replace(config, num_splits=2).num_splits == 2
