@@ -198,6 +198,7 @@ def _run(
 ) -> None:
     path = settings.out / "automatic.csv"
     waiting: dict[Future, tuple[Fate, ProfileName, str]] = {}
+    argued: list[Fate] = []  # survivors of quick with an argument that they are equivalent
 
     def submit(fate: Fate) -> None:
         units = _units(fate, settings, lines)
@@ -206,14 +207,25 @@ def _run(
             waiting[pool.submit(_unit, *given)] = fate, profile, name
         fate.missing = len(units)
 
+    def go_on(fate: Fate) -> None:
+        """Submit what is still to do; of what an argument covers release comes after all others."""
+        if fate.rows and fate.status == "equivalent":
+            argued.append(fate)
+        else:
+            submit(fate)
+
     is_new = not path.exists()
     with path.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
         if is_new:
             writer.writeheader()
         for fate in fates.values():
-            submit(fate)
-        while waiting:
+            go_on(fate)
+        while waiting or argued:
+            if not waiting:
+                for fate in argued:
+                    submit(fate)
+                argued.clear()
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 fate, profile, name = waiting.pop(future)
                 result = None if future.cancelled() else future.result()
@@ -227,7 +239,7 @@ def _run(
                     for other in [f for f, (whose, *_) in waiting.items() if whose is fate]:
                         other.cancel()
                 elif not fate.missing:
-                    submit(fate)
+                    go_on(fate)
                 progress(fate.mutant.identity)
 
 

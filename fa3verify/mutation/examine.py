@@ -21,7 +21,7 @@ from fa3verify.campaign.tasks import BOUND_LAWS, judge_cases, pooled
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import COVER
-from fa3verify.gate import Baseline, baseline_rows, bit_rows, bound_rows, shipped_baseline
+from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, shipped_baseline
 from fa3verify.mutation.apart import apart
 from fa3verify.mutation.edits import find
 from fa3verify.mutation.package import load
@@ -106,27 +106,39 @@ def found_by(candidate: Candidate, task: str, profile: ProfileName, seed: int) -
         if outcome.violation is None:
             return ()
         return ("crash",) if outcome.violation.kind == "crashed" else ("laws",)
-    if task == COVER:  # no baseline is of its cases together: the first that fails ends it
+    if task == COVER:
         cases = [case for _, case in cover(candidate, size.strength, seed) if case]
-        parts: tuple[str, ...] = ()
-        for case in cases:
-            parts = tuple(sorted({*parts, *_failing(candidate, task, [case], profile, seed)}))
-            if set(parts) - {"L0"}:
-                break
-        return parts
-    return _failing(candidate, task, family_cases(candidate, task, size, seed), profile, seed)
+    else:
+        cases = family_cases(candidate, task, size, seed)
+    return _failing(candidate, task, cases, _baseline(profile, seed))
 
 
-def _failing(candidate: Candidate, family: str, cases: list[Case], profile: ProfileName, seed: int) -> tuple[str, ...]:
-    """Parts of the verdict that cases of one family fail together."""
-    records = judge_cases(candidate, family, cases)
-    if any("error" in record for record in records):
-        return ("crash",)
+def _failing(candidate: Candidate, family: str, cases: list[Case], baseline: Baseline | None) -> tuple[str, ...]:
+    """Parts of the verdict that cases of one family fail: the first beyond its bound ends them, and the baseline, which
+    is of all together, is asked where there is none.
+    """
+    records: list[dict[str, Any]] = []
+    parts: set[str] = set()
+    for case in cases:
+        records += judge_cases(candidate, family, [case])
+        if "error" in records[-1]:
+            return ("crash",)
+        body = _family(candidate, family, records[-1:])
+        parts |= _failed(bit_rows(body) + bound_rows(body))
+        if parts - {"L0"}:
+            return tuple(sorted(parts))
+    return tuple(sorted(parts | _failed(baseline_rows(_family(candidate, family, records), baseline))))
+
+
+def _family(candidate: Candidate, family: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """A summary's body of a kernel with one family."""
     operation = operations.find(candidate.operation)
-    body: dict[str, Any] = {"name": candidate.name, "operation": operation.name}
-    body["families"] = [{"family": family, **pooled(records, operation)}]
-    rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, _baseline(profile, seed))
-    return tuple(sorted({row.layer for row in rows if row.status == "fail"}))
+    figures = {"family": family, **pooled(records, operation)}
+    return {"name": candidate.name, "operation": operation.name, "families": [figures]}
+
+
+def _failed(rows: list[GateRow]) -> set[str]:
+    return {row.layer for row in rows if row.status == "fail"}
 
 
 def _same_bits(candidate: Candidate) -> Law:

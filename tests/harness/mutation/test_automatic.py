@@ -70,6 +70,20 @@ def test_release_sees_what_quick_did_not_find_task_by_task(settings, monkeypatch
     assert [row.plan for row in caught.rows] == ["all"]
 
 
+def test_release_sees_what_an_argument_covers_last(settings, monkeypatch):
+    monkeypatch.setattr(automatic, "source_stamp", lambda: "one")
+    from dataclasses import replace
+
+    argued = next(name for name in EQUIVALENT if name.startswith("combine"))
+    open_one = next(m.identity for m in edits.mutants("combine") if m.identity not in EQUIVALENT)
+    monkeypatch.setattr(automatic, "chosen", lambda *_: [edits.find(argued), edits.find(open_one)])
+    pool = Now()
+    automatic.run(replace(settings, profile="release"), pool, lambda _: None)
+    assert pool.asked[:2] == [argued, open_one]
+    assert set(pool.asked[2:]) == {argued, open_one}
+    assert pool.asked[2:] == sorted(pool.asked[2:], key=lambda identity: identity == argued)
+
+
 def test_an_argument_counts_until_bits_contradict_it():
     fate = Fate(edits.find(next(iter(EQUIVALENT))))
     fate.rows.append(Row(fate.mutant.identity, "constant", "quick", "all", "", "", "", "", 9, 1.0, ""))
