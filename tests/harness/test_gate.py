@@ -61,6 +61,21 @@ def test_each_rule_passes_at_its_margin_and_fails_beyond(rule):
         assert statuses(worse(**{key: shown}))[rule.measure] == status
 
 
+def test_a_share_of_few_outputs_may_grow_by_four_standard_deviations_of_its_count():
+    """100 of 1,000,000 outputs: 5 more are 5 %, 40 are four deviations; 2 % and 0.01 would allow 10,002 more."""
+    rare = FAMILY | {"outputs": 1_000_000}
+    baseline = Baseline.of("quick", 0, [worse(**rare | {"bit_equal": 1 - 100e-6})])
+    for count, status in ((100, "pass"), (144, "pass"), (146, "fail")):
+        assert statuses(worse(**rare | {"bit_equal": 1 - count * 1e-6}), baseline)["not_bit_equal"] == status
+
+
+def test_a_share_of_many_outputs_keeps_its_plain_margin():
+    many = FAMILY | {"outputs": 1000}
+    baseline = Baseline.of("quick", 0, [worse(**many | {"bit_equal": 0.5})])
+    for share, status in ((0.519, "pass"), (0.521, "fail")):
+        assert statuses(worse(**many | {"bit_equal": 1 - share}), baseline)["not_bit_equal"] == status
+
+
 def test_a_better_kernel_passes():
     assert set(statuses(worse(rel_rmse_seen=1e-4, bias=0.0, bit_equal=1.0)).values()) == {"pass"}
 
