@@ -1,14 +1,18 @@
 """The smallest change of a kernel or of a quantiser that each rule of the gate sees, found by bisection.
 
-Run as a program: ``python tests/quality/smallest_change.py`` prints reports/notes/smallest-change-seen.md.
+Run as a program: ``python tests/quality/smallest_change.py`` prints reports/notes/smallest-change-seen.md, on all cores
+that it is given; ``quick`` or ``release`` behind it prints that profile's table of FP8 errors alone.
 A change is graded by x: what it does to the twin's outputs, or to the operands it is given, grows with x. Rules are
 those of ``verify --quick``, with its cases, its pooling and its baseline.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -115,10 +119,15 @@ def output_error(scene: Scene, x: float) -> dict[str, Any]:
 def kernel_error(scene: Scene, x: float) -> dict[str, Any]:
     """The error of the outputs before their last rounding is 1 + x times what it was."""
     got, truth = scene.judged.outputs["out"], scene.judged.seen["out"]
-    exact = scene.kernel.run.__self__.unrounded(scene.judged.case.problem, scene.judged.operands, scene.config).out
+    exact = _unrounded(scene)
     grown = truth + (1 + x) * (exact.astype(np.float64) - truth)
     out = np.where(np.isfinite(grown), encode(grown, FORMATS[scene.config.out_dtype], "ieee"), got)
     return scene.record(scene.judged.outputs | {"out": out})
+
+
+@cache
+def _unrounded(scene: Scene) -> np.ndarray:
+    return scene.kernel.run.__self__.unrounded(scene.judged.case.problem, scene.judged.operands, scene.config).out
 
 
 def score_scale(scene: Scene, x: float) -> dict[str, Any]:
@@ -244,26 +253,41 @@ def table(change: Change, dtypes: tuple[str, ...] = DTYPES, names: tuple[str, ..
         yield f"| twin.{dtype} | {family} | {' | '.join(_figure(seen.get(rule)) for rule in rules)} |"
 
 
-def growths_seen(dtype: str, family: str, profile: ProfileName) -> dict[float, frozenset[str]]:
-    """Rules of the baseline that see each growth of the kernel's error in all cases of a family; one is judged once."""
-    kernel, measures = candidates.find(f"twin.{dtype}"), {rule.measure for rule in gate.POLICY}
-    records: dict[float, list[dict[str, Any]]] = {x: [] for x in GROWTHS}
-    for case in family_cases(kernel, family, PROFILES[profile], 0):
-        scene = _scene(kernel, case)
-        for x, grown in records.items():
-            grown.append(kernel_error(scene, x))
-    return {x: _failing(grown, dtype, family, profile) & measures for x, grown in records.items()}
+Records = dict[str, dict[str, Any]]
 
 
-def in_every_family(dtype: str, profile: ProfileName) -> Iterator[str]:
+def grown(dtype: str, family: str, profile: ProfileName, index: int) -> Records:
+    """Figures of one case of a family for each growth of the kernel's error, by the growth as text."""
+    kernel = candidates.find(f"twin.{dtype}")
+    scene = _scene(kernel, family_cases(kernel, family, PROFILES[profile], 0)[index])
+    found = {f"{x:.0%}": kernel_error(scene, x) for x in GROWTHS}
+    _unrounded.cache_clear()
+    return found
+
+
+def growths_seen(of_cases: list[Records], dtype: str, family: str, profile: ProfileName) -> dict[str, frozenset[str]]:
+    """Rules of the baseline that see each growth in all cases of a family."""
+    measures = {rule.measure for rule in gate.POLICY}
+    return {x: _failing([records[x] for records in of_cases], dtype, family, profile) & measures for x in of_cases[0]}
+
+
+def in_every_family(dtype: str, profile: ProfileName, pool: Executor) -> Iterator[str]:
     """Yield the lines of a table of one kernel: the smallest growth that a rule of the baseline sees in each family."""
+    kernel = candidates.find(f"twin.{dtype}")
+    waiting = {
+        family: [
+            pool.submit(grown, dtype, family, profile, index)
+            for index in range(len(family_cases(kernel, family, PROFILES[profile], 0)))
+        ]
+        for family in families(kernel, PROFILES[profile])
+    }
     yield f"| family | smallest growth, {profile} | rules |"
     yield "|---|---|---|"
-    for family in families(candidates.find(f"twin.{dtype}"), PROFILES[profile]):
-        seen = growths_seen(dtype, family, profile).items()
-        x, rules = next(((x, rules) for x, rules in seen if rules), (None, frozenset()))
+    for family, cases in waiting.items():
+        seen = growths_seen([case.result() for case in cases], dtype, family, profile).items()
+        x, rules = next(((x, rules) for x, rules in seen if rules), ("none", frozenset()))
         told = ", ".join(f"`{rule}`" for rule in sorted(rules))
-        yield f"| {family} | {'none' if x is None else f'{x:.0%}'} | {told} |"
+        yield f"| {family} | {x} | {told} |"
 
 
 def counts(change: Change, dtype: str) -> str:
@@ -292,17 +316,32 @@ EVERY_FAMILY = """The smallest growth of the output's error, of 3, 5, 10, 20, 50
 sees in twin.e4m3. These rules hold for a kernel of one's own as well, once it has a baseline."""
 
 
+def _workers() -> ProcessPoolExecutor:
+    """Fresh processes, one for each core that this one may use."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn"))
+
+
+def _print_growths(profile: ProfileName) -> None:
+    with _workers() as pool:
+        for line in in_every_family("e4m3", profile, pool):
+            print(line, flush=True)
+    print()
+
+
 def main() -> None:
+    profiles: tuple[ProfileName, ...] = ("quick", "release")
+    for profile in profiles:
+        if profile in sys.argv[1:]:
+            return _print_growths(profile)
     print(HEAD)
     for change in CHANGES:
         print(f"## {change.__name__}\n\n{change.__doc__}\n")
         print("\n".join(table(change)), flush=True)
         print()
     print(f"## FP8 error in every family\n\n{EVERY_FAMILY}\n")
-    for profile in ("quick", "release"):
-        print("\n".join(in_every_family("e4m3", profile)), flush=True)
-        print()
-    print()
+    for profile in profiles:
+        _print_growths(profile)
     print("## Whole changes over all families\n\nIn how many families of the quick profile each rule fails at x = 1.\n")
     print("| change | kernel | families | rules |\n|---|---|---|---|")
     for change in (lse_error, truncating_quantiser):
