@@ -11,9 +11,9 @@ from fa3_kernels.gluon import launch_backward
 from fa3_kernels.gluon.launch import packed_of
 from fa3_kernels.plan.request import Semantics
 from fa3_reference.problem import AttentionProblem, BackwardOperands
-from fa3verify.adapters import flash3_dew
+from fa3verify.adapters import flash3_dew, flash4_backward
 from fa3verify.adapters.libraries import library
-from fa3verify.adapters.peers import PEERS
+from fa3verify.adapters.peers import BACKWARDS, PEERS
 from fa3verify.adapters.tensors import to_gpu, to_numpy
 from fa3verify.adapters.xla_call import Call, handler
 
@@ -123,10 +123,16 @@ def _flash3_dew(problem: AttentionProblem, x: GivenBackward) -> Launch:
     return launch
 
 
+def _flash4(problem: AttentionProblem, x: GivenBackward) -> Launch:
+    launch = flash4_backward.prepare(problem, x)
+    return lambda: Gradients(*launch())
+
+
 _BACKWARDS: dict[str, Backward] = {
     "gluon": _ours(False),
     "gluon.deterministic": _ours(True),
     "flash3.dew": _flash3_dew,
+    "flash4": _flash4,
     "cudnn": _cudnn,
     "flash2": _flash2,
 }
@@ -135,7 +141,7 @@ NAMES = tuple(_BACKWARDS)
 
 def loaded(name: str) -> Backward:
     """Return a backward by name; ValueError where what it needs is missing."""
-    if name in PEERS and (reason := PEERS[name].missing()):
+    if name in BACKWARDS and (reason := BACKWARDS[name].missing()):
         raise ValueError(reason)
     return _BACKWARDS[name]
 

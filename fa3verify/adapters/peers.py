@@ -21,6 +21,7 @@ from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3verify import gpu, operations
+from fa3verify.adapters import flash4_backward
 from fa3verify.adapters.cpu_candidates import CLAIMED, all_fp32
 from fa3verify.adapters.libraries import folder, why_missing
 from fa3verify.candidates import DECLARED, Candidate, Result, chosen, order_of_family
@@ -235,6 +236,8 @@ class _Gradients:
         """What its family launches, where that is known."""
         if problem.head_dim % 8 or problem.head_dim_v != problem.head_dim:
             raise ValueError(f"head_dim must be a multiple of 8, got {problem.head_dim} and {problem.head_dim_v}")
+        if rule := BACKWARDS[self.name].refuses(problem):
+            raise ValueError(rule)
         if self.name in _KNOWN_BACKWARDS:
             return backward_config(problem, family=PEERS[self.name].family)
         return GradientConfig(problem.dtype)
@@ -250,7 +253,13 @@ class _Gradients:
         return Gradients(*backward_launches.run(self.name, problem, operands))
 
 
-BACKWARDS = ("flash3.dew", "cudnn", "flash2")  # peers whose gradients are judged and timed
+# Peers whose gradients are judged and timed. FlashAttention-4's are of kernels compiled beforehand.
+BACKWARDS = {name: PEERS[name] for name in ("flash3.dew", "cudnn", "flash2")} | {
+    "flash4": replace(
+        PEERS["flash4"], binary=flash4_backward.RUNTIME, package=flash4_backward.PACKAGE, wheel="",
+        features=("causal",), refuses=flash4_backward.refuses,
+    ),
+}  # fmt: skip
 _KNOWN_BACKWARDS = ("flash3.dew",)
 
 
@@ -278,4 +287,4 @@ def candidates() -> tuple[Candidate, ...]:
     """Return the peers as kernels that verify judges, with the reason where one cannot run here."""
     device = gpu.no_device()
     forwards = (made for name, peer in PEERS.items() for made in _candidates(name, peer, device))
-    return (*forwards, *(made for name in BACKWARDS for made in _gradients(name, PEERS[name], device)))
+    return (*forwards, *(made for name, peer in BACKWARDS.items() for made in _gradients(name, peer, device)))

@@ -24,7 +24,7 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify.adapters import backward_launches, launches
 from fa3verify.adapters.backward_launches import GivenBackward, Gradients
 from fa3verify.adapters.libraries import Unsupported
-from fa3verify.adapters.peers import PEERS
+from fa3verify.adapters.peers import BACKWARDS
 from fa3verify.adapters.tensors import to_numpy
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import GraphTimed
@@ -85,7 +85,7 @@ def judge(cell: Cell, x: GivenBackward, found: Gradients) -> Verdict:
 
 
 def _kernel(name: str) -> Kernel:
-    missing = PEERS[name].missing() if name in PEERS else None
+    missing = BACKWARDS[name].missing() if name in BACKWARDS else None
 
     def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
         backward = backward_launches.loaded(name)
@@ -97,7 +97,7 @@ def _kernel(name: str) -> Kernel:
             raise Unsupported(str(error)) from None
         return Run(GraphTimed(lambda i: made[i % len(made)]()), lambda: (given[0], made[0]()))
 
-    about = _ABOUT.get(name) or f"{PEERS[name].about}, {launches.version(name)}"
+    about = _ABOUT.get(name) or f"{BACKWARDS[name].about}, {launches.version(name)}"
     return Kernel(
         name, about, ("fp16", "bf16"), prepare, missing=missing, belongs=lambda cell: cell.grid == "backward",
         judge=lambda cell, returned: judge(cell, *returned),

@@ -50,6 +50,7 @@ def test_peers_are_listed_with_the_reason_they_cannot_run(listed, tmp_path, monk
     assert set(KERNELS) <= set(found)
     assert found["flash3.e4m3"] == f"neither fa3_fwd_C.so nor fa3_fwd_C.so.xz is in {tmp_path}"
     assert "fa4" in found["flash4.bf16"]
+    assert "flash4_backward/libcute_dsl_runtime.so" in found["flash4.backward.bf16"]
     assert "bench checks them" in found["cudnn.fp8.e4m3"]
     (tmp_path / "fa3_fwd_C.so.xz").touch()
     (tmp_path / "fa4").mkdir()
@@ -61,7 +62,8 @@ def test_peers_are_listed_with_the_reason_they_cannot_run(listed, tmp_path, monk
 def test_a_peer_declares_what_its_twin_does_and_is_sent_nothing_that_it_refuses(kernel):
     for family in ("normal", "faint"):
         assert len(family_cases(kernel, family, PROFILES["quick"], 0)) == 3
-    problem = AttentionProblem(**PLAIN, dtype=kernel.dtype)
+    heads = {} if "gqa" in kernel.features else {"nheads_kv": PLAIN["nheads"]}
+    problem = AttentionProblem(**{**PLAIN, **heads}, dtype=kernel.dtype)
     assert kernel.order(kernel.configure(problem)).dtype == kernel.dtype
     if kernel.twin is not None:
         twin = candidates.find(kernel.twin)

@@ -1,0 +1,82 @@
+"""FlashAttention-4's backward on SM90, from kernels that its package compiled elsewhere, without a GPU.
+
+The package's object cache holds a kernel as a host object with the device code in it. Of the CuTe DSL, a compiler of
+240 MB, such an object needs the runtime library alone. In the peers' folder ``flash4_backward`` holds that library, and
+``pre``, ``bwd`` and ``post`` of every kind of launch as shared libraries, called through the package ``tvm_ffi``. How
+they are made is said in docs/verify.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.adapters.libraries import library
+
+FOLDER = "flash4_backward"
+RUNTIME = f"{FOLDER}/libcute_dsl_runtime.so"
+PACKAGE = "tvm_ffi"
+# Query rows of a tile, to whose multiple the kernels pad their scratch: dense, causal (its _tile_size_bwd_sm90).
+TILE_M = {64: (128, 128), 128: (80, 64), 256: (64, 64)}
+_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def refuses(problem: AttentionProblem) -> str:
+    """What no kernel was compiled for; empty where one was.
+
+    >>> refuses(AttentionProblem(1, 2, 2, 64, 64, 96))
+    'compiled for head_dim 64, 128 and 256, got 96 and 96'
+    """
+    p = problem
+    if p.head_dim not in TILE_M or p.head_dim_v != p.head_dim:
+        return f"compiled for head_dim 64, 128 and 256, got {p.head_dim} and {p.head_dim_v}"
+    if p.is_varlen or p.softcap or p.window != (-1, -1) or p.group > 1 or p.dtype not in _TYPES:
+        return "compiled for batches of one length in fp16 and bf16, without windows, softcap and grouped heads"
+    return ""
+
+
+@cache
+def _function(kind: str, dtype: str, head_dim: int, causal: bool) -> Any:
+    """One kernel's host function; Unsupported without its file."""
+    import tvm_ffi  # pyright: ignore[reportMissingImports]
+
+    ctypes.CDLL(str(library(RUNTIME)), mode=ctypes.RTLD_GLOBAL)
+    name = f"{kind}_{_TYPES[dtype]}_{head_dim}_{'causal' if causal else 'dense'}.so"
+    return tvm_ffi.load_module(str(library(f"{FOLDER}/{name}"))).func
+
+
+def prepare(problem: AttentionProblem, x: Any) -> Any:
+    """Return what launches the three kernels; its result is dq, dk and dv, the same tensors at every call.
+
+    ``x`` has q, k, v, dout and out (batch, seqlen, nheads, head_dim) and lse (batch, nheads, seqlen).
+
+    Raises
+    ------
+    ValueError
+        For what no kernel was compiled for.
+    Unsupported
+        Without the files.
+    """
+    if rule := refuses(problem):
+        raise ValueError(rule)
+    p = problem
+    tile_m = TILE_M[p.head_dim][p.causal]
+    rows = -(-p.seqlen_q // tile_m) * tile_m
+    pre, main, post = (_function(kind, p.dtype, p.head_dim, p.causal) for kind in ("pre", "bwd", "post"))
+    dq, dk, dv = (y.new_empty(y.shape) for y in (x.q, x.k, x.v))
+    dots, lse_log2 = (x.lse.new_empty(p.batch, p.nheads, rows) for _ in range(2))
+    sums = x.lse.new_empty(p.batch, p.nheads, rows * p.head_dim)
+    nothing = (None,) * 9
+
+    def launch() -> tuple[Any, ...]:
+        pre(x.out, x.dout, dots, x.lse, lse_log2, sums, *nothing[:8])
+        main(
+            x.q, x.k, x.v, x.dout, lse_log2, dots, sums, dk, dv, p.softmax_scale, *nothing[:9], (None, None),
+            *nothing[:2],
+        )  # fmt: skip
+        post(sums, dq, p.softmax_scale, *nothing[:4])
+        return dq, dk, dv
+
+    return launch
