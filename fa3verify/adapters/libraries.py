@@ -53,8 +53,8 @@ def library(name: str) -> Path:
     if path.exists():
         return path
     if not os.access(where, os.W_OK):
-        path = Path(tempfile.mkdtemp(prefix="fa3verify-peers-")) / name
-    part = path.with_name(f".{name}.{os.getpid()}.part")  # its own: several processes may unpack at once
+        path = Path(tempfile.mkdtemp(prefix="fa3verify-peers-")) / path.name
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # its own: several processes may unpack at once
     with lzma.open(packed) as source, part.open("wb") as target:
         shutil.copyfileobj(source, target, 1 << 24)
     part.replace(path)

@@ -175,14 +175,14 @@ def cells(head_dims: Iterable[int] = HEAD_DIMS, seqlens: Iterable[int] = SEQLENS
     return paper(["fp16"], head_dims, seqlens, [False, True], grid="backward")
 
 
-def timed(cell: Cell, pace: Pace, clock: Clock) -> list[tuple]:
-    """Rows of one cell."""
+def timed(cell: Cell, names: Sequence[str], pace: Pace, clock: Clock) -> list[tuple]:
+    """Rows of one cell, of the shipped kernel and of some paths."""
     (drawn,) = draw(cell, 1, 0)
     x = given_of(cell, drawn, 0)
-    launches = {name: launcher(name, cell.problem, x) for name in PATHS}
+    launches = {name: launcher(name, cell.problem, x) for name in dict.fromkeys((SHIPPED, *names))}
     found = {name: launch()[0] for name, launch in launches.items()}
     torch.cuda.synchronize()
-    differences = {name: difference(name, found[name], found[SHIPPED]) for name in PATHS if PATHS[name].adds}
+    differences = {name: difference(name, found[name], found[SHIPPED]) for name in launches if PATHS[name].adds}
     runs = {name: GraphTimed(lambda _, launch=launch: launch()) for name, launch in launches.items()}
     times = measure(runs, pace, clock)
     base = _ms(times[SHIPPED])
@@ -210,10 +210,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("csv", type=Path, metavar="OUT.csv")
     parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
     parser.add_argument("--seqlens", type=int, nargs="+", default=SEQLENS)
+    parser.add_argument("--masks", nargs="+", choices=("dense", "causal"), default=("dense", "causal"))
+    parser.add_argument("--paths", nargs="+", choices=tuple(PATHS), default=tuple(PATHS), metavar="PATH")
     parser.add_argument("--compile", action="store_true", help="only compile, into Triton's cache; needs no GPU")
     chosen = parser.parse_args(arguments)
-    todo = cells(chosen.head_dims, chosen.seqlens)
-    jobs = list(dict.fromkeys((name, cell.problem) for cell in todo[:: len(chosen.seqlens)] for name in PATHS))
+    masks = [mask == "causal" for mask in chosen.masks]
+    todo = [cell for cell in cells(chosen.head_dims, chosen.seqlens) if cell.causal in masks]
+    names = dict.fromkeys((SHIPPED, *chosen.paths))
+    jobs = [(name, cell.problem) for cell in todo[:: len(chosen.seqlens)] for name in names]
     with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         for (name, problem), said in zip(jobs, pool.map(_compile, jobs), strict=True):
             print(f"d{problem.head_dim} {'causal' if problem.causal else 'dense'}, {name}: {said}", flush=True)
@@ -224,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
         for cell in todo:
-            for row in timed(cell, pace, clock):
+            for row in timed(cell, chosen.paths, pace, clock):
                 writer.writerow(row)
                 print(*row, flush=True)
             file.flush()

@@ -131,6 +131,25 @@ def test_every_key_block_of_every_head_is_one_tile(problem, num_ctas, is_determi
         assert (row[:count] != END).all()
 
 
+def heads_side_by_side(problem: AttentionProblem, num_ctas: int) -> int:
+    """Of how many heads of K and V there are tiles among the first one of every CTA, in any order."""
+    table = launch(problem, num_ctas, is_deterministic=False).table
+    return len({int(entry) >> HEAD_SHIFT for entry in table[:, 0]})
+
+
+def test_dense_tiles_that_run_side_by_side_are_of_as_few_heads_as_there_can_be():
+    """Of 512 keys a head has 4 tiles: 132 CTAs work on 33 heads, however many fit L2."""
+    assert heads_side_by_side(AttentionProblem(32, 16, 16, 512, 512, 128), 132) == 33
+    assert heads_side_by_side(AttentionProblem(4, 16, 4, 512, 512, 128), 12) == 3
+
+
+def test_masked_tiles_that_run_side_by_side_are_of_at_most_sixteen_heads_until_those_have_no_more():
+    """64 heads of 512 causal keys would fit L2: the first 16 have 64 tiles, so that 132 CTAs begin a third lot."""
+    problem = AttentionProblem(32, 16, 16, 512, 512, 128, causal=True)
+    assert heads_side_by_side(problem, 64) == 16
+    assert heads_side_by_side(problem, 132) == 2 * 16 + 4
+
+
 @given(problems(), CTAS, st.randoms(use_true_random=False))
 @example(MANY_HEADS, 8, random.Random(0))
 @example(PACKED, 4, random.Random(0))
