@@ -11,6 +11,7 @@ What the kernels do not do (dropout, attention sinks, paged keys, ALiBi) is refu
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -64,13 +65,17 @@ class _Activated:
 def _activate(key: str = "CUDA") -> _Activated:
     """Put the kernels in the place of torch's at a dispatch key."""
     library = Library("aten", "IMPL", key)
-    for name, function in (
-        ("_flash_attention_forward", _forward),
-        ("_flash_attention_backward", _backward),
-        ("_scaled_dot_product_flash_attention", _forward_of_heads),
-        ("_scaled_dot_product_flash_attention_backward", _backward_of_heads),
-    ):
-        library.impl(name, function, key, allow_override=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Warning only once for all operators", UserWarning
+        )  # overriding is the purpose
+        for name, function in (
+            ("_flash_attention_forward", _forward),
+            ("_flash_attention_backward", _backward),
+            ("_scaled_dot_product_flash_attention", _forward_of_heads),
+            ("_scaled_dot_product_flash_attention_backward", _backward_of_heads),
+        ):
+            library.impl(name, function, key, allow_override=True)
     return _Activated(library)
 
 

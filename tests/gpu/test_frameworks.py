@@ -27,6 +27,7 @@ def draw(seqlen, nheads, *, is_contiguous=True):
     return (x.contiguous() if is_contiguous else x).requires_grad_()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch.compile's own
 @pytest.mark.parametrize("is_contiguous", [False, True])
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_scaled_dot_product_attention_runs_our_kernels_bit_for_bit(activated, is_contiguous, is_compiled):

@@ -93,7 +93,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     register_with_transformers()
-    for name, function in (("flash3", flash3), ("float32", in_float32)):
+    for name, function in (("official", flash3), ("float32", in_float32)):
         transformers.AttentionInterface.register(name, function)
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, flash_attention_mask)
     torch.manual_seed(0)
@@ -106,7 +106,7 @@ def main() -> None:
         "model": LLAMA, "batch": BATCH, "seqlen": SEQLEN,
         "parameters": sum(x.numel() for x in model.parameters()),
     }  # fmt: skip
-    for name in ("fa3verify", "flash3", "sdpa"):
+    for name in ("fa3verify", "official", "sdpa"):
         model.set_attn_implementation(name)
         facts[name], _ = measure(model, ids, wanted)
         print(name, facts[name], flush=True)
