@@ -30,10 +30,11 @@ def section(source: Source) -> Section:
         blocks += [_rankings(source, paths)]
     blocks += _backward(source) + _timelines(source) + _overlap(source)
     text = [
-        "The simulator knows microbenchmarks of one SM and no timing of an attention kernel; a row is predicted at "
-        "the clock that was counted when it was measured. Beside it the roofline, and a closed form whose two "
-        "constants were fitted to published timings of an H100. Kernels whose schedule is not known (cuDNN, "
-        "FlashAttention-2, FlexAttention) have no prediction.",
+        "The simulator's constants come from microbenchmarks of one SM, none from an attention kernel; the choice "
+        "among models had some of these rows in view. A row is predicted at the clock that was counted when it was "
+        "measured. Beside it the roofline, and a closed form whose two constants were fitted to published timings "
+        "of an H100. Kernels whose schedule is not known (cuDNN, FlashAttention-2, FlexAttention) have no "
+        "prediction.",
         "What the errors were when each set of rows was read for the first time stands in [the "
         "note](../notes/simulator.md); this page shows the model as it is now.",
     ]

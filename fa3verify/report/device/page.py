@@ -51,7 +51,7 @@ METHOD = (
     "SM in 16 bits, twice that in FP8) and special-function units (one ex2 for every score). A kernel that computes "
     "exponentials otherwise is not bound by the second.",
     "**Simulation.** Tile and schedule of each launch are simulated instruction by instruction with constants from "
-    "microbenchmarks of this machine, at the clock that was counted; nothing is fitted to an attention kernel.",
+    "microbenchmarks of this machine, at the clock that was counted; no constant is fitted to an attention kernel.",
 )
 
 
