@@ -73,16 +73,14 @@ def _group(row: Row) -> str:
 
 
 def _scatter(source: Source, paths: Sequence[str]) -> Figure:
-    drawings = []
-    for dims in (("64",), ("128",), ("256",)):
-        points: dict[str, list[tuple[float, float]]] = {}
-        for row in (r for path in paths for r in _compared(source, path) if r["head_dim"] in dims):
-            pair = (float(row["measured_cycles"]), float(row["simulated_cycles"]))
-            points.setdefault(_group(row), []).append(pair)
-        if points:
-            drawings.append(
-                draw_predictions(f"predicted-d{dims[0]}", f"head_dim {dims[0]}", dict(sorted(points.items())))
-            )
+    points: dict[int, dict[str, list[tuple[float, float]]]] = {}
+    for row in (r for path in paths for r in _compared(source, path)):
+        pair = (float(row["measured_cycles"]), float(row["simulated_cycles"]))
+        points.setdefault(int(row["head_dim"]), {}).setdefault(_group(row), []).append(pair)
+    drawings = [
+        draw_predictions(f"predicted-d{dim}", f"head_dim {dim}", dict(sorted(points[dim].items())))
+        for dim in sorted(points)
+    ]
     reading = "Forward launches that were counted in cycles. At 1 both are equal; dotted: 10 % off."
     return Figure("predicted", "Predicted and measured cycles", drawings, tuple(paths), reading)
 
