@@ -112,13 +112,15 @@ def value_of(source: Source, figure: Mapping[str, Any], known: Mapping[str, floa
     source : Source
         The folder that files are named from.
     figure : mapping
-        ``product`` of numbers and names of ``known`` ones and ``over`` a name; or a ``file`` with, for CSV, a
+        ``sum`` of names of ``known`` ones; ``product`` of numbers and names, ``over`` a name; or a ``file``, for CSV a
         ``column`` (or ``ratio`` of two kernels' speeds cell by cell) of the rows ``where`` columns have a value, and a
         ``statistic`` where there are several; for JSON and TOML ``keys``, and a ``statistic`` over the values of a
         mapping; for Markdown a ``pattern`` with one group, or ``row`` and ``column`` of a table. ``scale`` multiplies.
     known : mapping
         Figures that were read before.
     """
+    if "sum" in figure:
+        return math.fsum(known[name] for name in figure["sum"])
     if "file" not in figure:
         factors = [known[f] if isinstance(f, str) else float(f) for f in figure["product"]]
         return math.prod(factors) / (known[figure["over"]] if "over" in figure else 1)

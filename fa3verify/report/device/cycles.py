@@ -239,7 +239,7 @@ def _overlap(source: Source) -> list[Any]:
     """Counted overlap and traffic beside simulated, as their page has them."""
     found: list[Any] = []
     for path in source.find("simulator/overlap/*.md"):
-        for i, table in enumerate(source.markdown(path)):
+        for i, table in enumerate(t for t in source.markdown(path) if t.rows):
             name, stale = f"{Path(path).stem}-{i + 1}", source.is_stale(path)
             found.append(as_printed(name, table.heading or "Overlap", table, path, stale=stale))
     return found
