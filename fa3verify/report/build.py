@@ -13,7 +13,7 @@ from fa3verify.campaign.findings import clusters
 from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.metrics import all_measures
-from fa3verify.report import dataset, figures_coverage, notation, panels, study_tables, tables
+from fa3verify.report import dataset, figures_coverage, notation, panels, study_tables, tables, words
 from fa3verify.verdict import told
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_HTML_BYTES = 2_000_000
-DATA, SUMMARY, PAGE, MARKDOWN = "run.nc", "summary.json", "report.html", "report.md"
+DATA, SUMMARY, PAGE, MARKDOWN, TEXT = "run.nc", "summary.json", "report.html", "report.md", "report.txt"
 
 
 def write_report(out: Path, summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset]) -> Path:
-    """Write ``run.nc``, ``summary.json``, ``report.html`` and ``report.md`` into a folder.
+    """Write ``run.nc``, ``summary.json``, ``report.html``, ``report.md`` and ``report.txt`` into a folder.
 
     Parameters
     ----------
@@ -70,6 +70,7 @@ def _write_pages(out: Path, tree: xr.DataTree) -> Path:
     pages = render(summary, studies, str(tree.attrs["content_sha256"]))
     write_text(out / SUMMARY, json_text(summary))
     write_text(out / MARKDOWN, pages[MARKDOWN])
+    write_text(out / TEXT, words.page(summary))
     write_text(out / PAGE, pages[PAGE])
     return out / PAGE
 
@@ -78,6 +79,7 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
     """Return the text of the page and of the markdown, by file name."""
     context = {
         "summary": summary,
+        "sentence": words.sentence(summary),
         "sha256": content_sha256,
         "findings": clusters(summary["failures"]),
         "coverage": tables.coverage(summary),

@@ -23,7 +23,7 @@ _QUANTISER_LINES = {
     "Hadamard, tensor": (SERIES[3], "-", "D"),
     "Hadamard, block": (SERIES[1], "--", "d"),
 }
-_STEPS = [m * 10.0**e for e in range(-5, 1) for m in (1, 1.5, 2, 3, 5, 7)]
+_STEPS = [m * 10.0**e for e in range(-6, 2) for m in (1, 2, 3, 5)]
 _SOURCES = {"scores": ("o", 4), "exp2": ("v", 5), "p_rounding": ("s", 2), "pv": ("D", 3)}
 
 
@@ -38,15 +38,20 @@ def outlier_sweep(data: xr.Dataset) -> Figure:
         values = data.rel_rmse.sel(quantiser=quantiser)
         ax.plot(x, np.exp(np.log(values).mean("seed")), color=shade, linestyle=line, marker=marker, label=quantiser)
         ax.fill_between(x, values.min("seed"), values.max("seed"), color=shade, alpha=0.12, linewidth=0)
-    for ax, title in ((left, "FP8, one scale per ..."), (right, "FP16, for comparison")):
+    is_fp16 = data.quantiser == "FP16"
+    for ax, title, drawn in (
+        (left, "FP8, one scale per ...", data.rel_rmse[~is_fp16]),
+        (right, "FP16, for comparison", data.rel_rmse[is_fp16]),
+    ):
         log_axis(ax, "x", ticks=(1, 3, 10, 30, 100, 300, 1000))
-        low, high = ax.get_ylim()
-        log_axis(ax, "y", ticks=[t for t in _STEPS if low * 0.9 < t < high * 1.1])
+        low, high = float(drawn.min()) / 1.15, float(drawn.max()) * 1.15
+        log_axis(ax, "y", ticks=[t for t in _STEPS if low < t < high])
+        ax.set_ylim(low, high)
         ax.axvline(10, color=MUTED, linewidth=0.9, linestyle=":")
         ax.set(xlabel="standard deviation of the outliers (dotted: the paper's)", title=title)
     right.set_xlabel("standard deviation of the outliers")
     left.set_ylabel("relative RMSE")
-    left.legend(loc="upper left")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=6)
     return figure
 
 
