@@ -10,7 +10,7 @@ from typing import Any
 
 from fa3verify import operations
 from fa3verify.campaign.atlas import Entry, FamilyFigures
-from fa3verify.report.notation import DASH, count, number, percent, ratio, signed
+from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 from fa3verify.report.tables import Row, Table, table
 
 OUTLIERS, ACTIVATIONS = "fa3_outliers", "activations:SmolLM2-135M-Instruct"
@@ -62,7 +62,7 @@ def sides(entry: Entry, rows: Sequence[FamilyFigures]) -> str:
     for side in operations.find(entry.operation).sides:
         found = [row.figures.get(f"ratio_{side.name}_max") for row in rows]
         if known := [_size(x) for x in found if x is not None]:
-            told.append(f"{side.name.replace('_', ' ')} {ratio(max(known))}")
+            told.append(f"{side.name.replace('_', ' ')} {below_one(max(known))}")
     return ", ".join(told) or DASH
 
 
@@ -100,7 +100,7 @@ def _overview_row(row: Judged) -> Row:
         "status": entry.verdict,
         "device": row.device,
         "problems": count(entry.effort.problems),
-        "ratio": _below_one(max((_size(f.figures.get("ratio_max")) for f in entry.families), default=None)),
+        "ratio": below_one(max((_size(f.figures.get("ratio_max")) for f in entry.families), default=None)),
         "sides": sides(entry, entry.families),
         "family": largest.family if largest else DASH,
         "bits": bits(entry),
@@ -112,11 +112,6 @@ def _overview_row(row: Judged) -> Row:
         both = [known and known.figures.get(f"rel_rmse_{reference}") for reference in ("seen", "unrounded")]
         cells[name] = ", ".join(map(number, both)) if known else DASH
     return cells | {f"loss_{loss.seqlen_k}": number(loss.rel_rmse) for loss in entry.loss} | _no_losses(row)
-
-
-def _below_one(value: float | None) -> str:
-    """A ratio, without the digits that set it apart from 1 where it is just below."""
-    return "< 1.00" if value is not None and 0.9995 <= value < 1 else ratio(value)
 
 
 def _no_losses(row: Judged) -> Row:
@@ -166,7 +161,7 @@ MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float | None], Cal
         "Half an ulp of the output is in every bound, so that a sound kernel comes close to 1; above 1 it left its "
         "bound.",
         lambda figures: _float(figures.get("ratio_max")),
-        ratio,
+        below_one,
     ),
 )
 
@@ -211,7 +206,7 @@ _FAMILY = (
     ("case of the largest error / bound", "largest"),
 )
 _FAMILY_TEXTS = ("family", "status", "sides", "largest")
-_WRITTEN: dict[str, Callable[[Any], str]] = {"ratio_max": ratio, "bias": signed, "determined": percent}
+_WRITTEN: dict[str, Callable[[Any], str]] = {"ratio_max": below_one, "bias": signed, "determined": percent}
 
 
 def details(

@@ -49,6 +49,16 @@ def ratio(value: Any) -> str:
     return number(value) if x is None or not 0.95 <= x < 1.05 else ratio_text(x)
 
 
+def below_one(value: Any) -> str:
+    """Write error / bound without the digits that set it apart from 1 where it is just below.
+
+    >>> [below_one(x) for x in (0.99999, 1.0, 1.0004, 0.5, None)]
+    ['< 1.00', '1.00', '1.0004', '0.500', '–']
+    """
+    x = _float(value)
+    return "< 1.00" if x is not None and 0.9995 <= x < 1 else ratio(value)
+
+
 def signed(value: Any) -> str:
     """Write a signed quantity; + and − are explicit."""
     x = _float(value)

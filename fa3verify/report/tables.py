@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fa3verify import operations
-from fa3verify.report.notation import DASH, count, number, percent, ratio, signed
+from fa3verify.report.notation import DASH, below_one, count, number, percent, ratio, signed
 from fa3verify.verdict import PARTS
 
 Row = dict[str, str]
@@ -49,7 +49,7 @@ _FORMATS = {
     "determined": percent,
     "outside": count,
     "family": str,
-    "ratio_max": ratio,
+    "ratio_max": below_one,
 }
 
 
@@ -61,8 +61,8 @@ def headline(kernel: Mapping[str, Any]) -> Table:
     sides = [(f"max {side.name.replace('_', ' ')} / bound", f"ratio_{side.name}_max") for side in operation.sides]
     columns = [*HEADLINE[:after], *sides, *HEADLINE[after:]]
     if any(f.get("quantisation_ratio") is not None for f in families):
-        columns.append(("quantisation / predicted", "quantisation_ratio"))
-        columns.append(("quantisation / its bound", "quantisation_bound_ratio"))
+        columns.append(("inputs / predicted", "quantisation_ratio"))
+        columns.append(("inputs / bound", "quantisation_bound_ratio"))
     rows = [{key: _FORMATS.get(key, number)(f.get(key)) for _, key in columns} for f in families]
     for row, family in zip(rows, families, strict=True):
         row["_worst"] = (
