@@ -105,7 +105,7 @@ def _overview_row(row: Judged) -> Row:
         "family": largest.family if largest else DASH,
         "bits": bits(entry),
         "repeated": repeated(entry).partition(",")[0],
-        "policy": ", ".join(entry.policy) or "nothing",
+        "policy": ", ".join(entry.policy).replace("_", " ") or "nothing",
     }
     for name, family in (("outliers", OUTLIERS), ("activations", ACTIVATIONS)):
         known = row.family(family)

@@ -80,7 +80,7 @@ def test_kernels_of_one_operation_and_dtype_stand_side_by_side(tmp_path):
     row = next(line for line in text.splitlines() if line.startswith("| b.fp16"))
     assert [cell.strip() for cell in row.strip("| ").split("|")] == [
         "b.fp16", "pass", "NVIDIA H200", "321", "0.875", "–", "normal", "1.25e-3, 4.00e-3", "–", "0.573",
-        "0 of 8\u202f192", "same bits", "causal top\\_left",
+        "0 of 8\u202f192", "same bits", "causal top left",
     ]  # fmt: skip
     assert 'href="gpu/worst/b.fp16.json"' in html
     assert "0.0400" in html  # the largest error over the output's root mean square
