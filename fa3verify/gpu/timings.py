@@ -166,9 +166,11 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
             intra_wg_overlap=row.flag("overlap"),
             warp_specialized=specialized,
         )
-    held = "holds_turn" in row.values and row.flag("holds_turn")  # older files have no such column
-    if config.holds_turn and not held:
-        config = replace(config, late_turn=False)
+    is_now = (
+        "holds_turn" in row.values and row.flag("holds_turn") == config.holds_turn
+    )  # older files have no such column
+    if config.has_former and not is_now:
+        config = replace(config, former=True)
     if row.values["grid"] != "decode" or name == ONE_SPLIT:
         return config
     return replace(config, num_splits=choose_num_splits(problem, config))

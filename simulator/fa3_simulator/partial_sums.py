@@ -51,6 +51,32 @@ class PartsConsumer(Consumer):
             if not early:
                 last() if is_last else self.issue_part(part + 1)
 
+    def add_in_turn(self, part: int) -> None:
+        self.stream.wgmma_wait(1)
+        self.stream.read(self.outputs[part])
+        self.stream.vector(self.add)
+
+    def rotated_block(self) -> None:
+        """Two GEMMs in flight: parts of P V, each started when the one before the last is added, then the scores."""
+        step, stages, count = self.step, self.s.num_stages, len(self.outputs)
+        pieces = max(1, self.s.tile_n // (self.s.head_dim // self.slices))
+        scores = self.qk._replace(n=self.s.tile_n // pieces)
+        self.issue_part(0)
+        self.issue_part(1)
+        for part in range(count):
+            self.add_in_turn(part)
+            if part + 2 < count:
+                self.issue_part(part + 2)
+                continue
+            if part + 2 == count:
+                self.join_warps()
+                self.wait_full(self.shared.k_full, step + 1)
+            else:
+                self.release("v", step % stages)
+            if part + 2 - count < pieces:
+                q = self.shared.q[self.tile % self.s.query_slots * self.s.consumers + self.index]
+                self.issue(scores, q, self.shared.k[(step + 1) % stages], self.scores_of(step + 1))
+
     def start_scores(self, tile: int, step: int) -> None:
         self.join_warps()
         self.wait_full(self.shared.k_full, step)
@@ -61,7 +87,9 @@ class PartsConsumer(Consumer):
         step, stages = self.step, self.s.num_stages
         self.wait_full(self.shared.v_ready, step)
         self.take_turn()
-        if self.s.overlaps:
+        if self.s.rotates:
+            self.rotated_block()
+        elif self.s.overlaps:
             self.add_parts(True, lambda: self.start_scores(self.tile, step + 1))
             self.release("v", step % stages)
         else:
@@ -69,6 +97,8 @@ class PartsConsumer(Consumer):
             self.start_scores(self.tile, step + 1)
         self.prepare()
         self.stream.wgmma_wait(0)
+        if self.s.rotates:
+            self.pass_turn()
         self.release("k", (step + 1) % stages)
         self.row_max(step + 1, block < tile.masked)
         self.early()

@@ -138,7 +138,7 @@ def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
         plain = unmasked
         if problem.causal:
             seen = max(first + offset + 1, 0) // config.tile_n
-            plain = 0 if config.adds_in_place else min(plain, seen)
+            plain = 0 if config.adds_in_place and config.former else min(plain, seen)
         tiles += _parts(blocks, min(plain, blocks), config.num_splits)
     return tiles
 

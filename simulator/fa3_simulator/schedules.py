@@ -26,7 +26,9 @@ def early_exponentials(config: Config) -> float:
     """
     if config.takes_integer_max(False):
         return 0.0
-    return -1.0 if config.promotes else config.size.early_exponentials
+    if config.promotes:
+        return 0.0 if config.holds_turn else -1.0
+    return config.size.early_exponentials
 
 
 def late_turn(config: Config) -> float:
@@ -37,7 +39,7 @@ def late_turn(config: Config) -> float:
 def starts_both(config: Config) -> bool:
     """Whether Q K^T of the next block is issued first and P V, of all keys, behind it; in our FP8 not always."""
     in_parts = config.is_fp8 and config.traits.promotes
-    in_one = config.overlaps and config.pv_parts == (1, 1) and config.head_dim <= 128
+    in_one = config.overlaps and config.pv_parts == (1, 1) and (config.head_dim <= 128 or config.has_former)
     return not in_parts or in_one or config.holds_turn
 
 
@@ -46,7 +48,8 @@ def registers_needed(config: Config) -> int:
     c = config
     scores, output = (c.softmax_stages - 1) * c.tile_n // 2, c.head_dim // 2
     p = c.tile_n * c.bits // 64 if c.pv_from_registers else 0
-    partial = (output if starts_both(c) else output // c.pv_parts[0]) if c.promotion_interval else 0
+    parts = output if starts_both(c) else (1 + c.rotates) * output // c.pv_parts[0]
+    partial = parts if c.promotion_interval else 0
     held = scores + p + partial if c.overlaps else max(scores, p + partial)
     return held + output + c.traits.other_registers[c.is_fp8]
 

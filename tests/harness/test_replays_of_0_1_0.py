@@ -38,7 +38,7 @@ SINCE = frozenset(
         "Config.softmax_stages",
         "Config.integer_max",
         "Config.family",
-        "Config.late_turn",
+        "Config.former",
     }
 )
 # One law at least of each module of laws.

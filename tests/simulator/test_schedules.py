@@ -83,7 +83,8 @@ def test_instruction_counts_are_those_of_the_algorithm(schedule: Config) -> None
     trace = engine.simulate(program, costs(program, H200))
     k = 256 // schedule.bits
     per_block = schedule.head_dim // k + schedule.tile_n // k * schedule.pv_parts[0]
-    assert len(trace.bursts) == schedule.consumers * blocks * per_block
+    pieces = (blocks - 1) * schedule.head_dim // k if schedule.rotates else 0  # of S, but for a tile's first: two each
+    assert len(trace.bursts) == schedule.consumers * (blocks * per_block + pieces)
     loads = sum(int((actor.ops[:, 0] == Op.LOAD).sum()) for actor in program.actors)
     assert loads == schedule.consumers + 2 * blocks
     size = schedule.bits // 8 * schedule.head_dim
@@ -153,20 +154,30 @@ MAXIMA = ["row max", "row reduction"]
 SOFTMAX = [*MAXIMA, "exp2 and rescale O", "last sums"]
 
 
-def test_e4m3_at_head_dim_256_starts_scores_behind_p_v_in_one_turn() -> None:
+def test_former_chained_e4m3_at_head_dim_256_started_scores_behind_p_v_in_one_turn() -> None:
     """fa3_kernels.gluon.forward_fp8, _add_block with EARLY."""
-    chained = Config(dtype="e4m3", head_dim=256)
+    chained = Config(dtype="e4m3", head_dim=256, former=True)
     assert step_of(chained) == [
         *SOFTMAX, "wait v_ready", "wait turn", "issue P V", "warp_skew_cycles", "wait epilogue", "wait k_full",
         "issue Q K^T", "arrive turn", "wait wgmma", "arrive v_empty", "addresses", "wait wgmma", "arrive k_empty",
     ]  # fmt: skip
 
 
-def test_promoted_e4m3_at_head_dim_256_takes_slices_and_scores_one_after_the_other() -> None:
-    """The same without EARLY; the rescaling of O is part of adding a slice."""
+def test_promoted_e4m3_at_head_dim_256_has_two_gemms_in_flight() -> None:
+    """Each part of P V, then the scores in two pieces, is started when the part before the last one has been added."""
     promoted = Config(dtype="e4m3", head_dim=256, promotion_interval=128)
-    add = ["issue P V", "wait wgmma", "add P V"] * 2
+    added, scores = ["wait wgmma", "add P V"], ["warp_skew_cycles", "wait epilogue", "wait k_full", "issue Q K^T"]
     assert step_of(promoted) == [
+        *SOFTMAX, "wait v_ready", "wait turn", "issue P V", "issue P V", *added, "issue P V", *added, "issue P V",
+        *added, *scores, *added, "arrive v_empty", "issue Q K^T", "addresses", "wait wgmma", "arrive turn",
+        "arrive k_empty",
+    ]  # fmt: skip
+
+
+def test_the_former_one_took_slices_and_scores_one_after_the_other() -> None:
+    former = Config(dtype="e4m3", head_dim=256, promotion_interval=128, former=True)
+    add = ["issue P V", "wait wgmma", "add P V"] * 2
+    assert step_of(former) == [
         *SOFTMAX, "wait v_ready", "wait turn", *add, "arrive v_empty", "warp_skew_cycles", "wait epilogue",
         "wait k_full", "issue Q K^T", "arrive turn", "addresses", "wait wgmma", "arrive k_empty",
     ]  # fmt: skip
@@ -175,10 +186,11 @@ def test_promoted_e4m3_at_head_dim_256_takes_slices_and_scores_one_after_the_oth
 def test_the_wait_for_p_v_stands_where_ptxas_put_it() -> None:
     """Behind the maxima that a branch keeps, among the exponentials otherwise, before both for promoted e4m3."""
     behind = ["wait wgmma", "arrive v_empty", "exp2 and rescale O", "last sums"]
-    assert step_of(Config(dtype="e4m3"))[:6] == [*MAXIMA, *behind]
+    assert step_of(Config(dtype="e4m3"))[:7] == [*MAXIMA, "arrive turn", *behind]
+    assert step_of(Config(dtype="e4m3", former=True))[:6] == [*MAXIMA, *behind]
     assert step_of(Config(head_dim=64))[:6] == [*MAXIMA, *behind]
     assert step_of(Config())[:7] == [*MAXIMA, "exp2", *behind]
-    masked = Config(dtype="e4m3", head_dim=64, promotion_interval=128, integer_max=False)
+    masked = Config(dtype="e4m3", head_dim=64, promotion_interval=128, integer_max=False, former=True)
     assert step_of(masked)[:4] == ["wait wgmma", *MAXIMA, "wait wgmma"]
 
 

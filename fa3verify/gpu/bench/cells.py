@@ -11,9 +11,12 @@ from fa3_reference.problem import AttentionProblem, Dtype
 HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-GRIDS = ("paper", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward")
+GRIDS = ("paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward")
 LENGTHS = (2048, 8192, 32768)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
+# Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd numbers of heads.
+FRESH_SEQLENS = {3000: 5, 5000: 3, 12000: 1}
+FRESH_HEADS = {64: 29, 128: 15, 256: 7}
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
 
 
@@ -113,6 +116,13 @@ def _fixed(grid: str, dtypes: Iterable[Dtype]) -> list[Cell]:
     for dtype in dtypes:
         if grid == "ablation":  # table 2 of the paper
             cells.append(Cell(grid, dtype, 4, 8448, 8448, 16, 16, 128, False))
+        elif grid == "fresh":
+            cells += [
+                Cell(grid, dtype, batch, n, n, heads, heads, d, masked)
+                for d, heads in FRESH_HEADS.items()
+                for masked in (False, True)
+                for n, batch in FRESH_SEQLENS.items()
+            ]
         elif grid == "gqa":
             cells += [Cell(grid, dtype, 2, 8192, 8192, 32, 8, 128, masked) for masked in (False, True)]
         elif grid == "decode":

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon import rotated_fp8, softmax
 from fa3_kernels.gluon.descale import (
     P_OFFSET_LOG2,
     Scaling,
@@ -29,6 +29,7 @@ from fa3_kernels.gluon.geometry import (
     key_blocks,
     matrix,
     read_tile,
+    read_tile_again,
     visible_scores,
 )
 from fa3_kernels.gluon.operand_fp8 import pack_chunks
@@ -140,28 +141,23 @@ def _scores(p, x, tile, s, c, block, is_masked, MASKED: gl.constexpr, WARPGROUP:
 
     One loop over the blocks, with the mask in a branch: of two loops, masked and unmasked, ptxas 12.8 computed the
     wgmma descriptors of Q only on the path through the first (seen in SASS; wrong bits on an H200 when it was empty).
-    With promotion at head_dim 256 every block is masked: the branch would cost 4.6 kB of spills.
     """
     tile_n: gl.constexpr = s.shape[1]
     if p.v.softcap:
         s = softmax.capped(s, c * x.cap_factor)
         c = x.cap_log2
-    if MASKED:
-        if p.v.query_slots == 1 and p.v.promotion_interval:  # noqa: SIM114 (one at compile time, one at run time)
-            s = visible_scores(p, s, tile, block * tile_n, WARPGROUP)
-        elif is_masked:
+    if MASKED:  # noqa: SIM102 (one at compile time, one at run time)
+        if is_masked:
             s = visible_scores(p, s, tile, block * tile_n, WARPGROUP)
     return s, c
 
 
 @gluon.jit
-def _await(x):
-    """Keep later waits behind the computation of ``x``: a side effect that never happens hangs on it.
-
-    No NaN that arithmetic makes has the bits 0x7fc00001 (the hardware's is 0x7fffffff).
-    """
-    asm: gl.constexpr = "{ .reg .pred p; setp.eq.b32 p, $1, 0x7fc00001; @p nanosleep.u32 0; mov.u32 $0, 0; }"
-    gl.inline_asm_elementwise(asm, "=r,f", [x], dtype=gl.int32, is_pure=False, pack=1)
+def _scaled_now(o, factor):
+    """O, in one slice, times one factor per row where this stands: ptxas puts it behind the exponentials otherwise."""
+    column = gl.broadcast(softmax.column(factor, o[0]), o[0])[0]
+    asm: gl.constexpr = "mul.rn.f32 $0, $1, $2;"
+    return (gl.inline_asm_elementwise(asm, "=f,f,f", [o[0], column], dtype=gl.float32, is_pure=False, pack=1),)
 
 
 @gluon.jit
@@ -172,10 +168,12 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
     stages: gl.constexpr = p.v.stages
     limited: gl.constexpr = p.v.is_right_limited or p.v.is_left_limited
     head_dim: gl.constexpr = len(o) * o[0].shape[1]
-    scores_first: gl.constexpr = p.v.overlap and len(words) == 1 and head_dim <= 128
+    promotes: gl.constexpr = p.v.promotion_interval > 0
+    scores_first: gl.constexpr = p.v.overlap and len(words) == 1 and (head_dim <= 128 or not promotes)
     # Warpgroups that hand on the turn when their GEMMs are started run 0.18 of a step apart, their softmaxes in each
-    # other's way. Held until the maxima are known, it keeps them half a step apart: 849 and 940 TFLOP/s at 16k keys.
-    holds_turn: gl.constexpr = scores_first and len(o) > 1
+    # other's way. Held until the maxima are known, it keeps them half a step apart: 849 and 940 TFLOP/s at 16k keys of
+    # head_dim 128, 640 and 683 of 64; chained 1256 and 1282 of 256, 898 and 908 of 128, but 628 and 614 of 64.
+    holds_turn: gl.constexpr = scores_first and (promotes or head_dim > 64)
     at_step(p, step)
     is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
     if scores_first:
@@ -183,6 +181,11 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
         stamp(p, ISSUED)
         c, ratio = block_factors(p, x, c, step + 1)
         s = warpgroup_mma_wait(len(o), deps=(s,))
+    elif p.v.slices == 4:
+        o, s = rotated_fp8.add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP)
+        c, ratio = block_factors(p, x, c, step + 1)
+        s = rotated_fp8.finished_scores(s, zeros)
+        pass_turn(p, WARPGROUP)
     else:
         o, s = _add_block(p, x, q, zeros, o, words, rescale, step, True, p.v.overlap, WARPGROUP)
         stamp(p, ISSUED)
@@ -195,15 +198,13 @@ def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums,
     if holds_turn:
         pass_turn(p, WARPGROUP)
         o = _add_parts(p, o, rescale, parts, step)
-    elif scores_first and head_dim == 128:
-        # Measured on an H200 at 16k keys: 861 TFLOP/s so, 823 with ptxas' choice of order; at head_dim 64: 490 and 544.
-        _await(new_max)
-        parts = _done(parts)
+        if head_dim > 128:
+            o = _scaled_now(o, softmax.rescaling(row_max, new_max) * ratio)
     probabilities, thread_sums, alpha = softmax.exponentials(s, row_max, new_max, thread_sums, c)
     if scores_first and not holds_turn:
         o = _add_parts(p, o, rescale, parts, step)
     rescale = alpha * ratio
-    if not p.v.promotion_interval:
+    if not (promotes or (holds_turn and head_dim > 128)):
         o = scaled(o, rescale)
     words = pack_chunks(probabilities, layout, probabilities.shape[1] // len(words))
     return o, words, rescale, new_max, thread_sums, step + 1
@@ -263,7 +264,8 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
     if crosses_tiles:
         s_next = _start_tile(p, zeros, 0, 0, WARPGROUP)
     while entry >= 0:
-        tile = read_tile(p, entry)
+        this_entry = entry
+        tile = read_tile(p, this_entry)
         entry = gl.load(p.tiles + number + 1)
         blocks = key_blocks(p, tile)
         q = _queries(p, number, WARPGROUP)
@@ -298,7 +300,12 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
             o, s_next = _add_block(p, x, q, zeros, o, words, rescale, step, is_more, True, WARPGROUP)
             store(p, x, tile, blocks, o, row_max, thread_sums, out_buffer(p, WARPGROUP), WARPGROUP)
         else:
-            o = _finish(p, x, o, words, rescale, step, WARPGROUP)
+            if slices == 4:
+                o = rotated_fp8.finish(p, x, o, words, rescale, step, WARPGROUP)
+                tile = read_tile_again(p, this_entry)
+                blocks = key_blocks(p, tile)
+            else:
+                o = _finish(p, x, o, words, rescale, step, WARPGROUP)
             store(p, x, tile, blocks, o, row_max, thread_sums, out_buffer(p, WARPGROUP), WARPGROUP)
             tma.store_wait(0)
             release(p, Q_EMPTY, 0)

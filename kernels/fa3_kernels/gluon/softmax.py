@@ -148,6 +148,12 @@ def advance_max(
 
 
 @gluon.jit
+def rescaling(row_max, new_max):
+    """The factor that earlier sums take on with a new maximum."""
+    return ex2(row_max - gl.where(new_max == float("-inf"), 0.0, new_max))
+
+
+@gluon.jit
 def exponentials(s, row_max, new_max, thread_sums, scale_log2):
     """P of a block, the sums with it, and the factor that earlier sums take on; ``row_max`` is the maximum before."""
     base = gl.where(new_max == float("-inf"), 0.0, new_max)

@@ -117,9 +117,8 @@ def check_tile(config: Config) -> None:
 def is_launchable(config: Config) -> bool:
     """Whether launch options can ask for a configuration; :func:`check_tile` says whether it can be built."""
     fixed = (config.num_stages, config.softmax_stages, config.pv_from_registers, config.warp_specialized)
-    is_current = config.late_turn is not False
     is_tile = config.tile_m in config.size.rows and config.traits.takes_keys(config.tile_n)
-    return config.traits.is_built_here and fixed == (2, 2, True, True) and is_tile and is_current
+    return config.traits.is_built_here and fixed == (2, 2, True, True) and is_tile and not config.former
 
 
 def check_lockstep(

@@ -64,8 +64,9 @@ class Config:
     integer_max : bool, optional
         Whether row maxima are taken by 3-input integer instructions; by default what ships, see
         :meth:`takes_integer_max`.
-    late_turn : bool, optional
-        False is the order of our kernel before :attr:`holds_turn`, of which timings are on record; none else differs.
+    former : bool
+        Our kernel before :attr:`holds_turn` and :attr:`rotates`, of which timings are on record: for the simulator
+        alone, and no bit differs.
     family : str
         A key of :data:`fa3_kernels.plan.traits.FAMILIES`.
 
@@ -93,7 +94,7 @@ class Config:
     warp_specialized: bool = True
     softmax_stages: int = 2
     integer_max: bool | None = None
-    late_turn: bool | None = None
+    former: bool = False
     family: str = OURS
 
     def __post_init__(self) -> None:
@@ -199,6 +200,11 @@ class Config:
         return self.promotes and not self.size.holds_partials
 
     @property
+    def rotates(self) -> bool:
+        """Whether two such sums are under way at a time, and behind the last ones the scores of the next block."""
+        return self.adds_in_place and not self.former
+
+    @property
     def overlaps(self) -> bool:
         """Whether a warpgroup's GEMMs run under its own softmax, which the switch alone does not decide."""
         return self.intra_wg_overlap and not self.adds_in_place
@@ -210,20 +216,27 @@ class Config:
         >>> Config("e4m3", promotion_interval=64).pv_parts
         (2, 2)
         """
-        return (self.size.slices, self.tile_n // self.promotion_interval) if self.promotes else (1, 1)
+        if not self.promotes:
+            return 1, 1
+        return 2 if self.former else self.size.slices, self.tile_n // self.promotion_interval
 
     @property
     def holds_turn(self) -> bool:
         """Whether a warpgroup hands on its turn when it knows its maxima, not as soon as its GEMMs are started.
 
-        So it is where P V is summed in slices of the channels alone, which then follow Q K^T at once.
+        So it is where Q K^T is started first and P V of all keys behind it, but for chained sums at head_dim 64.
         """
-        slices, chunks = self.pv_parts
-        return self.late_turn is not False and self.overlaps and slices > 1 == chunks
+        is_ours = self.is_fp8 and self.traits.is_built_here and self.overlaps and not self.former
+        return is_ours and self.pv_parts[1] == 1 and (self.promotes or self.head_dim > 64)
+
+    @property
+    def has_former(self) -> bool:
+        """Whether :attr:`former` says anything of this kernel."""
+        return self.holds_turn or self.rotates
 
     def takes_integer_max(self, hides_keys: bool) -> bool:
         """Whether maxima are taken by integers; ``hides_keys``, in a launch that is causal or has a window."""
-        if self.integer_max is not None or not self.warp_specialized:
+        if self.integer_max is not None or not self.warp_specialized or (self.former and self.adds_in_place):
             return bool(self.integer_max)
         return self.size.integer_max[self.promotion_interval > 0][hides_keys]
 

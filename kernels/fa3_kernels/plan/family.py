@@ -47,7 +47,7 @@ class Size:
         Of the channels, in which promoted sums are taken: what registers leave for partial sums.
     holds_partials : bool
         Whether O, S and a promoted partial sum fit the registers together. Otherwise a partial sum is added where it is
-        awaited, no GEMM runs under a warpgroup's own softmax, and a launch that hides keys masks every block.
+        awaited, and no GEMM runs under a warpgroup's own softmax.
     integer_max : ((bool, bool), (bool, bool))
         Whether row maxima are taken by integers: [promoted][the launch hides keys].
     early_exponentials : float

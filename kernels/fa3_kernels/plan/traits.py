@@ -94,8 +94,8 @@ _OURS: Sizes = {
         _SQUARE, _SQUARE, (80, 82), (128,), slices=2, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24
     ),
     (True, 256): Size(
-        _SQUARE, _SQUARE, (100, 77), (128,), (24, 240), query_slots=1, slices=2, holds_partials=False,
-        integer_max=(_ALWAYS, _NEVER), early_exponentials=0.24,
+        _SQUARE, _SQUARE, (100, 77), (128,), (24, 240), query_slots=1, slices=4, holds_partials=False,
+        integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24,
     ),
 }  # fmt: skip
 # FlashAttention-3: tiles, P through shared memory and turns (UseSchedulerBarrier) by upstream hopper/tile_size.h, and

@@ -68,7 +68,7 @@ def test_a_row_that_says_nothing_of_the_turn_is_of_a_kernel_that_did_not_hold_it
     (now,), _ = measured.read(table(tmp_path / "now.csv", [row]))
     del row["holds_turn"]
     (before,), _ = measured.read(table(tmp_path / "before.csv", [row]))
-    assert (now.config, before.config) == (shipped, replace(shipped, late_turn=False))
+    assert (now.config, before.config) == (shipped, replace(shipped, former=True))
     cycles = [estimate(PROBLEM, config, H200, CLOCK).cycles for config in (now.config, before.config)]
     assert cycles[0] < cycles[1]
 

@@ -1,0 +1,138 @@
+"""P V of the e4m3 forward, promoted at head_dim 256: in parts of 64 channels whose registers go round.
+
+O takes 128 of a thread's registers, which leaves room for two accumulators of 32. Two GEMMs are in flight at a time: a
+part of P V is started in the registers of the part that was just added to O, and behind the last parts the scores of
+the next block in pieces of 64 keys. The tensor core has a GEMM of this warpgroup while its multiply-adds run.
+
+Two things keep the compilers from undoing it. LLVM moves additions to where O is read next, the end of a tile or the
+next block, where all parts would have to be alive: they are volatile here. ptxas gives a GEMM that starts from zero new
+registers and starts it early: here each is told to continue from the part before under a condition that never holds.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
+from fa3_kernels.gluon.operand_fp8 import unpack
+from fa3_kernels.gluon.pipeline import V_EMPTY, issue_scores, pass_turn, phase, release, take_turn
+from fa3_kernels.gluon.stamps import ISSUED, OUTPUT, TURN_TAKEN, stamp
+
+
+@gluon.jit
+def _never(p):
+    """False, which neither compiler can know."""
+    return p.nheads < 0
+
+
+@gluon.jit
+def _issue_part(p, x, words, free, step, UNIT: gl.constexpr, continues):
+    """Start one part of P V in the registers ``free``: a chunk of the keys, a slice of the channels."""
+    layout: gl.constexpr = free.type.layout
+    width: gl.constexpr = free.shape[1]
+    operand = unpack(words[UNIT // p.v.slices], gl.DotOperandLayout(0, layout, 4))
+    keys: gl.constexpr = operand.shape[1]
+    vt = x.vt_smem.index(step % p.v.stages).slice(UNIT % p.v.slices * width, width, dim=0)
+    if keys != vt.shape[1]:
+        vt = vt.slice(UNIT // p.v.slices * keys, keys, dim=1)
+    return warpgroup_mma(operand, vt.permute((1, 0)), free, use_acc=continues, is_async=True)
+
+
+@gluon.jit
+def _issue_scores(p, q, free, step, PIECE: gl.constexpr, continues):
+    """Start a piece of S = Q K^T in the registers ``free``."""
+    keys: gl.constexpr = free.shape[1]
+    k = matrix(p.k_smem.index(step % p.v.stages)).slice(PIECE * keys, keys, dim=0)
+    return warpgroup_mma(q, k.permute((1, 0)), free, use_acc=continues, is_async=True)
+
+
+@gluon.jit
+def _added(p, o, rescale, part, UNIT: gl.constexpr):
+    """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
+    index: gl.constexpr = UNIT % p.v.slices
+    if p.v.slices > UNIT:
+        factor = gl.broadcast(softmax.column(rescale, part), part)[0]
+        asm: gl.constexpr = "fma.rn.f32 $0, $1, $2, $3;"
+        changed = gl.inline_asm_elementwise(
+            asm, "=f,f,f,f", [o[index], factor, part], dtype=gl.float32, is_pure=False, pack=1
+        )
+    else:
+        asm: gl.constexpr = "add.rn.f32 $0, $1, $2;"
+        changed = gl.inline_asm_elementwise(asm, "=f,f,f", [o[index], part], dtype=gl.float32, is_pure=False, pack=1)
+    return o[:index] + (changed,) + o[index + 1 :]
+
+
+@gluon.jit
+def _blank(o):
+    width: gl.constexpr = o[0].shape[1]
+    layout: gl.constexpr = o[0].type.layout
+    return gl.zeros([WARPGROUP_ROWS, width], gl.float32, layout)
+
+
+@gluon.jit
+def add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP: gl.constexpr):
+    """Add P V of block ``step`` to O and start the scores of the next one, in pieces; the caller hands on the turn.
+
+    A piece has as many keys as a part has channels, or fewer in a tile of fewer.
+    """
+    units: gl.constexpr = p.v.slices * len(words)
+    width: gl.constexpr = o[0].shape[1]
+    pieces: gl.constexpr = zeros.shape[1] // width
+    stages: gl.constexpr = p.v.stages
+    never = _never(p)
+    mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
+    take_turn(p, WARPGROUP)
+    stamp(p, TURN_TAKEN)
+    blank = _blank(o)
+    part = _issue_part(p, x, words, blank, step, 0, False)
+    following = _issue_part(p, x, words, blank, step, 1, False)
+    s = ()
+    for unit in gl.static_range(units):
+        done = warpgroup_mma_wait(1, deps=(part,))
+        if unit + 1 == units:
+            release(p, V_EMPTY, step % stages)
+            stamp(p, OUTPUT)
+        o = _added(p, o, rescale, done, unit)
+        part = following
+        if unit + 2 < units:
+            following = _issue_part(p, x, words, done, step, unit + 2, never)
+        elif unit + 2 == units:
+            mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
+            if pieces == 0:
+                following = issue_scores(p, q, zeros, step + 1)
+            else:
+                following = _issue_scores(p, q, done, step + 1, 0, never)
+            s = (following,)
+        elif pieces == 2:
+            s = s + (_issue_scores(p, q, done, step + 1, 1, never),)
+    stamp(p, ISSUED)
+    return o, s
+
+
+@gluon.jit
+def finished_scores(s, zeros):
+    """Scores of all pieces, waited for."""
+    layout: gl.constexpr = zeros.type.layout
+    if len(s) == 2:
+        left, right = warpgroup_mma_wait(0, deps=s)
+        s = gl.reshape(gl.permute(gl.join(left, right), (0, 2, 1)), zeros.shape)
+    else:
+        s = warpgroup_mma_wait(0, deps=s)
+    return gl.convert_layout(s, layout, assert_trivial=True)
+
+
+@gluon.jit
+def finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
+    """The last P V of a tile, part after part in the same registers."""
+    never = _never(p)
+    mbarrier.wait(x.vt_full.index(step % p.v.stages), phase(step, p.v.stages))
+    take_turn(p, WARPGROUP)
+    part = _blank(o)
+    for unit in gl.static_range(p.v.slices * len(words)):
+        part = _issue_part(p, x, words, part, step, unit, False if unit == 0 else never)
+        part = warpgroup_mma_wait(0, deps=(part,))
+        o = _added(p, o, rescale, part, unit)
+    pass_turn(p, WARPGROUP)
+    release(p, V_EMPTY, step % p.v.stages)
+    return o
