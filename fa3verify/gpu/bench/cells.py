@@ -14,7 +14,8 @@ HEAD_DIMS = (64, 128, 256)
 GRIDS = ("paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward")
 LENGTHS = (2048, 8192, 32768)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
-# Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd numbers of heads.
+# Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd numbers
+# of heads.
 FRESH_SEQLENS = {3000: 5, 5000: 3, 12000: 1}
 FRESH_HEADS = {64: 29, 128: 15, 256: 7}
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
