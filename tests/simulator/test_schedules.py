@@ -215,8 +215,8 @@ def test_a_causal_launch_is_compiled_for_its_mask() -> None:
     promoted = Config(dtype="e4m3", head_dim=64, tile_m=192, promotion_interval=128)
     assert [launched(problem(1, 1, 512, 512, c), promoted).integer_max for c in (False, True)] == [True, False]
     large = replace(promoted, head_dim=256, tile_m=128)
-    assert [t.masked for t in row_tiles(problem(1, 1, 512, 512, True), large)] == [1, 2, 3, 4]
-    for branched in (replace(large, head_dim=128), replace(large, promotion_interval=0)):
+    assert [t.masked for t in row_tiles(problem(1, 1, 512, 512, True), replace(large, former=True))] == [1, 2, 3, 4]
+    for branched in (large, replace(large, head_dim=128), replace(large, promotion_interval=0)):
         assert [t.masked for t in row_tiles(problem(1, 1, 512, 512, True), branched)] == [1] * 4
 
 

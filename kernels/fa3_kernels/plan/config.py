@@ -218,7 +218,8 @@ class Config:
         """
         if not self.promotes:
             return 1, 1
-        return 2 if self.former else self.size.slices, self.tile_n // self.promotion_interval
+        slices = min(self.size.slices, 2) if self.former else self.size.slices
+        return slices, self.tile_n // self.promotion_interval
 
     @property
     def holds_turn(self) -> bool:
