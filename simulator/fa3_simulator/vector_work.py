@@ -37,7 +37,9 @@ def _row_max(config: Config, by_integers: bool) -> Work:
 
 def other_work(config: Config) -> Work:
     """What a step executes beside the classes of Work, one dispatch cycle each."""
-    counted = config.size.other_instructions[config.promotion_interval > 0]
+    size = config.size
+    counts = (config.former and size.former_instructions) or size.other_instructions
+    counted = counts[config.promotion_interval > 0]
     count = counted if config.warp_specialized else OTHER_INSTRUCTIONS_LOCKSTEP
     return Work("addresses", 1, other=count)
 

@@ -89,12 +89,14 @@ _OURS: Sizes = {
     (False, 256): Size(
         _NARROW, _NARROW, (119, 0), query_slots=1, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38
     ),
-    (True, 64): Size(_WIDE, _SQUARE, (61, 73), integer_max=((False, True), (True, False)), early_exponentials=0.24),
+    (True, 64): Size(
+        _WIDE, _SQUARE, (61, 70), (61, 73), integer_max=((False, True), (True, False)), early_exponentials=0.24
+    ),
     (True, 128): Size(
-        _SQUARE, _SQUARE, (80, 82), (128,), slices=2, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24
+        _SQUARE, _SQUARE, (67, 82), (80, 82), (128,), slices=2, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24
     ),
     (True, 256): Size(
-        _SQUARE, _SQUARE, (100, 77), (128,), (24, 240), query_slots=1, slices=4, holds_partials=False,
+        _SQUARE, _SQUARE, (74, 154), (100, 77), (128,), (24, 240), query_slots=1, slices=4, holds_partials=False,
         integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24,
     ),
 }  # fmt: skip
@@ -103,7 +105,11 @@ _OURS: Sizes = {
 # 42; 35 of 114; 8 of 66; at 64 none; at 96 and 192 it is not known.
 _FLASH3: Sizes = {
     (is_fp8, head_dim): Size(
-        dense, other, _OURS[is_fp8, size].other_instructions, query_slots=1, early_exponentials=early
+        dense,
+        other,
+        _OURS[is_fp8, size].former_instructions or _OURS[is_fp8, size].other_instructions,
+        query_slots=1,
+        early_exponentials=early,
     )
     for is_fp8, head_dim, size, dense, other, early in (
         (False, 64, 64, Shipped(192, 192, pv_from_registers=False), Shipped(192, 128), 0.0),

@@ -85,7 +85,7 @@ def test_e4m3_steps_have_their_products_and_promotion_costs_no_instruction(name:
     assert at_least <= found["fp32"]["FMUL"] <= at_least + v.consumers * 20
 
 
-@pytest.mark.parametrize("name", ("e4m3_d256_dense", "e4m3_d256_causal", "e4m3_d256_dense_blocks", "e4m3_d256_window"))
+@pytest.mark.parametrize("name", ["e4m3_d256_dense", "e4m3_d256_causal", "e4m3_d256_dense_blocks", "e4m3_d256_window"])
 def test_registers_that_go_round_are_loaded_from_memory_in_no_step(name: str) -> None:
     """Two accumulators of 32 fit beside O only as long as the compilers add a part before they start the next."""
     steps = [loop for loop in figures_of(name)["loops"] if "QGMMA 32" in loop and "FMUL 1" not in loop]
