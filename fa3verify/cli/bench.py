@@ -24,7 +24,9 @@ def require_profiler() -> str:
 @click.command(epilog=EPILOG)
 @click.option(
     "--grid",
-    type=click.Choice(["paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward", "host"]),
+    type=click.Choice(
+        ["paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward", "host"]
+    ),
     default="paper",
     show_default=True,
 )
