@@ -25,7 +25,7 @@ def require_profiler() -> str:
 @click.option(
     "--grid",
     type=click.Choice(
-        ["paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward", "host"]
+        ["paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "backward", "host"]
     ),
     default="paper",
     show_default=True,

@@ -11,7 +11,7 @@ from fa3_reference.problem import AttentionProblem, Dtype
 HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-GRIDS = ("paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "backward")
+GRIDS = ("paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "backward")
 LENGTHS = (2048, 8192, 32768)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
 # Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd numbers
@@ -93,6 +93,32 @@ class Cell:
         return asdict(self)
 
 
+# Shapes that no other grid has: dtype, batch, queries, keys, heads, heads of K and V, head_dim, causal. Kernels and
+# schedules are those of grid "schedules". Kinds of kernels come first each once, so that a run cut short has all.
+UNSEEN: tuple[tuple[Dtype, int, int, int, int, int, int, bool], ...] = (
+    ("fp16", 3, 3000, 3000, 24, 8, 128, True),
+    ("e4m3", 3, 3000, 3000, 24, 8, 128, False),
+    ("e4m3", 12, 768, 768, 20, 20, 128, True),
+    ("fp16", 2, 5000, 5000, 24, 24, 64, False),
+    ("e4m3", 2, 5000, 5000, 24, 24, 64, True),
+    ("fp16", 14, 768, 768, 10, 10, 256, True),
+    ("e4m3", 4, 3072, 3072, 10, 10, 256, False),
+    ("fp16", 1, 12000, 12000, 12, 12, 128, False),
+    ("e4m3", 4, 1536, 1536, 40, 8, 64, False),
+    ("e4m3", 2, 5000, 5000, 9, 9, 256, True),
+    ("fp16", 5, 1536, 1536, 20, 20, 64, True),
+    ("fp16", 2, 5000, 5000, 9, 9, 256, False),
+    ("bf16", 2, 6144, 6144, 20, 4, 128, True),
+    ("bf16", 4, 3072, 3072, 10, 2, 256, False),
+    ("e4m3", 1, 12000, 12000, 12, 12, 128, True),
+    ("e4m3", 2, 6144, 6144, 20, 4, 128, False),
+    ("fp16", 12, 640, 640, 16, 16, 128, True),
+    ("fp16", 1, 1024, 9000, 32, 8, 128, True),
+    ("e4m3", 1, 1024, 9000, 32, 8, 128, True),
+    ("bf16", 6, 2560, 2560, 20, 20, 64, True),
+)
+
+
 def paper(
     dtypes: Iterable[Dtype],
     head_dims: Iterable[int],
@@ -172,9 +198,11 @@ def select(
             return paper(dtypes, head_dims or HEAD_DIMS, seqlens or SEQLENS, masks, grid=grid)
         cells = paper(dtypes, head_dims or HEAD_DIMS, seqlens or SCHEDULE_SEQLENS, masks, grid=grid)
         return [c for c in cells if c.dtype != "bf16" or c.head_dim == 128]  # the code of fp16 but for the formats
+    dtypes = tuple(dtypes)
+    unseen = [Cell("schedules", *shape) for shape in UNSEEN if shape[0] in dtypes]
     return [
         c
-        for c in _fixed(grid, dtypes)
+        for c in (unseen if grid == "unseen" else _fixed(grid, dtypes))
         if (not head_dims or c.head_dim in head_dims)
         and (not seqlens or c.seqlen_k in seqlens)
         and (causal is None or c.causal == causal)
