@@ -25,6 +25,7 @@ from fa3_simulator.schedules import TileBlocks
 
 EXACT_BLOCKS = 256  # CTAs of at most this many blocks are simulated in full
 SHORT, LONG = 12, 24  # blocks of the two short runs
+KNOTS = (1, 2, 4, SHORT, LONG)  # blocks of the row tiles that are run; what others take lies between
 
 AnyConfig = Config | BackwardSchedule
 
@@ -80,11 +81,24 @@ class Cta:
         short = self.exact((TileBlocks(SHORT),))
         total = short - self.one_more(TileBlocks(SHORT), SHORT)  # start and end
         for tile, count in Counter(tiles).items():
-            more = self.one_more(tile, min(tile.blocks, LONG))
-            if tile.blocks > LONG:
-                more = more + (more - self.one_more(tile, SHORT)) / (LONG - SHORT) * (tile.blocks - LONG)
-            total = total + count * more
+            total = total + count * (self.row_tile(tile) if isinstance(self.config, Config) else self.key_tile(tile))
         return Cycles(*total.tolist())
+
+    def row_tile(self, tile: TileBlocks) -> np.ndarray:
+        """What one more row tile takes: affine in blocks between :data:`KNOTS` and beyond them."""
+        high = next((i for i, knot in enumerate(KNOTS) if knot >= tile.blocks), len(KNOTS) - 1)
+        above = self.one_more(tile, KNOTS[high])
+        if KNOTS[high] == tile.blocks:
+            return above
+        below = self.one_more(tile, KNOTS[high - 1])
+        return below + (above - below) * (tile.blocks - KNOTS[high - 1]) / (KNOTS[high] - KNOTS[high - 1])
+
+    def key_tile(self, tile: TileBlocks) -> np.ndarray:
+        """What one more key tile of a backward takes, run up to its own length."""
+        more = self.one_more(tile, min(tile.blocks, LONG))
+        if tile.blocks <= LONG:
+            return more
+        return more + (more - self.one_more(tile, SHORT)) / (LONG - SHORT) * (tile.blocks - LONG)
 
     def alone(self, tile: TileBlocks) -> np.ndarray:
         """Of a CTA with one tile; backward there are as many lengths of tiles as key blocks, which are run to 24."""

@@ -1,9 +1,9 @@
 """A whole launch: tiles handed to the SMs, the longest CTA simulated.
 
-Tiles go longest first to the CTA that is free first, as the static schedule of :mod:`fa3_kernels.plan.tile_order` has
-it, or by the counter of FlashAttention-3 (:mod:`fa3_simulator.tile_queue`). Time is launch + the CTA with the most
-work, or what HBM needs for every tensor once. A backward adds the kernels in front and behind, and keys in parts the
-one that merges them; where key tiles of a backward take turns, all CTAs are simulated together.
+Tiles go to the CTA that is free first: of our kernels as their static schedule (:mod:`fa3_kernels.plan.tile_order`)
+has it, else longest first or by the counter of FlashAttention-3 (:mod:`fa3_simulator.tile_queue`). Time is launch + the
+CTA with the most work, or what HBM needs for every tensor once. A backward adds the kernels in front and behind, and
+keys in parts the one that merges them; where key tiles of a backward take turns, all CTAs are simulated together.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
-from fa3_kernels.plan.tile_order import TILE_COST, assign, key_blocks
+from fa3_kernels.plan.tile_order import TILE_COST, assign, handed_out, key_blocks
 from fa3_kernels.plan.tiles import padded_group, split_ranges
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_launch
 from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles
+from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles, is_persistent
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks, copies_queries
 from fa3_simulator.splits import merge_cycles
@@ -123,6 +123,11 @@ def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
         For more than 64 packed heads where the kernel pads them to a power of two, all in one warpgroup; and as
         :func:`check_problem`.
     """
+    return [part for parts in _row_parts(problem, config) for part in parts]
+
+
+def _row_parts(problem: AttentionProblem, config: Config) -> list[list[TileBlocks]]:
+    """The parts of every row tile."""
     check_problem(problem)
     shape = shape_of(problem, pack_gqa=config.pack_gqa)
     heads = shape.group if config.pack_gqa else 1
@@ -139,7 +144,7 @@ def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
         if problem.causal:
             seen = max(first + offset + 1, 0) // config.tile_n
             plain = 0 if config.adds_in_place and config.former else min(plain, seen)
-        tiles += _parts(blocks, min(plain, blocks), config.num_splits)
+        tiles.append(_parts(blocks, min(plain, blocks), config.num_splits))
     return tiles
 
 
@@ -164,9 +169,14 @@ def as_program(config: AnyConfig) -> AnyConfig:
 
 
 def all_tiles(problem: AttentionProblem, config: AnyConfig) -> list[TileBlocks]:
-    """Tiles of all heads as they are handed out: row tiles forward, longest first; key tiles backward."""
+    """Tiles of all heads as they are handed out: row tiles forward; key tiles backward."""
     if not isinstance(config, Config):
         return [tile.work for tile in key_tiles(problem, config)]
+    if config.traits.is_built_here:
+        rows = _row_parts(problem, config)
+        shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
+        items = handed_out(shape, config.tile_m, config.tile_n, config.head_dim)
+        return [rows[item.m_block][item.split] for _, item in items]
     tiles, heads = row_tiles(problem, config), tile_heads(problem, config)
     if takes_from_counter(problem, config):
         return counter_order(tiles, heads, heads_at_a_time(problem, config))
@@ -178,21 +188,48 @@ def longest_cta(
 ) -> tuple[TileBlocks, ...]:
     """Tiles of the CTA with the most work, when each goes to the CTA that is free first.
 
-    ``tile_cost``: what a tile costs beside its blocks, in blocks.
+    ``tile_cost``: what a tile costs beside its blocks, in blocks; our kernels hand them out at a price of their own.
     """
-    return _most_work(tuple(all_tiles(problem, config)), ctas, tile_cost)
+    is_static = isinstance(config, Config) and config.traits.is_built_here
+    order = _order(problem, as_ordered(config))
+    return _most_work(order, ctas, TILE_COST if is_static else tile_cost, tile_cost)
+
+
+def as_ordered(config: AnyConfig) -> AnyConfig:
+    """The configuration without what its tiles do not depend on: equal ones hand them out alike."""
+    if not isinstance(config, Config):
+        return config
+    plain = Config(config.dtype, config.head_dim, config.tile_m, config.tile_n, family=config.family)
+    return replace(
+        plain, num_splits=config.num_splits, pack_gqa=config.pack_gqa, promotion_interval=config.promotion_interval
+    )
+
+
+@lru_cache(maxsize=64)
+def _order(problem: AttentionProblem, config: AnyConfig) -> tuple[TileBlocks, ...]:
+    return tuple(all_tiles(problem, config))
+
+
+def _most_work(order: tuple[TileBlocks, ...], ctas: int, price: float, tile_cost: float) -> tuple[TileBlocks, ...]:
+    """Tiles handed out at ``price`` a tile: of the CTA that ends last where one costs ``tile_cost``, the first such."""
+    return max(_handed_out(order, ctas, price), key=lambda mine: _work(mine, tile_cost), default=())
+
+
+def _work(tiles: tuple[TileBlocks, ...], tile_cost: float) -> float:
+    return sum(tile.blocks for tile in tiles) + tile_cost * len(tiles)
 
 
 @lru_cache(maxsize=256)
-def _most_work(order: tuple[TileBlocks, ...], ctas: int, tile_cost: float) -> tuple[TileBlocks, ...]:
-    assigned, last = assign([tile.blocks for tile in order], ctas, tile_cost)
-    return tuple(order[i] for i in assigned[last]) if order else ()
+def _handed_out(order: tuple[TileBlocks, ...], ctas: int, price: float) -> tuple[tuple[TileBlocks, ...], ...]:
+    """Tiles of every CTA, those alike once."""
+    assigned, _ = assign([tile.blocks for tile in order], ctas, price)
+    return tuple(dict.fromkeys(tuple(order[i] for i in mine) for mine in assigned))
 
 
 def tiles_of(problem: AttentionProblem, cta: Cta, config: AnyConfig) -> tuple[TileBlocks, ...]:
-    """Tiles of the CTA that ends last; where tiles are taken while it runs, by what they take simulated."""
+    """Tiles of the CTA that ends last, by what blocks and tiles take simulated; alike where no keys are hidden."""
     sms = int(cta.machine["sms"])
-    if not (isinstance(config, Config) and takes_from_counter(problem, config)):
+    if not isinstance(config, Config) or not problem.causal or not is_persistent(config):
         return longest_cta(problem, config, sms)
     short, long = (cta.one_more(TileBlocks(blocks), blocks)[0] for blocks in (SHORT, LONG))
     block = (long - short) / (LONG - SHORT)

@@ -21,7 +21,7 @@ MULTIPROCESSORS = 132
 NAMES = {
     "softmax_step", "softmax_step_under_wgmma", "softmax_step_own_wgmma", "serial_step", "epilogue", "tile_chain",
     "chain", "cold_code", "tma_store", "setmaxnreg", "launch", "transposition",
-    "bulk_add", "vector_add",
+    "bulk_add", "vector_add", "sharing",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3_kernels.plan import tile_order as kernel
+from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine, interpreter
@@ -364,9 +365,10 @@ def test_the_longest_cta_has_at_least_the_average_work() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
     shape = problem(2, 16, 8192, 8192, causal)
-    tiles = longest_cta(shape, Config(), 132)
+    cta = Cta(Config(), H200, 1980.0)
+    tiles = tiles_of(shape, cta, Config())
     assert sum(tile.blocks for tile in tiles) > EXACT_BLOCKS
-    exact, tensor, _ = Cta(Config(), H200, 1980.0).exact(tiles)
+    exact, tensor, _ = cta.exact(tiles)
     found = estimate(shape, Config(), H200)
     assert found.cta_cycles == pytest.approx(exact, rel=0.01)
     assert found.tensor_cycles == pytest.approx(tensor, rel=1e-9)
@@ -436,9 +438,26 @@ def test_under_a_causal_mask_flash_attention_3_takes_tiles_from_a_counter_in_sec
     first = order[: 4 * 128]
     assert first == sorted(first, key=lambda tile: -tile.blocks)
     assert order == first * 4
-    assert all_tiles(shape, Config()) == sorted(all_tiles(shape, Config()), reverse=True)
     dense = replace(shape, causal=False)
     assert longest_cta(dense, upstream, 132) == longest_cta(dense, replace(upstream, family="gluon"), 132)
+
+
+def test_tiles_of_our_kernels_are_handed_out_as_their_static_schedule_has_it() -> None:
+    """At 2048 keys 16 heads share L2, so that short tiles of some come in front of long ones of others."""
+    shape, config = problem(8, 16, 2048, 2048, causal=True), Config()
+    table = kernel.static_schedule(shape_of(shape), 132, tile_m=128, tile_n=128, head_dim=128)
+    rows = row_tiles(shape, config)
+    by_cta = {tuple(rows[entry % 2**20] for entry in mine if entry >= 0) for mine in table.tolist()}
+    assert all_tiles(shape, config) != sorted(all_tiles(shape, config), reverse=True)
+    assert len(by_cta) > 10
+    for tile_cost in (0.0, 0.6, 5.0):
+        longest = longest_cta(shape, config, 132, tile_cost)
+        assert longest in by_cta
+        assert all(work(longest, tile_cost) >= work(mine, tile_cost) for mine in by_cta)
+
+
+def work(tiles: tuple[TileBlocks, ...], tile_cost: float) -> float:
+    return sum(tile.blocks for tile in tiles) + tile_cost * len(tiles)
 
 
 def test_who_is_free_first_is_decided_by_what_tiles_take() -> None:

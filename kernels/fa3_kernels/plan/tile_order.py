@@ -91,8 +91,8 @@ def count_items(shape: Shape, tile_m: int) -> int:
     return sum(-(-n // positions) for n in shape.seqlens_q) * shape.tile_heads * shape.num_splits
 
 
-def _order(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[tuple[int, Item]]:
-    """Pairs (sequence * tile_heads + head, item) in the order they are handed out."""
+def handed_out(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[tuple[int, Item]]:
+    """Return pairs (sequence * tile_heads + head, item) in the order they are handed out."""
     ranked = sorted(range(len(shape.seqlens_q)), key=lambda b: -shape.seqlens_k[b])
     of_sequence: dict[tuple[int, int], list[Item]] = {}
     order: list[tuple[int, Item]] = []
@@ -172,7 +172,7 @@ def static_schedule(shape: Shape, num_ctas: int, *, tile_m: int, tile_n: int, he
             f"schedule entry, got {max(shape.seqlens_q)}, {shape.num_splits} and "
             f"{len(shape.seqlens_q)} x {shape.nheads}"
         )
-    order = _order(shape, tile_m, tile_n, head_dim)
+    order = handed_out(shape, tile_m, tile_n, head_dim)
     tiles, _ = assign([item.blocks for _, item in order], num_ctas, TILE_COST)
     entries = [(head << HEAD_SHIFT) + (item.split << SPLIT_SHIFT) + item.m_block for head, item in order]
     width = max(map(len, tiles), default=0) + 1

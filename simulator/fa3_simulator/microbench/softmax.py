@@ -118,10 +118,19 @@ def _fold(step: Step, r: int, fresh: Iterator[str]) -> Iterator[str]:
         values = merged
 
 
+def _folded(step: Step) -> list[str]:
+    fresh = _temporaries()
+    return [line for pair in zip(*(_fold(step, r, fresh) for r in ROWS), strict=True) for line in pair]
+
+
+def fold(step: Step) -> str:
+    """Running maxima of two rows over the lane's own scores."""
+    return "".join(_folded(step)) + "".join(f"mov.b32 %old{r}, %new{r};\n" for r in ROWS)
+
+
 def maxima(step: Step) -> str:
     """New maxima of two rows: own scores, the quad's by two shuffles, and the multiple that exponents start from."""
-    fresh = _temporaries()
-    lines = [line for pair in zip(*(_fold(step, r, fresh) for r in ROWS), strict=True) for line in pair]
+    lines = _folded(step)
     for lane in (1, 2):
         for r in ROWS:
             lines.append(f"shfl.sync.bfly.b32 %t{r}, %new{r}, {lane}, 31, 0xffffffff;\n")

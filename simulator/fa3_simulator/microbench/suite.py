@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fa3_simulator.microbench import additions, copies, latency, steps, tiles
+from fa3_simulator.microbench import additions, copies, latency, sharing, steps, tiles
 from fa3_simulator.microbench.experiment import COLUMNS, Bench, Experiment, digest, one_cta, timed
 from fa3_simulator.microbench.launch import LaunchProbe, launches
 from fa3_simulator.microbench.ptx import (
@@ -205,6 +205,7 @@ def experiments(multiprocessors: int) -> Iterator[Experiment | LaunchProbe]:
     yield from additions.additions(multiprocessors)
     yield from tiles.tiles(multiprocessors)
     yield from steps.steps()
+    yield from sharing.sharing()
     yield from latency.latencies(multiprocessors)
     yield from launches(multiprocessors)
 

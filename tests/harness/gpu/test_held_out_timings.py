@@ -20,9 +20,9 @@ BENCH = H200 / "simulator" / "schedules_1k_4k_16k" / "bench.csv"
 # Other lengths of the same schedules, what ships at lengths of its own, and what was read last of all, after the freeze
 # of 0006.
 UNSEEN = (
-    (H200 / "simulator" / "schedules_2k_8k_fp16" / "bench.csv", (), 63, 0.049),
+    (H200 / "simulator" / "schedules_2k_8k_fp16" / "bench.csv", (), 63, 0.048),
     (H200 / "speed" / "paper_grid" / "bench.csv", (512, 2048, 8192), 160, 0.049),
-    (H200 / "simulator" / "schedules_2k_8k_e4m3_d256" / "bench.csv", (), 108, 0.072),
+    (H200 / "simulator" / "schedules_2k_8k_e4m3_d256" / "bench.csv", (), 108, 0.071),
 )
 
 
@@ -41,7 +41,7 @@ def errors(compared: list[Compared]) -> np.ndarray:
 
 def test_mean_error_is_what_the_note_says(compared) -> None:
     simulated, roofline, closed_form = np.abs(errors(compared)).mean(axis=0)
-    assert simulated == pytest.approx(0.060, abs=0.001)
+    assert simulated == pytest.approx(0.059, abs=0.001)
     assert simulated < closed_form * 0.26 < roofline * 0.16
 
 
