@@ -97,7 +97,7 @@ def record(path: Path, machine: str) -> None:
             row = (number, place, f"{c.tile_m}x{c.tile_n}", switches(c), heads, c.num_splits, round(simulated))
             found.append(Choice(*row, measured))
         write_text(path, csv_text(found))
-        print(in_words(problem), [round(x) for x in cycles], flush=True)
+        print(in_words(problem), [f"{x:.0f}" for x in cycles], flush=True)
 
 
 def _cycles(problem: AttentionProblem, configs: Sequence[Config]) -> list[float]:
@@ -167,7 +167,8 @@ def page(rows: Sequence[Choice]) -> str:
             f"| {_named(best)} | {lost:.1%} | {'first five' if shipped != shipped else f'{shipped:.1%}'} |"
         )
     median, worst = statistics.median(regrets), max(regrets)
-    return "\n".join([*lines, "", f"Regret: median {median:.1%}, worst {worst:.1%}.", ""])
+    told = f"Regret of {len(regrets)} problems of {len(TEN)}: median {median:.1%}, worst {worst:.1%}."
+    return "\n".join([*lines, "", told, ""])
 
 
 def _named(row: Choice) -> str:

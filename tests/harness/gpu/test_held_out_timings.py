@@ -89,7 +89,7 @@ def test_the_best_of_three_costs_nothing_in_most_problems(compared) -> None:
 
 
 def test_the_errors_that_tune_states_are_those_of_the_held_out_rows() -> None:
-    others = [(H200 / "speed" / name / "bench.csv", ()) for name in ("flash4", "decode")]
+    others = [(H200 / name / "bench.csv", ()) for name in ("speed/flash4", "speed/decode", "simulator/unseen")]
     files = [*((path, seqlens) for path, seqlens, _, _ in UNSEEN), *others]
     found: dict[tuple[str, str], list[float]] = {}
     for path, seqlens in files:
