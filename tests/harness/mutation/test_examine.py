@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from fa3verify.campaign.profiles import ACTIVATIONS, PROFILES, families, family_cases
+from fa3verify.candidates import find
 from fa3verify.mutation import edits
 from fa3verify.mutation.equivalence import EQUIVALENT
-from fa3verify.mutation.examine import SEARCH, examine, examine_mutant
+from fa3verify.mutation.examine import SEARCH, SEED, examine, examine_mutant
 
 NORMAL = [("twin.fp16", "normal")]
 
@@ -51,6 +53,17 @@ def test_the_search_compares_bits_of_drawn_trials():
         "-> inverse = np.float32(1) / row_sum"
     )
     assert examine_mutant(identity, [("twin.fp16", SEARCH)], "quick").bits == SEARCH
+
+
+@pytest.mark.parametrize("kernel", ["twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.fp16"])
+def test_release_begins_with_the_cases_of_quick(kernel):
+    """As its trials do, so that it finds whatever the bound or a property finds in quick's synthetic inputs."""
+    candidate = find(kernel)
+    for family in families(candidate, PROFILES["quick"]):
+        if not family.startswith(ACTIVATIONS):
+            quick, release = (family_cases(candidate, family, PROFILES[name], SEED) for name in ("quick", "release"))
+            assert release[0] == quick[0]
+            assert all(case in release for case in quick), family
 
 
 def test_every_argument_of_equivalence_names_a_mutant():
