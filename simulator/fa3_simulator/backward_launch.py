@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fa3_kernels.plan.key_tiles import HEADS_AT_A_TIME
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.machine import Machine
@@ -13,6 +14,8 @@ from fa3_simulator.schedules import TileBlocks
 # Q, dO and dQ in fp32 of the heads in flight, as upstream's scheduler counts them (hopper/tile_scheduler.hpp).
 L2_BYTES = 40 * 2**20
 DQ_BYTES = 4
+# Of the rate at which HBM is read: 134 MB of zeros for dQ took 38.6 to 42.7 us of a launch on an H200, 3.1 to 3.5 TB/s.
+WRITE_RATE = 0.72
 
 
 class KeyTile(NamedTuple):
@@ -65,9 +68,10 @@ def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[Key
     Of our kernel heads are those of K and V: a tile takes the row blocks of every query head that shares it. Where its
     key tiles add in turn they are those of Q all the same, as orders are known of one head's row blocks alone.
 
-    As many heads at a time as L2 holds, upstream one where no mask is causal; of them the tiles with most row blocks
-    first, or the last keys first where the key tiles add in descending order, so that no tile waits for one that is
-    handed out behind it. Persistent CTAs take the longest sequences first.
+    As many heads at a time as L2 holds; upstream one where no mask is causal, ours in any order one without a mask and
+    at most 16 with one. Of them the tiles with most row blocks first, or the last keys first where the key tiles add in
+    descending order, so that no tile waits for one that is handed out behind it. Persistent CTAs take the longest
+    sequences first.
     """
     check_problem(problem, schedule)
     group = problem.group if schedule.is_ours and schedule.turns == "free" else 1
@@ -80,15 +84,18 @@ def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[Key
         heads += [(size, [KeyTile(head, *x) for x in tiles]) for head in range(batch * some, (batch + 1) * some)]
     if schedule.is_persistent:
         heads.sort(key=lambda head: -sum(tile.blocks for tile in head[1]))
-    limit = L2_BYTES if schedule.is_persistent or problem.causal else 0
+    is_ours_free = schedule.is_ours and schedule.turns == "free"
+    is_masked = problem.causal or (is_ours_free and problem.window != (-1, -1))
+    limit = L2_BYTES if is_masked or (schedule.is_persistent and not is_ours_free) else 0
+    most = HEADS_AT_A_TIME if is_ours_free else len(heads)
     order: list[KeyTile] = []
     section: list[KeyTile] = []
-    held = 0
+    held = count = 0
     for size, tiles in heads:
-        if section and held + size > limit:
+        if section and (held + size > limit or count == most):
             order += _in_section(section, schedule)
-            section, held = [], 0
-        section, held = section + tiles, held + size
+            section, held, count = [], 0, 0
+        section, held, count = section + tiles, held + size, count + 1
     return order + _in_section(section, schedule)
 
 
@@ -115,15 +122,15 @@ def around_cycles(problem: AttentionProblem, schedule: BackwardSchedule, machine
     In front: D of O and dO, lse in log2 units, zeros for dQ. Behind: dQ in 16 bits, and dK and dV of grouped heads.
     """
     rows, keys = _rows(problem)
-    before = rows * (schedule.head_dim * (2 + 2 + DQ_BYTES) + 3 * 4)
-    behind = rows * schedule.head_dim * (DQ_BYTES + 2)
+    read = rows * (schedule.head_dim * (2 + 2 + DQ_BYTES) + 4)
+    written = rows * (schedule.head_dim * (DQ_BYTES + 2) + 2 * 4)
     launches = 2
     if schedule.adds_gradients(problem.group):
-        before += 2 * keys * schedule.head_dim * DQ_BYTES
-        behind += 2 * keys * schedule.head_dim * (DQ_BYTES + 2)
+        read += 2 * keys * schedule.head_dim * DQ_BYTES
+        written += 2 * keys * schedule.head_dim * (DQ_BYTES + 2)
         launches += 2
     rate = machine["hbm_bytes_per_ns"] * machine["sms"]
-    return (before + behind) / rate * clock_mhz / 1000 + launches * machine["launch_cycles"]
+    return (read + written / WRITE_RATE) / rate * clock_mhz / 1000 + launches * machine["launch_cycles"]
 
 
 def _rows(problem: AttentionProblem) -> tuple[int, int]:

@@ -12,6 +12,13 @@ WAVEFRONT_BYTES = 128  # of the shared memory port, that a warp's instruction ta
 # head_dim 128, as many as dQ needs, and none elsewhere.
 DQ_WAVEFRONTS = 2
 
+# Of a row block of our kernel as compiled (SASS of dense fp16, both warpgroups' mean): what a warp executes beside the
+# classes of Work, and the cycles that ptxas has it wait for those in a row, where nothing else is there to be issued:
+# beside the exponentials, beside dS, in front of the wgmma of dQ and dK, in front of those of the next scores.
+OTHERS = {64: ((50, 0), (54, 0), (17, 53), (28, 60)), 128: ((50, 0), (28, 0), (30, 94), (46, 101))}
+OTHERS_SPLIT = ((30, 0), (0, 0), (11, 60), (70, 52))
+_PLACES = ("beside exp2", "beside dS", "descriptors of dQ", "descriptors of S")
+
 
 def _work(name: str, per_lane: int, *, smem_bytes: int = 0, **pipes: float) -> Work:
     """Work on ``per_lane`` elements; ``pipes`` in warp instructions per element."""
@@ -35,7 +42,9 @@ def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
     conflicts = DQ_WAVEFRONTS if s.traits.is_built_here and not s.is_ours else 1
     staged = 4 * outputs * WARPGROUP_THREADS * conflicts
     gradients = s.tile_n * s.head_dim // threads
-    return {
+    counted = (OTHERS_SPLIT if s.splits_roles else OTHERS.get(s.head_dim, OTHERS[128])) if s.is_ours else ()
+    others = {name: Work(name, 1, other=n, stall=wait) for name, (n, wait) in zip(_PLACES, counted, strict=False)}
+    return others | {
         "mask": _work("mask", lane, alu=2),
         "exp2": _work("exp2", lane, fma=1, mufu=1, convert=0.5, smem_bytes=statistics),
         "P to shared memory": _work("P to shared memory", lane, other=0.25, smem_bytes=shared),

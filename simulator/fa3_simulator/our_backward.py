@@ -85,6 +85,7 @@ class _Ours(ABC):
         self.stream.wait(ring[self.step % len(ring)], self.step // len(ring))
 
     def weights(self, q: int, *, is_masked: bool) -> None:
+        self.stream.vector(self.work["beside exp2"])
         if is_masked:
             self.stream.vector(self.work["mask"])
         self.stream.vector(self.work["exp2"])
@@ -128,6 +129,7 @@ class Paired(_Ours):
         stream.wgmma_wait(0)
         stream.read(self.accumulators["dP"])
         stream.read(shared.lse[q])
+        stream.vector(self.work["beside dS"])
         self.issue(self.to_dv, None, [shared.dout[dout]], "dV")
         self.join_warps()
         stream.write(shared.ds[ds][w])
@@ -135,6 +137,7 @@ class Paired(_Ours):
         self.fence()
         stream.bar_sync(shared.both)
         self.join_warps()
+        stream.vector(self.work["descriptors of dQ"])
         self.issue_queries(ds)
         self.issue(self.to_dk, None, [shared.q[q]], "dK")
         stream.wgmma_wait(1)
@@ -142,6 +145,7 @@ class Paired(_Ours):
         self.hand_on("dQ", joins=False)
         if not is_last:
             self.wait_q(self.step + 1)
+        stream.vector(self.work["descriptors of S"])
         self.issue_scores(None if is_last else self.step + 1)
         stream.wgmma_wait(1)
         stream.release(shared.q_empty[q])
@@ -187,6 +191,7 @@ class Split(_Ours):
 
     def scores_and_dv(self, *, is_masked: bool) -> None:
         stream, shared, q = self.stream, self.shared, self.step % self.s.num_stages
+        stream.vector(self.work["descriptors of S"])
         self.issue(self.scores, shared.k[0], [shared.q[q]], "S")
         stream.read(shared.lse[q])
         stream.wgmma_wait(0)
@@ -203,6 +208,7 @@ class Split(_Ours):
     def differences_and_dk(self, *, is_masked: bool) -> None:
         stream, shared, q = self.stream, self.shared, self.step % self.s.num_stages
         self.wait_dout()
+        stream.vector(self.work["descriptors of S"])
         self.issue(self.grads, shared.v[0], [shared.dout[0]], "dP")
         stream.read(shared.lse[q])
         stream.bar_sync(shared.scores_ready)
@@ -223,6 +229,7 @@ class Split(_Ours):
     def queries(self) -> None:
         """Half of dQ's channels in two parts, behind dV or dK; what those read is handed back when they are done."""
         stream, shared, q = self.stream, self.shared, self.step % self.s.num_stages
+        stream.vector(self.work["descriptors of dQ"])
         for name in ("dQ low", "dQ high"):
             self.issue(self.to_dq, shared.ds[0][0], shared.k, name)
         stream.wgmma_wait(1)
