@@ -3,7 +3,8 @@
 The package's object cache holds a kernel as a host object with the device code in it. Of the CuTe DSL, a compiler of
 240 MB, such an object needs the runtime library alone. In the peers' folder ``flash4_backward`` holds that library, and
 ``pre``, ``bwd`` and ``post`` of every kind of launch as shared libraries, called through the package ``tvm_ffi``. How
-they are made is said in docs/verify.md.
+they are made is said in docs/verify.md. On a CPU every function accepts these arguments up to its first call of CUDA;
+on a GPU they have not run yet.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def prepare(problem: AttentionProblem, x: Any) -> Any:
     nothing = (None,) * 9
 
     def launch() -> tuple[Any, ...]:
-        pre(x.out, x.dout, dots, x.lse, lse_log2, sums, *nothing[:8])
+        pre(x.out, x.dout, dots, x.lse, lse_log2, sums, *nothing[:5], 1.0, *nothing[:2])  # a scale of another mode
         main(
             x.q, x.k, x.v, x.dout, lse_log2, dots, sums, dk, dv, p.softmax_scale, *nothing[:9], (None, None),
             *nothing[:2],

@@ -30,7 +30,7 @@ FORWARD = {
     ("gluon", "fp16"): (144, 0.045),
     ("gluon", "e4m3"): (160, 0.079),
 }
-BACKWARD = {"flash3": (63, 0.056), "gluon": (36, 0.056), "prototype": (25, 0.064)}
+BACKWARD = {"flash3": (63, 0.056), "gluon": (40, 0.060), "prototype": (25, 0.064)}
 
 
 def held_out(config: AnyConfig) -> HeldOut | None:
