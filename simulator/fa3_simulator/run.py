@@ -201,7 +201,11 @@ def as_ordered(config: AnyConfig) -> AnyConfig:
         return config
     plain = Config(config.dtype, config.head_dim, config.tile_m, config.tile_n, family=config.family)
     return replace(
-        plain, num_splits=config.num_splits, pack_gqa=config.pack_gqa, promotion_interval=config.promotion_interval
+        plain,
+        num_splits=config.num_splits,
+        pack_gqa=config.pack_gqa,
+        promotion_interval=config.promotion_interval,
+        former=config.former,
     )
 
 
