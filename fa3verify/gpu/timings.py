@@ -166,10 +166,9 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
             intra_wg_overlap=row.flag("overlap"),
             warp_specialized=specialized,
         )
-    is_now = (
-        "holds_turn" in row.values and row.flag("holds_turn") == config.holds_turn
-    )  # older files have no such column
-    if config.has_former and not is_now:
+    # Older files have no such column; a kernel that rotates sums hands on its turn as the one before did.
+    is_now = "holds_turn" in row.values and row.flag("holds_turn") == config.holds_turn
+    if config.has_former and not (is_now and row.values.get("former") != "True"):
         config = replace(config, former=True)
     if row.values["grid"] != "decode" or name == ONE_SPLIT:
         return config
