@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
@@ -129,7 +129,7 @@ def csv_text(rows: Sequence[Choice]) -> str:
 
 def read(path: Path) -> list[Choice]:
     """Rows of ``choices.csv``."""
-    kinds = (int, int, str, str, str, int, int, float)
+    kinds: tuple[Any, ...] = (int, int, str, str, str, int, int, float)
     with path.open(newline="", encoding="utf-8") as file:
         found = csv.DictReader(file)
         return [Choice(*(kind(row[name]) for kind, name in zip(kinds, Choice._fields, strict=True))) for row in found]
