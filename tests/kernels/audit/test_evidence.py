@@ -136,8 +136,8 @@ def _reversed_key_tiles(patch, m):
 
 
 def _reversed_order(patch, m):
-    order = m["schedule"]._order
-    patch.setattr(m["schedule"], "_order", lambda *args: order(*args)[::-1])
+    order = m["schedule"].handed_out
+    patch.setattr(m["schedule"], "handed_out", lambda *args: order(*args)[::-1])
 
 
 Change = Callable[[pytest.MonkeyPatch, dict[str, Any]], None]
