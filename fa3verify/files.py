@@ -110,6 +110,12 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return file.getvalue()
 
 
+def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table, and an empty one behind it."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (header, *rows)]
+    return [lines[0], "|---" * len(header) + "|", *lines[1:], ""]
+
+
 def json_text(value: Any) -> str:
     """Return strict JSON, one key per line."""
     return json.dumps(plain(value), indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -123,6 +123,11 @@ def _stored_families(kernel: dict[str, Any]) -> list[dict[str, Any]]:
     return [family for family in kernel["families"] if family["family"] != COVER]
 
 
+def failed_parts(rows: list[GateRow]) -> set[str]:
+    """Return the parts of the verdict that rows fail."""
+    return {row.layer for row in rows if row.status == "fail"}
+
+
 def bit_rows(kernel: dict[str, Any]) -> list[GateRow]:
     """Bits of every family of a kernel that has a twin."""
     return [

@@ -108,8 +108,7 @@ def _missing(candidate: Candidate) -> Entry:
 def _write(out: Path, made: Atlas) -> Atlas:
     from fa3verify.report import atlas_page
 
-    order = {name: place for place, name in enumerate(sorted(entry.kernel for entry in made.entries))}
-    made = replace(made, entries=tuple(sorted(made.entries, key=lambda entry: order[entry.kernel])))
+    made = replace(made, entries=tuple(sorted(made.entries, key=lambda entry: entry.kernel)))
     atlas.write(out / atlas.FILE, made)
     atlas_page.write_pages(out, [out / atlas.FILE])
     return made

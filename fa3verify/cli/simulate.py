@@ -50,14 +50,6 @@ def _backward_schedule(options: dict[str, Any], problem: Any) -> Any:
     return schedule_for(problem, options["kernel"], tile=tile, turns=options["turns"], **stages)
 
 
-def in_words(problem: Any) -> str:
-    """What is computed, in half a line."""
-    p = problem
-    heads = f"{p.nheads}/{p.nheads_kv}" if p.group > 1 else p.nheads
-    mask = "causal" if p.causal else "dense" if p.window == (-1, -1) else "window {} {}".format(*p.window)
-    return f"{p.dtype} d{p.head_dim} {mask}, {p.batch} x {heads} heads, {p.seqlen_q} x {p.seqlen_k}"
-
-
 def problem_of(options: dict[str, Any]) -> Any:
     from fa3_reference.problem import AttentionProblem
 
@@ -113,7 +105,7 @@ def simulate(
         if validate:
             _validate(validate, options["machine"], json_target)
             return
-        from fa3_simulator.run import estimate
+        from fa3_simulator.run import estimate, in_words
         from fa3_simulator.timeline import bars, svg_gantt, text_gantt
 
         problem, config, machine = setup(options)

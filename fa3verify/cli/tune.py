@@ -10,7 +10,7 @@ from click.exceptions import Exit
 from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors, require_device, require_writable, write
 from fa3verify.cli.options import backward_option, is_given, problem_options
 from fa3verify.cli.ranking import csv_of, print_changes, print_legend, print_ranking
-from fa3verify.cli.simulate import in_words, problem_of
+from fa3verify.cli.simulate import problem_of
 
 
 @click.command(epilog=EPILOG)
@@ -103,6 +103,7 @@ def _header(problem: Any, machine: Any, clock: float, kernel: str, ranked: list[
     from fa3_simulator import tune as tuning
     from fa3_simulator.held_out import held_out
     from fa3_simulator.roofline import lower_bound
+    from fa3_simulator.run import in_words
 
     bound = lower_bound(problem, ranked[0].config, machine, clock)
     known = held_out(ranked[0].config)

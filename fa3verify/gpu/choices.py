@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,9 +20,10 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.machine import load
+from fa3_simulator.run import in_words
 from fa3_simulator.schedules import switches
 from fa3_simulator.tune import tune
-from fa3verify.files import write_text
+from fa3verify import files
 
 TOP = 5
 ROUNDS, PAUSE_S = 5, 0.1
@@ -56,18 +56,6 @@ class Choice(NamedTuple):
     measured: float
 
 
-def in_words(problem: AttentionProblem) -> str:
-    """A problem in a few words.
-
-    >>> in_words(TEN[9])
-    'fp16 d128, 32 x 32/8 heads, 1 x 8192'
-    """
-    p = problem
-    heads = f"{p.nheads}" if p.nheads == p.nheads_kv else f"{p.nheads}/{p.nheads_kv}"
-    mask = " causal" if p.causal else ""
-    return f"{p.dtype} d{p.head_dim}, {p.batch} x {heads} heads, {p.seqlen_q} x {p.seqlen_k}{mask}"
-
-
 def chosen(problem: AttentionProblem, machine: str) -> list[tuple[int, Config, float]]:
     """Place, configuration and simulated cycles of the first :data:`TOP` tiles, and of what ships (place 0)."""
     found = tune(problem, load(machine), family="gluon")
@@ -96,7 +84,7 @@ def record(path: Path, machine: str) -> None:
             heads = "packed" if c.pack_gqa else ""
             row = (number, place, f"{c.tile_m}x{c.tile_n}", switches(c), heads, c.num_splits, round(simulated))
             found.append(Choice(*row, measured))
-        write_text(path, csv_text(found))
+        files.write_text(path, csv_text(found))
         print(in_words(problem), [f"{x:.0f}" for x in cycles], flush=True)
 
 
@@ -120,11 +108,7 @@ def _cycles(problem: AttentionProblem, configs: Sequence[Config]) -> list[float]
 
 
 def csv_text(rows: Sequence[Choice]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Choice._fields)
-    writer.writerows((*row[:-1], f"{row.measured:.0f}") for row in rows)
-    return text.getvalue()
+    return files.csv_text(Choice._fields, [(*row[:-1], f"{row.measured:.0f}") for row in rows])
 
 
 def read(path: Path) -> list[Choice]:
@@ -152,23 +136,21 @@ def page(rows: Sequence[Choice]) -> str:
         "ships where it is not among them: cycles of a launch in cool bursts, by the counters. Regret: the time of the",
         "first choice over the fastest of those timed, less 1.",
         "",
-        "| problem | first choice | kilocycles | simulated | fastest timed | regret | regret of what ships |",
-        "|---|---|---|---|---|---|---|",
     ]
-    regrets = []
+    header = "problem", "first choice", "kilocycles", "simulated", "fastest timed", "regret", "regret of what ships"
+    told, regrets = [], []
     for number in sorted({row.problem for row in rows}):
         mine = [row for row in rows if row.problem == number]
         first = next(row for row in mine if row.place == 1)
         best = min((row for row in mine if row.measured == row.measured), key=lambda row: row.measured)
         lost, shipped = regret(mine)
         regrets.append(lost)
-        lines.append(
-            f"| {in_words(TEN[number])} | {_named(first)} | {first.measured / 1e3:.1f} | {first.simulated / 1e3:.1f} "
-            f"| {_named(best)} | {lost:.1%} | {'first five' if shipped != shipped else f'{shipped:.1%}'} |"
-        )
+        kilocycles = f"{first.measured / 1e3:.1f}", f"{first.simulated / 1e3:.1f}"
+        ships = "first five" if shipped != shipped else f"{shipped:.1%}"
+        told.append((in_words(TEN[number]), _named(first), *kilocycles, _named(best), f"{lost:.1%}", ships))
     median, worst = statistics.median(regrets), max(regrets)
-    told = f"Regret of {len(regrets)} problems of {len(TEN)}: median {median:.1%}, worst {worst:.1%}."
-    return "\n".join([*lines, "", told, ""])
+    whole = f"Regret of {len(regrets)} problems of {len(TEN)}: median {median:.1%}, worst {worst:.1%}."
+    return "\n".join([*lines, *files.markdown_table(header, told), whole, ""])
 
 
 def _named(row: Choice) -> str:
@@ -185,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if not asked.page:
         record(asked.folder / "choices.csv", asked.machine)
-    write_text(asked.folder / "choices.md", page(read(asked.folder / "choices.csv")))
+    files.write_text(asked.folder / "choices.md", page(read(asked.folder / "choices.csv")))
     return 0
 
 

@@ -25,7 +25,7 @@ from fa3_simulator.run import all_tiles, estimate, launched
 from fa3_simulator.schedules import TileBlocks, read_switches
 from fa3_simulator.timeline import bars
 from fa3_simulator.what_if import speedups
-from fa3verify.files import write_text
+from fa3verify.files import markdown_table, write_text
 from fa3verify.gpu import counters, stamps, timings
 
 INTRO = """T is the time of a launch or of a step, T_tensor that of its tensor cores, T_softmax the vector work of all
@@ -119,11 +119,6 @@ def launches(path: Path, machine: Machine) -> Iterator[Launch]:
         yield Launch(counts, row.problem, config, cta, measured, simulated)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (header, *rows)]
-    return [lines[0], "|---" * len(header) + "|", *lines[1:], ""]
-
-
 def _pair(measured: float, simulated: float, form: str = ".2f") -> str:
     return f"{measured:{form}} / {simulated:{form}}"
 
@@ -143,7 +138,7 @@ def _launch_lines(found: Sequence[Launch]) -> list[str]:
         shares = (_pair(m.tensor, s.tensor), exposed, _pair(m.hidden, s.hidden), busiest)
         rows.append([_name(x.problem), x.row["kernel"], _pair(m.cycles / 1e3, s.cycles / 1e3, ".0f"), *shares])
     header = ("problem", "kernel", "kilocycles", "T_tensor / T", "exposed, kilocycles", "softmax hidden", "busiest")
-    return ["## Whole launches, counted / simulated", "", *_table(header, rows)]
+    return ["## Whole launches, counted / simulated", "", *markdown_table(header, rows)]
 
 
 def _config(read: stamps.Stamps) -> Config:
@@ -170,7 +165,7 @@ def _step_lines(paths: Sequence[Path], machine: Machine) -> list[str]:
             [name, f"{read.slowdown - 1:+.1%}", cycles, _pair(m.tensor, s.tensor), exposed, _pair(m.hidden, s.hidden)]
         )
     header = ("kernel", "cost of the stamps", "cycles of a step", "T_tensor / T", "exposed cycles", "softmax hidden")
-    return ["## Steps, by stamps / simulated", "", *_table(header, rows)]
+    return ["## Steps, by stamps / simulated", "", *markdown_table(header, rows)]
 
 
 def _free_lines(found: Sequence[Launch]) -> list[str]:
@@ -184,7 +179,7 @@ def _free_lines(found: Sequence[Launch]) -> list[str]:
         name = f"{c.dtype} d{c.head_dim} {'causal' if causal else 'dense'} {c.tile_m} x {c.tile_n}"
         rows.append([name, kernel, *faster, waiting])
     header = ("configuration", "kernel", *things, "waiting (what then binds)")
-    return ["## Times as fast if it were free, simulated", "", *_table(header, rows)]
+    return ["## Times as fast if it were free, simulated", "", *markdown_table(header, rows)]
 
 
 def _byte_lines(rows: Iterable[dict[str, str]]) -> list[str]:
@@ -202,7 +197,7 @@ def _byte_lines(rows: Iterable[dict[str, str]]) -> list[str]:
         "problem", "kernel", "T_tensor / T", "HBM, MB", "every tensor once, MB", "times", "L2, MB",
         "allocated (output), MB",
     )  # fmt: skip
-    return ["## Bytes of all that were counted", "", *_table(header, lines)]
+    return ["## Bytes of all that were counted", "", *markdown_table(header, lines)]
 
 
 def page(counted: Sequence[Path], timelines: Sequence[Path], machine: Machine) -> str:

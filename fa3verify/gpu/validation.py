@@ -8,8 +8,6 @@ simulated time. ``--markdown FILE`` writes that, and beside it a table of all ro
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from scipy.stats import kendalltau
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.roofline import closed_form, roofline
 from fa3_simulator.run import estimate
-from fa3verify.files import write_text
+from fa3verify import files
 from fa3verify.gpu.timings import Measured, read
 
 MODELS = ("simulated", "roofline", "closed form")
@@ -171,14 +169,12 @@ CYCLES = ("measured_cycles", "simulated_cycles", "roofline_cycles", "closed_form
 
 def csv_text(compared: Sequence[Compared]) -> str:
     """One line per row: its line in the file of measurements, kernel, problem, tile, clock and cycles."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("line", "kernel", *PROBLEM, "tile_m", "tile_n", "clock_mhz", *CYCLES))
+    rows = []
     for (line, kernel, problem, config, cycles, clock), predicted in compared:
         sizes = [getattr(problem, name) for name in PROBLEM]
         figures = [f"{x:.6g}" for x in (clock, cycles, *predicted)]
-        writer.writerow((line, kernel, *sizes, config.tile_m, config.tile_n, *figures))
-    return out.getvalue()
+        rows.append((line, kernel, *sizes, config.tile_m, config.tile_n, *figures))
+    return files.csv_text(("line", "kernel", *PROBLEM, "tile_m", "tile_n", "clock_mhz", *CYCLES), rows)
 
 
 def markdown(figures: dict[str, Any]) -> str:
@@ -242,8 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared, left_out = compare_file(chosen.bench, machine, chosen.seqlen)
         text = markdown(figures_of(chosen.bench.name, machine, compared, left_out))
         if chosen.markdown:
-            write_text(chosen.markdown, text + "\n")
-            write_text(chosen.markdown.with_suffix(".csv"), csv_text(compared))
+            files.write_text(chosen.markdown, text + "\n")
+            files.write_text(chosen.markdown.with_suffix(".csv"), csv_text(compared))
     except (ValueError, OSError) as error:
         print(f"validate: {error}", file=sys.stderr)
         return 2

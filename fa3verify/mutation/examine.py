@@ -17,11 +17,11 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import candidates, metrics, operations
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
-from fa3verify.campaign.tasks import BOUND_LAWS, judge_cases, pooled
+from fa3verify.campaign.tasks import BOUND_LAWS, judge_cases, one_family
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import COVER
-from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, shipped_baseline
+from fa3verify.gate import Baseline, baseline_rows, bit_rows, bound_rows, failed_parts, shipped_baseline
 from fa3verify.mutation.apart import apart
 from fa3verify.mutation.edits import find
 from fa3verify.mutation.package import load
@@ -117,28 +117,19 @@ def _failing(candidate: Candidate, family: str, cases: list[Case], baseline: Bas
     """Parts of the verdict that cases of one family fail: the first beyond its bound ends them, and the baseline, which
     is of all together, is asked where there is none.
     """
+    operation = operations.find(candidate.operation)
     records: list[dict[str, Any]] = []
     parts: set[str] = set()
     for case in cases:
         records += judge_cases(candidate, family, [case])
         if "error" in records[-1]:
             return ("crash",)
-        body = _family(candidate, family, records[-1:])
-        parts |= _failed(bit_rows(body) + bound_rows(body))
+        body = one_family(candidate.name, operation, family, records[-1:])
+        parts |= failed_parts(bit_rows(body) + bound_rows(body))
         if parts - {"L0"}:
             return tuple(sorted(parts))
-    return tuple(sorted(parts | _failed(baseline_rows(_family(candidate, family, records), baseline))))
-
-
-def _family(candidate: Candidate, family: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """A summary's body of a kernel with one family."""
-    operation = operations.find(candidate.operation)
-    figures = {"family": family, **pooled(records, operation)}
-    return {"name": candidate.name, "operation": operation.name, "families": [figures]}
-
-
-def _failed(rows: list[GateRow]) -> set[str]:
-    return {row.layer for row in rows if row.status == "fail"}
+    body = one_family(candidate.name, operation, family, records)
+    return tuple(sorted(parts | failed_parts(baseline_rows(body, baseline))))
 
 
 def _same_bits(candidate: Candidate) -> Law:

@@ -200,8 +200,11 @@ class Setup(NamedTuple):
         return freed(self.policy, self.problem, bound, math.inf)
 
     def configured(self, **changes: Any) -> Setup:
-        """Return the same call with another configuration."""
-        return self._replace(config=replace(self.config, **changes))
+        """Return the same call with another configuration; Refused where there is none such."""
+        try:
+            return self._replace(config=replace(self.config, **changes))
+        except ValueError as error:
+            raise Refused(f"ValueError: {error}") from error
 
     def launched(self, candidate: Candidate) -> Setup:
         """Return the same call in a configuration that a caller can have: the kernel's own where it fixes one."""

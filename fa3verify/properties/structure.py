@@ -165,7 +165,7 @@ def _empty_rows(candidate: Candidate, trial: Trial) -> Violation | None:
     _want_finite_values(setup)
     try:
         result = setup.configured(num_splits=num_splits).run(candidate)
-    except (Refused, ValueError):
+    except Refused:
         if num_splits == 1:
             raise
         return None

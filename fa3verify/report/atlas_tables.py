@@ -51,7 +51,7 @@ def worst(entry: Entry) -> FamilyFigures | None:
     """The family of the largest error / bound, of whichever output."""
 
     def largest(row: FamilyFigures) -> float:
-        return max(_size(x) for key, x in row.figures.items() if key == "ratio_max" or _is_side(key))
+        return max(_size(x) for key, x in row.figures.items() if key == "ratio_max" or is_side(key))
 
     return max(entry.families, key=largest, default=None)
 
@@ -66,8 +66,9 @@ def sides(entry: Entry, rows: Sequence[FamilyFigures]) -> str:
     return ", ".join(told) or DASH
 
 
-def _is_side(key: str) -> bool:
-    return key.startswith("ratio_") and key.endswith("_max")
+def is_side(key: str) -> bool:
+    """Whether a figure of a family is the largest error / bound of an output beside the main ones."""
+    return key != "ratio_max" and key.startswith("ratio_") and key.endswith("_max")
 
 
 def overview(rows: Sequence[Judged], title: str) -> Table:
@@ -89,10 +90,11 @@ def overview(rows: Sequence[Judged], title: str) -> Table:
         ("declares", "policy"),
     ]
     texts = ("kernel", "status", "device", "sides", "family", "outliers", "activations", "bits", "repeated", "policy")
-    return table(title, f"{title}, kernels side by side", columns, [_overview_row(row) for row in rows], texts)
+    told = [_overview_row(row, lengths) for row in rows]
+    return table(title, f"{title}, kernels side by side", columns, told, texts)
 
 
-def _overview_row(row: Judged) -> Row:
+def _overview_row(row: Judged, lengths: Sequence[int]) -> Row:
     entry, largest = row.entry, worst(row.entry)
     cells = {
         "kernel": row.label,
@@ -111,11 +113,8 @@ def _overview_row(row: Judged) -> Row:
         known = row.family(family)
         both = [known and known.figures.get(f"rel_rmse_{reference}") for reference in ("seen", "unrounded")]
         cells[name] = ", ".join(map(number, both)) if known else DASH
-    return cells | {f"loss_{loss.seqlen_k}": number(loss.rel_rmse) for loss in entry.loss} | _no_losses(row)
-
-
-def _no_losses(row: Judged) -> Row:
-    return {} if row.entry.loss else {f"loss_{keys}": DASH for keys in (8192, 131072, 1 << 20)}
+    losses = {loss.seqlen_k: loss.rel_rmse for loss in entry.loss}
+    return cells | {f"loss_{keys}": number(losses.get(keys)) for keys in lengths}
 
 
 def bits(entry: Entry) -> str:

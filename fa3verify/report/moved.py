@@ -14,6 +14,7 @@ from fa3verify.campaign import atlas
 from fa3verify.campaign.atlas import Entry, FamilyFigures
 from fa3verify.files import write_text
 from fa3verify.report import dataset
+from fa3verify.report.atlas_tables import is_side
 from fa3verify.report.build import TEMPLATES, environment
 from fa3verify.report.notation import DASH, number, ratio
 from fa3verify.report.tables import Row, Table, table
@@ -80,7 +81,7 @@ def _family(name: str, family: str, old: FamilyFigures | None, new: FamilyFigure
     if old is None or new is None:
         yield _row(name, family, "family", "absent" if old is None else "there", "absent" if new is None else "there")
         return
-    sides = [key for key in new.figures if key.startswith("ratio_") and key.endswith("_max") and key != "ratio_max"]
+    sides = filter(is_side, new.figures)
     for what in (*FIGURES, *sides):
         yield from _changed(name, family, what.replace("_", " "), old.figures.get(what), new.figures.get(what))
 

@@ -112,6 +112,18 @@ def check_problem(problem: AttentionProblem) -> None:
         raise ValueError("the forward is simulated for dense or causal problems without varlen, window and softcap")
 
 
+def in_words(problem: AttentionProblem) -> str:
+    """What is computed, in half a line.
+
+    >>> in_words(AttentionProblem(32, 32, 8, 1, 8192, 128))
+    'fp16 d128 dense, 32 x 32/8 heads, 1 x 8192'
+    """
+    p = problem
+    heads = f"{p.nheads}/{p.nheads_kv}" if p.group > 1 else p.nheads
+    mask = "causal" if p.causal else "dense" if p.window == (-1, -1) else "window {} {}".format(*p.window)
+    return f"{p.dtype} d{p.head_dim} {mask}, {p.batch} x {heads} heads, {p.seqlen_q} x {p.seqlen_k}"
+
+
 def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
     """Row tiles of one head, of K and V where rows are packed, top to bottom; those without a key have 0 blocks.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fa3verify.files import json_text, replacing, write_text
+from fa3verify.files import json_text, markdown_table, replacing, write_text
 from fa3verify.gpu.bench.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
 from fa3verify.gpu.bench.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of
 
@@ -136,11 +136,6 @@ def markdown(results: Results) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(row) + " |" for row in ([*header], *([*row] for row in rows))]
-    return [lines[0], "|" + "---|" * len(header), *lines[1:], ""]
-
-
 def _figure(value: float, digits: int = 0) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
@@ -156,7 +151,7 @@ def _paper(grid: str, records: Sequence[CellRecord]) -> list[str]:
         rows = []
         for name in names_of(list(by_length.values())):
             rows.append([name, *(_speed(by_length[n], name) for n in lengths)])
-        parts += _table(["kernel", *map(str, lengths)], rows)
+        parts += markdown_table(["kernel", *map(str, lengths)], rows)
     counted = [m.burst_sm_mhz for r in records for m in r.kernels if m.burst_sm_mhz > 0]
     if counted:
         parts += [f"SM clock counted in the bursts: {min(counted):.0f} to {max(counted):.0f} MHz", ""]
@@ -171,7 +166,7 @@ def _energy(records: Sequence[CellRecord]) -> list[str]:
     names = names_of(weighed)
     rows = [[r.cell.key, *(_energy_text(r, name) for name in names)] for r in weighed]
     title = "Under sustained load: joules a launch (TFLOP per joule, watts), by the energy counter of the GPU:"
-    return [title, "", *_table(["cell", *names], rows)]
+    return [title, "", *markdown_table(["cell", *names], rows)]
 
 
 def _energy_text(record: CellRecord, name: str) -> str:
@@ -200,7 +195,7 @@ def _listed(grid: str, records: Sequence[CellRecord]) -> list[str]:
             rows.append([r.cell.key, m.name, *figures, *extra, "" if m.status == MEASURED else m.status])
     header = ["cell", "kernel", "us", "TFLOP/s", "sustained", "TB/s of KV", "SM MHz", "kilocycles"]
     header += ["paper, H100"] if grid == "ablation" else []
-    return parts + _table([*header, "note"], rows)
+    return parts + markdown_table([*header, "note"], rows)
 
 
 def _accumulator_loss(grid: str, records: Sequence[CellRecord]) -> list[str]:
@@ -210,7 +205,7 @@ def _accumulator_loss(grid: str, records: Sequence[CellRecord]) -> list[str]:
         [str(r.cell.head_dim), str(r.cell.seqlen_k), *(_loss_text(r, name) for name in names)]
         for r in sorted(records, key=lambda r: (r.cell.head_dim, r.cell.seqlen_k))
     ]
-    return parts + _table(["head_dim", "keys", *names], rows)
+    return parts + markdown_table(["head_dim", "keys", *names], rows)
 
 
 def _loss_text(record: CellRecord, name: str) -> str:
@@ -239,7 +234,13 @@ def _ratios(records: Sequence[CellRecord]) -> list[str]:
     if not rows:
         return []
     header = ["dtype", "kernel", "peer", "cells", "geometric mean", "per head_dim", "worst", "worst cell"]
-    return ["Times as fast as a peer, cool bursts:", "", *_table(header, rows), *(f"- {line}" for line in worst), ""]
+    return [
+        "Times as fast as a peer, cool bursts:",
+        "",
+        *markdown_table(header, rows),
+        *(f"- {line}" for line in worst),
+        "",
+    ]
 
 
 def _missing(results: Results) -> list[str]:

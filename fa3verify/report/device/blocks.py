@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fa3verify.files import csv_text
 from fa3verify.report.device.source import MarkdownTable
 from fa3verify.report.notation import DASH, count, number, percent
 from fa3verify.report.tables import table as printable
@@ -67,12 +66,8 @@ class Table:
 
     def csv(self) -> str:
         """Return all values, six significant digits, under their keys."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([c.key for c in self.columns])
-        for row in self.rows:
-            writer.writerow([_plain(row.get(c.key)) for c in self.columns])
-        return out.getvalue()
+        keys = [c.key for c in self.columns]
+        return csv_text(keys, ([_plain(row.get(key)) for key in keys] for row in self.rows))
 
 
 def _text(column: Column, value: Any) -> str:

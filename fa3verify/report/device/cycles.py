@@ -41,10 +41,6 @@ def section(source: Source) -> Section:
     return Section("simulator", "Simulated beside measured", text, blocks)
 
 
-def _compared(source: Source, path: str) -> list[Row]:
-    return source.rows(path)
-
-
 def _errors(rows: Sequence[Row], column: str = ERRORS[0]) -> np.ndarray:
     return np.array([float(r[column]) / float(r["measured_cycles"]) - 1 for r in rows])
 
@@ -74,7 +70,7 @@ def _group(row: Row) -> str:
 
 def _scatter(source: Source, paths: Sequence[str]) -> Figure:
     points: dict[int, dict[str, list[tuple[float, float]]]] = {}
-    for row in (r for path in paths for r in _compared(source, path)):
+    for row in (r for path in paths for r in source.rows(path)):
         pair = (float(row["measured_cycles"]), float(row["simulated_cycles"]))
         points.setdefault(int(row["head_dim"]), {}).setdefault(_group(row), []).append(pair)
     drawings = [
@@ -86,8 +82,8 @@ def _scatter(source: Source, paths: Sequence[str]) -> Figure:
 
 
 def _by_table(source: Source, paths: Sequence[str]) -> Table:
-    rows = [{"table": path.removesuffix("/validation.csv")} | _figures(_compared(source, path)) for path in paths]
-    rows.append({"table": "all"} | _figures([r for path in paths for r in _compared(source, path)]))
+    rows = [{"table": path.removesuffix("/validation.csv")} | _figures(source.rows(path)) for path in paths]
+    rows.append({"table": "all"} | _figures([r for path in paths for r in source.rows(path)]))
     return Table(
         "prediction-errors",
         "Errors by table of timings",
@@ -99,7 +95,7 @@ def _by_table(source: Source, paths: Sequence[str]) -> Table:
 
 def _by_group(source: Source, paths: Sequence[str]) -> Table:
     groups: dict[tuple[str, str], list[Row]] = {}
-    for row in (r for path in paths for r in _compared(source, path)):
+    for row in (r for path in paths for r in source.rows(path)):
         groups.setdefault((_group(row), row["head_dim"]), []).append(row)
     rows = [
         {"group": g, "head_dim": int(d)} | _figures(groups[g, d])
@@ -117,7 +113,7 @@ def _ablation(source: Source) -> list[Any]:
         if not source.has(predicted_path):
             continue
         measured = [(i, r) for i, r in enumerate(source.rows(path), 2) if r["grid"] == "ablation" and r["burst_cycles"]]
-        predicted = {int(r["line"]): r for r in _compared(source, predicted_path)}
+        predicted = {int(r["line"]): r for r in source.rows(predicted_path)}
         for dtype in sorted({r["dtype"] for _, r in measured}, reverse=True):
             of = {r["kernel"]: (i, r) for i, r in measured if r["dtype"] == dtype and i in predicted}
             if "gluon" not in of or not any(name in of for name in ABLATION):

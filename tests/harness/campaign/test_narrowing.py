@@ -8,11 +8,14 @@ from concurrent.futures import Future
 import pytest
 from click.testing import CliRunner
 
+from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.narrowing import Only
-from fa3verify.campaign.tasks import Outcome, Task, execute, is_finding, plan
+from fa3verify.campaign.tasks import Outcome, Task, execute, is_finding, judge_cases, plan
+from fa3verify.cases import Case
 from fa3verify.cli.main import main
+from fa3verify.inputs.recipe import Recipe
 
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))
 
@@ -96,18 +99,36 @@ def test_after_the_first_finding_nothing_more_is_begun():
 
 
 @pytest.mark.parametrize(
+    ("kind", "changes", "is_one"),
+    [
+        ("family", {}, False),
+        ("family", {"ratio_max": 1.0, "bits_differing": 0}, False),
+        ("family", {"ratio_max": float("nan")}, True),
+        ("family", {"ratio_max": 0.5, "ratio_lse_max": 1.5}, True),
+        ("family", {"ratio_max": 0.5, "bits_differing": 1}, True),
+        ("family", {"nonfinite": 1}, True),
+        ("cover", {"outside": 1}, True),
+    ],
+)
+def test_a_case_is_a_finding_by_the_rules_of_the_gate_that_need_no_baseline(kind, changes, is_one):
+    case = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
+    (record,) = judge_cases(candidates.find("twin.fp16"), "normal", [case])
+    records = [record | {"measures": record["measures"] | changes}]
+    value = {"records": records} if kind == "cover" else records
+    assert is_finding(Outcome(Task(kind, "", print, {}), value)) is is_one
+
+
+@pytest.mark.parametrize(
     ("kind", "value", "is_one"),
     [
         ("law", {"status": "pass"}, False),
-        ("family", [{"measures": {"ratio_max": 1.0, "bits_differing": 0}}], False),
-        ("family", [{"measures": {"ratio_max": float("nan")}}], True),
-        ("family", [{"measures": {"ratio_max": 0.5, "ratio_lse_max": 1.5}}], True),
-        ("family", [{"measures": {"ratio_max": 0.5, "bits_differing": 1}}], True),
+        ("law", {"status": "fail"}, True),
+        ("family", [], False),
         ("cover", {"records": [{"error": "it raised"}]}, True),
         ("study growth", {"whatever": 0}, False),
     ],
 )
-def test_a_finding_is_what_needs_no_baseline(kind, value, is_one):
+def test_other_findings_need_no_baseline_either(kind, value, is_one):
     assert is_finding(Outcome(Task(kind, "", print, {}), value)) is is_one
 
 
