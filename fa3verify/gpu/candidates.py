@@ -18,7 +18,7 @@ from fa3verify.candidates import FEATURES, Candidate, Result, order_of_family
 from fa3verify.gpu import unavailable
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import changeable
-from fa3verify.operations.quantize import QuantizeConfig
+from fa3verify.operations.quantize import QuantizeConfig, stated_scale
 
 _CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
 _FP8_CHOICES = ("promotion_interval", "out_dtype")
@@ -66,7 +66,7 @@ def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeCon
     given = {name: getattr(operands, name) for name in "qkv"}
     if problem.is_varlen:
         given |= {name: getattr(problem, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    stored = run_quantiser(given, {"softmax_scale": problem.softmax_scale, **config.options()})
+    stored = run_quantiser(given, {"softmax_scale": stated_scale(problem), **config.options()})
     named = {output.name: getattr(stored, output.name) for output in operations.find("quantize").outputs}
     return {name: to_numpy(x) for name, x in named.items() if x is not None}
 

@@ -7,6 +7,7 @@ value from the numbers that round to the code, over the error that binary32 may 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -93,6 +94,12 @@ def _with_mean(name: str, shape: Callable[[AttentionProblem], tuple[int, ...]], 
     )
 
 
+def stated_scale(problem: AttentionProblem) -> float | None:
+    """Softmax scale as a caller states it: none where it is the default, so that the quantiser's own is examined."""
+    is_default = problem.softmax_scale == 1 / math.sqrt(problem.head_dim)
+    return None if is_default else problem.softmax_scale
+
+
 def mean_additions(seqlen: int) -> int:
     """Longest chain of additions in the K mean of the kernel's order: slices of a chunk, its tree, then over chunks."""
     chunks = max(1, -(-seqlen // MEAN_CHUNK_ROWS))
@@ -151,7 +158,7 @@ class Quantize(Operation):
         package: str = TWIN,
     ) -> Any:
         quantize_qkv = import_module(f"{package}.quantize").quantize_qkv
-        options = config.options() | {"softmax_scale": problem.softmax_scale, "fault": fault}
+        options = config.options() | {"softmax_scale": stated_scale(problem), "fault": fault}
         if problem.is_varlen:
             options |= {"cu_seqlens_q": problem.cu_seqlens_q, "cu_seqlens_k": problem.cu_seqlens_k}
         return quantize_qkv(operands.q, operands.k, operands.v, **options)

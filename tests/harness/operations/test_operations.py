@@ -171,3 +171,16 @@ def test_a_faulty_quantiser_differs_from_its_twin(fault):
 def test_faults_belong_to_an_operation():
     with pytest.raises(ValueError, match="unknown fault 'stale_v' of quantize; known are neighbour_descale"):
         candidates.find("twin.quantize+stale_v")
+
+
+def test_a_default_softmax_scale_is_the_quantisers_own(monkeypatch):
+    """A wrong default is found, although every problem states a number."""
+    kernel = candidates.find("twin.quantize")
+    problem = AttentionProblem(1, 2, 1, 70, 33, 64, dtype="e4m3")
+    default = Case(kernel.name, problem, Recipe("normal"), changes=(("subtract_k_mean", True),), operation="quantize")
+    stated = replace(default, problem=replace(problem, softmax_scale=0.5))
+    monkeypatch.setattr(
+        "fa3_kernels.twin.quantize.lse_factor", lambda scale, channels: np.float32(2 if scale is None else scale)
+    )
+    assert passes(kernel, judge(kernel, stated).measures)
+    assert not passes(kernel, judge(kernel, default).measures)
