@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fa3verify.public import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [  # noqa: F405
     "AttentionProblem",
     "Candidate",
