@@ -6,6 +6,7 @@ Files keep the keys of 0.1.0 (L0, L1, L2, laws), so that old summaries, replay f
 from __future__ import annotations
 
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 5}
+BOUND_LAWS = ("error_within_bound", "gradients_within_bound")  # of the properties, those that compare with the truth
 PARTS = {"L0": "bits", "L1": "bound", "L2": "baseline", "laws": "properties"}  # key of a file: what readers see
 
 

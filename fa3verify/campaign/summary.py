@@ -14,10 +14,10 @@ from typing import Any
 from fa3verify import __version__, coverage, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
-from fa3verify.campaign.tasks import BOUND_LAWS, Outcome, outcomes_of, pooled
+from fa3verify.campaign.tasks import Outcome, outcomes_of, pooled
 from fa3verify.coverage import COVER
 from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
-from fa3verify.verdict import EXIT_CODES, ratio_text
+from fa3verify.verdict import BOUND_LAWS, EXIT_CODES, ratio_text
 
 SCHEMA = "fa3verify.summary/1"
 SCHEMA_NOTES = {
@@ -249,7 +249,7 @@ def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]], profile: s
         if row.status != "fail" or row.observed is None or row.limit is None:
             continue
         against = f", baseline {row.baseline:.4g}" if row.baseline is not None else ""
-        write = ratio_text if row.limit == 1 else "{:.4g}".format
+        write = ratio_text if row.limit == 1 else "{:,.0f}".format if row.limit == 0 else "{:.4g}".format
         message = f"family {row.family}: observed {write(row.observed)}, limit {row.limit:.4g}"
         cases = [c for c in judged if c["family"] == row.family]
         case = max(cases, key=lambda c: _figures(c).get(row.telling, 0.0), default=None)

@@ -28,8 +28,8 @@ from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.operations import Operation
 from fa3verify.text import of_error
+from fa3verify.verdict import BOUND_LAWS
 
-BOUND_LAWS = ("error_within_bound", "gradients_within_bound")
 GIVE_UP = 3  # workers that one kernel may lose
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from fa3_kernels.audit.golden import is_compiled
 from fa3verify import operations
-from fa3verify.campaign.findings import clusters
+from fa3verify.campaign.symptoms import Symptom, symptoms
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.candidates import Candidate
 from fa3verify.cli.exits import write
@@ -123,24 +123,25 @@ def print_shard(shard: dict[str, Any], out: Path) -> None:
 
 
 def _print_findings(console: Console, found: Mapping[str, Any], out: Path | None, file: str) -> None:
-    """The first finding of each cause; all stand in a file. Replay files lie below ``out``, if there are any."""
-    shown = clusters(found["failures"])
-    for failure, others in shown[:20]:
-        _print_finding(console, failure, others, out)
+    """The first finding of each symptom; all stand in a file. Replay files lie below ``out``, if there are any."""
+    shown = symptoms(found["failures"])
+    for each in shown[:20]:
+        _print_finding(console, each, out)
     if len(shown) > 20:
-        console.print(f"... and {len(shown) - 20} more causes in {file}")
+        console.print(f"... and {len(shown) - 20} more symptoms in {file}")
 
 
-def _print_finding(console: Console, failure: Mapping[str, Any], others: int, out: Path | None) -> None:
-    """One finding of a cause: what, the case, how to run it again, and how many others there are."""
-    told_of = f"{escape(failure['kernel'])} {escape(told(failure['what']))}: {escape(failure['message'])}"
-    console.print(f"[red]FAIL[/red] {told_of}", soft_wrap=True)
-    if failure["case"]:
-        console.print(f"     case: {escape(failure['case'])}", soft_wrap=True)
-    if failure["replay"] and out:
-        console.print(f"     replay: fa3verify replay {escape(str(out / failure['replay']))}", soft_wrap=True)
-    if others:
-        console.print(f"     and {others} more of this cause")
+def _print_finding(console: Console, symptom: Symptom, out: Path | None) -> None:
+    """The first finding of a symptom: what, the case, how to run it again, and what else found it."""
+    first = symptom.first
+    told_of = f"{escape(first['kernel'])} {escape(told(first['what']))}: {escape(first['message'])}"
+    console.print(f"[red]FAIL[/red], {symptom.severity}: {told_of}", soft_wrap=True)
+    if first["case"]:
+        console.print(f"     case: {escape(first['case'])}", soft_wrap=True)
+    if first["replay"] and out:
+        console.print(f"     replay: fa3verify replay {escape(str(out / first['replay']))}", soft_wrap=True)
+    if symptom.elsewhere:
+        console.print(f"     found as well by: {escape(symptom.elsewhere)}", soft_wrap=True)
 
 
 COLUMNS = {  # measure: heading; the last ones go first when the terminal is narrow

@@ -17,7 +17,7 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import candidates, metrics, operations
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
-from fa3verify.campaign.tasks import BOUND_LAWS, judge_cases, one_family
+from fa3verify.campaign.tasks import judge_cases, one_family
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import COVER
@@ -27,6 +27,7 @@ from fa3verify.mutation.edits import find
 from fa3verify.mutation.package import load
 from fa3verify.properties import LAWS, find_law, run_law
 from fa3verify.properties.law import Law, Trial, Violation, set_up
+from fa3verify.verdict import BOUND_LAWS
 
 # What finds most for its time comes first; the rest in the order of a campaign.
 _TELLING = ("normal", "offset_v", "block_scaled", "error_within_bound", "gradients_within_bound")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+from markupsafe import Markup, escape
 
-from fa3verify.campaign.findings import clusters
+from fa3verify.campaign.symptoms import SEVERITIES, symptoms
 from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.metrics import all_measures
@@ -81,7 +82,8 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
         "summary": summary,
         "sentence": words.sentence(summary),
         "sha256": content_sha256,
-        "findings": clusters(summary["failures"]),
+        "symptoms": symptoms(summary["failures"]),
+        "severities": SEVERITIES,
         "coverage": tables.coverage(summary),
         "headlines": [tables.headline(kernel) for kernel in summary["kernels"]],
         "gate_open": tables.gate(summary, passed=False),
@@ -133,6 +135,9 @@ def environment(*, autoescape: bool) -> jinja2.Environment:
     made.filters |= {
         "number": notation.number,
         "ratio": notation.ratio,
+        "below_one": notation.below_one,
+        "moment": notation.moment,
+        "breakable": _breakable,
         "count": notation.count,
         "percent": notation.percent,
         "minutes": _minutes,
@@ -143,6 +148,11 @@ def environment(*, autoescape: bool) -> jinja2.Environment:
         "code": markdown_code,
     }
     return made
+
+
+def _breakable(text: Any) -> Markup:
+    """A name that a narrow column may break behind an underscore or a colon, for HTML."""
+    return Markup(re.sub(r"([_:])(?=.)", r"\1<wbr>", str(escape(text))))
 
 
 def _minutes(seconds: Any) -> str:

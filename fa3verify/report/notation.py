@@ -93,6 +93,15 @@ def count(value: Any) -> str:
     return DASH if x is None or math.isinf(x) else f"{round(x):,}".replace(",", "\u202f")
 
 
+def moment(stamp: str) -> str:
+    """Write a moment of ISO 8601 in UTC to the minute.
+
+    >>> moment("2026-01-02T03:04:05+00:00"), moment("2026-01-02T03:04:05Z")
+    ('2026-01-02 03:04 UTC', '2026-01-02 03:04 UTC')
+    """
+    return f"{stamp[:10]} {stamp[11:16]} UTC"
+
+
 def power_of_ten(exponent: int) -> str:
     """Write 10 to a power, for axes.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from fa3verify import operations
-from fa3verify.report.notation import DASH, below_one, count, number, percent, ratio, signed
+from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 from fa3verify.verdict import PARTS
 
 Row = dict[str, str]
@@ -41,6 +42,7 @@ HEADLINE = (
     ("bit-equal", "bit_equal"),
     ("non-finite", "nonfinite"),
 )
+_ALWAYS = ("family", "cases", "rel_rmse_seen", "ratio_max")  # columns that a table has even where nothing is known
 _FORMATS = {
     "cases": count,
     "nonfinite": count,
@@ -64,6 +66,7 @@ def headline(kernel: Mapping[str, Any]) -> Table:
         columns.append(("inputs / predicted", "quantisation_ratio"))
         columns.append(("inputs / bound", "quantisation_bound_ratio"))
     rows = [{key: _FORMATS.get(key, number)(f.get(key)) for _, key in columns} for f in families]
+    columns = [(head, key) for head, key in columns if key in _ALWAYS or any(row[key] != DASH for row in rows)]
     for row, family in zip(rows, families, strict=True):
         row["_worst"] = (
             "yes" if family.get("ratio_max") == max((f.get("ratio_max") or 0 for f in families), key=_size) else ""
@@ -74,11 +77,21 @@ def headline(kernel: Mapping[str, Any]) -> Table:
 def worst_sides(kernel: Mapping[str, Any]) -> str:
     """Largest error / bound of every output beside the main ones, in one cell."""
     ratios = kernel.get("worst_ratios", {"lse": kernel["worst_ratio_lse"]})
-    return ", ".join(f"{name.replace('_', ' ')} {ratio(worst)}" for name, worst in ratios.items()) or DASH
+    return ", ".join(f"{name.replace('_', ' ')} {below_one(worst)}" for name, worst in ratios.items()) or DASH
 
 
 def _size(value: Any) -> float:
     return float(value)
+
+
+def _without_baseline_once(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rules with one row for all families of a kernel of which no baseline stores anything."""
+    absent = [(rule["kernel"], rule["status"]) for rule in rules if rule["rule"] == "drift"]
+    rows = [rule for rule in rules if rule["rule"] != "drift"]
+    for (kernel, status), families in Counter(absent).items():
+        first = next(r for r in rules if r["rule"] == "drift" and (r["kernel"], r["status"]) == (kernel, status))
+        rows.append(first if families == 1 else first | {"family": f"{families} families"})
+    return rows
 
 
 def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
@@ -90,7 +103,7 @@ def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
         | {"part": PARTS.get(g["layer"], g["layer"]), "rule": "all figures" if g["rule"] == "drift" else g["rule"]}
         | {key: number(g.get(key)) for key in ("observed", "limit", "baseline")}
         | {"margin": signed(g.get("margin"))}
-        for g in sorted(chosen, key=lambda g: order.get(g["status"], 2))
+        for g in sorted(_without_baseline_once(chosen), key=lambda g: order.get(g["status"], 2))
     ]
     columns = [
         ("status", "status"),

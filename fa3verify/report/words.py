@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from fa3verify.campaign.findings import clusters
+from fa3verify.campaign.symptoms import symptoms
 from fa3verify.verdict import PARTS, ratio_text, told
 
 
@@ -15,9 +15,9 @@ def sentence(summary: Mapping[str, Any]) -> str:
     kernels = summary["kernels"]
     cases, outputs = (sum(kernel[key] for kernel in kernels) for key in ("cases", "outputs"))
     names = ", ".join(kernel["name"] for kernel in kernels[:4]) + (", ..." if len(kernels) > 4 else "")
-    causes = len(clusters(summary["failures"]))
-    found = f"{causes} cause{'s' if causes != 1 else ''} of failure" if causes else "no finding"
-    judged = f"{len(kernels)} kernel{'s' if len(kernels) != 1 else ''} ({names})"
+    count, shown = len(summary["failures"]), len(symptoms(summary["failures"]))
+    found = f"{_plural(count, 'finding')} of {_plural(shown, 'symptom')}" if count else "no finding"
+    judged = f"{_plural(len(kernels), 'kernel')} ({names})"
     bits = summary["layers"].get("L0", "not run")
     return (
         f"fa3verify {summary['version']}: {summary['verdict'].upper()}, {found} in {judged} on {cases:,} cases and "
@@ -27,7 +27,7 @@ def sentence(summary: Mapping[str, Any]) -> str:
 
 
 def page(summary: Mapping[str, Any]) -> str:
-    """Return the verdict as plain text of at most 100 columns but for messages: parts, kernels, findings by cause."""
+    """Return the verdict as plain text of at most 100 columns but for messages: parts, kernels, findings."""
     lines = [sentence(summary), ""]
     lines += [f"{PARTS.get(key, key):<12}{status}" for key, status in summary["layers"].items()]
     head = f"{'kernel':<32}{'verdict':<14}{'cases':>8}{'outputs':>14}  {'error/bound':<12}{'properties failed':<18}"
@@ -37,12 +37,18 @@ def page(summary: Mapping[str, Any]) -> str:
         failed = f"{statuses['fail']} of {statuses['fail'] + statuses['pass']}"
         counted = f"{kernel['cases']:>8,}{kernel['outputs']:>14,}"
         lines.append(f"{kernel['name']:<32}{kernel['verdict']:<14}{counted}  {_largest([kernel]):<12}{failed}")
-    for first, others in clusters(summary["failures"]):
-        more = f" ({others} more of this cause)" if others else ""
-        lines += ["", f"{first['kernel']}: {told(first['what'])}{more}", f"  {first['message']}"]
+    for shown in symptoms(summary["failures"]):
+        first = shown.first
+        lines += ["", f"{shown.severity.upper()}: {first['kernel']}, {told(first['what'])}", f"  {first['message']}"]
+        if shown.elsewhere:
+            lines.append(f"  found as well by: {shown.elsewhere}")
         if first.get("replay"):
             lines.append(f"  fa3verify replay {first['replay']}    # from the folder of this file")
     return "\n".join(lines) + "\n"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _largest(kernels: Any) -> str:

@@ -1,0 +1,80 @@
+"""Symptoms: the gravest first, and what shows one thing stands once, however many rules saw it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fa3verify.campaign.findings import finding
+from fa3verify.campaign.symptoms import SEVERITIES, severity, symptoms
+
+EXAMPLES = {
+    "no result": finding("k", "law x", "ValueError: 3", crashed=True),
+    "not finite": finding("k", "law x", "row 0: lse[0, 1]: got inf, expected -inf bit for bit; 1 of 1 values differ"),
+    "wrong values": finding("k", "law error_within_bound", "out[0]: got 2.5, expected 1.5, bound 0.1, ratio 10"),
+    "broken property": finding("k", "law x", "out[0]: got 2.5, expected 1.5 bit for bit; 1 of 1 values differ"),
+    "worse than the baseline": finding("k", "L2 rel_rmse_seen", "family peaky: observed 3, limit 2, baseline 2"),
+}
+MORE = {
+    "no result": [finding("k", "loading", "SystemExit: 0"), finding("k", "family normal", "hang", crashed=True)],
+    "not finite": [
+        finding("k", "L1 error / bound", "family faint: observed inf, limit 1"),
+        finding("k", "L1 non-finite outputs", "family faint: observed 3, limit 0"),
+        finding("k", "law error_within_bound", "out[0]: got nan, expected 1.5, bound 0.1, ratio inf"),
+    ],
+    "wrong values": [
+        finding("k", "L1 lse error / bound", "family faint: observed 1.7, limit 1"),
+        finding("k", "L0 bits that differ from the twin", "family faint: observed 3, limit 0"),
+        finding(
+            "k", "L1 outside the stated order, assuming the tensor-core model", "family faint: observed 3, limit 0"
+        ),
+    ],
+}
+
+
+def test_every_severity_has_an_example_and_a_meaning():
+    assert list(EXAMPLES) == list(SEVERITIES)
+
+
+@pytest.mark.parametrize("wanted", SEVERITIES)
+def test_a_finding_is_as_grave_as_what_it_shows(wanted):
+    for each in (EXAMPLES[wanted], *MORE.get(wanted, ())):
+        assert severity(each) == wanted, each["what"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5))))
+def test_the_gravest_come_first_in_whatever_order_they_were_found(order):
+    found = [list(EXAMPLES.values())[i] for i in order]
+    assert [each.severity for each in symptoms(found)] == list(SEVERITIES)
+
+
+def test_values_that_are_not_finite_are_one_symptom_of_an_output_and_of_a_kernel():
+    lse = EXAMPLES["not finite"], finding("k", "L1 lse error / bound", "family cover: observed inf, limit 1")
+    out = MORE["not finite"]
+    (first, second) = symptoms([*lse, *out])
+    assert first.first is lse[0]
+    assert first.also == (("bound, lse error / bound", 1),)
+    assert (second.first, sum(count for _, count in second.also)) == (out[0], 2)
+    assert len(symptoms([lse[0], lse[0] | {"kernel": "other"}])) == 2
+
+
+def test_findings_with_one_replay_file_are_one_symptom_at_its_gravest():
+    wrong, infinite = MORE["wrong values"][2], MORE["not finite"][0]
+    found = [each | {"replay": "worst/a.json"} for each in (wrong, infinite)]
+    (only,) = symptoms(found)
+    assert (only.severity, only.elsewhere) == (
+        "not finite", "bound, outside the stated order, assuming the tensor-core model"
+    )  # fmt: skip
+    assert len(symptoms([found[0], found[1] | {"replay": "worst/b.json"}])) == 2
+    assert len(symptoms([found[0], found[1] | {"kernel": "other"}])) == 2
+
+
+def test_others_are_one_for_each_cause_and_findings_without_a_cause_stand_alone():
+    a, b = EXAMPLES["broken property"], finding("k", "law y", EXAMPLES["broken property"]["message"])
+    assert [(each.first["what"], each.elsewhere) for each in symptoms([a, b, a, a])] == [
+        ("law x", "property x (2)"),
+        ("law y", ""),
+    ]
+    old = [{"kernel": "k", "what": "w", "message": str(i)} for i in range(3)]
+    assert len(symptoms(old)) == 3
