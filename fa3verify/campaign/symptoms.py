@@ -6,14 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fa3verify.verdict import BOUND_LAWS, law_of, told
 
 SEVERITIES = {  # the gravest first: what it means
     "no result": "The kernel raised, hung, or returned what it does not declare.",
-    "not finite": "NaN or an infinity where the exact result has none, none where it has one, or an error where the "
-    "bound allows none.",
+    "infinite error": "NaN or an infinity where the exact result has none, none where it has one, or any error where "
+    "the bound allows none.",
     "wrong values": "Beyond the error bound, outside what the stated order of operations can give, or with other bits "
     "than the twin.",
     "broken property": "Two calls of the kernel that must agree do not.",
@@ -21,6 +21,15 @@ SEVERITIES = {  # the gravest first: what it means
 }
 _COMPARED = re.compile(r"(\w+)\[[^]]*\]: got (\S+), expected (\S+?)[ ,;]")
 _NOT_FINITE = {"nan", "inf", "-inf"}
+
+
+class Sign(NamedTuple):
+    """What findings of one symptom have in common: ``what`` is an output or a cause."""
+
+    severity: str
+    kernel: str
+    what: str
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +49,39 @@ class Symptom:
 def symptoms(found: Iterable[Mapping[str, Any]]) -> list[Symptom]:
     """Return findings by symptom, the gravest first, otherwise in the order they have.
 
-    Values that are not finite are one symptom of an output, whichever rule saw them. Findings that name the same replay
-    file are one. All others are one for each cause, and findings of files that name no cause stand alone.
+    Infinite errors are one symptom of an output and a kind (NaN, an infinity, a finite value), whichever rule saw them;
+    a rule that says no kind joins the only one of its output. Findings that name the same replay file are one. All
+    others are one for each cause, and findings of files that name no cause stand alone.
     """
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    place: dict[tuple[str, str], tuple[str, ...]] = {}  # where a replay file of a kernel is
-    numbered = [(severity(each), str(number), each) for number, each in enumerate(found)]
-    for grave, number, each in sorted(numbered, key=lambda item: list(SEVERITIES).index(item[0])):
-        kernel, replay = each["kernel"], each.get("replay")
-        sign = _output(each) if grave == "not finite" else each.get("cause") or number
-        key = (grave, kernel, sign)
-        if isinstance(replay, str):
-            key = place.setdefault((kernel, replay), key)
-        groups.setdefault(key, []).append(each)
-    return [_symptom(key[0], members) for key, members in groups.items()]
+    groups: dict[Sign, list[Mapping[str, Any]]] = {}
+    place: dict[tuple[str, str], Sign] = {}  # where a replay file of a kernel is
+    numbered = [(severity(each), number, each) for number, each in enumerate(found)]
+    for grave, number, each in sorted(
+        numbered, key=lambda item: (_rank(item[0]), _COMPARED.search(item[2]["message"]) is None)
+    ):
+        sign = _sign(grave, each, str(number), groups)
+        if isinstance(each.get("replay"), str):
+            sign = place.setdefault((sign.kernel, each["replay"]), sign)
+        groups.setdefault(sign, []).append(each)
+    return [_symptom(sign.severity, members) for sign, members in groups.items()]
+
+
+def _rank(grave: str) -> int:
+    return list(SEVERITIES).index(grave)
+
+
+def _sign(grave: str, found: Mapping[str, Any], number: str, known: Iterable[Sign]) -> Sign:
+    """What tells the symptom of a finding from others."""
+    if grave != "infinite error":
+        return Sign(grave, found["kernel"], found.get("cause") or number)
+    if compared := _COMPARED.search(found["message"]):
+        values = set(compared.groups()[1:])
+        kind = "nan" if "nan" in values else "infinity" if values & _NOT_FINITE else "finite"
+        return Sign(grave, found["kernel"], compared[1], kind)
+    rule = found["what"].partition(" ")[2]
+    output = (rule.endswith("error / bound") and rule.removesuffix("error / bound").strip()) or "out"
+    alike = [sign for sign in known if (sign.kernel, sign.what) == (found["kernel"], output) and sign.kind]
+    return alike[0] if len(alike) == 1 else Sign(grave, found["kernel"], output)
 
 
 def _symptom(grave: str, members: list[Mapping[str, Any]]) -> Symptom:
@@ -66,17 +94,10 @@ def severity(found: Mapping[str, Any]) -> str:
     if found.get("cause", what) != what or what == "loading" or what.startswith(("family ", "study ")):
         return "no result"
     compared = _COMPARED.search(message)
-    if "non-finite" in what or "observed inf" in message or (compared and _NOT_FINITE & set(compared.groups()[1:])):
-        return "not finite"
+    endless = "non-finite" in what or "observed inf" in message or "ratio inf" in message
+    if endless or (compared and _NOT_FINITE & set(compared.groups()[1:])):
+        return "infinite error"
     if what.startswith("L2 "):
         return "worse than the baseline"
     law = law_of(what)
     return "broken property" if law and law not in BOUND_LAWS else "wrong values"
-
-
-def _output(found: Mapping[str, Any]) -> str:
-    """Name of the output of which a value is not finite; "out" for the main ones of a rule."""
-    if compared := _COMPARED.search(found["message"]):
-        return compared[1]
-    rule = found["what"].partition(" ")[2]
-    return (rule.endswith("error / bound") and rule.removesuffix("error / bound").strip()) or "out"

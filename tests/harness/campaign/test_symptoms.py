@@ -11,14 +11,16 @@ from fa3verify.campaign.symptoms import SEVERITIES, severity, symptoms
 
 EXAMPLES = {
     "no result": finding("k", "law x", "ValueError: 3", crashed=True),
-    "not finite": finding("k", "law x", "row 0: lse[0, 1]: got inf, expected -inf bit for bit; 1 of 1 values differ"),
+    "infinite error": finding(
+        "k", "law x", "row 0: lse[0, 1]: got inf, expected -inf bit for bit; 1 of 1 values differ"
+    ),
     "wrong values": finding("k", "law error_within_bound", "out[0]: got 2.5, expected 1.5, bound 0.1, ratio 10"),
     "broken property": finding("k", "law x", "out[0]: got 2.5, expected 1.5 bit for bit; 1 of 1 values differ"),
     "worse than the baseline": finding("k", "L2 rel_rmse_seen", "family peaky: observed 3, limit 2, baseline 2"),
 }
 MORE = {
     "no result": [finding("k", "loading", "SystemExit: 0"), finding("k", "family normal", "hang", crashed=True)],
-    "not finite": [
+    "infinite error": [
         finding("k", "L1 error / bound", "family faint: observed inf, limit 1"),
         finding("k", "L1 non-finite outputs", "family faint: observed 3, limit 0"),
         finding("k", "law error_within_bound", "out[0]: got nan, expected 1.5, bound 0.1, ratio inf"),
@@ -49,22 +51,31 @@ def test_the_gravest_come_first_in_whatever_order_they_were_found(order):
     assert [each.severity for each in symptoms(found)] == list(SEVERITIES)
 
 
-def test_values_that_are_not_finite_are_one_symptom_of_an_output_and_of_a_kernel():
-    lse = EXAMPLES["not finite"], finding("k", "L1 lse error / bound", "family cover: observed inf, limit 1")
-    out = MORE["not finite"]
+def test_infinite_errors_are_one_symptom_of_an_output_a_kind_and_a_kernel():
+    lse = EXAMPLES["infinite error"], finding("k", "L1 lse error / bound", "family cover: observed inf, limit 1")
+    out = MORE["infinite error"]
     (first, second) = symptoms([*lse, *out])
     assert first.first is lse[0]
     assert first.also == (("bound, lse error / bound", 1),)
-    assert (second.first, sum(count for _, count in second.also)) == (out[0], 2)
+    assert (second.first, sum(count for _, count in second.also)) == (out[2], 2)
     assert len(symptoms([lse[0], lse[0] | {"kernel": "other"}])) == 2
 
 
+def test_a_rule_that_says_no_kind_stands_alone_where_it_could_belong_to_two():
+    nan, rule = MORE["infinite error"][2], MORE["infinite error"][0]
+    finite = finding("k", "law y", "out[0]: got 2.5, expected 0.0, bound 0.000e+00, ratio inf")
+    assert severity(finite) == "infinite error"
+    assert [len(symptoms(found)) for found in ([nan, rule], [finite, rule], [nan, finite], [nan, finite, rule])] == [
+        1, 1, 2, 3,
+    ]  # fmt: skip
+
+
 def test_findings_with_one_replay_file_are_one_symptom_at_its_gravest():
-    wrong, infinite = MORE["wrong values"][2], MORE["not finite"][0]
+    wrong, infinite = MORE["wrong values"][2], MORE["infinite error"][0]
     found = [each | {"replay": "worst/a.json"} for each in (wrong, infinite)]
     (only,) = symptoms(found)
     assert (only.severity, only.elsewhere) == (
-        "not finite", "bound, outside the stated order, assuming the tensor-core model"
+        "infinite error", "bound, outside the stated order, assuming the tensor-core model"
     )  # fmt: skip
     assert len(symptoms([found[0], found[1] | {"replay": "worst/b.json"}])) == 2
     assert len(symptoms([found[0], found[1] | {"kernel": "other"}])) == 2
