@@ -24,6 +24,7 @@ __all__ = [  # noqa: F405
     "Config",
     "KernelModel",
     "Operands",
+    "Policy",
     "QuantScheme",
     "Recipe",
     "Result",

@@ -24,6 +24,7 @@ from fa3verify.cases import Case as Case
 from fa3verify.inputs.captures import load as load_activations  # noqa: F401
 from fa3verify.inputs.recipe import Recipe as Recipe
 from fa3verify.operations import FORWARD
+from fa3verify.policy import Policy as Policy
 
 if TYPE_CHECKING:
     from fa3_simulator.machine import Machine

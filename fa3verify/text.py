@@ -32,3 +32,12 @@ def of_error(error: BaseException) -> str:
     'ValueError: two lines'
     """
     return one_line(f"{type(error).__name__}: {one_line(error)}")
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count and its noun.
+
+    >>> plural(1, "kernel"), plural(0, "kernel")
+    ('1 kernel', '0 kernels')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

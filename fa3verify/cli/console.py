@@ -28,6 +28,7 @@ from fa3verify.campaign.symptoms import Symptom, symptoms
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.candidates import Candidate
 from fa3verify.cli.exits import write
+from fa3verify.text import plural
 from fa3verify.verdict import PARTS, ratio_text, told
 
 STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow", "inconclusive": "bold yellow"}
@@ -105,7 +106,7 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
     cases = sum(k["cases"] for k in summary["kernels"])
     outputs = sum(k["outputs"] for k in summary["kernels"])
     console.print(
-        f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {len(summary['kernels'])} kernels, {cases} cases, "
+        f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {plural(len(summary['kernels']), 'kernel')}, {cases} cases, "
         f"{outputs:,} outputs in {summary['wall_s']:.0f} s"
     )
     console.print(f"report {out / 'report.html'}", soft_wrap=True)
@@ -279,7 +280,9 @@ def print_audit(figures: dict[str, Any], broken: list[str], moved: list[str], ac
     if moved and accepted:
         console.print(f"accepted: {len(moved)} figures written to the golden file")
     verdict = "fail" if broken or (moved and not accepted) else "pass"
-    console.print(f"[{STYLE[verdict]}]AUDIT {verdict.upper()}[/] {len(compiled)} kernels, {len(moved)} figures moved")
+    console.print(
+        f"[{STYLE[verdict]}]AUDIT {verdict.upper()}[/] {plural(len(compiled), 'kernel')}, {len(moved)} figures moved"
+    )
 
 
 def teller(quiet: bool) -> Callable[[str], None]:

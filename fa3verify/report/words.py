@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fa3verify.campaign.symptoms import symptoms
+from fa3verify.text import plural
 from fa3verify.verdict import PARTS, ratio_text, told
 
 
@@ -16,8 +17,8 @@ def sentence(summary: Mapping[str, Any]) -> str:
     cases, outputs = (sum(kernel[key] for kernel in kernels) for key in ("cases", "outputs"))
     names = ", ".join(kernel["name"] for kernel in kernels[:4]) + (", ..." if len(kernels) > 4 else "")
     count, shown = len(summary["failures"]), len(symptoms(summary["failures"]))
-    found = f"{_plural(count, 'finding')} of {_plural(shown, 'symptom')}" if count else "no finding"
-    judged = f"{_plural(len(kernels), 'kernel')} ({names})"
+    found = f"{plural(count, 'finding')} of {plural(shown, 'symptom')}" if count else "no finding"
+    judged = f"{plural(len(kernels), 'kernel')} ({names})"
     bits = summary["layers"].get("L0", "not run")
     return (
         f"fa3verify {summary['version']}: {summary['verdict'].upper()}, {found} in {judged} on {cases:,} cases and "
@@ -45,10 +46,6 @@ def page(summary: Mapping[str, Any]) -> str:
         if first.get("replay"):
             lines.append(f"  fa3verify replay {first['replay']}    # from the folder of this file")
     return "\n".join(lines) + "\n"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _largest(kernels: Any) -> str:

@@ -54,7 +54,7 @@ def golden(tmp_path):
 def test_an_audit_without_changes_passes(compiled, golden):
     result = invoke("audit", "--golden", golden)
     assert result.exit_code == 0, result.output
-    assert "AUDIT PASS 1 kernels, 0 figures moved" in result.stdout
+    assert "AUDIT PASS 1 kernel, 0 figures moved" in result.stdout
 
 
 def test_a_figure_that_moved_fails_by_name_until_it_is_accepted(compiled, golden):
