@@ -20,7 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from fa3_kernels.audit.golden import is_compiled
 from fa3verify import operations
@@ -41,9 +41,12 @@ if TYPE_CHECKING:
 def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
     """Show a progress bar on stderr; yields the callback of :func:`fa3verify.campaign.verify.run`."""
     console = Console(stderr=True, quiet=quiet)
+    narrow = console.width < 70
+    fitting = Column(no_wrap=True, overflow="ellipsis", max_width=max(8, console.width - (24 if narrow else 44)))
+    between = () if narrow else (BarColumn(),)
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=fitting), *between, MofNCompleteColumn(),
+        *(() if narrow else (TimeElapsedColumn(),)), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("compiling the twins", total=None)
@@ -76,7 +79,7 @@ def _figure(value: float | None, measure: str = "") -> str:
     if value is None:
         return "-"
     if "ratio" in measure and 0.95 <= value < 1.05:
-        return ratio_text(value)
+        return "< 1" if 0.9995 <= value < 1 else ratio_text(value)
     text = f"{value:.2g}"
     return text.replace("e-0", "e-").replace("e+0", "e")
 
@@ -105,10 +108,9 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
     verdict = summary["verdict"]
     cases = sum(k["cases"] for k in summary["kernels"])
     outputs = sum(k["outputs"] for k in summary["kernels"])
-    console.print(
-        f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {plural(len(summary['kernels']), 'kernel')}, {cases} cases, "
-        f"{outputs:,} outputs in {summary['wall_s']:.0f} s"
-    )
+    judged = f"{plural(len(summary['kernels']), 'kernel')}, {plural(cases, 'case')}, {outputs:,} outputs"
+    words = f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {judged} in {summary['wall_s']:.0f} s"
+    console.print(words, soft_wrap=True)
     console.print(f"report {out / 'report.html'}", soft_wrap=True)
 
 
@@ -160,10 +162,10 @@ COLUMNS = {  # measure: heading; the last ones go first when the terminal is nar
 def _family_table(kernel: dict[str, Any], width: int) -> Table:
     title = f"{escape(kernel['name'])}: {escape(kernel['description'])}"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
-    shown = list(COLUMNS)[: max(3, (width - 34) // 10)]
+    shown = ["rel_rmse_seen", "ratio_max"] if width < 60 else list(COLUMNS)[: max(3, (width - 34) // 10)]
     sides = [side.name for side in operations.find(kernel["operation"]).sides]
     headings = COLUMNS | ({"sides": f"{sides[0]} /\nbound"} if len(sides) == 1 else {})
-    table.add_column("family", no_wrap=True, max_width=22)
+    table.add_column("family", no_wrap=True, max_width=min(22, max(10, width - 28)))
     for measure in shown:
         table.add_column(headings[measure], justify="right", no_wrap=True)
     table.add_column("bit\nequal", justify="right", no_wrap=True)

@@ -1,0 +1,49 @@
+"""The terminal: nothing is cut that says what was found, at 40 columns and at 80; progress has words from the start."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from fa3verify.campaign.tasks import Outcome, Task
+from fa3verify.cli import console
+from tests.harness.report.fake_summary import summary
+
+WIDTHS = (40, 80, 120)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_table_of_a_kernel_fits_and_cuts_no_figure(width):
+    text = io.StringIO()
+    terminal = Console(file=text, width=width)
+    for kernel in summary()["kernels"]:
+        kernel |= {"operation": "forward"}
+        terminal.print(console._family_table(kernel, width))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    for line in lines:
+        assert "…" not in line[len(line.split("…")[0]) + 1 :], line
+        assert not re.search(r"\d…", line), line
+    assert "bound" in text.getvalue()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_progress_says_what_it_does_how_much_is_done_and_fits(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    task = Task("family", "twin.e4m3_chained: activations:SmolLM2-135M-Instruct", print, {})
+    with console.progress(quiet=False) as advance:
+        advance(336, None)
+        advance(336, Outcome(task))
+    frames = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", x) for x in re.split(r"[\r\n]+", capsys.readouterr().err)]
+    frames = [frame.rstrip() for frame in frames if frame.strip()]
+    assert max(map(len, frames)) <= width
+    assert frames[0].startswith("compiling the"[: width - 24])
+    assert "1/336" in frames[-1]
+    assert "left" in frames[-1]
+    assert "\x1b[3" not in capsys.readouterr().err
