@@ -50,6 +50,9 @@ def one_line_errors() -> Iterator[None]:
         fail(ENVIRONMENT, f"package {error.name} is not installed{hint}")
     except ValueError as error:
         fail(USAGE, str(error))
+    except BrokenPipeError:  # the reader has seen enough
+        discard_output()
+        raise Exit(INTERRUPTED) from None
     except OSError as error:
         fail(ENVIRONMENT, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
     except Exception as error:
@@ -89,6 +92,11 @@ def require_writable(*targets: str | None) -> None:
             fail(USAGE, f"{target} cannot be written: {reason}")
 
 
+def discard_output() -> None:
+    """Send what is still written to standard output nowhere: its reader has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 @contextlib.contextmanager
 def told_anyhow(code: int) -> Iterator[None]:
     """Leave with the code of a verdict, whatever becomes of the text about it.
@@ -100,7 +108,7 @@ def told_anyhow(code: int) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich leaves with code 1 when a pipe is closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        discard_output()
     except OSError as error:
         with contextlib.suppress(OSError):
             name, reason = error.filename or "output", error.strerror or error

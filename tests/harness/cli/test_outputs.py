@@ -141,3 +141,17 @@ main(["verify", "--quick", "--out", {str(tmp_path / "out")!r}, *{options!r}])
     os.close(writing)
     assert done.returncode == code, done.stderr
     assert done.stderr == ""
+
+
+def test_another_verb_leaves_quietly_as_interrupted_when_its_reader_has_gone():
+    program = f"""
+import sys
+sys.path[:0] = {[p for p in sys.path if p]!r}
+from fa3verify.cli.main import main
+main(["simulate", "--seqlen", "512"])
+"""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (130, "")
