@@ -151,8 +151,8 @@ def environment(*, autoescape: bool) -> jinja2.Environment:
 
 
 def _breakable(text: Any) -> Markup:
-    """A name that a narrow column may break behind an underscore or a colon, for HTML."""
-    return Markup(re.sub(r"([_:])(?=.)", r"\1<wbr>", str(escape(text))))
+    """A name that a narrow column may break behind an underscore, a colon or a point, for HTML."""
+    return Markup(re.sub(r"([_:.])(?=.)", r"\1<wbr>", str(escape(text))))
 
 
 def _minutes(seconds: Any) -> str:
