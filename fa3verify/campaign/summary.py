@@ -216,7 +216,7 @@ def _kernel(
         "worst": worst and {"family": worst["family"], "case": worst["describe"], "replay": worst["case"]},
         "search_effort": len(cases) + sum(law["examples"] for law in laws if law["law"] in BOUND_LAWS),
         "coverage": covered,
-        "inconclusive": kernel.narrowed or coverage.inconclusive(covered),
+        "inconclusive": None if kernel.failed else kernel.narrowed or coverage.inconclusive(covered),
         "families": families,
         "laws": laws,
     }

@@ -139,3 +139,9 @@ def test_a_finding_beats_too_little_and_too_little_beats_a_pass(verdicts, failur
     body = verdict_of([{"verdict": verdict} for verdict in verdicts], failures)
     assert (body["verdict"], body["exit_code"]) == expected
     assert json.dumps(body)
+
+
+def test_a_kernel_that_cannot_be_loaded_has_a_finding_and_no_word_on_what_was_not_tried():
+    summary = summarize([Introduction("k", failed="No module named 'torch'")], [], None, profile="quick", seed=0)
+    assert [f["what"] for f in summary["failures"]] == ["loading"]
+    assert (summary["kernels"][0]["verdict"], summary["kernels"][0]["inconclusive"]) == ("fail", None)
