@@ -49,7 +49,7 @@ def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
         *(() if narrow else (TimeElapsedColumn(),)), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task("compiling the twins", total=None)
+        task = bar.add_task("loading the kernels", total=None)
 
         def advance(total: int, outcome: Outcome | None) -> None:
             if outcome is None:

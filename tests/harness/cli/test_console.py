@@ -43,7 +43,7 @@ def test_progress_says_what_it_does_how_much_is_done_and_fits(width, monkeypatch
     frames = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", x) for x in re.split(r"[\r\n]+", capsys.readouterr().err)]
     frames = [frame.rstrip() for frame in frames if frame.strip()]
     assert max(map(len, frames)) <= width
-    assert frames[0].startswith("compiling the"[: width - 24])
+    assert frames[0].startswith("loading the k"[: width - 24])
     assert "1/336" in frames[-1]
     assert "left" in frames[-1]
     assert "\x1b[3" not in capsys.readouterr().err
