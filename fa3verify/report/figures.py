@@ -125,7 +125,7 @@ def ratio_map(data: xr.Dataset) -> Figure:
     levels = [0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
     shades = ["#0b1d3a", "#17365f", "#2a5688", "#4b7cab", "#7da5c6", "#b4cde0", "#e6eff5"]
     colours = ListedColormap(shades).with_extremes(over="#e8590c")
-    norm = BoundaryNorm(levels, len(shades))
+    norm = BoundaryNorm([*levels[:-1], np.nextafter(1.0, 2.0)], len(shades))  # 1 itself is within the bound
     image = ScalarMappable(norm, colours)
     for ax, kernel in zip(axes, data.kernel.values, strict=True):
         one = data.sel(kernel=kernel)

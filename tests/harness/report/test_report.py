@@ -15,7 +15,7 @@ import xarray as xr
 
 from fa3verify import files as atomic
 from fa3verify.metrics import MEASURES
-from fa3verify.report import build, dataset, panels
+from fa3verify.report import build, dataset, figures, panels
 from fa3verify.report.build import rebuild, write_report
 from fa3verify.report.svg import colour
 from fa3verify.studies import STUDIES
@@ -131,6 +131,13 @@ def test_every_study_has_a_figure_with_words_and_a_data_group(page, studies):
     assert text.count("<figcaption>") == len(studies)
     assert all(f"<code>/studies/{name}</code>" in text for name in studies)
     assert "#0000a" not in text  # sentinel colours
+
+
+def test_only_what_is_above_the_bound_has_the_colour_of_an_error(studies):
+    (drawn, *_) = figures.ratio_map(studies["ratio_map"]).axes
+    (image,) = drawn.images
+    shade = [tuple(image.cmap(image.norm(ratio))) for ratio in (0.7, 1.0, 1.0000001, 3.0)]
+    assert shade[0] == shade[1] != shade[2] == shade[3]
 
 
 def test_dark_and_print_styles_define_every_colour_used(page):
