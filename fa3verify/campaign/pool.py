@@ -78,9 +78,16 @@ class _Worker:
         allowed_s = limit_s * WARM_UP
         deadline = time.monotonic() + allowed_s
         self.note.clear()
+        case = None
         try:
             self.pipe.send(call)
-            while self.pipe.poll(max(0.0, deadline - time.monotonic())):
+            while True:
+                if not self.pipe.poll(max(0.0, deadline - time.monotonic())):
+                    former, case = case, self.note.read()
+                    if case == former:
+                        break
+                    allowed_s, deadline = limit_s, time.monotonic() + limit_s  # another case has begun since
+                    continue
                 message: worker.Message = self.pipe.recv()
                 if message.kind == "value":
                     return message
@@ -88,7 +95,7 @@ class _Worker:
                     raise TaskError(message.value)
                 allowed_s = limit_s * (WARM_UP if message.kind == "warming" else 1)
                 deadline = time.monotonic() + allowed_s
-            at = self.note.read()
+            at = case
             self.stop()
             words = f"no answer within {allowed_s:g} s; its process was stopped"
         except (EOFError, OSError):
@@ -114,7 +121,7 @@ class _Worker:
 
 
 class IsolatingPool(Executor):
-    """Run tasks in ``workers`` processes, each task at most ``limit_s`` seconds.
+    """Run tasks in ``workers`` processes, each of their cases at most ``limit_s`` seconds.
 
     Parameters
     ----------
@@ -122,7 +129,8 @@ class IsolatingPool(Executor):
     limit_s : float
         A worker that exceeds it is killed and replaced; the task's future raises :class:`WorkerLost`. The time counts
         from the last warm-up that a task tells (:func:`fa3verify.watch.warming`), which itself has :data:`WARM_UP`
-        times as long.
+        times as long, and begins again where a task has begun another case (:func:`fa3verify.watch.trying`), so that a
+        case that never ends is stopped after at most twice the limit.
     memory_bytes : int, optional
         Private memory of each worker; no limit by default.
     """

@@ -50,8 +50,8 @@ def pool_options(command: Callable) -> Callable:
             "--task-limit",
             type=click.FloatRange(0, min_open=True),
             metavar="SECONDS",
-            help="Time after which a task counts as hung, first calls apart: they may compile, and have five times as "
-            "long. 60 by default for quick, 900 for release, 3600 for soak.",
+            help="Time after which a case or trial counts as hung, first calls apart: they may compile, and have five "
+            "times as long. 60 by default for quick, 900 for release, 3600 for soak.",
         ),
         click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core."),
     ):

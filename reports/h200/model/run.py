@@ -98,7 +98,8 @@ def main() -> None:
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, flash_attention_mask)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**LLAMA, pad_token_id=0, attn_implementation="float32")
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).cuda().eval()
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     ids = torch.randint(1, LLAMA["vocab_size"], (BATCH, SEQLEN), device="cuda")
     _, wanted = measure(model, ids, None)
     facts: dict[str, Any] = {

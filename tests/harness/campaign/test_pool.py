@@ -127,6 +127,21 @@ def test_a_worker_that_hangs_is_stopped_and_a_warm_up_does_not_count():
             executor.submit(warm_up, 0.0, 600).result(timeout=60)
 
 
+def several_cases(count, each_s, last_s):
+    for i in range(count):
+        watch.trying("family x", lambda i=i: {"case": i})
+        time.sleep(each_s if i < count - 1 else last_s)
+    return "done"
+
+
+def test_the_limit_is_of_a_case_so_that_many_may_take_longer_together():
+    with IsolatingPool(1, limit_s=1.0) as executor:
+        assert executor.submit(several_cases, 6, 0.7, 0.1).result(timeout=60) == "done"
+        with pytest.raises(WorkerLost, match="no answer within 1 s") as lost:
+            executor.submit(several_cases, 3, 0.4, 600).result(timeout=60)
+        assert lost.value.at == {"what": "family x", "content": {"case": 2}}
+
+
 def test_what_a_task_forked_ends_with_its_worker(tmp_path):
     with IsolatingPool(1, limit_s=20.0) as executor:
         forked = executor.submit(fork_and_stay, str(tmp_path / "pid")).result(timeout=60)
