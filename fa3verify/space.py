@@ -228,7 +228,8 @@ def case_of(candidate: Candidate, chosen: Point, seed: int = 0) -> Case:
     except ValueError:
         return case
     case = _made(candidate, chosen, recipe, getattr(config, "tile_m", TILE), getattr(config, "tile_n", TILE))
-    if wrong := {name: c for name, c in chosen.items() if point(candidate, case).get(name, c) != c}:
+    found = point(candidate, case)
+    if wrong := {name: c for name, c in chosen.items() if found.get(name, c) != c}:
         raise ValueError(f"{candidate.name} has no case of {wrong}")
     return case
 

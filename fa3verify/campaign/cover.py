@@ -94,12 +94,15 @@ def _array(
     factors = {name: list(of) for name, of in classes if of}
     plain = {name: of[0] for name, of in factors.items()}
     costly = _costly(factors, forbidden) if strength == 2 else frozenset()
-    constraints = [_apart(*dims, frozenset(met)) for dims, met in _by_dimensions(forbidden | costly).items()]
+    names = list(factors)
+    apart = _by_dimensions(forbidden | costly).items()
+    constraints = [_apart(names.index(a), names.index(b), frozenset(met)) for (a, b), met in apart]
     controller = Controller(
-        factors, strength=strength, sorter=sorters.hash, criterion=criteria.simple, salt=str(seed),
-        constraints=constraints,
+        dict(enumerate(factors.values())), strength=strength, sorter=sorters.hash, criterion=criteria.simple,
+        salt=str(seed), constraints=constraints,
     )  # fmt: skip
-    rows = [{name: row[name] for name in factors} for row in cast(list[dict[str, str]], controller.make())]
+    made = cast(list[dict[int, str]], controller.make())
+    rows = [{name: row[i] for i, name in enumerate(names)} for row in made]
     _cheapen(rows, plain, forbidden, strength)
     rows += [{**plain, **dict(pair)} for pair in sorted(costly)]
     return tuple(tuple(row.items()) for row in rows)
@@ -114,7 +117,8 @@ def _by_dimensions(forbidden: Iterable[tuple[Cell, Cell]]) -> dict[tuple[str, st
     return found
 
 
-def _apart(a: str, b: str, met: frozenset[tuple[str, str]]) -> dict[str, Any]:
+def _apart(a: int, b: int, met: frozenset[tuple[str, str]]) -> dict[str, Any]:
+    """A constraint on two dimensions by their numbers: covertable splits a name at its dots each time it reads one."""
     return {"operator": "fn", "requires": [a, b], "evaluate": lambda row: (row[a], row[b]) not in met}
 
 
