@@ -1,4 +1,4 @@
-"""Hypothesis profiles and the summary line that names what could not run here."""
+"""Hypothesis profiles, how tests are dealt to workers, and the summary line that names what could not run here."""
 
 from __future__ import annotations
 
@@ -50,6 +50,13 @@ collect_ignore += [
     for path in sorted((_ROOT / folder).rglob("*.py"))
     if not (_HAS_TORCH and _HAS_TRITON) and _needs_torch(path)
 ]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Give each worker of xdist one stretch of the tests, so that what those of a module share is made about once."""
+    if config.getoption("numprocesses", None) and config.getoption("dist") == "no":
+        config.option.dist = "worksteal"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,14 +9,15 @@ import pytest
 
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import Terms
+from fa3_reference.problem import DTYPES
 from fa3verify.adversary.climb import Find
 from fa3verify.adversary.evolve import Search, search
-from fa3verify.adversary.islands import ISLANDS, island_of, islands_of
+from fa3verify.adversary.islands import island_of, islands_of
 from fa3verify.adversary.judge import ErrorOverBound
 from fa3verify.adversary.run import replay
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 
-BUDGET, CI_BUDGET, SEED = 10_000, 8_000, 1  # problems, of a hole or half a term, and of all shapes of a dtype
+BUDGET, CI_BUDGET, SEED = 10_000, 2_000, 1  # problems, of a hole or half a term, and of all shapes of a dtype
 
 # Rows of reports/findings/0001, the trigger that tells each (fa3verify.adversary.causes), and where it can happen.
 HOLES = {
@@ -76,9 +77,12 @@ def test_the_bound_with_half_of_a_term_is_broken(halved):
     pytest.fail(f"half of {term} still holds after {BUDGET} problems, largest error / bound {best}")
 
 
-def test_no_twin_is_found_beyond_its_bound():
-    """A fixed budget; the profile soak and ``fa3verify adversary`` search for longer."""
-    found = {(i.dtype, i.name): search(i, SEED, CI_BUDGET // len(islands_of(i.dtype))) for i in ISLANDS}
-    assert all(f.best["out"].value > 0.6 for f in found.values()), "the search is weak"
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_twin_is_found_beyond_its_bound(dtype):
+    """A fixed budget, after which every island is near the bound; ``fa3verify adversary`` searches for longer."""
+    islands = islands_of(dtype)
+    found = {island.name: search(island, SEED, CI_BUDGET // len(islands)) for island in islands}
+    weak = {name: f.best["out"].value for name, f in found.items() if f.best["out"].value < 0.85}
+    assert not weak, "the search is weak"
     beyond = {where: {c: x.value for c, x in f.violations.items()} for where, f in found.items() if f.above_1}
     assert not beyond

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import xarray as xr
 
-from fa3verify import watch
 from fa3verify.campaign import executors
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign import verify as jobs
@@ -19,6 +17,7 @@ from fa3verify.campaign.executors import Cluster
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.tasks import Task, execute
 from fa3verify.report import dataset
+from tests.harness.campaign.cluster_tasks import double, process
 
 KERNEL = "twin.quantize"
 
@@ -45,11 +44,11 @@ def data_of(out: Path) -> xr.DataTree:
 
 def test_a_cluster_whose_workers_are_killed_gives_the_data_of_one_process(cluster, tmp_path, monkeypatch):
     whole, ended, done = campaign.plan, [], []
-    monkeypatch.setattr(campaign, "plan", lambda *args: whole(*args)[:12])
+    monkeypatch.setattr(campaign, "plan", lambda *args: whole(*args)[:8])
 
     def kill(total, outcome) -> None:
         done.append(outcome)
-        if len(done) in (3, 7):
+        if len(done) in (2, 5):
             ended.append(cluster.workers[len(ended) % 2].pid)
             os.kill(ended[-1], signal.SIGKILL)
 
@@ -64,17 +63,6 @@ def test_a_cluster_whose_workers_are_killed_gives_the_data_of_one_process(cluste
     assert sum(summary["cpu_s"][KERNEL].values()) > 0
 
 
-def double(x: int) -> int:
-    watch.trying("doubling", lambda: {"x": x})
-    if x == 0:
-        raise SystemExit(0)
-    if x == -2:
-        time.sleep(60)
-    if x < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return 2 * x
-
-
 def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
     executor = Cluster(cluster.scheduler_address, 4.0)
     outcomes = execute([Task("t", str(x), double, {"x": x}) for x in (3, 0, -1, -2, 2)], executor)
@@ -84,10 +72,6 @@ def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
     assert [word in (o.error or "") for word, o in zip(words, outcomes[1:4])] == [True] * 3
     assert [o.lost_worker for o in outcomes] == [False, False, True, True, False]
     assert outcomes[2].at == {"what": "doubling", "content": {"x": -1}}
-
-
-def process(_: int) -> int:
-    return os.getpid()
 
 
 def test_each_campaign_has_processes_of_its_own_so_that_an_edited_kernel_is_loaded_again(cluster):

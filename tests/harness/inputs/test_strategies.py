@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 
 from fa3verify.inputs.recipe import FAMILIES, Recipe
 from fa3verify.inputs.strategies import Inputs, Limits, cases, problems, quant_schemes, recipes
@@ -128,15 +128,13 @@ def test_every_family_can_be_asked_for(family):
 
 
 def test_every_family_is_drawn():
-    seen: set[str] = set()
+    missing = {family.distribution for family in FAMILIES}
 
-    @given(cases())
-    @settings(FEW, max_examples=1500)
-    def collect(case):
-        seen.add(case.recipe.distribution)
+    def is_last(case):
+        missing.discard(case.recipe.distribution)
+        return not missing
 
-    collect()
-    assert seen == {family.distribution for family in FAMILIES}
+    find(cases(), is_last, settings=settings(FIXED, phases=[Phase.generate]))
 
 
 @given(quant_schemes(granularities=("block",), block_rows=(64,)))

@@ -49,11 +49,11 @@ def _trials(law: str, max_examples: int, *, seed: int = 0, kernel: str = "twin.e
 
 
 @pytest.mark.parametrize("kernel", ["twin.e4m3", "twin.quantize", "twin.backward.fp16"])
-def test_sixty_trials_of_a_law_hold_more_than_fifty_seeds(kernel):
+def test_thirty_trials_of_a_law_hold_more_than_twenty_five_seeds(kernel):
     for law in LAWS:
         if law.applies(find(kernel)):
-            seeds = {trial.case.recipe.seed for trial in _trials(law.name, 60, kernel=kernel)}
-            assert len(seeds) > 50, law.name
+            seeds = {trial.case.recipe.seed for trial in _trials(law.name, 30, kernel=kernel)}
+            assert len(seeds) > 25, law.name
 
 
 def test_sixty_trials_draw_every_schedule_switch_and_most_windows():

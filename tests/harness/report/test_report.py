@@ -227,15 +227,11 @@ def test_infinite_figures_survive_as_json(tmp_path):
 
 
 def test_bytes_are_stable_and_rebuilding_gives_the_same_pages(page, studies, tmp_path):
-    again = write_report(tmp_path / "a", make_summary(verdict="fail"), studies)
-    third = rebuild(page.with_name("run.nc"), tmp_path / "b")
+    again = rebuild(page.with_name("run.nc"), tmp_path / "pages")
     for name in ("report.html", "report.md", "summary.json"):
-        assert (
-            page.with_name(name).read_bytes()
-            == again.with_name(name).read_bytes()
-            == third.with_name(name).read_bytes()
-        ), name
-    assert page.with_name("run.nc").read_bytes() == again.with_name("run.nc").read_bytes()
+        assert page.with_name(name).read_bytes() == again.with_name(name).read_bytes(), name
+    dataset.save(dataset.to_tree(make_summary(verdict="fail"), studies), tmp_path / "run.nc")
+    assert page.with_name("run.nc").read_bytes() == (tmp_path / "run.nc").read_bytes()
 
 
 def _truncated(data: bytes) -> bytes:
