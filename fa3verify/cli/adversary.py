@@ -39,12 +39,12 @@ def adversary(
     """
     with one_line_errors():
         from fa3verify.adversary import run
-        from fa3verify.cli import console
+        from fa3verify.cli import console, console_search
         from fa3verify.files import json_text
 
         if replay is not None:
             found = run.replay_file(replay)
-            console.print_adversary_replay(found)
+            console_search.print_adversary_replay(found)
             raise Exit(OK if all(max(ratios.values()) <= 1 for _, _, ratios in found) else FINDING)
         known = run.dtypes_of(operation)
         if unknown := [dtype for dtype in dtypes if dtype not in known]:
@@ -52,5 +52,5 @@ def adversary(
         with console.counting("islands searched", quiet) as tell:
             body = run.run(dtypes or known, problems, seed, jobs, tell, operation)
         write(json_text(body), str(out))
-        console.print_adversary(body, run.BREEDS[operation].columns, out, quiet=quiet)
+        console_search.print_adversary(body, run.BREEDS[operation].columns, out, quiet=quiet)
         raise Exit(FINDING if body["above_1"] else OK)

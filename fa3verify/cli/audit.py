@@ -31,7 +31,7 @@ def audit(
     with one_line_errors():
         from fa3_kernels.audit import figures as audits
         from fa3_kernels.audit.golden import GOLDEN, golden_text, read_rows
-        from fa3verify.cli import console
+        from fa3verify.cli import console, console_device
 
         path = golden or GOLDEN
         accepted = read_rows(path) if path.exists() else {}
@@ -46,5 +46,5 @@ def audit(
             write(golden_text({**accepted, **figures} if launches else figures), str(path))
         emit({"kernels": figures, "broken": broken, "moved": moved, "accepted": accept}, json_target)
         if json_target != "-":
-            console.print_audit(figures, broken, moved, accept, quiet=quiet)
+            console_device.print_audit(figures, broken, moved, accept, quiet=quiet)
         raise Exit(FINDING if broken or (moved and not accept) else OK)

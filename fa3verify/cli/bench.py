@@ -53,7 +53,7 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, counters: bool
     Grid host is what a call costs on the host, in OUT/host.md.
     """
     with one_line_errors():
-        from fa3verify.cli import console
+        from fa3verify.cli import console, console_device
         from fa3verify.gpu.bench.cells import select
 
         if grid == "host":
@@ -84,5 +84,5 @@ def bench(grid: str, dtypes: Any, causal: bool | None, out: Path, counters: bool
         except bench_run.ContextLost as error:
             fail(FINDING, str(error))
         wrong = bench_run.failed(results)
-        console.print_bench(results, grid, left, wrong, out, quiet=quiet)
+        console_device.print_bench(results, grid, left, wrong, out, quiet=quiet)
         raise Exit(FINDING if wrong else OK)

@@ -30,7 +30,7 @@ def bits(parts: tuple[str, ...], dtypes: tuple[str, ...], json_target: str | Non
         if unknown := [name for name in parts if name not in known]:
             raise ValueError(f"unknown part {unknown[0]!r}; known are {', '.join(known)}")
         require_device("bits")
-        from fa3verify.cli import console
+        from fa3verify.cli import console, console_device
         from fa3verify.gpu.bits import campaign
 
         settings = campaign.Settings(
@@ -43,6 +43,6 @@ def bits(parts: tuple[str, ...], dtypes: tuple[str, ...], json_target: str | Non
         tables = {f.table.file: f.totals() | {"rows": len(f.rows), "left": f.left} for f in found}
         emit({"tables": tables, "broken": {f.table.file: f.broken for f in found}}, json_target)
         if json_target != "-":
-            console.print_bits(tables, [row for f in found for row in f.broken])
+            console_device.print_bits(tables, [row for f in found for row in f.broken])
         is_complete = not any(f.left for f in found) and any(f.rows for f in found)
         raise Exit(FINDING if any(f.broken for f in found) else OK if is_complete else NOTHING)

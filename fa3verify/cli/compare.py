@@ -43,7 +43,7 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
     kernels and for the released FlashAttention-3. Exit code 1 if a named kernel differs, 5 if nothing ran.
     """
     with one_line_errors():
-        from fa3verify.cli import console
+        from fa3verify.cli import console, console_search
         from fa3verify.compare import table
 
         out, json_target, quiet = options["out"], options["json_target"], options["quiet"]
@@ -62,7 +62,7 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
         emit(table.body(found, tasks), json_target)
         if json_target != "-":
             labels = [task.arguments.get("kernel", "") for task in tasks]
-            console.print_comparisons(labels, found, quiet=quiet)
+            console_search.print_comparisons(labels, found, quiet=quiet)
         ran = [each for each in found if each is not None]
         if any(each.is_equal is None for each in ran) or not ran:
             raise Exit(NOTHING)

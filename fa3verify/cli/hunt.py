@@ -42,7 +42,7 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
     """
     with one_line_errors():
         from fa3verify.campaign.introduction import Unavailable
-        from fa3verify.cli import console
+        from fa3verify.cli import console, console_search
         from fa3verify.hunt import run
 
         if problems and seconds:
@@ -56,7 +56,7 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
                 body = run.run(settings, tell)
             except Unavailable as error:
                 fail(ENVIRONMENT, str(error))
-        console.print_hunt(body, run.page(body), settings.out / run.FILE, quiet=quiet)
+        console_search.print_hunt(body, run.page(body), settings.out / run.FILE, quiet=quiet)
         raise Exit(FINDING if run.is_finding(body) else OK)
 
 

@@ -43,7 +43,7 @@ def recordings(
         raise click.UsageError("--outputs and --ledger are given together")
     with one_line_errors():
         from fa3verify import recordings as stored
-        from fa3verify.cli import console
+        from fa3verify.cli import console_device
 
         if outputs and ledger:
             _extend(files, ledger, outputs=int(outputs), seconds=seconds, workers=workers, json_target=json_target)
@@ -55,7 +55,7 @@ def recordings(
             else:
                 sums[file.name] = stored.compare(recording, products=int(products) or None, workers=workers)
             if json_target != "-":
-                console.print_recording(recording, sums[file.name])
+                console_device.print_recording(recording, sums[file.name])
         emit(sums, json_target)
         if any(found["differing"] for found in sums.values()):
             raise Exit(FINDING)

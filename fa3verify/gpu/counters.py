@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fa3_simulator.roofline import SUB_CORES
 from fa3verify.files import csv_text
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.results import Switches
 from fa3verify.gpu.bench.tables import CELL_FIELDS
 
-SUB_CORES = 4
 MARK = "spin_kernel"  # of torch.cuda._sleep
 # Cycles are those of an SM: its own clock ticks from first to last, those with a warp on it, and those in which each of
 # its four tensor cores worked, added up. Instructions are warp instructions of a scheduler, of which there are four:

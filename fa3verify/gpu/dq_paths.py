@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     clock, pace = Clock(), Pace(sustained=False)
     with chosen.csv.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for cell in todo:
             for row in timed(cell, chosen.paths, pace, clock):

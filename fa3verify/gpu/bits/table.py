@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fa3verify.files import write_text
+from fa3verify.files import csv_text, write_text
 
 Key = tuple[str, ...]
 
@@ -95,9 +94,5 @@ def read(path: Path, table: Table) -> dict[Key, list[list[str]]]:
 
 def write(path: Path, table: Table, found: dict[Key, list[list[str]]]) -> None:
     """Write the rows in the order of the cases; rows of other cases are left out."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(table.columns)
-    for case in table.cases():
-        writer.writerows(found.get(table.key_of(case), []))
-    write_text(path, text.getvalue())
+    rows = (row for case in table.cases() for row in found.get(table.key_of(case), []))
+    write_text(path, csv_text(table.columns, rows))

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fa3_kernels.plan.barriers import WARP_THREADS
 from fa3_simulator.machine import Machine
+from fa3_simulator.roofline import SUB_CORES
 from fa3verify.gpu.bench.ratios import geometric_mean
 from fa3verify.report.device.blocks import Column, Figure, Section, Table, fixed, whole
 from fa3verify.report.device.figures import draw_speed
@@ -20,7 +22,6 @@ from fa3verify.report.device.source import Row, Source
 
 CURVES = {"paper": "forward", "backward": "backward"}  # grids whose cells are lengths of 16k tokens
 DTYPES = ("fp16", "bf16", "e4m3")
-SUB_CORES, LANES = 4, 32  # of an SM; of a warp
 
 
 def limit_tflops(machine: Machine, row: Row, mhz: float) -> float:
@@ -31,7 +32,7 @@ def limit_tflops(machine: Machine, row: Row, mhz: float) -> float:
     cycles_per_us = machine["sms"] * mhz
     tensor = machine["tensor_flops_16bit"] * (2 if row["dtype"] == "e4m3" else 1)
     flops_per_score = (10 if row["grid"] == "backward" else 4) * int(row["head_dim"])
-    exponentials = SUB_CORES * LANES / machine["mufu_cycles"] * flops_per_score
+    exponentials = SUB_CORES * WARP_THREADS / machine["mufu_cycles"] * flops_per_score
     return min(tensor, exponentials) * cycles_per_us / 1e6
 
 

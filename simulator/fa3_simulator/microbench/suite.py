@@ -234,7 +234,7 @@ def main() -> None:
     bench = Bench.open()
     suite = chosen(bench.driver.multiprocessors, options.only)
     with options.target.open("w", newline="") as file, ThreadPoolExecutor() as pool:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         functions = list(pool.map(lambda e: bench.driver.load(e.ptx()), suite))  # assembled outside Python's lock
         for experiment, function in zip(suite, functions, strict=True):  # and all of them before any is timed
