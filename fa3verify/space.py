@@ -7,7 +7,7 @@ sequence, relative to the tile of the kernel's configuration, or to :data:`TILE`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +51,18 @@ def fitting(n: int, candidate: Candidate) -> int:
 
 def head_dims(candidate: Candidate) -> tuple[int, ...]:
     """Return the head_dims that a kernel declares, or those of :data:`HEAD_DIMS` that it does not refuse."""
+    return tuple(_head_dims(candidate))
+
+
+def _head_dims(candidate: Candidate) -> Iterator[int]:
     if candidate.head_dims is not None:
-        return candidate.head_dims
+        yield from candidate.head_dims
+        return
     n = fitting(TILE, candidate)
     plain = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": candidate.dtype}
-    problems = [AttentionProblem(head_dim=d, causal=causal, **plain) for d in HEAD_DIMS for causal in (False, True)]
-    return tuple(dict.fromkeys(p.head_dim for p in problems if candidate.supports(p)))
+    for d in HEAD_DIMS:
+        if any(candidate.supports(AttentionProblem(head_dim=d, causal=causal, **plain)) for causal in (False, True)):
+            yield d
 
 
 def _softcap(case: Case, config: Any) -> str:
@@ -261,7 +267,7 @@ def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> t
 def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> AttentionProblem:
     nheads_kv = {"2 or 3": 2, "4 or more": 4}.get(chosen.get("kv_heads", ""), 1)
     group = {"2 to 4": 2, "5 or more": 5}.get(chosen.get("group", ""), 1)
-    head_dim = int(chosen.get("head_dim") or next(iter(head_dims(candidate)), 0))
+    head_dim = int(chosen.get("head_dim") or next(_head_dims(candidate), 0))
     n, m = _lengths(candidate, chosen, tile_m, tile_n)
     if candidate.policy.causal == "top_left" and "causal" in chosen.get("mask", ""):
         m = n
