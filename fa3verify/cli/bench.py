@@ -12,6 +12,11 @@ from click.exceptions import Exit
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
 from fa3verify.cli.options import peers_option
 
+GRIDS = (
+    "paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2", "backward",
+    "host",
+)  # fmt: skip
+
 
 def require_profiler() -> str:
     """Nsight Compute's command; leave with the reason if it is not there."""
@@ -24,9 +29,7 @@ def require_profiler() -> str:
 @click.command(epilog=EPILOG)
 @click.option(
     "--grid",
-    type=click.Choice(
-        ["paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "backward", "host"]
-    ),
+    type=click.Choice(GRIDS),
     default="paper",
     show_default=True,
 )

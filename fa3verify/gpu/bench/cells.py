@@ -11,7 +11,7 @@ from fa3_reference.problem import AttentionProblem, Dtype
 HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-GRIDS = ("paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "backward")
+GRIDS = ("paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2", "backward")
 LENGTHS = (2048, 8192, 32768)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
 # Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd numbers
@@ -117,6 +117,25 @@ UNSEEN: tuple[tuple[Dtype, int, int, int, int, int, int, bool], ...] = (
     ("e4m3", 1, 1024, 9000, 32, 8, 128, True),
     ("bf16", 6, 2560, 2560, 20, 20, 64, True),
 )
+# The second such set. A cut run has e4m3 and 16 bits alike, and every head_dim.
+UNSEEN2: tuple[tuple[Dtype, int, int, int, int, int, int, bool], ...] = (
+    ("e4m3", 3, 3500, 3500, 21, 7, 128, False),
+    ("fp16", 4, 2200, 2200, 36, 36, 64, True),
+    ("e4m3", 13, 900, 900, 18, 18, 128, True),
+    ("fp16", 6, 1800, 1800, 11, 11, 256, False),
+    ("e4m3", 2, 7000, 7000, 14, 14, 64, False),
+    ("fp16", 3, 3500, 3500, 21, 7, 128, True),
+    ("e4m3", 1, 10000, 10000, 10, 10, 256, True),
+    ("fp16", 1, 14000, 14000, 10, 10, 128, False),
+    ("e4m3", 7, 1300, 1300, 33, 33, 64, True),
+    ("fp16", 9, 900, 900, 15, 5, 256, True),
+    ("e4m3", 2, 4400, 4400, 20, 4, 128, True),
+    ("fp16", 2, 7000, 7000, 24, 8, 64, False),
+    ("e4m3", 5, 2600, 2600, 9, 3, 256, False),
+    ("bf16", 4, 4400, 4400, 15, 5, 128, False),
+    ("e4m3", 9, 1300, 1300, 20, 20, 128, False),
+    ("bf16", 2, 2600, 2600, 40, 8, 64, True),
+)
 
 
 def paper(
@@ -199,10 +218,10 @@ def select(
         cells = paper(dtypes, head_dims or HEAD_DIMS, seqlens or SCHEDULE_SEQLENS, masks, grid=grid)
         return [c for c in cells if c.dtype != "bf16" or c.head_dim == 128]  # the code of fp16 but for the formats
     dtypes = tuple(dtypes)
-    unseen = [Cell("schedules", *shape) for shape in UNSEEN if shape[0] in dtypes]
+    unseen = {"unseen": UNSEEN, "unseen2": UNSEEN2}.get(grid, ())
     return [
         c
-        for c in (unseen if grid == "unseen" else _fixed(grid, dtypes))
+        for c in [Cell("schedules", *shape) for shape in unseen if shape[0] in dtypes] or _fixed(grid, dtypes)
         if (not head_dims or c.head_dim in head_dims)
         and (not seqlens or c.seqlen_k in seqlens)
         and (causal is None or c.causal == causal)
