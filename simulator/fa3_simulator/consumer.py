@@ -91,7 +91,11 @@ class Consumer:
         """The other ones, the conversion to P and, but for a tile's first block, the rescaling of O."""
         if work == "rest":
             self.read_output()
+            if self.s.promotes:
+                self.stream.vector(self.work["rescale"])
         self.stream.vector(self.work[work])
+        if work == "rest" and not self.s.promotes:
+            self.stream.vector(self.work["rescale"])
         if work == "rest" and self.work["drain"].stall:
             self.stream.vector(self.work["drain"])
         if self.p:

@@ -15,7 +15,7 @@ TICKS = 64  # per cycle
 PIPES = ("port", "mufu")
 RESOURCES = ("tensor", "smem", *PIPES, "l2", "reduce")  # whose busy time a run counts
 OPERAND_BYTES = 32  # of k per wgmma: 256 bits
-SMEM, ALONE, TAKEN = (1 + len(PIPES) + i for i in range(3))  # columns of Costs.work behind the pipes
+SMEM, ALONE, TAKEN, HOLD = (1 + len(PIPES) + i for i in range(4))  # columns of Costs.work behind the pipes
 PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share the shared memory port
 
 
@@ -23,7 +23,9 @@ class Costs(NamedTuple):
     """Arrays the engines read. Ticks throughout; one row per gemm, work or delay of the program."""
 
     gemm: np.ndarray  # (gemms, 5): instructions; of one, tensor, shared memory port, share of TAKEN in 1/64, issue
-    work: np.ndarray  # (works, 6): chunks; of one, PIPES, shared memory port, a warp alone, what wgmma loses
+    # (works, 7): chunks; of one, PIPES, shared memory port, a warp alone, what wgmma loses, and how many 64ths as long
+    # those of other warps take beside it at least
+    work: np.ndarray
     work_slow: np.ndarray  # the same while wgmma runs
     delay: np.ndarray
     scalars: np.ndarray  # in the order of SCALARS
@@ -65,13 +67,16 @@ def _work(work: Work, machine: Machine, *, under_wgmma: bool) -> tuple[int, ...]
         return machine[f"{name}_cycles"] * (machine[f"{name}_under_wgmma"] if under_wgmma else 1)
 
     alu = work.alu + work.convert + 2 * work.convert_e4m3
-    port = alu * cycles("alu") + work.mufu * cycles("mufu_port")
+    port = alu * cycles("alu") + work.mufu * cycles("mufu_port") + (work.fma + work.other) * cycles("issue")
     issued = (work.fma + work.other + work.shuffle + alu + work.mufu) * cycles("issue")
     waits = work.stall + work.shuffle * cycles("shuffle") + work.trips * cycles("trip")
     alone = max(issued, port, work.mufu * cycles("mufu_lone")) + waits
     smem = work.smem_bytes / machine["smem_bytes_per_cycle"]
     taken = work.fma * machine["fma_tensor_cycles"] if under_wgmma else 0
-    return (work.chunks, *(tick(x / work.chunks) for x in (port, work.mufu * cycles("mufu"), smem, alone, taken)))
+    never_waits = work.fma > 0 and not (alu or work.mufu or work.shuffle)
+    hold = tick(machine["held_up_factor"]) if never_waits else TICKS
+    each = (tick(x / work.chunks) for x in (port, work.mufu * cycles("mufu"), smem, alone, taken))
+    return (work.chunks, *each, hold)
 
 
 def costs(program: Program, machine: Machine, clock_mhz: float | None = None) -> Costs:
@@ -89,8 +94,8 @@ def costs(program: Program, machine: Machine, clock_mhz: float | None = None) ->
     )  # fmt: skip
     return Costs(
         np.array([_gemm(g, machine) for g in program.gemms], np.int64).reshape(-1, 5),
-        np.array([_work(w, machine, under_wgmma=False) for w in program.works], np.int64).reshape(-1, 1 + TAKEN),
-        np.array([_work(w, machine, under_wgmma=True) for w in program.works], np.int64).reshape(-1, 1 + TAKEN),
+        np.array([_work(w, machine, under_wgmma=False) for w in program.works], np.int64).reshape(-1, 1 + HOLD),
+        np.array([_work(w, machine, under_wgmma=True) for w in program.works], np.int64).reshape(-1, 1 + HOLD),
         np.array([tick(machine[name]) for name in program.delays], np.int64),
         np.array(scalars, np.int64),
     )

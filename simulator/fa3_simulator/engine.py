@@ -8,9 +8,10 @@ second engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. 
   that completions are kept less what had been taken by then, and read with what has been taken since. That grows slower
   than time (a warp takes longer to issue a multiply-add), so that what is complete stays so.
 - Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk takes what a
-  warp alone needs, or longer where warps that are in a chunk of their own want the same pipe: what they would take
-  alone is left to them, down to an even share. Pipes are the port of maxima, conversions and exponentials, and the
-  special-function unit. All are slower while wgmma runs (``*_under_wgmma``).
+  warp alone needs, longer where warps in chunks of their own want more of a pipe than there is: all are slowed in
+  proportion, and what another pipe slows counts for less. Pipes are the port that issues all instructions, and the
+  special-function unit. Beside multiply-adds alone, which wait for no result, others take ``held_up_factor`` times as
+  long at least. All are slower while wgmma runs (``*_under_wgmma``).
 - Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
 - TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``, Q beside them at
   ``hbm_bytes_per_ns``; stores leave at ``store_bytes_per_cycle``, what adds to memory at ``reduce_bytes_per_ns``, by
@@ -24,7 +25,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from fa3_simulator.costs import ALONE, PIECE_BYTES, PIPES, RESOURCES, SMEM, TAKEN, TICKS, Costs
+from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SMEM, TAKEN, TICKS, Costs
 from fa3_simulator.deadlock import Blocked, waits_in_words
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import Burst, DeadlockError, Mark, Span, Trace
@@ -42,6 +43,8 @@ class _Actor:
     stored: list[int] = field(default_factory=list)  # when each store has read its slot
     until: int = 0  # end of the chunk of vector work under way
     wants: list[int] = field(default_factory=lambda: [0] * len(PIPES))  # of each pipe, alone, in 1/64
+    slowed: list[int] = field(default_factory=lambda: [64] * len(PIPES))  # by those that share it, likewise
+    holds: int = 64  # how long others take beside it at least, likewise
     done: bool = False
 
 
@@ -70,7 +73,6 @@ class Engine:
         self.sleeping: list[list[int]] = [[] for _ in program.named_barriers]
         self.events: list[tuple[int, int, int, int, int, int]] = []  # time, priority, actor, sequence, load
         self.sequence = 0
-        self.pipes = [0] * len(PIPES)
         self.tensor = self.port = self.egress = 0
         self.ingress = [0, 0]  # from L2 and from HBM
         self.taken = self.seen = 0  # from the tensor core by vector work: so far, and by the last instruction
@@ -125,16 +127,16 @@ class Engine:
             return tick
         state.part += 1
         self.taken += row[TAKEN] * self.loss // 64
-        end = tick + row[ALONE]
-        for pipe in range(len(PIPES)):
-            cost = row[1 + pipe]
-            state.wants[pipe] = min(64, 64 * cost // max(1, row[ALONE]))
-            if cost:
-                others = [a.wants[pipe] for a in self.actors if a is not state and a.until > tick and a.wants[pipe]]
-                left = max(64 - sum(others), 64 // (1 + len(others)))
-                self.pipes[pipe] = max(tick, self.pipes[pipe]) + cost
-                self.trace.busy[PIPES[pipe]] += cost
-                end = max(end, self.pipes[pipe], tick + 64 * cost // left)
+        others = [other for other in self.actors if other is not state and other.until > tick]
+        held = 64 if row[HOLD] > 64 else max((other.holds for other in others), default=64)
+        for pipe, name in enumerate(PIPES):
+            state.wants[pipe] = wanted = min(64, 64 * row[1 + pipe] // max(1, row[ALONE]))
+            if wanted:
+                self.trace.busy[name] += row[1 + pipe]
+                wanted += sum(64 * other.wants[pipe] // other.slowed[1 - pipe] for other in others)
+            state.slowed[pipe] = max(64, wanted)
+        state.slowed[0], state.holds = max(state.slowed[0], held), row[HOLD]
+        end = tick + row[ALONE] * max(state.slowed) // 64
         if row[SMEM]:
             self.port = max(tick, self.port) + row[SMEM]
             self.trace.busy["smem"] += row[SMEM]

@@ -22,15 +22,15 @@ class HeldOut(NamedTuple):
 
 
 FORWARD = {
-    ("flash3", "bf16"): (47, 0.042),
-    ("flash3", "fp16"): (49, 0.035),
-    ("flash3", "e4m3"): (41, 0.073),
-    ("flash4", "fp16"): (12, 0.042),
-    ("gluon", "bf16"): (28, 0.034),
-    ("gluon", "fp16"): (144, 0.045),
-    ("gluon", "e4m3"): (160, 0.079),
+    ("flash3", "bf16"): (47, 0.039),
+    ("flash3", "fp16"): (49, 0.029),
+    ("flash3", "e4m3"): (41, 0.048),
+    ("flash4", "fp16"): (12, 0.019),
+    ("gluon", "bf16"): (28, 0.044),
+    ("gluon", "fp16"): (144, 0.040),
+    ("gluon", "e4m3"): (160, 0.068),
 }
-BACKWARD = {"flash3": (63, 0.056), "gluon": (40, 0.060), "prototype": (25, 0.064)}
+BACKWARD = {"flash3": (63, 0.054), "gluon": (40, 0.053), "prototype": (25, 0.053)}
 
 
 def held_out(config: AnyConfig) -> HeldOut | None:

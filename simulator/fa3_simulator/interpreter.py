@@ -75,9 +75,10 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
     marked = np.zeros(actors, np.int64)
     pending, tx, phase = arrivals.copy(), np.zeros(arrivals.size, np.int64), np.zeros(arrivals.size, np.int64)
     arrived = np.zeros(bar_threads.size, np.int64)
-    pipes = np.zeros(PIPE_COUNT, np.int64)
-    until = np.zeros(actors, np.int64)
-    wants = np.zeros((actors, PIPE_COUNT), np.int64)  # in 1/64 of a pipe
+    until = np.zeros(actors, np.int64)  # of vector work: end of the chunk under way
+    wants = np.zeros((actors, PIPE_COUNT), np.int64)  # alone, in 1/64 of a pipe
+    slowed = np.full((actors, PIPE_COUNT), 64, np.int64)  # by those that share the pipe, in 1/64
+    holds = np.zeros(actors, np.int64)  # what it makes of others' time, likewise
     busy = np.zeros(4 + PIPE_COUNT, np.int64)
     # tensor, groups and flight are kept less what was taken by then
     tensor = port = egress = taken = loss = np.int64(0)
@@ -127,18 +128,25 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                     finished = False
                     row = work_slow[x] if now < tensor + taken else work[x]
                     taken += row[3 + PIPE_COUNT] * loss // 64
-                    resume = now + row[2 + PIPE_COUNT]
+                    held = np.int64(64)
+                    if row[4 + PIPE_COUNT] == 64:
+                        for a in range(actors):
+                            if a != actor and until[a] > now:
+                                held = max(held, holds[a])
+                    holds[actor] = row[4 + PIPE_COUNT]
+                    slowest = held
                     for p in range(PIPE_COUNT):
                         cost = row[1 + p]
-                        wants[actor, p] = min(64, 64 * cost // max(1, row[2 + PIPE_COUNT]))
+                        wanted = wants[actor, p] = min(64, 64 * cost // max(1, row[2 + PIPE_COUNT]))
                         if cost > 0:
-                            wanted = sharing = 0
                             for a in range(actors):
-                                if a != actor and until[a] > now and wants[a, p] > 0:
-                                    wanted, sharing = wanted + wants[a, p], sharing + 1
-                            pipes[p] = max(now, pipes[p]) + cost
+                                if a != actor and until[a] > now:
+                                    wanted += 64 * wants[a, p] // slowed[a, 1 - p]
                             busy[2 + p] += cost
-                            resume = max(resume, pipes[p], now + 64 * cost // max(64 - wanted, 64 // (1 + sharing)))
+                        slowed[actor, p] = max(64, wanted)
+                        slowest = max(slowest, wanted)
+                    slowed[actor, 0] = max(slowed[actor, 0], held)
+                    resume = now + row[2 + PIPE_COUNT] * slowest // 64
                     if row[1 + PIPE_COUNT] > 0:
                         port = max(now, port) + row[1 + PIPE_COUNT]
                         busy[1] += row[1 + PIPE_COUNT]

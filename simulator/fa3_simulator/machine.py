@@ -47,7 +47,7 @@ class Machine:
     wgmma_rs_cycles: Constant  # more per instruction whose A comes from registers
     smem_bytes_per_cycle: Constant  # port shared by operand fetch, TMA writes and matrix stores
     issue_cycles: Constant  # of one warp, between two instructions of any kind
-    alu_cycles: Constant  # of the port that exponentials share too: a maximum, permutation or conversion
+    alu_cycles: Constant  # of the port that all instructions share: a maximum, permutation or conversion
     mufu_port_cycles: Constant  # an exponential
     mufu_cycles: Constant  # of the special-function unit
     mufu_lone_cycles: Constant  # of one warp alone, among the other instructions of a softmax, which it hides
@@ -63,6 +63,7 @@ class Machine:
     fma_tensor_cycles: Constant  # what a multiply-add takes from the tensor core, beside wgmma of 128 columns
     fma_tensor_narrow: Constant  # share of that for 64 columns
     fma_tensor_wide: Constant  # and for 256
+    held_up_factor: Constant  # how many times as long other warps take beside multiply-adds alone
     mbarrier_hop_cycles: Constant  # last arrival to a waiting warp running
     mbarrier_poll_cycles: Constant  # a wait that finds its phase complete
     named_barrier_cycles: Constant  # last arrival to a waiting warp running

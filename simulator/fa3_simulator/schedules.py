@@ -9,6 +9,8 @@ from fa3_kernels.plan.config import Config
 # Without overlap, ptxas puts so large a share of a block's exponentials in front of handing on the turn: 35 of 66, 14
 # of 34 (fp16_d128_no_overlap).
 LATE_TURN = 0.5
+# Of 16 bits: 16 of 32 at head_dim 64, 32 and 64 of 64 in the two copies at 128, 64 of 128 at 256.
+LATE_RESCALING = {64: 0.5, 128: 0.75, 256: 0.5}
 
 
 class TileBlocks(NamedTuple):
@@ -34,6 +36,16 @@ def early_exponentials(config: Config) -> float:
 def late_turn(config: Config) -> float:
     """Share of a block's exponentials in front of handing on the turn, without overlap."""
     return 0.0 if config.takes_integer_max(False) or config.is_fp8 else LATE_TURN
+
+
+def late_rescaling(config: Config) -> float:
+    """Share of the multiplications that rescale O which stand behind the exponentials, or where P V is added in front.
+
+    In FlashAttention-3 all are among the exponentials.
+    """
+    if not config.traits.is_built_here:
+        return 0.0
+    return 1.0 if config.is_fp8 else LATE_RESCALING[next(size for size in LATE_RESCALING if config.head_dim <= size)]
 
 
 def starts_both(config: Config) -> bool:

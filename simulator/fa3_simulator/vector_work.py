@@ -8,7 +8,7 @@ from functools import lru_cache
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_simulator.program import Work
-from fa3_simulator.schedules import early_exponentials, late_turn
+from fa3_simulator.schedules import early_exponentials, late_rescaling, late_turn
 
 ELEMENTS_PER_CHUNK = 4  # of a lane: granularity at which two warpgroups share a pipe
 # Per key block and warp, of what each lane keeps of its two rows: the running maximum and the factor that rescales the
@@ -56,6 +56,7 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
     scores, outputs = s.tile_n // 2, s.head_dim // 2  # per lane
     early = round(scores * (max(early_exponentials(s), 0.0) if s.intra_wg_overlap else late_turn(s)))
     rescaled = 0 if s.adds_in_place else outputs
+    apart = round(rescaled * late_rescaling(s))
     width = s.head_dim // (16 // s.bits if s.output_in_query_slot else 1)  # of O at a time
     return {
         "mask": _work("mask", scores, alu=2),
@@ -63,7 +64,8 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
         "max": _row_max(s, s.takes_integer_max(False)),
         "quad": Work("row reduction", 1, shuffle=STATISTICS_SHUFFLES),  # two rows, two exchanges in the quad
         "early": _exponentials("exp2", s, early, 0),
-        "rest": _exponentials("exp2 and rescale O", s, scores - early, rescaled, is_last=True),
+        "rest": _exponentials("exp2 and rescale O", s, scores - early, rescaled - apart, is_last=True),
+        "rescale": _work("rescale O", apart, fma=1),
         "first": _exponentials("exp2", s, scores, 0, is_last=True),
         "last": _work("rescale O", outputs, fma=1),
         "other": other_work(s),

@@ -8,7 +8,7 @@ import pytest
 
 from fa3_kernels.audit.shipped import shipped
 from fa3_kernels.plan.config import Config
-from fa3_simulator.schedules import LATE_TURN, early_exponentials
+from fa3_simulator.schedules import LATE_TURN, early_exponentials, late_rescaling
 
 pytest.importorskip("triton", reason="triton compiles the kernels")
 EXPONENTIALS = 66
@@ -67,3 +67,30 @@ def test_a_held_turn_is_handed_on_between_the_maxima_and_the_exponentials() -> N
     (passed,) = (i for i, (opcode, text) in enumerate(loop) if opcode == "BAR.ARV" and ", 0x100" in text)
     assert exponentials(loop[:passed]) == 0
     assert not any(opcode.startswith("VIMNMX3") for opcode, _ in loop[passed:])
+
+
+def multiplications_behind(loop: list[tuple[str, str]]) -> int:
+    """Multiplications behind the last exponential."""
+    last = max(i for i, (opcode, _) in enumerate(loop) if opcode == "MUFU.EX2")
+    return sum(opcode == "FMUL" for opcode, _ in loop[last:])
+
+
+def test_o_is_rescaled_behind_the_exponentials_where_ptxas_put_it() -> None:
+    """Of fp16 at head_dim 128 one copy of the code has half of it there and the other one all."""
+    for name, config in (
+        ("fp16_d64_dense", Config(head_dim=64)),
+        ("e4m3_d64_dense_chained", Config("e4m3", 64)),
+        ("e4m3_d128_dense_chained", Config("e4m3")),
+    ):
+        share = multiplications_behind(first_loop(name)) / (config.head_dim // 2)
+        assert share == pytest.approx(late_rescaling(config), abs=0.04), name
+    assert multiplications_behind(first_loop("fp16_d128_dense")) / 64 in (0.5, 1.0)
+    assert late_rescaling(Config()) == 0.75
+
+
+def test_promoted_p_v_is_added_in_front_of_the_exponentials() -> None:
+    loop = first_loop("e4m3_d128_dense")
+    second = [i for i, (opcode, _) in enumerate(loop) if opcode == "MUFU.EX2"][1]
+    in_front = [opcode for opcode, _ in loop[:second]]
+    assert in_front.count("FFMA") >= 48
+    assert multiplications_behind(loop) == 0

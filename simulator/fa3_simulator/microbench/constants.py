@@ -32,7 +32,7 @@ Table = Mapping[Key, list[list[float]]]  # stamps' differences of each warpgroup
 
 
 def read(path: Path) -> Table:
-    """Read a table; rows of one experiment on two GPUs have equal keys.
+    """Read a table, and ``sharing.csv`` beside it; rows of one experiment on two GPUs have equal keys.
 
     Raises
     ------
@@ -40,6 +40,13 @@ def read(path: Path) -> Table:
         For a file without the columns; the message names the file.
     """
     found: dict[Key, list[list[float]]] = {}
+    for name in (path, path.with_name("sharing.csv")):
+        if name == path or name.exists():
+            _read_into(found, name)
+    return found
+
+
+def _read_into(found: dict[Key, list[list[float]]], path: Path) -> None:
     with path.open(newline="", encoding="utf-8") as file:
         try:
             for row in csv.DictReader(file):
@@ -48,7 +55,6 @@ def read(path: Path) -> Table:
                 found.setdefault(key, []).append([float(x) for x in row["cycles"].split()])
         except (KeyError, json.JSONDecodeError) as error:
             raise ValueError(f"{path.name} is no table of microbenchmarks: {error}") from None
-    return found
 
 
 def select(table: Table, experiment: str, **parameters: object) -> list[list[list[float]]]:
@@ -148,11 +154,15 @@ def _hop(experiment: str) -> Statistic:
     return lambda table: select(table, experiment, rounds=64)[0][0][0] / 64 / 2
 
 
+def _first(works: str) -> Statistic:
+    """The second stretch of the first warpgroup, fp16, 128 keys, without wgmma: all run."""
+    return lambda table: select(table, "sharing", dtype="fp16", n=128, works=works, wgmma=False)[0][0][1]
+
+
 _LONE = median("softmax_step", stamps="whole", warpgroups=1)
 _LONE_UNDER = _over(median("softmax_step_under_wgmma", stamps="whole", warpgroups=1), _LONE)
-_SHARED = median("softmax_step", stamps="whole", warpgroups=3)
-_SHARED_UNDER = _over(
-    median("softmax_step_under_wgmma", warpgroups=2), median("softmax_step", stamps="whole", warpgroups=2)
+_BESIDE, _BESIDE_UNDER = (
+    median("sharing", group=1, n=128, works="maxima exponentials", wgmma=runs) for runs in (False, True)
 )
 
 
@@ -170,14 +180,14 @@ EVIDENCE: Mapping[str, Evidence] = {
     "wgmma_rs_cycles": Evidence("wgmma, slope of RS over SS", _from_registers),
     "issue_cycles": Evidence("vector, ffma with two warpgroups", _instruction(("ffma",), 2)),
     "alu_cycles": Evidence("vector, fmnmx, prmt and f2fp_f16", _instruction(("fmnmx", "prmt", "f2fp_f16"), 2)),
-    "mufu_port_cycles": Evidence("softmax_step, three warpgroups", _SHARED),
+    "mufu_port_cycles": Evidence("sharing, maxima beside exponentials", _BESIDE),
     "mufu_cycles": Evidence("vector, ex2 with two warpgroups", _instruction(("ex2",), 2)),
     "mufu_lone_cycles": Evidence("softmax_step, one warpgroup", _LONE),
     "shuffle_cycles": Evidence("softmax_step, one warpgroup", _LONE),
     "trip_cycles": Evidence("transposition, head_dim 64, alone, less its permutations", _trip),
     "issue_under_wgmma": Evidence("under_wgmma, ffma", _under("ffma")),
     "alu_under_wgmma": Evidence("under_wgmma, fmnmx", _under("fmnmx")),
-    "mufu_port_under_wgmma": Evidence("softmax_step_under_wgmma, two warpgroups", _SHARED_UNDER),
+    "mufu_port_under_wgmma": Evidence("sharing under wgmma, maxima beside exponentials", _over(_BESIDE_UNDER, _BESIDE)),
     "mufu_under_wgmma": Evidence("under_wgmma, ex2", _under("ex2")),
     "mufu_lone_under_wgmma": Evidence("softmax_step_under_wgmma, one warpgroup", _LONE_UNDER),
     "shuffle_under_wgmma": Evidence("softmax_step_under_wgmma, one warpgroup", _LONE_UNDER),
@@ -195,6 +205,10 @@ EVIDENCE: Mapping[str, Evidence] = {
     "fma_tensor_wide": Evidence(
         "softmax_step_own_wgmma, head_dim 256, two warpgroups",
         median("softmax_step_own_wgmma", head_dim=256, warpgroups=2),
+    ),
+    "held_up_factor": Evidence(
+        "sharing, exponentials beside conversion and rescaling",
+        _over(_first("exponentials conversion"), _first("exponentials")),
     ),
     "mbarrier_hop_cycles": Evidence("mbarrier, half a round trip", _hop("mbarrier")),
     "named_barrier_cycles": Evidence("named_barrier, half a round trip", _hop("named_barrier")),

@@ -1,4 +1,4 @@
-"""Simulated beside 288 timings of an H200 in cycles, to which no constant was fitted; decisions 0005 and 0006 saw them.
+"""Simulated beside 288 timings of an H200 in cycles, to which no constant was fitted; decisions up to 0018 saw them.
 
 The bands say what its model reaches, so that a change of it shows; targets are in reports/notes/simulator.md.
 """
@@ -23,9 +23,9 @@ BENCH = H200 / "simulator" / "schedules_1k_4k_16k" / "bench.csv"
 # Other lengths of the same schedules, what ships at lengths of its own, and what was read last of all, after the freeze
 # of 0006.
 UNSEEN = (
-    (H200 / "simulator" / "schedules_2k_8k_fp16" / "bench.csv", (), 63, 0.048),
-    (H200 / "speed" / "paper_grid" / "bench.csv", (512, 2048, 8192), 160, 0.049),
-    (H200 / "simulator" / "schedules_2k_8k_e4m3_d256" / "bench.csv", (), 108, 0.071),
+    (H200 / "simulator" / "schedules_2k_8k_fp16" / "bench.csv", (), 63, 0.038),
+    (H200 / "speed" / "paper_grid" / "bench.csv", (512, 2048, 8192), 160, 0.045),
+    (H200 / "simulator" / "schedules_2k_8k_e4m3_d256" / "bench.csv", (), 108, 0.055),
 )
 
 
@@ -57,11 +57,11 @@ def errors(compared: list[Compared]) -> np.ndarray:
 
 def test_mean_error_is_what_the_note_says(compared) -> None:
     simulated, roofline, closed_form = np.abs(errors(compared)).mean(axis=0)
-    assert simulated == pytest.approx(0.059, abs=0.001)
+    assert simulated == pytest.approx(0.046, abs=0.001)
     assert simulated < closed_form * 0.26 < roofline * 0.16
 
 
-@pytest.mark.parametrize(("kernels", "rows", "error"), [(("fa3", "fa3.dew"), 30, 0.03), (("gluon",), 24, 0.023)])
+@pytest.mark.parametrize(("kernels", "rows", "error"), [(("fa3", "fa3.dew"), 30, 0.03), (("gluon",), 24, 0.03)])
 def test_what_is_in_use_in_16_bits_is_within_three_percent_on_average(compared, kernels, rows, error) -> None:
     chosen = [c for c in compared if c.row.kernel in kernels and c.row.config.dtype != "e4m3"]
     assert len(chosen) == rows
@@ -80,7 +80,7 @@ def test_decoding_with_packed_heads_keys_in_one_piece_or_in_parts_is_as_far_off(
     """Eight rows read when PackGQA and the bound of HBM were there, fifteen when parts and their merging were."""
     every = validate(H200 / "speed" / "decode" / "bench.csv", load("h200"))["groups"][-1]
     assert every["rows"] == 23
-    assert every["models"]["simulated"]["mape"] == pytest.approx(0.082, abs=0.001)
+    assert every["models"]["simulated"]["mape"] == pytest.approx(0.075, abs=0.001)
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
@@ -89,8 +89,8 @@ def test_flash_attention_4_with_a_cta_for_every_tile_is_as_far_off() -> None:
     groups = validate(H200 / "speed" / "flash4" / "bench.csv", load("h200"))["groups"]
     chosen = [g for g in groups if g["group"].startswith("flash4")]
     assert sum(g["rows"] for g in chosen) == 12
-    assert np.average([g["models"]["simulated"]["mape"] for g in chosen]) == pytest.approx(0.042, abs=0.001)
-    assert max(g["models"]["simulated"]["max"] for g in chosen) == pytest.approx(0.092, abs=0.001)
+    assert np.average([g["models"]["simulated"]["mape"] for g in chosen]) == pytest.approx(0.019, abs=0.001)
+    assert max(g["models"]["simulated"]["max"] for g in chosen) == pytest.approx(0.070, abs=0.001)
 
 
 def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
@@ -100,7 +100,7 @@ def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
 def test_the_best_of_three_costs_nothing_in_most_problems(compared) -> None:
     found = rankings(compared)
     assert len(found) == 36
-    assert np.median([r.tau for r in found]) == pytest.approx(0.75, abs=0.01)
+    assert np.median([r.tau for r in found]) == pytest.approx(0.80, abs=0.01)
     assert np.median([r.regret[1] for r in found]) == 0
 
 

@@ -1,4 +1,4 @@
-"""Rows of grid ``unseen``, timed after model and constants were frozen (decision 0017): as far off as the note says."""
+"""Rows of grid ``unseen``, timed after the model of decision 0017 was frozen, and seen when that of 0018 was chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fa3verify.gpu.validation import validate
 
 REPORTS = Path(__file__).parents[3] / "reports"
 # Machine, rows, mean error, largest, bands of 0.1 points.
-SETS = (("h100", 15, 0.076, 0.202), ("h200", 91, 0.062, 0.168))
+SETS = (("h100", 15, 0.081, 0.200), ("h200", 91, 0.058, 0.162))
 
 
 @pytest.mark.parametrize(("machine", "rows", "error", "largest"), SETS, ids=[one[0] for one in SETS])
