@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +48,12 @@ def given_of(cell: Cell, x: Inputs, seed: int) -> GivenBackward:
     return GivenBackward(x.q, x.k, x.v, dout, out, lse)
 
 
+@lru_cache(maxsize=1)
+def _given(cell: Cell, inputs: tuple[Inputs, ...]) -> tuple[GivenBackward, ...]:
+    """What all kernels of a cell read."""
+    return tuple(given_of(cell, x, i) for i, x in enumerate(inputs))
+
+
 def _cut(cell: Cell, x: GivenBackward, rows: slice, keys: slice) -> tuple[AttentionProblem, BackwardOperands]:
     """Rows and keys of the last sequence and kv head."""
     group = cell.nheads // cell.nheads_kv
@@ -60,27 +67,45 @@ def _cut(cell: Cell, x: GivenBackward, rows: slice, keys: slice) -> tuple[Attent
     return problem, BackwardOperands(q, k, v, dout=dout, out=out, lse=lse)
 
 
-def judge(cell: Cell, x: GivenBackward, found: Gradients) -> Verdict:
-    """Compare dQ of the last rows and dK and dV of the last keys of the last head with float64."""
+class _Part(NamedTuple):
+    """One gradient of a cut: where it lies in the whole one's rows and heads, its truth and its error bound."""
+
+    name: str
+    rows: slice
+    heads: slice
+    truth: np.ndarray
+    bound: np.ndarray
+
+
+@lru_cache(maxsize=1)  # all kernels of a cell are judged on the same tensors, which are hashed by identity
+def _parts(cell: Cell, x: GivenBackward) -> tuple[_Part, ...]:
+    """dQ of the last rows and dK and dV of the last keys of the last head, in float64."""
     group = cell.nheads // cell.nheads_kv
     last_rows, last_keys = (slice(max(0, n - EDGE), n) for n in (cell.seqlen_q, cell.seqlen_k))
     whole = slice(0, None)
     heads = slice(cell.nheads - group, cell.nheads)
-    outputs, square, norm, worst = 0, 0.0, 0.0, 0.0
     seeing = last_rows if cell.causal else whole
+    parts = []
     for rows, keys, names in ((last_rows, whole, ("dq",)), (seeing, last_keys, ("dk", "dv"))):
         problem, operands = _cut(cell, x, rows, keys)
         q, k, v, dout, out, lse = operands.dequantized(problem)
         truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
         bound = backward_bound(problem, operands, BackwardModel.any_order(problem.dtype))
         for name in names:
-            part = (rows, heads) if name == "dq" else (keys, slice(-1, None))
-            got = to_numpy(getattr(found, name)[-1:, part[0], part[1]]).astype(np.float64)
-            want = getattr(truth, name)
-            outputs += got.size
-            square += float(((got - want) ** 2).sum())
-            norm += float((want**2).sum())
-            worst = max(worst, float(np.max(error_ratio(got - want, getattr(bound, name)), initial=0.0)))
+            where = (rows, heads) if name == "dq" else (keys, slice(-1, None))
+            parts.append(_Part(name, *where, getattr(truth, name), getattr(bound, name)))
+    return tuple(parts)
+
+
+def judge(cell: Cell, x: GivenBackward, found: Gradients) -> Verdict:
+    """Compare the gradients of a cut with float64."""
+    outputs, square, norm, worst = 0, 0.0, 0.0, 0.0
+    for part in _parts(cell, x):
+        got = to_numpy(getattr(found, part.name)[-1:, part.rows, part.heads]).astype(np.float64)
+        outputs += got.size
+        square += float(((got - part.truth) ** 2).sum())
+        norm += float((part.truth**2).sum())
+        worst = max(worst, float(np.max(error_ratio(got - part.truth, part.bound), initial=0.0)))
     return Verdict(outputs, -1, math.sqrt(square / norm), math.nan, worst)
 
 
@@ -90,7 +115,7 @@ def _kernel(name: str) -> Kernel:
     def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
         backward = backward_launches.loaded(name)
         try:
-            given = [given_of(cell, x, i) for i, x in enumerate(inputs)]
+            given = _given(cell, tuple(inputs))
             made = [backward(cell.problem, x) for x in given]
             made[0]()
         except ValueError as error:

@@ -11,9 +11,11 @@ from fa3_kernels.plan.backward import backward_config
 from fa3_kernels.twin.backward import backward
 from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import attention
+from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.problem import BackwardOperands
 from fa3verify.adapters.backward_launches import GivenBackward, Gradients
 from fa3verify.adapters.tensors import to_torch
+from fa3verify.gpu.bench import gradients
 from fa3verify.gpu.bench.cells import Cell, select
 from fa3verify.gpu.bench.gradients import judge
 from fa3verify.gpu.bench.kernels import Kernel
@@ -55,6 +57,18 @@ def test_another_function_has_no_speed(cell: Cell, fault: BackwardFault) -> None
     assert judge(cell, *timed(cell, fault)).trouble is not None
 
 
+def test_the_truth_of_a_cell_is_computed_once_for_all_of_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, found = timed(DENSE)
+    cuts = []
+    monkeypatch.setattr(
+        gradients, "backward_bound", lambda problem, *rest: cuts.append(problem) or backward_bound(problem, *rest)
+    )
+    first = judge(DENSE, x, found)
+    assert (judge(DENSE, x, found), len(cuts)) == (first, 2)
+    assert judge(DENSE, x._replace(dout=2 * x.dout), found).trouble is not None
+    assert len(cuts) == 4
+
+
 def test_gradients_count_two_and_a_half_times_the_forward() -> None:
     backward_cells, forward_cells = (select(grid, ["fp16"], seqlens=[1024]) for grid in ("backward", "paper"))
     assert [2 * a.flops for a in backward_cells] == [5 * b.flops for b in forward_cells]
@@ -66,7 +80,7 @@ def test_forwards_and_backwards_are_timed_in_grids_of_their_own() -> None:
         raise AssertionError
 
     plain = Kernel("a", "", ("fp16",), nothing)  # type: ignore[arg-type]
-    gradients = Kernel("b", "", ("fp16",), nothing, judge=nothing)  # type: ignore[arg-type]
+    of_gradients = Kernel("b", "", ("fp16",), nothing, judge=nothing)  # type: ignore[arg-type]
     paper = Cell("paper", "fp16", 1, 64, 64, 1, 1, 64, False)
-    assert [plain.takes(paper), gradients.takes(paper)] == [True, False]
-    assert [plain.takes(DENSE), gradients.takes(DENSE)] == [False, True]
+    assert [plain.takes(paper), of_gradients.takes(paper)] == [True, False]
+    assert [plain.takes(DENSE), of_gradients.takes(DENSE)] == [False, True]
