@@ -295,7 +295,7 @@ def tune(
     >>> ranked = tune(AttentionProblem(1, 16, 16, 2048, 2048, 256))
     >>> best = ranked[0].config
     >>> best.tile_m, best.tile_n
-    (128, 64)
+    (128, 80)
     """
     from fa3_simulator.machine import load
     from fa3_simulator.tune import tune
