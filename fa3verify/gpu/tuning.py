@@ -89,7 +89,7 @@ def measure_cycles(cell: Cell, options: Sequence[Mapping[str, Any]]) -> list[flo
         try:
             run = kernel.prepare(cell, inputs)
             config = kernel.configure(cell) if kernel.configure else None
-            verdict = check.judge(cell, inputs[0], run.output(), config)
+            verdict = check.judge(check.gather(cell, inputs[0], run.output(), config))
         except (kernels.Unsupported, ValueError) as error:
             found[i] = f"refused: {error}"
             continue

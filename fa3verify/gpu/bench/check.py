@@ -7,6 +7,7 @@ the whole: the twin computes it in under a second where the whole shape would ta
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,14 +33,28 @@ SCALING = 2.0**-22  # relative error of a result that is multiplied by its scale
 
 
 class Sample(NamedTuple):
-    """Some rows of one sequence and one group of heads, with the keys that the last of them may see."""
+    """Some rows of one sequence and one group of heads, with the keys that the last of them may see, and what was
+    returned for them."""
 
-    batch: int
-    heads: slice
-    rows: slice
     problem: AttentionProblem
     operands: Operands
-    values: tuple[np.ndarray, np.ndarray, np.ndarray]  # dequantised, float64
+    out: np.ndarray
+    lse: np.ndarray | None
+
+    @property
+    def truth(self) -> np.ndarray:
+        """Float64 attention of the dequantised operands."""
+        return attention(self.problem, *self.operands.dequantized(self.problem)).out
+
+
+class Work(NamedTuple):
+    """What is to be judged, on the host: whole row tiles, and a few rows whose errors are bounded."""
+
+    tiles: tuple[Sample, ...]
+    edges: tuple[Sample, ...]
+    scale: float  # of the output
+    config: Config | None
+    model: KernelModel | None
 
 
 def last_rows(cell: Cell, config: Config | None) -> int:
@@ -56,37 +71,35 @@ def last_rows(cell: Cell, config: Config | None) -> int:
     return (cell.seqlen_q - 1) % positions + 1
 
 
-def sample(cell: Cell, given: Inputs, rows: slice, batch: int, head_kv: int) -> Sample:
-    """Cut some rows of one sequence and kv head out of the operands."""
+def sample(cell: Cell, given: Inputs, output: Output, rows: slice, batch: int, head_kv: int) -> Sample:
+    """Cut some rows of one sequence and kv head out of the operands and out of what was returned."""
     group = cell.nheads // cell.nheads_kv
     heads = slice(head_kv * group, (head_kv + 1) * group)
     keys = max(0, cell.seqlen_k - (cell.seqlen_q - rows.stop if cell.causal else 0))
-    q = to_numpy(given.q[batch : batch + 1, rows, heads])
+    q, out = (to_numpy(x[batch : batch + 1, rows, heads]) for x in (given.q, output.out))
     k, v = (to_numpy(x[batch : batch + 1, :keys, head_kv : head_kv + 1]) for x in (given.k, given.v))
+    lse = None if output.lse is None else to_numpy(output.lse[batch : batch + 1, heads, rows])
     sizes = {"nheads": group, "nheads_kv": 1, "seqlen_q": rows.stop - rows.start, "seqlen_k": keys}
-    problem = replace(cell.problem, batch=1, **sizes)
     factors = (given.q_descale, given.k_descale, given.v_descale)
     descales = [
         Descale(np.full((1, n, 1), f, np.float32)) if cell.dtype == "e4m3" else None
         for n, f in zip((group, 1, 1), factors)
     ]
-    values = [x.astype(np.float64) * np.float64(np.float32(f)) for x, f in zip((q, k, v), factors)]
-    return Sample(batch, heads, rows, problem, Operands(q, k, v, *descales), (values[0], values[1], values[2]))
+    return Sample(replace(cell.problem, batch=1, **sizes), Operands(q, k, v, *descales), out, lse)
 
 
-def edges(cell: Cell, given: Inputs) -> list[Sample]:
+def edges(cell: Cell, given: Inputs, output: Output) -> Iterator[Sample]:
     """Rows of the last sequence and head whose errors are bounded, where a wrong mask shows: the first ones, and under
     a mask the last, which then see most keys."""
     rows = [slice(0, min(EDGE_ROWS, cell.seqlen_q))]
     if cell.causal and cell.seqlen_q > EDGE_ROWS:
         rows.append(slice(cell.seqlen_q - EDGE_ROWS, cell.seqlen_q))
-    return [sample(cell, given, each, cell.batch - 1, cell.nheads_kv - 1) for each in rows]
+    for each in rows:
+        yield sample(cell, given, output, each, cell.batch - 1, cell.nheads_kv - 1)
 
 
-def judge(
-    cell: Cell, given: Inputs, output: Output, config: Config | None, model: KernelModel | None = None
-) -> Verdict:
-    """Compare the first and the last (sequence, head) of an output.
+def gather(cell: Cell, given: Inputs, output: Output, config: Config | None, model: KernelModel | None = None) -> Work:
+    """Copy what is judged of an output from the GPU: the first and the last (sequence, head).
 
     Parameters
     ----------
@@ -98,39 +111,36 @@ def judge(
         Of others: the order of operations within whose error bound the output must be.
     """
     rows = slice(cell.seqlen_q - last_rows(cell, config), cell.seqlen_q)
+    places = sorted({(0, 0), (cell.batch - 1, cell.nheads_kv - 1)})
+    tiles = tuple(sample(cell, given, output, rows, *place) for place in places)
+    return Work(tiles, () if model is None else tuple(edges(cell, given, output)), output.scale, config, model)
+
+
+def judge(work: Work) -> Verdict:
+    """Compare what was returned with the twin, with float64 and with its error bound."""
     outputs = differing = 0
     square = norm = product = 0.0
-    for batch, head_kv in sorted({(0, 0), (cell.batch - 1, cell.nheads_kv - 1)}):
-        part = sample(cell, given, rows, batch, head_kv)
-        out = _of(part, output)
-        truth = attention(part.problem, *part.values).out
-        value = out.astype(np.float64) * output.scale
+    for part in work.tiles:
+        truth, value = part.truth, part.out.astype(np.float64) * work.scale
         square += float(((value - truth) ** 2).sum())
         norm += float((truth**2).sum())
         product += float((value * truth).sum())
-        outputs += out.size
-        if config is not None:
-            assert output.lse is not None, "our kernels return one"
-            lse = to_numpy(output.lse[batch : batch + 1, part.heads, rows])
-            differing += _bits_differing(part, config, out, lse)
-    bits = differing if config is not None else -1
-    ratio = math.nan if model is None else max(ratio_max(part, model, output) for part in edges(cell, given))
+        outputs += part.out.size
+        if work.config is not None:
+            differing += _bits_differing(part, work.config)
+    bits = differing if work.config is not None else -1
+    model = work.model
+    ratio = math.nan if model is None else max(ratio_max(part, model, work.scale) for part in work.edges)
     return Verdict(outputs, bits, float(np.sqrt(square / norm)), product / norm - 1, ratio)
 
 
-def _of(part: Sample, output: Output) -> np.ndarray:
-    """What was returned for a sample, in its own format."""
-    return to_numpy(output.out[part.batch : part.batch + 1, part.rows, part.heads])
-
-
-def ratio_max(part: Sample, model: KernelModel, output: Output) -> float:
+def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:
     """Largest error of a sample over the bound of an order of operations; infinite where an output is NaN.
 
     The bound is that before the last rounding, to which the rounding to the output's own format is added, at its own
     scale: of e4m3 outputs it is most of the error.
     """
-    out, scale = _of(part, output), output.scale
-    truth = attention(part.problem, *part.values).out
+    out, truth = part.out, part.truth
     bound = forward_bound(part.problem, part.operands, replace(model, out_dtype="fp32")).out
     fmt = next(f for f in FORMATS.values() if f.dtype == out.dtype)
     reached = (bound + np.abs(truth) * SCALING) / scale  # of the number that is rounded
@@ -139,10 +149,11 @@ def ratio_max(part: Sample, model: KernelModel, output: Output) -> float:
     return float(np.max(error_ratio(out.astype(np.float64) * scale - truth, bound), initial=0.0))
 
 
-def _bits_differing(part: Sample, config: Config, out: np.ndarray, lse: np.ndarray) -> int:
+def _bits_differing(part: Sample, config: Config) -> int:
     from fa3_kernels.twin.forward import forward
 
-    want = forward(part.problem, part.operands, config)
+    want, out, lse = forward(part.problem, part.operands, config), part.out, part.lse
+    assert lse is not None, "our kernels return one"
     if want.out.shape != out.shape or want.out.dtype != out.dtype:
         raise ValueError(f"out must be {want.out.dtype} {want.out.shape}, got {out.dtype} {out.shape}")
     wrong = np.count_nonzero(out.view(np.uint16) != want.out.view(np.uint16))

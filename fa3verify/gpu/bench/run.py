@@ -7,10 +7,11 @@ import math
 import platform
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,9 +23,9 @@ from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import EventTimed, GraphTimed
 from fa3verify.gpu.bench.kernels import MAX_COPIES, Inputs, Kernel, Run, draw, ours
 from fa3verify.gpu.bench.peers import peers
-from fa3verify.gpu.bench.results import CellRecord, Measured, Results, Switches, measured
+from fa3verify.gpu.bench.results import CellRecord, Measured, Results, Switches, Verdict, measured
 from fa3verify.gpu.bench.timing import LAUNCHES, Clock, Pace, Timed, measure, query
-from fa3verify.gpu.bench.warm import warm_up
+from fa3verify.gpu.bench.warm import processes, warm_up
 
 RECORDS = "bench.jsonl"
 
@@ -37,6 +38,13 @@ class ContextLost(Exception):
             f"{name} took the CUDA context with it in {record.cell.key}; the same command goes on after this cell"
         )
         self.record = record
+
+
+class Judges(NamedTuple):
+    """Who compares outputs with twins and bounds, and the kernels whose bits were found right in another cell."""
+
+    pool: Executor
+    known: Collection[tuple[str, Switches | None]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +128,24 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}
     names = {cell: [k.name for k in some] for cell, some in chosen.items()}
     todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["launches_sha256"])]
-    warm_up(todo, kernels)
-    for cell in todo:
-        if time.monotonic() - started > settings.budget_s:
-            left += 1
-            continue
-        if not is_announced:
-            results.append(path, facts)
-            known.runs[facts["run"]], is_announced = facts, True
-        judged = known.judged(cell, facts["launches_sha256"])
-        try:
-            record = measure_cell(cell, chosen[cell], settings, clock, facts["run"], copies_for(cell, cache), judged)
-        except ContextLost as lost:
-            _keep(path, lost.record, known, tell)
-            tables.write(known, settings.out)
-            raise
-        _keep(path, record, known, tell)
+    with processes() as pool:
+        warm_up(todo, kernels, pool)
+        for cell in todo:
+            if time.monotonic() - started > settings.budget_s:
+                left += 1
+                continue
+            if not is_announced:
+                results.append(path, facts)
+                known.runs[facts["run"]], is_announced = facts, True
+            judges = Judges(pool, known.judged(cell, facts["launches_sha256"]))
+            copies = copies_for(cell, cache)
+            try:
+                record = measure_cell(cell, chosen[cell], settings, clock, facts["run"], copies, judges)
+            except ContextLost as lost:
+                _keep(path, lost.record, known, tell)
+                tables.write(known, settings.out)
+                raise
+            _keep(path, record, known, tell)
     if known.cells:
         tables.write(known, settings.out)
     return known, left
@@ -191,51 +201,58 @@ def measure_cell(
     clock: Clock,
     run_id: str,
     copies: int,
-    judged: Collection[tuple[str, Switches | None]] = (),
+    judges: Judges,
 ) -> CellRecord:
     """Prepare, judge and time all kernels of one cell; one that fails is a status, never the end.
 
-    The bits of kernels in ``judged`` were found right in another cell and are not compared again.
+    They are judged while they are timed, and one whose verdict is bad keeps no time.
     """
     inputs = draw(cell, copies, settings.seed)
     runs: dict[str, Timed] = {}
     schedules: dict[str, Switches | None] = {}
-    verdicts: dict[str, results.Verdict] = {}
+    verdicts: dict[str, Callable[[], Verdict]] = {}
     failed: dict[str, str] = {}
     for kernel in kernels:
         try:
             prepared = kernel.prepare(cell, inputs)
             schedules[kernel.name] = schedule_of(kernel, cell)
-            if (kernel.name, schedules[kernel.name]) in judged:
-                verdicts[kernel.name] = results.NOT_JUDGED
+            if (kernel.name, schedules[kernel.name]) in judges.known:
+                verdicts[kernel.name] = lambda: results.NOT_JUDGED
             else:
-                verdicts[kernel.name] = _verdict(cell, kernel, inputs[0], prepared)
+                verdicts[kernel.name] = _verdict(cell, kernel, inputs[0], prepared, judges.pool)
             runs[kernel.name] = ready(prepared)
         except Unsupported as error:
             failed[kernel.name] = f"unsupported: {error}"
         except Exception as error:  # a kernel may raise anything
-            failed[kernel.name] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            failed[kernel.name] = _failure(error)
             _check_context(cell, kernel.name, kernels, failed, run_id)
-    sound = {n: r for n, r in runs.items() if not verdicts[n].trouble}
     pace = Pace(0, 0, False) if cell.grid == "drift" else settings.pace
-    times = measure(sound, pace, clock)
+    times = measure(runs, pace, clock)
     rows = []
-    for kernel in kernels:
-        name = kernel.name
-        if name in failed:
+    for name in (kernel.name for kernel in kernels):
+        try:
+            verdict = None if name in failed else verdicts[name]()
+        except Exception as error:  # what it returned may be anything
+            failed[name], verdict = _failure(error), None
+        if verdict is None:
             rows.append(Measured(name, failed[name]))
         else:
-            found = times.get(name, results.Times())
-            rows.append(measured(name, runs[name].timed_by, found, verdicts[name], schedules[name]))
+            rows.append(measured(name, runs[name].timed_by, times[name], verdict, schedules[name]))
     return CellRecord(run_id, cell, copies, tuple(rows))
 
 
-def _verdict(cell: Cell, kernel: Kernel, given: Inputs, prepared: Run) -> results.Verdict:
+def _failure(error: Exception) -> str:
+    return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _verdict(cell: Cell, kernel: Kernel, given: Inputs, prepared: Run, pool: Executor) -> Callable[[], Verdict]:
+    """Have an output judged, a backward's here and now; what is returned waits for the verdict."""
     if kernel.judge is not None:
-        return kernel.judge(cell, prepared.output())
+        verdict = kernel.judge(cell, prepared.output())
+        return lambda: verdict
     config = kernel.configure(cell) if kernel.configure else None
     model = kernel.model(cell) if kernel.model else None
-    return check.judge(cell, given, prepared.output(), config, model)
+    return pool.submit(check.judge, check.gather(cell, given, prepared.output(), config, model)).result
 
 
 def _check_context(cell: Cell, name: str, kernels: Sequence[Kernel], failed: dict[str, str], run_id: str) -> None:

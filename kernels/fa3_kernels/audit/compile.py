@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,14 @@ class Compiled:
 
 
 def compile_call(call: Call) -> Compiled:
-    """Compile the kernel of a call for Hopper."""
+    """Compile the kernel of a call for Hopper, and report."""
+    return _reported(build_call(call), call.options)
+
+
+def build_call(call: Call) -> Any:
+    """Compile the kernel of a call for Hopper: what Triton keeps of it."""
     kernels = KERNELS | {x.__name__: x for x in (quantize, k_mean, k_mean_chunks)}
-    return compile_kernel(kernels[call.kernel], tuple(map(_as_compiled, call.arguments)), **call.options)
+    return _build(kernels[call.kernel], tuple(map(_as_compiled, call.arguments)), call.options)
 
 
 def _as_compiled(argument: Any) -> Any:
@@ -91,6 +97,10 @@ def compile_kernel(kernel: Any, args: tuple, **options: Any) -> Compiled:
     **options
         Launch options: num_warps, maxnreg, enable_fp_fusion.
     """
+    return _reported(_build(kernel, args, options), options)
+
+
+def _build(kernel: Any, args: tuple, options: Mapping[str, Any]) -> Any:
     backend = make_backend(HOPPER)
     keywords = {"debug": False, **options}
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
@@ -98,7 +108,10 @@ def compile_kernel(kernel: Any, args: tuple, **options: Any) -> Compiled:
     parsed, signature, constexprs, attributes = kernel._pack_args(backend, keywords, bound, specialization, parsed)
     kind = GluonASTSource if kernel.is_gluon() else ASTSource
     source = kind(kernel, signature, constexprs, attributes)
-    compiled = triton.compile(source, target=HOPPER, options=parsed.__dict__)
+    return triton.compile(source, target=HOPPER, options=parsed.__dict__)
+
+
+def _reported(compiled: Any, options: Mapping[str, Any]) -> Compiled:
     fusion = () if options.get("enable_fp_fusion", True) else ("--fmad=false",)
     return _report(compiled.asm["ptx"], compiled.metadata.shared, fusion)
 

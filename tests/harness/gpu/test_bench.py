@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import lzma
 import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -74,17 +76,24 @@ def fake_kernel(name: str, milliseconds: float, *, error: Exception | None = Non
 def without_gpu(monkeypatch):
     monkeypatch.setattr(run, "draw", lambda cell, copies, seed: [Inputs(None, None, None)])
     monkeypatch.setattr(run, "synchronize", lambda: None)
-    monkeypatch.setattr(check, "judge", lambda *_: SOUND)
+    monkeypatch.setattr(check, "gather", lambda cell, *_: cell)
+    monkeypatch.setattr(check, "judge", lambda work: SOUND)
 
 
-def test_one_failing_kernel_is_a_status_and_the_others_are_timed(without_gpu):
+@pytest.fixture
+def judges() -> Iterator[run.Judges]:
+    with ThreadPoolExecutor(1) as pool:
+        yield run.Judges(pool)
+
+
+def test_one_failing_kernel_is_a_status_and_the_others_are_timed(without_gpu, judges):
     candidates = [
         fake_kernel("gluon", 1.0),
         fake_kernel("picky", 1.0, error=Unsupported("takes no such thing")),
         fake_kernel("broken", 1.0, error=RuntimeError("two\nlines")),
     ]
     settings = run.Settings([CELL], Path("out"), pace=Pace(2, 0.0, False))
-    record = run.measure_cell(CELL, candidates, settings, lambda: 1980.0, "now", 1)
+    record = run.measure_cell(CELL, candidates, settings, lambda: 1980.0, "now", 1, judges)
     assert [m.status for m in record.kernels] == [
         "ok",
         "unsupported: takes no such thing",
@@ -94,7 +103,7 @@ def test_one_failing_kernel_is_a_status_and_the_others_are_timed(without_gpu):
     assert math.isnan(record.tflops("broken"))
 
 
-def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gpu, monkeypatch):
+def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gpu, judges, monkeypatch):
     def gone():
         raise RuntimeError("an illegal memory access was encountered")
 
@@ -105,23 +114,41 @@ def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gp
         fake_kernel("flash3", 1.0),
     ]
     with pytest.raises(run.ContextLost, match="wild took the CUDA context") as caught:
-        run.measure_cell(CELL, candidates, run.Settings([CELL], Path("out")), lambda: 1980.0, "now", 1)
+        run.measure_cell(CELL, candidates, run.Settings([CELL], Path("out")), lambda: 1980.0, "now", 1, judges)
     lost = "not measured: wild took the CUDA context with it"
     assert [m.status for m in caught.value.record.kernels] == [lost, "failed: RuntimeError: illegal", lost]
 
 
-def test_bits_of_a_schedule_are_judged_once_for_every_kind_of_kernel(tmp_path, without_gpu, monkeypatch):
+def test_bits_of_a_schedule_are_judged_once_for_every_kind_of_kernel(tmp_path, without_gpu, judges, monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr(check, "judge", lambda cell, *_: asked.append(cell.key) or SOUND)
+    monkeypatch.setattr(check, "judge", lambda work: asked.append(work.key) or SOUND)
     monkeypatch.setattr(run, "schedule_of", lambda kernel, cell: SCHEDULE)
     known = results.read(records_file(tmp_path, record(SHORT, gluon=1.0)))
     settings = run.Settings([LONG], tmp_path, pace=Pace(1, 0.0, False))
     judged = known.judged(LONG, "abc")
     assert judged == {("gluon", SCHEDULE)}
     candidates = [fake_kernel("gluon", 1.0), fake_kernel("gluon.128x64", 1.0)]
-    found = run.measure_cell(LONG, candidates, settings, lambda: 0.0, "now", 1, judged)
+    found = run.measure_cell(LONG, candidates, settings, lambda: 0.0, "now", 1, judges._replace(known=judged))
     assert asked == [LONG.key]  # for the second kernel
     assert [(m.status, m.outputs, m.bits_differing) for m in found.kernels] == [("ok", 0, -1), ("ok", 1000, 0)]
+
+
+def test_what_is_judged_wrong_or_cannot_be_judged_keeps_no_time(without_gpu, judges, monkeypatch):
+    verdicts = iter((SOUND._replace(bits_differing=3), ValueError("out must be float16")))
+
+    def judge(work):
+        if isinstance(verdict := next(verdicts), ValueError):
+            raise verdict
+        return verdict
+
+    monkeypatch.setattr(check, "judge", judge)
+    settings = run.Settings([CELL], Path("out"), pace=Pace(2, 0.0, False))
+    candidates = [fake_kernel("gluon", 1.0), fake_kernel("odd", 1.0)]
+    found = run.measure_cell(CELL, candidates, settings, lambda: 0.0, "now", 1, judges).kernels
+    assert [m.status for m in found] == [
+        "bits differ from the twin: 3 of 1000 and their lse", "failed: ValueError: out must be float16",
+    ]  # fmt: skip
+    assert all(math.isnan(m.burst_ms) for m in found)
 
 
 def test_tiles_are_tried_where_they_are_listed_and_do_not_ship():
@@ -225,9 +252,9 @@ def test_the_last_tile_alone_has_the_bits_it_has_in_the_whole(monkeypatch, seqle
     config = default_config(cell.problem)
     whole = forward(cell.problem, Operands(q, k, v), config)
     monkeypatch.setattr(check, "to_numpy", np.ascontiguousarray)
-    sound = check.judge(cell, Inputs(q, k, v), Output(whole.out, whole.lse), config)
+    sound = check.judge(check.gather(cell, Inputs(q, k, v), Output(whole.out, whole.lse), config))
     assert sound.bits_differing == 0
     assert 0 < sound.rel_rmse < 1e-3
     wrong = whole.out.copy()
     wrong.view(np.uint16)[-1, -1, -1, -1] ^= 1  # one bit of the last output
-    assert check.judge(cell, Inputs(q, k, v), Output(wrong, whole.lse), config).bits_differing == 1
+    assert check.judge(check.gather(cell, Inputs(q, k, v), Output(wrong, whole.lse), config)).bits_differing == 1

@@ -50,7 +50,7 @@ def cell(dtype: Dtype, seqlen_q: int, seqlen_k: int, causal: bool, v_mean: float
 
 
 def ratio(name: str, of: Cell, given: Inputs, out: np.ndarray, scale: float = 1.0) -> float:
-    return check.judge(of, given, Output(out, None, scale), None, peers.model_of(name, of)).ratio_max
+    return check.judge(check.gather(of, given, Output(out, None, scale), None, peers.model_of(name, of))).ratio_max
 
 
 SQUARE, TALL = cell("bf16", 300, 300, True), cell("bf16", 100, 700, True)
@@ -88,9 +88,8 @@ def test_fp8_loss_over_long_rows_is_within_the_bound_and_a_lost_block_of_them_is
     of = cell("e4m3", 8, 8192, False, v_mean=1.0)
     given = inputs(of)
     config = default_config(of.problem, family="flash3")
-    verdict = check.judge(
-        of, given, Output(forward(of.problem, operands(of, given), config).out), None, peers.model_of("flash3", of)
-    )
+    found = Output(forward(of.problem, operands(of, given), config).out)
+    verdict = check.judge(check.gather(of, given, found, None, peers.model_of("flash3", of)))
     assert verdict.gain < -0.05
     assert verdict.ratio_max <= 1
     of = replace(of, seqlen_k=2048)  # over 32,768 keys the bound of a chained accumulator is as wide as the output
@@ -125,9 +124,9 @@ def test_fp8_of_an_unknown_order_is_judged_by_a_bound_that_holds():
 def test_nan_is_outside_every_bound_and_what_is_outside_has_a_status_and_no_speed():
     given = inputs(SQUARE)
     out = attention(SQUARE.problem, *(x.astype(np.float64) for x in given[:3])).out.astype(FORMATS["bf16"].dtype)
-    sound = check.judge(SQUARE, given, Output(out), None, peers.model_of("cuda.flex", SQUARE))
+    sound = check.judge(check.gather(SQUARE, given, Output(out), None, peers.model_of("cuda.flex", SQUARE)))
     out[0, -1, 1, 5] = np.nan
-    broken = check.judge(SQUARE, given, Output(out), None, peers.model_of("cuda.flex", SQUARE))
+    broken = check.judge(check.gather(SQUARE, given, Output(out), None, peers.model_of("cuda.flex", SQUARE)))
     times = Times([Burst(1.0, 1700.0)], [1980.0])
     right, wrong = (results.measured("cuda.flex", "script", times, verdict) for verdict in (sound, broken))
     assert (right.status, right.burst_ms) == ("ok", 1.0)

@@ -35,7 +35,8 @@ def test_cycles_are_time_at_the_counted_clock_and_wrong_bits_have_none(monkeypat
 
     monkeypatch.setattr(kernels, "our_kernel", ours)
     monkeypatch.setattr(kernels, "draw", lambda cell, copies, seed: ["inputs"] * copies)
-    monkeypatch.setattr(check, "judge", lambda c, i, out, g: SimpleNamespace(bits_differing=7 * (out == (128, 32))))
+    monkeypatch.setattr(check, "gather", lambda cell, inputs, out, config: out)
+    monkeypatch.setattr(check, "judge", lambda out: SimpleNamespace(bits_differing=7 * (out == (128, 32))))
     monkeypatch.setattr(timing, "Clock", object)
     monkeypatch.setattr(timing, "measure", measure)
     options = [{"tile": tile} for tile in ((128, 128), (192, 64), (128, 32))]
