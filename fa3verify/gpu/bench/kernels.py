@@ -180,6 +180,10 @@ def _is_ablated(cell: Cell) -> bool:
     return _is_varied(cell) or (cell.grid == "ablation" and cell.dtype != "e4m3")
 
 
+def _takes_turns(cell: Cell) -> bool:
+    return default_config(cell.problem).pingpong
+
+
 def _has_overlap(cell: Cell) -> bool:
     """e4m3 at head_dim 256 has none to switch off."""
     return _is_ablated(cell) and (cell.dtype, cell.head_dim) != ("e4m3", 256)
@@ -230,7 +234,16 @@ def ours() -> list[Kernel]:
             "gluon.one_split", "this package, keys not split", belongs=lambda c: c.grid == "decode", num_splits=1
         ),
         our_kernel(
-            "gluon.no_pingpong", "this package, warpgroups not taking turns", belongs=_is_ablated, pingpong=False
+            "gluon.no_pingpong",
+            "this package, warpgroups not taking turns",
+            belongs=lambda c: _is_ablated(c) and _takes_turns(c),
+            pingpong=False,
+        ),
+        our_kernel(
+            "gluon.pingpong",
+            "this package, warpgroups taking turns",
+            belongs=lambda c: _is_ablated(c) and not _takes_turns(c),
+            pingpong=True,
         ),
         our_kernel(
             "gluon.no_overlap",

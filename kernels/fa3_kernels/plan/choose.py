@@ -152,7 +152,7 @@ def config_of(
     *,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
-    pingpong: bool = True,
+    pingpong: bool | None = None,
     intra_wg_overlap: bool = True,
     warp_specialize: bool = True,
     tile: tuple[int, int] | None = None,
@@ -169,7 +169,9 @@ def config_of(
         0 lets :func:`choose_num_splits` decide.
     pack_gqa : bool, optional
         :func:`choose_pack_gqa` decides by default.
-    pingpong, intra_wg_overlap : bool
+    pingpong : bool, optional
+        As ships by default.
+    intra_wg_overlap : bool
     warp_specialize : bool
         False is the kernel of the ablation, see :func:`check_lockstep`.
     tile : (int, int), optional
@@ -190,7 +192,8 @@ def config_of(
     for name in ("head_dim", "head_dim_v"):
         if getattr(problem, name) % multiple:
             raise ValueError(f"{name} must be a multiple of {multiple} (TMA), got {getattr(problem, name)}")
-    config = default_config(problem, tile=tile, pingpong=pingpong, intra_wg_overlap=intra_wg_overlap, **changes)
+    changes |= {} if pingpong is None else {"pingpong": pingpong}
+    config = default_config(problem, tile=tile, intra_wg_overlap=intra_wg_overlap, **changes)
     if tile:
         check_tile(config)
     if not warp_specialize:

@@ -54,7 +54,9 @@ class Choices(NamedTuple):
         from the shape.
     pack_gqa : bool, optional
         Fold the query heads of a kv head into the rows of a tile; by default where that makes fewer tiles.
-    pingpong, intra_wg_overlap : bool
+    pingpong : bool, optional
+        Schedule only; as ships by default.
+    intra_wg_overlap : bool
         Schedule only.
     warp_specialize : bool
         False is the kernel of the ablation: :func:`fa3_kernels.plan.choose.check_lockstep`.
@@ -71,7 +73,7 @@ class Choices(NamedTuple):
 
     num_splits: int = 1
     pack_gqa: bool | None = None
-    pingpong: bool = True
+    pingpong: bool | None = None
     intra_wg_overlap: bool = True
     warp_specialize: bool = True
     tile: tuple[int, int] | None = None

@@ -2,7 +2,8 @@
 
 Tiles go longest first to the CTA that would be free first if every key block cost 1 and every tile ``TILE_COST``: what
 a dynamic scheduler would do, decided before the launch and therefore deterministic. Heads are taken a few at a time, so
-that their K and V stay in L2. No bit of the output depends on it.
+that their K and V stay in L2; as many of the last ones together as the CTAs need to end at one time. No bit of the
+output depends on it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ TILE_COST = 0.6  # prologue and epilogue of a tile, in key blocks; measured on a
 L2_BYTES = (
     16 * 2**20
 )  # K and V of the heads in flight; measured on an H200: 8 and 16 MiB alike, 32 MiB 1 to 2 % slower at 1k
+IMBALANCE = 1.01  # of the last CTA's time over the mean that is left as it is
 END = -1
 SPLIT_SHIFT, HEAD_SHIFT = 20, 32  # of an entry: m_block below, the split above it, then sequence and head
 MAX_M_BLOCKS, MAX_SPLITS, MAX_HEADS = 1 << 20, 1 << 12, 1 << 31
@@ -91,12 +93,15 @@ def count_items(shape: Shape, tile_m: int) -> int:
     return sum(-(-n // positions) for n in shape.seqlens_q) * shape.tile_heads * shape.num_splits
 
 
-def handed_out(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[tuple[int, Item]]:
-    """Return pairs (sequence * tile_heads + head, item) in the order they are handed out."""
+Order = list[tuple[int, Item]]  # sequence * tile_heads + head, and a tile of it
+
+
+def head_groups(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[Order]:
+    """Return the tiles of heads whose K and V fit L2 together, group after group."""
     ranked = sorted(range(len(shape.seqlens_q)), key=lambda b: -shape.seqlens_k[b])
     of_sequence: dict[tuple[int, int], list[Item]] = {}
-    order: list[tuple[int, Item]] = []
-    group: list[tuple[int, Item]] = []
+    groups: list[Order] = []
+    group: Order = []
     group_bytes = 0
     heads_per_kv = shape.nheads // shape.nheads_kv if not shape.pack_gqa else 1
     for b in ranked:
@@ -106,11 +111,47 @@ def handed_out(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[tu
             if head % heads_per_kv == 0:
                 kv_bytes = 4 * shape.seqlens_k[b] * head_dim
                 if group and group_bytes + kv_bytes > L2_BYTES:
-                    order += sorted(group, key=lambda pair: -pair[1].blocks)
+                    groups.append(group)
                     group, group_bytes = [], 0
                 group_bytes += kv_bytes
             group += [(b * shape.tile_heads + head, item) for item in work]
-    return order + sorted(group, key=lambda pair: -pair[1].blocks)
+    return [*groups, group]
+
+
+def handed_out(
+    shape: Shape, tile_m: int, tile_n: int, head_dim: int, num_ctas: int | None = None
+) -> list[tuple[int, Item]]:
+    """Return pairs (sequence * tile_heads + head, item) in the order they are handed out.
+
+    Longest first within a group of heads. Where the last group starts so late that the CTAs that get its longest tiles
+    end after the others, the last 2, 4, 8, ... groups are one, until none ends much later than the mean; without
+    ``num_ctas`` they never are.
+    """
+    groups = head_groups(shape, tile_m, tile_n, head_dim)
+    found: list[tuple[float, Order]] = []
+    last = 1
+    while True:
+        parts = [*groups[:-last], [pair for group in groups[-last:] for pair in group]]
+        order = [pair for part in parts for pair in sorted(part, key=lambda pair: -pair[1].blocks)]
+        blocks = [item.blocks for _, item in order]
+        if num_ctas is None or len(set(blocks)) <= 1:
+            return order
+        end = ends_at(blocks, num_ctas)
+        at_least = max((sum(blocks) + TILE_COST * len(blocks)) / num_ctas, max(blocks) + TILE_COST)
+        if end <= IMBALANCE * at_least:
+            return order
+        found.append((end, order))
+        if last >= len(groups):
+            return min(found, key=lambda x: x[0])[1]
+        last *= 2
+
+
+def ends_at(blocks: Sequence[int], num_ctas: int) -> float:
+    """When the last CTA ends, in key blocks, if every tile goes to the CTA that is free first."""
+    free_at = [0.0] * num_ctas
+    for count in blocks:
+        heapq.heapreplace(free_at, free_at[0] + count + TILE_COST)
+    return max(free_at)
 
 
 def assign(blocks: Sequence[int], num_ctas: int, tile_cost: float = TILE_COST) -> tuple[list[list[int]], int]:
@@ -172,7 +213,7 @@ def static_schedule(shape: Shape, num_ctas: int, *, tile_m: int, tile_n: int, he
             f"schedule entry, got {max(shape.seqlens_q)}, {shape.num_splits} and "
             f"{len(shape.seqlens_q)} x {shape.nheads}"
         )
-    order = handed_out(shape, tile_m, tile_n, head_dim)
+    order = handed_out(shape, tile_m, tile_n, head_dim, num_ctas)
     tiles, _ = assign([item.blocks for _, item in order], num_ctas, TILE_COST)
     entries = [(head << HEAD_SHIFT) + (item.split << SPLIT_SHIFT) + item.m_block for head, item in order]
     width = max(map(len, tiles), default=0) + 1

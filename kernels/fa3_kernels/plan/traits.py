@@ -19,15 +19,17 @@ from fa3_reference.problem import AttentionProblem
 
 
 def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
-    """128 rows where tiles of 192 do not pay, where registers would allow them.
+    """At head_dim 64, 128 rows where tiles of 192 do not pay; at 256 in 16 bits, turns where keys are hidden.
 
     With 160 registers a window, or a causal mask with varlen, spills. Causal, since a taller tile visits more hidden
-    keys: on an H200 192 rows take 1.31 x the time at 1k, 1.00 x at 4k and 0.94 x at 16k, in e4m3 0.97 x at 2k and 0.86
-    x at 16k.
+    keys: on an H200 192 rows take 1.31 x the time at 1k, 1.03 x at 1536, 0.95 x at 2k, 0.91 x at 4k and 0.83 x at 16k.
+    Without turns head_dim 256 takes 0.97 to 1.01 x the time dense, and 0.99 to 1.03 x causal.
     """
+    is_hidden = problem.causal or problem.window != (-1, -1)
+    if size is _OURS[False, 256]:
+        return size.other if is_hidden else size.shipped
     needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
-    pays_from = 2048 if problem.dtype == "e4m3" else 4096
-    is_short = problem.seqlen_q <= 128 or (problem.causal and problem.seqlen_q < pays_from)
+    is_short = problem.seqlen_q <= 128 or (problem.causal and problem.seqlen_q < 2048)
     return size.other if needs_registers or is_short else size.shipped
 
 
@@ -76,6 +78,7 @@ def _dew_refuses(problem: AttentionProblem) -> str:
 
 
 _WIDE, _SQUARE, _NARROW = Shipped(192, 128), Shipped(128, 128), Shipped(128, 64)
+_NARROW_FREE = Shipped(128, 64, pingpong=False)
 _ALWAYS, _NEVER = (True, True), (False, False)
 # Integer maxima take fewer instructions, but ptxas orders the rest of a step differently. On an H200 at 2k and 16k
 # keys, against floats: fp16 head_dim 64 +2 %, 128 -2 %, 256 +1 to 5 %; e4m3 head_dim 64 promoted +9 % dense and -5 %
@@ -87,7 +90,7 @@ _OURS: Sizes = {
     (False, 64): Size(_WIDE, _SQUARE, (71, 0), integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38),
     (False, 128): Size(_SQUARE, _SQUARE, (69, 0), early_exponentials=0.38),
     (False, 256): Size(
-        _NARROW, _NARROW, (119, 0), query_slots=1, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38
+        _NARROW_FREE, _NARROW, (119, 0), query_slots=1, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38
     ),
     (True, 64): Size(
         _WIDE, _SQUARE, (61, 70), (61, 73), integer_max=((False, True), (True, False)), early_exponentials=0.24
