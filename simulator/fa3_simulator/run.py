@@ -180,14 +180,15 @@ def as_program(config: AnyConfig) -> AnyConfig:
     return replace(config, num_splits=1, pack_gqa=copies_queries(config)) if isinstance(config, Config) else config
 
 
-def all_tiles(problem: AttentionProblem, config: AnyConfig) -> list[TileBlocks]:
-    """Tiles of all heads as they are handed out: row tiles forward; key tiles backward."""
+def all_tiles(problem: AttentionProblem, config: AnyConfig, ctas: int | None = None) -> list[TileBlocks]:
+    """Tiles of all heads as they are handed out: row tiles forward, ours to ``ctas``; key tiles backward."""
     if not isinstance(config, Config):
         return [tile.work for tile in key_tiles(problem, config)]
     if config.traits.is_built_here:
         rows = _row_parts(problem, config)
         shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
-        items = handed_out(shape, config.tile_m, config.tile_n, config.head_dim)
+        order_for = None if config.former else ctas
+        items = handed_out(shape, config.tile_m, config.tile_n, config.head_dim, order_for)
         return [rows[item.m_block][item.split] for _, item in items]
     tiles, heads = row_tiles(problem, config), tile_heads(problem, config)
     if takes_from_counter(problem, config):
@@ -203,7 +204,7 @@ def longest_cta(
     ``tile_cost``: what a tile costs beside its blocks, in blocks; our kernels hand them out at a price of their own.
     """
     is_static = isinstance(config, Config) and config.traits.is_built_here
-    order = _order(problem, as_ordered(config))
+    order = _order(problem, as_ordered(config), ctas)
     return _most_work(order, ctas, TILE_COST if is_static else tile_cost, tile_cost)
 
 
@@ -222,8 +223,8 @@ def as_ordered(config: AnyConfig) -> AnyConfig:
 
 
 @lru_cache(maxsize=64)
-def _order(problem: AttentionProblem, config: AnyConfig) -> tuple[TileBlocks, ...]:
-    return tuple(all_tiles(problem, config))
+def _order(problem: AttentionProblem, config: AnyConfig, ctas: int) -> tuple[TileBlocks, ...]:
+    return tuple(all_tiles(problem, config, ctas))
 
 
 def _most_work(order: tuple[TileBlocks, ...], ctas: int, price: float, tile_cost: float) -> tuple[TileBlocks, ...]:

@@ -125,7 +125,7 @@ def handed_out(
 
     Longest first within a group of heads. Where the last group starts so late that the CTAs that get its longest tiles
     end after the others, the last 2, 4, 8, ... groups are one, until none ends much later than the mean; without
-    ``num_ctas`` they never are.
+    ``num_ctas`` they never are, which is the order of kernels of which timings are on record.
     """
     groups = head_groups(shape, tile_m, tile_n, head_dim)
     found: list[tuple[float, Order]] = []
