@@ -115,10 +115,19 @@ def check_tile(config: Config) -> None:
 
 
 def is_launchable(config: Config) -> bool:
-    """Whether launch options can ask for a configuration; :func:`check_tile` says whether it can be built."""
+    """Whether launch options can ask for a configuration, and are not refused: at its head_dim as compiled.
+
+    >>> [is_launchable(Config(head_dim=d, tile_m=192)) for d in (64, 96)]
+    [True, False]
+    """
     fixed = (config.num_stages, config.softmax_stages, config.pv_from_registers, config.warp_specialized)
-    is_tile = config.tile_m in config.size.rows and config.traits.takes_keys(config.tile_n)
-    return config.traits.is_built_here and fixed == (2, 2, True, True) and is_tile and not config.former
+    if not config.traits.is_built_here or fixed != (2, 2, True, True) or config.former:
+        return False
+    try:
+        check_tile(replace(config, head_dim=config.traits.compiled_head_dim(config.head_dim, config.is_fp8)))
+    except ValueError:
+        return False
+    return config.tile_m in config.size.rows
 
 
 def check_lockstep(
