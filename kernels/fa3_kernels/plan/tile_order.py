@@ -21,7 +21,9 @@ TILE_COST = 0.6  # prologue and epilogue of a tile, in key blocks; measured on a
 L2_BYTES = (
     16 * 2**20
 )  # K and V of the heads in flight; measured on an H200: 8 and 16 MiB alike, 32 MiB 1 to 2 % slower at 1k
-IMBALANCE = 1.01  # of the last CTA's time over the mean that is left as it is
+BALANCED = 1.02  # the last CTA's time over the mean, and what a better balance must win to be worth L2
+CTAS_PER_HEAD = 3  # at least, of the heads that are taken together for it: measured on an H200 at head_dim 256, all of
+# 7 heads of 12000 keys won 9 %, of 128 of 1024 keys, each read by one CTA at a time, lost 20 %
 END = -1
 SPLIT_SHIFT, HEAD_SHIFT = 20, 32  # of an entry: m_block below, the split above it, then sequence and head
 MAX_M_BLOCKS, MAX_SPLITS, MAX_HEADS = 1 << 20, 1 << 12, 1 << 31
@@ -124,26 +126,31 @@ def handed_out(
     """Return pairs (sequence * tile_heads + head, item) in the order they are handed out.
 
     Longest first within a group of heads. Where the last group starts so late that the CTAs that get its longest tiles
-    end after the others, the last 2, 4, 8, ... groups are one, until none ends much later than the mean; without
-    ``num_ctas`` they never are, which is the order of kernels of which timings are on record.
+    end after the others, the last 2, 4, 8, ... groups are one, of as few heads as that takes. Without ``num_ctas`` they
+    never are, which is the order of kernels of which timings are on record.
     """
     groups = head_groups(shape, tile_m, tile_n, head_dim)
-    found: list[tuple[float, Order]] = []
-    last = 1
-    while True:
-        parts = [*groups[:-last], [pair for group in groups[-last:] for pair in group]]
-        order = [pair for part in parts for pair in sorted(part, key=lambda pair: -pair[1].blocks)]
-        blocks = [item.blocks for _, item in order]
-        if num_ctas is None or len(set(blocks)) <= 1:
-            return order
-        end = ends_at(blocks, num_ctas)
-        at_least = max((sum(blocks) + TILE_COST * len(blocks)) / num_ctas, max(blocks) + TILE_COST)
-        if end <= IMBALANCE * at_least:
-            return order
-        found.append((end, order))
-        if last >= len(groups):
-            return min(found, key=lambda x: x[0])[1]
-        last *= 2
+    order = _in_order(groups, 1)
+    blocks = [item.blocks for _, item in order]
+    if num_ctas is None or len(set(blocks)) <= 1:
+        return order
+    mean = (sum(blocks) + TILE_COST * len(blocks)) / num_ctas
+    first = end = ends_at(blocks, num_ctas)
+    found, last, per_kv = order, 1, 1 if shape.pack_gqa else shape.group
+    while end > BALANCED * max(mean, max(blocks) + TILE_COST) and last < len(groups):
+        last = min(2 * last, len(groups))
+        if CTAS_PER_HEAD * len({head // per_kv for group in groups[-last:] for head, _ in group}) > num_ctas:
+            break
+        order = _in_order(groups, last)
+        ends = ends_at([item.blocks for _, item in order], num_ctas)
+        end, found = min((end, found), (ends, order), key=lambda x: x[0])
+    return found if first > BALANCED * end else _in_order(groups, 1)
+
+
+def _in_order(groups: list[Order], last: int) -> Order:
+    """The tiles of all groups, of which the last few are one, each longest first."""
+    parts = [*groups[:-last], [pair for group in groups[-last:] for pair in group]]
+    return [pair for part in parts for pair in sorted(part, key=lambda pair: -pair[1].blocks)]
 
 
 def ends_at(blocks: Sequence[int], num_ctas: int) -> float:
