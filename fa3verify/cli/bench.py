@@ -13,8 +13,8 @@ from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, fail,
 from fa3verify.cli.options import peers_option
 
 GRIDS = (
-    "paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2", "backward",
-    "host",
+    "paper", "fresh", "ragged", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2",
+    "backward", "host",
 )  # fmt: skip
 
 

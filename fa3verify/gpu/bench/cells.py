@@ -11,13 +11,25 @@ from fa3_reference.problem import AttentionProblem, Dtype
 HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-GRIDS = ("paper", "fresh", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2", "backward")
+GRIDS = (
+    "paper", "fresh", "ablation", "ragged", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2",
+    "backward",
+)  # fmt: skip
 LENGTHS = (2048, 8192, 32768)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
 # Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd numbers
 # of heads.
 FRESH_SEQLENS = {3000: 5, 5000: 3, 12000: 1}
 FRESH_HEADS = {64: 29, 128: 15, 256: 7}
+# Short and chunked work: sequences, queries, keys, heads, heads of K and V, mask; head_dim 128.
+RAGGED = (
+    (1, 1024, 9000, 32, 8, True),
+    (8, 512, 512, 32, 8, True),
+    (2, 1000, 1000, 24, 8, True),
+    (1, 2048, 2048, 16, 16, True),
+    (3, 3000, 3000, 24, 8, True),
+    (1, 4000, 4000, 40, 8, True),
+)
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
 
 
@@ -169,6 +181,8 @@ def _fixed(grid: str, dtypes: Iterable[Dtype]) -> list[Cell]:
                 for masked in (False, True)
                 for n, batch in FRESH_SEQLENS.items()
             ]
+        elif grid == "ragged":
+            cells += [Cell(grid, dtype, *shape[:5], 128, shape[5]) for shape in RAGGED]
         elif grid == "gqa":
             cells += [Cell(grid, dtype, 2, 8192, 8192, 32, 8, 128, masked) for masked in (False, True)]
         elif grid == "decode":

@@ -249,9 +249,12 @@ def _heat(bench: Bench, source: Source) -> Table:
 
 
 def others(source: Source) -> Section:
-    """Grids that are lists of cells: the paper's ablation, grouped heads, decoding; host cost and packed sequences."""
+    """Grids that are lists of cells: odd lengths, the paper's ablation, grouped heads, decoding; host cost and packed
+    sequences."""
     blocks: list[Any] = []
-    for grid, title in (("ablation", "The paper's ablation"), ("gqa", "Grouped heads"), ("decode", "Decoding")):
+    titles = {"fresh": "Lengths that no tile divides", "ragged": "Short and chunked work"}
+    titles |= {"ablation": "The paper's ablation", "gqa": "Grouped heads", "decode": "Decoding"}
+    for grid, title in titles.items():
         for bench in benches(source, (grid,)):
             blocks.append(_cells_by_kernel(bench, source, title))
     blocks += _host(source) + _packed(source)
