@@ -22,14 +22,17 @@ def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
     """At head_dim 64, 128 rows where tiles of 192 do not pay; at 256 in 16 bits, turns where keys are hidden.
 
     With 160 registers a window, or a causal mask with varlen, spills. Causal, since a taller tile visits more hidden
-    keys: on an H200 192 rows take 1.31 x the time at 1k, 1.03 x at 1536, 0.95 x at 2k, 0.91 x at 4k and 0.83 x at 16k.
+    keys: on an H200 192 rows take 1.31 x the time at 1k, 1.03 x at 1536, 0.95 x at 2k, 0.91 x at 4k and 0.83 x at 16k;
+    at 2560, which 14 tiles exceed by 5 %, 1.07 x, at 3000 (2 %) 0.93 x.
     Without turns head_dim 256 takes 0.97 to 1.01 x the time dense, and 0.99 to 1.03 x causal.
     """
     is_hidden = problem.causal or problem.window != (-1, -1)
     if size is _OURS[False, 256]:
         return size.other if is_hidden else size.shipped
     needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
-    is_short = problem.seqlen_q <= 128 or (problem.causal and problem.seqlen_q < 2048)
+    rows = problem.seqlen_q
+    is_wasteful = problem.dtype != "e4m3" and rows < 4096 and -rows % size.shipped.tile_m > 0.04 * rows
+    is_short = rows <= 128 or (problem.causal and (rows < 2048 or is_wasteful))
     return size.other if needs_registers or is_short else size.shipped
 
 
