@@ -49,8 +49,10 @@ def load_layout(channels, warps):
 
 
 @gluon.constexpr_function
-def store_layout(channels, warps):
-    return gl.BlockedLayout([1, 16], [512 // channels, channels // 16], [warps, 1], [1, 0])
+def store_layout(channels, lanes, warps):
+    """16 bytes a lane; a warp stores the rows it has in row_layout, so that it waits for no other."""
+    rows = 512 // channels
+    return gl.BlockedLayout([32 // (lanes * rows), 16], [rows, channels // 16], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -132,13 +134,13 @@ def descale_of(amax, norm, SCALE_UP: gl.constexpr):
 
 @gluon.jit
 def _chosen(q, k, v, q_tiles, k_tiles, index):
-    """The operand a tile belongs to, and its index there."""
-    t, first = q, 0
-    if index >= q_tiles:
-        t, first = k, q_tiles
-    if index >= q_tiles + k_tiles:
-        t, first = v, q_tiles + k_tiles
-    return t, index - first
+    """The operand a tile belongs to, and its index there: k's from the end, which its mean has just read, q's, v's."""
+    t, at = k, k_tiles - 1 - index
+    if index >= k_tiles:
+        t, at = q, index - k_tiles
+    if index >= k_tiles + q_tiles:
+        t, at = v, index - k_tiles - q_tiles
+    return t, at
 
 
 @gluon.jit
@@ -190,12 +192,12 @@ def _sign_changed(bits, signs):
 
 
 @gluon.jit
-def _store(t, y, place, HEAD_DIM: gl.constexpr, PACKED: gl.constexpr):
+def _store(t, y, place, HEAD_DIM: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr):
     """Write float32 y, already scaled, as e4m3."""
     head, sequence, first_row, start, length = place
     rows: gl.constexpr = y.shape[0]
     channels: gl.constexpr = y.shape[1]
-    layout: gl.constexpr = store_layout(channels, gl.num_warps())
+    layout: gl.constexpr = store_layout(channels, LANES, gl.num_warps())
     codes = gl.convert_layout(y.to(gl.float8e4nv).to(gl.uint8, bitcast=True), layout)
     row = first_row + gl.arange(0, rows, gl.SliceLayout(1, layout))
     channel = gl.expand_dims(gl.arange(0, channels, gl.SliceLayout(0, layout)), 0)
@@ -239,45 +241,52 @@ def _in_order(x):
 
 
 @gluon.jit
-def _less_mean(y, mean, STRIDE: gl.constexpr):
-    return _in_order(y - _mean_of(mean, y, STRIDE))
+def _less_mean(y, mean, filled, AT: gl.constexpr, STRIDE: gl.constexpr):
+    """float32 (rows, lanes, n), of which ``filled`` rows are of the sequence, less its means, which begin at channel AT
+    of a lane: 16 at a time, as registers do not hold all means."""
+    n: gl.constexpr = y.shape[2]
+    if n > 16:
+        a, b = _halves(y)
+        a = _less_mean(a, mean, filled, AT, STRIDE)
+        y = _joined(a, _less_mean(b, mean, filled, AT + n // 2, STRIDE))
+    else:
+        row = gl.arange(0, y.shape[0], gl.SliceLayout(1, gl.SliceLayout(2, y.type.layout)))
+        minus = gl.expand_dims(gl.expand_dims(gl.where(row < filled, -1.0, -0.0), 1), 2)
+        y = _in_order(gl.fma(minus, _mean_of(mean + AT, y, STRIDE), y))
+    return y
 
 
 @gluon.jit
-def _dot_mean(y, mean, STRIDE: gl.constexpr):
-    return _in_order(neighbours_sum(y * _mean_of(mean, y, STRIDE)))
+def _dot_mean(y, mean, AT: gl.constexpr, STRIDE: gl.constexpr):
+    """Sums over the channels of float32 (rows, lanes, n) times their means, likewise: (rows, lanes)."""
+    n: gl.constexpr = y.shape[2]
+    if n > 16:
+        a, b = _halves(y)
+        total = _dot_mean(a, mean, AT, STRIDE)
+        total += _dot_mean(b, mean, AT + n // 2, STRIDE)
+    else:
+        total = _in_order(neighbours_sum(y * _mean_of(mean + AT, y, STRIDE)))
+    return total
 
 
 @gluon.jit
 def _centred(y, mean, first_row, length, LANES: gl.constexpr):
-    """y - mean; rows beyond a sequence stay 0. A quarter of the channels at a time: registers do not hold all means."""
+    """y - mean; rows beyond a sequence lose no mean and stay 0, or become NaN beside a mean that is not finite."""
     rows: gl.constexpr = y.shape[0]
-    channels: gl.constexpr = y.shape[1]
-    layout: gl.constexpr = y.type.layout
-    n: gl.constexpr = channels // LANES
-    low, high = _halves(gl.reshape(y, [rows, LANES, n]))
-    a, b = _halves(low)
-    c, d = _halves(high)
-    low = _joined(_less_mean(a, mean, n), _less_mean(b, mean + n // 4, n))
-    high = _joined(_less_mean(c, mean + n // 2, n), _less_mean(d, mean + 3 * n // 4, n))
-    centred = gl.convert_layout(gl.reshape(_joined(low, high), [rows, channels]), layout, assert_trivial=True)
-    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, layout))
-    return gl.where(gl.expand_dims(row < length, 1), centred, 0.0)
+    n: gl.constexpr = y.shape[1] // LANES
+    parts = gl.reshape(y, [rows, LANES, n])
+    centred = gl.reshape(_less_mean(parts, mean, length - first_row, 0, n), y.shape)
+    return gl.convert_layout(centred, y.type.layout, assert_trivial=True)
 
 
 @gluon.jit
 def _store_lse_correction(y, mean, at, softmax_scale, first_row, length, LANES: gl.constexpr):
     """Store softmax_scale * (q . mean) of a tile's rows from ``at`` on; a tree over the channels, neighbours first."""
     rows: gl.constexpr = y.shape[0]
-    channels: gl.constexpr = y.shape[1]
     layout: gl.constexpr = gl.SliceLayout(1, y.type.layout)
-    n: gl.constexpr = channels // LANES
-    low, high = _halves(gl.reshape(y, [rows, LANES, n]))
-    a, b = _halves(low)
-    c, d = _halves(high)
-    low = _dot_mean(a, mean, n) + _dot_mean(b, mean + n // 4, n)
-    high = _dot_mean(c, mean + n // 2, n) + _dot_mean(d, mean + 3 * n // 4, n)
-    total = gl.convert_layout(neighbours_sum(low + high), layout)  # (rows, lanes) -> (rows,)
+    n: gl.constexpr = y.shape[1] // LANES
+    of_lanes = _dot_mean(gl.reshape(y, [rows, LANES, n]), mean, 0, n)
+    total = gl.convert_layout(neighbours_sum(of_lanes), layout)  # (rows, lanes) -> (rows,)
     row = first_row + gl.arange(0, rows, layout)
     gl.store(at + row, total * softmax_scale, row < length)
 
@@ -307,7 +316,7 @@ def _conditioned(
 
 @gluon.jit
 def _part(
-    t, index, bits, signs, correction, is_q, is_v, PART: gl.constexpr, PARTS: gl.constexpr,
+    t, index, bits, signs, correction, is_k, is_v, PART: gl.constexpr, PARTS: gl.constexpr,
     ROTATE: gl.constexpr, WRITE_LSE: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
     """What is to be scaled and cast, from int16 (rows, channels) in row_layout, float32."""
@@ -317,19 +326,23 @@ def _part(
         y = as_float32(bits, IS_BF16)
     else:
         y = _conditioned(
-            t, bits, signs, correction, not is_q, place, ROTATE, WRITE_LSE, IS_BF16, PACKED, LANES
+            t, bits, signs, correction, is_k, place, ROTATE, WRITE_LSE, IS_BF16, PACKED, LANES
         )  # fmt: skip
     return y
 
 
 @gluon.jit
-def _largest(y):
-    return gl.max(gl.max(gl.abs(y), axis=1), axis=0)
+def _largest(y, LANES: gl.constexpr):
+    """max |y|, in eight chains a thread: one alone waits for every comparison."""
+    rows: gl.constexpr = y.shape[0]
+    n: gl.constexpr = y.shape[1] // LANES
+    eighths = gl.max(gl.reshape(gl.abs(y), [rows, LANES, n // 8, 8]), axis=2)
+    return gl.max(gl.max(gl.max(eighths, axis=2), axis=1), axis=0)
 
 
 @gluon.jit
 def _tile(
-    t, index, bits, kept, kept_amax, signs, correction, is_q, is_v,
+    t, index, bits, kept, kept_amax, signs, correction, is_k, is_v,
     PARTS: gl.constexpr, PHASE: gl.constexpr, SCALE_UP: gl.constexpr, NORM: gl.constexpr, ROTATE: gl.constexpr,
     HEAD_DIM: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
@@ -343,10 +356,10 @@ def _tile(
     is_first = tile == block * t.tiles_per_block
     if first_row < length:
         y = _part(
-            t, index, bits, signs, correction, is_q, is_v, LAST, PARTS, ROTATE, PHASE != "amax", IS_BF16, PACKED, LANES
+            t, index, bits, signs, correction, is_k, is_v, LAST, PARTS, ROTATE, PHASE != "amax", IS_BF16, PACKED, LANES
         )  # fmt: skip
         if PHASE != "cast":
-            amax = _largest(y)
+            amax = _largest(y, LANES)
             if PARTS == 2:
                 amax = gl.maximum(amax, kept_amax)
         if PHASE != "one_pass":
@@ -360,10 +373,10 @@ def _tile(
             descale = descale_of(amax, norm, SCALE_UP)
             gl.store(descale_at, descale, mask=is_first)
             factor = norm * gl.div_rn(1.0, descale)
-            _store(t, y * factor, (head, sequence, first_row + LAST * rows, start, length), HEAD_DIM, PACKED)
+            _store(t, y * factor, (head, sequence, first_row + LAST * rows, start, length), HEAD_DIM, PACKED, LANES)
             if PARTS == 2:
                 y = kept.load(y.type.layout)
-                _store(t, y * factor, (head, sequence, first_row, start, length), HEAD_DIM, PACKED)
+                _store(t, y * factor, (head, sequence, first_row, start, length), HEAD_DIM, PACKED, LANES)
     elif PHASE != "amax":
         gl.store(descale_at, 1.0, mask=is_first)
 
@@ -375,7 +388,10 @@ def quantize(
     NORM: gl.constexpr, PHASE: gl.constexpr, SCALE_UP: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr,
     LANES: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of q, then those of k, then those of v, dealt out to the programs in turn; an operand may have none.
+    """Tiles of k, then those of q, then those of v, dealt out to the programs in turn; an operand may have none.
+
+    The later half of the programs, which share multiprocessors with the others, walk over theirs backwards: v, which is
+    not rotated, then travels while q and k are.
 
     PHASE is "one_pass" where a tile is all that shares a descale, else "amax" and then "cast". A tile has PARTS parts
     of ROWS rows: one, or two where registers hold no whole tile; the first then waits in shared memory, in float32, for
@@ -386,29 +402,32 @@ def quantize(
     kept, kept_amax = None, gl.to_tensor(0.0)
     if PARTS == 2:
         kept = gl.allocate_shared_memory(gl.float32, [ROWS, CHANNELS], gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
-    tiles = q_tiles + k_tiles + v_tiles
-    programs = gl.num_programs(0)
-    t, at = _chosen(q, k, v, q_tiles, k_tiles, gl.program_id(0))
+    programs, program = gl.num_programs(0), gl.program_id(0)
+    count = (q_tiles + k_tiles + v_tiles - program + programs - 1) // programs
+    index, step = program, programs
+    if PARTS == 2 and correction is not None and 2 * program >= programs:
+        index, step = program + (count - 1) * programs, -programs
+    t, at = _chosen(q, k, v, q_tiles, k_tiles, index)
     _fetch(t, at, smem, 0, PARTS, HEAD_DIM, PACKED)
-    for index in range(gl.program_id(0), tiles, programs):
-        is_q, is_v = index < q_tiles, index >= q_tiles + k_tiles
+    for number in range(count):
+        is_k, is_v = index < k_tiles, index >= k_tiles + q_tiles
+        t, at = _chosen(q, k, v, q_tiles, k_tiles, index)
         async_copy.wait_group(0)
         bits = smem.load(layout)
         if PARTS == 2:
-            t, at = _chosen(q, k, v, q_tiles, k_tiles, index)
             _fetch(t, at, smem, 1, PARTS, HEAD_DIM, PACKED)
             y = _part(
-                t, at, bits, signs, correction, is_q, is_v, 0, PARTS, ROTATE, PHASE != "amax", IS_BF16, PACKED, LANES
+                t, at, bits, signs, correction, is_k, is_v, 0, PARTS, ROTATE, PHASE != "amax", IS_BF16, PACKED, LANES
             )  # fmt: skip
-            kept_amax = _largest(y)
+            kept_amax = _largest(y, LANES)
             kept.store(y)
             async_copy.wait_group(0)
             bits = smem.load(layout)
-        if index + programs < tiles:
-            t, at = _chosen(q, k, v, q_tiles, k_tiles, index + programs)
-            _fetch(t, at, smem, 0, PARTS, HEAD_DIM, PACKED)
-        t, at = _chosen(q, k, v, q_tiles, k_tiles, index)
+        if number + 1 < count:
+            after, after_at = _chosen(q, k, v, q_tiles, k_tiles, index + step)
+            _fetch(after, after_at, smem, 0, PARTS, HEAD_DIM, PACKED)
         _tile(
-            t, at, bits, kept, kept_amax, signs, correction, is_q, is_v, PARTS, PHASE, SCALE_UP, NORM, ROTATE, HEAD_DIM,
+            t, at, bits, kept, kept_amax, signs, correction, is_k, is_v, PARTS, PHASE, SCALE_UP, NORM, ROTATE, HEAD_DIM,
             IS_BF16, PACKED, LANES,
         )  # fmt: skip
+        index += step
