@@ -128,7 +128,8 @@ def _unusable(row: _Row) -> str | None:
     """Why there is nothing to compare, or None."""
     if row.values["status"] != "ok":
         return "no timing: the kernel failed or does not take the shape"
-    if row.values["grid"] == "decode" and RECORDED.get(row.values["kernel"]) == UNKNOWN_PARTS:
+    name = row.values["kernel"]
+    if row.values["grid"] == "decode" and RECORDED.get(name, name) == UNKNOWN_PARTS:
         return f"decode: how {UNKNOWN_PARTS} cuts keys and packs heads is not known"
     if not row.values["burst_cycles"]:
         return "no cycles: the SM clock was not counted"
