@@ -82,8 +82,8 @@ def cell(found: Compared | None) -> str:
     return f"**differs** first at {found.value}: {found.because}"
 
 
-def page(kernels: list[str], axes: list[str], found: list[Compared | None]) -> str:
-    """Return the table in Markdown, what changes in rows and kernels in columns."""
+def page(kernels: list[str], axes: list[str], found: list[Compared | None], version: str = __version__) -> str:
+    """Return the table in Markdown, what changes in rows and kernels in columns; ``version`` compared them."""
     by_place = {
         (kernel, axis): found[i * len(axes) + j] for i, kernel in enumerate(kernels) for j, axis in enumerate(axes)
     }
@@ -93,7 +93,7 @@ def page(kernels: list[str], axes: list[str], found: list[Compared | None]) -> s
     inputs = ", ".join(recipe.distribution for recipe in RECIPES)
     return (
         "# What may change in a serving stack without changing a bit\n\n"
-        f"Written by `fa3verify compare`, version {__version__}. Operands are given, not quantised again; inputs: "
+        f"Written by `fa3verify compare`, version {version}. Operands are given, not quantised again; inputs: "
         f"{inputs}. Equal is said of the outputs that ran, and proves nothing of others.\n\n"
         f"{head}{rule}{''.join(rows)}"
     )

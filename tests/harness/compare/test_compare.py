@@ -37,9 +37,10 @@ def stored():
 
 
 def test_the_published_page_is_that_of_the_stored_comparisons(stored):
+    version = json.loads((STORED / "table.json").read_text())["version"]
     found = [row["found"] and compared(row["found"]) for row in stored]
     assert len(found) == len(KERNELS) * len(AXES)
-    written = page(list(KERNELS), [axis.name for axis in AXES], found)
+    written = page(list(KERNELS), [axis.name for axis in AXES], found, version)
     assert (STORED / "README.md").read_text() == written
 
 
