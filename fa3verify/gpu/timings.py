@@ -46,6 +46,7 @@ class _Row:
 
     def __init__(self, line: int, values: dict[str, str], origin: str) -> None:
         self.line, self.values, self.origin = line, values, origin
+        self.kernel = RECORDED.get(values["kernel"], values["kernel"])  # as its candidate is called now
 
     def refuse(self, column: str, rule: str) -> ValueError:
         return ValueError(f"{self.origin}, line {self.line}: {column} must be {rule}, got {self.values[column]!r}")
@@ -128,8 +129,7 @@ def _unusable(row: _Row) -> str | None:
     """Why there is nothing to compare, or None."""
     if row.values["status"] != "ok":
         return "no timing: the kernel failed or does not take the shape"
-    name = row.values["kernel"]
-    if row.values["grid"] == "decode" and RECORDED.get(name, name) == UNKNOWN_PARTS:
+    if row.values["grid"] == "decode" and row.kernel == UNKNOWN_PARTS:
         return f"decode: how {UNKNOWN_PARTS} cuts keys and packs heads is not known"
     if not row.values["burst_cycles"]:
         return "no cycles: the SM clock was not counted"
@@ -147,8 +147,8 @@ def _problem(row: _Row) -> AttentionProblem:
 
 def _config(row: _Row, problem: AttentionProblem) -> Config | str:
     """The configuration that ran, or why there is none."""
-    name = row.values["kernel"]
-    if family := SCHEDULED.get(RECORDED.get(name, name)):
+    name = row.kernel
+    if family := SCHEDULED.get(name):
         if not FAMILIES[family].shipped(problem):
             return f"{FAMILIES[family].title} with a tile not in our table"
         return default_config(problem, family=family, num_splits=0 if row.values["grid"] == "decode" else 1)

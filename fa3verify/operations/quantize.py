@@ -7,9 +7,8 @@ value from the numbers that round to the code, over the error that binary32 may 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -96,8 +95,8 @@ def _with_mean(name: str, shape: Callable[[AttentionProblem], tuple[int, ...]], 
 
 def stated_scale(problem: AttentionProblem) -> float | None:
     """Softmax scale as a caller states it: none where it is the default, so that the quantiser's own is examined."""
-    is_default = problem.softmax_scale == 1 / math.sqrt(problem.head_dim)
-    return None if is_default else problem.softmax_scale
+    default = replace(problem, softmax_scale=None).softmax_scale
+    return None if problem.softmax_scale == default else problem.softmax_scale
 
 
 def mean_additions(seqlen: int) -> int:

@@ -232,10 +232,14 @@ def select(
         cells = paper(dtypes, head_dims or HEAD_DIMS, seqlens or SCHEDULE_SEQLENS, masks, grid=grid)
         return [c for c in cells if c.dtype != "bf16" or c.head_dim == 128]  # the code of fp16 but for the formats
     dtypes = tuple(dtypes)
-    unseen = {"unseen": UNSEEN, "unseen2": UNSEEN2}.get(grid, ())
+    unseen = {"unseen": UNSEEN, "unseen2": UNSEEN2}.get(grid)
+    if unseen is None:
+        cells = _fixed(grid, dtypes)
+    else:
+        cells = [Cell("schedules", *shape) for shape in unseen if shape[0] in dtypes]
     return [
         c
-        for c in [Cell("schedules", *shape) for shape in unseen if shape[0] in dtypes] or _fixed(grid, dtypes)
+        for c in cells
         if (not head_dims or c.head_dim in head_dims)
         and (not seqlens or c.seqlen_k in seqlens)
         and (causal is None or c.causal == causal)

@@ -120,9 +120,7 @@ def head_groups(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[O
     return [*groups, group]
 
 
-def handed_out(
-    shape: Shape, tile_m: int, tile_n: int, head_dim: int, num_ctas: int | None = None
-) -> list[tuple[int, Item]]:
+def handed_out(shape: Shape, tile_m: int, tile_n: int, head_dim: int, num_ctas: int | None = None) -> Order:
     """Return pairs (sequence * tile_heads + head, item) in the order they are handed out.
 
     Longest first within a group of heads. Where the last group starts so late that the CTAs that get its longest tiles
@@ -130,21 +128,23 @@ def handed_out(
     never are, which is the order of kernels of which timings are on record.
     """
     groups = head_groups(shape, tile_m, tile_n, head_dim)
-    order = _in_order(groups, 1)
-    blocks = [item.blocks for _, item in order]
+    apart = _in_order(groups, 1)
+    blocks = [item.blocks for _, item in apart]
     if num_ctas is None or len(set(blocks)) <= 1:
-        return order
-    mean = (sum(blocks) + TILE_COST * len(blocks)) / num_ctas
-    first = end = ends_at(blocks, num_ctas)
-    found, last, per_kv = order, 1, 1 if shape.pack_gqa else shape.group
-    while end > BALANCED * max(mean, max(blocks) + TILE_COST) and last < len(groups):
+        return apart
+    least = max((sum(blocks) + TILE_COST * len(blocks)) / num_ctas, max(blocks) + TILE_COST)
+    before = ends_at(blocks, num_ctas)
+    best, end = apart, before
+    last, per_kv = 1, 1 if shape.pack_gqa else shape.group
+    while end > BALANCED * least and last < len(groups):
         last = min(2 * last, len(groups))
         if CTAS_PER_HEAD * len({head // per_kv for group in groups[-last:] for head, _ in group}) > num_ctas:
             break
         order = _in_order(groups, last)
         ends = ends_at([item.blocks for _, item in order], num_ctas)
-        end, found = min((end, found), (ends, order), key=lambda x: x[0])
-    return found if first > BALANCED * end else _in_order(groups, 1)
+        if ends < end:
+            best, end = order, ends
+    return best if before > BALANCED * end else apart
 
 
 def _in_order(groups: list[Order], last: int) -> Order:
