@@ -13,6 +13,7 @@ from fa3_kernels.gluon.clock import SLOTS, read_clocks
 from fa3verify.gpu.bench.timing import BY_GRAPH, LAUNCHES, Burst, sm_mhz
 
 _READ_CLOCKS: Any = read_clocks  # the annotations of gluon.jit hide that a kernel is launched
+HEAD_START_CYCLES = 1_000_000  # half a millisecond: the host needs 30 to 200 us to start a graph
 
 
 class GraphTimed:
@@ -58,9 +59,14 @@ class EventTimed:
 
 
 def _between_events(run: Callable[[], object], launches: int, probe: Callable[[], None]) -> Burst:
-    """Time ``run``; the counters are read just outside the two events, on the same stream."""
+    """Time ``run``; the counters are read just outside the two events, on the same stream.
+
+    The GPU sleeps first while the host queues the rest. Otherwise it passes the first event before the host has started
+    the graph, and every burst reads some 30 us too long (decision 0020).
+    """
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     counters = _counters()
+    torch.cuda._sleep(HEAD_START_CYCLES)
     counters.begin()
     start.record()
     run()

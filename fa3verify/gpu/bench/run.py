@@ -20,7 +20,7 @@ from fa3verify import __version__
 from fa3verify.adapters.libraries import Unsupported
 from fa3verify.gpu.bench import check, gradients, results, tables
 from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.graphs import EventTimed, GraphTimed
+from fa3verify.gpu.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
 from fa3verify.gpu.bench.kernels import MAX_COPIES, Inputs, Kernel, Run, draw, ours
 from fa3verify.gpu.bench.peers import peers
 from fa3verify.gpu.bench.results import CellRecord, Measured, Results, Switches, Verdict, measured
@@ -79,6 +79,7 @@ def provenance(kernels: Sequence[Kernel], missing: dict[str, str], of: Evidence 
         "driver": query("driver_version"),
         "max_sm_mhz": query("clocks.max.sm"),
         "power_limit_w": query("power.limit"),
+        "head_start_cycles": HEAD_START_CYCLES,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),

@@ -30,7 +30,7 @@ from tests.harness.gpu.test_bench_records import CELL, LONG, SCHEDULE, SHORT, SO
 pytestmark = pytest.mark.optional
 
 
-def test_counters_are_read_outside_the_events_and_the_driver_is_asked_during_the_run(monkeypatch):
+def test_host_has_a_head_start_counters_are_read_outside_the_events_and_the_driver_is_asked_during_the_run(monkeypatch):
     log: list[str] = []
 
     class FakeEvent:
@@ -56,10 +56,11 @@ def test_counters_are_read_outside_the_events_and_the_driver_is_asked_during_the
             return np.array([[1, 1]]), np.array([[7, 4]])
 
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("sleep"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
     monkeypatch.setattr(graphs, "_counters", FakeCounters)
     found = graphs._between_events(lambda: log.append("run"), 3, lambda: log.append("ask"))
-    assert log == ["begin", "start", "run", "stop", "end", "ask", "synchronize"]
+    assert log == ["sleep", "begin", "start", "run", "stop", "end", "ask", "synchronize"]
     assert found == Burst(2.0, 2000.0)
 
 
