@@ -5,52 +5,37 @@ The bands say what its model reaches, so that a change of it shows; targets are 
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from fa3_simulator import run
 from fa3_simulator.held_out import FORWARD
-from fa3_simulator.machine import load
-from fa3verify.gpu import validation
-from fa3verify.gpu.timings import read
-from fa3verify.gpu.validation import Compared, compare, rankings, validate
+from fa3verify.gpu.validation import Compared, rankings
+from tests.harness.gpu.published import check_published, figures, published
 
-H200 = Path(__file__).parents[3] / "reports" / "h200"
-BENCH = H200 / "simulator" / "schedules_1k_4k_16k" / "bench.csv"
+FIRST = "h200/simulator/schedules_1k_4k_16k"
 # Other lengths of the same schedules, what ships at lengths of its own, and what was read last of all, after the freeze
 # of 0006.
 UNSEEN = (
-    (H200 / "simulator" / "schedules_2k_8k_fp16" / "bench.csv", (), 63, 0.041),
-    (H200 / "speed" / "paper_grid" / "bench.csv", (512, 2048, 8192), 160, 0.041),
-    (H200 / "simulator" / "schedules_2k_8k_e4m3_d256" / "bench.csv", (), 108, 0.043),
+    ("h200/simulator/schedules_2k_8k_fp16", (), 63, 0.041),
+    ("h200/speed/paper_grid", (512, 2048, 8192), 160, 0.041),
+    ("h200/simulator/schedules_2k_8k_e4m3_d256", (), 108, 0.043),
 )
 
 
-@cache
-def estimated(problem, config, machine: str, clock_mhz: float):
-    return run.estimate(problem, config, load(machine), clock_mhz)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def once():
-    """Simulate once what several tests compare."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validation, "estimate", lambda p, c, machine, clock: estimated(p, c, machine.name.lower(), clock))
-        yield
-
-
 @pytest.fixture(scope="module")
-def compared() -> list[Compared]:
-    rows, left_out = read(BENCH)
-    assert len(rows) == 288
-    assert not left_out
-    return compare(rows, load("h200"))
+def compared() -> tuple[Compared, ...]:
+    assert len(published(FIRST)) == 288
+    return published(FIRST)
 
 
-def errors(compared: list[Compared]) -> np.ndarray:
+@pytest.mark.parametrize("folder", [FIRST, *(one[0] for one in UNSEEN), "h200/speed/decode", "h200/speed/flash4"])
+def test_the_simulator_says_today_what_is_published(folder) -> None:
+    check_published(folder)
+
+
+def errors(compared: Sequence[Compared]) -> np.ndarray:
     """Relative errors (rows, models): simulated, roofline, closed form."""
     return np.array([np.array(c.predicted) / c.row.cycles - 1 for c in compared])
 
@@ -70,7 +55,7 @@ def test_what_is_in_use_in_16_bits_is_within_a_few_percent_on_average(compared, 
 
 @pytest.mark.parametrize(("path", "seqlens", "rows", "error"), UNSEEN, ids=["second", "shipped", "third"])
 def test_timings_that_no_model_had_seen_are_as_far_off(path, seqlens, rows, error) -> None:
-    every = validate(path, load("h200"), seqlens)["groups"][-1]
+    every = figures(path, seqlens)["groups"][-1]
     assert (every["group"], every["rows"]) == ("all", rows)
     assert every["models"]["simulated"]["mape"] == pytest.approx(error, abs=0.001)
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
@@ -78,7 +63,7 @@ def test_timings_that_no_model_had_seen_are_as_far_off(path, seqlens, rows, erro
 
 def test_decoding_with_packed_heads_keys_in_one_piece_or_in_parts_is_as_far_off() -> None:
     """Short launches; nearly all are simulated too fast."""
-    every = validate(H200 / "speed" / "decode" / "bench.csv", load("h200"))["groups"][-1]
+    every = figures("h200/speed/decode")["groups"][-1]
     assert every["rows"] == 18
     assert every["models"]["simulated"]["mape"] == pytest.approx(0.056, abs=0.001)
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
@@ -86,7 +71,7 @@ def test_decoding_with_packed_heads_keys_in_one_piece_or_in_parts_is_as_far_off(
 
 def test_flash_attention_4_with_a_cta_for_every_tile_is_as_far_off() -> None:
     """12 rows, read once, with FlashAttention-3's step and nothing changed."""
-    groups = validate(H200 / "speed" / "flash4" / "bench.csv", load("h200"))["groups"]
+    groups = figures("h200/speed/flash4")["groups"]
     chosen = [g for g in groups if g["group"].startswith("flash4")]
     assert sum(g["rows"] for g in chosen) == 12
     assert np.average([g["models"]["simulated"]["mape"] for g in chosen]) == pytest.approx(0.019, abs=0.001)
@@ -105,12 +90,11 @@ def test_the_best_of_three_costs_nothing_in_most_problems(compared) -> None:
 
 
 def test_the_errors_that_tune_states_are_those_of_the_held_out_rows() -> None:
-    others = [(H200 / name / "bench.csv", ()) for name in ("speed/flash4", "speed/decode", "simulator/unseen")]
-    files = [*((path, seqlens) for path, seqlens, _, _ in UNSEEN), *others]
+    others = [(folder, ()) for folder in ("h200/speed/flash4", "h200/speed/decode", "h200/simulator/unseen")]
     found: dict[tuple[str, str], list[float]] = {}
-    for path, seqlens in files:
-        rows = [row for row in read(path)[0] if not seqlens or row.problem.seqlen_k in seqlens]
-        for item in compare(rows, load("h200")):
-            group = (item.row.config.family, item.row.config.dtype)
-            found.setdefault(group, []).append(abs(item.predicted[0] / item.row.cycles - 1))
+    for folder, seqlens in (*((folder, seqlens) for folder, seqlens, _, _ in UNSEEN), *others):
+        for item in published(folder):
+            if not seqlens or item.row.problem.seqlen_k in seqlens:
+                group = (item.row.config.family, item.row.config.dtype)
+                found.setdefault(group, []).append(abs(item.predicted[0] / item.row.cycles - 1))
     assert {group: (len(values), round(float(np.mean(values)), 3)) for group, values in found.items()} == FORWARD

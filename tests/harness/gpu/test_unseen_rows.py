@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from fa3_simulator.machine import load
 from fa3verify.gpu.bench.cells import select
-from fa3verify.gpu.timings import read
-from fa3verify.gpu.validation import validate
+from tests.harness.gpu.published import check_published, figures, published
 
-REPORTS = Path(__file__).parents[3] / "reports"
 # Machine, grid, rows, mean error, largest, bands of 0.1 points.
 SETS = (
     ("h100", "unseen", 121, 0.048, 0.164),
@@ -26,7 +21,7 @@ SETS = (
 def test_unseen_rows_are_as_far_off_as_the_note_says(
     machine: str, grid: str, rows: int, error: float, largest: float
 ) -> None:
-    found = validate(REPORTS / machine / "simulator" / grid / "bench.csv", load(machine))
+    found = figures(f"{machine}/simulator/{grid}")
     every = found["groups"][-1]
     assert (every["group"], every["rows"]) == ("all", rows)
     assert every["models"]["simulated"]["mape"] == pytest.approx(error, abs=0.001)
@@ -38,5 +33,9 @@ def test_unseen_rows_are_as_far_off_as_the_note_says(
 @pytest.mark.parametrize(("machine", "grid"), [one[:2] for one in SETS])
 def test_unseen_rows_are_of_the_committed_shapes(machine: str, grid: str) -> None:
     committed = {cell.problem for cell in select(grid, ["fp16", "bf16", "e4m3"])}
-    rows, _ = read(REPORTS / machine / "simulator" / grid / "bench.csv")
-    assert {row.problem for row in rows} <= committed
+    assert {x.row.problem for x in published(f"{machine}/simulator/{grid}")} <= committed
+
+
+@pytest.mark.parametrize(("machine", "grid"), [one[:2] for one in SETS])
+def test_the_simulator_says_today_what_is_published(machine: str, grid: str) -> None:
+    check_published(f"{machine}/simulator/{grid}")
