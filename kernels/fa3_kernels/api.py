@@ -198,7 +198,7 @@ def _factor(
 
 def _recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, operator: Any) -> Any:
     """The function by which a graph or autograd sees the call; None where neither looks."""
-    wants_gradient = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
+    wants_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if wants_gradient:
         check_differentiable(q.dtype, max(q.shape[-1], v.shape[-1]))
     if is_traced(q):

@@ -10,7 +10,7 @@ import torch
 
 from fa3_kernels.gluon.run import Operands, PlanOnGpu
 from fa3_kernels.plan.choose import longest
-from fa3_kernels.plan.plan import Plan, Sizes, plan_of, shared_keys, stamps_shape
+from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, shares_plans, stamps_shape
 from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
 from fa3_reference.problem import AttentionProblem
 
@@ -90,15 +90,20 @@ class _Family:
         self.sms = num_sms(device)
         first = plan_of(request, self.sms)
         self.tile_n, self.out_dtype = first.config.tile_n, _TORCH_DTYPES[first.config.out_dtype]
+        self.index = device.index
+        self.element_size = 1 if request.problem.dtype == "e4m3" else 2
         self.is_e4m3 = request.problem.dtype == "e4m3"
         self.is_packed = request.problem.is_varlen
+        self.shares_plans = not self.is_packed and shares_plans(request)
         of_a_row = request.problem.nheads * max(request.choices.num_splits, first.config.head_dim)
         self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
         self.plans: dict[int, tuple[Plan, PlanOnGpu]] = {}
 
     def plan(self, seqlen_k: int) -> tuple[Plan, PlanOnGpu]:
         """The plan for a number of keys, and what it needs on the GPU."""
-        keys = 0 if self.is_packed else shared_keys(self.request, seqlen_k, self.tile_n)
+        keys = 0 if self.is_packed else seqlen_k
+        if self.shares_plans:
+            keys = shared_keys(self.request, seqlen_k, self.tile_n)
         found = self.plans.get(keys)
         if found is None:
             is_other = not self.is_packed and keys != self.request.problem.seqlen_k
@@ -106,7 +111,7 @@ class _Family:
             if len(self.plans) >= MAX_REQUESTS:
                 self.plans.clear()
             plan = plan_of(request, self.sms)
-            found = self.plans[keys] = plan, PlanOnGpu(plan.tables, self.device)
+            found = self.plans[keys] = plan, PlanOnGpu(plan.tables, self.device, plan.numbers)
         return found
 
     def descales(self, given: Descales) -> dict[str, torch.Tensor]:
@@ -124,6 +129,7 @@ class _Family:
 
 
 _families: dict[tuple, _Family] = {}
+_Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of q, k and v
 
 
 def forget() -> None:
@@ -132,34 +138,24 @@ def forget() -> None:
 
 
 def _family(
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], semantics: Semantics, choices: Choices,
-    descales: Descales, packed: Packed | None,
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], shapes: _Sizes, strides: _Sizes, semantics: Semantics,
+    choices: Choices, descales: Descales, packed: Packed | None,
 ) -> _Family:  # fmt: skip
     """Look a request up, or check it; the key leaves out how many keys there are, and of packed rows how many."""
     q, k, v = operands
-    q_shape, k_shape, v_shape, k_strides, v_strides = q.shape, k.shape, v.shape, k.stride(), v.stride()
-    lengths = None
-    if packed is None:
-        sizes = (q_shape, k_shape[:1], v_shape[:1], k_strides[1:], v_strides[1:])
-    else:
+    q_shape, k_shape, v_shape = shapes
+    q_strides, k_strides, v_strides = strides
+    lengths, sizes = None, shapes
+    if packed is not None:
         a, b, longest_q, longest_k = packed
         lengths = (a.numel() - 1, longest(longest_q), longest(longest_k))
         starts = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device)
-        sizes = (q_shape[1:], k_strides, v_strides, lengths, starts)
-    key = (
-        semantics,
-        choices,
-        q.dtype,
-        k.dtype,
-        v.dtype,
-        q.device,
-        k.device,
-        v.device,
-        q.stride(),
-        k_shape[-2:],
-        v_shape[-2:],
-        sizes,
-    )
+        sizes = (q_shape[1:], k_shape[1:], v_shape[1:], k_strides, v_strides, lengths, starts)
+    elif len(k_shape) == len(v_shape) == 4:  # read one by one, for slices of shapes take five times as long
+        batch_k, _, heads_k, dim_k = k_shape
+        batch_v, _, heads_v, dim_v = v_shape
+        sizes = (q_shape, batch_k, heads_k, dim_k, k_strides[1:], batch_v, heads_v, dim_v, v_strides[1:])
+    key = (semantics, choices, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q_strides, sizes)
     if descales is not NO_DESCALES:
         factors = (x if x is None else (x.shape, x.stride(), x.data_ptr() % 16, x.dtype) for x in descales[:3])
         if packed is not None:  # their blocks are of the longest lengths as given
@@ -244,39 +240,41 @@ def forward(
     """
     if stamps is not None:
         choices = choices._replace(stamps=stamps.shape[2] if stamps.ndim == 4 else 1)
-    family = _family((q, k, v), semantics, choices, descales, packed)
+    shapes, strides = (q.shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride())
+    family = _family((q, k, v), shapes, strides, semantics, choices, descales, packed)
     of_q, of_k, of_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    inputs: Operands = (((of_q,), q), ((of_k,), k), ((of_v,), v))
-    outer = 0
+    addresses = of_q | of_k | of_v
     if packed is None:  # launches of a family differ in the number of keys, too, and in the strides of their sequences
-        rows_k, outer_k, outer_v = k.shape[1], k.stride(0), v.stride(0)
-        inputs = (((of_q,), q), ((of_k, rows_k, outer_k), k), ((of_v, rows_k, outer_v), v))
-        outer = outer_k | outer_v
-    if (of_q | of_k | of_v | outer * q.element_size()) % 16 and k.numel():
+        rows_k, outer_k, outer_v = shapes[1][1], strides[1][0], strides[2][0]
+        inputs: Operands = (((of_q,), q), ((of_k, rows_k, outer_k), k), ((of_v, rows_k, outer_v), v))
+        addresses |= (outer_k | outer_v) * family.element_size
+    else:
+        inputs = (((of_q,), q), ((of_k,), k), ((of_v,), v))
+    if addresses % 16 and k.numel():
         raise ValueError("addresses and outer strides must be multiples of 16 bytes (TMA)")
-    if torch._C._cuda_getDevice() == family.device.index:
-        return _run(family, inputs, descales, packed, stamps, needs_lse)
+    if torch._C._cuda_getDevice() == family.index:
+        return _run(family, inputs, shapes, descales, packed, stamps, needs_lse)
     with torch.cuda.device(family.device):
-        return _run(family, inputs, descales, packed, stamps, needs_lse)
+        return _run(family, inputs, shapes, descales, packed, stamps, needs_lse)
 
 
 def _run(
     family: _Family,
     inputs: Operands,
+    shapes: _Sizes,
     descales: Descales,
     packed: Packed | None,
     stamps: torch.Tensor | None,
     needs_lse: bool,
 ) -> tuple[torch.Tensor, Any]:
     """Outputs, workspace and kernels of one launch on the current device."""
-    (_, q), (_, k), (_, v) = inputs
     device = family.device
-    *batch, rows_q, nheads, _ = q.shape
-    rows_k = k.shape[-3]
+    *batch, rows_q, nheads, _ = shapes[0]
+    rows_k, dim_v = shapes[1][-3], shapes[2][-1]
     plan, on_gpu = family.plan(rows_k)
-    calls, values = plan.launch(Sizes(rows_q, rows_k, (0, 0) if packed is None else packed[2:]))
-    out = torch.empty(*batch, rows_q, nheads, v.shape[-1], dtype=family.out_dtype, device=device)
-    values["out"] = out.data_ptr()
+    calls, values = plan.launch(rows_q, rows_k, (0, 0) if packed is None else packed[2:])
+    out = torch.empty(*batch, rows_q, nheads, dim_v, dtype=family.out_dtype, device=device)
+    values["out"] = of_out = out.data_ptr()
     lse = None
     if needs_lse or packed is None:
         lse = torch.empty(*batch, nheads, rows_q, dtype=torch.float32, device=device)
@@ -298,7 +296,7 @@ def _run(
     if stamps is not None:
         _check_stamps(plan, stamps)
         values["stamps"] = stamps.data_ptr()
-    on_gpu.run(calls, (*inputs, ((values["out"],), out)), values, device)
+    on_gpu.run(calls, (*inputs, ((of_out,), out)), values, device)
     return out, lse
 
 
@@ -319,7 +317,7 @@ def _packed_workspace(plan: Plan, packed: Packed, values: dict[str, int], device
 
 def _partials(plan: Plan, values: dict[str, int], device: torch.device) -> list[torch.Tensor]:
     """Workspace of the splits; those without a key block keep (0, -inf)."""
-    rows, splits = values["num_rows"], plan.config.num_splits
+    rows, splits = (plan.numbers or values)["num_rows"], plan.config.num_splits
     partial = torch.empty((splits, rows, plan.config.head_dim), dtype=torch.float32, device=device)
     partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=device)
     if not (plan.is_complete and values["rows_k"]):

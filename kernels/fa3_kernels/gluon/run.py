@@ -86,16 +86,19 @@ class Descriptors:
 
 
 class BoundCall:
-    """A call of a plan with its compiled kernel, for all launches of the plan."""
+    """A call of a plan with its compiled kernel, for all launches of the plan; ``shared`` are values of all of them."""
 
-    def __init__(self, call: Call, operands: Operands, values: Mapping[str, int]) -> None:
-        compiled = compile_call(call.of(values), operands, values)
+    def __init__(self, call: Call, operands: Operands, values: Mapping[str, int], shared: Mapping[str, int]) -> None:
+        known = {**values, **shared}
+        compiled = compile_call(call.of(known), operands, known)
         self.launch, self.function, self.metadata = compiled[:3]
         views = [x for x in call.arguments if isinstance(x, View | Block)]  # they come first
         encodings = zip(views, compiled.encodings, strict=True)
         self.views = [Descriptors(view, encoding, compiled.fill) for view, encoding in encodings]
-        self.rest = [*(*call.grid, 1, 1)[:3], *call.arguments[len(views) :]]
-        self.named = [(i, x.name) for i, x in enumerate(self.rest) if isinstance(x, Pointer | Size)]
+        rest = [*(*call.grid, 1, 1)[:3], *call.arguments[len(views) :]]
+        named = {i: x.name for i, x in enumerate(rest) if isinstance(x, Pointer | Size)}
+        self.rest = [shared.get(named[i], x) if i in named else x for i, x in enumerate(rest)]
+        self.named = [(i, name) for i, name in named.items() if name not in shared]
 
     def __call__(self, operands: Operands, values: Mapping[str, int], stream: int) -> None:
         """Start the kernel on a stream of the current device; ``values`` are addresses and sizes."""
@@ -112,30 +115,30 @@ class BoundCall:
 
 
 class PlanOnGpu:
-    """What the launches of a plan share on a GPU: its tables, and kernels bound to its calls."""
+    """What the launches of a plan share on a GPU: its tables, sizes, and kernels bound to its calls."""
 
-    def __init__(self, tables: Mapping[str, np.ndarray], device: torch.device) -> None:
+    def __init__(
+        self, tables: Mapping[str, np.ndarray], device: torch.device, numbers: Mapping[str, int] | None = None
+    ) -> None:  # fmt: skip
         if tables and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("a launch whose plan is not on the GPU cannot be captured: run it once before")
         self.tables = {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
-        self.addresses = {name: table.data_ptr() for name, table in self.tables.items()}
+        self.shared = {**(numbers or {}), **{name: table.data_ptr() for name, table in self.tables.items()}}
         self.stream = torch.cuda.current_stream(device).cuda_stream  # on which the tables were made
         self.bound: dict[str, BoundCall] = {}
 
-    def run(self, calls: tuple[Call, ...], operands: Operands, values: dict[str, int], device: torch.device) -> None:
-        """Start the kernels of a launch on the current stream."""
+    def run(self, calls: tuple[Call, ...], operands: Operands, values: Mapping[str, int], device: torch.device) -> None:
+        """Start the kernels of a launch on the current stream; ``values`` are what its plan's launches do not share."""
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         if torch._C._cuda_isCurrentStreamCapturing() and self not in _captured:
             _captured.append(self)
-        if self.tables:
-            values |= self.addresses
-            if stream != self.stream:
-                for table in self.tables.values():
-                    table.record_stream(torch.cuda.current_stream(device))
+        if stream != self.stream:
+            for table in self.tables.values():
+                table.record_stream(torch.cuda.current_stream(device))
         for call in calls:
             bound = self.bound.get(call.kernel)
             if bound is None:
-                bound = self.bound[call.kernel] = BoundCall(call, operands, values)
+                bound = self.bound[call.kernel] = BoundCall(call, operands, values, self.shared)
             bound(operands, values, stream)
 
 

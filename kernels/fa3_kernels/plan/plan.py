@@ -95,19 +95,22 @@ def fp8_factors(softmax_scale: float, softcap: float) -> tuple[float, tuple[floa
     return float(np.float32(softmax_scale * LOG2_E)), cap
 
 
-def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
-    """Return the number of keys whose plan serves ``seqlen_k``: in a decoding loop the most that fill as many key
-    tiles.
+def shares_plans(request: Request) -> bool:
+    """Whether numbers of keys that fill as many key tiles share a plan, as in a decoding loop.
 
     Where every sequence is one row tile and no left limit cuts key tiles off, nothing but the last key tile tells such
     numbers apart.
     """
     problem = request.problem
     is_one_tile = problem.seqlen_q * problem.group <= WARPGROUP_ROWS
-    has_keys = seqlen_k >= problem.seqlen_q and seqlen_k % tile_n
-    if not (is_one_tile and has_keys) or problem.window != (-1, -1) or any(request.descale_blocks):
-        return seqlen_k
-    return -(-seqlen_k // tile_n) * tile_n - 1
+    return is_one_tile and problem.window == (-1, -1) and not any(request.descale_blocks)
+
+
+def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
+    """Return the number of keys whose plan serves ``seqlen_k``: the most that fill as many key tiles, if they share
+    it."""
+    has_keys = seqlen_k >= request.problem.seqlen_q and seqlen_k % tile_n
+    return -(-seqlen_k // tile_n) * tile_n - 1 if has_keys and shares_plans(request) else seqlen_k
 
 
 def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple[View, ...]:
@@ -212,7 +215,7 @@ class Plan:
     kernels : tuple of Call
         What a launch starts, in order; none where no tile sees a key.
     numbers : dict of str to int
-        Those that all launches of a plan of batched sequences share.
+        What :class:`Size` names and all launches of the plan share; none for packed sequences.
     orders : (PackedOrder, PackedOrder), optional
         How packed sequences may be cut into units of work: of one tile or of two.
     """
@@ -228,12 +231,14 @@ class Plan:
     numbers: dict[str, int]
     orders: tuple[PackedOrder, PackedOrder] | None
 
-    def launch(self, sizes: Sizes) -> tuple[tuple[Call, ...], dict[str, int]]:
-        """Return the calls of a launch, in order, and the numbers that :class:`Size` names in them."""
-        rows_q, rows_k, (longest_q, longest_k) = sizes
+    def launch(
+        self, rows_q: int, rows_k: int, longest: tuple[int, int]
+    ) -> tuple[tuple[Call, ...], dict[str, int]]:  # fmt: skip
+        """Return the calls of a launch of :class:`Sizes`, in order, and the numbers in them that are its own."""
         if not self.orders:
-            return self.kernels, {**self.numbers, "rows_k": rows_k}
-        order, (ctas, width) = self.order(sizes)
+            return self.kernels, {"rows_k": rows_k}
+        longest_q, longest_k = longest
+        order, (ctas, width) = self.order(rows_q, longest_q)
         num_rows = self.problem.nheads * rows_q
         numbers = {
             "rows_q": rows_q, "rows_k": rows_k, "longest_q": longest_q, "longest_k": longest_k, "num_rows": num_rows,
@@ -243,20 +248,19 @@ class Plan:
         }  # fmt: skip
         return self.kernels if rows_k else self.kernels[2:], numbers
 
-    def order(self, sizes: Sizes) -> tuple[PackedOrder, tuple[int, int]]:
+    def order(self, rows_q: int, longest_q: int) -> tuple[PackedOrder, tuple[int, int]]:
         """How packed sequences are cut into tiles, and the CTAs and entries of their schedule."""
         assert self.orders is not None
-        batch, longest_q = self.problem.batch, sizes.longest[0]
-        one, two = self.orders
-        units = one.units_at_most(batch, sizes.rows_q, longest_q)
+        batch, (one, two) = self.problem.batch, self.orders
+        units = one.units_at_most(batch, rows_q, longest_q)
         if one.pays_in_pairs(units, self.num_sms):
-            return two, two.table_shape(two.units_at_most(batch, sizes.rows_q, longest_q), self.num_sms)
+            return two, two.table_shape(two.units_at_most(batch, rows_q, longest_q), self.num_sms)
         return one, one.table_shape(units, self.num_sms)
 
     def calls(self, sizes: Sizes) -> tuple[Call, ...]:
         """Return the calls of a launch with its own numbers in them."""
-        kernels, numbers = self.launch(sizes)
-        return tuple(call.of(numbers) for call in kernels)
+        kernels, numbers = self.launch(*sizes)
+        return tuple(call.of(self.numbers | numbers) for call in kernels)
 
 
 @lru_cache(maxsize=256)
