@@ -13,7 +13,16 @@ import torch
 
 from fa3_kernels.gluon.launch import Packed, forward
 from fa3_kernels.gluon.launch_backward import check_differentiable
-from fa3_kernels.operators import Attention, descales_of, forward_op, forward_varlen_op, is_traced, options_of
+from fa3_kernels.operators import (
+    Attention,
+    descales_of,
+    forward_op,
+    forward_varlen_op,
+    inference_op,
+    inference_varlen_op,
+    is_traced,
+    options_of,
+)
 
 PROMOTION_INTERVAL = 128  # keys; the accumulator of FP8 wgmma loses bits over longer chains
 
@@ -94,7 +103,7 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     _refuse(qv, attention_chunk, sm_margin)
     factors = _factors(q_descale, k_descale, v_descale, k)
     descales = descales_of(*factors, descale_blocks)
-    if run := _recorded(q, k, v, forward_op):
+    if run := _recorded(q, k, v, forward_op, inference_op):
         out, lse = run(
             q, k, v, *factors, softmax_scale, causal, *window_size, softcap, num_splits, pack_gqa,
             list(descale_blocks), promotion_interval, deterministic,
@@ -159,7 +168,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     _refuse(qv, attention_chunk, sm_margin, seqused_q=seqused_q, seqused_k=seqused_k)
     factors = _factors(q_descale, k_descale, v_descale, k, cu_seqlens_q)
     descales = descales_of(*factors, descale_blocks)
-    if run := _recorded(q, k, v, forward_varlen_op):
+    if run := _recorded(q, k, v, forward_varlen_op, inference_varlen_op):
         out, lse = run(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *factors, softmax_scale,
             causal, *window_size, softcap, num_splits, pack_gqa, list(descale_blocks), promotion_interval,
@@ -196,13 +205,18 @@ def _factor(
     return torch.full((1, 1), x, dtype=torch.float32, device=device).expand(shape)
 
 
-def _recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, operator: Any) -> Any:
-    """The function by which a graph or autograd sees the call; None where neither looks."""
+def _recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, forward: Any, inference: Any) -> Any:
+    """The function by which a graph or autograd sees the call; None where neither looks.
+
+    torch.compile traces again for operands that want a gradient; what is exported is run for any.
+    """
     wants_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if wants_gradient:
         check_differentiable(q.dtype, max(q.shape[-1], v.shape[-1]))
     if is_traced(q):
-        return operator
+        if wants_gradient or torch.compiler._is_exporting_flag:  # is_exporting() is True in all that torch 2.11 traces
+            return forward
+        return inference if torch.compiler.is_dynamo_compiling() else forward
     return Attention.apply if wants_gradient else None
 
 

@@ -1,9 +1,11 @@
-"""The torch operators ``fa3verify::forward`` and ``fa3verify::backward``, each also of packed sequences (``_varlen``).
+"""The torch operators ``fa3verify::forward``, ``fa3verify::inference`` and ``fa3verify::backward``, each also of packed
+sequences (``_varlen``).
 
 Graphs and fake tensors pass them. They are defined with a schema and one implementation each, which itself refuses
 tensors that are on no Hopper GPU: torch's ``custom_op`` adds two Python layers to every call. Code that is not traced
 gets its gradients by :class:`Attention`, for an operator with a gradient takes torch several times as long to call
 (78 against 21 us of host time for a forward, with nothing started); both make them by the same two functions.
+``inference`` is the forward without a gradient, for compiled code that wants none.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ _STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_s
 _OF_FORWARD = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
 _SEMANTICS = "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic"
 _LIBRARY = torch.library.Library("fa3verify", "DEF")
-_LIBRARY.define(f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
-_LIBRARY.define(f"forward_varlen(Tensor q, Tensor k, Tensor v, {_STARTS}, {_OPTIONS}) -> (Tensor, Tensor)")
+for _of in ("forward", "inference"):
+    _LIBRARY.define(f"{_of}(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+    _LIBRARY.define(f"{_of}_varlen(Tensor q, Tensor k, Tensor v, {_STARTS}, {_OPTIONS}) -> (Tensor, Tensor)")
 _LIBRARY.define(f"backward({_OF_FORWARD}, {_SEMANTICS}) -> (Tensor, Tensor, Tensor)")
 _LIBRARY.define(f"backward_varlen({_OF_FORWARD}, {_STARTS}, {_SEMANTICS}) -> (Tensor, Tensor, Tensor)")
 forward_op: Any = torch.ops.fa3verify.forward.default
 forward_varlen_op: Any = torch.ops.fa3verify.forward_varlen.default
+inference_op: Any = torch.ops.fa3verify.inference.default
+inference_varlen_op: Any = torch.ops.fa3verify.inference_varlen.default
 backward_op: Any = torch.ops.fa3verify.backward.default
 backward_varlen_op: Any = torch.ops.fa3verify.backward_varlen.default
 _Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -111,7 +116,8 @@ def _backward(
 
 
 for _name, _function in (
-    ("forward", _forward), ("forward_varlen", _forward_varlen), ("backward", _backward), ("backward_varlen", _backward)
+    ("forward", _forward), ("forward_varlen", _forward_varlen), ("inference", _forward),
+    ("inference_varlen", _forward_varlen), ("backward", _backward), ("backward_varlen", _backward),
 ):  # fmt: skip
     _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
 
@@ -178,6 +184,7 @@ def _check(
 
 
 @torch.library.register_fake("fa3verify::forward")
+@torch.library.register_fake("fa3verify::inference")
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     _check((q, k, v), *arguments(q, options))
     batch, seqlen_q, nheads, _ = q.shape
@@ -186,6 +193,7 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple
 
 
 @torch.library.register_fake("fa3verify::forward_varlen")
+@torch.library.register_fake("fa3verify::inference_varlen")
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, max_q: int, max_k: int,
     *options: Any,

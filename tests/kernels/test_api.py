@@ -82,7 +82,8 @@ def test_outputs_are_contiguous_for_views_of_a_packed_projection():
 def test_operators_are_registered_with_a_functional_schema():
     api()
     for name, arguments, returns in (
-        ("forward", 16, 2), ("forward_varlen", 20, 2), ("backward", 13, 3), ("backward_varlen", 17, 3)
+        ("forward", 16, 2), ("forward_varlen", 20, 2), ("inference", 16, 2), ("inference_varlen", 20, 2),
+        ("backward", 13, 3), ("backward_varlen", 17, 3),
     ):  # fmt: skip
         schema = getattr(torch.ops.fa3verify, name).default._schema
         assert len(schema.arguments) == arguments
@@ -97,6 +98,16 @@ def test_the_functions_can_be_traced_without_a_graph_break():
     with torch.no_grad():
         shapes = fake(lambda *x: function(*x).shape, *tensors())
     assert shapes == (2, 8, 4, 64)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_code_has_the_operator_with_a_gradient(strict):
+    class Attention(torch.nn.Module):
+        def forward(self, q, k, v):
+            return api().flash_attn_func(q, k, v)
+
+    exported = fake(lambda *x: torch.export.export(Attention(), x, strict=strict), *tensors())
+    assert "fa3verify.forward.default" in {str(x.target) for x in exported.graph.nodes}
 
 
 REFUSALS = (

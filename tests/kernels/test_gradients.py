@@ -227,6 +227,8 @@ def test_operators_pass_opcheck(stand_in, name, has_dlse):
     forward, backward = arguments(PROBLEMS[name], has_dlse=has_dlse)
     kind = "_varlen" if name == "packed" else ""
     torch.library.opcheck(getattr(torch.ops.fa3verify, f"forward{kind}").default, forward)
+    without = [x.detach() if isinstance(x, torch.Tensor) else x for x in forward]
+    torch.library.opcheck(getattr(torch.ops.fa3verify, f"inference{kind}").default, without)
     torch.library.opcheck(getattr(torch.ops.fa3verify, f"backward{kind}").default, backward)
 
 
@@ -248,6 +250,23 @@ def test_compiled_code_has_the_same_gradients(stand_in, name):
     compiled = torch.compile(attended, fullgraph=True, backend="aot_eager")
     want, got = (torch.autograd.grad(f(q, k, v), (q, k, v), dout) for f in (attended, compiled))
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+def test_compiled_code_that_wants_no_gradient_sees_the_operator_without_one(stand_in, wants_gradient):
+    seen = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.extend(str(x.target) for x in graph.graph.nodes if "fa3verify" in str(x.target))
+        return graph
+
+    q, k, v, _ = (x.detach() for x in drawn(PROBLEMS["grouped"], torch.float16))
+    compiled = torch.compile(flash_attn_func, backend=backend)
+    out = compiled(q.requires_grad_(wants_gradient), k, v)
+    assert seen == [f"fa3verify.{'forward' if wants_gradient else 'inference'}.default"]
+    assert out.requires_grad == wants_gradient
+    compiled(q.detach(), k, v.requires_grad_())
+    assert seen[-1] == "fa3verify.forward.default"
 
 
 def fake_backward(problem: AttentionProblem, **changes: Any) -> Any:
