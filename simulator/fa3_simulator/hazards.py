@@ -12,8 +12,8 @@ own; every wait at an mbarrier after the end of the phase before the one it wait
 Then no arrival and no wait can meet another round in another order, the same events are ordered in every execution, and
 either all executions stop at the same place or none does. A barrier for which that does not hold is a finding itself.
 
-A program is one list of tiles: :mod:`fa3_simulator.unbounded` says the same of any. :mod:`fa3_simulator.explore` visits
-every interleaving of a short program.
+A program is one list of tiles: :mod:`fa3_simulator.unbounded` says the same of any. ``tests/simulator/explore.py``
+visits every interleaving of short programs.
 """
 
 from __future__ import annotations

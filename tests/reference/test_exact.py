@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fa3_reference.attention import attention, probabilities
-from fa3_reference.exact import exact_attention
 from fa3_reference.problem import AttentionProblem
+from tests.reference.exact import exact_attention
 
 U = 2.0**-53
 

@@ -7,8 +7,8 @@ import pytest
 
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd
-from fa3_reference.exact_bwd import exact_gradients
 from fa3_reference.problem import AttentionProblem
+from tests.reference.exact_bwd import exact_gradients
 
 U, UNDERFLOW = 2.0**-53, 1e-300  # a gradient of weights below float64's normal numbers has no relative error
 # Every option at least once, with rows that see all, some and no keys.

@@ -17,7 +17,6 @@ from fa3_simulator.backward_choice import candidates, schedule_for, shipped_sche
 from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.costs import costs
-from fa3_simulator.explore import explore
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import measure
@@ -26,6 +25,7 @@ from fa3_simulator.roofline import roofline
 from fa3_simulator.run import estimate, operations
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tune import regret, tune
+from tests.simulator.explore import explore
 
 H200 = load("h200")
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fa3_kernels.plan.config import Config
-from fa3_simulator.explore import explore
 from fa3_simulator.forward import forward
 from fa3_simulator.hazards import check
 from fa3_simulator.program import Actor, Builder, NamedBarrier, Op, Program
 from fa3_simulator.schedules import TileBlocks
+from tests.simulator.explore import explore
 
 SHORT = ([TileBlocks(4)], [TileBlocks(2), TileBlocks(1)])
 SHIPPED = (

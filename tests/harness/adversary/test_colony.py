@@ -10,13 +10,13 @@ import pytest
 
 from fa3_kernels.plan.traits import OURS
 from fa3_kernels.twin.forward import forward
-from fa3_reference.exact import exact_attention
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.adversary.causes import CAUSES, cause_of
 from fa3verify.adversary.colony import Colony, Environment, individual
 from fa3verify.adversary.guide import Guide
 from fa3verify.adversary.islands import ISLANDS, Island, island_of
 from fa3verify.adversary.judge import UNROUNDED, judge, judge_rounded, truth_error
+from tests.reference.exact import exact_attention
 
 
 def label(island: Island) -> str:

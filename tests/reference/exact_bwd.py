@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa3_reference.attention import Attention, as_float64
-from fa3_reference.exact import load_flint, matrix, store
 from fa3_reference.problem import AttentionProblem
+from tests.reference.exact import load_flint, matrix, store
 
 
 class ExactGradients(NamedTuple):
