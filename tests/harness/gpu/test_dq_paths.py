@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("triton")
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.gpu import dq_paths
-from fa3verify.gpu.dq_paths import SHARE
+from tests.gpu import dq_paths
+from tests.gpu.dq_paths import SHARE
 
 pytestmark = pytest.mark.optional
 

@@ -1,6 +1,6 @@
 """How dQ reaches memory: the shipped backward kernel beside variants of it, timed in interleaved bursts.
 
-``python -m fa3verify.gpu.dq_paths OUT.csv`` times head_dim 64, 128 and 256, dense and causal, in fp16. A variant is the
+``python -m tests.gpu.dq_paths OUT.csv`` times head_dim 64, 128 and 256, dense and causal, in fp16. A variant is the
 kernel's source with two places replaced, each of which must be there exactly once: where a warpgroup hands its share of
 dQ on, and what the warp of dQ does. The dQ of every variant that adds it is held to the shipped kernel's.
 """
@@ -33,13 +33,13 @@ from fa3_kernels.gluon.run import KERNELS, PlanOnGpu
 from fa3_kernels.plan.backward_plan import BackwardPlan, backward_plan
 from fa3_reference.problem import AttentionProblem
 from fa3verify.adapters.backward_launches import GivenBackward
-from fa3verify.gpu import dq_kernels
 from fa3verify.gpu.bench.cells import Cell, paper
 from fa3verify.gpu.bench.gradients import given_of
 from fa3verify.gpu.bench.graphs import GraphTimed
 from fa3verify.gpu.bench.kernels import draw
 from fa3verify.gpu.bench.results import cycles
 from fa3verify.gpu.bench.timing import Clock, Pace, Times, measure
+from tests.gpu import dq_kernels
 
 SEQLENS = (1024, 4096, 16384)
 HEAD_DIMS = (64, 128, 256)
@@ -204,9 +204,7 @@ def _ms(record: Times) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Time all cells, and write every cell when it is done."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fa3verify.gpu.dq_paths", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.dq_paths", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("csv", type=Path, metavar="OUT.csv")
     parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
     parser.add_argument("--seqlens", type=int, nargs="+", default=SEQLENS)

@@ -2,7 +2,7 @@
 
 The shipped kernel stages dQ in shared memory, and a warp of its own starts TMA additions. Here the consumer starts them
 itself, or adds from registers: whole lines with 16 bytes a thread, two neighbouring elements, or one element at a time.
-Two more leave additions, or all of it, out: what they could cost at most. :mod:`fa3verify.gpu.dq_paths` builds kernels
+Two more leave additions, or all of it, out: what they could cost at most. :mod:`tests.gpu.dq_paths` builds kernels
 of these and times them.
 """
 
