@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ GRIDS = (
 
 def require_profiler() -> str:
     """Nsight Compute's command; leave with the reason if it is not there."""
+    import shutil
+
     found = shutil.which("ncu")
     if found is None:
         fail(ENVIRONMENT, "--counters needs ncu, Nsight Compute's command, on the PATH")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
-from fa3verify.files import csv_text, write_text
 
 if TYPE_CHECKING:
     from fa3verify.gpu.sanitizer import Tool
@@ -38,11 +36,14 @@ def sanitize(
     """
     with one_line_errors():
         require_device("sanitize")
+        import shutil
+
         program = shutil.which("compute-sanitizer")
         if program is None:
             fail(ENVIRONMENT, "compute-sanitizer, which is part of the CUDA toolkit, is not on the PATH")
         from fa3_kernels.audit.shipped import shipped
         from fa3verify.cli import console
+        from fa3verify.files import csv_text, write_text
         from fa3verify.gpu import sanitizer
 
         names = launches or tuple(launch.name for launch in shipped())

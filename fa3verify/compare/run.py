@@ -11,7 +11,7 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.calls import Refused
 from fa3verify.candidates import Candidate, find, twin
 from fa3verify.cases import Case
-from fa3verify.compare.axes import AXES, Axis, Pair, problem_of
+from fa3verify.compare.axes import Axis, Pair, problem_of
 from fa3verify.compare.bits import First, first_difference, size_of
 from fa3verify.compare.reasons import reason
 from fa3verify.inputs.recipe import Recipe
@@ -220,8 +220,3 @@ def _change(text: str, name: str) -> tuple[str, Any]:
     if value in ("true", "false"):
         return key, value == "true"
     return key, int(value) if value.lstrip("-").isdigit() else value
-
-
-def axes_of(candidate: Candidate) -> tuple[Axis, ...]:
-    """Return the axes that a kernel can be compared over."""
-    return tuple(axis for axis in AXES if axis.fits(candidate))

@@ -126,40 +126,6 @@ def _tile_attention(
     return Attention((p @ v) / row_sum[:, None], lse)
 
 
-def attention_rows(
-    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, *,
-    seq: Sequence, head: int, rows: np.ndarray,
-) -> Attention:  # fmt: skip
-    """Compute selected query rows of one sequence and head: a spot check of a problem too large to do whole.
-
-    Parameters
-    ----------
-    q, k, v : float arrays of the problem's shapes
-    seq : Sequence
-        One of ``problem.sequences()``.
-    head : int
-        Query head.
-    rows : int array (rows,)
-        Query positions inside the sequence, ascending.
-
-    Returns
-    -------
-    Attention
-        ``out`` (rows, head_dim_v) and ``lse`` (rows,), with the errors and special values of
-        :func:`attention`.
-
-    Raises
-    ------
-    ValueError
-        If an operand has the wrong shape, or ``rows`` is not ascending inside [0, seqlen_q).
-    """
-    q, k, v = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
-    rows = np.asarray(rows, np.int64)
-    if rows.size and (rows[0] < 0 or rows[-1] >= seq.seqlen_q or np.any(np.diff(rows) <= 0)):
-        raise ValueError(f"rows must ascend inside [0, {seq.seqlen_q}), got {rows}")
-    return _rows(problem, (q, k, v), seq, head, rows)
-
-
 def _rows(
     problem: AttentionProblem, operands: tuple[np.ndarray, ...], seq: Sequence, head: int, rows: np.ndarray
 ) -> Attention:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3_reference.attention import Attention, attention, attention_rows, probabilities
+from fa3_reference.attention import Attention, _rows, attention, probabilities
 from fa3_reference.problem import AttentionProblem
 
 U = 2.0**-53
@@ -133,18 +133,6 @@ def test_probabilities_are_a_distribution_over_visible_keys_that_reproduces_the_
             np.testing.assert_allclose(p @ values, problem.rows_q(out, seq)[:, head], rtol=0, atol=256 * U)
 
 
-@given(problem=problems(), seed=st.integers(0, 2**32), data=st.data())
-def test_selected_rows_equal_the_full_result(problem, seed, data):
-    q, k, v = _inputs(problem, seed)
-    full = attention(problem, q, k, v)
-    seq = data.draw(st.sampled_from([s for s in problem.sequences() if s.seqlen_q]), label="sequence")
-    rows = data.draw(st.sets(st.integers(0, seq.seqlen_q - 1)).map(sorted), label="rows")
-    head = problem.nheads - 1
-    part = attention_rows(problem, q, k, v, seq=seq, head=head, rows=np.array(rows, np.int64))
-    np.testing.assert_allclose(part.out, problem.rows_q(full.out, seq)[rows, head], rtol=0, atol=256 * U)
-    np.testing.assert_allclose(part.lse, problem.rows_lse(full.lse, seq)[head, rows], rtol=256 * U, atol=256 * U)
-
-
 @pytest.mark.parametrize("shift", [1e3, -1e3, 1e6])
 def test_large_common_logits_shift_lse_and_leave_the_output(shift):
     problem = AttentionProblem(1, 1, 1, 4, 6, 4, softmax_scale=1.0)
@@ -188,7 +176,7 @@ def test_tiles_do_not_show_in_the_result():
     full = attention(problem, q, k, v)
     (seq,) = problem.sequences()
     for row in (0, 511, 512, 1023, 1024, 1099):
-        alone = attention_rows(problem, q, k, v, seq=seq, head=0, rows=np.array([row]))
+        alone = _rows(problem, (q, k, v), seq, 0, np.array([row]))
         np.testing.assert_allclose(alone.out[0], full.out[0, row, 0], rtol=0, atol=1e-14)
 
 
@@ -207,11 +195,3 @@ def test_operand_of_the_wrong_shape_is_refused_by_name():
     q, _, v = _inputs(problem, 0)
     with pytest.raises(ValueError, match=r"k must have shape \(1, 4, 1, 8\), got \(1, 3, 2, 8\)"):
         attention(problem, q, q, v)
-
-
-@pytest.mark.parametrize("rows", [[-1], [3], [1, 1], [2, 0]])
-def test_selected_rows_must_ascend_inside_the_sequence(rows):
-    problem = AttentionProblem(1, 1, 1, 3, 4, 8)
-    (seq,) = problem.sequences()
-    with pytest.raises(ValueError, match="rows must ascend"):
-        attention_rows(problem, *_inputs(problem, 0), seq=seq, head=0, rows=np.array(rows))

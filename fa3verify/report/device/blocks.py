@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fa3verify.files import csv_text
 from fa3verify.report.device.source import MarkdownTable
-from fa3verify.report.notation import DASH, count, number, percent
+from fa3verify.report.notation import DASH, count
 from fa3verify.report.tables import table as printable
 
 Form = Callable[[Any], str]
@@ -40,9 +40,6 @@ def fixed(digits: int) -> Form:
 def whole(value: Any) -> str:
     """Print a count, a dash for what is not there."""
     return DASH if value in (None, "") else count(value)
-
-
-FORMS: dict[str, Form] = {"number": number, "percent": percent}
 
 
 @dataclass(frozen=True, slots=True)

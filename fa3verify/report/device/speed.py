@@ -7,7 +7,7 @@ during the very launch: every FLOP of the GEMMs at full rate, one ex2 per score.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -337,6 +337,3 @@ def _packed(source: Source) -> list[Table]:
     columns += [Column(f"{version}, us", version, fixed(0)) for version in versions]
     note = "old: the schedule that the host made in release 0.1.0; new: the one that the GPU makes."
     return [Table("packed", "Packed sequences", columns, rows, (path,), note, fold=True, stale=source.is_stale(path))]
-
-
-Limit = Callable[[Cell], float | None]
