@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from fa3_kernels.plan.quantizer import Scale
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
@@ -188,7 +189,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("scaling", _EXACT, _of_scheme("power_of_two", False, _EXACT), **_FP8),
     Dimension("scope", ("head", "query_head", "block"), _of_config("scope", "head", {}), operation="quantize"),
     Dimension("block_rows", ("of one size", "of several"), _of_config("block_rows", 128, _ROWS), operation="quantize"),
-    Dimension("rounding", ("amax", "power_of_two"), _of_config("scale", "amax", {}), operation="quantize"),
+    Dimension("rounding", get_args(Scale), _of_config("scale", "amax", {}), operation="quantize"),
     Dimension("rotation", ("off", "on"), _of_config("rotate", False, _ON), operation="quantize"),
     Dimension("centring", ("off", "on"), _of_config("subtract_k_mean", False, _ON), operation="quantize"),
     Dimension("input", ("fp16", "bf16"), _of_config("input_dtype", "fp16", {}), operation="quantize"),

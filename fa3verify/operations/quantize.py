@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from fa3_kernels.plan.quantizer import (
     MEAN_TREE_ROWS,
     ROTATED_HEAD_DIMS,
     QuantizeOptions,
+    Scale,
     check_shapes,
 )
 from fa3_kernels.twin.faults import QuantizerFault
@@ -207,7 +208,7 @@ class Quantize(Operation):
         options = {
             "block_rows": draw(st.sampled_from((128, 32, (32, 64, 128), (192, 128, 32)))),
             "scope": draw(st.sampled_from(("block", "head", *by_query_head))),
-            "scale": draw(st.sampled_from(("amax", "power_of_two"))),
+            "scale": draw(st.sampled_from(get_args(Scale))),
             "rotate": problem.head_dim in ROTATED_HEAD_DIMS and draw(st.booleans()),
             "subtract_k_mean": draw(st.booleans()),
             "seed": draw(st.integers(0, 3)),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
+
+from fa3_kernels.plan.quantizer import Scale
 
 NUMPY = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 FAMILIES = ("normal", "outlier", "offset", "subnormal", "special", "zero blocks")
@@ -75,7 +77,7 @@ def cases() -> tuple[Case, ...]:
         options = {
             "block_rows": rows[int(rng.integers(8))],
             "scope": ("block", "block", "head")[int(rng.integers(3))],
-            "scale": ("amax", "power_of_two")[int(rng.integers(2))],
+            "scale": get_args(Scale)[int(rng.integers(len(get_args(Scale))))],
             "rotate": bool(rng.integers(2)) and dim[0] != 96,
             "subtract_k_mean": bool(rng.integers(2)),
             "seed": int(rng.integers(3)),
