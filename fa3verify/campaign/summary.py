@@ -1,4 +1,4 @@
-"""Assemble a campaign's outcomes into one JSON summary with a verdict (keys: :data:`SCHEMA_NOTES`)."""
+"""Assemble a campaign's outcomes into one JSON summary with a verdict (its keys: ``docs/summary.md``)."""
 
 from __future__ import annotations
 
@@ -20,53 +20,6 @@ from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_row
 from fa3verify.verdict import BOUND_LAWS, EXIT_CODES, ratio_text
 
 SCHEMA = "fa3verify.summary/1"
-SCHEMA_NOTES = {
-    "schema": "fa3verify.summary/1; a change of meaning changes the number",
-    "version": "version of fa3verify",
-    "command": "command line",
-    "profile": "quick, release or soak",
-    "seed": "seed of every draw",
-    "started": "UTC, ISO 8601",
-    "wall_s": "seconds; of a merged campaign those of its longest shard",
-    "cpu_s": "CPU seconds by kernel (- for none) and by what they were spent on; what was resumed counts 0",
-    "verdict": "pass, fail or inconclusive; fail if any part of the verdict fails or any task was lost, inconclusive "
-    "if nothing failed and too little of what a kernel claims was tried",
-    "exit_code": "of the command: 0, 1 or 5",
-    "layers": "status of bits (L0), bound (L1), baseline (L2) and properties (laws): "
-    "pass, fail, not compared, or why not run",
-    "kernels": "one object per kernel",
-    "kernels[].name": "candidate name",
-    "kernels[].description": "one line",
-    "kernels[].verdict": "pass, fail or inconclusive",
-    "kernels[].coverage": "classes of fa3verify.coverage: by kind how many were claimed and tried, which were not "
-    "tried, the kind of the least share, that share and the required one, what kept the kernel from problems, or null, "
-    "what it does not claim, and pairs: how many pairs of classes are feasible and met in a judged case, in all and by "
-    "two dimensions",
-    "kernels[].inconclusive": "why too little was tried for a verdict, or null",
-    "kernels[].cases": "judged cases and law examples",
-    "kernels[].outputs": "output values compared",
-    "kernels[].worst_ratio": "largest error / bound of any output over the families",
-    "kernels[].operation": "what the kernel computes: forward, quantize or backward",
-    "kernels[].dtype": "format of its operands, for a quantiser of its codes; null if it could not be loaded",
-    "kernels[].identity": "version, file, sha256 and device, each null where it is not said",
-    "kernels[].states_order": "whether it states its order of operations; if not, the bound is that of any order",
-    "kernels[].orders": "the fa3_reference.bounds.KernelModel of every bound, each once",
-    "kernels[].policy": "what it declares other than the default policy and sizes, in words",
-    "kernels[].worst_ratio_lse": "the same for lse; null for an operation without it",
-    "kernels[].worst_ratios": "the same for every output beside the main ones, by its name",
-    "kernels[].worst": "family, one-line case and replay file of worst_ratio, or null",
-    "kernels[].search_effort": "cases behind worst_ratio: a largest known error is a lower bound of the true one",
-    "kernels[].families": "per input family the pooled figures of fa3verify.metrics.measures_of, "
-    "RMSE against both references, and the replay file that gives them again",
-    "kernels[].laws": "law, statement, kind, status, examples, outputs, message, replay",
-    "gate": "every comparison: layer, rule, kernel, family, observed, limit, baseline, margin, status",
-    "baseline": "name and sha256 of the baseline compared with, or null",
-    "failures": "kernel, what, message (one line), case (one line, or null), cause (findings of one cause are "
-    "neighbours, the smallest problem first), replay (path below the output directory, or null), baseline (the stored "
-    "figure it moved from, or null)",
-    "cases": "every judged case: kernel, family, case (as in a replay file), one-line description, measures",
-    "provenance": "versions, platform, seed and the hash of the twin's sources",
-}
 
 
 def summarize(
