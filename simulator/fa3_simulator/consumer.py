@@ -7,6 +7,8 @@ last P V of the tile before; with one a tile begins with its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_simulator.program import Builder, Gemm, Mbarrier, Slot, Work
@@ -33,6 +35,7 @@ class Consumer:
         self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
         self.outputs = [Slot(f"O.{index}" + f"[{part}]" * (slices > 1), 0) for part in range(slices)]
         self.p = None if s.pv_from_registers else Slot(f"P.{index}", shared.bytes_of["p"])
+        self.query_slots = s.query_slots
         self.step = self.tile = 0
 
     def release(self, ring: str, slot: int) -> None:
@@ -187,64 +190,81 @@ class Consumer:
             self.wait_full(self.shared.k_full, step + ahead)
             self.issue_scores(tile, step + ahead)
 
-    def block(self, block: int, tile: TileBlocks) -> None:
-        """Softmax of a block and P V of the one before."""
-        masked = block < tile.masked
+    def block(self, is_masked: bool, more: bool) -> None:
+        """Softmax of a block and P V of the one before; ``more`` if the tile has another behind it."""
         if self.s.softmax_stages == 3:
-            self.three_stage_step(masked, block + 1 < tile.blocks)
+            self.three_stage_step(is_masked, more)
         elif self.s.intra_wg_overlap:
-            self.overlapped_step(masked)
+            self.overlapped_step(is_masked)
         else:
-            self.serial_step(masked)
-
-    def blocks_operations(self, block: int, tile: TileBlocks) -> None:
-        """Those of :meth:`block`, which are the same when rings and parities have come round."""
-        s = self.s
-        place = (self.step % (2 * s.num_stages), self.tile % s.query_slots)
-        what = (block < tile.masked, block + 1 < tile.blocks)
-        self.stream.repeated((*place, *what), lambda: self.block(block, tile))
+            self.serial_step(is_masked)
 
     def run(self, tiles: list[TileBlocks]) -> None:
         """All tiles of the CTA."""
-        stream = self.stream
-        crosses = self.s.query_slots > 1
+        self.step = 0
         leads = [min(self.ahead, tile.blocks - 1) for tile in tiles]
+        crosses = self.query_slots > 1
         if self.index == self.s.consumers - 1:
             self.pass_turn()
         for number, tile in enumerate(tiles):
-            self.tile = number
-            stream.mark("tile")
-            if number == 0 or not crosses:
-                if copies_queries(self.s):
-                    self.copy_query(number)
-                self.wait_full(self.shared.q_full, number)
-                self.wait_full(self.shared.k_full, self.step)
-                self.take_turn()
-                self.first_scores(number, self.step, leads[number])
-                self.pass_turn()
-            self.tile_code()
-            stream.wgmma_wait(leads[number])
-            self.release("k", self.step % self.s.num_stages)
-            self.row_max(self.step, tile.masked > 0, is_first=True)
-            self.finish_softmax("first")
-            if leads[number]:
-                stream.wgmma_wait(0)
-                self.release("k", (self.step + 1) % self.s.num_stages)
-            for block in range(1, tile.blocks):
-                self.blocks_operations(block, tile)
-                self.step += 1
-            self.finish_tile(number, leads[number + 1] if crosses and number + 1 < len(tiles) else None)
-        stream.store_wait()
-        stream.mark("end")
+            self.tile, round_of_queries = number, number // self.query_slots % 2
+            following = leads[number + 1] if crosses and number + 1 < len(tiles) else None
+            is_fed = crosses and number > 0  # its first scores were issued with the tile before
+            self.repeated(round_of_queries, self.start_tile, leads[number], tile.masked > 0, is_fed)
+            masked = max(tile.masked, 1)
+            self.add_blocks(masked - 1, True, masked == tile.blocks)
+            self.add_blocks(tile.blocks - masked, False, True)
+            self.repeated(round_of_queries, self.finish_tile, following)
+            self.step += 1
+        self.stream.store_wait()
+        self.stream.mark("end")
+
+    def repeated(self, what: int, emit: Callable[..., None], *arguments: Hashable) -> None:
+        """Add operations, which are the same for the same arguments when the rings have come round."""
+        place = (self.step % (2 * self.s.num_stages), self.tile % self.query_slots)
+        self.stream.repeated((*place, what, emit.__name__, arguments), emit, *arguments)
+
+    def add_blocks(self, count: int, is_masked: bool, is_last: bool) -> None:
+        """So many blocks behind a tile's first one; ``is_last`` where the tile ends with them."""
+        if count:
+            first = self.step
+            self.repeated(0, self.blocks, count, is_masked, is_last and self.ahead > 0)
+            self.step = first + count
+
+    def blocks(self, count: int, is_masked: bool, is_last: bool) -> None:
+        for left in reversed(range(count)):
+            self.repeated(0, self.block, is_masked, left > 0 or not is_last)
+            self.step += 1
+
+    def start_tile(self, lead: int, is_masked: bool, is_fed: bool) -> None:
+        """The softmax of a tile's first block, and its scores, unless it is fed with them."""
+        stream = self.stream
+        stream.mark("tile")
+        if not is_fed:
+            if copies_queries(self.s):
+                self.copy_query(self.tile)
+            self.wait_full(self.shared.q_full, self.tile)
+            self.wait_full(self.shared.k_full, self.step)
+            self.take_turn()
+            self.first_scores(self.tile, self.step, lead)
+            self.pass_turn()
+        self.tile_code()
+        stream.wgmma_wait(lead)
+        self.release("k", self.step % self.s.num_stages)
+        self.row_max(self.step, is_masked, is_first=True)
+        self.finish_softmax("first")
+        if lead:
+            stream.wgmma_wait(0)
+            self.release("k", (self.step + 1) % self.s.num_stages)
 
     def tile_code(self) -> None:
         """Half of the instructions that a tile executes once: fetched anew, and with stalls; around its main loop."""
         self.stream.delay("cold_code_cycles")
         self.stream.vector(self.work["tile"])
 
-    def finish_tile(self, number: int, lead: int | None) -> None:
+    def finish_tile(self, lead: int | None) -> None:
         """The last P V, the first Q K^T of the next tile (and ``lead`` more) unless that is None, the epilogue."""
-        stream = self.stream
+        stream, number = self.stream, self.tile
         if not self.s.output_in_query_slot:
             self.release_query(number)
         self.wait_full(self.shared.v_ready, self.step)
@@ -252,7 +272,6 @@ class Consumer:
         self.tile_code()
         self.add_last()
         self.release("v", self.step % self.s.num_stages)
-        self.step += 1
         self.epilogue(number)
         if self.s.output_in_query_slot:
             stream.store_wait()

@@ -82,6 +82,13 @@ def _work(work: Work, machine: Machine, *, under_wgmma: bool) -> tuple[int, ...]
 def costs(program: Program, machine: Machine, clock_mhz: float | None = None) -> Costs:
     """Cost tables of a program; ``clock_mhz`` (the maximum by default) sets the cycles of a memory latency."""
     clock = clock_mhz or machine["max_clock_mhz"]
+    return _tables(program.gemms, program.works, program.delays, machine, clock)
+
+
+@lru_cache(maxsize=16)
+def _tables(
+    gemms: tuple[Gemm, ...], works: tuple[Work, ...], delays: tuple[str, ...], machine: Machine, clock: float
+) -> Costs:
     scalars = (
         tick(machine["wgmma_tail_cycles"]), int(machine["wgmma_window"]),
         tick(machine["mbarrier_hop_cycles"]),
@@ -93,9 +100,9 @@ def costs(program: Program, machine: Machine, clock_mhz: float | None = None) ->
         tick(PIECE_BYTES / machine["reduce_bytes_per_ns"] * clock / 1000),
     )  # fmt: skip
     return Costs(
-        np.array([_gemm(g, machine) for g in program.gemms], np.int64).reshape(-1, 5),
-        np.array([_work(w, machine, under_wgmma=False) for w in program.works], np.int64).reshape(-1, 1 + HOLD),
-        np.array([_work(w, machine, under_wgmma=True) for w in program.works], np.int64).reshape(-1, 1 + HOLD),
-        np.array([tick(machine[name]) for name in program.delays], np.int64),
+        np.array([_gemm(g, machine) for g in gemms], np.int64).reshape(-1, 5),
+        np.array([_work(w, machine, under_wgmma=False) for w in works], np.int64).reshape(-1, 1 + HOLD),
+        np.array([_work(w, machine, under_wgmma=True) for w in works], np.int64).reshape(-1, 1 + HOLD),
+        np.array([tick(machine[name]) for name in delays], np.int64),
         np.array(scalars, np.int64),
     )

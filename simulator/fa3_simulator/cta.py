@@ -18,7 +18,7 @@ from fa3_simulator import interpreter
 from fa3_simulator.backward import backward
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.costs import TICKS, costs
-from fa3_simulator.forward import forward
+from fa3_simulator.forward import Forward, forward
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
 from fa3_simulator.schedules import TileBlocks
@@ -118,6 +118,15 @@ class Cta:
 
 @lru_cache(maxsize=4096)
 def _simulate(cta: Cta, tiles: tuple[TileBlocks, ...]) -> Cycles:
-    program = program_of(cta.config, tiles, adds_gradients=cta.adds_gradients)
+    if isinstance(cta.config, Config):
+        program = _programs(cta.config).program(list(tiles))
+    else:
+        program = backward(cta.config, list(tiles), adds_gradients=cta.adds_gradients)
     timing = interpreter.simulate(program, costs(program, cta.machine, cta.clock_mhz))
     return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
+
+
+@lru_cache(maxsize=16)
+def _programs(config: Config) -> Forward:
+    """One configuration's, which are made fast one after another."""
+    return Forward(config)

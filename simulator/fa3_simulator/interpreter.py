@@ -62,6 +62,14 @@ def _complete(b, now, hop, pending, tx, phase, arrivals, sleeps_on, parity, wake
 
 
 @njit(cache=True)
+def _push(newest, value):
+    """Put a value in front of others, of which the last is dropped."""
+    for i in range(newest.size - 1, 0, -1):
+        newest[i] = newest[i - 1]
+    newest[0] = value
+
+
+@njit(cache=True)
 def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, bar_threads, marks):  # noqa: PLR0913
     actors = threads.size
     pc, last = first[:-1].copy(), first[1:]
@@ -168,8 +176,7 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                         busy[1] += gemm[x, 2]
                         part[actor] += 1
                         if part[actor] == gemm[x, 0]:
-                            groups[actor, 1:] = groups[actor, :-1].copy()
-                            groups[actor, 0] = tensor + scalar[TAIL]
+                            _push(groups[actor], tensor + scalar[TAIL])
                             counted[actor] += 1
                         resume = now + gemm[x, 4]
             elif kind == WGMMA_WAIT:
@@ -204,8 +211,7 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                     leaving = pieces * (scalar[PIECE_REDUCE] if adds else scalar[PIECE_STORE])
                     egress = max(now + scalar[TMA_ISSUE], egress) + leaving
                     busy[3 + PIPE_COUNT] += leaving if adds else 0
-                    stored[actor, 1:] = stored[actor, :-1].copy()
-                    stored[actor, 0] = max(port, egress)
+                    _push(stored[actor], max(port, egress))
                     resume = now + scalar[TMA_ISSUE]
             elif kind == STORE_WAIT:
                 if stored[actor, x] > now:
@@ -264,12 +270,11 @@ def simulate(program: Program, costs: Costs) -> Timing:
     ops = np.concatenate([actor.ops for actor in program.actors])
     first = np.cumsum([0, *(len(actor.ops) for actor in program.actors)])
     threads = np.array([actor.threads for actor in program.actors])
-    most = max(int((actor.ops[:, 0] == MARK).sum()) for actor in program.actors)
-    marks = np.zeros((len(program.actors), max(most, 1)), np.int64)
+    marks = np.zeros((len(program.actors), 1 + np.count_nonzero(ops[:, 0] == MARK)), np.int64)
     arrivals = np.array([m.arrivals for m in program.mbarriers], np.int64)
     bar_threads = np.array([b.threads for b in program.named_barriers], np.int64)
     end, busy, pc, marked = _run(ops, first, threads, *costs[:5], arrivals, bar_threads, marks)
-    if any(pc != first[1:]):
+    if (pc != first[1:]).any():
         ends = zip(pc.tolist(), first.tolist(), first.tolist()[1:], strict=False)
         stuck = [Blocked(i, at - start, True) for i, (at, start, stop) in enumerate(ends) if at != stop]
         raise DeadlockError(f"deadlock at cycle {end / TICKS:.0f}: {waits_in_words(program, stuck)}")

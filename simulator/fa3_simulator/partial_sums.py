@@ -13,7 +13,6 @@ from collections.abc import Callable
 from fa3_simulator.consumer import Consumer
 from fa3_simulator.program import Builder, Gemm, Slot, Work
 from fa3_simulator.resources import Resources
-from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
 
 
@@ -83,7 +82,8 @@ class PartsConsumer(Consumer):
         self.issue_scores(tile, step)
         self.pass_turn()
 
-    def block(self, block: int, tile: TileBlocks) -> None:
+    def block(self, is_masked: bool, more: bool) -> None:
+        del more
         step, stages = self.step, self.s.num_stages
         self.wait_full(self.shared.v_ready, step)
         self.take_turn()
@@ -100,7 +100,7 @@ class PartsConsumer(Consumer):
         if self.s.rotates:
             self.pass_turn()
         self.release("k", (step + 1) % stages)
-        self.row_max(step + 1, block < tile.masked)
+        self.row_max(step + 1, is_masked)
         self.early()
         self.finish_softmax()
 

@@ -9,6 +9,15 @@ from fa3_simulator.schedules import TileBlocks, copies_queries
 from fa3_simulator.vector_work import transpose_trip, transpose_trips
 
 
+def _place(count: int, period: int) -> int:
+    """What a count of steps or tiles means to rings that come round in ``period``: from the second round on the same.
+
+    >>> [_place(count, 4) for count in (3, 4, 7, 8, 13)]
+    [3, 4, 7, 4, 5]
+    """
+    return count if count < period else period + count % period
+
+
 class Producer:
     """Loads Q, K and V by TMA; a warpgroup that transposes V too does so a step behind the loads."""
 
@@ -19,22 +28,32 @@ class Producer:
         self.pending: int | None = None  # step whose V is not handed over yet
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        s, shared = self.s, self.shared
+        """All tiles of the CTA. The first time round nobody waits for slots; from then on loads repeat themselves."""
+        self.step, self.pending = 0, None
+        s = self.s
         for number, tile in enumerate(tiles):
-            if s.query_slots == 1:
-                self.finish_pending()  # or the tile before could not end and hand Q back
-            if not copies_queries(s):
-                self.load_q(number)
-            for block in range(tile.blocks):
-                stored = shared.stored if number and block == 0 and s.traits.output_in_v else None
-                if stored or self.step <= s.num_stages:  # the first time round nobody waits for slots
-                    self.load_block(stored, number - 1)
-                else:
-                    place = (self.step % (2 * s.num_stages), self.pending is None)
-                    self.stream.repeated(place, lambda: self.load_block(None, NONE))
-                self.pending = self.step if s.softmax_stages == 3 or s.transposes_v else None
-                self.step += 1
+            first, is_behind = self.step, self.pending is not None
+            place = (_place(first, 2 * s.num_stages), _place(number, 2 * s.query_slots))
+            self.stream.repeated((*place, tile.blocks, is_behind), self.load_tile, number, tile.blocks)
+            self.step = first + tile.blocks
+            self.pending = self.step - 1 if s.softmax_stages == 3 or s.transposes_v else None
         self.finish_pending()
+
+    def load_tile(self, number: int, blocks: int) -> None:
+        s, shared = self.s, self.shared
+        if s.query_slots == 1:
+            self.finish_pending()  # or the tile before could not end and hand Q back
+        if not copies_queries(s):
+            self.load_q(number)
+        for block in range(blocks):
+            stored = shared.stored if number and block == 0 and s.traits.output_in_v else None
+            if stored:
+                self.load_block(stored, number - 1)
+            else:
+                place = (_place(self.step, 2 * s.num_stages), self.pending is None)
+                self.stream.repeated(place, self.load_block, None, NONE)
+            self.pending = self.step if s.softmax_stages == 3 or s.transposes_v else None
+            self.step += 1
 
     def load_q(self, number: int) -> None:
         s, shared, slot = self.s, self.shared, number % self.s.query_slots

@@ -160,16 +160,33 @@ class Stream:
     threads: int
     registers: int
     rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    known: dict[Hashable, list[tuple[int, int, int, int, int]]] = field(default_factory=dict)
+    parts: list[np.ndarray] = field(default_factory=list)  # what stands in front of the rows
+    known: dict[Hashable, np.ndarray] = field(default_factory=dict)
 
-    def repeated(self, key: Hashable, emit: Callable[[], None]) -> None:
+    def restart(self) -> None:
+        """Drop all operations, but know again what was repeated."""
+        self.rows, self.parts = [], []
+
+    def operations(self) -> np.ndarray:
+        """All that were added, (operations, 5)."""
+        if self.rows:
+            self._close()
+        return np.concatenate(self.parts or [np.empty((0, 5), np.int64)])
+
+    def _close(self) -> None:
+        self.parts.append(np.fromiter(chain.from_iterable(self.rows), np.int64).reshape(-1, 5))
+        self.rows = []
+
+    def repeated(self, key: Hashable, emit: Callable[..., None], *arguments: Hashable) -> None:
         """Add what ``emit`` adds, which is called once for every key: the same operations belong to equal keys."""
-        if (rows := self.known.get(key)) is not None:
-            self.rows += rows
-            return
-        start = len(self.rows)
-        emit()
-        self.known[key] = self.rows[start:]
+        if self.rows:
+            self._close()
+        if key not in self.known:
+            before, self.parts = self.parts, []
+            emit(*arguments)
+            self.known[key] = self.operations()
+            self.parts = before
+        self.parts.append(self.known[key])
 
     def _add(self, op: Op, x: int = 0, y: int = 0, z: int = 0, w: int = 0) -> None:
         self.rows.append((op, x, y, z, w))
@@ -262,10 +279,12 @@ class Builder:
         self.streams.append(stream)
         return stream
 
+    def restart(self) -> None:
+        """Drop all operations for another program: of the same actors, and with names that keep their indices."""
+        for stream in self.streams:
+            stream.restart()
+
     def build(self) -> Program:
-        actors = tuple(
-            Actor(s.name, s.threads, s.registers, np.fromiter(chain.from_iterable(s.rows), np.int64).reshape(-1, 5))
-            for s in self.streams
-        )
+        actors = tuple(Actor(s.name, s.threads, s.registers, s.operations()) for s in self.streams)
         lists = (self.gemms, self.works, self.mbarriers, self.named_barriers, self.slots, self.delays, self.labels)
         return Program(self.name, actors, *(tuple(names.index) for names in lists))

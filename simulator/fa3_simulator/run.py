@@ -29,6 +29,7 @@ from fa3_simulator.tile_queue import counter_order, heads_at_a_time, takes_from_
 from fa3_simulator.turns import StepCycles, makespan
 
 
+@lru_cache(maxsize=64)
 def visible_pairs(problem: AttentionProblem) -> float:
     """Pairs of a query and a key that it sees, of one head and all sequences."""
     left, right = problem.window

@@ -16,7 +16,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import costs
 from fa3_simulator.cta import EXACT_BLOCKS, Cta
-from fa3_simulator.forward import forward
+from fa3_simulator.forward import Forward, forward
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import measure
@@ -250,6 +250,43 @@ def test_more_stages_never_hurt(schedule: Config) -> None:
     """By more than 3 %: how far apart the warpgroups settle depends on their start (2.2 % of e4m3 d128, chained)."""
     deeper = replace(schedule, num_stages=schedule.num_stages + 1)
     assert cycles(deeper, [TileBlocks(20)] * 2) <= 1.03 * cycles(schedule, [TileBlocks(20)] * 2)
+
+
+def spelled_out(program: Program) -> list[list[tuple]]:
+    """Operations of every actor with what their indices stand for."""
+    p = program
+    lists = {
+        Op.VECTOR: (p.works,), Op.WGMMA: (p.gemms, p.slots, p.slots, p.slots), Op.EXPECT: (p.mbarriers,),
+        Op.LOAD: (p.mbarriers, None, p.slots), Op.STORE: (None, p.slots), Op.ARRIVE: (p.mbarriers,),
+        Op.WAIT: (p.mbarriers,), Op.BAR_ARRIVE: (p.named_barriers,), Op.BAR_SYNC: (p.named_barriers,),
+        Op.DELAY: (p.delays,), Op.READ: (p.slots,), Op.WRITE: (p.slots,), Op.MARK: (p.labels,),
+    }  # fmt: skip
+
+    def words(kind: int, *operands: int) -> tuple:
+        names = (*lists.get(Op(kind), ()), None, None, None, None)
+        return Op(kind), *(x if each is None or x < 0 else each[x] for x, each in zip(operands, names, strict=False))
+
+    return [[words(*row) for row in actor.ops.tolist()] for actor in p.actors]
+
+
+@each_schedule
+def test_a_program_does_not_depend_on_those_made_before(schedule: Config) -> None:
+    """What repeats itself is made once; ticks and operations are those of a program made alone."""
+    made = Forward(schedule)
+    lists = (
+        [(1, 0)],
+        [(24, 2)],
+        [(24, 2)] * 3,
+        [(2, 2), (1, 1), (9, 0), (2, 0), (3, 1), (24, 1)],
+        [(5, 4)] * 5,
+        [(1, 0)],
+    )
+    for blocks in lists:
+        tiles = [TileBlocks(*each) for each in blocks]
+        program, alone = made.program(tiles), forward(schedule, tiles)
+        assert spelled_out(program) == spelled_out(alone)
+        timings = [interpreter.simulate(p, costs(p, H200)) for p in (program, alone)]
+        assert timings[0] == timings[1]
 
 
 def renamed(program: Program) -> Program:
