@@ -35,7 +35,7 @@ class Consumer:
         self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
         self.outputs = [Slot(f"O.{index}" + f"[{part}]" * (slices > 1), 0) for part in range(slices)]
         self.p = None if s.pv_from_registers else Slot(f"P.{index}", shared.bytes_of["p"])
-        self.query_slots = s.query_slots
+        self.query_slots, self.round = s.query_slots, 2 * s.num_stages  # steps until slots and parities are as before
         self.step = self.tile = 0
 
     def release(self, ring: str, slot: int) -> None:
@@ -207,33 +207,37 @@ class Consumer:
         if self.index == self.s.consumers - 1:
             self.pass_turn()
         for number, tile in enumerate(tiles):
-            self.tile, round_of_queries = number, number // self.query_slots % 2
+            self.tile = number
             following = leads[number + 1] if crosses and number + 1 < len(tiles) else None
             is_fed = crosses and number > 0  # its first scores were issued with the tile before
-            self.repeated(round_of_queries, self.start_tile, leads[number], tile.masked > 0, is_fed)
+            self.repeated(self.start_tile, leads[number], tile.masked > 0, is_fed, waits_for_q=not is_fed)
             masked = max(tile.masked, 1)
             self.add_blocks(masked - 1, True, masked == tile.blocks)
             self.add_blocks(tile.blocks - masked, False, True)
-            self.repeated(round_of_queries, self.finish_tile, following)
+            self.repeated(self.finish_tile, following, waits_for_q=following is not None)
             self.step += 1
         self.stream.store_wait()
         self.stream.mark("end")
 
-    def repeated(self, what: int, emit: Callable[..., None], *arguments: Hashable) -> None:
+    def repeated(self, emit: Callable[..., None], *arguments: Hashable, waits_for_q: bool = False) -> None:
         """Add operations, which are the same for the same arguments when the rings have come round."""
-        place = (self.step % (2 * self.s.num_stages), self.tile % self.query_slots)
-        self.stream.repeated((*place, what, emit.__name__, arguments), emit, *arguments)
+        place = (self.step % self.round, self.tile % (self.query_slots * (2 if waits_for_q else 1)))
+        self.stream.repeated((*place, emit.__name__, arguments), emit, *arguments)
 
     def add_blocks(self, count: int, is_masked: bool, is_last: bool) -> None:
         """So many blocks behind a tile's first one; ``is_last`` where the tile ends with them."""
         if count:
             first = self.step
-            self.repeated(0, self.blocks, count, is_masked, is_last and self.ahead > 0)
+            self.repeated(self.blocks, count, is_masked, is_last and self.ahead > 0)
             self.step = first + count
 
     def blocks(self, count: int, is_masked: bool, is_last: bool) -> None:
-        for left in reversed(range(count)):
-            self.repeated(0, self.block, is_masked, left > 0 or not is_last)
+        """As :meth:`add_blocks`; whole rounds of the rings, which are alike, are put together from one."""
+        rounds = (count - 1) // self.round
+        for _ in range(rounds):
+            self.add_blocks(self.round, is_masked, False)
+        for left in reversed(range(count - rounds * self.round)):
+            self.repeated(self.block, is_masked, left > 0 or not is_last)
             self.step += 1
 
     def start_tile(self, lead: int, is_masked: bool, is_fed: bool) -> None:

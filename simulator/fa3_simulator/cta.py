@@ -112,14 +112,18 @@ class Cta:
 
     def one_more(self, tile: TileBlocks, blocks: int) -> np.ndarray:
         """What one more tile of so many blocks takes behind others."""
-        short = TileBlocks(blocks, min(tile.masked, blocks))
-        return (self.exact((short,) * 3) - self.exact((short,))) / 2
+        return _one_more(self, TileBlocks(blocks, min(tile.masked, blocks)))
+
+
+@lru_cache(maxsize=4096)
+def _one_more(cta: Cta, tile: TileBlocks) -> np.ndarray:
+    return (cta.exact((tile,) * 3) - cta.exact((tile,))) / 2
 
 
 @lru_cache(maxsize=4096)
 def _simulate(cta: Cta, tiles: tuple[TileBlocks, ...]) -> Cycles:
     if isinstance(cta.config, Config):
-        program = _programs(cta.config).program(list(tiles))
+        program = _forward(cta.config).program(list(tiles))
     else:
         program = backward(cta.config, list(tiles), adds_gradients=cta.adds_gradients)
     timing = interpreter.simulate(program, costs(program, cta.machine, cta.clock_mhz))
@@ -127,6 +131,6 @@ def _simulate(cta: Cta, tiles: tuple[TileBlocks, ...]) -> Cycles:
 
 
 @lru_cache(maxsize=16)
-def _programs(config: Config) -> Forward:
-    """One configuration's, which are made fast one after another."""
+def _forward(config: Config) -> Forward:
+    """Of a configuration whose programs are wanted one after another."""
     return Forward(config)

@@ -16,6 +16,7 @@ from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.cta import AnyConfig, program_of
 from fa3_simulator.footprint import footprint
 from fa3_simulator.machine import Machine
+from fa3_simulator.resources import resources_of
 from fa3_simulator.roofline import lower_bound
 from fa3_simulator.run import Estimate, as_program, estimate, tile_heads
 from fa3_simulator.schedules import TileBlocks, registers_needed
@@ -94,6 +95,15 @@ def misfit(config: AnyConfig, machine: Machine) -> str | None:
     return found[0] if found else None
 
 
+def _rings_fit(config: AnyConfig, machine: Machine) -> bool:
+    """Whether Q, K and V fit shared memory: said without a program, of which most have no other fault."""
+    if not isinstance(config, Config):
+        return True
+    shared = resources_of(config)
+    rings = (*shared.q, *shared.k, *shared.v, *shared.v_raw)
+    return sum(slot.bytes for slot in rings) <= machine["smem_bytes"]
+
+
 def largest_fitting(config: AnyConfig, machine: Machine) -> int | None:
     """Most keys of a smaller tile, of those that the family can build, with which the rest of a forward fits."""
     if not isinstance(config, Config):
@@ -137,7 +147,7 @@ def tune(
     for config in found:
         program = as_program(config)
         if program not in fits:
-            fits[program] = not misfit(program, machine)
+            fits[program] = _rings_fit(program, machine) and not misfit(program, machine)
         if not fits[program]:
             continue
         simulated = estimate(problem, config, machine, clock_mhz)
