@@ -13,6 +13,9 @@ import csv
 import statistics
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +73,12 @@ def chosen(problem: AttentionProblem, machine: str) -> list[tuple[int, Config, f
     return first + [(0, c, cycles) for c, cycles in ranked if _launch(c) == ships][:1]
 
 
+def all_chosen(machine: str) -> list[list[tuple[int, Config, float]]]:
+    """Of every problem of :data:`TEN`, simulated in a process for each core."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        return list(pool.map(partial(chosen, machine=machine), TEN))
+
+
 def _launch(c: Config) -> tuple:
     return (c.tile_m, c.tile_n, c.pingpong, c.intra_wg_overlap, c.promotion_interval, c.num_splits, c.pack_gqa)
 
@@ -77,8 +86,7 @@ def _launch(c: Config) -> tuple:
 def record(path: Path, machine: str) -> None:
     """Time all on this machine's GPU; every problem is written when it is done."""
     found: list[Choice] = []
-    for number, problem in enumerate(TEN):
-        candidates = chosen(problem, machine)
+    for number, (problem, candidates) in enumerate(zip(TEN, all_chosen(machine), strict=True)):
         cycles = _cycles(problem, [config for _, config, _ in candidates])
         for (place, c, simulated), measured in zip(candidates, cycles, strict=True):
             heads = "packed" if c.pack_gqa else ""
