@@ -15,6 +15,7 @@ import pytest
 
 from fa3_kernels.twin import libdevice, mufu
 from fa3_kernels.twin.convert import encode_f32
+from fa3_kernels.twin.mufu_loops import rcp_bits
 from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL, TANH_REL
 from fa3_reference.formats import FORMATS, Format, decode
 
@@ -82,6 +83,28 @@ def _rcp_chunk(x, y):
 
 
 @loop
+def _rcp_moved(first, stop):
+    """Inputs of these fractions whose reciprocal is not that of the same fraction in [1, 2), moved by the exponent.
+
+    A fraction's binades follow one another, in int32 alone: so the compiler looks a fraction up once for all of them.
+    """
+    wrong = 0
+    for i in range(first, stop):
+        fraction = np.int32(i & 0x7FFFFF)
+        at_one = rcp_bits(np.int32(127 << 23 | fraction))
+        for sign_and_field in range(np.int32(512)):
+            number = np.int32(np.int32(sign_and_field << np.int32(23)) | fraction)
+            magnitude = number & np.int32(0x7FFFFFFF)
+            expected = np.int32(at_one + np.int32((np.int32(127) - (sign_and_field & np.int32(255))) << np.int32(23)))
+            expected = np.int32(0) if magnitude > 253 << 23 else expected  # beyond 2^126
+            expected = np.int32(0x7F800000) if magnitude < 1 << 23 else expected
+            expected = np.int32(expected | (number & np.int32(-1 << 31)))
+            expected = np.int32(0x7FFFFFFF) if magnitude > 0x7F800000 else expected
+            wrong += rcp_bits(number) != expected
+    return wrong
+
+
+@loop
 def _lg2_chunk(x, y, fraction_log2, exponent):
     worst, at, wrong = 0.0, 0, 0
     for i in range(x.size - 1):
@@ -127,7 +150,10 @@ def test_ex2_of_every_number():
 
     def look(first: int) -> tuple[float, float, int]:
         x = floats(first)
-        return _ex2_chunk(x, mufu.ex2(x))
+        y, largest = mufu.ex2(x), abs(x[-2])
+        if largest < 2.0**-23:
+            return float(largest), float(x[-2]), int((y[:-1] != 1).sum())
+        return _ex2_chunk(x, y)
 
     worst, at = max(worst_of(POSITIVE, look), worst_of(NEGATIVE, look))
     assert worst + SLACK <= EX2_REL
@@ -135,13 +161,20 @@ def test_ex2_of_every_number():
 
 
 def test_rcp_of_every_number():
+    """Of every binade what [1, 2) has, to the bit; there, and in some of the others, by its error."""
+
     def look(first: int) -> tuple[float, float, int]:
         x = floats(first)
         return _rcp_chunk(x, mufu.rcp(x))
 
-    worst, at = max(worst_of(POSITIVE, look), worst_of(NEGATIVE, look))
+    def moved(first: int) -> tuple[float, float, int]:
+        return 0.0, 0.0, _rcp_moved(first, first + (1 << 18))
+
+    worst_of(range(0, 1 << 23, 1 << 18), moved)
+    worst, at = worst_of(range(0x3F800000, 0x40000000, CHUNK), look)
     assert worst <= RCP_REL
-    assert (np.log2(worst), at.hex()) == (pytest.approx(-23.2784, abs=1e-4), "0x1.d9fbfa0000000p+125")
+    assert (np.log2(worst), at.hex()) == (pytest.approx(-23.2784, abs=1e-4), "0x1.d9fbfa0000000p+0")
+    assert max(worst_of(POSITIVE[::23], look), worst_of(NEGATIVE[::23], look))[0] <= worst
 
 
 def test_lg2_of_every_number():
