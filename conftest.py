@@ -54,9 +54,13 @@ collect_ignore += [
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Give each worker of xdist one stretch of the tests, so that what those of a module share is made about once."""
+    """Give each worker of xdist one stretch of the tests, so that what those of a module share is made about once.
+
+    Each takes one thread: with as many workers as cores, threads of numpy's products that wait for one another spin.
+    """
     if config.getoption("numprocesses", None) and config.getoption("dist") == "no":
         config.option.dist = "worksteal"
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

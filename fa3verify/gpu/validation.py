@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import kendalltau
 
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.roofline import closed_form, roofline
@@ -91,6 +90,8 @@ def agreement(simulated: np.ndarray, measured: np.ndarray) -> tuple[float, tuple
 
     The regret of the top k: the best measured of the k simulated fastest, over the best measured of all, minus 1.
     """
+    from scipy.stats import kendalltau  # a second of imports
+
     order = measured[np.argsort(simulated, kind="stable")]
     tau, _ = map(float, kendalltau(simulated, measured))
     return 0.0 if np.isnan(tau) else tau, tuple(float(order[:k].min() / order.min() - 1) for k in TOP)

@@ -9,6 +9,7 @@ from fa3_reference.problem import Dtype
 from fa3verify.candidates import find, twin
 from fa3verify.properties import LawOutcome, find_law, run_law
 
+pytestmark = pytest.mark.usefixtures("shared_references")
 MAX_EXAMPLES = 100
 
 # fault -> (kernel it is planted in, laws expected to find it, the most telling first)

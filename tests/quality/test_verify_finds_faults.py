@@ -18,6 +18,8 @@ from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, plan
 from fa3verify.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("shared_references")
+
 # fault -> (dtype, task of the quick plan that finds it, layer that says so)
 FOUND_BY: dict[Fault, tuple[str, str, str]] = {
     Fault.DROPPED_LAST_TILE: ("bf16", "normal", "L1"),

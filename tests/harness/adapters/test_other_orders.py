@@ -10,6 +10,7 @@ from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.judgement import judge, passes
 from tests.harness.adapters import ideals
 
+pytestmark = pytest.mark.usefixtures("shared_references")
 TELLING = ("normal", "very_peaky", "outlier_channels_1000", "positive", "cancelling_v", "subnormals", "huge")
 SHAPES = ({"seqlen_q": 129, "seqlen_k": 321, "causal": True, "nheads": 4, "nheads_kv": 2, "head_dim": 64},)
 SHAPES += ({"seqlen_q": 40, "seqlen_k": 509, "nheads": 1, "nheads_kv": 1, "head_dim": 128},)
