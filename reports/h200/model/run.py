@@ -25,6 +25,7 @@ from fa3_kernels.frameworks import register_with_transformers
 from fa3_reference.problem import AttentionProblem
 from fa3verify.adapters import launches
 
+_BEGAN = time.perf_counter()
 BATCH, SEQLEN, NEW = 4, 4096, 64
 LLAMA: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
@@ -53,6 +54,11 @@ def in_float32(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling
             for each in zip(query, key, value, strict=True)
         ]
     return torch.cat(out).to(query.dtype).transpose(1, 2), None
+
+
+def say(what: str) -> None:
+    """Print what is done, and after how many seconds."""
+    print(f"{time.perf_counter() - _BEGAN:5.1f} s  {what}", flush=True)
 
 
 def seconds(run: Any) -> float:
@@ -92,6 +98,7 @@ def measure(model: Any, ids: torch.Tensor, wanted: torch.Tensor | None) -> tuple
 def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
+    say("imported")
     register_with_transformers()
     for name, function in (("official", flash3), ("float32", in_float32)):
         transformers.AttentionInterface.register(name, function)
@@ -101,7 +108,9 @@ def main() -> None:
     with torch.device("cuda"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     ids = torch.randint(1, LLAMA["vocab_size"], (BATCH, SEQLEN), device="cuda")
+    say("weights drawn")
     _, wanted = measure(model, ids, None)
+    say("read with attention in float32")
     facts: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "transformers": transformers.__version__,
         "model": LLAMA, "batch": BATCH, "seqlen": SEQLEN,
@@ -110,7 +119,7 @@ def main() -> None:
     for name in ("fa3verify", "official", "sdpa"):
         model.set_attn_implementation(name)
         facts[name], _ = measure(model, ids, wanted)
-        print(name, facts[name], flush=True)
+        say(f"{name} {facts[name]}")
         (out / "model.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
