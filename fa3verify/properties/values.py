@@ -14,7 +14,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
-from fa3verify.properties.compare import close, within
+from fa3verify.properties.compare import against_truth, close, within
 from fa3verify.properties.law import Trial, Violation, set_up
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import LONG, Wanted, law, needs
@@ -92,6 +92,23 @@ def _softcap(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     return {"softcap": draw(st.sampled_from((1, 4, 16)))}
 
 
+def _own_descales(candidate: Candidate, trial: Trial) -> Violation | None:
+    setup = set_up(candidate, trial.case)
+    problem, operands = setup.problem, setup.operands
+    # 2 b + h is another number for (h, b) wherever they differ
+    octaves = 2 * np.arange(problem.batch)[:, None] + np.arange(problem.nheads_kv) - problem.batch
+
+    def moved(name: str, sign: int) -> Descale:
+        old: Descale | None = getattr(operands, name)
+        if old is None:
+            raise ValueError(f"{trial.law} needs a quantisation scheme")
+        own = np.repeat(octaves, old.values.shape[1] // problem.nheads_kv, axis=1)[:, :, None]
+        return Descale(np.ldexp(old.values, sign * own), old.block_rows)
+
+    fed = setup.fed(q_descale=moved("q_descale", 1), k_descale=moved("k_descale", -1), v_descale=moved("v_descale", 1))
+    return against_truth(candidate, fed, "descales of sequences and heads octaves apart")
+
+
 VALUE_LAWS = (
     law(
         "output_within_hull_of_values",
@@ -108,6 +125,15 @@ VALUE_LAWS = (
         _constant_values,
         wanted=Wanted(),
         parameters=_constant,
+    ),
+    law(
+        "descales_reach_their_heads",
+        "e4m3: with the descales of sequences and kv heads octaves apart, those of Q and K so that scores stay, every "
+        "out and lse lies within its bound",
+        "bounded",
+        _own_descales,
+        wanted=Wanted(permuted=True, empty=False),
+        applies=needs(dtypes=("e4m3",)),
     ),
     law(
         "equal_scores_average_values",

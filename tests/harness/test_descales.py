@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 
 import fa3verify
 from fa3_reference.problem import AttentionProblem, Descale
 from fa3_reference.quantize import QuantScheme
 from fa3verify import candidates
+from fa3verify.adapters.functions import array_candidate
 from fa3verify.calls import run
+from fa3verify.campaign.profiles import PROFILES
 from fa3verify.campaign.replay import run as replayed
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
+from fa3verify.properties import find_law, run_law
 from fa3verify.properties.law import Trial
 from fa3verify.properties.trials import Wanted, small_cases
 
@@ -115,3 +119,31 @@ def test_the_quantiser_is_judged_by_scales_of_query_heads():
 
 def _config():
     return candidates.find("twin.quantize").configure(GROUPED)
+
+
+def plain_kernel(elsewhere: str = "", read=lambda descale: descale):
+    """A user's kernel in float32 that states no order; one of its descales may be read at another place."""
+
+    def attention(q, k, v, *, softmax_scale, **descales):
+        if elsewhere:
+            descales[elsewhere] = read(descales[elsewhere]).reshape(descales[elsewhere].shape)
+        q, k, v = (
+            x.astype(np.float32).repeat(q.shape[1] // x.shape[1], axis=1)
+            * descales[name].repeat(q.shape[1] // k.shape[1], axis=1)[:, :, None, None]
+            for x, name in ((q, "q_descale"), (k, "k_descale"), (v, "v_descale"))
+        )
+        s = q @ k.swapaxes(-1, -2) * np.float32(softmax_scale)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        return (p @ v / p.sum(-1, keepdims=True)).astype(bfloat16)
+
+    return array_candidate(attention, dtypes=("e4m3",), features=("gqa",), min_seqlen=1)[0]
+
+
+@pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
+@pytest.mark.parametrize("read", [np.transpose, lambda x: np.roll(x, 1, axis=1)], ids=["transposed", "next head's"])
+def test_a_descale_read_for_another_sequence_or_head_is_found_in_the_first_trials(name, read):
+    law, trials = find_law("descales_reach_their_heads"), PROFILES["quick"].law_examples
+    assert run_law(law, plain_kernel(), max_examples=trials, seed=0).status == "pass"
+    outcome = run_law(law, plain_kernel(name, read), max_examples=trials, seed=0, shrink_seconds=0)
+    assert outcome.violation is not None
+    assert outcome.violation.kind == "violated", outcome.violation.message
