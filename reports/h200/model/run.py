@@ -3,8 +3,8 @@
     python reports/h200/model/run.py OUT
 
 A Llama of 1.1 billion random weights in bf16 (22 layers, 32 heads of 64 on 4 of keys) reads 4 texts of 4096 random
-tokens. Writes OUT/model.json: how far the logits are from those of the same weights with attention in float32, beside
-each other, whether two runs repeat, tokens per second of reading (prefill, median of 7) and of writing (64 tokens).
+tokens. Writes OUT/model.json and OUT/README.md: how far the logits are from those of the same weights with attention
+in float32, whether two runs repeat, tokens per second of reading (prefill, median of 7) and of writing (64 tokens).
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
 
+from fa3_kernels.audit.evidence import evidence_sha256
 from fa3_kernels.frameworks import register_with_transformers
 from fa3_reference.problem import AttentionProblem
 from fa3verify.adapters import launches
 
 _BEGAN = time.perf_counter()
 BATCH, SEQLEN, NEW = 4, 4096, 64
+LAST = 256  # tokens of each text whose logits are compared
+TITLES = {"fa3verify": "ours", "official": "FlashAttention-3", "sdpa": "torch's"}
 LLAMA: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
     "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 8192,
@@ -70,10 +73,10 @@ def seconds(run: Any) -> float:
 
 
 def measure(model: Any, ids: torch.Tensor, wanted: torch.Tensor | None) -> tuple[dict[str, Any], torch.Tensor]:
-    """Figures of one attention, and its logits of the last 256 tokens of each text."""
+    """Figures of one attention, and its logits of the last tokens of each text."""
 
     def read() -> torch.Tensor:
-        return model(ids, use_cache=False, logits_to_keep=256).logits.float()
+        return model(ids, use_cache=False, logits_to_keep=LAST).logits.float()
 
     logits = read()
     facts: dict[str, Any] = {"repeats": torch.equal(logits, read())}
@@ -92,6 +95,31 @@ def measure(model: Any, ids: torch.Tensor, wanted: torch.Tensor | None) -> tuple
         write()
         facts["writing_tokens_per_s"] = BATCH * NEW / statistics.median(seconds(write) for _ in range(3))
     return facts, logits
+
+
+def page(facts: dict[str, Any]) -> str:
+    """The figures as a page in Markdown."""
+    versions = f"{facts['gpu']}, torch {facts['torch']}, Transformers {facts['transformers']}"
+    rows = [
+        f"| {title} | {x['logits_rms_difference']:.4f} | {x['logits_largest_difference']:.3f} "
+        f"| {100 * x['same_first_choice']:.1f} % | {'yes' if x['repeats'] else 'no'} "
+        f"| {x['reading_tokens_per_s']:,.0f} | {x['writing_tokens_per_s']:.0f} |"
+        for title, x in ((TITLES[name], facts[name]) for name in TITLES)
+    ]
+    return f"""# A language model on these kernels
+
+A Llama of {facts["parameters"] / 1e9:.1f} billion random weights in bf16 reads {facts["batch"]} texts of {facts["seqlen"]} tokens and writes {NEW} after 1024.
+{versions}; official FlashAttention-3 is {facts["flash3"]["version"]} (`{facts["flash3"]["sha256"][:12]}`), ours are the launches `{facts["sha256"][:12]}`.
+Data: [model.json](model.json); made by [run.py](run.py).
+
+| attention | rel. RMS distance of logits | largest | same first choice | repeats | reading, tokens/s | writing, tokens/s |
+|---|---:|---:|---:|---|---:|---:|
+{chr(10).join(rows)}
+
+The distance is from the logits of the same weights with attention in float32, over {facts["batch"] * LAST:,} positions. The weights are random, so that
+the first choice often wins by less than a rounding of bf16. Writing waits for the host: Transformers, and for FlashAttention-3
+the adapter that verifies it, which describes every call anew.
+"""  # noqa: E501 (lines of the page)
 
 
 @torch.inference_mode()
@@ -114,13 +142,15 @@ def main() -> None:
     facts: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "transformers": transformers.__version__,
         "model": LLAMA, "batch": BATCH, "seqlen": SEQLEN,
-        "parameters": sum(x.numel() for x in model.parameters()),
+        "parameters": sum(x.numel() for x in model.parameters()), "sha256": evidence_sha256("forward"),
+        "flash3": launches.identity("flash3"),
     }  # fmt: skip
-    for name in ("fa3verify", "official", "sdpa"):
+    for name in TITLES:
         model.set_attn_implementation(name)
         facts[name], _ = measure(model, ids, wanted)
         say(f"{name} {facts[name]}")
         (out / "model.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (out / "README.md").write_text(page(facts))
 
 
 if __name__ == "__main__":
