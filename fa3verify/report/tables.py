@@ -84,14 +84,17 @@ def _size(value: Any) -> float:
     return float(value)
 
 
-def _without_baseline_once(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rules with one row for all families of a kernel of which no baseline stores anything."""
-    absent = [(rule["kernel"], rule["status"]) for rule in rules if rule["rule"] == "drift"]
-    rows = [rule for rule in rules if rule["rule"] != "drift"]
-    for (kernel, status), families in Counter(absent).items():
-        first = next(r for r in rules if r["rule"] == "drift" and (r["kernel"], r["status"]) == (kernel, status))
-        rows.append(first if families == 1 else first | {"family": f"{families} families"})
-    return rows
+def _unknown_once(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rules with one row for all families of a kernel of which a figure is not known: an lse that it does not return,
+    whatever no baseline stores."""
+
+    def of(rule: dict[str, Any]) -> tuple[str, ...]:
+        return rule["kernel"], rule["layer"], rule["rule"], rule["status"]
+
+    unknown = [rule for rule in rules if rule["observed"] is None]
+    counts, first = Counter(map(of, unknown)), {of(rule): rule for rule in reversed(unknown)}
+    once = [first[key] if n == 1 else first[key] | {"family": f"{n} families"} for key, n in counts.items()]
+    return [*(rule for rule in rules if rule["observed"] is not None), *once]
 
 
 def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
@@ -103,7 +106,7 @@ def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
         | {"part": PARTS.get(g["layer"], g["layer"]), "rule": "all figures" if g["rule"] == "drift" else g["rule"]}
         | {key: number(g.get(key)) for key in ("observed", "limit", "baseline")}
         | {"margin": signed(g.get("margin"))}
-        for g in sorted(_without_baseline_once(chosen), key=lambda g: order.get(g["status"], 2))
+        for g in sorted(_unknown_once(chosen), key=lambda g: order.get(g["status"], 2))
     ]
     columns = [
         ("status", "status"),

@@ -15,7 +15,7 @@ import xarray as xr
 
 from fa3verify import files as atomic
 from fa3verify.metrics import MEASURES
-from fa3verify.report import build, dataset, figures, panels
+from fa3verify.report import build, dataset, figures, panels, tables
 from fa3verify.report.build import rebuild, write_report
 from fa3verify.report.svg import colour
 from fa3verify.studies import STUDIES
@@ -164,6 +164,19 @@ def test_failed_rules_come_first_and_passed_rules_are_folded(page):
     assert '<div class="banner fail">' in text
     assert "not run: no GPU" in text
     assert "fa3verify replay worst/x.json" in text
+
+
+def test_what_a_kernel_does_not_return_is_one_row_and_not_one_a_family():
+    known = {"layer": "L1", "kernel": "k", "family": "peaky", "observed": 2.0, "limit": 1.0, "status": "fail"}
+    unknown = known | {"rule": "lse error / bound", "observed": None, "status": "not compared"}
+    rules = [unknown | {"family": name} for name in ("normal", "peaky")] + [known | {"rule": "error / bound"}]
+    rules.append(unknown | {"kernel": "other", "family": "normal"})
+    rows = tables.gate({"gate": rules}, passed=False)["rows"]
+    assert [(row["kernel"], row["rule"], row["family"]) for row in rows] == [
+        ("k", "error / bound", "peaky"),
+        ("k", "lse error / bound", "2 families"),
+        ("other", "lse error / bound", "normal"),
+    ]
 
 
 def test_an_empty_gate_is_not_called_passed(tmp_path):
