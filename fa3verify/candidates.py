@@ -96,6 +96,9 @@ class Candidate:
     fixes_config : bool
         Its configuration follows from the problem, but for what is ``changeable``: a property that keeps the
         configuration of another problem is not tried on it.
+    launchable : callable, optional
+        ``launchable(problem, config)`` raises ValueError where no launch of a problem has a configuration. Without it
+        every configuration that ``changeable`` leads to can be run.
     identity : callable, optional
         ``identity()``: fields of :class:`Identity` by name, for stored judgements. Asked once in a campaign, where the
         kernel runs.
@@ -119,6 +122,7 @@ class Candidate:
     seqlen_multiple: int = 1
     min_seqlen: int = 0
     fixes_config: bool = False
+    launchable: Callable[[AttentionProblem, Any], Any] | None = None
     identity: Callable[[], Mapping[str, str | None]] | None = None
 
     @property
@@ -132,7 +136,10 @@ class Candidate:
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
         """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
-        return replace(self.configure(copy(problem)), **dict(changes))
+        config = replace(self.configure(copy(problem)), **dict(changes))
+        if self.launchable is not None:
+            self.launchable(problem, config)
+        return config
 
     def claims(self, law: str) -> bool:
         """Tell whether it claims the bits of a property that not every kernel has."""

@@ -130,7 +130,8 @@ def gpu() -> tuple[Candidate, ...]:
         about = f"{description} on a Hopper GPU"
         kernel = Candidate(
             f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}",
-            order=order_of_family, changeable=changeable(dtype, dict(options)), identity=side.identity,
+            order=order_of_family, changeable=changeable(dtype, dict(options)),
+            launchable=side.launch_options, identity=side.identity,
         )  # fmt: skip
         candidates.append(kernel)
     return (*candidates, *_backwards(reason), _quantiser(reason))

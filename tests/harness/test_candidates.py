@@ -184,6 +184,18 @@ def test_no_law_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name, l
     assert judged.status == "pass", judged.violation
 
 
+@pytest.mark.parametrize("name", ["gluon.fp16", "gluon.e4m3"])
+def test_no_case_of_the_covering_array_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name):
+    from fa3verify.campaign.cover import cover
+
+    kernel = next(c for c in gpu() if c.name == name)
+    cases = [case for _, case in cover(kernel, 2, 0) if case]
+    assert any(dict(case.changes).get("pack_gqa") for case in cases)
+    for case in cases:
+        config = replace(kernel.configure(case.problem), **dict(case.changes))
+        kernel.run.__self__.launch_options(case.problem, config)
+
+
 def test_a_kernel_without_block_descales_is_never_sent_any():
     from fa3verify.campaign.profiles import PROFILES, family_cases
 
