@@ -267,7 +267,9 @@ def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> t
 
 def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> AttentionProblem:
     nheads_kv = {"2 or 3": 2, "4 or more": 4}.get(chosen.get("kv_heads", ""), 1)
-    group = {"2 to 4": 2, "5 or more": 5}.get(chosen.get("group", ""), 1)
+    # Packing a single head is a configuration of the twin, and no launch has it.
+    plain_group = 2 if chosen.get("packing") == "on" and candidate.launchable is not None else 1
+    group = {"1": 1, "2 to 4": 2, "5 or more": 5}.get(chosen.get("group", ""), plain_group)
     head_dim = int(chosen.get("head_dim") or next(_head_dims(candidate), 0))
     n, m = _lengths(candidate, chosen, tile_m, tile_n)
     if candidate.policy.causal == "top_left" and "causal" in chosen.get("mask", ""):
