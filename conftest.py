@@ -46,9 +46,9 @@ collect_ignore = [
 ]  # of somebody else; tests/harness/test_pytest_plugin.py runs it
 collect_ignore += [
     str(path)
-    for folder in ("kernels", "fa3verify")
+    for folder in ("kernels", "fa3verify", "tests/gpu")
     for path in sorted((_ROOT / folder).rglob("*.py"))
-    if not (_HAS_TORCH and _HAS_TRITON) and _needs_torch(path)
+    if not (_HAS_TORCH and _HAS_TRITON) and not path.name.startswith("test_") and _needs_torch(path)
 ]
 
 
