@@ -153,9 +153,10 @@ def test_what_a_task_forked_ends_with_its_worker(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda s: s.name)
 def test_no_worker_outlives_a_parent_that_is_killed(number):
     program = """
-import os, time
+import os, signal, time
 from fa3verify.campaign.pool import IsolatingPool
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
     pool = IsolatingPool(1, 60.0)
     print(pool.submit(os.getpid).result(), flush=True)
     pool.submit(time.sleep, 600).result()
