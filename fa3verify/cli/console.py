@@ -36,7 +36,7 @@ STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow", "inconcl
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
     """Show a progress bar on stderr; yields the callback of :func:`fa3verify.campaign.verify.run`."""
-    console = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True, quiet=quiet, highlight=False)
     narrow = console.width < 70
     fitting = Column(no_wrap=True, overflow="ellipsis", max_width=max(8, console.width - (24 if narrow else 44)))
     between = () if narrow else (BarColumn(),)
@@ -82,7 +82,7 @@ def _figure(value: float | None, measure: str = "") -> str:
 
 def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
     """Print per kernel and family figures, the gate and the verdict; the last line is the report's path."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     if not quiet:
         for kernel in summary["kernels"]:
             console.print(_family_table(kernel, console.width))
@@ -112,12 +112,12 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
 
 def print_shard(shard: dict[str, Any], out: Path) -> None:
     """Print what a shard knows: its failures, and never a verdict of the whole; the last line is its path."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     _print_findings(console, shard, None, str(out / shard["file"]))
     count = len(shard["failures"])
     found = f"[{STYLE['fail']}]{count} findings[/]" if count else "no finding"
     words = f"{shard['shard'].upper()} {found} in {shard['tasks']} tasks"
-    console.print(f"{words}; the verdict is that of fa3verify merge", soft_wrap=True, highlight=False)
+    console.print(f"{words}; the verdict is that of fa3verify merge", soft_wrap=True)
     console.print(f"shard {out / shard['file']}", soft_wrap=True)
 
 
@@ -201,7 +201,7 @@ def step_summary(out: Path) -> None:
 
 
 def print_replay(body: dict[str, Any], holds: bool, message: str, measures: dict[str, float] | None) -> None:
-    console = Console()
+    console = Console(highlight=False)
     console.print(f"{escape(body['kernel'])}: {escape(told(body['what']))}", soft_wrap=True)
     console.print(escape(message), soft_wrap=True)
     for name, value in (measures or {}).items():
@@ -223,26 +223,26 @@ def kernel_row(candidate: Candidate) -> dict[str, Any]:
 
 def print_kernels(known: list[Candidate]) -> None:
     """Print what can be judged here, a kernel a line, then the others by the reason why they cannot."""
-    console = Console()
+    console = Console(highlight=False)
     width = max(len(c.name) for c in known)
     for c in known:
         if c.unavailable is None:
-            console.print(f"{c.name:{width}}  {escape(c.description)}", soft_wrap=True, highlight=False)
+            console.print(f"{c.name:{width}}  {escape(c.description)}", soft_wrap=True)
     reasons: dict[str, list[str]] = {}
     for c in known:
         if c.unavailable is not None:
             reasons.setdefault(c.unavailable, []).append(c.name)
     for reason, names in reasons.items():
-        console.print(f"[yellow]not here[/yellow], {escape(reason)}: {escape(', '.join(names))}", highlight=False)
+        console.print(f"[yellow]not here[/yellow], {escape(reason)}: {escape(', '.join(names))}")
     for operation in operations.OPERATIONS.values():
         planted = f"add +FAULT to a twin of {operation.name} to plant a fault: {', '.join(operation.faults)}"
-        console.print(planted, highlight=False)
+        console.print(planted)
 
 
 @contextlib.contextmanager
 def counting(what: str, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Count finished things on stderr, if it is a terminal; yields a callback that gets their names."""
-    console = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True, quiet=quiet, highlight=False)
     hidden = quiet or not console.is_terminal
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, disable=hidden) as bar:
         task, done = bar.add_task(what, total=None), []
@@ -256,7 +256,7 @@ def counting(what: str, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 def teller(quiet: bool) -> Callable[[str], None]:
     """Return a function that prints one line of progress on stderr."""
-    console = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True, quiet=quiet, highlight=False)
     return lambda text: console.print(escape(text), soft_wrap=True)
 
 
@@ -272,7 +272,7 @@ def environment() -> dict[str, Any]:
 
 
 def print_info(facts: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(highlight=False)
     for name, value in facts.items():
         if isinstance(value, dict):
             for key, inner in value.items():

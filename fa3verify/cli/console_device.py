@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def print_audit(figures: dict[str, Any], broken: list[str], moved: list[str], accepted: bool, *, quiet: bool) -> None:
     """Print the figures of every kernel, what broke a rule, what moved, and the verdict."""
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     compiled = {name: f for name, f in figures.items() if is_compiled(f)}
     if not quiet:
         table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
@@ -52,7 +52,7 @@ def print_bench(results: Any, grid: str, left: int, wrong: list[str], out: Path,
     """Print ratios to every peer, what is missing, kernels whose bits differ, and the path of the report."""
     from fa3verify.gpu.bench.ratios import ratio_lines
 
-    console = Console()
+    console = Console(highlight=False)
     if not quiet:
         for text in ratio_lines(results, grid):
             console.print(escape(text), soft_wrap=True)
@@ -67,24 +67,24 @@ def print_bench(results: Any, grid: str, left: int, wrong: list[str], out: Path,
 
 def print_bits(tables: dict[str, dict[str, int]], broken: list[list[str]]) -> None:
     """Print one line per table and one per row that breaks its rule."""
-    console = Console()
+    console = Console(highlight=False)
     for row in broken[:20]:
         console.print(f"[red]FAIL[/red] {escape(','.join(row))}", soft_wrap=True)
     if len(broken) > 20:
         console.print(f"... and {len(broken) - 20} more")
     for file, sums in tables.items():
         counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in sums.items())
-        console.print(f"{file}: {counts}", soft_wrap=True, highlight=False)
+        console.print(f"{file}: {counts}", soft_wrap=True)
 
 
 def print_recording(recording: Recording, found: dict[str, Any]) -> None:
     """Print what of a recording was compared, what differs, and what was left out with its reasons."""
-    console = Console()
+    console = Console(highlight=False)
     for line in found["differing"][:20]:
         console.print(f"[red]DIFFERS[/red] {escape(line)}", soft_wrap=True)
     counts = f"{found['launches']:,} launches, {found['outputs']:,} outputs, {len(found['differing'])} differ"
     facts = f"{recording.facts.get('version', '')}, {recording.facts.get('gpu', '')}"
-    console.print(f"{recording.library} ({facts}): {counts}", soft_wrap=True, highlight=False)
+    console.print(f"{recording.library} ({facts}): {counts}", soft_wrap=True)
     for reason, count in {**found["refused"], "left out for their cost": found["left_out"]}.items():
         if count:
-            console.print(f"  {count:,} not compared: {escape(reason)}", soft_wrap=True, highlight=False)
+            console.print(f"  {count:,} not compared: {escape(reason)}", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ EPILOG = (
     "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected or inconclusive, "
     "130 interrupted."
 )
+LABELS = 14  # columns in front of a picture in text
 
 
 def fail(code: int, message: str) -> NoReturn:
@@ -81,6 +83,15 @@ def write(text: str, target: str | None) -> None:
         from fa3verify.files import write_output
 
         write_output(Path(target), text)
+
+
+def letters(most: int = 100) -> int:
+    """Letters of a picture in text: as many as fit beside its labels on a terminal, ``most`` elsewhere.
+
+    >>> letters()
+    100
+    """
+    return max(20, min(most, shutil.get_terminal_size().columns - LABELS)) if sys.stdout.isatty() else most
 
 
 def require_writable(*targets: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors
+from fa3verify.cli.exits import EPILOG, FINDING, emit, letters, one_line_errors
 from fa3verify.cli.options import given_options, is_given, machine_option, problem_options, schedule_options
 
 FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "pack_gqa")
@@ -123,7 +123,7 @@ def simulate(
         emit(figures, json_target)
         if json_target != "-":
             _print_figures(figures)
-            click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end)))
+            click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end), letters()))
         if figures["hazards"]:
             raise Exit(FINDING)
 

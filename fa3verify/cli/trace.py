@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from fa3verify.cli.exits import EPILOG, FINDING, emit, fail, one_line_errors, require_device
+from fa3verify.cli.exits import EPILOG, FINDING, emit, fail, letters, one_line_errors, require_device
 from fa3verify.cli.options import given_options, machine_option, problem_options, schedule_options
 from fa3verify.cli.simulate import setup, trace_cta
 
@@ -74,7 +74,7 @@ def _print_both(processes: dict[str, Any], figures: dict[str, Any]) -> None:
 
     start = 0.3 * min(max(bar.stop for bar in drawn) for drawn in processes.values())
     for name, drawn in processes.items():
-        click.echo(f"{name}\n{text_gantt(drawn, start, start + 6000)}")
+        click.echo(f"{name}\n{text_gantt(drawn, start, start + 6000, letters())}")
     each = " and ".join(f"{figures[f'{kind}_cycles_per_block']:.0f} {kind}" for kind in ("simulated", "measured"))
     click.echo(f"cycles per key block: {each}")
 

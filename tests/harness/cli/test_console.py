@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fa3verify.campaign.tasks import Outcome, Task
-from fa3verify.cli import console
+from fa3verify.cli import console, exits
 from tests.harness.report.fake_summary import summary
 
 WIDTHS = (40, 80, 120)
@@ -28,6 +28,26 @@ def test_the_table_of_a_kernel_fits_and_cuts_no_figure(width):
         assert "…" not in line[len(line.split("…")[0]) + 1 :], line
         assert not re.search(r"\d…", line), line
     assert "bound" in text.getvalue()
+
+
+def test_the_verdict_is_emphasised_and_no_number_beside_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    body = summary()
+    for kernel in body["kernels"]:
+        kernel["inconclusive"] = None
+    console.print_summary(body, tmp_path, quiet=True)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "VERIFY" in line)
+    verdict, judged = line.rsplit("\x1b[0m", 1)
+    assert "VERIFY" in verdict
+    assert re.fullmatch(r" [\d,]+ kernels?, [\d,]+ cases?, [\d,]+ outputs in \d+ s", judged)
+
+
+@pytest.mark.parametrize(("columns", "letters"), [(40, 26), (80, 66), (200, 100)])
+def test_a_picture_in_text_fits_the_terminal(columns, letters, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert exits.letters() == letters
 
 
 @pytest.mark.parametrize("width", WIDTHS)
