@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fa3_simulator.machine import load
-from fa3verify.gpu.timings import read
+from fa3verify.gpu.timings import Measured, read
 from fa3verify.gpu.validation import CYCLES, Compared, compare, figures_of
 
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -29,7 +29,7 @@ def published(folder: str) -> tuple[Compared, ...]:
     return tuple(Compared(row, (p[1], p[2], p[3])) for row, p in zip(rows, predicted.values(), strict=True))
 
 
-def kind(row: Any) -> tuple:
+def kind(row: Measured) -> tuple:
     """Rows of one kind run the same program, for other lengths and numbers of heads."""
     problem, config = row.problem, row.config
     return (config.family, config.dtype, problem.head_dim, problem.causal, config.tile_n, config.num_splits > 1)
