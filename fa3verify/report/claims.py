@@ -28,6 +28,7 @@ STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "count": len,
     "geometric mean": geometric_mean,
 }
+NAMES = ("name", "kernel", "family")  # what an entry of a list in JSON is called by
 CELL = ("grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
 
 
@@ -114,8 +115,9 @@ def value_of(source: Source, figure: Mapping[str, Any], known: Mapping[str, floa
     figure : mapping
         ``sum`` of names of ``known`` ones; ``product`` of numbers and names, ``over`` a name; or a ``file``, for CSV a
         ``column`` (or ``ratio`` of two kernels' speeds cell by cell) of the rows ``where`` columns have a value, and a
-        ``statistic`` where there are several; for JSON and TOML ``keys``, and a ``statistic`` over the values of a
-        mapping; for Markdown a ``pattern`` with one group, or ``row`` and ``column`` of a table. ``scale`` multiplies.
+        ``statistic`` where there are several; for JSON and TOML ``keys``, ``*`` for every entry, and such a
+        ``statistic``; for Markdown a ``pattern`` with one group, or ``row`` and ``column`` of a table. ``scale``
+        multiplies.
     known : mapping
         Figures that were read before.
     """
@@ -180,14 +182,22 @@ def _of_markdown(source: Source, path: str, figure: Mapping[str, Any]) -> float:
 
 def _of_keys(source: Source, path: str, figure: Mapping[str, Any]) -> float:
     found: Any = source.json(path) if path.endswith(".json") else source.toml(path)
-    for key in figure["keys"]:
-        if isinstance(found, list) and isinstance(key, str):
-            found = next(entry for entry in found if entry.get("name") == key)
-        else:
-            found = found[key]
-    if isinstance(found, dict):
-        return float(STATISTICS[figure["statistic"]](list(found.values())))
-    return float(found)
+    values = [float(x) for x in _values(found, figure["keys"])]
+    if "statistic" not in figure and len(values) > 1:
+        raise LookupError(f"{path} has {len(values)} such values, and no statistic is named")
+    return float(STATISTICS[figure.get("statistic", "max")](values))
+
+
+def _values(found: Any, keys: Sequence[Any]) -> list[Any]:
+    """What keys lead to, one after the other: ``*`` to every entry, another text to an entry of a list by its name."""
+    if not keys:
+        return [found]
+    key, *rest = keys
+    if key == "*":
+        return [x for entry in (found.values() if isinstance(found, dict) else found) for x in _values(entry, rest)]
+    if isinstance(found, list) and isinstance(key, str):
+        return _values(next(entry for entry in found if key in map(entry.get, NAMES)), rest)
+    return _values(found[key], rest)
 
 
 def _page(table: Mapping[str, Any], claims: Sequence[Claim]) -> str:

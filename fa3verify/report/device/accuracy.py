@@ -1,11 +1,10 @@
-"""Errors: of our kernels and others' under verify, over long keys, of quantisation, and of a training run."""
+"""Errors: over long keys, of quantisation, and of a training run."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from fa3verify.report.device.blocks import Column, Figure, Section, Table, as_printed, fixed, whole
+from fa3verify.report.device.blocks import Column, Figure, Section, Table, fixed, whole
 from fa3verify.report.device.figures import draw_curves
 from fa3verify.report.device.kernels import in_order, look
 from fa3verify.report.device.source import Source
@@ -13,29 +12,17 @@ from fa3verify.report.notation import number
 
 
 def section(source: Source) -> Section:
-    """Errors over long keys, of libraries, of quantisation, and a training run."""
+    """Errors over long keys, of quantisation, and a training run."""
     blocks: list[Any] = [
-        *_verified(source),
         *_accumulator_loss(source),
-        *_libraries(source),
         *_quantiser(source),
         *_training(source),
     ]
     text = [
-        "Largest errors by family of inputs, with the input that causes each, are in [the reports of "
-        "verify](../README.md)."
+        "What verify says of every kernel, with the largest error of each family of inputs, is in [the "
+        "atlas](../atlas/README.md)."
     ]
     return Section("accuracy", "Accuracy", text if blocks else (), blocks)
-
-
-def _verified(source: Source) -> list[Table]:
-    """What verify said of our kernels on the device."""
-    found = []
-    for path in source.find("bits/verify_*.md"):
-        table = next(t for t in source.markdown(path) if {"kernel", "verdict", "cases"} <= set(t.columns))
-        name, title = Path(path).stem.replace("_", "-"), "Our kernels under verify, quick profile"
-        found.append(as_printed(name, title, table, path, stale=source.is_stale(path)))
-    return found
 
 
 def _accumulator_loss(source: Source) -> list[Any]:
@@ -72,34 +59,6 @@ def _accumulator_loss(source: Source) -> list[Any]:
         found.append(Figure("accumulator-loss", "Accumulator loss over long keys", drawings, (path,), reading, stale))
         found.append(Table("accumulator-loss", "Relative RMSE, V of mean 1", columns, table, (path,), stale=stale))
     return found
-
-
-def _libraries(source: Source) -> list[Table]:
-    path = "libraries/libraries.json"
-    if not source.has(path):
-        return []
-    rows = [
-        {"kernel": k["name"], "what": k["description"], "verdict": k["verdict"], "outputs": k["outputs"]}
-        | {"compared": k["bits_compared"], "differing": k["bits_differing"]}
-        | {"outliers": _error(k, "outliers"), "activations": _error(k, "activations")}
-        for k in source.json(path)["kernels"]
-    ]
-    columns = (
-        Column("kernel", "kernel"),
-        Column("what it is", "what"),
-        Column("verdict", "verdict"),
-        Column("outputs judged", "outputs", whole),
-        Column("bits compared", "compared", whole),
-        Column("differing", "differing", whole),
-        Column("rel. RMSE, outliers", "outliers", number),
-        Column("rel. RMSE, activations", "activations", number),
-    )
-    note = "Why a library fails is in [libraries/](libraries/README.md) and in [the findings](../findings/README.md)."
-    return [Table("libraries", "Other people's kernels under verify", columns, rows, (path,), note)]
-
-
-def _error(kernel: dict[str, Any], family: str) -> float | None:
-    return kernel.get("errors", {}).get(family, {}).get("rel_rmse_seen")
 
 
 def _quantiser(source: Source) -> list[Table]:
