@@ -104,5 +104,9 @@ def test_every_shipped_launch_was_examined_by_every_tool_and_every_report_is_exp
     found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     assert {(x["launch"], x["tool"]) for x in found} == {(x.name, tool) for x in shipped() for tool in TOOLS}
     assert [x for x in found if x["report"] and not x["explained"]] == []
-    cut = {(x["tool"], x["kernel"]) for x in found if x["complete"] != "True"}
-    assert cut == {("synccheck", "backward")}, "synccheck ends a backward at the barrier that it misjudges"
+    cut = {(x["tool"], x["launch"]) for x in found if x["complete"] != "True"}
+    backwards = {name for _, name in cut}
+    assert all(name.startswith("backward_") for name in backwards)
+    assert {(tool, name) for tool, name in cut if tool != "synccheck"} == {("racecheck", "backward_d256_dense")}, (
+        "synccheck ends a backward at the barrier that it misjudges; racecheck of the longest was ended after 150 s"
+    )
