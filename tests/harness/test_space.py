@@ -34,7 +34,7 @@ def test_a_kernel_claims_the_classes_that_it_declares():
         n: len(c) for n, c in space.dimensions(find("twin.e4m3")).items()
     }
     narrow = space.claimed(third_party.in_whole_tiles())
-    assert narrow["head_dim"] == ("128",)
+    assert narrow["head_dim"] == ("64",)
     assert narrow["mask"] == ("none", "causal")
     assert (narrow["group"], narrow["softcap"], narrow["splits"]) == (("1",), ("off",), ("one",))
 

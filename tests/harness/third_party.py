@@ -58,14 +58,14 @@ def only_64_broken() -> Candidate:
 def _whole_tiles_alone(problem, operands, config):
     """Fail on what is not declared, as a kernel without masks for its last tile would."""
     lengths = [n for seq in problem.sequences() for n in (seq.seqlen_q, seq.seqlen_k)]
-    if any(n % 128 or n < 256 for n in lengths) or problem.head_dim != 128:
+    if any(n % 64 or n < 128 for n in lengths) or problem.head_dim != 64:
         raise RuntimeError("misaligned address")
     return run(problem, operands, config)
 
 
 def in_whole_tiles() -> Candidate:
-    """Return a sound kernel that takes only whole tiles of 128, at least two, and head_dim 128."""
-    sizes = {"head_dims": (128,), "seqlen_multiple": 128, "min_seqlen": 256}
+    """Return a sound kernel that takes only whole tiles of 64, at least two, and head_dim 64."""
+    sizes = {"head_dims": (64,), "seqlen_multiple": 64, "min_seqlen": 128}
     return Candidate("anything", "bf16", _whole_tiles_alone, default_config, frozenset({"causal", "varlen"}), **sizes)
 
 
