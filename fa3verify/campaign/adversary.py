@@ -27,7 +27,7 @@ def tasks(kernels: tuple[str, ...], profile: ProfileName, seed: int) -> list[Tas
 def write(outcomes: list[Outcome], out: Path) -> list[dict[str, Any]]:
     """Write what the searches found beside the report and return a failure for every hole and for every lost search."""
     mine = [outcome for outcome in outcomes if outcome.task.kind == "adversary"]
-    done = [outcome for outcome in mine if not outcome.error]
+    done = [outcome for outcome in mine if not outcome.error and not outcome.skipped]
     if not mine:
         return []
     body = run.assembled([o.task.arguments for o in done], [o.value for o in done])

@@ -104,7 +104,8 @@ def study_tasks(kernels: list[Introduction], settings: Settings) -> list[Task]:
 
 
 def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the studies' datasets by name, and a failure for every lost unit."""
+    """Return the studies' datasets by name, those that ``--fail-fast`` left unfinished apart, and a failure for every
+    lost unit."""
     from fa3verify.studies import STUDIES
 
     datasets, failures = {}, []
@@ -112,7 +113,7 @@ def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict
         mine = [o for o in outcomes if o.task.kind == f"study {study.name}"]
         lost = [o for o in mine if o.error]
         failures += [finding("-", f"study {study.name}", o.error or "", crashed=True) for o in lost]
-        if len(lost) < len(mine):
+        if len(lost) < len(mine) and not any(o.skipped for o in mine):
             datasets[study.name] = study.assemble([o.value for o in mine if not o.error])
     return datasets, failures
 

@@ -10,9 +10,11 @@ from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates
+from fa3verify.campaign import adversary
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.narrowing import Only
 from fa3verify.campaign.tasks import Outcome, Task, execute, is_finding, judge_cases, plan
+from fa3verify.campaign.verify import assemble_studies
 from fa3verify.cases import Case
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
@@ -96,6 +98,13 @@ def test_after_the_first_finding_nothing_more_is_begun():
     first, second = execute(tasks, OneDone(), stops=is_finding)  # type: ignore[arg-type]
     assert is_finding(first)
     assert second.skipped
+
+
+def test_what_was_not_begun_is_missing_from_studies_and_searches_and_is_no_failure(tmp_path):
+    study, search = ("study drift", {}), ("adversary", {"dtype": "fp16", "name": "one"})
+    outcomes = [Outcome(Task(kind, "", print, arguments), skipped=True) for kind, arguments in (study, search)]
+    assert assemble_studies(outcomes) == ({}, [])
+    assert adversary.write(outcomes, tmp_path) == []
 
 
 @pytest.mark.parametrize(
