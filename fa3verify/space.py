@@ -84,6 +84,14 @@ def _count(*steps: tuple[int, str]) -> Callable[[int], str]:
 _BATCH = _count((1, "1"), (2, "2"), (3, "3 or more"))
 _GROUP = _count((1, "1"), (2, "2 to 4"), (5, "5 or more"))
 _KV_HEADS = _count((1, "1"), (2, "2 or 3"), (4, "4 or more"))
+# Cases of a class take its sizes in turn: a kernel may hold heads by the four or eight. Groups are large where kv heads
+# are few, so that none is costly in both.
+_SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "batch": {"1": (1,), "2": (2,), "3 or more": (3, 5)},
+    "group": {"1": (1,), "2 to 4": (2, 4), "5 or more": (5, 8)},
+    "kv_heads": {"1": (1,), "2 or 3": (2, 3), "4 or more": (9, 4)},
+}
+TURNS = 2  # sizes of a class at the most
 
 
 def _queries(case: Case, config: Any) -> str:
@@ -217,7 +225,7 @@ def point(candidate: Candidate, case: Case) -> dict[str, str]:
 def case_of(candidate: Candidate, chosen: Point, seed: int = 0) -> Case:
     """Return a case that has the chosen classes, and the plainest of every other dimension.
 
-    Inputs of a kind are of each of its families in turn, as seeds go on.
+    Inputs of a kind are of each of its families in turn, as seeds go on, and so are the sizes of a class.
 
     Raises
     ------
@@ -243,7 +251,7 @@ def case_of(candidate: Candidate, chosen: Point, seed: int = 0) -> Case:
 
 def _made(candidate: Candidate, chosen: Point, recipe: Recipe, tile_m: int, tile_n: int) -> Case:
     """The case of the chosen classes for a tile, which follows from the configuration, and that from the problem."""
-    problem = _problem(candidate, chosen, tile_m, tile_n)
+    problem = _problem(candidate, chosen, tile_m, tile_n, recipe.seed)
     if chosen.get("rotation") == "on" and not can_rotate(problem.head_dim):
         raise ValueError(f"a head_dim of {problem.head_dim} is not rotated")
     changes, scheme = _changes(candidate, chosen, tile_n), _scheme(candidate, chosen, problem, tile_n)
@@ -265,11 +273,14 @@ def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> t
     return fitting(queries, candidate), fitting(keys, candidate)
 
 
-def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> AttentionProblem:
-    nheads_kv = {"2 or 3": 2, "4 or more": 4}.get(chosen.get("kv_heads", ""), 1)
+def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
     # Packing a single head is a configuration of the twin, and no launch has it.
-    plain_group = 2 if chosen.get("packing") == "on" and candidate.launchable is not None else 1
-    group = {"1": 1, "2 to 4": 2, "5 or more": 5}.get(chosen.get("group", ""), plain_group)
+    plain_group = "2 to 4" if chosen.get("packing") == "on" and candidate.launchable is not None else "1"
+    layout = chosen.get("layout", "batched")
+    plain = {"batch": "2" if "empty" in layout else "1", "group": plain_group, "kv_heads": "1"}
+    batch, group, nheads_kv = (
+        (sizes := of[chosen.get(name, plain[name])])[turn % len(sizes)] for name, of in _SIZES.items()
+    )
     head_dim = int(chosen.get("head_dim") or next(_head_dims(candidate), 0))
     n, m = _lengths(candidate, chosen, tile_m, tile_n)
     if candidate.policy.causal == "top_left" and "causal" in chosen.get("mask", ""):
@@ -288,12 +299,11 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> A
         del fields["head_dim_v"]
     if "window" in (mask := chosen.get("mask", "")):
         fields["window"] = (-1 if "right" in mask else m // 3, -1 if "left" in mask else m // 5)
-    layout = chosen.get("layout", "batched")
-    batch = {"1": 1, "2": 2, "3 or more": 3}[chosen.get("batch", "2" if "empty" in layout else "1")]
     if layout == "batched":
         return AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields)
     others = [(2, 9), (3, 20)] if layout == "packed" else [(0, 9), (3, 0)]
-    lengths = [(n, m), *((fitting(a, candidate), fitting(b, candidate)) for a, b in others[: batch - 1])]
+    others = [others[i % 2] for i in range(batch - 1)]
+    lengths = [(n, m), *((fitting(a, candidate), fitting(b, candidate)) for a, b in others)]
     return AttentionProblem.varlen(tuple(a for a, _ in lengths), tuple(b for _, b in lengths), **fields)
 
 

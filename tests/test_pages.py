@@ -79,6 +79,23 @@ def test_links_lead_to_files(page):
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_lead_to_headings(page):
+    missing = []
+    for path, name in re.findall(r"\]\(([^)\s#]*)#([^)\s]+)\)", page.read_text()):
+        target = page.parent / path if path else page
+        if "://" not in path and target.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            missing += [f"{path}#{name}"] if name not in map(anchor, headings) else []
+    assert not missing
+
+
+def anchor(heading: str) -> str:
+    """What a link to a heading names, as GitHub makes it."""
+    words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.strip())
+    return re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+
+
 @pytest.mark.parametrize("page", GUIDES, ids=relative)
 def test_modules_that_a_page_names_exist(page):
     named = re.findall(r"`([\w/]+(?:\.py|/))`", page.read_text())

@@ -5,6 +5,7 @@ What a kernel does not take are constraints of the array, asked from the kernel 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -54,17 +55,25 @@ def cover(candidate: Candidate, strength: int, seed: int) -> list[tuple[Point, C
     alone = {cell for pair in forbidden for cell in pair if pair[0] == pair[1]}
     taken = tuple((name, tuple(c for c in of if (name, c) not in alone)) for name, of in classes)
     points = [dict(row) for row in _array(taken, forbidden, strength, seed)]
-    return [(p, space.case_of(candidate, p, seed + i) if _takes(candidate, p) else None) for i, p in enumerate(points)]
+    return [
+        (point, _taken(candidate, point, range(seed + i, seed + i + space.TURNS))) for i, point in enumerate(points)
+    ]
+
+
+def _taken(candidate: Candidate, chosen: Point, seeds: Iterable[int]) -> Case | None:
+    """The first case of these classes that the kernel takes, None if it takes none."""
+    for seed in seeds:
+        with contextlib.suppress(ValueError):
+            case = space.case_of(candidate, chosen, seed)
+            candidate.config_for(case.problem, case.changes)
+            if candidate.supports(case.problem):
+                return case
+    return None
 
 
 def _takes(candidate: Candidate, chosen: Point) -> bool:
-    """Whether there is a case of these classes and the kernel takes it."""
-    try:
-        case = space.case_of(candidate, chosen)
-        candidate.config_for(case.problem, case.changes)
-    except ValueError:
-        return False
-    return candidate.supports(case.problem)
+    """Whether there is a case of these classes that the kernel takes."""
+    return _taken(candidate, chosen, range(space.TURNS)) is not None
 
 
 def _plain(candidate: Candidate) -> Point | None:

@@ -43,6 +43,20 @@ def _mean_of_values(problem: AttentionProblem, operands: Operands, config: Any, 
     return Result(out, found.lse)
 
 
+def _heads_by_four(problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
+    """Only four kv heads are told apart: the fifth reads the first."""
+    heads = np.arange(problem.nheads_kv) % 4
+    return {name: np.ascontiguousarray(getattr(operands, name)[..., heads, :]) for name in ("k", "v")}
+
+
+def _sequences_by_four(problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
+    """Only four sequences of a batch are told apart: the fifth reads keys of the first."""
+    if problem.is_varlen:
+        return {}
+    sequences = np.arange(problem.batch) % 4
+    return {name: getattr(operands, name)[sequences] for name in ("k", "v")}
+
+
 def _half_a_tile_last(problem: AttentionProblem) -> bool:
     return not problem.is_varlen and problem.seqlen_k % 128 == 64
 
@@ -87,5 +101,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
             where(Fault.CAUSAL_TOP_LEFT, lambda p: p.seqlen_q == 1), COVER),
     Exhibit(0, "a window is ignored where there is one query", _F16,
             posed(lambda p: {"window": (-1, -1)} if p.seqlen_q == 1 else {}), COVER),
+    Exhibit(0, "kv heads are counted modulo four", _F16, fed(_heads_by_four), COVER),
+    Exhibit(0, "sequences are counted modulo four", _F16, fed(_sequences_by_four), COVER),
     Exhibit(0, "a row without a key gives the mean of V", _F16, _mean_of_values, "empty_rows_are_zero"),
 )  # fmt: skip

@@ -40,6 +40,25 @@ def test_a_case_has_the_classes_of_its_row_and_is_small():
         assert problem.batch * problem.nheads * problem.seqlen_q * problem.seqlen_k * problem.head_dim < 8 * MOST_CELLS
 
 
+def test_heads_and_sequences_come_in_more_than_fours():
+    problems = [case.problem for _, case in cover(find("twin.fp16"), 2, 0) if case]
+    for counts in ([p.nheads_kv for p in problems], [p.group for p in problems], [p.batch for p in problems]):
+        assert sum(n > 4 for n in counts) >= 5
+        assert {1, 2, 4} <= set(counts) or {1, 2, 3} <= set(counts)
+
+
+def test_a_size_that_a_kernel_does_not_take_leaves_the_class_to_another():
+    def configure(problem):
+        if problem.nheads_kv == 9:
+            raise ValueError("9 heads are refused")
+        return default_config(problem)
+
+    rows = cover(replace(find("twin.fp16"), configure=configure, launchable=None), 2, 0)
+    counts = {case.problem.nheads_kv for _, case in rows if case}
+    assert 4 in counts
+    assert 9 not in counts
+
+
 def test_triples_meet():
     classes = tuple((name, ("0", "1", "2")) for name in "abcd")
     forbidden = frozenset({(("a", "0"), ("b", "0"))})
