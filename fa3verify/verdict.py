@@ -30,10 +30,10 @@ def law_of(what: str) -> str | None:
 def ratio_text(ratio: float) -> str:
     """Write error / bound with three digits, and with more where they would hide on which side of 1 it is.
 
-    >>> [ratio_text(x) for x in (0.998, 0.99999, 1.0, 1.0004, 68.2, float("inf"))]
-    ['0.998', '0.99999', '1.00', '1.0004', '68.2', 'inf']
+    >>> [ratio_text(x) for x in (0.998, 0.99999, 1.0, 1.0004, 68.2, 836, float("inf"))]
+    ['0.998', '0.99999', '1.00', '1.0004', '68.2', '836', 'inf']
     """
     digits = 3
     while float(f"{ratio:.{digits}g}") == 1 != ratio and digits < 17:
         digits += 1
-    return f"{ratio:#.{digits}g}"
+    return f"{ratio:#.{digits}g}".removesuffix(".")

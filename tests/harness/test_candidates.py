@@ -231,3 +231,9 @@ def test_a_known_defect_of_a_released_kernel_comes_out_by_itself():
     assert measures["ratio_max"] == math.inf
     assert measures["nonfinite"] > 0
     assert judge(find("twin.e4m3"), replace(case, kernel="twin.e4m3")).measures["ratio_max"] <= 1
+
+
+def test_a_file_that_is_not_there_is_named_with_the_folder_that_it_was_sought_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"no file absent\.py in {tmp_path}"):
+        candidates.load("absent.py:kernel")
