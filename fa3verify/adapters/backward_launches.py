@@ -11,7 +11,7 @@ from fa3_kernels.gluon import launch_backward
 from fa3_kernels.gluon.launch import packed_of
 from fa3_kernels.plan.request import Semantics
 from fa3_reference.problem import AttentionProblem, BackwardOperands
-from fa3verify.adapters import flash3_dew, flash4_backward
+from fa3verify.adapters import flash3_dew, flash4
 from fa3verify.adapters.libraries import library
 from fa3verify.adapters.peers import BACKWARDS, PEERS
 from fa3verify.adapters.tensors import to_gpu, to_numpy
@@ -124,7 +124,7 @@ def _flash3_dew(problem: AttentionProblem, x: GivenBackward) -> Launch:
 
 
 def _flash4(problem: AttentionProblem, x: GivenBackward) -> Launch:
-    launch = flash4_backward.prepare(problem, x)
+    launch = flash4.prepare_backward(problem, x)
     return lambda: Gradients(*launch())
 
 

@@ -1,8 +1,8 @@
 """The table of other people's GPU kernels: what verify judges, what bench times beside ours, what record records.
 
 ``--peers DIR`` or the variable FA3VERIFY_PEERS names a folder with the binaries that come with no package: a file in it
-may be packed, as ``NAME.so.xz``, and is unpacked beside itself on first use. FlashAttention-4 is looked for in its
-folder ``fa4``, cuDNN's frontend as ``nvidia_cudnn_frontend*.whl``; both may be installed instead.
+may be packed, as ``NAME.so.xz``, and is unpacked beside itself on first use. cuDNN's frontend is looked for as
+``nvidia_cudnn_frontend*.whl``; it may be installed instead.
 
 Nothing of a library is imported before a kernel runs, torch included.
 """
@@ -21,7 +21,7 @@ from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3verify import gpu, operations
-from fa3verify.adapters import flash4_backward
+from fa3verify.adapters import flash4
 from fa3verify.adapters.cpu_candidates import CLAIMED, all_fp32
 from fa3verify.adapters.libraries import folder, why_missing
 from fa3verify.candidates import DECLARED, Candidate, Result, chosen, order_of_family
@@ -149,8 +149,8 @@ PEERS: dict[str, Peer] = {
         family="flash3.dew", binary="libdew_flash_attn3.so", facts=(("min_seqlen", 1),),
     ),
     "flash4": Peer(
-        "FlashAttention-4 in the CuTe DSL", "flash4", "flash-attn 4.0.0b36", package="flash_attn", wheel="fa4",
-        facts=(("min_seqlen", 1),),
+        "FlashAttention-4 in the CuTe DSL, compiled beforehand", "flash4", "flash-attn 4.0.0b36", features=("causal",),
+        refuses=flash4.refuses, binary=flash4.RUNTIME, package=flash4.PACKAGE, facts=(("min_seqlen", 1),),
     ),
     "flash2": Peer(
         "FlashAttention-2 of torch", "torch_sdpa", features=("causal", "gqa", "varlen"), family="flash2",
@@ -253,13 +253,8 @@ class _Gradients:
         return Gradients(*backward_launches.run(self.name, problem, operands))
 
 
-# Peers whose gradients are judged and timed. FlashAttention-4's are of kernels compiled beforehand.
-BACKWARDS = {name: PEERS[name] for name in ("flash3.dew", "cudnn", "flash2")} | {
-    "flash4": replace(
-        PEERS["flash4"], binary=flash4_backward.RUNTIME, package=flash4_backward.PACKAGE, wheel="",
-        features=("causal",), refuses=flash4_backward.refuses,
-    ),
-}  # fmt: skip
+# Peers whose gradients are judged and timed.
+BACKWARDS = {name: PEERS[name] for name in ("flash3.dew", "cudnn", "flash2", "flash4")}
 _KNOWN_BACKWARDS = ("flash3.dew",)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from fa3_kernels.twin.forward import forward as run_twin
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3verify import candidates, gpu
-from fa3verify.adapters import peers
+from fa3verify.adapters import flash4, peers
 from fa3verify.adapters.libraries import FOLDER_VARIABLE
 from fa3verify.adapters.peers import PEERS
 from fa3verify.calls import CandidateError
@@ -49,13 +52,15 @@ def test_peers_are_listed_with_the_reason_they_cannot_run(listed, tmp_path, monk
     assert os.environ[FOLDER_VARIABLE] == str(tmp_path)  # which worker processes inherit
     assert set(KERNELS) <= set(found)
     assert found["flash3.e4m3"] == f"neither fa3_fwd_C.so nor fa3_fwd_C.so.xz is in {tmp_path}"
-    assert "fa4" in found["flash4.bf16"]
-    assert "flash4_backward/libcute_dsl_runtime.so" in found["flash4.backward.bf16"]
+    for name in ("flash4.bf16", "flash4.backward.bf16"):
+        assert "neither flash4/libcute_dsl_runtime.so nor" in found[name]
     assert "bench checks them" in found["cudnn.fp8.e4m3"]
     (tmp_path / "fa3_fwd_C.so.xz").touch()
-    (tmp_path / "fa4").mkdir()
+    (tmp_path / "flash4").mkdir()
+    (tmp_path / "flash4/libcute_dsl_runtime.so.xz").touch()
     found = listed()
-    assert {found[name] for name in ("flash3.e4m3", "flash4.bf16")} == {"no such device"}
+    assert found["flash3.e4m3"] == "no such device"
+    assert found["flash4.bf16"] == "package tvm_ffi is not installed"
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda kernel: kernel.name)
@@ -203,6 +208,63 @@ def test_every_module_of_the_table_loads_by_name(on_a_cpu):
         assert callable(on_a_cpu.loaded(name))
     with pytest.raises(Exception, match=r"fa3_fwd_C\.so"):
         on_a_cpu.loaded("flash3")
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Every file of FlashAttention-4 that the adapter asks for; says which are loaded, and what is called."""
+    calls = []
+
+    def load_module(path):
+        return SimpleNamespace(func=lambda *given: calls.append((Path(path).stem, given)))
+
+    flash4._load.cache_clear()
+    monkeypatch.setitem(sys.modules, "tvm_ffi", SimpleNamespace(load_module=load_module))
+    monkeypatch.setattr(flash4, "library", lambda name: tmp_path / name)
+    monkeypatch.setattr(flash4.ctypes, "CDLL", lambda path, mode: calls.append((Path(path).name, ())))
+    yield calls
+    flash4._load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "causal"), [("fp16", 64, False), ("bf16", 128, True), ("bf16", 256, False)]
+)
+def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cpu, compiled, dtype, head_dim, causal):
+    import torch
+
+    from fa3verify.adapters.backward_launches import GivenBackward
+
+    problem = AttentionProblem(2, 3, 3, 90, 90, head_dim, dtype=dtype, causal=causal)
+    kind = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    q, k, v, dout, out = (torch.zeros(2, 90, 3, head_dim, dtype=kind) for _ in range(5))
+    names = f"{'float16' if dtype == 'fp16' else 'bfloat16'}_{head_dim}_{'causal' if causal else 'dense'}"
+    for wants_lse, first in ((True, "fwd"), (False, "plain")):
+        found = flash4.load("flash4")(problem, on_a_cpu.Given(q, k, v), {"lse": wants_lse})()
+        name, given = compiled[-1]
+        assert name == f"{first}_{names}"
+        assert [x is y for x, y in zip(given, (q, k, v, found.out, found.lse))] == [True] * 5
+        assert given[5] == problem.softmax_scale
+        assert (found.out.shape, found.out.dtype) == (q.shape, kind)
+        assert (found.lse is not None) == wants_lse
+        assert found.lse is None or (tuple(found.lse.shape), found.lse.dtype) == (problem.lse_shape, torch.float32)
+    x = GivenBackward(q, k, v, dout, out, torch.zeros(problem.lse_shape))
+    dq, dk, dv = flash4.prepare_backward(problem, x)()
+    last = dict(compiled[-3:])
+    assert list(last) == [f"{part}_{names}" for part in ("pre", "bwd", "post")]
+    assert last[f"bwd_{names}"][7:9] == (dk, dv)
+    assert last[f"post_{names}"][1] is dq
+    assert compiled[0] == ("libcute_dsl_runtime.so", ())  # which every kernel needs
+
+
+def test_flash4_refuses_what_no_kernel_was_compiled_for(on_a_cpu, compiled):
+    prepare, plain = flash4.load("flash4"), AttentionProblem(**PLAIN | {"nheads_kv": 4})
+    for problem, options, rule in (
+        (AttentionProblem(**PLAIN), {}, "grouped heads"), (replace(plain, softcap=9.0), {}, "softcap"),
+        (replace(plain, head_dim=96, head_dim_v=96), {}, "got 96"), (plain, {"num_splits": 2}, "options"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=rule):
+            prepare(problem, on_a_cpu.Given(None, None, None), options)
+    assert not compiled
 
 
 def test_an_atlas_needs_a_kernel_that_runs(monkeypatch, tmp_path):
