@@ -13,7 +13,7 @@ from fa3verify.cli.options import peers_option
 
 GRIDS = (
     "paper", "fresh", "ragged", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2",
-    "backward", "host",
+    "unseen3", "backward", "host",
 )  # fmt: skip
 
 

@@ -77,12 +77,12 @@ def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
 def trace_cta(config: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
     """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
     from fa3_simulator.costs import costs
-    from fa3_simulator.cta import program_of
+    from fa3_simulator.cta import machine_of, program_of
     from fa3_simulator.engine import simulate as run
     from fa3_simulator.schedules import TileBlocks
 
     program = program_of(config, [TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
-    tables = costs(program, machine, clock)
+    tables = costs(program, machine_of(config, machine, clock or machine["max_clock_mhz"]), clock)
     return program, tables, run(program, tables)
 
 
@@ -143,6 +143,7 @@ def _validate(path: Path, machine: str, json_target: str | None) -> None:
 def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:
     """What is printed and written as JSON; the closed form is the forward's alone, other kernels the backward's."""
     from fa3_kernels.plan.config import Config
+    from fa3_simulator.cta import machine_of
     from fa3_simulator.hazards import check
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
@@ -175,7 +176,7 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
         "binds": "hbm" if found.hbm_cycles > found.cta_cycles else overlap.binds,
         "cta_cycles": round(found.cta_cycles),
         "times_as_fast_if_free": {
-            **speedups(traced[0], machine, found.clock_mhz, traced[2]),
+            **speedups(traced[0], machine_of(config, machine, found.clock_mhz), found.clock_mhz, traced[2]),
             "waiting": 1 / overlap.overlap_efficiency,
         },
         "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},

@@ -95,7 +95,7 @@ def _tables(
         tick(machine["mbarrier_poll_cycles"]), tick(machine["named_barrier_cycles"]), tick(machine["tma_issue_cycles"]),
         int(machine["tma_box_bytes"]), tick(machine["memory_latency_ns"] * clock / 1000),
         tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]),
-        tick(PIECE_BYTES / machine["hbm_bytes_per_ns"] * clock / 1000),
+        tick(PIECE_BYTES / machine["hbm_lone_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]), tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["reduce_bytes_per_ns"] * clock / 1000),
     )  # fmt: skip

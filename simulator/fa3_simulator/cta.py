@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -51,6 +51,18 @@ def program_of(config: AnyConfig, tiles: Sequence[TileBlocks], *, adds_gradients
     if isinstance(config, Config):
         return forward(config, list(tiles))
     return backward(config, list(tiles), adds_gradients=adds_gradients)
+
+
+@lru_cache(maxsize=16)
+def sharing_hbm(machine: Machine, clock_mhz: float) -> Machine:
+    """The machine of a CTA that has its share of HBM alone, as all load from there at the same time."""
+    share = machine["hbm_bytes_per_ns"] * 1000 / clock_mhz
+    return replace(machine, hbm_lone_bytes_per_cycle=replace(machine.hbm_lone_bytes_per_cycle, value=share))
+
+
+def machine_of(config: AnyConfig, machine: Machine, clock_mhz: float) -> Machine:
+    """The machine of one CTA: of a backward, in whose launches nobody waits for others, with its share of HBM."""
+    return machine if isinstance(config, Config) else sharing_hbm(machine, clock_mhz)
 
 
 def is_persistent(config: AnyConfig) -> bool:
@@ -126,7 +138,8 @@ def _simulate(cta: Cta, tiles: tuple[TileBlocks, ...]) -> Cycles:
         program = _forward(cta.config).program(list(tiles))
     else:
         program = backward(cta.config, list(tiles), adds_gradients=cta.adds_gradients)
-    timing = interpreter.simulate(program, costs(program, cta.machine, cta.clock_mhz))
+    tables = costs(program, machine_of(cta.config, cta.machine, cta.clock_mhz), cta.clock_mhz)
+    timing = interpreter.simulate(program, tables)
     return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
 
 

@@ -72,13 +72,15 @@ class Machine:
     tma_box_bytes: Constant
     memory_latency_ns: Constant  # TMA load to a complete barrier but for its bytes, all SMs loading
     l2_bytes_per_cycle: Constant  # per SM, all SMs loading
-    hbm_bytes_per_ns: Constant  # likewise from HBM: Q, which no other CTA loads
+    hbm_bytes_per_ns: Constant  # likewise from HBM
+    hbm_lone_bytes_per_cycle: Constant  # of one SM while the others load nothing from there
     store_bytes_per_cycle: Constant  # of TMA stores of one SM
     reduce_bytes_per_ns: Constant  # of fp32 that one SM adds to global memory, by TMA or from registers
     l2_latency_ns: Constant  # a thread's load from L2, or what it wrote becoming visible there
     proxy_fence_cycles: Constant  # fence.proxy.async behind matrix stores
     cold_code_cycles: Constant  # instruction fetch of half of what a tile executes once, per consumer
-    launch_cycles: Constant  # kernel launch to the first instruction of a CTA, and the drain at the end
+    launch_cycles: Constant  # kernel launch to the first instruction of a CTA, and from its end to the next launch
+    drain_cycles: Constant  # what that takes longer behind a forward's loads and stores
 
     def __getitem__(self, name: str) -> float:
         """Value of a constant by name."""

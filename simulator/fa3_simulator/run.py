@@ -2,8 +2,9 @@
 
 Tiles go to the CTA that is free first: of our kernels as their static schedule (:mod:`fa3_kernels.plan.tile_order`)
 has it, else longest first or by the counter of FlashAttention-3 (:mod:`fa3_simulator.tile_queue`). Time is launch + the
-CTA with the most work, or what HBM needs for every tensor once. A backward adds the kernels in front and behind, and
-keys in parts the one that merges them; where key tiles of a backward take turns, all CTAs are simulated together.
+CTA with the most work + what CTAs of a forward wait for each other (:mod:`fa3_simulator.contention`), or what HBM needs
+for every tensor once. A backward adds the kernels in front and behind, and keys in parts the one that merges them;
+where key tiles of a backward take turns, all CTAs are simulated together.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_launch
 from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.contention import LaunchTiles, launched_tiles, waited_cycles
 from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles, is_persistent
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks, copies_queries
@@ -271,6 +273,20 @@ def _in_turns(problem: AttentionProblem, cta: Cta) -> float:
     return makespan(key_tiles(problem, cta.config), cta.config.turns, cycles, machine)
 
 
+def _waited(problem: AttentionProblem, config: Config, cta: Cta, tiles: tuple[TileBlocks, ...], cycles: float) -> float:
+    """Cycles that the CTAs of a forward launch wait for each other; alone one takes ``cycles`` for ``tiles``."""
+    short, long = (cta.alone(TileBlocks(blocks))[0] for blocks in (SHORT, LONG))
+    block = (long - short) / (LONG - SHORT)
+    tile = max(0.0, cycles - block * sum(tile.blocks for tile in tiles)) / len(tiles)
+    launch = _launched(problem, as_ordered(config), int(cta.machine["sms"]))
+    return waited_cycles(launch, config, cta.machine, cta.clock_mhz, block, tile)
+
+
+@lru_cache(maxsize=64)
+def _launched(problem: AttentionProblem, config: Config, ctas: int) -> LaunchTiles:
+    return launched_tiles(problem, config, _row_parts(problem, config), ctas)
+
+
 def estimate(
     problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float | None = None
 ) -> Estimate:
@@ -301,12 +317,14 @@ def estimate(
     )
     tiles = tiles_of(problem, cta, config)
     found = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
+    waited, drain = 0.0, 0.0
     if isinstance(config, Config):
-        around = merge_cycles(problem, config, machine, clock)
+        around, drain = merge_cycles(problem, config, machine, clock), machine["drain_cycles"]
+        waited = _waited(problem, config, cta, tiles, found.cta) if tiles else 0.0
     else:
         around = backward_launch.around_cycles(problem, config, machine, clock)
         if config.turns != "free" and tiles:
             found = found._replace(cta=_in_turns(problem, cta))
     hbm = hbm_cycles(problem, config, machine, clock)
-    cycles = max(found.cta, hbm) + machine["launch_cycles"] + around
+    cycles = max(found.cta + waited, hbm) + machine["launch_cycles"] + drain + around
     return Estimate(cycles, found.cta, hbm, found.tensor, found.mufu, tiles, clock, around)

@@ -39,5 +39,14 @@ def counter_order(tiles: list[TileBlocks], heads: int, at_a_time: int) -> list[T
     [TileBlocks(blocks=2, masked=0), TileBlocks(blocks=2, masked=0), TileBlocks(blocks=1, masked=0), \
 TileBlocks(blocks=1, masked=0)]
     """
-    sections = [min(at_a_time, heads - first) for first in range(0, heads, at_a_time)]
-    return [tile for some in sections for tile in reversed(tiles) if tile.blocks for _ in range(some)]
+    sections = counter_heads(heads, at_a_time)
+    return [tile for some in sections for tile in reversed(tiles) if tile.blocks for _ in some]
+
+
+def counter_heads(heads: int, at_a_time: int) -> list[range]:
+    """Heads that are worked on together.
+
+    >>> counter_heads(3, 2)
+    [range(0, 2), range(2, 3)]
+    """
+    return [range(first, min(first + at_a_time, heads)) for first in range(0, heads, at_a_time)]

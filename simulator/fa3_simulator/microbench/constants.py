@@ -125,12 +125,13 @@ def _trip(table: Table) -> float:
     return first[0] / 8 / 4 - 4 * _instruction(("prmt",), 2)(table)
 
 
-def _copy_rate(experiment: str, **parameters: object) -> Statistic:
-    """Bytes a cycle of each SM, all loading 64 copies of 32 KiB."""
-    return lambda table: 64 * 32768 / select(table, experiment, bytes=32768, ctas=132, **parameters)[0][0][0]
+def _copy_rate(experiment: str, ctas: int = 132, **parameters: object) -> Statistic:
+    """Bytes a cycle of each of so many SMs that load 64 copies of 32 KiB, by default of all."""
+    return lambda table: 64 * 32768 / select(table, experiment, bytes=32768, ctas=ctas, **parameters)[0][0][0]
 
 
 L2, HBM = _copy_rate("copy_stream"), _copy_rate("far_copy", what="stream")
+HBM_ALONE = _copy_rate("far_copy", 1, what="stream")
 
 
 def _store_rate(table: Table) -> float:
@@ -220,6 +221,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "memory_latency_ns": Evidence("far_copy, mixed, 132 SMs, less the bytes", _latency),
     "l2_bytes_per_cycle": Evidence("copy_stream, 32 KiB, all SMs", L2),
     "hbm_bytes_per_ns": Evidence("far_copy, stream, 32 KiB, 132 SMs", HBM),
+    "hbm_lone_bytes_per_cycle": Evidence("far_copy, stream, 32 KiB, one SM", HBM_ALONE),
     "store_bytes_per_cycle": Evidence("tma_store, 32 KiB of each of 132 SMs", _store_rate),
     "cold_code_cycles": Evidence("cold_code of 64 KiB", median("cold_code", kibibytes=64, warpgroups=1)),
     "launch_cycles": Evidence(

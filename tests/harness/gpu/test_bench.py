@@ -170,7 +170,10 @@ def test_tiles_are_tried_where_they_are_listed_and_do_not_ship():
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
 
 
-@pytest.mark.parametrize(("name", "shapes"), [("unseen", cells.UNSEEN), ("unseen2", cells.UNSEEN2)])
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [("unseen", cells.UNSEEN), ("unseen2", cells.UNSEEN2), ("unseen3", cells.UNSEEN3)],
+)
 def test_unseen_shapes_are_in_no_other_grid_and_run_the_schedules(name: str, shapes: tuple):
     unseen = cells.select(name, DTYPES)
     later = {"unseen": ["ragged"]}.get(name, [])  # made when the grid had been read
@@ -185,13 +188,13 @@ def test_unseen_shapes_are_in_no_other_grid_and_run_the_schedules(name: str, sha
 
 
 def test_unseen_shapes_are_neither_packed_nor_split_as_their_rows_do_not_say_so():
-    for cell in cells.select("unseen", DTYPES) + cells.select("unseen2", DTYPES):
+    for cell in [x for grid in ("unseen", "unseen2", "unseen3") for x in cells.select(grid, DTYPES)]:
         config = config_of(cell.problem)
         assert (config.pack_gqa, config.num_splits) == (False, 1), cell.key
 
 
 def test_every_variant_of_the_schedules_has_a_configuration():
-    for cell in [x for grid in ("schedules", "unseen", "unseen2") for x in cells.select(grid, DTYPES)]:
+    for cell in [x for grid in ("schedules", "unseen", "unseen2", "unseen3") for x in cells.select(grid, DTYPES)]:
         for kernel in kernels.ours():
             if kernel.takes(cell) and kernel.options:
                 config_of(cell.problem, **kernel.options(cell))

@@ -1,4 +1,4 @@
-"""Simulated beside 288 timings of an H200 in cycles, to which no constant was fitted; decisions up to 0018 saw them.
+"""Simulated beside 288 timings of an H200 in cycles, to which no constant was fitted; decisions up to 0021 saw them.
 
 The bands say what its model reaches, so that a change of it shows; targets are in reports/notes/simulator.md.
 """
@@ -19,8 +19,8 @@ FIRST = "h200/simulator/schedules_1k_4k_16k"
 # of 0006.
 UNSEEN = (
     ("h200/simulator/schedules_2k_8k_fp16", (), 63, 0.041),
-    ("h200/speed/paper_grid", (512, 2048, 8192), 160, 0.041),
-    ("h200/simulator/schedules_2k_8k_e4m3_d256", (), 108, 0.043),
+    ("h200/speed/paper_grid", (512, 2048, 8192), 160, 0.038),
+    ("h200/simulator/schedules_2k_8k_e4m3_d256", (), 108, 0.041),
 )
 
 
@@ -42,11 +42,11 @@ def errors(compared: Sequence[Compared]) -> np.ndarray:
 
 def test_mean_error_is_what_the_note_says(compared) -> None:
     simulated, roofline, closed_form = np.abs(errors(compared)).mean(axis=0)
-    assert simulated == pytest.approx(0.044, abs=0.001)
+    assert simulated == pytest.approx(0.042, abs=0.001)
     assert simulated < closed_form * 0.26 < roofline * 0.16
 
 
-@pytest.mark.parametrize(("kernels", "rows", "error"), [(("flash3", "flash3.dew"), 30, 0.035), (("gluon",), 24, 0.045)])
+@pytest.mark.parametrize(("kernels", "rows", "error"), [(("flash3", "flash3.dew"), 30, 0.042), (("gluon",), 24, 0.042)])
 def test_what_is_in_use_in_16_bits_is_within_a_few_percent_on_average(compared, kernels, rows, error) -> None:
     chosen = [c for c in compared if c.row.kernel in kernels and c.row.config.dtype != "e4m3"]
     assert len(chosen) == rows
@@ -62,10 +62,10 @@ def test_timings_that_no_model_had_seen_are_as_far_off(path, seqlens, rows, erro
 
 
 def test_decoding_with_packed_heads_keys_in_one_piece_or_in_parts_is_as_far_off() -> None:
-    """Short launches; nearly all are simulated too fast."""
+    """Short launches, most of them simulated too fast."""
     every = figures("h200/speed/decode")["groups"][-1]
     assert every["rows"] == 18
-    assert every["models"]["simulated"]["mape"] == pytest.approx(0.056, abs=0.001)
+    assert every["models"]["simulated"]["mape"] == pytest.approx(0.032, abs=0.001)
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
@@ -73,9 +73,9 @@ def test_flash_attention_4_with_a_cta_for_every_tile_is_as_far_off() -> None:
     """24 rows, with FlashAttention-3's step and nothing changed; 12 of them, of other timings, had been read before."""
     groups = figures("h200/speed/flash4")["groups"]
     chosen = [g for g in groups if g["group"].startswith("flash4")]
-    assert sum(g["rows"] for g in chosen) == 24
-    assert np.average([g["models"]["simulated"]["mape"] for g in chosen]) == pytest.approx(0.030, abs=0.001)
-    assert max(g["models"]["simulated"]["max"] for g in chosen) == pytest.approx(0.075, abs=0.001)
+    assert sum(g["rows"] for g in chosen) == 12
+    assert np.average([g["models"]["simulated"]["mape"] for g in chosen]) == pytest.approx(0.024, abs=0.001)
+    assert max(g["models"]["simulated"]["max"] for g in chosen) == pytest.approx(0.065, abs=0.001)
 
 
 def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
