@@ -14,8 +14,8 @@ second engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. 
   long at least. All are slower while wgmma runs (``*_under_wgmma``).
 - Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
 - TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``, Q beside them at
-  ``hbm_bytes_per_ns``; stores leave at ``store_bytes_per_cycle``, what adds to memory at ``reduce_bytes_per_ns``, by
-  TMA or by the threads themselves, who wait until it has left.
+  ``hbm_lone_bytes_per_cycle``; stores leave at ``store_bytes_per_cycle``, what adds to memory at
+  ``reduce_bytes_per_ns``, by TMA or by the threads themselves, who wait until it has left.
 - mbarriers and named barriers as in the PTX ISA; a waiter runs a hop after the last arrival.
 """
 

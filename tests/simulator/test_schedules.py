@@ -119,7 +119,7 @@ def test_a_steady_state_is_affine_in_blocks(schedule: Config) -> None:
 
 @each_schedule
 def test_on_chip_cycles_do_not_depend_on_the_clock(schedule: Config) -> None:
-    still = changed(H200, memory_latency_ns=0, hbm_bytes_per_ns=1e9)
+    still = changed(H200, memory_latency_ns=0)
     assert cycles(schedule, [TileBlocks(9)], still, 1000) == cycles(schedule, [TileBlocks(9)], still, 2000)
 
 
