@@ -73,9 +73,9 @@ def test_flash_attention_4_with_a_cta_for_every_tile_is_as_far_off() -> None:
     """24 rows, with FlashAttention-3's step and nothing changed; 12 of them, of other timings, had been read before."""
     groups = figures("h200/speed/flash4")["groups"]
     chosen = [g for g in groups if g["group"].startswith("flash4")]
-    assert sum(g["rows"] for g in chosen) == 12
-    assert np.average([g["models"]["simulated"]["mape"] for g in chosen]) == pytest.approx(0.024, abs=0.001)
-    assert max(g["models"]["simulated"]["max"] for g in chosen) == pytest.approx(0.065, abs=0.001)
+    assert sum(g["rows"] for g in chosen) == 24
+    assert np.average([g["models"]["simulated"]["mape"] for g in chosen]) == pytest.approx(0.022, abs=0.001)
+    assert max(g["models"]["simulated"]["max"] for g in chosen) == pytest.approx(0.071, abs=0.001)
 
 
 def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
