@@ -390,10 +390,10 @@ def _imported(module: str) -> ModuleType:
         return importlib.import_module(module)
     file = os.path.realpath(module)
     folder, name = os.path.split(file.removesuffix(".py"))
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     if not os.path.isfile(file):
         raise ModuleNotFoundError(f"there is no file {module} in {os.getcwd()}", name=module)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     found = importlib.import_module(name)
     if (other := os.path.realpath(str(found.__file__))) != file:
         raise ImportError(f"the module {name} is {other}: rename {module}")

@@ -252,7 +252,7 @@ def simulate(
     >>> problem = AttentionProblem(1, 16, 16, 8192, 8192, 128)
     >>> found = simulate(problem, tile=(128, 128), machine="h200")
     >>> round(found.cycles), f"{found.seconds * 1e3:.4f} ms"
-    (1305376, '0.6593 ms')
+    (1302302, '0.6577 ms')
     """
     from fa3_simulator.backward_choice import schedule_for
     from fa3_simulator.machine import load
