@@ -8,7 +8,7 @@ the simulation of one CTA. Waited is how much later the last CTA ends than where
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heapreplace
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,13 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.tile_order import TILE_COST, assign, handed_out
+from fa3_kernels.plan.tile_order import TILE_COST, assign
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
-from fa3_simulator.tile_queue import counter_heads, heads_at_a_time, takes_from_counter
+from fa3_simulator.tile_queue import counter_heads, heads_at_a_time, static_order, takes_from_counter, tile_heads
 
 OUTPUT_BYTES = 2  # of an element of O
 MOST_BLOCKS = 64  # of a CTA, on average: later ones hardly wait
@@ -140,17 +139,14 @@ def launched_tiles(
 
     ``rows``: row tiles of a head, top to bottom, each with the parts that its keys are cut into.
     """
-    parts = [[(end - part.blocks, part.blocks) for part, end in zip(row, _ends_of(row), strict=True)] for row in rows]
+    blocks = [[part.blocks for part in row] for row in rows]
+    parts = [[(end - n, n) for end, n in zip(accumulate(row), row, strict=True)] for row in blocks]
     order = [tile for tile in _order(problem, config, parts, ctas) if tile[2]]
-    kept = int(np.searchsorted(np.cumsum([blocks for *_, blocks in order]), MOST_BLOCKS * ctas)) + 1
+    kept = int(np.searchsorted(np.cumsum([n for *_, n in order]), MOST_BLOCKS * ctas)) + 1
     tiles = np.array(order[:kept], np.int64).reshape(-1, 3)
     mine = assign(tiles[:, 2].tolist(), ctas, TILE_COST)[0] if config.traits.is_built_here else []
     begins = np.cumsum([0, *map(len, mine)])
     return LaunchTiles(tiles, np.array([i for each in mine for i in each], np.int64), begins, min(ctas, len(tiles)))
-
-
-def _ends_of(row: Sequence[TileBlocks]) -> Iterator[int]:
-    return accumulate(part.blocks for part in row)
 
 
 def _order(
@@ -159,10 +155,9 @@ def _order(
     """Tiles as they are handed out; ``parts`` of every row tile: first key block and blocks."""
     per_kv = 1 if config.pack_gqa else problem.group
     if config.traits.is_built_here:
-        shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
-        items = handed_out(shape, config.tile_m, config.tile_n, config.head_dim, None if config.former else ctas)
+        items = static_order(problem, config, ctas)
         return [(head // per_kv, *parts[item.m_block][item.split]) for head, item in items]
-    heads = problem.batch * (problem.nheads_kv if config.pack_gqa else problem.nheads)
+    heads = tile_heads(problem, config)
     if not takes_from_counter(problem, config):
         return [(head // per_kv, *part) for head in range(heads) for row in parts for part in row]
     sections = counter_heads(heads, heads_at_a_time(problem, config))

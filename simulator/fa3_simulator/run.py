@@ -16,7 +16,7 @@ import numpy as np
 
 from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
-from fa3_kernels.plan.tile_order import TILE_COST, assign, handed_out, key_blocks
+from fa3_kernels.plan.tile_order import TILE_COST, assign, key_blocks
 from fa3_kernels.plan.tiles import padded_group, split_ranges
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_launch
@@ -27,7 +27,7 @@ from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles, is_persistent
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks, copies_queries
 from fa3_simulator.splits import merge_cycles
-from fa3_simulator.tile_queue import counter_order, heads_at_a_time, takes_from_counter
+from fa3_simulator.tile_queue import counter_order, heads_at_a_time, static_order, takes_from_counter, tile_heads
 from fa3_simulator.turns import StepCycles, makespan
 
 
@@ -69,11 +69,6 @@ def moved_bytes(problem: AttentionProblem, config: AnyConfig) -> float:
         return backward_launch.moved_bytes(problem, config)
     rows, keys = problem.nheads * problem.seqlen_q, problem.nheads_kv * problem.seqlen_k
     return problem.batch * config.head_dim * (rows * (config.bits / 8 + 2) + keys * 2 * config.bits / 8)
-
-
-def tile_heads(problem: AttentionProblem, config: Config) -> int:
-    """Heads of the whole batch with row tiles of their own."""
-    return problem.batch * (problem.nheads_kv if config.pack_gqa else problem.nheads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +184,7 @@ def all_tiles(problem: AttentionProblem, config: AnyConfig, ctas: int | None = N
         return [tile.work for tile in key_tiles(problem, config)]
     if config.traits.is_built_here:
         rows = _row_parts(problem, config)
-        shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
-        order_for = None if config.former else ctas
-        items = handed_out(shape, config.tile_m, config.tile_n, config.head_dim, order_for)
-        return [rows[item.m_block][item.split] for _, item in items]
+        return [rows[item.m_block][item.split] for _, item in static_order(problem, config, ctas)]
     tiles, heads = row_tiles(problem, config), tile_heads(problem, config)
     if takes_from_counter(problem, config):
         return counter_order(tiles, heads, heads_at_a_time(problem, config))

@@ -1,18 +1,36 @@
-"""Tiles taken from a counter while a launch runs, as FlashAttention-3's persistent CTAs do under a causal mask.
+"""The order in which tiles are handed out: our kernels' static one, and FlashAttention-3's under a causal mask.
 
-Upstream hopper/tile_scheduler.hpp, DynamicPersistentTileScheduler: as many heads at a time as have their K and V in
-32 MiB of L2, a power of two of heads of K and V; of those the last rows, which see most keys, first, head by head. The
-CTA that is free takes the next: a producer's warp adds to the counter a tile ahead, so that nobody waits for it. Our
-kernel's order is decided before the launch (:mod:`fa3_kernels.plan.tile_order`); dense tiles are alike.
+Its persistent CTAs take tiles from a counter while the launch runs. Upstream hopper/tile_scheduler.hpp,
+DynamicPersistentTileScheduler: as many heads at a time as have their K and V in 32 MiB of L2, a power of two of heads
+of K and V; of those the last rows, which see most keys, first, head by head. The CTA that is free takes the next: a
+producer's warp adds to the counter a tile ahead, so that nobody waits for it. Our kernel's order is decided before the
+launch (:mod:`fa3_kernels.plan.tile_order`); dense tiles are alike.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.tile_order import Item, handed_out
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.schedules import TileBlocks
 
 L2_BYTES = 32 * 2**20
+
+
+def tile_heads(problem: AttentionProblem, config: Config) -> int:
+    """Heads of the whole batch with row tiles of their own."""
+    return problem.batch * (problem.nheads_kv if config.pack_gqa else problem.nheads)
+
+
+@lru_cache(maxsize=2)
+def static_order(problem: AttentionProblem, config: Config, ctas: int | None) -> tuple[tuple[int, Item], ...]:
+    """Of our kernels: a head of the batch and a tile of it, as they are handed out to ``ctas``, or as formerly."""
+    shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
+    order_for = None if config.former else ctas
+    return tuple(handed_out(shape, config.tile_m, config.tile_n, config.head_dim, order_for))
 
 
 def takes_from_counter(problem: AttentionProblem, config: Config) -> bool:

@@ -18,8 +18,9 @@ from fa3_simulator.footprint import footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.resources import resources_of
 from fa3_simulator.roofline import lower_bound
-from fa3_simulator.run import Estimate, as_program, estimate, tile_heads
+from fa3_simulator.run import Estimate, as_program, estimate
 from fa3_simulator.schedules import TileBlocks, registers_needed
+from fa3_simulator.tile_queue import tile_heads
 
 PEER = "flash3"  # whose choice is marked among the schedules
 

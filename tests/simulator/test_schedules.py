@@ -30,10 +30,10 @@ from fa3_simulator.run import (
     longest_cta,
     moved_bytes,
     row_tiles,
-    tile_heads,
     tiles_of,
 )
 from fa3_simulator.schedules import TileBlocks, registers_needed, serializes
+from fa3_simulator.tile_queue import tile_heads
 from fa3_simulator.tune import candidates, misfit, tune
 
 H200 = load("h200")
