@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from fa3verify.cli.main import main
+from fa3verify.report.device import keys
+from fa3verify.report.device.source import Source
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -77,6 +79,21 @@ def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", page.read_text())
     missing = [link for link in links if "://" not in link and not os.path.exists(page.parent / link)]
     assert not missing
+
+
+EVIDENCE = {".csv", ".json", ".jsonl", ".nc", ".npz", ".toml", ".xz"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=relative)
+def test_a_page_that_links_to_stale_evidence_says_so(page):
+    """Nothing claims to be of today's code that is not: whoever links to a file whose key is another says stale."""
+    text = page.read_text()
+    links = {page.parent / link for link in re.findall(r"\]\(([^)\s#]+)", text) if "://" not in link}
+    files = [
+        path.resolve() for path in links if path.suffix in EVIDENCE and (ROOT / "reports") in path.resolve().parents
+    ]
+    stale = [path.name for path in files if keys.why_stale(Source(path.parent), path.name)]
+    assert not stale or "stale" in text.lower()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -17,6 +17,7 @@ from typing import Any
 
 from fa3verify.files import json_text, write_text
 from fa3verify.gpu.bench.ratios import geometric_mean
+from fa3verify.report.device.keys import why_stale
 from fa3verify.report.device.source import RECORDED, Row, Source
 
 VERDICTS = ("confirmed", "refuted", "not reproduced", "not tested")
@@ -91,7 +92,7 @@ def _claim(source: Source, papers: Mapping[str, str], row: Mapping[str, Any]) ->
                 raise ValueError(f"{where}, figure {name}: {error}") from None
         _check(where, row.get("holds", {}), figures)
         measured = measured.format(**figures)
-    stale = tuple(path for path in data if source.is_stale(path))
+    stale = tuple(path for path in data if why_stale(source, path))
     return Claim(row["topic"], row["text"], row["source"], row["said"], verdict, measured, figures, data, stale)
 
 

@@ -55,9 +55,8 @@ def _accumulator_loss(source: Source) -> list[Any]:
             "V has mean 1; reference: float64 attention of the dequantised operands. Without promotion FP8 loses "
             "output as keys grow."
         )
-        stale = source.is_stale(path)
-        found.append(Figure("accumulator-loss", "Accumulator loss over long keys", drawings, (path,), reading, stale))
-        found.append(Table("accumulator-loss", "Relative RMSE, V of mean 1", columns, table, (path,), stale=stale))
+        found.append(Figure("accumulator-loss", "Accumulator loss over long keys", drawings, (path,), reading))
+        found.append(Table("accumulator-loss", "Relative RMSE, V of mean 1", columns, table, (path,)))
     return found
 
 
@@ -84,9 +83,7 @@ def _quantiser(source: Source) -> list[Table]:
             Column("most", "most", fixed(2)),
         )
         title = "Quantisation of real activations: measured error over predicted"
-        tables.append(
-            Table("quantiser-accuracy", title, columns, rows, (accuracy_path,), stale=source.is_stale(accuracy_path))
-        )
+        tables.append(Table("quantiser-accuracy", title, columns, rows, (accuracy_path,)))
     if source.has(speed_path):
         rows = [
             {"tokens": int(r["tokens"]), "head_dim": int(r["head_dim"]), "quantiser": r["quantiser"]}

@@ -75,7 +75,7 @@ def _plain(value: Any) -> Any:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 
-def as_printed(name: str, title: str, table: MarkdownTable, path: str, note: str = "", *, stale: bool = False) -> Table:
+def as_printed(name: str, title: str, table: MarkdownTable, path: str, note: str = "") -> Table:
     """Return a table of a Markdown page, its cells as they are there; columns of numbers go to the right."""
     keys = [f"c{i}" for i in range(len(table.columns))]
     rows = [dict(zip(keys, (re.sub(r"\\([_*|])", r"\1", c) for c in cells), strict=True)) for cells in table.rows]
@@ -85,7 +85,7 @@ def as_printed(name: str, title: str, table: MarkdownTable, path: str, note: str
 
     forms = {key: (lambda x: x) if is_number(key) else str for key in keys}
     columns = [Column(head, key, forms[key]) for head, key in zip(table.columns, keys, strict=True)]
-    return Table(name, title, columns, rows, (path,), note, stale=stale)
+    return Table(name, title, columns, rows, (path,), note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,8 +153,7 @@ def _ablation_table(
         Column("error of the cycles", "error", lambda x: f"{100 * x:+.1f} %"),
     )
     title = f"The paper's ablation, {dtype}: what each switch is worth in cycles"
-    stale = source.is_stale(path)
-    return Table(f"ablation-simulated-{dtype}", title, columns, rows, (path, predicted_path), stale=stale)
+    return Table(f"ablation-simulated-{dtype}", title, columns, rows, (path, predicted_path))
 
 
 def _rankings(source: Source, paths: Sequence[str]) -> Table:
@@ -191,7 +190,7 @@ def _backward(source: Source) -> list[Table]:
         return []
     table = source.markdown(path)[0]
     note = "Clocks of most rows are assumed; the page of the data says of which."
-    return [as_printed("backward-errors", "Backward passes", table, path, note, stale=source.is_stale(path))]
+    return [as_printed("backward-errors", "Backward passes", table, path, note)]
 
 
 def _timelines(source: Source) -> list[Any]:
@@ -236,6 +235,6 @@ def _overlap(source: Source) -> list[Any]:
     found: list[Any] = []
     for path in source.find("simulator/overlap/*.md"):
         for i, table in enumerate(t for t in source.markdown(path) if t.rows):
-            name, stale = f"{Path(path).stem}-{i + 1}", source.is_stale(path)
-            found.append(as_printed(name, table.heading or "Overlap", table, path, stale=stale))
+            name = f"{Path(path).stem}-{i + 1}"
+            found.append(as_printed(name, table.heading or "Overlap", table, path))
     return found

@@ -9,6 +9,7 @@ from typing import Any
 
 from fa3verify.report.device.blocks import Column, Section, Table, whole
 from fa3verify.report.device.kernels import look
+from fa3verify.report.device.keys import of_todays_twin
 from fa3verify.report.device.source import Row, Source
 from fa3verify.report.notation import percent
 
@@ -48,14 +49,12 @@ def _bits(source: Source, path: str, what: str, outputs: tuple[str, ...]) -> Tab
     columns = [Column("dtype", "dtype"), Column("feature", "feature"), Column("cases", "cases", whole)]
     columns += [Column("outputs" if name == "values" else name, name, whole) for name in outputs]
     columns += [Column("differing", "differing", whole)]
-    stale = source.is_stale(path)
     return Table(
         f"bits-{what}",
         f"{what.capitalize()} against the twin",
         columns,
         found,
         (path,),
-        stale=stale,
         fold=len(found) > 12,
     )
 
@@ -83,7 +82,7 @@ def _quantiser_bits(source: Source) -> list[Table]:
         Column("descales and means", "floats", whole),
         Column("differing", "differing", whole),
     )
-    return [Table("bits-quantiser", "Quantiser against the twin", columns, found, (path,), stale=source.is_stale(path))]
+    return [Table("bits-quantiser", "Quantiser against the twin", columns, found, (path,))]
 
 
 def _controls(source: Source) -> list[Table]:
@@ -164,15 +163,16 @@ def _recorded_twins(source: Source) -> list[Table]:
     if not source.has(path):
         return []
     found: dict[str, Counter[str]] = {}
-    for r in source.rows(path):
+    for r, is_current in zip(source.rows(path), of_todays_twin(source, path), strict=True):
         outputs = int(r["outputs"])
         counts = found.setdefault(r["recording"], Counter())
-        counts.update(launches=1, outputs=outputs, differing=int(r["differing"]))
+        counts.update(launches=1, current=int(is_current), outputs=outputs, differing=int(r["differing"]))
         counts["long"] += outputs * (int(r["keys"]) >= 4096)
     rows = [{"library": look(name).title} | counts for name, counts in found.items()]
     columns = (
         Column("library", "library"),
         Column("launches", "launches", whole),
+        Column("of today's twin", "current", whole),
         Column("outputs", "outputs", whole),
         Column("with 4096 keys or more", "long", whole),
         Column("digests that differ", "differing", whole),
@@ -278,7 +278,6 @@ def sanitizer(source: Source) -> Section:
         rows,
         (path,),
         note,
-        stale=source.is_stale(path),
     )
     return Section("sanitizer", "Sanitizer", (), [table])
 

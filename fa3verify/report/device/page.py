@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from fa3verify.files import json_text, write_text
 from fa3verify.report.build import TEMPLATES, environment
 from fa3verify.report.device import accuracy, cycles, evidence, speed
 from fa3verify.report.device.blocks import Column, Drawing, Section, Table, html_text
+from fa3verify.report.device.keys import is_of_these_launches, why_stale
 from fa3verify.report.device.source import Source
 from fa3verify.report.notation import count, number
 
@@ -99,13 +102,15 @@ def render(folder: Path) -> dict[str, str]:
     ]
     sections = [section for section in sections if section.blocks]
     sections.append(_provenance(source))
+    reasons = _stale(source, sections)
+    sections = [_marked(section, reasons) for section in sections]
     tables = [table for section in sections for table in section.tables]
     context = {
         "hand": hand,
         "folder": f"reports/{folder.resolve().name}",
         "sections": sections,
         "headlines": headlines(tables),
-        "stale": sorted({path for table in tables if table.stale for path in table.data}),
+        "stale": _by_reason(reasons),
         "method": METHOD,
         "cite": cite(hand),
     }
@@ -119,6 +124,25 @@ def render(folder: Path) -> dict[str, str]:
     files |= {f"{TABLES}/{table.name}.csv": table.csv() for table in tables}
     drawings = [d for section in sections for figure in section.figures for d in figure.drawings]
     return files | {f"{FIGURES}/{d.name}.svg": standalone(d, css) for d in drawings}
+
+
+def _stale(source: Source, sections: Sequence[Section]) -> dict[str, str]:
+    """Return why each file that blocks are made of is stale, by path; those of today's code are left out."""
+    paths = sorted({path for section in sections for block in section.blocks for path in block.data})
+    return {path: reason for path in paths if (reason := why_stale(source, path))}
+
+
+def _marked(section: Section, reasons: Mapping[str, str]) -> Section:
+    """Return a section whose blocks are marked where one of their files is stale."""
+    blocks = [replace(block, stale=any(path in reasons for path in block.data)) for block in section.blocks]
+    return replace(section, blocks=blocks)
+
+
+def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, reason in reasons.items():
+        found[reason].append(path)
+    return dict(found)
 
 
 def cite(hand: Mapping[str, Any]) -> str:
@@ -148,43 +172,39 @@ def _facts(source: Source, hand: Mapping[str, Any], told: list[str]) -> dict[str
 
 
 def headlines(tables: list[Table]) -> list[str]:
-    """What a reader wants first, each from the table that it stands in."""
-    told = []
-    for table in tables:
-        if (
-            table.name.startswith("bits-")
-            and any("differing" in row for row in table.rows)
-            and "cases" in table.rows[0]
-        ):
-            totals = [row for row in table.rows if row.get("feature", "all") == "all"]
-            keys = [c.key for c in table.columns if c.key not in ("dtype", "feature", "cases", "differing")]
-            outputs, differing = (sum(int(row[k]) for row in totals for k in names) for names in (keys, ["differing"]))
-            told.append(f"{table.title}: {count(differing)} of {count(outputs)} values differ.")
-        if table.name == "recordings-again":
-            digests, differing = (sum(int(row[key]) for row in table.rows) for key in ("digests", "differing"))
-            gpus = sorted({row["gpu"] for row in table.rows})
-            told.append(
-                f"Released kernels beside {', '.join(gpus)}: {count(differing)} of {count(digests)} digests of O and "
-                "lse differ."
-            )
-        if table.name == "recorded-twins":
-            outputs, differing = (sum(int(row[key]) for row in table.rows) for key in ("outputs", "differing"))
-            told.append(
-                f"Released kernels against their twins: {count(differing)} digests of {count(outputs)} outputs differ."
-            )
-        if table.name.startswith("ratios-") and "sustained" not in table.name:
-            told += _ratio_told(table)
-        if table.name == "prediction-errors":
-            last = table.rows[-1]
-            told.append(
-                f"Simulated cycles of {last['rows']} forward launches: {100 * last['mape']:.1f} % off on average, "
-                f"{100 * last['largest']:.0f} % at most (roofline {100 * last['roofline']:.0f} %)."
-            )
-        if table.name == "mutation-score":
-            told.append(
-                f"{sum(r['found'] for r in table.rows)} of {sum(r['faults'] for r in table.rows)} planted faults found."
-            )
-    return told
+    """Return what a reader wants first, each from the table that it stands in; stale ones say so."""
+    told = ((table, line) for table in tables for line in _told(table))
+    return [f"{line} (stale)." if table.stale else f"{line}." for table, line in told]
+
+
+def _told(table: Table) -> list[str]:
+    """Return the headlines of one table, without the full stop."""
+
+    def total(key: str) -> int:
+        return sum(int(row[key]) for row in table.rows)
+
+    if table.name.startswith("bits-") and any("differing" in row for row in table.rows) and "cases" in table.rows[0]:
+        totals = [row for row in table.rows if row.get("feature", "all") == "all"]
+        keys = [c.key for c in table.columns if c.key not in ("dtype", "feature", "cases", "differing")]
+        outputs, differing = (sum(int(row[k]) for row in totals for k in names) for names in (keys, ["differing"]))
+        return [f"{table.title}: {count(differing)} of {count(outputs)} values differ"]
+    if table.name == "recordings-again":
+        gpus = ", ".join(sorted({row["gpu"] for row in table.rows}))
+        digests = f"{count(total('differing'))} of {count(total('digests'))} digests of O and lse"
+        return [f"Released kernels beside {gpus}: {digests} differ"]
+    if table.name == "recorded-twins":
+        compared = f"{count(total('differing'))} digests of {count(total('outputs'))} outputs differ"
+        return [f"Released kernels against their twins: {compared}"]
+    if table.name.startswith("ratios-") and "sustained" not in table.name:
+        return _ratio_told(table)
+    if table.name == "prediction-errors":
+        last = table.rows[-1]
+        off = f"{100 * last['mape']:.1f} % off on average, {100 * last['largest']:.0f} % at most"
+        roofline = f"(roofline {100 * last['roofline']:.0f} %)"
+        return [f"Simulated cycles of {last['rows']} forward launches: {off} {roofline}"]
+    if table.name == "mutation-score":
+        return [f"{total('found')} of {total('faults')} planted faults found"]
+    return []
 
 
 def _ratio_told(table: Table) -> list[str]:
@@ -197,8 +217,7 @@ def _ratio_told(table: Table) -> list[str]:
     ]
     what = table.title.partition(":")[0]
     data = table.data[0].split("/")[-2].replace("_", " ")
-    stale = ", stale" if table.stale else ""
-    return [f"{what} ({rows[0]['cells']} cells of {data}{stale}), speed: {'; '.join(parts)}."]
+    return [f"{what} ({rows[0]['cells']} cells of {data}), speed: {'; '.join(parts)}"]
 
 
 def _provenance(source: Source) -> Section:
@@ -211,18 +230,25 @@ def _provenance(source: Source) -> Section:
                 {"data": path, "date": str(run.get("run") or run.get("date_utc", ""))[:10], "gpu": run.get("gpu")}
                 | {name: run.get(name) for name in ("driver", "torch", "triton")}
                 | {"launches": str(facts.get("launches_sha256", ""))[:12] or None}
-                | {"state": "stale" if facts.get("stale") else "current"}
+                | {"state": _state(facts)}
             )
     unique = list({tuple(row.values()): row for row in rows}.values())
     text = [
         "stale: a kernel that was measured has other machine code now; the figures are of the code before. The hash "
-        "is of what is launched: machine code, arguments and tile schedules. The digest of every file that this "
-        f"page was made of stands in [{FACTS}]({FACTS})."
+        "is of what is launched: machine code, arguments and tile schedules. A file without a hash counts as stale. "
+        f"The digest of every file that this page was made of stands in [{FACTS}]({FACTS})."
     ]
     table = Table(
         "provenance", "Provenance", FACT_COLUMNS, unique, tuple(sorted({row["data"] for row in unique})), fold=True
     )
     return Section("provenance", "Provenance", text, [table])
+
+
+def _state(facts: Mapping[str, Any]) -> str:
+    """Return what the hash in a file of provenance says of it."""
+    if "launches_sha256" in facts:
+        return "current" if is_of_these_launches(facts) else "stale"
+    return "a hash a row" if "rows" in facts else "no hash"
 
 
 def standalone(drawing: Drawing, css: str) -> str:

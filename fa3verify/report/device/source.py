@@ -1,4 +1,4 @@
-"""The files that a page is made of, with their digests, and whether their provenance calls them stale."""
+"""The files that a page is made of, with their digests, and which file says what measured a table."""
 
 from __future__ import annotations
 
@@ -98,11 +98,6 @@ class Source:
         alike = [(_common(Path(other).stem, name), other) for other in beside]
         longest, found = max(alike, default=(0, None))
         return found if longest else None
-
-    def is_stale(self, path: str) -> bool:
-        """Whether the kernels have changed since a table was measured, as its provenance is marked."""
-        facts = self.provenance_of(path)
-        return bool(facts and self.json(facts).get("stale", False))
 
 
 def _common(a: str, b: str) -> int:

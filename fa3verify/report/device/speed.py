@@ -143,7 +143,7 @@ def ratios(bench: Bench, source: Source, name: str = "") -> Table:
     columns += [Column("geometric mean", "mean", fixed(3)), *(Column(f"d{d}", f"d{d}", fixed(3)) for d in dims)]
     columns += [Column("worst", "worst", fixed(3)), Column("worst cell", "worst_cell")]
     title = f"{bench.title}: speed over peers"
-    return Table(f"ratios-{name or bench.name}", title, columns, rows, (bench.path,), stale=source.is_stale(bench.path))
+    return Table(f"ratios-{name or bench.name}", title, columns, rows, (bench.path,))
 
 
 def listed(bench: Bench, source: Source, machine: Machine) -> Table:
@@ -167,8 +167,7 @@ def listed(bench: Bench, source: Source, machine: Machine) -> Table:
     columns += [Column("SM MHz", "mhz", fixed(0)), Column("limit", "limit", fixed(0))]
     columns += [Column("of the limit", "share", fixed(2))]
     title = f"{bench.title}: all {len(rows)} cells, TFLOP/s"
-    stale = source.is_stale(bench.path)
-    return Table(f"cells-{bench.name}", title, columns, rows, (bench.path,), fold=True, stale=stale)
+    return Table(f"cells-{bench.name}", title, columns, rows, (bench.path,), fold=True)
 
 
 def chart(bench: Bench, source: Source, machine: Machine) -> Figure:
@@ -191,7 +190,7 @@ def chart(bench: Bench, source: Source, machine: Machine) -> Figure:
     )
     table = bench.path.split("/")[-2].replace("_", " ")
     title = bench.title if table in bench.title else f"{bench.title}, {table}"
-    return Figure(bench.name, title, drawings, (bench.path,), reading, source.is_stale(bench.path))
+    return Figure(bench.name, title, drawings, (bench.path,), reading)
 
 
 def section(source: Source, machine: Machine) -> Section:
@@ -243,9 +242,9 @@ def _heat(bench: Bench, source: Source) -> Table:
     if any(row["joules"] for row in rows):
         columns += [Column("W", "watts", fixed(0)), Column("joules a launch", "joules", fixed(3))]
         columns.append(Column("TFLOP a joule", "per_joule", fixed(2)))
-    name, stale = f"sustained-cells-{bench.name}", source.is_stale(bench.path)
+    name = f"sustained-cells-{bench.name}"
     title = f"{bench.title}: sustained and burst"
-    return Table(name, title, columns, rows, (bench.path,), fold=len(rows) > 12, stale=stale)
+    return Table(name, title, columns, rows, (bench.path,), fold=len(rows) > 12)
 
 
 def others(source: Source) -> Section:
@@ -280,11 +279,8 @@ def _cells_by_kernel(bench: Bench, source: Source, title: str) -> Table:
     if bench.grid == "decode":
         columns.append(Column("K and V, TB/s", "tb_per_s", fixed(2)))
     columns.append(Column("over the best peer", "ratio", fixed(3)))
-    name, stale = (
-        f"{bench.grid}-{bench.path.split('/')[-2]}-{bench.dtype}".replace("_", "-"),
-        source.is_stale(bench.path),
-    )
-    return Table(name, f"{title}, {bench.dtype}", columns, rows, (bench.path,), stale=stale)
+    name = f"{bench.grid}-{bench.path.split('/')[-2]}-{bench.dtype}".replace("_", "-")
+    return Table(name, f"{title}, {bench.dtype}", columns, rows, (bench.path,))
 
 
 def _shape(row: Row) -> tuple[str, ...]:
@@ -319,7 +315,7 @@ def _host(source: Source) -> list[Table]:
             r["median_us"]
         )
     title = "Host time of a call before the GPU does anything, microseconds"
-    return [Table("host", title, columns, list(found.values()), (path,), stale=source.is_stale(path))]
+    return [Table("host", title, columns, list(found.values()), (path,))]
 
 
 def _packed(source: Source) -> list[Table]:
@@ -336,4 +332,4 @@ def _packed(source: Source) -> list[Table]:
     columns = [Column("lengths", "mix"), Column("mask", "mask"), Column("dtype", "dtype")]
     columns += [Column(f"{version}, us", version, fixed(0)) for version in versions]
     note = "old: the schedule that the host made in release 0.1.0; new: the one that the GPU makes."
-    return [Table("packed", "Packed sequences", columns, rows, (path,), note, fold=True, stale=source.is_stale(path))]
+    return [Table("packed", "Packed sequences", columns, rows, (path,), note, fold=True)]

@@ -6,6 +6,7 @@ import csv
 import importlib.metadata
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from fa3_simulator.machine import load
 from fa3verify.cli.main import main
 from fa3verify.gpu.bench.ratios import geometric_mean
-from fa3verify.report.device import page, speed
+from fa3verify.report.device import keys, page, speed
 from fa3verify.report.device.source import Source
 
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -65,6 +66,20 @@ def test_a_page_is_small_and_asks_for_nothing_outside(rendered):
     assert "<script" not in html
     assert not any(mark in html for mark in ('src="http', "url(http", "@import", "<link"))
     assert html.count("<table") == html.count("</table>")
+
+
+def test_every_table_and_figure_is_called_stale_where_the_key_of_a_file_of_it_is_another(rendered):
+    """A keyed file that a page reads stands below a table or figure, and those of stale files say so."""
+    folder, files = rendered
+    source = Source(folder)
+    for path in json.loads(files[page.FACTS])["sources"]:
+        if keys.key_of((folder / path).resolve()).why_stale is keys._constant:
+            continue
+        blocks = [b for b in re.split(r"^(?=### |\*\*|<details>)", files[page.MARKDOWN], flags=re.MULTILINE)
+                  if f"[{path}]({path})" in b.partition("Data: ")[2]]  # fmt: skip
+        assert blocks, f"{path} was read for a table that does not name it, so that nobody looked at its key"
+        if keys.why_stale(source, path):
+            assert not [b for b in blocks if "(stale)" not in b.splitlines()[0]], path
 
 
 def test_ratios_are_quotients_of_the_speeds_in_the_data():
@@ -119,7 +134,8 @@ def small_device(tmp_path: Path, *, stale: bool) -> Path:
     shutil.copytree(REPORTS / "h200" / "speed" / "flash4", folder / "speed" / "flash4")
     shutil.copy(REPORTS / "h200" / page.HAND_WRITTEN, folder / page.HAND_WRITTEN)
     facts = folder / "speed" / "flash4" / "bench_provenance.json"
-    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"stale": stale}))
+    if stale:
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"launches_sha256": "0" * 64}))
     return folder
 
 
