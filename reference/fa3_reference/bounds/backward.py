@@ -206,7 +206,7 @@ def _ds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Steps B5 and B10: dS and its error as it enters the products."""
     p_error, high = np.maximum(p.high - p.exact, p.exact - p.low), p.high
-    if model.forward == "own":  # which may keep P as it was rounded
+    if model.forward == "own" or model.ds_of == "rounded":  # the first may keep P as it was rounded
         p_error = np.maximum(p_error, p.stored_error)
         high = p.exact + p_error
     ds = p.exact * t

@@ -110,10 +110,14 @@ def _log(
     lse = state.max + np.log2(row_sum)
     log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum))
     worst = state.worst + 2.0**-80  # and what is flushed
+    if model.order.row_sum_of == "rounded":
+        lost = terms.p_rounding * (model.p_format.unit_roundoff + state.keys * model.p_format.min_subnormal / 2)
+        worst = worst - np.log1p(-lost) if lost < 1 else np.full_like(worst, np.inf)
     log_l = np.where(state.unknown, worst, np.fmin(log_l, worst))
     log_l = log_l + sigma / np.where(sigma < 1, 1 - sigma, np.nan)
-    magnitude = np.abs(np.log2(row_sum)) + model.p_offset_log2 + (state.max_high - state.max_low) + log_l * LOG2_E
-    magnitude = magnitude + U_FP32 * (np.abs(state.max) + model.p_offset_log2)
+    offset = model.largest_offset_log2
+    magnitude = np.abs(np.log2(row_sum)) + offset + (state.max_high - state.max_low) + log_l * LOG2_E
+    magnitude = magnitude + U_FP32 * (np.abs(state.max) + offset)
     error = log_l * LOG2_E + np.where(is_exact, 0.0, terms.lg2 * (LG2_ABS + LG2_REL * magnitude))
     if model.scales_maximum_for_lse:
         error = error + gamma(3) * state.largest_score

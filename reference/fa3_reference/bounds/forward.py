@@ -148,7 +148,7 @@ def _move_maximum(
     state: State, x: np.ndarray, dx: np.ndarray, log_ratio: float, model: KernelModel, terms: Terms
 ) -> np.ndarray:
     """Take a block's scores into the running maximum (step 2) and rescale; return where alpha may not be 1."""
-    offset = model.p_offset_log2
+    offset = model.largest_offset_log2
     new_max = np.maximum(state.max, x.max(1))
     high, low = np.maximum(state.max_high, (x + dx).max(1)), np.maximum(state.max_low, (x - dx).max(1))
     stays = (x + dx).max(1) <= state.max_low
@@ -175,7 +175,7 @@ def _move_maximum(
 
 def _rounded_maximum(base: np.ndarray, off: np.ndarray, model: KernelModel) -> np.ndarray:
     """Largest distance of the rounded maximum from the exact one, of which the unrounded one is ``off`` away."""
-    offset = model.p_offset_log2
+    offset = model.largest_offset_log2
     if model.is_stated:
         return off + binary32_error(base - offset - off, base - offset + off)
     return off + U_FP32 * (np.abs(base) + offset + off)
@@ -192,12 +192,12 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     p = np.exp2(y)
     r = np.where(visible, _log_errors(y, dx, tau[:, None], model, terms), 0.0)
     if not model.is_blocked:
-        r = r + np.where(visible, _moves(x, np.abs(y + offset) + dx + tau[:, None], state, model), 0.0)
+        r = r + np.where(visible, _moves(x, _exponent(y, model) + dx + tau[:, None], state, model), 0.0)
     state.unknown |= r.max(1) > _HOPELESS
     state.worst = np.maximum(state.worst, r.max(1))
     flushed = y + offset - dx - tau[:, None] < -VANISHES
     # The largest computed weight is 2^0 but for the rounding of its maximum.
-    cap = np.exp2(2 * U_FP32 * (np.abs(base) + offset + tau)) * (1 + 2 * model.exp_error)
+    cap = np.exp2(2 * U_FP32 * (np.abs(base) + model.largest_offset_log2 + tau)) * (1 + 2 * model.exp_error)
     # A maximum of millions is rounded so far that P leaves its format, and larger ones lift every weight.
     lifted = cap * (2.0**8 if model.order.rescale == "lazy" else 1.0) * 2.0**offset
     largest = 2.0**100 if model.order.weights == "normalised" else model.p_format.max_finite
@@ -209,8 +209,13 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     either = np.where(visible, np.maximum(up, down), 0.0)
     low, high = np.where(flushed, 0.0, p * np.exp(-r)), p * np.exp(r)
     rounding, unit = _p_rounding(low, high, tau, cap, model)
+    rounding = terms.p_rounding * rounding
     counts, *grids = _weight_grids(low * 2.0**offset, high * 2.0**offset, np.exp2(tau)[:, None], model)
-    return _Weights(p, visible, either, down, terms.p_rounding * rounding, unit, counts, *grids)
+    if model.order.row_sum_of == "rounded":  # rounding is an error of the weights, of O and the row sum alike
+        relative = rounding / np.where(p > 0, p, 1.0)
+        either, down = either + relative, np.minimum(down + relative, 1.0)
+        rounding = np.zeros_like(p)
+    return _Weights(p, visible, either, down, rounding, unit, counts, *grids)
 
 
 def _weight_grids(low: np.ndarray, high: np.ndarray, shift: np.ndarray, model: KernelModel) -> list[np.ndarray]:
@@ -228,11 +233,16 @@ def _log_errors(y: np.ndarray, dx: np.ndarray, tau: np.ndarray, model: KernelMod
     exponent, within = y + model.p_offset_log2, dx + tau
     exp = terms.exp * log_error(model.exp_error)
     if not model.is_stated:
-        return LN2 * (dx + terms.exponent * U_FP32 * (np.abs(exponent) + within)) + exp
+        return LN2 * (dx + terms.exponent * U_FP32 * (_exponent(y, model) + within)) + exp
     r = LN2 * (dx + terms.exponent * binary32_error(exponent - within, exponent + within)) + exp
     # Nothing that is correct to 2^-22.7 errs at an integer, which is where an exponent ends that is so near to it.
     is_largest = (np.abs(y) + within < EXACT_EX2) & (model.exp_error <= EX2_REL)
     return np.where(is_largest, np.minimum(r, LN2 * (np.abs(y) + tau)), r)
+
+
+def _exponent(y: np.ndarray, model: KernelModel) -> np.ndarray:
+    """|exponent| at most of a weight ``y`` log2 units below its maximum, whatever P is multiplied with."""
+    return np.maximum(np.abs(y + model.p_offset_log2), np.abs(y + model.largest_offset_log2))
 
 
 def _moves(x: np.ndarray, distance: np.ndarray, state: State, model: KernelModel) -> np.ndarray:
@@ -257,9 +267,11 @@ def _p_rounding(
         own = 1 + gamma(low.shape[1] + 4) + RCP_REL
         rounding = rounding_error(low / largest / own, high / least * own, fmt) * largest
         return rounding * OUTWARD, 1 / largest
-    # Whatever the scale, P is not smaller than normalised, and rounding to nearest costs no more than P itself.
-    rounding = np.minimum(fmt.unit_roundoff * high + fmt.min_subnormal / 2 * largest, high)
-    return rounding * OUTWARD, 1 / largest
+    # Whatever the scale, P is not smaller than normalised, or than in that of the largest maximum where it is not; and
+    # rounding to nearest costs no more than P itself.
+    unit = 1 / largest if model.order.weights == "any" else np.exp2(-tau)[:, None]
+    rounding = np.minimum(fmt.unit_roundoff * high + fmt.min_subnormal / 2 / unit, high)
+    return rounding * OUTWARD, unit
 
 
 def _accumulate(
@@ -284,7 +296,7 @@ def _accumulate(
     largest_product = np.minimum(clamped_p @ clamped_v, clamped_p.max(1)[:, None] * clamped_v.max(0)) * OUTWARD
     aligned = np.maximum(largest_product, added)
     # A whole tile is multiplied, though its last keys are padding; of an unknown tile there are the keys.
-    steps = -(-max(model.tile_n, len(v)) // model.core.k_step)
+    steps = _steps(max(model.tile_n, len(v)), model)
     exact = _exact(state, head.v[keys], w, (carried, added, largest_product), rescaled > 0, steps, model)
     reached = np.abs(state.o + sums[:n, :d]) + state.boa + state.o_error + ba + da  # |O| at most, unless more is lost
     sizes = carried, added, aligned, reached
@@ -300,6 +312,11 @@ def _accumulate(
     state.share += _share(len(v), model)
     state.o, state.o2, state.oa = state.o + sums[:n, :d], state.o2 + sums[:n, d:], state.oa + pa
     state.bo, state.bo2, state.boa = state.bo + sums[n:, :d], state.bo2 + sums[n:, d:], state.boa + ba
+
+
+def _steps(keys: int, model: KernelModel) -> int:
+    """Steps of the tensor core that add so many products, of which an order that is not known may leave half empty."""
+    return -(-keys // (model.core.k_step // (2 if model.accumulator == "either" else 1)))
 
 
 class _Exact(NamedTuple):
@@ -336,10 +353,11 @@ def _exact(
 def _share(keys: int, model: KernelModel) -> float:
     """What roundings of P and cuts of P V take of one block at most, relative to the row sum times the largest |v|."""
     tiny = keys * model.p_format.min_subnormal / 2.0**model.p_offset_log2
-    if model.accumulator != "wgmma":
-        return tiny + gamma(keys + 2, model.addition)
-    steps = -(-keys // model.core.k_step)
-    return tiny + 2 * ((keys + steps) * model.core.align + steps * model.core.out + 4 * U_FP32)
+    tree = 0.0 if model.accumulator == "wgmma" else gamma(keys + 2, model.addition)
+    if model.accumulator not in ("wgmma", "either"):
+        return tiny + tree
+    steps = _steps(keys, model)
+    return tiny + tree + 2 * ((keys + steps) * model.core.align + steps * model.core.out + 4 * U_FP32)
 
 
 def _seen(visible: np.ndarray, v: np.ndarray, otherwise: float) -> np.ndarray:
@@ -353,10 +371,11 @@ def _cut(
 ) -> np.ndarray:  # fmt: skip
     """What an accumulator loses of a block's products and of C; ``counts`` are of visible keys and of wgmma steps."""
     (carried, added, aligned, reached), (keys, steps) = sizes, counts
+    core = model.core
     if model.accumulator != "wgmma":
         unit = gamma(1, model.addition)
-        return terms.sums * (gamma(int(keys.max()) + 1, unit) * added + np.where(added > 0, unit * carried, 0.0))
-    core = model.core
+        tree = terms.sums * (gamma(int(keys.max()) + 1, unit) * added + np.where(added > 0, unit * carried, 0.0))
+        return np.maximum(tree, _grouped(sizes, counts, model, terms)) if model.accumulator == "either" else tree
     chunks = model.tile_n // model.promotion_interval if model.promotion_interval else 0
     top = carried + added
     # inside a promoted chain |C| is at most the products so far
@@ -371,6 +390,19 @@ def _cut(
         inexact = (added > 0) & ~exact.promotion
         lost = lost + terms.promotion * np.where(inexact, chunks * U_FP32 * (rounded_sum + lost), 0.0)
     return lost
+
+
+def _grouped(
+    sizes: tuple[np.ndarray, ...], counts: tuple[np.ndarray, int], model: KernelModel, terms: Terms
+) -> np.ndarray:
+    """What the tensor core loses where neither its groups are known nor how many of them are chained: products and C
+    are cut in each, then their sum, which may move to binary32."""
+    (carried, added, aligned, _), (keys, steps), core = sizes, counts, model.core
+    top = np.maximum(carried + added, aligned)
+    products = np.minimum(keys * core.align * top, added) + steps * core.align * top
+    sums = steps * core.out * top + np.where(added > 0, gamma(steps, model.addition) * (carried + added), 0.0)
+    # Cut toward zero, a sum stays between those of all positive and of all negative products.
+    return np.minimum(terms.products * products, carried + added) + terms.sums * np.minimum(sums, carried + added)
 
 
 def _add_to_row_sum(state: State, w: _Weights, model: KernelModel, terms: Terms) -> None:

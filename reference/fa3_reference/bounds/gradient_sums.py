@@ -29,7 +29,11 @@ class Sum(NamedTuple):
 def product(w: np.ndarray, dw: np.ndarray, x: np.ndarray, model: BackwardModel) -> Sum:
     """Step B6: w x, with w off by dw, in one chain of wgmma or by any tree of additions in binary32."""
     size = (np.abs(w) + dw) @ np.abs(x)
-    cut = _chain_error(w, dw, x, size, model) if model.accumulator == "wgmma" else _tree_error(len(x), size, model)
+    cut = np.zeros(size.shape)
+    if model.accumulator != "wgmma":
+        cut = _tree_error(len(x), size, model)
+    if model.accumulator != "fp32":
+        cut = np.maximum(cut, _chain_error(w, dw, x, size, model))
     own = size * len(x) * 2.0**-52
     error = (dw @ np.abs(x) + cut + own) * OUTWARD
     return Sum(w @ x, np.where(size + error > FP32_MAX, np.inf, error), size)
@@ -38,12 +42,16 @@ def product(w: np.ndarray, dw: np.ndarray, x: np.ndarray, model: BackwardModel) 
 def _chain_error(w: np.ndarray, dw: np.ndarray, x: np.ndarray, size: np.ndarray, model: BackwardModel) -> np.ndarray:
     core = model.core
     steps = -(-len(x) // core.k_step)
+    promoted = 0.0
+    if model.accumulator == "either":  # groups of half a step or more, any of which may move to binary32
+        steps = -(-len(x) // (core.k_step // 2))
+        promoted = gamma(steps, model.addition)
     least = core.operand.min_normal
     w_power = np.where(np.abs(w) + dw > 0, np.maximum(np.abs(w) + dw, least), 0).max(1, initial=0)
     x_power = np.where(x != 0, np.maximum(np.abs(x), least), 0).max(0, initial=0)
     power = np.minimum(w_power[:, None] * x_power, np.where(size > 0, np.inf, 0))
     cut = (core.k_step + 1) * core.align * np.maximum(power, size) + core.out * size + core.tiny * (size > 0)
-    return steps * cut * (1 + steps * 2.0**-19)
+    return steps * cut * (1 + steps * 2.0**-19) + promoted * size
 
 
 def _tree_error(count: int, size: np.ndarray, model: BackwardModel) -> np.ndarray:

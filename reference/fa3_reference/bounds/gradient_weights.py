@@ -12,7 +12,7 @@ import numpy as np
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.gradient_sums import SCALED_OPERANDS
 from fa3_reference.bounds.model import BackwardModel
-from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, rounded, score_error, softcap_error
+from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, grouped_score_error, rounded, score_error, softcap_error
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 
@@ -138,6 +138,8 @@ def row_products(a: np.ndarray, b: np.ndarray, model: BackwardModel) -> tuple[np
         s, ds = score_error(a, b, model.core)
     else:
         s, ds = a @ b.T, gamma(depth + SCALED_OPERANDS, model.addition) * size * OUTWARD
+        if model.accumulator == "either":
+            ds = np.maximum(ds, grouped_score_error(a, b, model.core))
         ds = ds + 2 * depth * FP32_MIN_NORMAL * (size > 0)
     ds = ds + depth * 2.0**-52 * size  # what float64 may lose in the truth
     return np.where(bad, np.nan, s), np.where(bad, np.nan, ds)

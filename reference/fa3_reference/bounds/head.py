@@ -11,8 +11,8 @@ import numpy as np
 
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.model import KernelModel, Terms
-from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, score_error, softcap_error
-from fa3_reference.formats import FORMATS
+from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, grouped_score_error, score_error, softcap_error
+from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 
 _LARGE = FP32_MAX / 4  # sums of absolute values up to here cannot overflow on the way
@@ -75,19 +75,29 @@ class Head:
         clamped = np.where(c < FP32_MIN_NORMAL, FP32_MIN_NORMAL, 0.0)  # the kernel's c is never below it
         x = s * c
         dx = (c * ((1 + eta) * ds + eta * np.abs(s)) + clamped * (np.abs(s) + ds)) * OUTWARD
-        cap = self.problem.softcap
-        if cap:
-            stored, steep, unit = (2 / cap, cap * LOG2_E), 2 * c / cap, U_FP32
-            if model.tanh_error:
-                stored, steep, unit = (self.problem.softmax_scale / cap, cap, *stored[1:]), c / stored[1], gamma(2)
-            steep = np.where(min(stored) >= FP32_MIN_NORMAL and max(stored) <= FP32_MAX, steep, np.nan)
-            in_domain = (steep <= FP32_MAX) & ((steep >= FP32_MIN_NORMAL) | (np.abs(s) + ds < 2.0**60))
-            x, dx = softcap_error(x, dx + gamma(3) * (np.abs(x) + dx), cap, model.tanh_error, terms.softcap)
-            x, dx = np.where(in_domain, x, np.nan), (dx + unit * (np.abs(x) + dx)) * OUTWARD
+        if self.problem.softcap:
+            size = np.abs(s) + ds
+            capped = [self._capped(x, dx, c, size, tanh_error, terms) for tanh_error in model.tanh_errors]
+            x, dx = capped[0][0], capped[0][1]
+            for other, error in capped[1:]:
+                x, dx = np.where(np.isnan(other), np.nan, x), np.maximum(dx, error)
         x = np.where(np.abs(x) + dx < _LARGE, x, np.nan)
         hidden = self.hidden(rows, keys)
         noise = np.where(hidden, 0.0, noise * c).max(1)
         return np.where(hidden, -np.inf, x), np.where(hidden, 0.0, dx), noise
+
+    def _capped(
+        self, x: np.ndarray, dx: np.ndarray, c: np.ndarray, size: np.ndarray, tanh_error: float, terms: Terms
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Capped scores and their error by a tanh of this error; ``size`` bounds raw scores, NaN outside the domain."""
+        cap = self.problem.softcap
+        stored, steep, unit = (2 / cap, cap * LOG2_E), 2 * c / cap, U_FP32
+        if tanh_error:
+            stored, steep, unit = (self.problem.softmax_scale / cap, cap, *stored[1:]), c / stored[1], gamma(2)
+        steep = np.where(min(stored) >= FP32_MIN_NORMAL and max(stored) <= FP32_MAX, steep, np.nan)
+        in_domain = (steep <= FP32_MAX) & ((steep >= FP32_MIN_NORMAL) | (size < 2.0**60))
+        x, dx = softcap_error(x, dx + gamma(3) * (np.abs(x) + dx), cap, tanh_error, terms.softcap)
+        return np.where(in_domain, x, np.nan), (dx + unit * (np.abs(x) + dx)) * OUTWARD
 
     def _raw_scores(
         self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms
@@ -96,15 +106,21 @@ class Head:
         them."""
         q, k = self.q[rows], self.k[keys]
         sizes = np.abs(q) @ np.abs(k).T
-        if model.accumulator == "wgmma":
+        if model.accumulator == "wgmma" and model.order.scale != "folded":
             s, ds = score_error(q, k, model.core)
-            if not model.keeps_subnormals:
-                ds = ds + np.where(np.abs(s) - ds < FP32_MIN_NORMAL, FP32_MIN_NORMAL, 0.0)
         else:
-            s = q @ k.T
-            ds = gamma(q.shape[1] + 1, FORMATS["fp32"].epsilon) * sizes + q.shape[1] * FP32_MIN_NORMAL
+            s, ds = q @ k.T, np.zeros(sizes.shape)
+            if model.accumulator in ("wgmma", "either"):
+                ds = grouped_score_error(finite(q), finite(k), model.core, model.order.scale != "folded")
+            if model.accumulator != "wgmma":
+                tree = gamma(q.shape[1] + 1, FORMATS["fp32"].epsilon) * sizes + q.shape[1] * FP32_MIN_NORMAL
+                ds = np.maximum(ds, tree)
+        if model.accumulator in ("wgmma", "either") and not model.keeps_subnormals:
+            ds = ds + np.where(np.abs(s) - ds < FP32_MIN_NORMAL, FP32_MIN_NORMAL, 0.0)
         noise = 2.0**-48 * sizes
         ds, largest = terms.scores * ds + noise, _LARGE
+        if model.order.scale == "folded":
+            ds, sizes = self._folded(q, k, ds, sizes, FORMATS[model.dtype])
         if model.scores != "fp32":
             fmt = FORMATS[model.scores]
             scale = self.problem.softmax_scale
@@ -112,6 +128,16 @@ class Head:
             ds = ds + fmt.min_subnormal * max(1.0, 1 / scale)
             largest = fmt.max_finite / 2 / max(1.0, scale)
         return np.where(sizes < _LARGE, np.where(np.abs(s) + ds < largest, s, np.nan), np.nan), ds, noise
+
+    def _folded(
+        self, q: np.ndarray, k: np.ndarray, ds: np.ndarray, sizes: np.ndarray, fmt: Format
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The error of raw scores whose Q was rounded with softmax_scale in it, and their sums of absolute products,
+        infinite where that Q may overflow."""
+        scale, relative = self.problem.softmax_scale, fmt.unit_roundoff + 2 * U_FP32
+        lost = relative * sizes + fmt.min_subnormal / 2 / scale * np.abs(k).sum(1)
+        overflows = np.abs(q).max(1, initial=0.0) * scale * max(1.0, LOG2_E) * (1 + relative) > fmt.max_finite
+        return (ds * (1 + relative) + lost) * OUTWARD, np.where(overflows[:, None], np.inf, sizes)
 
     def _factor(self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms) -> tuple[np.ndarray, Any]:
         """The factor that takes raw scores to log2 units, (rows, keys), and its relative error, which is known where

@@ -34,13 +34,17 @@ class SoftmaxOrder:
         one by one; or one by one on top of what it has summed so far, of which each addition then rounds the whole.
     exponent : {"contracted", "rounded"}
         Whether a weight's exponent is one fused operation, or a rounded scaled score less the maximum.
-    scale : {"float64", "float32"}
-        Whether softmax_scale takes part unrounded, or was rounded to binary32 before log2(e) met it.
+    scale : {"float64", "float32", "folded"}
+        Whether softmax_scale takes part unrounded, or was rounded to binary32 before log2(e) met it; or whether Q was
+        multiplied by it, with log2(e) or without, and rounded to the operands' format again.
     lse : {"together", "apart"}
         Whether maximum and logarithm are added before they are taken to natural units, or each for itself.
     combine : {"sum", "lse"}
         Whether the weights of split keys are divided by their sum, or are exponentials of each part's lse less the
         rounded lse of all.
+    row_sum_of : {"weights", "rounded"}
+        Whether the row sum adds the weights, or what they are once rounded to P's format. Rounded ones give an exact
+        mean of V rows, and an lse that is off by their rounding.
     """
 
     maxima: Literal["scaled", "unscaled"] = "scaled"
@@ -49,9 +53,17 @@ class SoftmaxOrder:
     weights: Literal["running", "normalised", "any"] = "running"
     row_sum: Literal["pairs", "blocks", "any"] = "any"
     exponent: Literal["contracted", "rounded"] = "contracted"
-    scale: Literal["float64", "float32"] = "float64"
+    scale: Literal["float64", "float32", "folded"] = "float64"
     lse: Literal["together", "apart"] = "together"
     combine: Literal["sum", "lse"] = "sum"
+    row_sum_of: Literal["weights", "rounded"] = "weights"
+
+    def __post_init__(self) -> None:
+        if self.row_sum_of == "rounded" and self.weights != "running":
+            raise ValueError(
+                f"weights that the row sum divides are rounded after it: row_sum_of 'rounded' needs weights 'running', "
+                f"got {self.weights!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +87,16 @@ class KernelModel:
         16-bit one.
     probabilities : str
         Format of P as it enters the second product; ``dtype`` by default.
-    accumulator : {"wgmma", "fp32", "fp16"}
+    accumulator : {"wgmma", "fp32", "fp16", "either"}
         Hopper's tensor core as measured, or any tree of additions in that format, each to nearest or toward zero.
+        "either" is the larger error of the two at each step of a kernel that may use binary32 or the tensor core in
+        either product: there in groups of any channels or keys, at least half of a wgmma step each, whose sums are
+        chained or promoted to binary32 after any number of them.
     exp_error : float
         Relative error of the exponential.
     tanh_error : float
         Relative error of the tanh of a softcap, taken of softmax_scale / softcap times a score; 0 where it is made of
-        ex2 and rcp.
+        ex2 and rcp. Where the order of keys is "any" it may be either.
     keeps_subnormals : bool
         Whether binary32 results below 2^-126 are kept, except those of MUFU; otherwise they may be flushed to zero.
     """
@@ -96,17 +111,53 @@ class KernelModel:
     order: SoftmaxOrder = SoftmaxOrder()
     scores: str = "fp32"
     probabilities: str = ""
-    accumulator: Literal["wgmma", "fp32", "fp16"] = "wgmma"
+    accumulator: Literal["wgmma", "fp32", "fp16", "either"] = "wgmma"
     exp_error: float = EX2_REL
     tanh_error: float = 0.0
     keeps_subnormals: bool = True
     pads_group: bool = True
 
     @classmethod
-    def any_order(cls, dtype: Dtype, out_dtype: str) -> KernelModel:
-        """A kernel of which only this is known: S, sums and exponentials are in binary32, P in the operands' format."""
-        order = SoftmaxOrder("unscaled", "lazy", "any", "any")
-        return cls(dtype, out_dtype, order=order, accumulator="fp32", exp_error=4 * EX2_REL, keeps_subnormals=False)
+    def any_order(
+        cls,
+        dtype: Dtype,
+        out_dtype: str,
+        accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
+        row_sum_of: Literal["weights", "rounded"] = "weights",
+    ) -> KernelModel:
+        """Return the model of a kernel of which only this is known: S and exponentials are in binary32, P is in the
+        operands' format, a softcap is by any tanh.
+
+        Parameters
+        ----------
+        dtype, out_dtype
+            Formats of the operands and of the output.
+        accumulator : {"wgmma", "fp32", "either"}
+            What the machine adds products in. An e4m3 product keeps 13 bits on Ada and Hopper (sm_89, sm_90), so that
+            their kernels need "either"; so do 16-bit kernels on Hopper, whose tensor core aligns subnormal operands as
+            if they were normal. Blackwell and CPUs add in binary32.
+        row_sum_of : {"weights", "rounded"}
+            As of :class:`SoftmaxOrder`. :meth:`hypotheses` has both.
+        """
+        weights: Literal["any", "running"] = "any" if row_sum_of == "weights" else "running"
+        order = SoftmaxOrder("unscaled", "lazy", "any", weights, row_sum_of=row_sum_of)
+        free: dict[str, Any] = {"accumulator": accumulator, "tanh_error": TANH_REL, "keeps_subnormals": False}
+        return cls(dtype, out_dtype, order=order, exp_error=4 * EX2_REL, **free)
+
+    @classmethod
+    def hypotheses(
+        cls, dtype: Dtype, out_dtype: str, accumulator: Literal["wgmma", "fp32", "either"] = "fp32"
+    ) -> dict[str, KernelModel]:
+        """Return what a kernel that states no order may be, by name: each is a model of the whole kernel.
+
+        A correct kernel keeps the bound of one of them in every element of every launch. None of their bounds contains
+        another: a row sum of rounded weights errs more in lse, and less in O.
+        """
+        names: dict[str, Literal["weights", "rounded"]] = {
+            "the row sum adds P": "weights",
+            "the row sum adds the rounded P": "rounded",
+        }
+        return {name: cls.any_order(dtype, out_dtype, accumulator, of) for name, of in names.items()}
 
     def __post_init__(self) -> None:
         if not self.probabilities:
@@ -129,7 +180,16 @@ class KernelModel:
 
     @property
     def p_offset_log2(self) -> int:
-        return 8 if self.probabilities == "e4m3" and self.order.weights == "running" else 0
+        """Power of two that P is at least multiplied with before it is rounded."""
+        is_shifted = self.order.weights == "running" and self.order.rescale != "lazy"
+        return 8 if self.probabilities == "e4m3" and is_shifted else 0
+
+    @property
+    def largest_offset_log2(self) -> int:
+        """Power of two that P is at most multiplied with: of an unknown order to the end of e4m3, at 448."""
+        if self.probabilities != "e4m3" or self.order.weights == "normalised":
+            return 0
+        return 8 if self.p_offset_log2 else 9
 
     @property
     def is_blocked(self) -> bool:
@@ -160,7 +220,12 @@ class KernelModel:
     @property
     def addition(self) -> float:
         """Relative error of one addition of an accumulator that is not the tensor core's."""
-        return FORMATS[self.accumulator].epsilon
+        return FORMATS["fp16" if self.accumulator == "fp16" else "fp32"].epsilon
+
+    @property
+    def tanh_errors(self) -> tuple[float, ...]:
+        """The tanh that a softcap may be of; 0 for that of ex2 and rcp."""
+        return (self.tanh_error, 0.0) if self.tanh_error and self.order.keys == "any" else (self.tanh_error,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +246,9 @@ class BackwardModel:
         Rows of a block where each adds a part to dK and dV; 0 where all rows are one chain.
     heads : {"added", "chained"}
         Whether dK and dV of a group's heads are parts that are added, or one chain over the rows of all.
-    accumulator : {"wgmma", "fp32"}
-        Hopper's tensor core as measured, or any tree of additions in binary32, each to nearest or toward zero.
+    accumulator : {"wgmma", "fp32", "either"}
+        Hopper's tensor core as measured, or any tree of additions in binary32, each to nearest or toward zero; "either"
+        as of :class:`KernelModel`.
     exponent : {"contracted", "rounded"}
         Whether a weight's exponent is one fused operation, or a rounded scaled score less the lse.
     scales : {"sums", "weights", "any"}
@@ -192,6 +258,8 @@ class BackwardModel:
         then its gradients are near those of the exact forward.
     scores, dp : str
         Formats in which S and dP are kept between two products.
+    ds_of : {"weights", "rounded"}
+        Whether dS is made of P, or of P once rounded to the format of ``weights``.
     weights : str
         Format of P and dS as they enter a product; ``dtype`` by default. A kernel with a forward of its own that has
         them in binary32 takes D of them, not of O.
@@ -210,7 +278,7 @@ class BackwardModel:
     out_dtype: str = ""
     tile_m: int = 0
     heads: Literal["added", "chained"] = "added"
-    accumulator: Literal["wgmma", "fp32"] = "wgmma"
+    accumulator: Literal["wgmma", "fp32", "either"] = "wgmma"
     exponent: Literal["contracted", "rounded"] = "contracted"
     scales: Literal["sums", "weights", "any"] = "sums"
     forward: Literal["given", "own"] = "given"
@@ -220,13 +288,30 @@ class BackwardModel:
     parts: str = "fp32"
     exp_error: float = EX2_REL
     tanh_error: float = 0.0
+    ds_of: Literal["weights", "rounded"] = "weights"
 
     @classmethod
-    def any_order(cls, dtype: Dtype, forward: Literal["given", "own"] = "given") -> BackwardModel:
-        """A kernel of which only this is known: S, dP, sums and exponentials are in binary32, P and dS in the operands'
-        format or better."""
-        free: dict[str, Any] = {"accumulator": "fp32", "exponent": "rounded", "scales": "any", "tanh_error": TANH_REL}
-        return cls(dtype, forward=forward, exp_error=4 * EX2_REL, **free)
+    def any_order(
+        cls,
+        dtype: Dtype,
+        forward: Literal["given", "own"] = "given",
+        accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
+    ) -> BackwardModel:
+        """Return the model of a kernel of which only this is known: S, dP and exponentials are in binary32, P and dS in
+        the operands' format or better, dS of a P that is not rounded. ``accumulator`` as of
+        :meth:`KernelModel.any_order`."""
+        free: dict[str, Any] = {"exponent": "rounded", "scales": "any", "tanh_error": TANH_REL}
+        return cls(dtype, forward=forward, accumulator=accumulator, exp_error=4 * EX2_REL, **free)
+
+    @classmethod
+    def hypotheses(
+        cls,
+        dtype: Dtype,
+        forward: Literal["given", "own"] = "given",
+        accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
+    ) -> dict[str, BackwardModel]:
+        """Return what a kernel that states no order may be, by name, as :meth:`KernelModel.hypotheses` does."""
+        return {"dS is of the P that is not rounded": cls.any_order(dtype, forward, accumulator)}
 
     @property
     def core(self) -> TensorCore:
@@ -235,7 +320,7 @@ class BackwardModel:
     @property
     def addition(self) -> float:
         """Relative error of one addition of an accumulator that is not the tensor core's."""
-        return FORMATS[self.accumulator].epsilon
+        return FORMATS["fp32"].epsilon
 
     @property
     def weight(self) -> Format:

@@ -55,6 +55,30 @@ def score_error(q: np.ndarray, k: np.ndarray, core: TensorCore) -> tuple[np.ndar
     )
 
 
+def grouped_score_error(q: np.ndarray, k: np.ndarray, core: TensorCore, is_stored: bool = True) -> np.ndarray:
+    """Bound the error of the products of rows by the tensor core where the order of the channels is not known.
+
+    Parameters
+    ----------
+    q, k : float64 (rows, head_dim), (keys, head_dim)
+        Finite values of the operand format.
+    core : TensorCore
+    is_stored : bool
+        Whether q is what the tensor core reads, or is known up to a rounding to its format and a factor.
+
+    Returns
+    -------
+    float64 (rows, keys)
+        For any groups of k_step / 2 channels or more, chained or promoted to binary32 after any number of them.
+    """
+    exponent, last = _exponents(q, core), _last_bits(q)
+    if not is_stored:  # a factor that is no power of two may double the power of a number beside it
+        exponent, last = exponent + 1, np.where(q == 0, last, _NO_EXPONENT).astype(np.int32)
+    constants = core.k_step // 2, core.align_bits, core.out_bits
+    columns = (np.ascontiguousarray(x.T) for x in (k, _exponents(k, core), _last_bits(k)))
+    return _grouped_score_error(q, exponent.astype(np.int32), last, *columns, constants)
+
+
 _NO_EXPONENT = -4000  # exponent of zero; its sum with any other stays below every sum of two others
 
 
@@ -113,6 +137,44 @@ def _score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
                 ds[i, j] = (ds[i, j] + lost) * OUTWARD + (tiny if grid[j] < -126 - out_bits else 0.0)
                 grid[j] = max(grid[j], _floor_log2(max(abs(s[i, j]) - ds[i, j], 0.0)) - out_bits)
     return s, ds
+
+
+@compiled
+def _grouped_score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
+    """Step 1 of the derivation for channels in any order.
+
+    Whatever the groups, a partial sum that is cut toward zero stays between those of all negative and of all positive
+    products, so that no grid is coarser than that of the larger of these or of the largest product.
+    """
+    group, align_bits, out_bits = constants
+    rows, depth, keys = q.shape[0], q.shape[1], k.shape[1]
+    groups = -(-depth // group)
+    ds, positive, negative = np.zeros((rows, keys)), np.empty(keys), np.empty(keys)
+    top, coarse, inexact = np.empty((3, keys), np.int32)
+    for i in range(rows):
+        positive[:], negative[:], top[:], inexact[:] = 0.0, 0.0, 2 * _NO_EXPONENT, 0
+        for d in range(depth):
+            if q[i, d] != 0:
+                for j in range(keys):
+                    product = q[i, d] * k[d, j]
+                    positive[j] += max(product, 0.0)
+                    negative[j] -= min(product, 0.0)
+                    top[j] = max(top[j], q_exponent[i, d] + k_exponent[d, j])
+        for j in range(keys):
+            largest = _floor_log2(max(positive[j], negative[j]) * OUTWARD)
+            coarse[j] = max(top[j] - align_bits, max(largest, -126) - out_bits)
+            top[j] = max(top[j], largest, -126)
+        for d in range(depth):
+            if q[i, d] != 0:
+                for j in range(keys):
+                    inexact[j] += q_last[i, d] + k_last[d, j] < coarse[j]
+        for j in range(keys):
+            # Multiples of the coarsest grid are cut nowhere; else C, its sum and a promoted one are, in each group.
+            if inexact[j] > 0:
+                fine = math.ldexp(1.0, int(top[j] - align_bits))
+                lost = min(inexact[j] * fine, positive[j] + negative[j])
+                ds[i, j] = (lost + groups * (fine + 2 * math.ldexp(1.0, int(coarse[j])))) * OUTWARD
+    return ds
 
 
 @inlined
