@@ -44,7 +44,7 @@ def range_of_sums(parts: np.ndarray, *, flushes: bool = True) -> Range:
         leaves them. With more, no order leaves them. Where a part is NaN or Inf both are NaN; where an order may
         overflow and there are more parts, they are -Inf and Inf.
     """
-    parts = parts[parts.reshape(len(parts), -1).any(1)]
+    parts = parts[parts.any(axis=tuple(range(1, parts.ndim)))]
     if flushes:
         parts = float32.flushed(parts)
     if not len(parts):

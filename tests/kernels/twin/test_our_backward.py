@@ -10,7 +10,7 @@ import pytest
 
 from fa3_kernels.plan.backward import backward_config
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.twin.backward import Gradients, backward
+from fa3_kernels.twin.backward import Gradients, backward, backward_range
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
@@ -139,3 +139,14 @@ def test_a_family_whose_lse_has_no_gradient_refuses_one():
     problem, (operands, _) = PROBLEMS["dense"], gradients("dense")
     with pytest.raises(ValueError, match=r"flash3\.dew does not take the gradient of lse"):
         backward(problem, replace(operands, dlse=operands.lse), backward_config(problem, family="flash3.dew"))
+
+
+@pytest.mark.parametrize("seqlens_k", [(150, 0), (0, 150), (0, 0)])
+def test_range_of_a_packed_batch_holds_for_a_sequence_without_keys(seqlens_k: tuple[int, int]) -> None:
+    problem = AttentionProblem.varlen((20, 30), seqlens_k, nheads=2, nheads_kv=1, head_dim=64)
+    operands = operands_of(problem)
+    config = backward_config(problem, family=FAMILY)
+    got = backward(problem, operands, config)
+    ends = backward_range(problem, operands, config)
+    assert not any(is_outside.any() for is_outside in ends.outside(got))
+    assert bool(got.dq.any()) is any(seqlens_k)

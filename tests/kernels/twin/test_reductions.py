@@ -80,3 +80,10 @@ def test_parts_that_are_zero_everywhere_do_not_count() -> None:
     x[7], x[30] = 1, 2.0**-24
     low, high = range_of_sums(x)
     assert np.array_equal(low, high)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (0, 3, 0), (2, 0, 4)])
+def test_nothing_that_is_added_leaves_zeros_of_its_shape(shape: tuple[int, ...]) -> None:
+    for end in range_of_sums(np.ones(shape, np.float32)):
+        assert end.shape == shape[1:]
+        assert not end.any()
