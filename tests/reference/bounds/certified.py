@@ -132,7 +132,7 @@ def certified_bound(problem: AttentionProblem, operands: Operands, model: Kernel
     """
     with ExitStack() as stack, flint.ctx.workprec(BITS):
         log2_e = 1 / flint.arb.const_log2()
-        loops = {name: getattr(steps, name).py_func for name in ("_score_error", "_floor_log2")}
+        loops = {name: getattr(steps, name).py_func for name in ("_score_error", "_grouped_score_error", "_floor_log2")}
         names = {"np": Balls(), "OUTWARD": 1.0, "CANCELLED": 0.0, "FLOAT64": 0.0}
         names |= {"LN2": flint.arb.const_log2(), "LOG2_E": log2_e}
         names |= {"gamma": _gamma, "log_error": _log_error, "tiles": _tiles} | loops
