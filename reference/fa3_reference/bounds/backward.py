@@ -143,8 +143,10 @@ def _dq(scale: float, h: Head, x: _Pairs, model: BackwardModel) -> Sum:
 
 
 def _of_keys(scale: float, heads: list[Head], pairs: list[_Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
-    """Steps B6 to B8 of dK and dV of a kv head: a part for every query head, or one chain over the rows of all."""
-    if model.heads == "chained":
+    """Steps B6 to B8 of dK and dV of a kv head: a part for every query head, or one chain over the rows of all, which
+    counts at least as much and to which additions of parts are charged where it may be either."""
+    parts = len(heads) if model.heads == "any" else 0
+    if model.heads != "added":
         pairs = [_Pairs(*map(np.concatenate, zip(*pairs, strict=True)))]
         rows = [(np.concatenate([h.q for h in heads]), np.concatenate([h.dout for h in heads]))]
     else:
@@ -154,7 +156,7 @@ def _of_keys(scale: float, heads: list[Head], pairs: list[_Pairs], model: Backwa
     for x, (q, dout) in zip(pairs, rows, strict=True):
         dk.append(added([scaled(product(x.ds.T, x.ds_error.T, q, model), scale)], model, blocks))
         dv.append(added([product(x.p.T, x.p_error.T, dout, model)], model, blocks))
-    return added(dk, model), added(dv, model)
+    return added(dk, model, parts), added(dv, model, parts)
 
 
 def _differences(h: Head, p: Weights, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
@@ -169,6 +171,9 @@ def _differences(h: Head, p: Weights, model: BackwardModel) -> tuple[np.ndarray,
         of_weights = _dots_of_weights_error(h, p, dp, ddp)
         is_kept = model.weights == "fp32"  # the softmax, which is then differentiated as such
         of_dots = of_weights if is_kept else np.maximum(of_weights, _own_dots_error(h, p, model) + of_dots)
+    elif model.dots == "weights":
+        own_dots = np.sum(np.where(h.visible, p.exact * dp, 0), 1)
+        of_dots = _dots_of_weights_error(h, p, dp, ddp) + np.abs(own_dots - dots) + 2.0**-44 * size
     error = ddp + of_dots[:, None]
     if h.dlse.any():
         of_lse = np.abs(h.dlse)

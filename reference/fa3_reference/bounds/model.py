@@ -244,8 +244,8 @@ class BackwardModel:
         Of the gradients; "fp32" bounds the error before the last rounding.
     tile_m : int
         Rows of a block where each adds a part to dK and dV; 0 where all rows are one chain.
-    heads : {"added", "chained"}
-        Whether dK and dV of a group's heads are parts that are added, or one chain over the rows of all.
+    heads : {"added", "chained", "any"}
+        Whether dK and dV of a group's heads are parts that are added, or one chain over the rows of all, or either.
     accumulator : {"wgmma", "fp32", "either"}
         Hopper's tensor core as measured, or any tree of additions in binary32, each to nearest or toward zero; "either"
         as of :class:`KernelModel`.
@@ -258,6 +258,8 @@ class BackwardModel:
         then its gradients are near those of the exact forward.
     scores, dp : str
         Formats in which S and dP are kept between two products.
+    dots : {"out", "weights"}
+        Whether D is the row sum of dO O, or of P dP, where P may be rounded; the two differ by the rounding of O.
     ds_of : {"weights", "rounded"}
         Whether dS is made of P, or of P once rounded to the format of ``weights``.
     weights : str
@@ -277,7 +279,7 @@ class BackwardModel:
     dots_depth: int = 0
     out_dtype: str = ""
     tile_m: int = 0
-    heads: Literal["added", "chained"] = "added"
+    heads: Literal["added", "chained", "any"] = "added"
     accumulator: Literal["wgmma", "fp32", "either"] = "wgmma"
     exponent: Literal["contracted", "rounded"] = "contracted"
     scales: Literal["sums", "weights", "any"] = "sums"
@@ -288,6 +290,7 @@ class BackwardModel:
     parts: str = "fp32"
     exp_error: float = EX2_REL
     tanh_error: float = 0.0
+    dots: Literal["out", "weights"] = "out"
     ds_of: Literal["weights", "rounded"] = "weights"
 
     @classmethod
@@ -296,12 +299,13 @@ class BackwardModel:
         dtype: Dtype,
         forward: Literal["given", "own"] = "given",
         accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
+        dots: Literal["out", "weights"] = "out",
     ) -> BackwardModel:
         """Return the model of a kernel of which only this is known: S, dP and exponentials are in binary32, P and dS in
         the operands' format or better, dS of a P that is not rounded. ``accumulator`` as of
-        :meth:`KernelModel.any_order`."""
-        free: dict[str, Any] = {"exponent": "rounded", "scales": "any", "tanh_error": TANH_REL}
-        return cls(dtype, forward=forward, accumulator=accumulator, exp_error=4 * EX2_REL, **free)
+        :meth:`KernelModel.any_order`; :meth:`hypotheses` has both ``dots``."""
+        free: dict[str, Any] = {"exponent": "rounded", "scales": "any", "heads": "any", "tanh_error": TANH_REL}
+        return cls(dtype, forward=forward, accumulator=accumulator, exp_error=4 * EX2_REL, dots=dots, **free)
 
     @classmethod
     def hypotheses(
@@ -310,8 +314,14 @@ class BackwardModel:
         forward: Literal["given", "own"] = "given",
         accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
     ) -> dict[str, BackwardModel]:
-        """Return what a kernel that states no order may be, by name, as :meth:`KernelModel.hypotheses` does."""
-        return {"dS is of the P that is not rounded": cls.any_order(dtype, forward, accumulator)}
+        """Return what a kernel that states no order may be, by name, as :meth:`KernelModel.hypotheses` does.
+
+        Of a forward of its own the bound holds for both D.
+        """
+        names: dict[str, Literal["out", "weights"]] = {"D is of dO and O": "out", "D is of P and dP": "weights"}
+        if forward == "own":
+            return {"the forward is its own": cls.any_order(dtype, forward, accumulator)}
+        return {name: cls.any_order(dtype, forward, accumulator, dots) for name, dots in names.items()}
 
     @property
     def core(self) -> TensorCore:
