@@ -36,7 +36,9 @@ from fa3_reference.bounds.steps import (
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
-_KEYS_OF_A_STEP = 16  # of an unknown order: its maximum moves once in so many keys at most
+# Of an unknown order, whose maximum may move with every key: weights meet half of all moves on average, and four times
+# the error of ex2 once in 8 keys, beside the additions of the row sum, is no less than half of 2 ulp in each key.
+_KEYS_OF_A_STEP = 8
 _LIFTED = 2.0**8  # of a weight beyond 1, by the rounding of its row's maximum
 _HOPELESS = 50.0  # of ln of a weight: beyond, only a mean of V rows is known
 _WORST = Terms()

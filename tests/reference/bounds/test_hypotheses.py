@@ -242,3 +242,21 @@ def test_the_bound_of_either_accumulator_is_never_below_that_of_one(dtype):
         either, one = (forward_bound(problem, x, KernelModel.any_order(dtype, "fp32", a)) for a in ("either", "fp32"))
         assert (either.out >= one.out * (1 - 2.0**-20)).all()
         assert (either.lse >= one.lse * (1 - 2.0**-20)).all()
+
+
+@pytest.mark.parametrize("first", [0.01, 0.5, 1.0])
+def test_one_key_a_step_keeps_its_bound_where_every_maximum_moves_and_every_exponential_errs_alike(first):
+    """512 scores that rise by 2^-14: the first weight meets 511 factors, each 2 ulp off to the same side."""
+    keys = 512
+    problem = AttentionProblem(1, 1, 1, 1, keys, 16, softmax_scale=1.0)
+    q, k, v = zeros(problem)
+    q[..., :2] = 1, 2.0**-10
+    k[0, :, 0, 0] = np.arange(keys) * 2.0**-14
+    k[0, :, 0, 1] = (np.arange(keys) * 2.0**-14 - k[0, :, 0, 0].astype(float)) * 2.0**10
+    v[...] = 1
+    v[0, : int(first * keys)] = -1
+    x = Operands(q, k, v)
+    bound = forward_bound(problem, x, KernelModel.hypotheses("fp16", "fp32")[ADDS_P])
+    for seed in range(3):
+        got = attend(ORDERS["one key at a time, exponential of 2 ulp"], problem, x, np.random.default_rng(seed), "fp32")
+        assert ratio(problem, x, got, bound) <= 1
