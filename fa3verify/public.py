@@ -231,7 +231,7 @@ def simulate(
     Parameters
     ----------
     tile : (int, int), optional
-        Query rows and keys; 128 x 128 forward, backward what the family launches.
+        Query rows and keys; by default those that the family launches.
     machine : Machine or str
         A Machine, ``"h100"``, ``"h200"`` or a .toml file.
     clock_mhz : float, optional
@@ -242,31 +242,31 @@ def simulate(
         The gradients, of grouped heads, windows and sequences of their own lengths too.
     switches
         Other fields of :class:`fa3_kernels.plan.config.Config`, such as ``pingpong=False`` or ``family="flash3"``;
-        backward of :class:`fa3_simulator.backward_schedule.BackwardSchedule`, such as ``turns="shift"``.
+        backward of :class:`fa3_simulator.backward_schedule.BackwardSchedule`, such as ``turns="shift"``. Those that
+        are not given are as the family launches the tile; channels are those that it computes.
 
     Raises
     ------
     ValueError
-        If the schedule is not legal or does not fit an SM, or the problem is one the simulator does not know.
+        If the schedule is not legal or does not fit an SM, or the problem is one the simulator does not know or is
+        larger than a launch can be.
 
     >>> problem = AttentionProblem(1, 16, 16, 8192, 8192, 128)
     >>> found = simulate(problem, tile=(128, 128), machine="h200")
     >>> round(found.cycles), f"{found.seconds * 1e3:.4f} ms"
     (1302302, '0.6577 ms')
     """
-    from fa3_simulator.backward_choice import schedule_for
+    from fa3_simulator import backward_choice, forward_choice
     from fa3_simulator.machine import load
     from fa3_simulator.run import estimate, launched
-    from fa3_simulator.tune import misfit
+    from fa3_simulator.tune import check_fits
 
     machine = load(machine) if isinstance(machine, str) else machine
     if backward:
-        config = schedule_for(problem, tile=tile, **switches)
+        config = backward_choice.schedule_for(problem, tile=tile, **switches)
     else:
-        tile_m, tile_n = tile or (128, 128)
-        config = Config(problem.dtype, problem.head_dim, tile_m=tile_m, tile_n=tile_n, pack_gqa=pack_gqa, **switches)
-    if reason := misfit(config, machine):
-        raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}")
+        config = forward_choice.schedule_for(problem, tile=tile, pack_gqa=pack_gqa, **switches)
+    check_fits(config, machine)
     return estimate(problem, launched(problem, config), machine, clock_mhz)
 
 
@@ -277,7 +277,7 @@ def tune(
     clock_mhz: float | None = None,
     pack_gqa: bool | None = None,
     backward: bool = False,
-    family: str = "flash3",
+    family: str = "gluon",
 ) -> list[Ranked]:
     """Simulate every tile and schedule that fits, and rank them, fastest first; what ``fa3verify tune`` does.
 
@@ -290,7 +290,8 @@ def tune(
     pack_gqa : bool, optional
         Forward schedules with the heads of a group packed, or without; both by default.
     family : str
-        Whose schedules (:data:`fa3_kernels.plan.traits.FAMILIES`): flash3 are all that CUTLASS can build.
+        Whose schedules (:data:`fa3_kernels.plan.traits.FAMILIES`): by default those of our program, as in
+        :func:`simulate`, and flash3 all that CUTLASS can build.
 
     >>> ranked = tune(AttentionProblem(1, 16, 16, 2048, 2048, 256))
     >>> best = ranked[0].config

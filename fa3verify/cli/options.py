@@ -14,8 +14,12 @@ from click.core import ParameterSource
 
 from fa3verify.adapters.libraries import FOLDER_VARIABLE
 
+KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon, prototype or flash3."
 
-def _tile(_context: Any, _parameter: Any, value: str) -> tuple[int, int]:
+
+def _tile(_context: Any, _parameter: Any, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
     if not (match := re.fullmatch(r"(\d+)x(\d+)", value)):
         raise click.BadParameter(f"must be ROWSxKEYS such as 128x176, got {value!r}")
     return int(match[1]), int(match[2])
@@ -128,16 +132,17 @@ backward_option = click.option(
 def schedule_options(command: Callable) -> Callable:
     """Options that say how."""
     for option in (
-        click.option("--tile", callback=_tile, default="128x128", show_default=True, metavar="ROWSxKEYS"),
+        click.option("--tile", callback=_tile, metavar="ROWSxKEYS", help="The kernel's own by default."),
         click.option("--stages", type=click.IntRange(1, 8), default=2, show_default=True),
         click.option(
             "--schedule",
-            default="pingpong+overlap",
-            show_default=True,
-            help="pingpong, and overlap or overlap3 (three stages), joined by +, or none.",
+            help="pingpong, and overlap or overlap3 (three stages), joined by +, or none; by default the kernel's own, "
+            "and pingpong+overlap with a tile that it does not launch.",
         ),
         click.option(
-            "--promotion-interval", type=click.IntRange(0), default=0, help="e4m3: keys per promotion of P V."
+            "--promotion-interval",
+            type=click.IntRange(0),
+            help="e4m3: keys per promotion of P V, 0 for none; the kernel's own by default.",
         ),
         click.option(
             "--num-splits", type=click.IntRange(1, 256), default=1, show_default=True, help="Parts of the keys."
@@ -147,7 +152,7 @@ def schedule_options(command: Callable) -> Callable:
             metavar="FAMILY",
             default="gluon",
             show_default=True,
-            help="Whose: gluon (ours), flash3 or flash4; backward gluon, prototype or flash3.",
+            help=KERNEL_HELP,
         ),
         click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
         backward_option,

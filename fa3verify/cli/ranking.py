@@ -39,17 +39,20 @@ def _marks(row: Mapping[str, Any]) -> str:
     return "G" * row["gluon"] + "F" * row["flash3_choice"]
 
 
+WIDTH = 80
+SPARE = ("TFLOP/s", "gap")  # columns that go where parts and heads leave no room; --csv and --json have them
 # Heading, what stands below, and whether the column is to be seen where all rows have the same.
 COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], object], bool], ...] = (
     ("#", lambda row: row["rank"], True),
     ("tile", lambda row: row["tile"], True),
     ("parts", lambda row: row["splits"], False),
     ("heads", lambda row: "packed" if row["packed"] else "apart", False),
-    ("slots", lambda row: row["stages"], True),
+    ("stages", lambda row: row["stages"], True),
     ("P", lambda row: row["p"], True),
     ("cycles", lambda row: row["cycles"], True),
+    ("ms", lambda row: f"{row['milliseconds']:.3g}", True),
     ("TFLOP/s", lambda row: f"{row['tflops']:.0f}", True),
-    ("gap", lambda row: f"{row['gap']:.1%}", True),
+    ("gap", lambda row: f"{row['gap']:.{1 if row['gap'] < 1 else 0}%}", True),
     ("binds", _binds, True),
     ("", _marks, True),
 )
@@ -71,15 +74,27 @@ def print_ranking(figures: Mapping[str, Any], *, builds: bool) -> None:
         for head, value, always in COLUMNS
         if always or any(value(row) != value({"splits": 1, "packed": False}) for row in named)
     ]
-    widths = [max(map(len, (head, *cells))) for head, cells in columns]
-    click.echo(" ".join(f"{head:>{width}}" for (head, _), width in zip(columns, widths, strict=True)) + " schedule")
-    for index, row in enumerate(named):
-        line = " ".join(f"{cells[index]:>{width}}" for (_, cells), width in zip(columns, widths, strict=True))
-        click.echo(f"{line} {_behind(row)}")
+    for spare in SPARE:
+        if max(map(len, _lines(columns, [str(row["schedule"]) for row in named]))) > WIDTH:
+            columns = [column for column in columns if column[0] != spare]
+    head, *lines = _lines(columns, [_behind(row) for row in named])
+    click.echo(head)
+    for row, line in zip(named, lines, strict=True):
+        click.echo(line)
         if alike := row["alike"]:
             more = f" and {len(alike) - NAMED} more" * (len(alike) > NAMED)
-            click.echo(f"{'':>{widths[0]}} as long with {', '.join(alike[:NAMED])}{more}")
+            click.echo(f"{'':>{max(map(len, columns[0][1]))}} as long with {', '.join(alike[:NAMED])}{more}")
     _print_comparisons(figures, builds)
+
+
+def _lines(columns: Sequence[tuple[str, list[str]]], behind: Sequence[str]) -> list[str]:
+    """The heading and the rows, each with what stands behind its columns."""
+    widths = [max(map(len, (head, *cells))) for head, cells in columns]
+    rows = [[head for head, _ in columns], *zip(*(cells for _, cells in columns), strict=True)]
+    return [
+        " ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) + f" {more}"
+        for row, more in zip(rows, ["schedule", *behind], strict=True)
+    ]
 
 
 def _named(resource: str) -> str:
@@ -108,7 +123,7 @@ def _print_comparisons(figures: Mapping[str, Any], builds: bool) -> None:
         click.echo(f"simulated against measured: Kendall tau {figures['tau']:.2f}, regret {regret}")
     if builds:
         return
-    losses = [("best tile of Gluon", figures["regret_gluon"])]
+    losses = [("best launch of Gluon", figures["regret_gluon"])]
     if figures["shows_peer"]:
         losses.append(("FlashAttention-3's own", figures["regret_flash3"]))
     said = (f"{name} {'is not among them' if loss is None else f'{loss:+.1%}'}" for name, loss in losses)
@@ -127,7 +142,7 @@ def print_legend(figures: Mapping[str, Any], hazards: list[dict[str, str]]) -> N
         click.echo("no timing of such a kernel was compared: how far off this may be, is not known")
     click.echo("gap: beyond the lower bound: each GEMM, exponential, HBM byte once at full rate")
     click.echo("binds: what is busiest, and its share of the time. P: where P V has it from")
-    click.echo("G: Gluon can build the tile. F: FlashAttention-3 launches it")
+    click.echo("G: our Gluon kernels can be launched so. F: FlashAttention-3 is launched so")
     click.echo(hazards_line(hazards, "in those shown").strip())
 
 

@@ -17,27 +17,19 @@ SVG_CYCLES = 20000
 
 
 def _config(options: dict[str, Any], problem: Any) -> Any:
-    from fa3_kernels.plan.config import Config
+    from fa3_simulator.forward_choice import schedule_for
     from fa3_simulator.schedules import read_switches
 
     if options["backward"]:
         return _backward_schedule(options, problem)
     if is_given("turns"):
         raise ValueError("--turns is for --backward")
-    tile_m, tile_n = options["tile"]
-    return Config(
-        dtype=options["dtype"],
-        head_dim=options["head_dim"],
-        tile_m=tile_m,
-        tile_n=tile_n,
-        num_stages=options["stages"],
-        promotion_interval=options["promotion_interval"],
-        num_splits=options["num_splits"],
-        pv_from_registers=not options["p_in_smem"],
-        pack_gqa=options["pack_gqa"],
-        family=options["kernel"],
-        **read_switches(options["schedule"]),  # type: ignore[arg-type]
-    )
+    changes = {name: options[name] for name in ("promotion_interval", "num_splits", "pack_gqa")}
+    changes["num_stages"] = options["stages"]
+    changes |= {"pv_from_registers": False} if options["p_in_smem"] else {}
+    changes |= read_switches(options["schedule"]) if options["schedule"] else {}
+    given = {name: value for name, value in changes.items() if value is not None}
+    return schedule_for(problem, options["kernel"], tile=options["tile"], **given)
 
 
 def _backward_schedule(options: dict[str, Any], problem: Any) -> Any:
@@ -45,9 +37,8 @@ def _backward_schedule(options: dict[str, Any], problem: Any) -> Any:
 
     if given := given_options(FORWARD_ONLY):
         raise ValueError(f"--backward does not take {', '.join(given)}")
-    tile = options["tile"] if is_given("tile") else None
     stages = {"num_stages": options["stages"]} if is_given("stages") else {}
-    return schedule_for(problem, options["kernel"], tile=tile, turns=options["turns"], **stages)
+    return schedule_for(problem, options["kernel"], tile=options["tile"], turns=options["turns"], **stages)
 
 
 def problem_of(options: dict[str, Any]) -> Any:
@@ -63,14 +54,12 @@ def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Problem, configuration and machine; ValueError when the configuration does not fit."""
     from fa3_simulator.machine import load
     from fa3_simulator.run import launched
-    from fa3_simulator.tune import largest_fitting, misfit
+    from fa3_simulator.tune import check_fits
 
-    machine, problem = load(options["machine"]), problem_of(options)
+    machine = load(options["machine"])
+    problem = problem_of(options)
     config = _config(options, problem)
-    if reason := misfit(config, machine):
-        smaller = largest_fitting(config, machine)
-        hint = f"; with {smaller} keys a tile fits" if smaller else ""
-        raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}{hint}")
+    check_fits(config, machine)
     return problem, launched(problem, config), machine
 
 

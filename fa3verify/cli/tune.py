@@ -8,7 +8,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors, require_device, require_writable, write
-from fa3verify.cli.options import backward_option, is_given, problem_options
+from fa3verify.cli.options import KERNEL_HELP, backward_option, is_given, problem_options
 from fa3verify.cli.ranking import csv_of, print_changes, print_legend, print_ranking
 from fa3verify.cli.simulate import problem_of
 
@@ -21,11 +21,7 @@ from fa3verify.cli.simulate import problem_of
 )  # fmt: skip
 @backward_option
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True)
-@click.option(
-    "--kernel",
-    metavar="FAMILY",
-    help="Whose: gluon, flash3 or flash4; gluon with --compile and --measure, else flash3.",
-)
+@click.option("--kernel", metavar="FAMILY", default="gluon", show_default=True, help=KERNEL_HELP)
 @click.option("--compile", "compiles", is_flag=True, help="Compile the top ones our kernels take: registers, spills.")
 @click.option("--measure", type=click.IntRange(2), metavar="K", help="Time the top K our kernels take on a GPU.")
 @click.option("--csv", "csv_target", metavar="FILE|-", help="Write the table as csv.")
@@ -37,14 +33,13 @@ def tune(
     with one_line_errors():
         from fa3_kernels.plan.traits import OURS, traits_of
         from fa3_simulator.machine import load
-        from fa3_simulator.tune import PEER
 
         builds, backward = compiles or measure is not None, options["backward"]
         if backward and (builds or options["pack_gqa"]):
             raise ValueError("--backward does not take --compile, --measure and --pack-gqa")
         if builds and len(machines) > 1:
             raise ValueError("--compile and --measure are of one --machine")
-        kernel = options["kernel"] or (OURS if builds else PEER)
+        kernel = options["kernel"]
         if builds and not traits_of(kernel).is_built_here:
             raise ValueError(f"--compile and --measure are for --kernel {OURS}, got {kernel}")
         if measure is not None:

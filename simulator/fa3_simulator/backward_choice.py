@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from fa3_kernels.plan.choose import check_head_dims
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.traits import OURS
 from fa3_reference.problem import AttentionProblem
@@ -51,6 +52,7 @@ def compiled_head_dim(problem: AttentionProblem) -> int:
     """The smallest compiled size that holds the channels; ValueError where there is none, and for e4m3."""
     if problem.dtype == "e4m3":
         raise ValueError("the backward is for fp16 and bf16, got e4m3")
+    check_head_dims(problem)
     wanted = max(problem.head_dim, problem.head_dim_v)
     if wanted > HEAD_DIMS[-1]:
         raise ValueError(f"head_dim must be at most {HEAD_DIMS[-1]}, got {wanted}")
@@ -93,15 +95,17 @@ def schedule_for(
 def candidates(problem: AttentionProblem, family: str, smem_bytes: float) -> Iterator[BackwardSchedule]:
     """Schedules whose products wgmma computes and that fit registers and shared memory, with as many slots as fit.
 
+    Channels are those that a launch of the family computes.
+
     Either S is transposed, so that P and dS stay in registers, or dV and dK are. dQ is transposed where the rows of a
     tile are none of wgmma, or in both ways where a head is wide. Tiles of ours are powers of two.
 
     Raises
     ------
     ValueError
-        As :func:`compiled_head_dim`, and for an unknown family.
+        As :func:`shipped_schedule`.
     """
-    base = BackwardSchedule(head_dim=compiled_head_dim(problem), tile_m=64, family=family)
+    base = BackwardSchedule(head_dim=shipped_schedule(problem, family).head_dim, tile_m=64, family=family)
     ours = base.is_persistent
     rows, keys = ((64, 128), (64, 128)) if ours else (range(48, 129, 16), range(48, 193, 16))
     for tile_m, tile_n, consumers, path, scores, v in product(

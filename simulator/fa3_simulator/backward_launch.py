@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fa3_kernels.plan.key_tiles import HEADS_AT_A_TIME
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.limits import check_backward
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
 
@@ -33,11 +34,14 @@ class KeyTile(NamedTuple):
 
 
 def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None:
-    """Raise ValueError for what no backward program is written for, and for an order that may deadlock."""
+    """Raise ValueError for what no backward program is written for, for an order that may deadlock, and as
+    :func:`fa3_simulator.limits.check_backward`.
+    """
     if problem.softcap:
         raise ValueError("the backward is simulated without softcap")
     if schedule.turns == "shift" and (problem.is_varlen or problem.causal or problem.window != (-1, -1)):
         raise ValueError("turns shift is for dense problems of one length: two shifted tiles on one CTA may deadlock")
+    check_backward(problem)
 
 
 def _of_sequence(
@@ -54,12 +58,14 @@ def _of_sequence(
         bottom = queries - 1 if left < 0 else min(queries - 1, last - offset + left)
         if bottom < top:
             continue
-        blocks = range(top // tile_m, bottom // tile_m + 1)
-        hidden = 0
-        for block in blocks:
-            upper, lower = block * tile_m, min((block + 1) * tile_m, queries) - 1
-            hidden += (right >= 0 and last > upper + offset + right) or (left >= 0 and start < lower + offset - left)
-        yield n_block, blocks.start, len(blocks), schedule.masks(len(blocks), hidden)
+        begin = top // tile_m
+        end = bottom // tile_m + 1
+        # Of the blocks from ``above`` on no row is before some key of the tile, of those up to ``below`` none too late.
+        above = min(end, max(begin, -(-(last - offset - right) // tile_m))) if right >= 0 else begin
+        latest = start - offset + left
+        below = min(end, max(begin, (latest + 1) // tile_m)) if left >= 0 and latest < queries - 1 else end
+        plain = max(0, below - above)
+        yield n_block, begin, end - begin, schedule.masks(end - begin, end - begin - plain)
 
 
 def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[KeyTile]:

@@ -110,22 +110,30 @@ def ends(launch, steps, alone, shared):
 
 
 def waited_cycles(
-    launch: LaunchTiles, config: Config, machine: Machine, clock_mhz: float, block: float, tile: float
+    launch: LaunchTiles,
+    problem: AttentionProblem,
+    config: Config,
+    machine: Machine,
+    clock_mhz: float,
+    *,
+    block: float,
+    tile: float,
 ) -> float:
     """Cycles that a launch takes longer because its CTAs share HBM.
 
-    ``block``, ``tile``: cycles of a key block, and of a tile beside its blocks, of a CTA alone.
+    ``block``, ``tile``: cycles of a key block, and of a tile beside its blocks, of a CTA alone. Channels that a kernel
+    adds to those of the tensors are not loaded.
     """
-    rows = config.tile_m * config.head_dim
+    size = config.bits // 8
     steps = Steps(
         block,
         tile,
         machine["memory_latency_ns"] * clock_mhz / 1000,
         config.num_stages,
         config.query_slots,
-        config.tile_n * config.head_dim * config.bits // 8,
-        rows * config.bits // 8,
-        rows * OUTPUT_BYTES,
+        config.tile_n * (problem.head_dim + problem.head_dim_v) * size // 2,
+        config.tile_m * problem.head_dim * size,
+        config.tile_m * problem.head_dim_v * OUTPUT_BYTES,
     )
     alone = machine["hbm_lone_bytes_per_cycle"]
     shared = machine["hbm_bytes_per_ns"] * machine["sms"] * 1000 / clock_mhz
@@ -135,15 +143,19 @@ def waited_cycles(
 def launched_tiles(
     problem: AttentionProblem, config: Config, rows: Sequence[Sequence[TileBlocks]], ctas: int
 ) -> LaunchTiles:
-    """The first tiles of a launch, of :data:`MOST_BLOCKS` a CTA.
+    """The first tiles of a launch, of :data:`MOST_BLOCKS` a CTA; of a longer tile those loaded first.
 
     ``rows``: row tiles of a head, top to bottom, each with the parts that its keys are cut into.
     """
     blocks = [[part.blocks for part in row] for row in rows]
     parts = [[(end - n, n) for end, n in zip(accumulate(row), row, strict=True)] for row in blocks]
     order = [tile for tile in _order(problem, config, parts, ctas) if tile[2]]
-    kept = int(np.searchsorted(np.cumsum([n for *_, n in order]), MOST_BLOCKS * ctas)) + 1
-    tiles = np.array(order[:kept], np.int64).reshape(-1, 3)
+    most = MOST_BLOCKS * ctas
+    kept = int(np.searchsorted(np.cumsum([n for *_, n in order]), most)) + 1
+    last_blocks = [(head, first + max(0, n - most), min(n, most)) for head, first, n in order[:kept]]
+    tiles = np.array(last_blocks, np.int64).reshape(-1, 3)
+    if len(tiles):
+        tiles[:, 1] -= tiles[:, 1].min()  # blocks in front of them are loaded by nobody
     mine = assign(tiles[:, 2].tolist(), ctas, TILE_COST)[0] if config.traits.is_built_here else []
     begins = np.cumsum([0, *map(len, mine)])
     return LaunchTiles(tiles, np.array([i for each in mine for i in each], np.int64), begins, min(ctas, len(tiles)))

@@ -65,7 +65,8 @@ def lower_bound(
     """
     gemms, bits = _gemms(config)
     pairs = visible_pairs(problem) * problem.nheads / machine["sms"]
-    tensor = pairs * 2 * gemms * problem.head_dim / (machine["tensor_flops_16bit"] * (16 // bits))
+    channels = gemms // 2 * problem.head_dim_v + (gemms - gemms // 2) * problem.head_dim  # dP and dV have those of V
+    tensor = pairs * 2 * channels / (machine["tensor_flops_16bit"] * (16 // bits))
     exponentials = pairs / (WARP_THREADS * SUB_CORES) * machine["mufu_cycles"]
     hbm = hbm_cycles(problem, config, machine, clock_mhz or machine["max_clock_mhz"])
     return Roofline(tensor, exponentials, 0.0, 0.0, hbm, 0.0, 0.0)

@@ -24,6 +24,7 @@ from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.contention import LaunchTiles, launched_tiles, waited_cycles
 from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles, is_persistent
+from fa3_simulator.limits import check_forward
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks, copies_queries
 from fa3_simulator.splits import merge_cycles
@@ -46,7 +47,7 @@ def visible_pairs(problem: AttentionProblem) -> float:
     return pairs
 
 
-def flops(problem: AttentionProblem, head_dim: int) -> float:
+def flops(problem: AttentionProblem, head_dim: float) -> float:
     """4 * seqlen_q * seqlen_k * head_dim * nheads * batch, halved when causal: the field's convention.
 
     Of sequences the sum; with a window 4 * head_dim for every pair that is visible.
@@ -59,16 +60,19 @@ def flops(problem: AttentionProblem, head_dim: int) -> float:
 
 
 def operations(problem: AttentionProblem, config: AnyConfig) -> float:
-    """What TFLOP/s are counted from: :func:`flops`, and backward two and a half times as many."""
-    return flops(problem, config.head_dim) * (1 if isinstance(config, Config) else 2.5)
+    """What TFLOP/s are counted from: :func:`flops`, and backward two and a half times as many; of no padding."""
+    head_dim = (problem.head_dim + problem.head_dim_v) / 2
+    return flops(problem, head_dim) * (1 if isinstance(config, Config) else 2.5)
 
 
 def moved_bytes(problem: AttentionProblem, config: AnyConfig) -> float:
-    """What a main kernel moves at least, every tensor once; forward with a 16-bit output."""
+    """What a main kernel moves at least, every tensor once and none of its padding; forward with a 16-bit output."""
     if not isinstance(config, Config):
         return backward_launch.moved_bytes(problem, config)
-    rows, keys = problem.nheads * problem.seqlen_q, problem.nheads_kv * problem.seqlen_k
-    return problem.batch * config.head_dim * (rows * (config.bits / 8 + 2) + keys * 2 * config.bits / 8)
+    size = config.bits / 8
+    rows = problem.nheads * problem.seqlen_q * (problem.head_dim * size + problem.head_dim_v * 2)
+    keys = problem.nheads_kv * problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * size
+    return problem.batch * (rows + keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +108,11 @@ class Estimate:
         return self.tensor_cycles / self.cta_cycles
 
 
-def check_problem(problem: AttentionProblem) -> None:
-    """Raise ValueError for what no forward program is written for."""
+def check_problem(problem: AttentionProblem, num_splits: int = 1) -> None:
+    """Raise ValueError for what no forward program is written for, and for a launch that is too large."""
     if problem.is_varlen or problem.window != (-1, -1) or problem.softcap:
         raise ValueError("the forward is simulated for dense or causal problems without varlen, window and softcap")
+    check_forward(problem, num_splits)
 
 
 def in_words(problem: AttentionProblem) -> str:
@@ -138,7 +143,7 @@ def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
 
 def _row_parts(problem: AttentionProblem, config: Config) -> list[list[TileBlocks]]:
     """The parts of every row tile."""
-    check_problem(problem)
+    check_problem(problem, config.num_splits)
     shape = shape_of(problem, pack_gqa=config.pack_gqa)
     heads = shape.group if config.pack_gqa else 1
     if config.traits.pads_group:
@@ -271,7 +276,7 @@ def _waited(problem: AttentionProblem, config: Config, cta: Cta, tiles: tuple[Ti
     block = (long - short) / (LONG - SHORT)
     tile = max(0.0, cycles - block * sum(tile.blocks for tile in tiles)) / len(tiles)
     launch = _launched(problem, as_ordered(config), int(cta.machine["sms"]))
-    return waited_cycles(launch, config, cta.machine, cta.clock_mhz, block, tile)
+    return waited_cycles(launch, problem, config, cta.machine, cta.clock_mhz, block=block, tile=tile)
 
 
 @lru_cache(maxsize=64)

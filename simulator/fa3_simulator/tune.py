@@ -15,6 +15,7 @@ from fa3_simulator.backward_choice import shipped_schedule
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.cta import AnyConfig, program_of
 from fa3_simulator.footprint import footprint
+from fa3_simulator.forward_choice import channels, promotion_interval
 from fa3_simulator.machine import Machine
 from fa3_simulator.resources import resources_of
 from fa3_simulator.roofline import lower_bound
@@ -32,25 +33,30 @@ class Ranked:
     config: AnyConfig
     estimate: Estimate
     gap: float  # cycles over those of roofline.lower_bound, minus 1
-    is_gluon_buildable: bool  # by the size of its tile
+    is_gluon_buildable: bool  # a launch of our kernels for the problem has its tile and its schedule
     is_flash3_choice: bool
 
     @property
+    def launched_by(self) -> str:
+        """Initials of the families whose launch has the tile and the schedule."""
+        return "G" * self.is_gluon_buildable + "F" * self.is_flash3_choice
+
+    @property
     def is_launchable(self) -> bool:
-        """Whether our kernels take it as launch options; they refuse a few more tiles themselves, by name."""
-        return isinstance(self.config, Config) and is_launchable(self.config)
+        """Whether it is our kernel's own forward that a launch takes, by its choices."""
+        return isinstance(self.config, Config) and self.config.traits.is_built_here and self.is_gluon_buildable
 
 
 def candidates(
-    problem: AttentionProblem, *, family: str = PEER, pack_gqa: bool | None = False, sms: int = 0
+    problem: AttentionProblem, *, family: str = OURS, pack_gqa: bool | None = False, sms: int = 0
 ) -> Iterator[Config]:
     """Configurations whose fields are legal; most do not fit and are dropped by :func:`misfit`.
 
-    Where a family promotes, it is every 128 keys, or every tile of fewer, as ours ships. ``pack_gqa`` None: packed and
-    not. ``sms``: keys are cut into parts too, where tiles are fewer.
+    Channels are those that a launch of the family computes. Where a family promotes, it is every 128 keys, or every
+    tile of fewer, as ours ships. ``pack_gqa`` None: packed and not. ``sms``: keys are cut into parts too, where tiles
+    are fewer.
     """
-    is_fp8 = problem.dtype == "e4m3"
-    promotes = is_fp8 and FAMILIES[family].promotes
+    head_dim = channels(problem, family)
     packs = (pack_gqa,) if pack_gqa is not None else (False, True) if can_pack(problem) else (False,)
     for tile_m, tile_n, stages, pingpong, (overlap, softmax_stages), registers, packed in product(
         (64, 128, 192),
@@ -64,9 +70,9 @@ def candidates(
         if tile_m == 64 and pingpong:
             continue
         config = Config(
-            problem.dtype, problem.head_dim, tile_m, tile_n, pack_gqa=packed, num_stages=stages, pingpong=pingpong,
+            problem.dtype, head_dim, tile_m, tile_n, pack_gqa=packed, num_stages=stages, pingpong=pingpong,
             intra_wg_overlap=overlap, pv_from_registers=registers, softmax_stages=softmax_stages, family=family,
-            promotion_interval=next(n for n in (128, 96, 64, 32) if tile_n % n == 0) if promotes else 0,
+            promotion_interval=promotion_interval(problem, family, tile_n),
         )  # fmt: skip
         for num_splits in part_counts(problem, config, sms):
             yield replace(config, num_splits=num_splits)
@@ -105,19 +111,31 @@ def _rings_fit(config: AnyConfig, machine: Machine) -> bool:
     return sum(slot.bytes for slot in rings) <= machine["smem_bytes"]
 
 
-def largest_fitting(config: AnyConfig, machine: Machine) -> int | None:
-    """Most keys of a smaller tile, of those that the family can build, with which the rest of a forward fits."""
+def check_fits(config: AnyConfig, machine: Machine) -> None:
+    """Raise ValueError for a configuration that does not fit an SM, with the tiles with which the rest of it does."""
+    if reason := misfit(config, machine):
+        raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}{_hint(config, machine)}")
+
+
+def _hint(config: AnyConfig, machine: Machine) -> str:
     if not isinstance(config, Config):
-        return None
-    sizes = range(K_STEP[config.dtype], config.tile_n, K_STEP[config.dtype])
-    fitting = (
-        size
-        for size in reversed(sizes)
-        if config.traits.takes_keys(size)
-        and size % (config.promotion_interval or size) == 0
-        and not misfit(replace(config, tile_n=size), machine)
-    )
-    return next(fitting, None)
+        return ""
+    with_stages = f"with {config.num_stages} stages and this schedule"
+    tiles = [f"{rows}x{keys}" for rows, keys in fitting_tiles(config, machine)]
+    return f"; {with_stages} {'a tile of ' + ' or '.join(tiles) if tiles else 'no tile'} fits"
+
+
+def fitting_tiles(config: Config, machine: Machine) -> list[tuple[int, int]]:
+    """Tiles with which the rest of a forward fits: of each number of rows that the family builds the most keys."""
+    found = []
+    for rows in sorted({config.tile_m, *config.size.rows}, key=lambda rows: rows != config.tile_m):
+        for keys in range(256, 0, -K_STEP[config.dtype]):
+            if not config.traits.takes_keys(keys) or keys % (config.promotion_interval or keys):
+                continue
+            if not misfit(replace(config, tile_m=rows, tile_n=keys, num_consumer_warpgroups=0), machine):
+                found.append((rows, keys))
+                break
+    return found
 
 
 def tune(
@@ -125,7 +143,7 @@ def tune(
     machine: Machine,
     clock_mhz: float | None = None,
     *,
-    family: str = PEER,
+    family: str = OURS,
     pack_gqa: bool | None = None,
     backward: bool = False,
 ) -> list[Ranked]:
@@ -154,27 +172,30 @@ def tune(
         simulated = estimate(problem, config, machine, clock_mhz)
         bound = lower_bound(problem, config, machine, clock_mhz).cycles
         gap = simulated.cycles / bound - 1
-        ranked.append(Ranked(config, simulated, gap, _is_gluon_buildable(config), _is_peers_choice(problem, config)))
+        marks = _is_gluon_buildable(problem, config), _is_peers_choice(problem, config)
+        ranked.append(Ranked(config, simulated, gap, *marks))
     return sorted(ranked, key=lambda r: (r.estimate.cycles, r.estimate.cta_cycles))
 
 
-def _is_gluon_buildable(config: AnyConfig) -> bool:
-    sizes = (config.tile_n,) if isinstance(config, Config) else (config.tile_m, config.tile_n)
-    return all(FAMILIES[OURS].takes_keys(size) for size in sizes)
+def _is_gluon_buildable(problem: AttentionProblem, config: AnyConfig) -> bool:
+    """Whether our launch has the same tile and schedule; of a backward it has one, which nobody chooses."""
+    if isinstance(config, BackwardSchedule):
+        return config == shipped_schedule(problem, OURS)
+    return is_launchable(problem, config)
 
 
 def _is_peers_choice(problem: AttentionProblem, config: AnyConfig) -> bool:
-    """Whether FlashAttention-3 launches it when asked to choose; forward whatever its other switches are."""
+    """Whether FlashAttention-3 launches its tile and schedule when asked to choose, and has a kernel for it."""
     if isinstance(config, BackwardSchedule):
         return config == shipped_schedule(problem, PEER)
-    peer, tile = FAMILIES[PEER], (config.tile_m, config.tile_n)
-    chosen = peer.shipped(problem)
-    if chosen is None or tile != chosen[:2]:
+    peer, c = FAMILIES[PEER], config
+    chosen = None if peer.refuses(problem) else peer.shipped(problem)
+    if chosen is None:
         return False
-    splits = peer.splits(problem, *tile)
-    launched = (splits, peer.packs(problem, config.tile_m, splits), 2, True, 2)
-    found = (config.num_splits, config.pack_gqa, config.num_stages, config.intra_wg_overlap, config.softmax_stages)
-    return found == launched
+    splits = peer.splits(problem, chosen.tile_m, chosen.tile_n)
+    launched = (splits, peer.packs(problem, chosen.tile_m, splits), 2, True, 2, 0)
+    found = (c.num_splits, c.pack_gqa, c.num_stages, c.intra_wg_overlap, c.softmax_stages, c.promotion_interval)
+    return chosen == (c.tile_m, c.tile_n, c.pingpong, c.pv_from_registers) and found == launched
 
 
 def regret(ranked: list[Ranked], among: list[Ranked]) -> float | None:
@@ -183,8 +204,23 @@ def regret(ranked: list[Ranked], among: list[Ranked]) -> float | None:
 
 
 def without_duplicates(ranked: list[Ranked]) -> list[list[Ranked]]:
-    """The fastest variant of every tile shape; in one list those that take the same time, as HBM binds them alike."""
-    seen: dict[tuple[int, int], Ranked] = {}
+    """The fastest variant of every tile, and of those that ours or FlashAttention-3 launches, if that is another.
+
+    In one list are those that take the same time, as HBM binds them alike: a tile once, and first one that is launched.
+    """
+    told: set[tuple[tuple[int, int], str]] = set()
+    kept = []
     for entry in ranked:
-        seen.setdefault((entry.config.tile_m, entry.config.tile_n), entry)
-    return [list(alike) for _, alike in groupby(seen.values(), lambda entry: entry.estimate.cycles)]
+        tile = entry.config.tile_m, entry.config.tile_n
+        says = {(tile, fact) for fact in ("fastest", *entry.launched_by)}
+        if says - told:
+            kept.append(entry)
+        told |= says
+    groups = (list(alike) for _, alike in groupby(kept, lambda entry: entry.estimate.cycles))
+    return [_once(sorted(alike, key=lambda entry: not entry.launched_by)) for alike in groups]
+
+
+def _once(alike: list[Ranked]) -> list[Ranked]:
+    """The first entry of every tile."""
+    tiles = {(entry.config.tile_m, entry.config.tile_n): entry for entry in reversed(alike)}
+    return [entry for entry in alike if entry in tiles.values()]

@@ -29,6 +29,7 @@ from fa3_simulator.program import Builder, Mbarrier, Program, Slot, Work
 
 RowBlock = tuple[int, int]  # head and row block
 MOST_STEPS = 100_000  # of a program; a longer launch is that of its first heads, and so much longer
+MOST_OF_A_HEAD = 1 << 18  # which take half a minute
 
 
 class StepCycles(NamedTuple):
@@ -110,6 +111,8 @@ def makespan(tiles: Sequence[KeyTile], turns: str, cycles: StepCycles, machine: 
     ------
     DeadlockError
         For an order that has one.
+    ValueError
+        For heads of more than :data:`MOST_OF_A_HEAD` steps.
     """
     total, steps, heads = sum(tile.blocks for tile in tiles), 0, set()
     for tile in tiles:
@@ -118,6 +121,9 @@ def makespan(tiles: Sequence[KeyTile], turns: str, cycles: StepCycles, machine: 
         steps += tile.blocks
         heads.add(tile.head)
     kept = [tile for tile in tiles if tile.head in heads]
+    of_a_head = sum(tile.blocks for tile in kept) // max(1, len(heads))
+    if of_a_head > MOST_OF_A_HEAD:
+        raise ValueError(f"turns are simulated for at most {MOST_OF_A_HEAD} steps of a head, got {of_a_head}")
     assigned, _ = assign([tile.blocks for tile in kept], int(machine["sms"]))
     program = turns_program([[kept[i] for i in mine] for mine in assigned], turns, cycles)
     return interpreter.simulate(program, costs(program, machine)).cycles * total / sum(tile.blocks for tile in kept)

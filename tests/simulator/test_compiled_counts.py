@@ -111,7 +111,7 @@ def test_the_transposition_has_the_compiled_permutations(launch: Launch) -> None
 def test_a_shipped_kernel_fits_and_can_be_launched(launch: Launch) -> None:
     config = config_of(launch)
     assert misfit(config, H200) is None
-    assert is_launchable(config)
+    assert is_launchable(launch.problem, config)
 
 
 def test_the_kernel_without_warp_specialisation_has_its_own_count() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, default_config
+from fa3_kernels.plan.sizes import check_sizes
 from fa3_kernels.plan.tile_order import TILE_COST, Shape, count_items
 from fa3_kernels.plan.tiles import padded_group
+from fa3_kernels.plan.traits import OURS
 from fa3_kernels.plan.variant import smem_bytes
 from fa3_reference.problem import AttentionProblem
 
@@ -114,20 +117,12 @@ def check_tile(config: Config) -> None:
             raise ValueError(rule)
 
 
-def is_launchable(config: Config) -> bool:
-    """Whether launch options can ask for a configuration, and are not refused: at its head_dim as compiled.
-
-    >>> [is_launchable(Config(head_dim=d, tile_m=192)) for d in (64, 96)]
-    [True, False]
-    """
-    fixed = (config.num_stages, config.softmax_stages, config.pv_from_registers, config.warp_specialized)
-    if not config.traits.is_built_here or fixed != (2, 2, True, True) or config.former:
-        return False
-    try:
-        check_tile(replace(config, head_dim=config.traits.compiled_head_dim(config.head_dim, config.is_fp8)))
-    except ValueError:
-        return False
-    return config.tile_m in config.size.rows
+def check_head_dims(problem: AttentionProblem) -> None:
+    """Raise ValueError for a head_dim whose rows TMA cannot copy."""
+    multiple = 16 if problem.dtype == "e4m3" else 8
+    for name in ("head_dim", "head_dim_v"):
+        if getattr(problem, name) % multiple:
+            raise ValueError(f"{name} must be a multiple of {multiple} (TMA), got {getattr(problem, name)}")
 
 
 def check_lockstep(
@@ -197,10 +192,7 @@ def config_of(
         For a problem or a choice that no kernel is compiled for.
     """
     problem = without_lengths(problem)
-    multiple = 16 if problem.dtype == "e4m3" else 8
-    for name in ("head_dim", "head_dim_v"):
-        if getattr(problem, name) % multiple:
-            raise ValueError(f"{name} must be a multiple of {multiple} (TMA), got {getattr(problem, name)}")
+    check_head_dims(problem)
     changes |= {} if pingpong is None else {"pingpong": pingpong}
     config = default_config(problem, tile=tile, intra_wg_overlap=intra_wg_overlap, **changes)
     if tile:
@@ -218,3 +210,32 @@ def config_of(
     if num_splits < 0:
         raise ValueError(f"num_splits must be 0 (chosen from the shape) or positive, got {num_splits}")
     return replace(config, num_splits=num_splits or choose_num_splits(problem, config, num_sms))
+
+
+def is_launchable(problem: AttentionProblem, config: Config) -> bool:
+    """Whether our kernels, launched with these choices for a problem, run this configuration and no other.
+
+    Of another family's configuration: whether ours has one with its tile and schedule, at the channels that ours
+    computes.
+
+    >>> problem = AttentionProblem(1, 16, 16, 8192, 8192, 192)
+    >>> [is_launchable(problem, Config(head_dim=d, tile_n=64)) for d in (192, 256)]
+    [False, True]
+    """
+    c = config
+    choices: dict[str, Any] = {"promotion_interval": c.promotion_interval, "out_dtype": c.out_dtype} if c.is_fp8 else {}
+    try:
+        check_sizes(problem, c.num_splits)
+        launched = config_of(
+            problem,
+            num_splits=c.num_splits,
+            pack_gqa=c.pack_gqa,
+            pingpong=c.pingpong,
+            intra_wg_overlap=c.intra_wg_overlap,
+            tile=(c.tile_m, c.tile_n),
+            **choices,
+        )
+        same = {} if c.traits.is_built_here else {"family": OURS, "head_dim": launched.head_dim}
+        return replace(c, integer_max=None, **same) == launched
+    except ValueError:
+        return False

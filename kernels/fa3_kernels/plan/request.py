@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fa3_kernels.plan.choose import check_lockstep, config_of, without_lengths
 from fa3_kernels.plan.config import Config, OutDtype, kernel_head_dim
+from fa3_kernels.plan.sizes import check_outputs
 from fa3_reference.problem import AttentionProblem, Dtype
 
 DTYPES: dict[str, Dtype] = {
@@ -215,10 +216,7 @@ def request_of(
         _require(not choices.stamps, "stamps are taken by warp-specialised kernels alone")
     head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
     rows = problem.nheads * (q.shape[0] if packed else problem.batch * problem.seqlen_q)
-    _require(
-        rows * max(choices.num_splits, head_dim) < 1 << 31,
-        f"at most 2^31 output elements and partial rows, got {rows} rows of {head_dim} and {choices.num_splits} splits",
-    )
+    check_outputs(rows, head_dim, choices.num_splits)
     return Request(problem, choices, layouts, descale_blocks)
 
 

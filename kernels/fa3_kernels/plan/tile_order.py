@@ -192,6 +192,15 @@ def assign(blocks: Sequence[int], num_ctas: int, tile_cost: float = TILE_COST) -
     return tiles, max(free_at, default=(0.0, -1))[1]
 
 
+def check_entries(seqlen_q: int, num_splits: int, batch: int, nheads: int) -> None:
+    """Raise ValueError for an index that does not fit its 20, 12 or 31 bits; rows are counted, not their tiles."""
+    if seqlen_q > MAX_M_BLOCKS or num_splits > MAX_SPLITS or batch * nheads > MAX_HEADS:
+        raise ValueError(
+            f"at most {MAX_M_BLOCKS} query rows per sequence, {MAX_SPLITS} splits and {MAX_HEADS} heads fit a "
+            f"schedule entry, got {seqlen_q}, {num_splits} and {batch} x {nheads}"
+        )
+
+
 @lru_cache(maxsize=64)
 def static_schedule(shape: Shape, num_ctas: int, *, tile_m: int, tile_n: int, head_dim: int) -> np.ndarray:
     """Assign every tile, or split of a tile, that sees a key to a CTA.
@@ -210,16 +219,7 @@ def static_schedule(shape: Shape, num_ctas: int, *, tile_m: int, tile_n: int, he
     >>> static_schedule(Shape((256,), (256,), 1, 1, right=0), 1, tile_m=128, tile_n=128, head_dim=128).tolist()
     [[1, 0, -1]]
     """
-    if (
-        max(shape.seqlens_q) > MAX_M_BLOCKS
-        or shape.num_splits > MAX_SPLITS
-        or len(shape.seqlens_q) * shape.nheads > MAX_HEADS
-    ):
-        raise ValueError(
-            f"at most {MAX_M_BLOCKS} query rows per sequence, {MAX_SPLITS} splits and {MAX_HEADS} heads fit a "
-            f"schedule entry, got {max(shape.seqlens_q)}, {shape.num_splits} and "
-            f"{len(shape.seqlens_q)} x {shape.nheads}"
-        )
+    check_entries(max(shape.seqlens_q), shape.num_splits, len(shape.seqlens_q), shape.nheads)
     order = handed_out(shape, tile_m, tile_n, head_dim, num_ctas)
     tiles, _ = assign([item.blocks for _, item in order], num_ctas, TILE_COST)
     entries = [(head << HEAD_SHIFT) + (item.split << SPLIT_SHIFT) + item.m_block for head, item in order]

@@ -1,0 +1,71 @@
+"""Which forward configuration: the channels that a family computes, and what it launches for a problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fa3_kernels.plan.choose import check_head_dims
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.traits import OURS, traits_of
+from fa3_reference.problem import AttentionProblem
+
+
+def channels(problem: AttentionProblem, family: str = OURS) -> int:
+    """Return the channels of Q, K, V and O that a launch of a family computes.
+
+    A family that pads takes the next size that it compiles, and ours one size for Q, K and V. Of a family that does not
+    pad, other sizes are what its program would take.
+
+    Raises
+    ------
+    ValueError
+        For an unknown family, for a head_dim that TMA cannot copy, and for V of another width where the family has
+        kernels for it: no program here has two widths.
+
+    >>> [channels(AttentionProblem(1, 1, 1, 64, 64, 80), family) for family in ("gluon", "flash3")]
+    [128, 96]
+    """
+    check_head_dims(problem)
+    traits = traits_of(family)
+    if not traits.is_built_here and problem.head_dim_v != problem.head_dim:
+        raise ValueError(
+            f"{traits.title} is simulated with head_dim_v equal to head_dim, got {problem.head_dim_v} and "
+            f"{problem.head_dim}"
+        )
+    widest = max(problem.head_dim, problem.head_dim_v)
+    return traits.compiled_head_dim(widest, problem.dtype == "e4m3") if traits.pads_head_dim else widest
+
+
+def promotion_interval(problem: AttentionProblem, family: str, tile_n: int) -> int:
+    """Return the keys after which e4m3 sums are promoted: 128 or as many as divide the tile, where a family does."""
+    if problem.dtype != "e4m3" or not traits_of(family).promotes:
+        return 0
+    return next((keys for keys in (128, 96, 64, 32) if tile_n % keys == 0), 0)
+
+
+def schedule_for(
+    problem: AttentionProblem, family: str = OURS, *, tile: tuple[int, int] | None = None, **changes: Any
+) -> Config:
+    """Return what a family launches for a problem, with another tile and other fields of :class:`Config`.
+
+    Turns and the way of P are those that come with the tile, where the family launches it, and otherwise turns and P
+    from registers. Keys stay in one piece and heads apart where ``changes`` do not say otherwise.
+
+    Raises
+    ------
+    ValueError
+        As :func:`channels` and :class:`Config`, and without a tile where it is not known what the family launches.
+
+    >>> chosen = schedule_for(AttentionProblem(1, 16, 16, 8192, 8192, 192))
+    >>> chosen.head_dim, chosen.tile_m, chosen.tile_n, chosen.pingpong
+    (256, 128, 64, False)
+    """
+    computed = channels(problem, family)
+    shipped = traits_of(family).shipped(problem)
+    if tile is None and shipped is None:
+        raise ValueError(f"{family} has no known tile for {problem.dtype} at head_dim {problem.head_dim}: name one")
+    tile_m, tile_n = tile or shipped[:2]  # type: ignore[index]  # known, as there is no tile
+    fields: dict[str, Any] = {"promotion_interval": promotion_interval(problem, family, tile_n)}
+    if shipped is not None and shipped[:2] == (tile_m, tile_n):
+        fields |= {"pingpong": shipped.pingpong, "pv_from_registers": shipped.pv_from_registers}
+    return Config(problem.dtype, computed, tile_m, tile_n, family=family, **fields | changes)

@@ -1,0 +1,26 @@
+"""How large a launch is simulated: one that our kernels can count, of so many tiles that all can be handed out here."""
+
+from __future__ import annotations
+
+from fa3_kernels.plan.config import WARPGROUP_ROWS
+from fa3_kernels.plan.sizes import check_sizes
+from fa3_reference.problem import AttentionProblem
+
+MOST_TILES = 1 << 18  # of 64 rows: handing out as many takes some seconds, and a ranking two minutes
+
+
+def check_forward(problem: AttentionProblem, num_splits: int = 1) -> None:
+    """Raise ValueError for a forward launch that our kernels could not count, or of too many tiles."""
+    check_sizes(problem, num_splits)
+    _check_tiles(problem.batch * problem.nheads * -(-problem.seqlen_q // WARPGROUP_ROWS) * num_splits, "row")
+
+
+def check_backward(problem: AttentionProblem) -> None:
+    """Raise ValueError for a backward launch that our kernels could not count, or of too many tiles."""
+    check_sizes(problem)
+    _check_tiles(problem.batch * problem.nheads * -(-problem.seqlen_k // WARPGROUP_ROWS), "key")
+
+
+def _check_tiles(tiles: int, of: str) -> None:
+    if tiles > MOST_TILES:
+        raise ValueError(f"launches of at most {MOST_TILES} {of} tiles of {WARPGROUP_ROWS} are simulated, got {tiles}")
