@@ -5,6 +5,9 @@ Reports, JUnit, JSON and terminals then need no rules of their own for NUL, lone
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
+
 MOST = 600  # characters of one message
 
 
@@ -32,6 +35,22 @@ def of_error(error: BaseException) -> str:
     'ValueError: two lines'
     """
     return one_line(f"{type(error).__name__}: {one_line(error)}")
+
+
+def install_hint(*packages: str) -> str:
+    """Return the command that installs other people's packages, in the versions that an extra of fa3verify asks for.
+
+    The extra itself is not named: no index has fa3verify, and pip would run whatever took the name there.
+
+    >>> install_hint("torch")
+    "pip install 'torch>=2.9'"
+    """
+    try:
+        stated = importlib.metadata.requires("fa3verify") or []
+    except importlib.metadata.PackageNotFoundError:
+        stated = []
+    wanted = {re.split(r"[^\w.-]", line, maxsplit=1)[0]: line.partition(";")[0].strip() for line in stated}
+    return " ".join(["pip install", *(f"'{wanted.get(name, name)}'" for name in packages)])
 
 
 def plural(count: int, noun: str) -> str:

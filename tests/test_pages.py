@@ -119,3 +119,49 @@ def test_modules_that_a_page_names_exist(page):
     ours = [name for name in named if "/" in name and not name.startswith("out/")]
     missing = [name for name in ours if not any((ROOT / room / name).exists() for room in ROOMS)]
     assert not missing
+
+
+INSTALLED = re.compile(
+    r"(?:pip3?|uv|pipx|poetry)\s+(?:install|add|run|download|wheel)\b([^`\n#|;&]*)|\buvx\s+([^`\n#|;&]*)"
+)
+OURS = re.compile(r"fa3verify(\[[^\]]*\])?([=<>~!@].*)?", re.IGNORECASE)
+TOLD = ("fa3verify", "kernels", "simulator", "reference", "docs", "tests", "reports", ".ci")
+TEXTS = {".py", ".md", ".yml", ".sh", ".toml", ".j2", ".cff", ""}
+
+
+def from_an_index(text: str) -> list[str]:
+    """Installations of a text that ask an index for a package of our name, which is anybody's."""
+    found = []
+    for match in INSTALLED.finditer(text):
+        words = re.split(r"[\s'\"()]+", match[1] or match[2] or "")
+        found += [match[0] for word in words if OURS.fullmatch(word.rstrip(".,:)"))]
+    return found
+
+
+def test_nothing_installs_fa3verify_from_an_index():
+    """No index has it: whoever takes the name there would be run by those who follow our pages and hints."""
+    places = [*ROOT.glob("*"), *(path for room in TOLD for path in (ROOT / room).rglob("*"))]
+    texts = [path for path in places if path.suffix in TEXTS and path.is_file() and path != Path(__file__)]
+    texts = [path for path in texts if path.name != "CHANGELOG.md" and "__pycache__" not in path.parts]
+    assert len(texts) > 500
+    found = {relative(path): lines for path in texts if (lines := from_an_index(path.read_text(errors="replace")))}
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("pip install fa3verify", True),
+        ("- run: pip install . fa3verify", True),
+        ("run `pip install 'fa3verify[torch]'`.", True),
+        ("uv pip install fa3verify==0.2.0", True),
+        ("uv add fa3verify", True),
+        ("pip install ./fa3verify", False),
+        ("pip install PATH/TO/fa3verify", False),
+        ('pip install . "$FA3VERIFY"', False),
+        ("pip install -e '.[test]'  # of fa3verify", False),
+        ("pip install wheels/fa3verify-0.2.0-py3-none-any.whl", False),
+    ],
+)
+def test_an_installation_from_an_index_is_told_from_one_of_a_path(text, is_found):
+    assert bool(from_an_index(text)) == is_found

@@ -21,6 +21,7 @@ from fa3verify.adapters.functions import GradientsOf, array_candidate
 from fa3verify.candidates import Candidate
 from fa3verify.operations.backward import GradientConfig
 from fa3verify.policy import Policy
+from fa3verify.text import install_hint
 
 _UNFUSED = SoftmaxOrder("unscaled", "always", "any", "normalised")
 _BLOCKS = SoftmaxOrder("unscaled", "lazy", "left_to_right", "running")
@@ -150,7 +151,7 @@ class _Packages:
 
 def _candidates(name: str, kernel: Kernel) -> tuple[Candidate, ...]:
     missing = [package for package in kernel.packages if find_spec(package) is None]
-    reason = f"needs {', '.join(missing)}: pip install 'fa3verify[adapters]'" if missing else None
+    reason = f"needs {', '.join(missing)}: {install_hint(*missing)}" if missing else None
     made = array_candidate(
         _Function(kernel.function),
         dtypes=kernel.dtypes,

@@ -45,10 +45,10 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         fail(INTERRUPTED, "interrupted; finished work is kept and the same command goes on from there")
     except ModuleNotFoundError as error:
-        extra = {"torch": "torch", "triton": "gpu", "distributed": "distributed", "dask": "distributed"}.get(
-            error.name or "", ""
-        )
-        hint = f"; install it with: pip install 'fa3verify[{extra}]'" if extra else ""
+        from fa3verify.text import install_hint
+
+        is_optional = error.name in ("torch", "triton", "distributed", "dask")
+        hint = f"; install it with: {install_hint(str(error.name))}" if is_optional else ""
         fail(ENVIRONMENT, f"package {error.name} is not installed{hint}")
     except ValueError as error:
         fail(USAGE, str(error))

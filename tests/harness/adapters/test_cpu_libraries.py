@@ -75,4 +75,5 @@ def test_a_mistake_around_a_library_is_found(kernel, mistake):
 
 @pytest.mark.parametrize("kernel", MISSING, ids=lambda kernel: kernel.name)
 def test_a_missing_library_says_how_to_get_it(kernel):
-    assert "pip install 'fa3verify[adapters]'" in kernel.unavailable
+    assert "pip install '" in kernel.unavailable
+    assert "fa3verify" not in kernel.unavailable

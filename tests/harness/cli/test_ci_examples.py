@@ -17,6 +17,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fa3verify import __version__
+
 FILES = Path(__file__).parents[3] / "docs" / "ci"
 SOUND, WRONG = "twin.quantize", "twin.quantize+neighbour_descale"
 PROGRAM = f"""#!{sys.executable}
@@ -76,9 +78,16 @@ def workflow() -> dict:
 
 
 def commands(workflow: dict, job: str, **matrix: int) -> list[str]:
-    """The commands of a job that are not installation, with the values of its matrix."""
+    """The commands of a job that are not installation, with the values of its matrix.
+
+    Installation is the checkout and a wheel that lies in it: no index has a package of that name.
+    """
     lines = [step["run"] for step in workflow["jobs"][job]["steps"] if "run" in step]
-    ours = [line for line in lines if not line.startswith("pip install")]
+    assert lines[0] == 'pip install . "$FA3VERIFY"'
+    assert re.fullmatch(
+        rf"\./[\w/]+/fa3verify-{re.escape(__version__)}-py3-none-any\.whl", workflow["env"]["FA3VERIFY"]
+    )
+    ours = lines[1:]
     assert all(line.startswith("fa3verify ") for line in ours), "a command that no test runs"
     for name, value in matrix.items():
         ours = [re.sub(rf"\$\{{\{{ matrix.{name} \}}\}}", str(value), line) for line in ours]

@@ -105,14 +105,14 @@ def test_a_full_disk_is_an_environment_error(tmp_path, monkeypatch):
     assert "No space left on device" in one_line(result)
 
 
-def test_a_missing_package_names_its_extra(tmp_path, monkeypatch):
+def test_a_missing_package_names_the_version_to_install(tmp_path, monkeypatch):
     def missing(*_):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr(jobs, "run", missing)
     result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
     assert result.exit_code == 3
-    assert "pip install 'fa3verify[torch]'" in one_line(result)
+    assert "pip install 'torch>=2.9'" in one_line(result)
 
 
 def test_an_internal_error_is_one_line(tmp_path, monkeypatch):
