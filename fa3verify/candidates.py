@@ -296,9 +296,9 @@ _WHATEVER_THE_SPLITS = frozenset(
         "value_scaling_by_powers_of_two",
     }
 )
-# What kernels of other families declare, the twin as the library: cuDNN runs another kernel for one query, the
-# tutorial masks no tail, and FlashAttention-2 takes a part of the keys whose row sum is NaN for an empty one, so that
-# lse is finite where out is NaN.
+# What kernels of other families declare, the twin as the library and from here alone, so that one verdict can be held
+# against the other: cuDNN runs another kernel for one query, the tutorial masks no tail, and FlashAttention-2 takes a
+# part of the keys whose row sum is NaN for an empty one, so that lse is finite where out is NaN.
 DECLARED: dict[str, dict[str, Any]] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
     "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},

@@ -86,7 +86,8 @@ class Peer:
         File in the peers' folder, or package, without which it cannot run; ``wheel`` is the pattern of files there that
         hold the package.
     facts : tuple of (str, value)
-        What else its candidate declares; those of a family stand in :data:`fa3verify.candidates.DECLARED`.
+        What its candidate declares where no family is known; what a family declares stands in
+        :data:`fa3verify.candidates.DECLARED`, for its twin as well.
     is_timed : bool
         Whether bench has it: a rival, not a yardstick of accuracy.
     unjudged : str
@@ -146,7 +147,7 @@ PEERS: dict[str, Peer] = {
     ),
     "flash3.dew": Peer(
         "official FlashAttention-3", "flash3_dew", "dew-flash-attn-cu13 0.3.6", features=("causal", "window", "gqa"),
-        family="flash3.dew", binary="libdew_flash_attn3.so", facts=(("min_seqlen", 1),),
+        family="flash3.dew", binary="libdew_flash_attn3.so",
     ),
     "flash4": Peer(
         "FlashAttention-4 in the CuTe DSL, compiled beforehand", "flash4", "flash-attn 4.0.0b36", features=("causal",),
@@ -212,9 +213,8 @@ class _Library:
 
 
 def _candidates(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:
-    side, facts = _Library(name), {**DECLARED.get(peer.family, {}), **dict(peer.facts)}
-    if not peer.family:
-        facts = {"bitwise": CLAIMED, **facts}
+    side = _Library(name)
+    facts = DECLARED.get(peer.family, {}) if peer.family else {"bitwise": CLAIMED, **dict(peer.facts)}
     return tuple(
         Candidate(
             f"{name}.{dtype}", dtype, side.run, side.configure, frozenset(peer.features),

@@ -88,6 +88,37 @@ def _symptom(grave: str, members: list[Mapping[str, Any]]) -> Symptom:
     return Symptom(grave, members[0], tuple(Counter(told(each["what"]) for each in members[1:]).items()))
 
 
+def why(symptom: Symptom) -> str:
+    """Return why a kernel fails by one symptom, in about three words, such as ``lse inf, not -inf``."""
+    found = symptom.first
+    rule = told(found["what"]).partition(", ")[2]
+    match symptom.severity:
+        case "no result":
+            raised = re.match(r"\w+(?:Error|Exception|Interrupt|Exit)\b", found["message"])
+            return f"raises {raised[0]}" if raised else "gives no result"
+        case "infinite error":
+            return _infinite(found["message"], rule)
+        case "broken property":
+            return f"broken: {str(law_of(found['what'])).replace('_', ' ')}"
+        case "worse than the baseline":
+            return symptom.severity
+    return next((words for word, words in _RULES.items() if word in rule), "beyond its bound")
+
+
+_RULES = {"bits": "other bits", "outside": "outside stated order"}
+
+
+def _infinite(message: str, rule: str) -> str:
+    """An error without an end, by the first value that has it, else by the rule that saw it."""
+    if compared := _COMPARED.search(message):
+        output = message[: compared.end(1)].rpartition(": ")[2].split()[0]
+        got, expected = (x if x in _NOT_FINITE else "finite" for x in compared.groups()[1:])
+        return f"{output} {got}, not {expected}"
+    if "non-finite" in rule:
+        return rule
+    return f"{rule.removesuffix('error / bound')}error infinite"
+
+
 def severity(found: Mapping[str, Any]) -> str:
     """Return which of :data:`SEVERITIES` a finding is."""
     what, message = found["what"], found["message"]

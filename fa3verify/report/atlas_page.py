@@ -12,14 +12,14 @@ import io
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from fa3_reference.problem import DTYPES
-from fa3verify import operations
+from fa3verify import __version__, operations
 from fa3verify.campaign.atlas import Atlas, Entry
 from fa3verify.campaign.findings import clusters
 from fa3verify.files import write_text
@@ -29,6 +29,7 @@ from fa3verify.verdict import told
 
 PAGE, MARKDOWN = "atlas.html", "atlas.md"
 KNOWN_SCHEMA, COMPARED_SCHEMA = "fa3verify.known/1", "fa3verify.compare/1"
+NO_KEY = "stale: no hash of the twins that were run was kept"
 HUNTED = "error / bound before the last rounding"
 
 
@@ -73,7 +74,7 @@ GLOSSARY = (
         "Verdict",
         "That of fa3verify verify: bits against the twin where there is one, bound, properties, and enough of what the "
         "kernel claims tried. Shaded cells are more than twice the least of their row; red ones are not finite, or "
-        "above the bound.",
+        "above the bound. Why says it of a fail in few words, one for each symptom; the findings below say all.",
     ),
 )
 
@@ -147,14 +148,14 @@ def _take(data: Data, where: str, text: str, name: str) -> str:
     """Add one file to the data; returns what it is."""
     if name.endswith(".csv"):
         data.hunted |= _hunted(text, name)
-        return "targeted search"
+        return f"targeted search; {NO_KEY}"
     try:
         body = json.loads(text)
         schema = body.get("schema") if isinstance(body, dict) else None
         if schema == COMPARED_SCHEMA:
             for row in body["comparisons"]:
                 data.compared.setdefault(row["kernel"], []).append(row["found"])
-            return "what may change without changing a bit"
+            return f"what may change without changing a bit; {NO_KEY}"
         if schema == KNOWN_SCHEMA:
             folder = Path(where).parent
             for row in body["known"]:
@@ -196,15 +197,27 @@ def _hunted(text: str, name: str) -> dict[str, dict[str, Any]]:
 
 def judged(data: Data) -> tuple[list[Judged], list[Entry]]:
     """Return the kernels that were judged, and those that were in none of the atlases."""
-    ran = [(folder, made, e) for folder, made in data.atlases for e in made.entries if e.verdict != "not run"]
+    ran = _newest((folder, made, e) for folder, made in data.atlases for e in made.entries if e.verdict != "not run")
     names = [entry.kernel for _, _, entry in ran]
     rows = []
     for folder, made, entry in ran:
         device = entry.identity.device or made.platform
         label = entry.kernel if names.count(entry.kernel) == 1 else f"{entry.kernel} ({device})"
-        rows.append(Judged(label, entry, folder, device))
+        rows.append(Judged(label, entry, folder, device, made.version))
     absent = {e.kernel: e for _, made in data.atlases for e in made.entries if e.kernel not in names}
     return rows, list(absent.values())
+
+
+def _newest(ran: Iterable[tuple[str, Atlas, Entry]]) -> list[tuple[str, Atlas, Entry]]:
+    """Keep of each kernel and device what was judged last, where the first of a kernel stood."""
+    found: dict[tuple[str, str], tuple[str, Atlas, Entry]] = {}
+    for row in ran:
+        _, made, entry = row
+        device = entry.identity.device or made.platform
+        place = entry.kernel, "CPU" if device.startswith(("CPU", "linux")) else device
+        if place not in found or found[place][1].started <= made.started:
+            found[place] = row
+    return list(found.values())
 
 
 def render(data: Data) -> dict[str, str]:
@@ -224,6 +237,8 @@ def render(data: Data) -> dict[str, str]:
         "kernels": [details(row, data.compared, data.hunted) | {"findings": _findings(row, data)} for row in rows],
         "absent": absent,
         "counts": _counts(rows, absent),
+        "older": sorted({row.version for row in rows if row.is_older}),
+        "version": __version__,
         "glossary": GLOSSARY,
         "reproduce": " ".join(source["file"] for source in data.sources),
     }
@@ -240,6 +255,7 @@ def _counts(rows: Sequence[Judged], absent: Sequence[Entry]) -> dict[str, int]:
         "fail": verdicts.count("fail"),
         "inconclusive": verdicts.count("inconclusive"),
         "not run": len(absent),
+        "older": sum(row.is_older for row in rows),
         "problems": sum(row.entry.effort.problems for row in rows),
         "outputs": sum(row.entry.effort.outputs for row in rows),
     }

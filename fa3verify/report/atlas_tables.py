@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fa3verify import operations
+from fa3verify import __version__, operations
 from fa3verify.campaign.atlas import Entry, FamilyFigures
+from fa3verify.campaign.symptoms import symptoms, why
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 from fa3verify.report.tables import Row, Table, table
 
 OUTLIERS, ACTIVATIONS = "fa3_outliers", "activations:SmolLM2-135M-Instruct"
 REPEATED = "repeated_run_is_identical"
+REASONS = 3  # of a kernel that fails, in its row
 FAR = 2.0  # times the least figure of a row: a cell that is shaded
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One kernel on a page: its name there, its entry, the folder of its atlas, and what it ran on."""
+    """One kernel on a page: its name there, its entry, the folder of its atlas, what it ran on, and what judged it."""
 
     label: str
     entry: Entry
     folder: str
     device: str
+    version: str = __version__
+
+    @property
+    def is_older(self) -> bool:
+        """Whether an older version of fa3verify judged it: its rules, bounds and twins may have changed since."""
+        return _numbers(self.version) < _numbers(__version__)
 
     @property
     def anchor(self) -> str:
@@ -39,6 +48,20 @@ class Judged:
     def family(self, name: str) -> FamilyFigures | None:
         """Figures of one family, None where it did not run."""
         return next((row for row in self.entry.families if row.family == name), None)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def reasons(entry: Entry) -> str:
+    """Return why a kernel has not passed, in few words for each symptom, the gravest first; a dash where it has."""
+    if entry.verdict != "fail":
+        return {"pass": DASH, "inconclusive": "too little tried"}.get(entry.verdict, entry.verdict)
+    found = symptoms({"kernel": entry.kernel} | asdict(finding) for finding in entry.findings)
+    told = list(dict.fromkeys(map(why, found)))
+    more = f"; {len(told) - REASONS} more" if len(told) > REASONS else ""
+    return "; ".join(told[:REASONS]) + more or "no finding kept"
 
 
 def status(row: FamilyFigures) -> str:
@@ -77,6 +100,8 @@ def overview(rows: Sequence[Judged], title: str) -> Table:
     columns = [
         ("kernel", "kernel"),
         ("verdict", "status"),
+        ("why", "why"),
+        ("fa3verify", "version"),
         ("ran on", "device"),
         ("problems searched", "problems"),
         ("max error / bound", "ratio"),
@@ -89,7 +114,20 @@ def overview(rows: Sequence[Judged], title: str) -> Table:
         ("same call twice", "repeated"),
         ("declares", "policy"),
     ]
-    texts = ("kernel", "status", "device", "sides", "family", "outliers", "activations", "bits", "repeated", "policy")
+    texts = (
+        "kernel",
+        "status",
+        "why",
+        "version",
+        "device",
+        "sides",
+        "family",
+        "outliers",
+        "activations",
+        "bits",
+        "repeated",
+        "policy",
+    )
     told = [_overview_row(row, lengths) for row in rows]
     return table(title, f"{title}, kernels side by side", columns, told, texts)
 
@@ -100,6 +138,8 @@ def _overview_row(row: Judged, lengths: Sequence[int]) -> Row:
         "kernel": row.label,
         "_href": f"#{row.anchor}",
         "status": entry.verdict,
+        "why": reasons(entry),
+        "version": f"{row.version}, older" if row.is_older else row.version,
         "device": row.device,
         "problems": count(entry.effort.problems),
         "ratio": below_one(max((_size(f.figures.get("ratio_max")) for f in entry.families), default=None)),

@@ -237,3 +237,25 @@ def test_a_file_that_is_not_there_is_named_with_the_folder_that_it_was_sought_in
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=rf"no file absent\.py in {tmp_path}"):
         candidates.load("absent.py:kernel")
+
+
+KNOWN = candidates.discover()
+PAIRS = sorted(
+    (name, twin)
+    for name, kernel in KNOWN.items()
+    for twin in [kernel.twin or f"twin.{name}"]
+    if not name.startswith("twin.") and twin in KNOWN
+)
+
+
+@pytest.mark.parametrize(("name", "twin"), PAIRS)
+def test_a_twin_and_its_kernel_are_judged_under_the_same_declarations(name, twin):
+    """flash3.dew declared that it takes no sequence without keys, its twin did not: one passed and the other failed."""
+    assert KNOWN[name].declared == KNOWN[twin].declared
+    assert KNOWN[name].policy == KNOWN[twin].policy
+
+
+def test_every_kernel_with_a_twin_has_been_compared_with_it():
+    assert {"flash2.fp16", "flash3.dew.bf16", "flash3.dew.backward.fp16", "cudnn.fp16", "gluon.e4m3"} <= {
+        x for x, _ in PAIRS
+    }

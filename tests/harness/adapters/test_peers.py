@@ -73,7 +73,7 @@ def test_a_peer_declares_what_its_twin_does_and_is_sent_nothing_that_it_refuses(
     if kernel.twin is not None:
         twin = candidates.find(kernel.twin)
         assert (kernel.policy, kernel.bitwise) == (twin.policy, twin.bitwise)
-        assert kernel.min_seqlen >= twin.min_seqlen
+        assert kernel.declared == twin.declared
         assert kernel.features <= twin.features
         assert kernel.configure(problem) == twin.configure(problem)
         assert kernel.order(kernel.configure(problem)) == twin.order(twin.configure(problem))

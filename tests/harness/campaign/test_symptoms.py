@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from fa3verify.campaign.findings import finding
-from fa3verify.campaign.symptoms import SEVERITIES, severity, symptoms
+from fa3verify.campaign.symptoms import SEVERITIES, severity, symptoms, why
 
 EXAMPLES = {
     "no result": finding("k", "law x", "ValueError: 3", crashed=True),
@@ -89,3 +89,36 @@ def test_others_are_one_for_each_cause_and_findings_without_a_cause_stand_alone(
     ]
     old = [{"kernel": "k", "what": "w", "message": str(i)} for i in range(3)]
     assert len(symptoms(old)) == 3
+
+
+WORDS = [
+    ("raises RuntimeError", finding("k", "law x", "RuntimeError: shape '[2, 1]' is invalid", crashed=True)),
+    ("gives no result", finding("k", "family normal", "hang", crashed=True)),
+    (
+        "lse inf, not -inf",
+        finding("k", "law x", "against float64: lse[0, 0]: got inf, expected -inf, bound 0, ratio inf"),
+    ),
+    ("out nan, not finite", finding("k", "law x", "out with V = 1 everywhere[0, 0]: got nan, expected 0.0, bound 0")),
+    ("error infinite", finding("k", "L1 error / bound", "family cover: observed inf, limit 1")),
+    ("lse error infinite", finding("k", "L1 lse error / bound", "family cover: observed inf, limit 1")),
+    ("non-finite outputs", finding("k", "L1 non-finite outputs", "family cover: observed 960, limit 0")),
+    ("beyond its bound", finding("k", "L1 error / bound", "family cover: observed 1.7, limit 1")),
+    ("beyond its bound", finding("k", "law error_within_bound", "out[0]: got 2.5, expected 1.5, bound 0.1, ratio 10")),
+    ("other bits", finding("k", "L0 bits that differ from the twin", "family faint: observed 3, limit 0")),
+    (
+        "outside stated order",
+        finding("k", "L1 outside the stated order, assuming", "family faint: observed 3, limit 0"),
+    ),
+    (
+        "broken: sign symmetry",
+        finding("k", "law sign_symmetry", "out[0]: got 2.5, expected 1.5 bit for bit; 1 of 1 differ"),
+    ),
+    ("worse than the baseline", finding("k", "L2 rel_rmse_seen", "family peaky: observed 3, limit 2, baseline 2")),
+]
+
+
+@pytest.mark.parametrize(("words", "found"), WORDS, ids=[words for words, _ in WORDS])
+def test_a_symptom_is_told_in_about_three_words(words, found):
+    (symptom,) = symptoms([found])
+    assert why(symptom) == words
+    assert len(words.split()) <= 4

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fa3verify import __version__
 from fa3verify.campaign import atlas
 from fa3verify.candidates import Identity
 from fa3verify.report import atlas_page, atlas_tables, moved
@@ -34,9 +35,10 @@ def entry(name: str, *, families: tuple[str, ...] = ("normal", "fa3_outliers"), 
     return replace(found, **changes)
 
 
-def stored(folder: Path, *entries: atlas.Entry) -> Path:
-    started = "2026-01-01T00:00:00+00:00"
-    made = atlas.Atlas("0.2.0", "abc", "quick", 0, started, "linux x86_64", {"torch": "2.11.0"}, entries)
+def stored(
+    folder: Path, *entries: atlas.Entry, version: str = __version__, started: str = "2026-01-01T00:00:00+00:00"
+) -> Path:
+    made = atlas.Atlas(version, "abc", "quick", 0, started, "linux x86_64", {"torch": "2.11.0"}, entries)
     atlas.write(folder / atlas.FILE, made)
     return folder / atlas.FILE
 
@@ -79,7 +81,8 @@ def test_kernels_of_one_operation_and_dtype_stand_side_by_side(tmp_path):
     assert html.index('id="forward-fp16"') < html.index('id="forward-e4m3"')
     row = next(line for line in text.splitlines() if line.startswith("| b.fp16"))
     assert [cell.strip() for cell in row.strip("| ").split("|")] == [
-        "b.fp16", "pass", "NVIDIA H200", "321", "0.875", "–", "normal", "1.25e-3, 4.00e-3", "–", "0.573",
+        "b.fp16", "pass", "–", __version__, "NVIDIA H200", "321", "0.875", "–", "normal", "1.25e-3, 4.00e-3", "–",
+        "0.573",
         "0 of 8\u202f192", "same bits", "causal top left",
     ]  # fmt: skip
     assert 'href="gpu/worst/b.fp16.json"' in html
@@ -102,6 +105,68 @@ def test_a_largest_error_is_proved_only_where_the_order_leaves_one_value_and_it_
     assert atlas_tables.status(known) == "proved"
     assert atlas_tables.status(replace(row, figures=known.figures | {"outside": 1})) == "searched"
     assert atlas_tables.status(replace(row, figures={"ratio_max": 0.5})) == "searched"
+
+
+FAILED = (
+    atlas.Finding(
+        "law error_within_bound", "RuntimeError: shape '[2, 1]' is invalid", None, "RuntimeError: shape", None
+    ),
+    atlas.Finding("L1 lse error / bound", "family cover: observed inf, limit 1", None, "L1 lse error / bound", None),
+)
+
+
+def cells(text: str, kernel: str) -> dict[str, str]:
+    """The row of a kernel in the first table that has it, by heading."""
+    lines = text.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith(f"| {kernel} "))
+    head = next(line for line in reversed(lines[:place]) if line.startswith("| kernel"))
+    split = [[cell.strip() for cell in line.strip("| ").split("|")] for line in (head, lines[place])]
+    return dict(zip(*split, strict=True))
+
+
+def test_a_kernel_that_fails_says_why_in_its_row(tmp_path):
+    entries = entry("a.fp16", verdict="fail", findings=FAILED), entry("b.fp16"), entry("c.fp16", verdict="inconclusive")
+    html, text = pages(tmp_path, stored(tmp_path, *entries))
+    assert cells(text, "a.fp16")["why"] == "raises RuntimeError; lse error infinite"
+    assert cells(text, "b.fp16")["why"] == "–"
+    assert cells(text, "c.fp16")["why"] == "too little tried"
+    assert "raises RuntimeError; lse error infinite" in html
+
+
+def test_every_published_fail_names_its_reason():
+    text = (PUBLISHED / "atlas.md").read_text()
+    failing = [
+        e.kernel for path in PUBLISHED.glob("*/atlas.json") for e in atlas.read(path).entries if e.verdict == "fail"
+    ]
+    assert failing
+    for kernel in failing:
+        assert len(cells(text, kernel)["why"].split()) >= 2, kernel
+
+
+def test_rows_of_an_older_version_are_marked_and_others_are_not(tmp_path):
+    old = stored(tmp_path / "old", entry("a.fp16"), version="0.0.9")
+    html, text = pages(tmp_path, old, stored(tmp_path / "new", entry("b.fp16")))
+    assert cells(text, "a.fp16")["fa3verify"] == "0.0.9, older"
+    assert cells(text, "b.fp16")["fa3verify"] == __version__
+    assert "**Stale**: 1 of 2 rows are of fa3verify 0.0.9" in text
+    assert "0.0.9, older" in html
+    _, text = pages(tmp_path, stored(tmp_path / "new", entry("b.fp16")))
+    assert "Stale" not in text
+
+
+def test_of_a_kernel_judged_twice_on_one_machine_the_later_row_stands(tmp_path):
+    """Rows of a new campaign are merged by naming its atlas beside the old one, in whichever order."""
+    cpu, gpu = Identity(device="CPU, x86_64"), Identity(device="NVIDIA H200")
+    old = stored(tmp_path / "old", entry("a.fp16", verdict="fail", identity=Identity()), entry("b.fp16", identity=gpu),
+                 version="0.0.9")  # fmt: skip
+    new = stored(tmp_path / "new", entry("a.fp16", identity=cpu), entry("b.fp16", identity=cpu),
+                 atlas.not_run("c.fp16", "no GPU"), started="2026-02-01T00:00:00+00:00")  # fmt: skip
+    for files in ((old, new), (new, old)):
+        _, text = pages(tmp_path, *files)
+        assert cells(text, "a.fp16")["verdict"] == "pass"
+        assert len([line for line in text.splitlines() if line.startswith("| a.fp16 ")]) == 1
+        assert cells(text, "b.fp16 (NVIDIA H200)")["fa3verify"] == "0.0.9, older"
+        assert cells(text, "b.fp16 (CPU, x86\\_64)")["fa3verify"] == __version__
 
 
 def test_what_is_not_finite_or_above_its_bound_or_far_from_the_least_is_marked(tmp_path):
