@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import doctest
 import os
 import re
 import shlex
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,20 @@ def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", page.read_text())
     missing = [link for link in links if "://" not in link and not os.path.exists(page.parent / link)]
     assert not missing
+
+
+OFFICIAL = re.compile(r"official FlashAttention-3", re.IGNORECASE)
+WHEELS = re.compile(r"fa3-fwd(?: |-)\d|dew-flash-attn")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=relative)
+def test_official_flash_attention_3_is_called_what_it_is_where_a_page_first_names_it(page):
+    """It is two wheels of other people: the paragraph of its first mention, or the one below a title, says so."""
+    paragraphs = re.split(r"\n\s*\n", page.read_text())
+    first = next((i for i, text in enumerate(paragraphs) if OFFICIAL.search(text)), None)
+    if first is not None:
+        told = paragraphs[first : first + 1 + paragraphs[first].startswith("#")]
+        assert WHEELS.search(" ".join(told)), told[0][:200]
 
 
 EVIDENCE = {".csv", ".json", ".jsonl", ".nc", ".npz", ".toml", ".xz"}
@@ -165,3 +181,51 @@ def test_nothing_installs_fa3verify_from_an_index():
 )
 def test_an_installation_from_an_index_is_told_from_one_of_a_path(text, is_found):
     assert bool(from_an_index(text)) == is_found
+
+
+HEAD_DIMS = ROOT / "reports" / "h200" / "speed" / "head_dims"
+
+
+def ratios_of_head_dims() -> dict[tuple[str, ...], dict[str, float]]:
+    """Time of the faster FlashAttention-3 over that of each of our kernels, by pass, dtype, head dims and mask."""
+    found: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    with (HEAD_DIMS / "head_dims.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            place = tuple(row[name] for name in ("pass", "dtype", "head_dim", "head_dim_v", "causal"))
+            if row["ms"]:
+                found[place][row["kernel"]] = float(row["ms"])
+    return {
+        place: {
+            name: min(ms for peer, ms in times.items() if peer.startswith("flash3")) / ms for name, ms in times.items()
+        }
+        for place, times in found.items()
+    }
+
+
+def test_ratios_of_head_dims_are_those_of_the_times():
+    ratios = ratios_of_head_dims()
+    text = (HEAD_DIMS / "README.md").read_text()
+    head, *lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    kinds = {"forward bf16": ("fwd", "bf16", "gluon"), "forward e4m3, promoted": ("fwd", "e4m3", "gluon"),
+             "forward e4m3, chained": ("fwd", "e4m3", "gluon.chained"), "backward bf16": ("bwd", "bf16", "gluon"),
+             "backward bf16, fixed order": ("bwd", "bf16", "gluon.deterministic")}  # fmt: skip
+    shown = 0
+    for what, *cells in lines:
+        part, dtype, kernel = kinds[what]
+        for dims, cell in zip(head[1:], cells, strict=True):
+            head_dim, *wide = re.findall(r"\d+", dims)
+            places = [(part, dtype, head_dim, *(wide or [head_dim]), causal) for causal in ("False", "True")]
+            known = [f"{ratios[place][kernel]:.2f}" for place in places if place in ratios]
+            shown += len(known)
+            assert cell == (" / ".join(known) or "–"), (what, dims)
+    assert shown == sum(len([name for name in found if name.startswith("gluon")]) for found in ratios.values())
+
+
+def test_the_readme_says_the_speed_of_every_head_dim_that_was_measured():
+    (line,) = re.findall(r"^- Head dims that are no power of two .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    parts = dict(zip((("fwd", "bf16"), ("fwd", "e4m3"), ("bwd", "bf16")), line.split("; "), strict=True))
+    for (part, dtype, head_dim, head_dim_v, causal), found in ratios_of_head_dims().items():
+        if causal == "False":
+            name = head_dim if head_dim == head_dim_v else f"{head_dim} with V of {head_dim_v}"
+            ours = f"{found['gluon']:.2f}"
+            assert re.search(rf"\b{ours} at (?:\d+ and )?{name}\b", parts[part, dtype]), (part, dtype, name, ours)

@@ -151,7 +151,7 @@ KEYS = (  # the first that fits
     Key(("atlas/*/atlas.json", "release-*/report.md"), _version, "the version that judged stands in it or in its name"),
     Key(("atlas/*/worst/*.json", "findings/0002_*.json"), _constant, "inputs to be judged again, no results"),
     Key(
-        ("speed/host/*.csv", "speed/packed/*.csv", "speed/backward/*.csv", "tune/*.csv"),
+        ("speed/host/*.csv", "speed/packed/*.csv", "speed/backward/*.csv", "speed/head_dims/*.csv", "tune/*.csv"),
         _none,
         "timed by scripts of a note, which kept no hash of the launches",
     ),
