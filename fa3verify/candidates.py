@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
@@ -29,6 +29,7 @@ from fa3verify.policy import DEFAULT, Policy
 from fa3verify.text import of_error, one_line
 
 ENTRY_POINTS = "fa3verify.kernels"
+Accumulator = Literal["fp32", "wgmma", "either"]
 MADE = "__fa3verify_candidates__"  # of a function that was declared to be a kernel: its candidates
 
 
@@ -81,7 +82,12 @@ class Candidate:
         ``order(config)``: the :class:`fa3_reference.bounds.KernelModel` of a forward, or the
         :class:`fa3_reference.bounds.model.BackwardModel` of a backward, which states its order of operations and is
         what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a family that is known.
-        Without it the bound is the wider one of any order.
+        Without it the bound is the wider one of any order (:mod:`fa3verify.hypotheses`).
+    accumulator : {"fp32", "wgmma", "either"}, optional
+        Of a kernel without ``order``, how it adds products: in binary32, in Hopper's tensor core, or either. By default
+        its device decides.
+    device : str
+        Where its arrays live, as torch names it: "cpu", "cuda" or "cuda:1".
     changeable : frozenset of str
         Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
     policy : Policy
@@ -115,6 +121,8 @@ class Candidate:
     twin: str | None = None
     operation: str = operations.FORWARD
     order: Callable[[Any], Any] | None = None
+    accumulator: Accumulator | None = None
+    device: str = "cpu"
     changeable: frozenset[str] = frozenset()
     policy: Policy = DEFAULT
     bitwise: frozenset[str] | None = None
@@ -124,6 +132,15 @@ class Candidate:
     fixes_config: bool = False
     launchable: Callable[[AttentionProblem, Any], Any] | None = None
     identity: Callable[[], Mapping[str, str | None]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.accumulator is None:
+            return
+        if self.accumulator not in (known := get_args(Accumulator)):
+            raise ValueError(f"accumulator must be among {', '.join(known)}, got {self.accumulator!r}")
+        if self.order is not None or self.operation == "quantize":
+            why = "its order says how it adds" if self.order is not None else "its bound assumes none"
+            raise ValueError(f"{self.name} takes no accumulator, got {self.accumulator!r}: {why}")
 
     @property
     def declared(self) -> tuple[str, ...]:

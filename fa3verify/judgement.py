@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import calls, candidates, metrics, operations
+from fa3verify import calls, candidates, hypotheses, metrics, operations
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.operations import Outputs
 from fa3verify.operations.operation import Arrays
 from fa3verify.policy import freed
 
+_STATED = ""  # the hypothesis of a kernel that states its order
 Enclosure = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -26,7 +27,9 @@ class Judgement:
 
     ``inputs`` are q, k and v, and what else the operation takes, before rounding or quantisation. ``seen`` is the truth
     for the operands the kernel saw, ``unrounded`` for the inputs (None when not asked for); ``measures`` holds the
-    figures of :mod:`fa3verify.metrics`.
+    figures of :mod:`fa3verify.metrics`. Of a kernel that states no order ``hypotheses`` holds those figures by
+    hypothesis (:mod:`fa3verify.hypotheses`); ``bound`` and ``measures`` are of the one that the case speaks least
+    against.
     """
 
     case: Case
@@ -37,6 +40,7 @@ class Judgement:
     unrounded: Outputs | None
     bound: Outputs
     measures: dict[str, float]
+    hypotheses: Mapping[str, dict[str, float]] = field(default_factory=dict)
 
 
 def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgement:
@@ -59,24 +63,31 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     arrays, prepared = case.draw()
     operands = prepared.operands
     config = candidate.config_for(problem, case.changes)
-    exact, assumed = operands.dequantized(problem), operation.assumed(candidate, config)
+    exact, sides = operands.dequantized(problem), hypotheses.under(candidate)
 
-    def references(got: Outputs) -> tuple[Outputs, Outputs | None, Outputs]:
+    def references(got: Outputs) -> tuple[Outputs, Outputs | None, dict[str, Outputs]]:
         seen = operation.truth(problem, exact, config, got)
         original = operation.truth(problem, arrays, config, got) if unrounded else None
-        bound = operation.bound(problem, operands, assumed, got)
-        return seen, original, freed(candidate.policy, problem, bound, math.inf)
+        bounds = {}
+        for name, side in (sides or {_STATED: candidate}).items():
+            bound = operation.bound(problem, operands, operation.assumed(side, config), got)
+            bounds[name] = freed(candidate.policy, problem, bound, math.inf)
+        return seen, original, bounds
 
     before = None if operation.judges_choices else references({})  # what the kernel does can then not reach them
-    enclosure = _enclosure(candidate, problem, operands, assumed)
+    enclosure = {} if sides else _enclosure(candidate, problem, operands, operation.assumed(candidate, config))
     got = calls.run(candidate, problem, operands, config)
-    seen, original, bound = before or references(got)
-    measures = metrics.figures(operation, got, seen, original, bound, config)
-    measures |= metrics.enclosed(got, seen, enclosure)
+    seen, original, bounds = before or references(got)
+    beside = metrics.enclosed(got, seen, enclosure)
     if candidate.twin is not None:
         expected = calls.run(candidates.find(candidate.twin), problem, operands, config)
-        measures["bits_differing"] = metrics.bits_differing(got, expected)
-    return Judgement(case, arrays, operands, got, seen, original, bound, measures)
+        beside["bits_differing"] = metrics.bits_differing(got, expected)
+    found = {
+        name: metrics.figures(operation, got, seen, original, bound, config) | beside for name, bound in bounds.items()
+    }
+    least = min(found, key=lambda name: hypotheses.strain(operation, found[name]))
+    under = found if sides else {}
+    return Judgement(case, arrays, operands, got, seen, original, bounds[least], found[least], under)
 
 
 def _enclosure(candidate: Candidate, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:
@@ -91,7 +102,6 @@ def passes(candidate: Candidate, measures: dict[str, float]) -> bool:
     """Whether one judged case passes: no bit differs from the twin and no value is outside its enclosure, where there
     is one, and no element leaves its bound.
     """
-    sides = operations.find(candidate.operation).sides
-    ratios = [measures["ratio_max"], *(measures.get(f"ratio_{side.name}_max", 0.0) for side in sides)]
-    wrong = ("nonfinite", "bits_differing", "outside")
-    return max(ratios) <= 1 and not any(measures.get(name, 0) for name in wrong)
+    operation = operations.find(candidate.operation)
+    wrong = ("bits_differing", "outside")
+    return hypotheses.strain(operation, measures) <= 1 and not any(measures.get(name, 0) for name in wrong)

@@ -71,7 +71,7 @@ def _torch_flash_gradients(config: GradientConfig) -> BackwardModel:
 
 
 def _any_gradients(config: GradientConfig) -> BackwardModel:
-    return BackwardModel.any_order(config.dtype, config.forward)
+    return BackwardModel.any_order(config.dtype, config.forward, accumulator="fp32")
 
 
 class Kernel(NamedTuple):

@@ -121,14 +121,15 @@ def array_candidate(
         Of an e4m3 function's output, bf16 by default; others return their own format.
     facts
         What else :class:`fa3verify.candidates.Candidate` holds, above all ``features`` (causal and gqa by default),
-        ``order``, ``policy``, ``head_dims``, ``seqlen_multiple``, ``min_seqlen`` and ``bitwise``, of which nothing is
-        claimed by default. Without ``order`` the bound is that of any order.
+        ``order``, ``accumulator``, ``policy``, ``head_dims``, ``seqlen_multiple``, ``min_seqlen`` and ``bitwise``, of
+        which nothing is claimed by default. Without ``order`` the bound is that of any order, with the sums that
+        ``accumulator`` or else the device says.
 
     Raises
     ------
     ValueError
-        For a misspelt dtype, layout, feature, property or kind of gradients, with the list of those that exist; for
-        "autograd" of a function that is not of torch tensors.
+        For a misspelt dtype, layout, feature, property, accumulator or kind of gradients, with the list of those that
+        exist; for "autograd" of a function that is not of torch tensors; for an accumulator beside an order.
     """
     operation = "backward" if gradients else operations.FORWARD
     taken = ARRAY_FEATURES & operations.find(operation).features
@@ -155,7 +156,7 @@ def array_candidate(
     return tuple(
         Candidate(
             f"{title}.{dtype}", dtype, side.run, side.configure, features, bitwise=frozenset(bitwise),
-            operation=operation, **facts,
+            operation=operation, device=device, **facts,
         )
         for dtype in dtypes
     )  # fmt: skip

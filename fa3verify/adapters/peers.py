@@ -33,10 +33,15 @@ _TOP_LEFT = Policy(causal="top_left")
 _RUNNING = SoftmaxOrder("unscaled", "always", "any", "running", "any", "rounded", "float32", "apart")
 
 
+def _any_order(config: Config) -> KernelModel:
+    """Any order on the GPU that peers run on: the tensor core may add the products, or binary32."""
+    return KernelModel.any_order(config.dtype, config.out_dtype, accumulator="either")
+
+
 def _blocks(config: Config) -> KernelModel:
-    """Key blocks in any order, each rounding the scaled scores and then the factor to log2 units, by source; sums in
-    binary32 in any tree, as neither the tensor core's instruction nor the tile is known."""
-    return replace(KernelModel.any_order(config.dtype, config.out_dtype), order=_RUNNING)
+    """Key blocks in any order, each rounding the scaled scores and then the factor to log2 units, by source; sums of
+    the tensor core or in binary32, as neither its instruction nor the tile is known."""
+    return replace(_any_order(config), order=_RUNNING)
 
 
 def _chained(config: Config) -> KernelModel:
@@ -101,7 +106,7 @@ class Peer:
     features: tuple[str, ...] = ("causal", "gqa")
     family: str = ""
     choices: tuple[str, ...] = ()
-    order: Callable[[Config], KernelModel] = lambda config: KernelModel.any_order(config.dtype, config.out_dtype)
+    order: Callable[[Config], KernelModel] = _any_order
     refuses: Callable[[AttentionProblem], str] = lambda problem: ""
     binary: str = ""
     package: str = "torch"
@@ -260,7 +265,7 @@ _KNOWN_BACKWARDS = ("flash3.dew",)
 
 def _added_in_16_bits(config: GradientConfig) -> BackwardModel:
     """torch adds dK and dV of a group's heads in 16 bits, whoever computed them."""
-    return replace(BackwardModel.any_order(config.dtype), parts=config.dtype)
+    return replace(BackwardModel.any_order(config.dtype, accumulator="either"), parts=config.dtype)
 
 
 def _gradients(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,21 @@ from fa3_reference.formats import FORMATS
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 _BY_NUMPY = {np.dtype(FORMATS[name].dtype): dtype for name, dtype in TORCH_DTYPES.items()}
 _FORMATS = {dtype: FORMATS[name].dtype for name, dtype in TORCH_DTYPES.items()}
+
+
+class Gpu(NamedTuple):
+    """A GPU's name and compute capability."""
+
+    name: str
+    capability: tuple[int, int]
+
+
+@cache
+def gpu_of(device: str) -> Gpu | None:
+    """Return the GPU that torch names so, None where there is none."""
+    if not torch.cuda.is_available() or (torch.device(device).index or 0) >= torch.cuda.device_count():
+        return None
+    return Gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
 
 
 def to_torch(x: np.ndarray, device: str = "cpu") -> torch.Tensor:

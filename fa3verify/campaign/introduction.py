@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fa3verify import candidates, coverage, operations, watch
+from fa3verify import candidates, coverage, hypotheses, operations, watch
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
 from fa3verify.candidates import Candidate, Identity
@@ -43,6 +43,8 @@ class Introduction:
         None where it could not be asked.
     states_order : bool
         Whether it states its order of operations; the bound is that of any order otherwise.
+    accumulator, sums : str, optional
+        Of a kernel that states no order: how its products are added for the bound, and that in words, with who says so.
     policy : tuple of str
         What it declares other than the default policy and sizes, in words.
     identity : Identity
@@ -65,6 +67,8 @@ class Introduction:
     failed: str | None = None
     dtype: str | None = None
     states_order: bool = False
+    accumulator: str | None = None
+    sums: str | None = None
     policy: tuple[str, ...] = ()
     identity: Identity = field(default_factory=Identity)
     covers: bool = True
@@ -110,6 +114,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             *(f"property {name}" for name in others),
             *(f"policy {words}" for words in candidate.policy.exceptions),
         )
+        sums = hypotheses.sums_of(candidate) if hypotheses.under(candidate) else None
         return Introduction(
             kernel,
             one_line(candidate.description),
@@ -121,6 +126,8 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             constraint(candidate, size, captures),
             dtype=candidate.dtype,
             states_order=candidate.order is not None,
+            accumulator=sums and sums.accumulator,
+            sums=sums and str(sums),
             policy=candidate.declared,
             identity=Identity(**candidate.identity()) if candidate.identity else Identity(),
             source=_source(kernel),

@@ -19,6 +19,8 @@ from fa3verify.verdict import law_of
 if TYPE_CHECKING:
     from fa3verify.candidates import Candidate
     from fa3verify.cases import Case
+    from fa3verify.judgement import Judgement
+    from fa3verify.properties import Trial
 
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
@@ -87,6 +89,11 @@ def write_all(summary: dict[str, Any], out: Path) -> None:
         if kernel["worst"]:
             name = kernel["name"]
             kernel["worst"]["replay"] = store(f"worst-{name}", name, "largest error / bound", kernel["worst"]["replay"])
+        for row in kernel.get("assumed", {"hypotheses": []})["hypotheses"]:
+            if by := row["refuted_by"]:
+                by["replay"] = store(
+                    f"refutes-{kernel['name']}-{row['name']}", kernel["name"], by["what"], by["replay"]
+                )
         for law in kernel["laws"]:
             trial = law.pop("trial", None)
             law["replay"] = store(f"law-{kernel['name']}-{law['law']}", kernel["name"], f"law {law['law']}", trial)
@@ -135,14 +142,16 @@ def run(
     """
     from fa3verify import candidates
     from fa3verify.calls import CandidateError
+    from fa3verify.campaign import settled
     from fa3verify.judgement import judge, passes
-    from fa3verify.properties import Trial, find_law, replay_trial
+    from fa3verify.properties import find_law, replay_trial
 
     candidate = candidates.find(kernel or body["kernel"])
     content = body["content"]
+    if content.get("schema") == settled.SCHEMA:
+        return _refutations(candidate, content, activations)
     if law := law_of(body["what"]):
-        trial = Trial.from_json(content)
-        trial = replace(trial, case=_found(trial.case, activations))
+        trial = _trial(content, activations)
         violation = replay_trial(find_law(law).name, candidate, trial)
         return violation is None, violation.message if violation else f"{law} holds for {trial.case.describe()}", None
     if content.get("schema") == HUNTED_SCHEMA:
@@ -160,13 +169,46 @@ def run(
     if "baseline" in body:
         return _against_baseline(candidate, body["baseline"], case)
     try:
-        measures = judge(candidate, case).measures
+        judged = judge(candidate, case)
     except CandidateError as error:
         return False, f"{case.describe()}: {error}", None
+    measures, message = judged.measures, case.describe() + _assumed(candidate, judged)
     if body["what"].startswith("L2"):
-        message = f"{case.describe()}; only its bound is judged here: the file does not say which figure moved"
-        return passes(candidate, measures), message, measures
-    return passes(candidate, measures), case.describe(), measures
+        message += "; only its bound is judged here: the file does not say which figure moved"
+    return passes(candidate, measures), message, measures
+
+
+def _trial(content: Any, activations: Path | None) -> Trial:
+    from fa3verify.properties import Trial
+
+    trial = Trial.from_json(content)
+    return replace(trial, case=_found(trial.case, activations))
+
+
+def _assumed(candidate: Candidate, judged: Judgement) -> str:
+    """What the bound of a case assumed of a kernel that states no order, and which hypotheses the case leaves."""
+    from fa3verify import hypotheses, operations
+
+    if not judged.hypotheses:
+        return ""
+    operation = operations.find(candidate.operation)
+    ratios = {name: hypotheses.strain(operation, x) for name, x in judged.hypotheses.items()}
+    return f"; assumed: any order, {hypotheses.sums_of(candidate)}; this case leaves {hypotheses.holding(ratios)}"
+
+
+def _refutations(
+    candidate: Candidate, content: dict[str, Any], activations: Path | None
+) -> tuple[bool, str, dict[str, float] | None]:
+    """Judge what refutes different hypotheses about one kernel again, all of it together."""
+    from fa3verify.campaign.refutations import judge_together
+    from fa3verify.properties.law import SCHEMA as TRIAL
+
+    contents = content.get("contents")
+    if not isinstance(contents, list) or not all(isinstance(each, dict) for each in contents):
+        raise ValueError("the replay file is damaged: it names nothing that refutes a hypothesis")
+    cases = [_case(candidate, each, activations) for each in contents if each.get("schema") != TRIAL]
+    trials = [_trial(each, activations) for each in contents if each.get("schema") == TRIAL]
+    return (*judge_together(candidate, cases, trials), None)
 
 
 def _case(candidate: Candidate, content: Any, activations: Path | None) -> Case:
@@ -202,9 +244,19 @@ def _family(
     records = judge_cases(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
     if lost := [record for record in records if "error" in record]:
         return False, f"{lost[0]['describe']}: {lost[0]['error']}", None
+    records = _of_one_hypothesis(candidate, records)
     holds = all(passes(candidate, record["measures"]) for record in records)
     message = f"{len(records)} cases, of which the first had the largest error: {records[0]['describe']}"
     return holds, message, pooled(records, operations.find(candidate.operation))
+
+
+def _of_one_hypothesis(candidate: Candidate, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Judged cases with the figures of the hypothesis that they speak least against, if the kernel states no order."""
+    from fa3verify import operations
+    from fa3verify.campaign.settled import judged_under, settle
+
+    found = settle(operations.find(candidate.operation), records)
+    return [judged_under(record, found.chosen) for record in records] if found else records
 
 
 def _found(case: Case, activations: Path | None) -> Case:
@@ -234,6 +286,7 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bo
     if not records:
         raise ValueError(f"{candidate.name} takes no case of family {family}")
     operation = operations.find(candidate.operation)
+    records = _of_one_hypothesis(candidate, records)
     figures = gate.gated_figures({"operation": operation.name}, pooled(records, operation))
     if measure not in figures:
         raise ValueError(f"the replay file names no figure of a baseline: unknown measure {measure!r}")

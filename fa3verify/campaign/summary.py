@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -14,9 +15,11 @@ from typing import Any
 from fa3verify import __version__, coverage, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
+from fa3verify.campaign.settled import RULE, Settled, judged_under, refutations, settle, whole_row
 from fa3verify.campaign.tasks import Outcome, outcomes_of, pooled
 from fa3verify.coverage import COVER
 from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
+from fa3verify.hypotheses import assumption, strain
 from fa3verify.verdict import BOUND_LAWS, EXIT_CODES, ratio_text
 
 SCHEMA = "fa3verify.summary/1"
@@ -58,9 +61,13 @@ def of_kernel(
     kernel: Introduction, outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
 ) -> tuple[dict[str, Any], list[GateRow], list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the body, the gate's rows, the findings and the judged cases of one kernel, of any outcomes of it."""
-    body, found, judged = _kernel(kernel, outcomes)
+    body, found, judged, settled = _kernel(kernel, outcomes)
     rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
-    found += _gate_failures(rows, judged, profile, seed)
+    if settled is None:
+        found += _gate_failures(rows, judged, profile, seed)
+    else:
+        rows.append(whole_row(kernel.name, settled.worst[settled.chosen], settled.holds))
+        found += _under(settled, kernel, _gate_failures(rows, judged, profile, seed), judged)
     body["verdict"] = "fail" if found else "inconclusive" if body["inconclusive"] else "pass"
     return body, rows, found, judged
 
@@ -84,12 +91,21 @@ def _lost_law(law: str, error: str | None) -> dict[str, Any]:
     return {"law": law, "status": "fail", "message": error, **empty}
 
 
+def _settled(kernel: Introduction, outcomes: list[Outcome]) -> Settled | None:
+    """Which hypotheses about a kernel hold in all outcomes, None for one that states its order."""
+    records = [record for _, _, found in _judged(kernel, outcomes) for record in found]
+    laws = [outcome.value for outcome in outcomes_of(outcomes, kernel.name, "law") if outcome.value]
+    return settle(operations.find(kernel.operation), records, laws)
+
+
 def _families(
-    kernel: Introduction, outcomes: list[Outcome]
+    kernel: Introduction, outcomes: list[Outcome], settled: Settled | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """Figures by family, findings and judged cases of one kernel."""
     families, failures, cases = [], [], []
     for outcome, family, records in _judged(kernel, outcomes):
+        if settled is not None:
+            records = [judged_under(record, settled.chosen) for record in records]
         if outcome.error:
             at = (outcome.at or {}).get("content")
             failures.append(finding(kernel.name, f"family {family}", outcome.error, at, crashed=True))
@@ -98,10 +114,19 @@ def _families(
                 what, message = f"family {family}", record["error"]
                 failures.append(finding(kernel.name, what, message, record["case"], crashed=True))
             else:
-                cases.append({"kernel": kernel.name, **record})
+                cases.append({"kernel": kernel.name, **_told(record, kernel)})
         if good := [r for r in records if "measures" in r]:
             families.append({"family": family, **pooled(good, operations.find(kernel.operation))})
     return families, failures, cases
+
+
+def _told(record: dict[str, Any], kernel: Introduction) -> dict[str, Any]:
+    """A judged case as a summary has it: of a hypothesis only the largest error / bound is kept."""
+    if "hypotheses" not in record:
+        return record
+    operation = operations.find(kernel.operation)
+    ratios = {name: strain(operation, x["measures"]) for name, x in record["hypotheses"].items()}
+    return record | {"hypotheses": ratios}
 
 
 def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Outcome, str, list[dict[str, Any]]]]:
@@ -117,11 +142,17 @@ def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[dict[str,
     laws, failures = [], []
     for outcome in outcomes_of(outcomes, kernel.name, "law"):
         law = outcome.task.arguments["law"]
-        body = outcome.value or _lost_law(law, outcome.error)
+        body = dict(outcome.value) if outcome.value else _lost_law(law, outcome.error)
+        against = body.pop("hypotheses", {})
         laws.append(body)
         if body["status"] == "fail":
             trial = body["trial"] or (outcome.at or {}).get("content")
             message = (body["message"] or "").removeprefix(f"{kernel.name} failed: ")
+            if trial and (others := {name: x for name, x in against.items() if x and x["trial"] != trial}):
+                trial = refutations([trial, *(x["trial"] for x in others.values())])
+                body["message"] = message = f"{message}; refuted before: " + ", ".join(
+                    f"{name!r} by {x['describe']}" for name, x in others.items()
+                )
             crashed = outcome.error is not None or message != body["message"]
             failures.append(finding(kernel.name, f"law {law}", message, trial, crashed=crashed))
     return laws, failures
@@ -129,10 +160,11 @@ def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[dict[str,
 
 def _kernel(
     kernel: Introduction, outcomes: list[Outcome]
-) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Body, findings so far and judged cases of one kernel."""
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], Settled | None]:
+    """Body, findings so far and judged cases of one kernel, and which hypotheses about it hold."""
     name, operation = kernel.name, operations.find(kernel.operation)
-    families, failures, cases = _families(kernel, outcomes)
+    settled = _settled(kernel, outcomes)
+    families, failures, cases = _families(kernel, outcomes, settled)
     laws, broken = _laws(kernel, outcomes)
     failures += broken
     if kernel.failed:
@@ -173,7 +205,31 @@ def _kernel(
         "families": families,
         "laws": laws,
     }
-    return body, failures, cases
+    if settled is not None:
+        body["assumed"] = settled.to_json(kernel)
+    return body, failures, cases, settled
+
+
+def _under(
+    settled: Settled, kernel: Introduction, failures: list[dict[str, Any]], cases: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Findings of the gate that say what the bound assumed.
+
+    Where one case by itself refutes every hypothesis, it is a finding as of any kernel. Where it takes several, they
+    are replayed together, and one more finding says which of them refutes what.
+    """
+    words, found = assumption(kernel.sums or "", settled.chosen), []
+    of_case = {json.dumps(case["case"], sort_keys=True): case["hypotheses"] for case in cases}
+    for failure in failures:
+        if not failure["what"].startswith("L1") or "quantisation" in failure["what"]:
+            found.append(failure)
+        elif failure["what"] != f"L1 {RULE}":
+            ratios = of_case.get(json.dumps(failure["replay"], sort_keys=True), {})
+            replay = failure["replay"] if min(ratios.values(), default=0.0) > 1 else settled.content
+            found.append(failure | {"message": f"{failure['message']}; {words}", "replay": replay})
+        elif not settled.is_at_once:
+            found.append(failure | {"message": f"{settled.words}; {kernel.sums}", "replay": settled.content})
+    return found
 
 
 def _tried(families: list[dict[str, Any]], laws: list[dict[str, Any]], cases: list[dict[str, Any]]) -> set[str]:

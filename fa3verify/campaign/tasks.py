@@ -7,20 +7,21 @@ import hashlib
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.model import BackwardModel
-from fa3verify import gate, operations, space, watch
+from fa3verify import gate, hypotheses, operations, space, watch
 from fa3verify.calls import CandidateError
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.profiles import PROFILES, captured_case, family_cases, family_of
+from fa3verify.campaign.settled import judged_under, settle
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import COVER
@@ -29,6 +30,9 @@ from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.operations import Operation
 from fa3verify.text import of_error
 from fa3verify.verdict import BOUND_LAWS
+
+if TYPE_CHECKING:
+    from fa3verify.properties import Trial, Violation
 
 GIVE_UP = 3  # workers that one kernel may lose
 
@@ -109,7 +113,11 @@ def judge_cover(kernel: str, profile: str, seed: int, limit: int | None = None) 
 
 
 def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[dict[str, Any]]:
-    """Judge cases; one that raises is recorded, not propagated."""
+    """Judge cases; one that raises is recorded, not propagated.
+
+    The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
+    the one that the case speaks least against (:mod:`fa3verify.campaign.settled` chooses one for the whole kernel).
+    """
     from fa3verify.judgement import judge
 
     operation = operations.find(candidate.operation)
@@ -121,7 +129,14 @@ def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[di
             judgement = judge(candidate, case)
             record["measures"] = judgement.measures
             record["quantisation"] = operation.beside(judgement)
-            record["order"] = _order(candidate, case)
+            if judgement.hypotheses:
+                sides = hypotheses.under(candidate)
+                record["hypotheses"] = {
+                    name: {"measures": measures, "order": _order(sides[name], case)}
+                    for name, measures in judgement.hypotheses.items()
+                }
+            else:
+                record["order"] = _order(candidate, case)
             record["point"] = space.point(candidate, case)
         except CandidateError as error:
             record["error"] = str(error)
@@ -153,6 +168,17 @@ def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, 
         "message": outcome.violation and outcome.violation.message,
         "trial": outcome.trial and outcome.trial.to_json(),
         "classes": sorted(outcome.classes),
+        **({"hypotheses": refuting(outcome.hypotheses)} if outcome.hypotheses else {}),
+    }
+
+
+def refuting(found: Mapping[str, tuple[Trial, Violation] | None]) -> dict[str, dict[str, Any] | None]:
+    """Return in JSON what a property found against every hypothesis about a kernel, None where nothing."""
+    return {
+        name: {"ratio": against[1].ratio, "trial": against[0].to_json(), "describe": against[0].describe()}
+        if against
+        else None
+        for name, against in found.items()
     }
 
 
@@ -247,6 +273,8 @@ def is_finding(outcome: Outcome) -> bool:
     if not records or any("error" in record for record in records):
         return bool(records)
     operation = operations.find(records[0]["case"].get("operation", operations.FORWARD))
+    if found := settle(operation, records):
+        records = [judged_under(record, found.chosen) for record in records]
     body = one_family(outcome.task.label, operation, records[0]["family"], records)
     return bool(gate.failed_parts(gate.bit_rows(body) + gate.bound_rows(body)))
 

@@ -28,7 +28,7 @@ from fa3verify.campaign.tasks import Outcome
 from fa3verify.candidates import Candidate
 from fa3verify.cli.exits import write
 from fa3verify.text import plural
-from fa3verify.verdict import PARTS, ratio_text, told
+from fa3verify.verdict import PARTS, assumed, ratio_text, told
 
 STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow", "inconclusive": "bold yellow"}
 
@@ -87,6 +87,8 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
         for kernel in summary["kernels"]:
             console.print(_family_table(kernel, console.width))
             console.print(_property_line(kernel))
+            if line := assumed(kernel):
+                console.print(escape(line), soft_wrap=True)
             if line := _quantisation_line(kernel):
                 console.print(line)
             if (pairs := kernel["coverage"]["pairs"])["feasible"]:

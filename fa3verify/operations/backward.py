@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
     from fa3verify.campaign.profiles import Profile
-    from fa3verify.candidates import Candidate
+    from fa3verify.candidates import Accumulator, Candidate
     from fa3verify.properties.trials import Wanted
 
 # Grouped heads and a diagonal that is not square; more key blocks than two; a window and a softcap at the largest
@@ -131,7 +131,16 @@ class Backward(Operation):
     def assumed(self, candidate: Candidate, config: BackwardConfig | GradientConfig) -> BackwardModel:
         if candidate.order is not None:
             return candidate.order(config)
-        return BackwardModel.any_order(config.dtype, getattr(config, "forward", "given"))
+        from fa3verify.hypotheses import sums_of
+
+        return next(iter(self.hypotheses(config, sums_of(candidate).accumulator).values()))
+
+    @property
+    def hypothesis_names(self) -> tuple[str, ...]:
+        return tuple(BackwardModel.hypotheses("fp16"))
+
+    def hypotheses(self, config: BackwardConfig | GradientConfig, accumulator: Accumulator) -> dict[str, BackwardModel]:
+        return BackwardModel.hypotheses(config.dtype, getattr(config, "forward", "given"), accumulator)
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: BackwardModel, got: Outputs) -> Outputs:
         from fa3_reference.bounds.backward import backward_bound

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
     from fa3verify.campaign.profiles import Profile
-    from fa3verify.candidates import Candidate
+    from fa3verify.candidates import Accumulator, Candidate
     from fa3verify.inputs.recipe import Recipe
     from fa3verify.judgement import Judgement
     from fa3verify.properties.trials import Wanted
@@ -114,7 +114,16 @@ class Forward(Operation):
     def assumed(self, candidate: Candidate, config: Config) -> KernelModel:
         if candidate.order is not None:
             return candidate.order(config)
-        return KernelModel.any_order(config.dtype, config.out_dtype)
+        from fa3verify.hypotheses import sums_of
+
+        return next(iter(self.hypotheses(config, sums_of(candidate).accumulator).values()))
+
+    @property
+    def hypothesis_names(self) -> tuple[str, ...]:
+        return tuple(KernelModel.hypotheses("fp16", "fp16"))
+
+    def hypotheses(self, config: Config, accumulator: Accumulator) -> Mapping[str, KernelModel]:
+        return KernelModel.hypotheses(config.dtype, config.out_dtype, accumulator)
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: KernelModel, got: Outputs) -> Outputs:
         from fa3_reference.bounds.forward import forward_bound

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
     from fa3verify.campaign.profiles import Profile
-    from fa3verify.candidates import Candidate
+    from fa3verify.candidates import Accumulator, Candidate
     from fa3verify.inputs.recipe import Recipe
     from fa3verify.judgement import Judgement
     from fa3verify.properties.trials import Wanted
@@ -120,6 +120,15 @@ class Operation(ABC):
         """Return what the error bound assumes of a kernel: its configuration, unless an operation needs to know
         more."""
         return config
+
+    @property
+    def hypothesis_names(self) -> tuple[str, ...]:
+        """Names of what a kernel that states no order of operations may do; none for an operation without orders."""
+        return ()
+
+    def hypotheses(self, config: Any, accumulator: Accumulator) -> Mapping[str, Any]:
+        """Return by name what the error bound assumes of a kernel that states no order and sums so."""
+        return {}
 
     @abstractmethod
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: Any, got: Outputs) -> Outputs:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import hypothesis
+import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Flaky, Unsatisfiable
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import operations, watch
+from fa3verify import hypotheses, operations, watch
 from fa3verify.candidates import Candidate
 from fa3verify.coverage import classes_of
 from fa3verify.properties.draws import independent
@@ -29,7 +31,8 @@ class LawOutcome:
     ``examples`` counts the trials up to and including the first failure, ``outputs`` the output values the candidate
     produced for them, ``classes`` are those of :mod:`fa3verify.coverage` that they had; ``trial`` and ``violation`` are
     the smallest failure seen, None unless ``status`` is ``fail``. ``not_tried``: there was no trial that the candidate
-    takes.
+    takes. ``hypotheses`` are those about a kernel that states no order, each with what refutes it or None; empty where
+    the law asks for no bound.
     """
 
     law: str
@@ -39,6 +42,7 @@ class LawOutcome:
     trial: Trial | None = None
     violation: Violation | None = None
     classes: frozenset[str] = frozenset()
+    hypotheses: Mapping[str, tuple[Trial, Violation] | None] = field(default_factory=dict)
 
 
 class _Broken(Exception):
@@ -63,6 +67,20 @@ class _Search:
         self.first_failure = 0.0
         self.classes: set[str] = set()
         self.best: tuple[Trial, Violation] | None = None
+        self.against: dict[str, tuple[Trial, Violation] | None] = dict.fromkeys(hypotheses.under(candidate))
+        self.failed: Mapping[str, Violation | None] = {}  # the best failure under what was alive then
+        self.asks_bound = False
+
+    @property
+    def settled(self) -> dict[str, tuple[Trial, Violation] | None]:
+        """What refutes each hypothesis, empty where no trial asked for a bound."""
+        last = {name: (self.best[0], v) for name, v in self.failed.items() if v} if self.best else {}
+        return self.against | last if self.asks_bound else {}
+
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """Hypotheses that no trial has refuted yet."""
+        return tuple(name for name, against in self.against.items() if against is None)
 
     def _counted(self, candidate: Candidate):
         operation = operations.find(candidate.operation)
@@ -86,18 +104,22 @@ class _Search:
         watch.trying(f"law {self.law.name}", trial.to_json)
         outputs = self.outputs
         try:
-            violation = checked(self.law, self.candidate, trial)
+            found = verdicts(self.law, self.candidate, trial, self.alive)
         except Untaken:
             self.examples -= self.best is None
             return
+        self.asks_bound |= bool(found.under)
         if self.outputs > outputs:
             self.classes |= classes_of(self.candidate, trial.case)
+        violation = found.violation
         if violation is None:
+            if self.best is None:
+                self.against |= {name: (trial, v) for name, v in found.under.items() if v}
             return
         if self.best is None:
-            self.first_failure, self.best = time.monotonic(), (trial, violation)
+            self.first_failure, self.best, self.failed = time.monotonic(), (trial, violation), found.under
         elif violation.kind == self.best[1].kind and size_of(trial) < size_of(self.best[0]):
-            self.best = trial, violation
+            self.best, self.failed = (trial, violation), found.under
         if self.shrink_seconds <= 0:
             raise _Enough
         if violation.kind == "crashed":
@@ -118,6 +140,74 @@ def checked(law: Law, candidate: Candidate, trial: Trial) -> Violation | None:
         return law.check(candidate, trial)
     except CandidateError as error:
         return Violation(f"{candidate.name} failed: {error}", kind="crashed")
+
+
+class Verdicts(NamedTuple):
+    """What one trial says of a kernel: its violation, None where the law holds, and that ``under`` each hypothesis.
+
+    A kernel that states no order breaks a law where it does under every hypothesis that is asked about; ``under`` is
+    empty where the law asked for no bound, so that no hypothesis matters.
+    """
+
+    violation: Violation | None
+    under: Mapping[str, Violation | None]
+
+
+def verdicts(law: Law, candidate: Candidate, trial: Trial, names: Collection[str] | None = None) -> Verdicts:
+    """Check one trial under hypotheses about a kernel that states no order, by default under all.
+
+    The kernel runs once: every hypothesis meets the same outputs.
+    """
+    sides = hypotheses.under(candidate)
+    run, found = _Recorded(candidate), {}
+    for name in sides if names is None else names:
+        run.rewind()
+        order = _Noting(sides[name].order)
+        found[name] = violation = checked(law, replace(sides[name], run=run, order=order), trial)
+        if not order.is_asked or (violation and violation.kind == "crashed"):
+            return Verdicts(violation, {})
+    if not found:
+        return Verdicts(checked(law, candidate, trial), {})
+    broken = {name: violation for name, violation in found.items() if violation}
+    if len(broken) < len(found):
+        return Verdicts(None, found)
+    least = min(broken, key=lambda name: broken[name].ratio)
+    words = f"{broken[least].message}; {hypotheses.assumption(hypotheses.sums_of(candidate), least)}"
+    return Verdicts(replace(broken[least], message=words), found)
+
+
+class _Noting:
+    """An order of operations that notes whether it was asked for."""
+
+    def __init__(self, order: Callable[[Any], Any] | None) -> None:
+        assert order is not None
+        self.order, self.is_asked = order, False
+
+    def __call__(self, config: Any) -> Any:
+        self.is_asked = True
+        return self.order(config)
+
+
+class _Recorded:
+    """A kernel that runs once: when a trial is checked again, its calls come back in their order."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.run, self.operation = candidate.run, operations.find(candidate.operation)
+        self.calls: list[tuple[AttentionProblem, dict[str, np.ndarray]]] = []
+        self.next = 0
+
+    def rewind(self) -> None:
+        self.next = 0
+
+    def __call__(self, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
+        if self.next == len(self.calls):
+            named = self.operation.named(self.run(problem, operands, config), problem, config)
+            copies = {name: np.array(x) for name, x in named.items()}  # the kernel may reuse its own
+            self.calls.append((problem, copies))
+        known, outputs = self.calls[self.next]
+        assert known == problem, "the calls of a law do not depend on the hypothesis"
+        self.next += 1
+        return outputs
 
 
 def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shrink_seconds: float = 4.0) -> LawOutcome:
@@ -157,8 +247,8 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     classes = frozenset(search.classes)
     if search.best is None:
         status = "pass" if classes else "not_tried"
-        return LawOutcome(law.name, status, search.examples, search.outputs, classes=classes)
-    return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best, classes)
+        return LawOutcome(law.name, status, search.examples, search.outputs, classes=classes, hypotheses=search.settled)
+    return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best, classes, search.settled)
 
 
 def _search(search: _Search, max_examples: int, seed: int) -> None:
@@ -212,6 +302,6 @@ def replay_trial(law_name: str, candidate: Candidate, trial: Trial) -> Violation
     if trial.case.problem.dtype != candidate.dtype:
         raise ValueError(f"the trial is for dtype {trial.case.problem.dtype}, {candidate.name} takes {candidate.dtype}")
     try:
-        return checked(law, candidate, trial)
+        return verdicts(law, candidate, trial).violation
     except Untaken as error:
         raise ValueError(f"{candidate.name} does not take the trial: {error}") from None

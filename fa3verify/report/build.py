@@ -15,7 +15,7 @@ from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.metrics import all_measures
 from fa3verify.report import dataset, figures_coverage, notation, panels, study_tables, tables, words
-from fa3verify.verdict import told
+from fa3verify.verdict import assumed, told
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -143,6 +143,7 @@ def environment(*, autoescape: bool) -> jinja2.Environment:
         "minutes": _minutes,
         "word": _word,
         "told": told,
+        "assumed": assumed,
         "worst_sides": tables.worst_sides,
         "md": markdown_text,
         "code": markdown_code,

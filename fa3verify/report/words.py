@@ -8,7 +8,7 @@ from typing import Any
 
 from fa3verify.campaign.symptoms import symptoms
 from fa3verify.text import plural
-from fa3verify.verdict import PARTS, ratio_text, told
+from fa3verify.verdict import PARTS, assumed, ratio_text, told
 
 
 def sentence(summary: Mapping[str, Any]) -> str:
@@ -38,6 +38,7 @@ def page(summary: Mapping[str, Any]) -> str:
         failed = f"{statuses['fail']} of {statuses['fail'] + statuses['pass']}"
         counted = f"{kernel['cases']:>8,}{kernel['outputs']:>14,}"
         lines.append(f"{kernel['name']:<32}{kernel['verdict']:<14}{counted}  {_largest([kernel]):<12}{failed}")
+    lines += [f"\n{kernel['name']}: {assumed(kernel)}" for kernel in summary["kernels"] if assumed(kernel)]
     for shown in symptoms(summary["failures"]):
         first = shown.first
         lines += ["", f"{shown.severity.upper()}: {first['kernel']}, {told(first['what'])}", f"  {first['message']}"]

@@ -12,7 +12,7 @@ import pytest
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
 from fa3verify import calls, operations
-from fa3verify.candidates import FEATURES, Candidate, Result, find
+from fa3verify.candidates import FEATURES, Candidate, Result, find, order_of_family
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge
@@ -148,11 +148,17 @@ def test_truth_and_bound_of_a_forward_are_made_before_the_kernel_runs(monkeypatc
     monkeypatch.setattr(Forward, "truth", noted("truth", Forward.truth))
     monkeypatch.setattr(Forward, "bound", noted("bound", Forward.bound))
     sound = kernel(noted("run", ideal))
-    judge(sound, CASE)
+    stated = replace(sound, order=order_of_family)
+    judge(stated, CASE)
     assert order == ["truth", "truth", "bound", "run"]
     order.clear()
-    run_law(find_law("error_within_bound"), sound, max_examples=1, seed=0)
-    assert order == ["truth", "bound", "run"]
+    judge(sound, CASE)
+    assert order == ["truth", "truth", "bound", "bound", "run"]  # a bound for each hypothesis
+    for judged in (stated, sound):
+        order.clear()
+        run_law(find_law("error_within_bound"), judged, max_examples=1, seed=0)
+        assert order[:3] == ["truth", "bound", "run"]
+        assert order.count("run") == 1
 
 
 def test_a_quantiser_is_judged_by_what_it_chose_on_operands_it_never_had():

@@ -90,7 +90,7 @@ def _parts(cell: Cell, x: GivenBackward) -> tuple[_Part, ...]:
         problem, operands = _cut(cell, x, rows, keys)
         q, k, v, dout, out, lse = operands.dequantized(problem)
         truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
-        bound = backward_bound(problem, operands, BackwardModel.any_order(problem.dtype))
+        bound = backward_bound(problem, operands, BackwardModel.any_order(problem.dtype, accumulator="either"))
         for name in names:
             where = (rows, heads) if name == "dq" else (keys, slice(-1, None))
             parts.append(_Part(name, *where, getattr(truth, name), getattr(bound, name)))

@@ -26,7 +26,8 @@ def model_of(name: str, cell: Cell) -> KernelModel:
     try:
         return peer.model(peer.configure(problem, **_options(name, cell)))
     except ValueError:
-        return KernelModel.any_order(problem.dtype, "fp16" if problem.dtype == "fp16" else "bf16")
+        out_dtype = "fp16" if problem.dtype == "fp16" else "bf16"
+        return KernelModel.any_order(problem.dtype, out_dtype, accumulator="either")
 
 
 def _why_not(name: str) -> str | None:

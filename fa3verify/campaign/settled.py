@@ -1,0 +1,141 @@
+"""Which hypotheses about a kernel hold in all that was judged of it.
+
+One case or one trial of a property that speaks against a hypothesis refutes it for the whole kernel. A kernel of which
+no hypothesis holds is wrong, even where every case fits one: a kernel sums P before or after it is rounded, not now so
+and now otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fa3verify.campaign.introduction import Introduction
+from fa3verify.gate import GateRow
+from fa3verify.hypotheses import strain
+from fa3verify.operations import Operation
+from fa3verify.verdict import ratio_text, told
+
+SCHEMA = "fa3verify.refutations/1"
+RULE = "error / bound of the whole kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Refutation:
+    """What speaks most against a hypothesis: where it was found, the case or trial in JSON and on one line."""
+
+    ratio: float
+    what: str
+    content: dict[str, Any]
+    case: str
+
+    @property
+    def words(self) -> str:
+        return f"{told(self.what)}, {ratio_text(self.ratio)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Hypotheses about one kernel, by name.
+
+    Parameters
+    ----------
+    worst : mapping
+        Largest error / bound of every case under each; infinite for an output that is not finite.
+    refuted : mapping
+        Those that do not hold.
+    chosen : str
+        The one whose figures are told: of those that hold, if any does, the one with the least largest error.
+    is_at_once : bool
+        Whether one case or one property refutes all of them.
+    """
+
+    worst: Mapping[str, float]
+    refuted: Mapping[str, Refutation]
+    chosen: str
+    is_at_once: bool
+
+    @property
+    def holds(self) -> bool:
+        return self.chosen not in self.refuted
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What a replay judges again: everything that refutes a hypothesis, each once."""
+        return refutations([refutation.content for refutation in self.refuted.values()])
+
+    @property
+    def words(self) -> str:
+        """Which case refutes which hypothesis."""
+        each = (f"{name!r} is refuted by {found.words} on {found.case}" for name, found in self.refuted.items())
+        return f"no hypothesis about the whole kernel holds: {'; '.join(each)}"
+
+    def to_json(self, kernel: Introduction) -> dict[str, Any]:
+        """Return what a summary says of it."""
+        rows = []
+        for name, ratio in self.worst.items():
+            found = self.refuted.get(name)
+            by = found and {"what": found.what, "ratio": found.ratio, "case": found.case, "replay": found.content}
+            rows.append({"name": name, "worst_ratio": ratio, "refuted_by": by})
+        return {"sums": kernel.sums, "accumulator": kernel.accumulator, "chosen": self.chosen, "hypotheses": rows}
+
+
+def settle(
+    operation: Operation, records: Sequence[Mapping[str, Any]], laws: Iterable[Mapping[str, Any]] = ()
+) -> Settled | None:
+    """Settle which hypotheses hold in judged cases and properties.
+
+    Parameters
+    ----------
+    records : sequence of mapping
+        As :func:`fa3verify.campaign.tasks.judge_cases` makes them; what raised says nothing.
+    laws : iterable of mapping
+        As :func:`fa3verify.campaign.tasks.check_law` returns them.
+
+    Returns
+    -------
+    Settled, optional
+        None for a kernel that states its order.
+    """
+    worst: dict[str, float] = {}
+    refuted: dict[str, Refutation] = {}
+    at_once = False
+
+    def count(name: str, against: Refutation) -> None:
+        worst[name] = max(worst.get(name, 0.0), against.ratio)
+        if against.ratio > 1 and (name not in refuted or against.ratio > refuted[name].ratio):
+            refuted[name] = against
+
+    for record in records:
+        ratios = {name: strain(operation, x["measures"]) for name, x in record.get("hypotheses", {}).items()}
+        at_once |= bool(ratios) and min(ratios.values()) > 1
+        for name, ratio in ratios.items():
+            count(name, Refutation(ratio, f"family {record['family']}", record["case"], record["describe"]))
+    for law in laws:
+        found = law.get("hypotheses", {})
+        trials = [x["trial"] for x in found.values() if x]
+        at_once |= len(trials) == len(found) > 0 and all(trial == trials[0] for trial in trials)
+        for name, x in found.items():
+            worst.setdefault(name, 0.0)
+            if x:
+                count(name, Refutation(x["ratio"], f"law {law['law']}", x["trial"], x["describe"]))
+    if not worst:
+        return None
+    chosen = min(worst, key=lambda name: (name in refuted, worst[name]))
+    return Settled(worst, refuted, chosen, at_once)
+
+
+def refutations(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a replay file has of cases and trials that are judged together, each once."""
+    return {"schema": SCHEMA, "contents": [x for i, x in enumerate(contents) if x not in contents[:i]]}
+
+
+def judged_under(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a judged case with the figures and the order of one hypothesis, and the largest error / bound of each."""
+    return {**record, **record["hypotheses"][name]} if "hypotheses" in record else dict(record)
+
+
+def whole_row(kernel: str, ratio: float, holds: bool) -> GateRow:
+    """Return the gate's row about a whole kernel: the largest error / bound under one hypothesis, of properties too."""
+    return GateRow("L1", RULE, kernel, "all", ratio, 1.0, None, "pass" if holds else "fail")

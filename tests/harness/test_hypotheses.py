@@ -1,0 +1,298 @@
+"""What is assumed of a kernel that states no order: whose sums, and hypotheses about all of it at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
+from fa3verify import candidates
+from fa3verify.adapters import tensors
+from fa3verify.adapters.functions import array_candidate
+from fa3verify.campaign import records, replay
+from fa3verify.campaign.introduction import Introduction, introduce
+from fa3verify.campaign.summary import summarize
+from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases
+from fa3verify.candidates import Candidate, find
+from fa3verify.cases import Case
+from fa3verify.hypotheses import sums_of, under
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judgement import judge, passes
+from fa3verify.properties import Trial, find_law, replay_trial, run_law
+from fa3verify.report.build import render
+from fa3verify.verdict import assumed
+
+PLAIN, ROUNDED = "the row sum adds P", "the row sum adds the rounded P"
+FAMILIES = ("normal", "peaky", "sink", "offset_v")
+LAW = "error_within_bound"
+
+
+def softmax(q, k, v, *, softmax_scale, causal, is_rounded):
+    """Attention in binary32 of 16-bit arrays, whose row sum is of P or of the P that meets V."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x.astype(np.float32), group, 1) for x in (k, v))
+    s = q.astype(np.float32) @ k.swapaxes(-1, -2) * np.float32(softmax_scale)
+    if causal:
+        rows, keys = s.shape[-2:]
+        s = np.where(np.tri(rows, keys, keys - rows, dtype=bool), s, -np.inf)
+    top = s.max(-1, keepdims=True, initial=-1e30)
+    p = np.exp(s - top, dtype=np.float32)
+    stored = p.astype(q.dtype)
+    total = (stored if is_rounded else p).sum(-1, keepdims=True, dtype=np.float32)
+    some = np.maximum(total, np.float32(1e-30))
+    out = np.where(total > 0, stored.astype(np.float32) @ v / some, 0).astype(q.dtype)
+    return out, np.where(total > 0, top + np.log(some), -np.inf)[..., 0].astype(np.float32)
+
+
+def of_p(q, k, v, **options):
+    return softmax(q, k, v, **options, is_rounded=False)
+
+
+def of_rounded_p(q, k, v, **options):
+    return softmax(q, k, v, **options, is_rounded=True)
+
+
+def now_so_now_otherwise(q, k, v, *, causal, **options):
+    return softmax(q, k, v, causal=causal, **options, is_rounded=causal)
+
+
+def kernel_of(function, **facts) -> Candidate:
+    (kernel,) = array_candidate(function, dtypes=("bf16",), name="mine", **facts)
+    return kernel
+
+
+def cut(terms):
+    """Sum the last axis as a tensor core that keeps 13 bits below the largest term, and cuts what is below them."""
+    top = np.frexp(np.abs(terms).max(-1, keepdims=True))[1]
+    quantum = np.ldexp(1.0, top - 1 - 13)
+    return (np.trunc(terms / quantum) * quantum).sum(-1)
+
+
+def product(a, b):
+    """Multiply (..., m, k) and (..., n, k) in steps of 32, each on top of the sum so far."""
+    total = np.zeros((*a.shape[:-1], b.shape[-2]))
+    for i in range(0, a.shape[-1], 32):
+        terms = a[..., :, None, i : i + 32] * b[..., None, :, i : i + 32]
+        total = cut(np.concatenate([total[..., None], terms], -1))
+    return total.astype(np.float32)
+
+
+def fp8(q, k, v, *, softmax_scale, q_descale, k_descale, v_descale):
+    """Attention of e4m3 arrays with both products in a tensor core of 13 bits, P in e4m3 and the rest in binary32."""
+    stored, values = q.dtype, [x.astype(np.float64) for x in (q, k, v)]
+    scale = (q_descale * k_descale * np.float32(softmax_scale))[..., None, None]
+    s = product(values[0], values[1]) * scale
+    top = s.max(-1, keepdims=True)
+    p = np.exp(s - top, dtype=np.float32)
+    out = product(p.astype(stored).astype(np.float64), values[2].swapaxes(-1, -2)) * v_descale[..., None, None]
+    total = p.sum(-1, keepdims=True)
+    return (out / total).astype(FORMATS["bf16"].dtype), (top + np.log(total))[..., 0].astype(np.float32)
+
+
+def honest_fp8(**facts) -> Candidate:
+    (kernel,) = array_candidate(fp8, dtypes=("e4m3",), features=(), min_seqlen=1, **facts)
+    return kernel
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Return the summary of a small campaign of a kernel: cases by family, then trials of one property."""
+
+    def run(kernel: Candidate, *cases: Case, examples: int = 0, seed: int = 0) -> dict:
+        monkeypatch.setattr(candidates, "find", lambda name: kernel)
+        known = replace(introduce(kernel.name, "quick"), claims=(), covers=False)
+        outcomes = [
+            Outcome(Task("family", "", print, {"kernel": kernel.name, "family": family}), found)
+            for family in FAMILIES
+            if (found := judge_cases(kernel, family, [case for case in cases if family_of(case) == family]))
+        ]
+        if examples:
+            arguments = {"kernel": kernel.name, "law": LAW, "max_examples": examples, "seed": seed}
+            outcomes.append(Outcome(Task("law", "", print, arguments), check_law(**arguments)))
+        outcomes = json.loads(json.dumps([asdict(o) | {"task": None} for o in outcomes])) and outcomes
+        summary = summarize([known], outcomes, None, profile="quick", seed=0)
+        return summary | {"started": "2026-11-23T00:00:00+00:00", "command": "", "wall_s": 0.0, "cpu_s": {}}
+
+    return run
+
+
+def family_of(case: Case) -> str:
+    return case.recipe.distribution if case.recipe.distribution in FAMILIES else "normal"
+
+
+def case_of(kernel: Candidate, family: str = "normal", *, causal: bool = False, **sizes: int) -> Case:
+    shape = {"batch": 1, "nheads": 2, "nheads_kv": 1, "seqlen_q": 40, "seqlen_k": 200, "head_dim": 64} | sizes
+    problem = AttentionProblem(**shape, causal=causal, dtype=kernel.dtype)
+    scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
+    return Case(kernel.name, problem, Recipe(family), scheme)
+
+
+def two_cases(kernel: Candidate) -> tuple[Case, Case]:
+    """Cases that tell the two row sums apart: out of two weights and V of one sign, and lse of many weights."""
+    return case_of(kernel, "offset_v", seqlen_k=2), case_of(kernel, causal=True)
+
+
+def row(summary: dict, hypothesis: str) -> dict:
+    (found,) = (x for x in summary["kernels"][0]["assumed"]["hypotheses"] if x["name"] == hypothesis)
+    return found
+
+
+def test_an_honest_fp8_kernel_passes_with_the_sums_of_its_machine_and_without_them_the_finding_names_what_was_assumed(
+    judged,
+):
+    for accumulator in ("either", "wgmma"):
+        kernel = honest_fp8(accumulator=accumulator)
+        summary = judged(kernel, *(case_of(kernel, family, nheads_kv=2, seqlen_k=70) for family in FAMILIES))
+        assert summary["failures"] == []
+        assert "(declared); surviving" in assumed(summary["kernels"][0])
+    kernel = honest_fp8()
+    summary = judged(kernel, *(case_of(kernel, family, nheads_kv=2, seqlen_k=70) for family in FAMILIES))
+    assert summary["verdict"] == "fail"
+    told = [failure["message"] for failure in summary["failures"]]
+    assert any("assumed: any order, sums in binary32 (device: CPU)" in message for message in told), told
+    assert all(message.startswith("family ") for message in told)
+
+
+def test_a_row_sum_of_rounded_weights_passes_and_every_page_says_which_hypothesis_survives(judged):
+    kernel = kernel_of(of_rounded_p)
+    summary = judged(kernel, *(case_of(kernel, f, causal=c) for f in FAMILIES for c in (False, True)), examples=3)
+    assert summary["failures"] == []
+    assert row(summary, ROUNDED)["refuted_by"] is None
+    assert row(summary, PLAIN)["refuted_by"]["ratio"] > 1
+    line = assumed(summary["kernels"][0])
+    assert line.startswith(
+        f"bound of any order, sums in binary32 (device: CPU); surviving: {ROUNDED}; refuted: {PLAIN} ("
+    )
+    pages = render(json.loads(json.dumps(summary)), {}, "0" * 64)
+    assert all(f"surviving: {ROUNDED}" in " ".join(page.split()) for page in pages.values())
+
+
+def test_a_kernel_that_fits_another_hypothesis_in_another_case_fails_and_the_finding_says_which_case_refutes_which(
+    judged,
+):
+    kernel = kernel_of(now_so_now_otherwise)
+    dense, causal = two_cases(kernel)
+    for case in (dense, causal):
+        assert passes(kernel, judge(kernel, case).measures)
+        assert judged(kernel, case)["failures"] == []
+    summary = judged(kernel, dense, causal)
+    assert summary["verdict"] == "fail"
+    assert summary["layers"]["L1"] == "fail"
+    (whole,) = (f for f in summary["failures"] if "whole kernel" in f["what"])
+    for name, case in ((PLAIN, causal), (ROUNDED, dense)):
+        assert f"{name!r} is refuted by" in whole["message"]
+        assert case.describe() in whole["message"]
+    body = {"kernel": kernel.name, "what": whole["what"], "content": json.loads(json.dumps(whole["replay"]))}
+    holds, message, _ = replay.run(body)
+    assert not holds
+    assert "no hypothesis about the whole kernel holds" in message
+    for failure in summary["failures"]:
+        assert not replay.run({"kernel": kernel.name, "what": failure["what"], "content": failure["replay"]})[0]
+
+
+def test_a_finding_about_the_whole_kernel_holds_where_it_is_replayed_on_a_kernel_of_one_order(judged, monkeypatch):
+    kernel = kernel_of(now_so_now_otherwise)
+    summary = judged(kernel, *two_cases(kernel))
+    (whole,) = (f for f in summary["failures"] if "whole kernel" in f["what"])
+    for mended in (kernel_of(of_p), kernel_of(of_rounded_p), find_twin("bf16")):
+        monkeypatch.setattr(candidates, "find", lambda name, mended=mended: mended)
+        assert replay.run({"kernel": "mine", "what": whole["what"], "content": whole["replay"]})[0]
+
+
+def find_twin(dtype):
+    return candidates.twin(dtype, name="mine")
+
+
+def test_trials_of_a_property_that_refute_different_hypotheses_are_one_finding_with_one_replay(judged, monkeypatch):
+    kernel = kernel_of(now_so_now_otherwise)
+    monkeypatch.setattr("fa3verify.properties.runner.MAX_SHRINK_TRIALS", 0)
+    summary = judged(kernel, examples=29, seed=2)
+    found = {failure["what"]: failure for failure in summary["failures"]}
+    assert "refuted before" in found[f"law {LAW}"]["message"]
+    for what, failure in found.items():
+        assert not replay.run({"kernel": kernel.name, "what": what, "content": failure["replay"]})[0], what
+
+
+def test_one_trial_is_judged_by_whichever_hypothesis_holds_and_the_kernel_runs_once():
+    kernel, runs = kernel_of(of_rounded_p), []
+    counting = replace(kernel, run=lambda *given: runs.append(1) or kernel.run(*given))
+    case = case_of(kernel, seqlen_k=400)
+    assert replay_trial(LAW, counting, Trial(LAW, case)) is None
+    assert len(runs) == 1
+    assert run_law(find_law(LAW), kernel, max_examples=20, seed=0).hypotheses[ROUNDED] is None
+
+
+def test_a_wrong_kernel_is_a_finding_of_one_case_under_every_hypothesis(judged):
+    def wrong(q, k, v, **options):
+        out, lse = of_p(q, k, v, **options)
+        return out, lse + np.float32(0.1)
+
+    kernel = kernel_of(wrong)
+    summary = judged(kernel, case_of(kernel))
+    assert [failure["what"] for failure in summary["failures"]] == ["L1 lse error / bound"]
+    assert summary["failures"][0]["replay"] == case_of(kernel).to_json()
+    (record,) = judge_cases(kernel, "normal", [case_of(kernel)])
+    assert is_finding(Outcome(Task("family", "", print, {}), [record]))
+    broken = replay_trial(LAW, kernel, Trial(LAW, case_of(kernel)))
+    assert "assumed: any order, sums in binary32 (device: CPU), the row sum adds" in broken.message
+
+
+def test_a_stated_order_is_the_only_hypothesis_and_its_summary_has_no_word_of_others(judged):
+    kernel = find("twin.fp16")
+    assert under(kernel) == {}
+    summary = judged(kernel, replace(case_of(kernel), kernel="twin.fp16"), examples=2)
+    assert summary["verdict"] != "fail"
+    assert "assumed" not in summary["kernels"][0]
+    assert not any("hypotheses" in part for part in (*summary["cases"], *summary["kernels"][0]["laws"]))
+    assert not any("whole kernel" in gate["rule"] for gate in summary["gate"])
+    assert judge(kernel, case_of(kernel)).hypotheses == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "match"),
+    [
+        ({"accumulator": "bf16"}, "accumulator must be among fp32, wgmma, either, got 'bf16'"),
+        (
+            {"accumulator": "fp32", "order": candidates.order_of_family},
+            r"mine\.bf16 takes no accumulator, got 'fp32': its order",
+        ),
+    ],
+)
+def test_an_accumulator_that_says_nothing_or_contradicts_an_order_is_refused(facts, match):
+    with pytest.raises(ValueError, match=match):
+        kernel_of(of_p, **facts)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "accumulator"),
+    [
+        ((9, 0), "bf16", "either"),
+        ((9, 0), "e4m3", "either"),
+        ((8, 9), "e4m3", "either"),
+        ((8, 0), "bf16", "either"),
+        ((8, 0), "e4m3", "fp32"),
+        ((10, 0), "e4m3", "fp32"),
+    ],
+)
+def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it(
+    monkeypatch, capability, dtype, accumulator
+):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(tensors, "gpu_of", lambda device: tensors.Gpu("NVIDIA X", capability))
+    (kernel,) = array_candidate(of_p, dtypes=(dtype,), library="torch", device="cuda")
+    sums = sums_of(kernel)
+    assert sums.accumulator == accumulator
+    assert ("not measured" in str(sums)) == (capability != (9, 0))
+    assert "device: NVIDIA X" in str(sums)
+    assert sums_of(replace(kernel, accumulator="wgmma")) == ("wgmma", "declared")
+    assert sums_of(replace(kernel, device="cpu")).accumulator == "fp32"
+
+
+def test_a_shard_keeps_what_was_assumed_so_that_one_of_another_device_is_foreign():
+    known = Introduction("k", accumulator="either", sums="sums of Hopper's tensor core or in binary32 (device: A)")
+    assert records.read(Introduction, json.loads(json.dumps(asdict(known))), "kernel").sums == known.sums
