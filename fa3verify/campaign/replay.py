@@ -28,11 +28,22 @@ LARGEST_SCHEMA = "fa3verify.largest/1"
 HUNTED_SCHEMA = "fa3verify.hunted/1"
 
 
-def write(path: Path, kernel: str, what: str, content: dict[str, Any], baseline: dict[str, Any] | None = None) -> None:
-    """Write one replay file; ``content`` is a case or a trial in JSON, ``baseline`` the stored figure that moved."""
-    body = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": what, "content": content}
+def write(
+    path: Path,
+    kernel: str,
+    what: str,
+    content: dict[str, Any],
+    baseline: dict[str, Any] | None = None,
+    sums: str | None = None,
+) -> None:
+    """Write one replay file; ``content`` is a case or a trial in JSON, ``baseline`` the stored figure that moved,
+    ``sums`` what the bound of a kernel that states no order assumed of them."""
+    body: dict[str, Any] = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": what}
+    body |= {"content": content}
     if baseline:
         body["baseline"] = baseline
+    if sums:
+        body["sums"] = sums
     write_text(path, json.dumps(body, indent=1) + "\n")
 
 
@@ -57,6 +68,7 @@ def write_all(summary: dict[str, Any], out: Path) -> None:
     for old in worst.glob("*.json"):
         old.unlink()
 
+    sums = {kernel["name"]: kernel["assumed"]["sums"] for kernel in summary["kernels"] if "assumed" in kernel}
     stored: dict[str, str] = {}  # content -> path: one file per case, however many rules it breaks
 
     def store(
@@ -70,7 +82,7 @@ def write_all(summary: dict[str, Any], out: Path) -> None:
             while f"worst/{name}.json" in stored.values():
                 name += "_"
             path = worst / f"{name}.json"
-            write(path, kernel, what, content, baseline)
+            write(path, kernel, what, content, baseline, sums.get(kernel))
             stored[key] = f"worst/{path.name}"
         return stored[key]
 
@@ -140,13 +152,25 @@ def run(
     measures : dict, optional
         Figures of a judged case.
     """
-    from fa3verify import candidates
+    from fa3verify import candidates, hypotheses
+
+    candidate = candidates.find(kernel or body["kernel"])
+    holds, message, measures = _judged(candidate, body, activations, family)
+    assumed = str(hypotheses.sums_of(candidate)) if hypotheses.under(candidate) else "what its order says"
+    if body.get("sums", assumed) != assumed:
+        message += f"; the file's bound assumed {body['sums']}, here it is {assumed}"
+    return holds, message, measures
+
+
+def _judged(
+    candidate: Candidate, body: dict[str, Any], activations: Path | None, family: str | None
+) -> tuple[bool, str, dict[str, float] | None]:
+    """What :func:`run` returns, by the kind of the content."""
     from fa3verify.calls import CandidateError
     from fa3verify.campaign import settled
     from fa3verify.judgement import judge, passes
     from fa3verify.properties import find_law, replay_trial
 
-    candidate = candidates.find(kernel or body["kernel"])
     content = body["content"]
     if content.get("schema") == settled.SCHEMA:
         return _refutations(candidate, content, activations)

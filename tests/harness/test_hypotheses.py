@@ -208,6 +208,20 @@ def find_twin(dtype):
     return candidates.twin(dtype, name="mine")
 
 
+def test_a_replay_elsewhere_says_that_it_assumes_other_sums_than_its_file(judged, monkeypatch, tmp_path):
+    kernel = honest_fp8()
+    summary = judged(kernel, case_of(kernel, "peaky", nheads_kv=2, seqlen_k=70))
+    replay.write_all(summary, tmp_path)
+    body = replay.read(tmp_path / summary["failures"][0]["replay"])
+    holds, message, _ = replay.run(body)
+    assert not holds
+    assert "the file's bound" not in message
+    monkeypatch.setattr(candidates, "find", lambda name: honest_fp8(accumulator="either"))
+    holds, message, _ = replay.run(body)
+    assert holds
+    assert "the file's bound assumed sums in binary32 (device: CPU), here it is sums of Hopper's" in message
+
+
 def test_trials_of_a_property_that_refute_different_hypotheses_are_one_finding_with_one_replay(judged, monkeypatch):
     kernel = kernel_of(now_so_now_otherwise)
     monkeypatch.setattr("fa3verify.properties.runner.MAX_SHRINK_TRIALS", 0)
