@@ -97,12 +97,15 @@ def fa3_truth(fa3_candidate: Candidate) -> Callable[..., Outputs]:
 @pytest.fixture(scope="session")
 def fa3_bound(fa3_candidate: Candidate) -> Callable[..., Outputs]:
     """``fa3_bound(case)``: by name, how far from the truth each output may lie, in float64; infinite where nothing is
-    promised. ``got`` is as for ``fa3_truth``.
+    promised. ``got`` is as for ``fa3_truth``. Of a kernel that states no order it is the bound under a ``hypothesis``
+    of :func:`fa3verify.hypotheses.under`, the first by default.
     """
 
-    def bound(case: Case, got: Outputs | None = None) -> Outputs:
+    def bound(case: Case, got: Outputs | None = None, hypothesis: str = "") -> Outputs:
+        from fa3verify.hypotheses import under
         from fa3verify.properties.law import set_up
 
-        return set_up(fa3_candidate, case).bound(got)
+        kernel = under(fa3_candidate)[hypothesis] if hypothesis else fa3_candidate
+        return set_up(kernel, case).bound(got)
 
     return bound

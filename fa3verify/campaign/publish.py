@@ -157,7 +157,8 @@ def _published(entry: Entry, found: dict[str, Any], campaign: Path, out: Path) -
     stem = re.sub(r"[^A-Za-z0-9._+-]", "_", entry.kernel)
     path = out / WORST / f"{stem}.json"
     largest = _largest([case for case in found["cases"] if case["kernel"] == entry.kernel])
-    replay.write_largest(path, entry.kernel, largest)
+    (body,) = (kernel for kernel in found["kernels"] if kernel["name"] == entry.kernel)
+    replay.write_largest(path, entry.kernel, largest, replay.chosen_of(body))
     kept, findings = _findings(entry.findings, campaign, path)
     coverage = {key: value for key, value in entry.coverage.items() if key != "pairs"}
     if pairs := entry.coverage.get("pairs"):

@@ -47,19 +47,29 @@ def write(
     write_text(path, json.dumps(body, indent=1) + "\n")
 
 
-def of_family(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the content that judges all cases of a family again, of judged cases; the largest error comes first."""
+def of_family(cases: Iterable[Mapping[str, Any]], hypothesis: str = "") -> dict[str, Any]:
+    """Return the content that judges all cases of a family again, of judged cases; the largest error comes first.
+
+    The figures of a kernel that states no order are those under the hypothesis that its campaign chose.
+    """
     judged = sorted(cases, key=lambda case: case["measures"]["ratio_max"], reverse=True)
-    return {"schema": FAMILY_SCHEMA, "cases": [case["case"] for case in judged]}
+    chosen = {"hypothesis": hypothesis} if hypothesis else {}
+    return {"schema": FAMILY_SCHEMA, **chosen, "cases": [case["case"] for case in judged]}
 
 
-def write_largest(path: Path, kernel: str, cases: Mapping[str, Any]) -> None:
+def write_largest(path: Path, kernel: str, cases: Mapping[str, Any], hypothesis: str = "") -> None:
     """Write the largest case of every family of a kernel, by family, as one replay file on one line a family."""
-    content = {"schema": LARGEST_SCHEMA, "cases": {}}
+    chosen = {"hypothesis": hypothesis} if hypothesis else {}
+    content = {"schema": LARGEST_SCHEMA, **chosen, "cases": {}}
     named = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": "largest error / bound"}
     empty = json.dumps(named | {"content": content})
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(case, sort_keys=True)}" for name, case in cases.items())
     write_text(path, empty[: empty.rindex("{") + 1] + f"\n{rows}\n}}}}}}\n")
+
+
+def chosen_of(kernel: Mapping[str, Any]) -> str:
+    """Return the hypothesis under which the figures of a summary's kernel are, empty where it states its order."""
+    return kernel.get("assumed", {"chosen": ""})["chosen"]
 
 
 def write_all(summary: dict[str, Any], out: Path) -> None:
@@ -96,7 +106,7 @@ def write_all(summary: dict[str, Any], out: Path) -> None:
     for kernel in summary["kernels"]:
         for family in kernel["families"]:
             name = family["family"]
-            content = of_family(judged[kernel["name"], name])
+            content = of_family(judged[kernel["name"], name], chosen_of(kernel))
             family["replay"] = store(f"family-{kernel['name']}-{name}", kernel["name"], f"family {name}", content)
         if kernel["worst"]:
             name = kernel["name"]
@@ -184,7 +194,7 @@ def _judged(
         return replay_content(candidate, content)
     if content.get("schema") == LARGEST_SCHEMA:
         cases = _of_largest(content, family)
-        return _family(candidate, body["what"], {"cases": cases}, activations)
+        return _family(candidate, body["what"], content | {"cases": cases}, activations)
     if family is not None:
         raise ValueError("the replay file is not one of the largest case of every family")
     if content.get("schema") == FAMILY_SCHEMA:
@@ -259,12 +269,13 @@ def _family(
     candidate: Candidate, what: str, content: dict[str, Any], activations: Path | None
 ) -> tuple[bool, str, dict[str, float] | None]:
     """Judge all cases of a family again; the figures are those of the whole family."""
-    from fa3verify import operations
+    from fa3verify import hypotheses, operations
     from fa3verify.campaign.tasks import judge_cases, pooled
     from fa3verify.judgement import passes
 
     if not isinstance(content.get("cases"), list) or not content["cases"]:
         raise ValueError("the replay file is damaged: it names no case of its family")
+    candidate = hypotheses.under(candidate).get(content.get("hypothesis", ""), candidate)
     records = judge_cases(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
     if lost := [record for record in records if "error" in record]:
         return False, f"{lost[0]['describe']}: {lost[0]['error']}", None

@@ -208,7 +208,7 @@ def find_twin(dtype):
     return candidates.twin(dtype, name="mine")
 
 
-def test_a_replay_elsewhere_says_that_it_assumes_other_sums_than_its_file(judged, monkeypatch, tmp_path):
+def test_a_replay_gives_the_figures_of_its_campaign_and_says_where_it_assumes_other_sums(judged, monkeypatch, tmp_path):
     kernel = honest_fp8()
     summary = judged(kernel, case_of(kernel, "peaky", nheads_kv=2, seqlen_k=70))
     replay.write_all(summary, tmp_path)
@@ -216,6 +216,9 @@ def test_a_replay_elsewhere_says_that_it_assumes_other_sums_than_its_file(judged
     holds, message, _ = replay.run(body)
     assert not holds
     assert "the file's bound" not in message
+    (family,) = summary["kernels"][0]["families"]
+    figures = replay.run(replay.read(tmp_path / family["replay"]))[2]
+    assert figures["ratio_lse_max"] == family["ratio_lse_max"]
     monkeypatch.setattr(candidates, "find", lambda name: honest_fp8(accumulator="either"))
     holds, message, _ = replay.run(body)
     assert holds
