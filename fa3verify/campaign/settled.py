@@ -46,7 +46,7 @@ class Settled:
     refuted : mapping
         Those that do not hold.
     chosen : str
-        The one whose figures are told: of those that hold, if any does, the one with the least largest error.
+        The one whose figures are told: the first that holds, and where none does the one with the least largest error.
     is_at_once : bool
         Whether one case or one property refutes all of them.
     """
@@ -122,7 +122,8 @@ def settle(
                 count(name, Refutation(x["ratio"], f"law {law['law']}", x["trial"], x["describe"]))
     if not worst:
         return None
-    chosen = min(worst, key=lambda name: (name in refuted, worst[name]))
+    kept = (name for name in worst if name not in refuted)
+    chosen = next(kept, None) or min(worst, key=lambda name: worst[name])
     return Settled(worst, refuted, chosen, at_once)
 
 
