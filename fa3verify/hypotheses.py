@@ -65,12 +65,13 @@ class _Assumed:
     hypothesis: str
 
     def __call__(self, config: Any) -> Any:
-        return operations.find(self.operation).hypotheses(config, self.accumulator)[self.hypothesis]
+        found = operations.find(self.operation).hypotheses(config, self.accumulator)
+        return found.get(self.hypothesis) or next(iter(found.values()))  # a configuration may leave less to choose
 
 
 def under(candidate: Candidate) -> dict[str, Candidate]:
     """Return a kernel under each hypothesis by name, as if it stated that order; none of one that states its own."""
-    names = operations.find(candidate.operation).hypothesis_names
+    names = operations.find(candidate.operation).hypothesis_names(candidate)
     if candidate.order is not None or not names:
         return {}
     accumulator = sums_of(candidate).accumulator

@@ -135,9 +135,11 @@ class Backward(Operation):
 
         return next(iter(self.hypotheses(config, sums_of(candidate).accumulator).values()))
 
-    @property
-    def hypothesis_names(self) -> tuple[str, ...]:
-        return tuple(BackwardModel.hypotheses("fp16"))
+    def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
+        """Those of its forward: a function whose gradients are "autograd" or "own" has one of its own."""
+        side = getattr(candidate.run, "__self__", None)
+        is_given = getattr(side, "gradients", "given") == "given"
+        return tuple(BackwardModel.hypotheses("fp16", "given" if is_given else "own"))
 
     def hypotheses(self, config: BackwardConfig | GradientConfig, accumulator: Accumulator) -> dict[str, BackwardModel]:
         return BackwardModel.hypotheses(config.dtype, getattr(config, "forward", "given"), accumulator)

@@ -118,8 +118,7 @@ class Forward(Operation):
 
         return next(iter(self.hypotheses(config, sums_of(candidate).accumulator).values()))
 
-    @property
-    def hypothesis_names(self) -> tuple[str, ...]:
+    def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
         return tuple(KernelModel.hypotheses("fp16", "fp16"))
 
     def hypotheses(self, config: Config, accumulator: Accumulator) -> Mapping[str, KernelModel]:

@@ -121,8 +121,7 @@ class Operation(ABC):
         more."""
         return config
 
-    @property
-    def hypothesis_names(self) -> tuple[str, ...]:
+    def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
         """Names of what a kernel that states no order of operations may do; none for an operation without orders."""
         return ()
 

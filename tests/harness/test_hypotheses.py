@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
@@ -313,3 +314,11 @@ def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it
 def test_a_shard_keeps_what_was_assumed_so_that_one_of_another_device_is_foreign():
     known = Introduction("k", accumulator="either", sums="sums of Hopper's tensor core or in binary32 (device: A)")
     assert records.read(Introduction, json.loads(json.dumps(asdict(known))), "kernel").sums == known.sums
+
+
+@pytest.mark.parametrize("gradients", ["given", "own"])
+def test_gradients_have_the_hypotheses_of_their_forward(gradients):
+    (kernel,) = array_candidate(of_p, dtypes=("bf16",), gradients=gradients)
+    problem = AttentionProblem(1, 1, 1, 4, 4, 64, dtype="bf16")
+    expected = BackwardModel.hypotheses("bf16", gradients, "fp32")
+    assert {name: side.order(kernel.configure(problem)) for name, side in under(kernel).items()} == expected
