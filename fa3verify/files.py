@@ -53,10 +53,10 @@ def write_output(path: Path, text: str) -> None:
     """Write UTF-8 text where a user asked for it: a regular file whole or not at all, anything else in place.
 
     A symbolic link keeps pointing where it did; devices, FIFOs and open files (``/dev/fd/3``) are written and never
-    replaced.
+    replaced. A reader who closes a pipe has seen enough: that is no error.
     """
     if _is_stream(path):
-        with path.open("w", encoding="utf-8", newline="\n") as file:
+        with contextlib.suppress(BrokenPipeError), path.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
     else:
         write_text(Path(os.path.realpath(path)), text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import sys
@@ -37,7 +38,8 @@ def require_device(what: str) -> None:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn exceptions into one line and the documented exit code."""
+    """Turn exceptions into one line and the documented exit code; a reader who closes a pipe changes no code."""
+    outlive_readers()
     try:
         yield
     except (click.ClickException, Exit):
@@ -52,9 +54,6 @@ def one_line_errors() -> Iterator[None]:
         fail(ENVIRONMENT, f"package {error.name} is not installed{hint}")
     except ValueError as error:
         fail(USAGE, str(error))
-    except BrokenPipeError:  # the reader has seen enough
-        discard_output()
-        raise Exit(INTERRUPTED) from None
     except OSError as error:
         fail(ENVIRONMENT, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
     except Exception as error:
@@ -103,23 +102,41 @@ def require_writable(*targets: str | None) -> None:
             fail(USAGE, f"{target} cannot be written: {reason}")
 
 
-def discard_output() -> None:
-    """Send what is still written to standard output nowhere: its reader has gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+class _Pipe(io.FileIO):
+    """An open descriptor that goes nowhere once its reader has gone."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+
+def outlive_readers() -> None:
+    """Let a verb come to its own exit code when the reader of what it prints has gone."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or isinstance(getattr(stream.buffer, "raw", None), _Pipe):
+            continue
+        with contextlib.suppress(OSError):
+            if stream.fileno() != descriptor:
+                continue
+            stream.flush()
+            raw = io.BufferedWriter(_Pipe(descriptor, "w", closefd=False))  # type: ignore[arg-type]
+            by_line = stream.line_buffering or stream.write_through
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=by_line))
 
 
 @contextlib.contextmanager
 def told_anyhow(code: int) -> Iterator[None]:
     """Leave with the code of a verdict, whatever becomes of the text about it.
 
-    A reader who closed the pipe has seen enough; a file that cannot be written is named, and a pass is then one no
-    more: it was asked for.
+    A file that cannot be written is named, and a pass is then one no more: it was asked for.
     """
     try:
         yield
         sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # rich leaves with code 1 when a pipe is closed
-        discard_output()
     except OSError as error:
         with contextlib.suppress(OSError):
             name, reason = error.filename or "output", error.strerror or error

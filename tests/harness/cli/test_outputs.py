@@ -14,10 +14,13 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from fa3_reference.problem import AttentionProblem
 from fa3verify import files
 from fa3verify.campaign import verify as jobs
+from fa3verify.cases import Case
 from fa3verify.cli.main import main
 from fa3verify.files import why_unwritable, write_output
+from fa3verify.inputs.recipe import Recipe
 
 SUMMARY = {
     "verdict": "fail", "exit_code": 1, "wall_s": 1.0, "layers": {}, "kernels": [], "gate": [],
@@ -143,15 +146,39 @@ main(["verify", "--quick", "--out", {str(tmp_path / "out")!r}, *{options!r}])
     assert done.stderr == ""
 
 
-def test_another_verb_leaves_quietly_as_interrupted_when_its_reader_has_gone():
+@pytest.mark.parametrize(
+    ("arguments", "code", "streams"),
+    [
+        (["simulate", "--seqlen", "512", "--json", "/dev/stdout"], 0, "stdout"),
+        (["kernels"], 0, "stdout"),
+        (["info"], 0, "both"),
+        (["hazards", "nothing"], 2, "both"),
+    ],
+)
+def test_every_verb_comes_to_its_own_code_when_its_reader_has_gone(arguments, code, streams):
     program = f"""
 import sys
 sys.path[:0] = {[p for p in sys.path if p]!r}
 from fa3verify.cli.main import main
-main(["simulate", "--seqlen", "512"])
+main({arguments!r})
 """
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True)
+    told = writing if streams == "both" else subprocess.PIPE
+    done = subprocess.run([sys.executable, "-c", program], stdout=writing, stderr=told, text=True)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (130, "")
+    assert done.returncode == code, done.stderr
+    assert code or not done.stderr
+
+
+def test_a_finding_stays_one_when_its_reader_has_gone(tmp_path):
+    """A replay that fails prints before it leaves with its code."""
+    case = {"schema": "fa3verify.replay/1", "kernel": "twin.fp16+truncated_output", "what": "family normal"}
+    case["content"] = Case(case["kernel"], AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal")).to_json()
+    (tmp_path / "broken.json").write_text(json.dumps(case))
+    reading, writing = os.pipe()
+    os.close(reading)
+    call = [sys.executable, "-m", "fa3verify", "replay", str(tmp_path / "broken.json")]
+    done = subprocess.run(call, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
