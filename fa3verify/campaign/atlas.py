@@ -221,8 +221,9 @@ def _seeds(cases: list[Mapping[str, Any]]) -> tuple[int, ...]:
 
 def _family(row: Mapping[str, Any], cases: list[Mapping[str, Any]]) -> FamilyFigures:
     mine = [case for case in cases if case["family"] == row["family"]]
-    figures = {key: value for key, value in row.items() if key not in ("family", "cases", "replay")}
-    largest = max(mine, key=lambda case: case["measures"]["ratio_max"])
+    taken = {key: value for key, value in row.items() if key not in ("family", "cases", "replay")}
+    figures = {key: None if value is None else float(value) for key, value in taken.items()}  # Infinity is a text there
+    largest = max(mine, key=lambda case: float(case["measures"]["ratio_max"]))
     return FamilyFigures(row["family"], row["cases"], _seeds(mine), figures, largest["describe"], row["replay"])
 
 

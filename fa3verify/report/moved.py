@@ -87,7 +87,7 @@ def _family(name: str, family: str, old: FamilyFigures | None, new: FamilyFigure
 
 
 def _changed(name: str, family: str, what: str, old: Any, new: Any) -> Iterator[Row]:
-    if old != new:
+    if old != new and not (old != old and new != new):  # NaN is what it was
         yield _row(name, family, what, old, new)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from copy import deepcopy
@@ -17,7 +18,9 @@ from fa3verify import candidates
 from fa3verify.campaign import atlas, replay, tasks
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
+from fa3verify.files import json_text
 from fa3verify.policy import Policy
+from fa3verify.report import moved
 
 KERNELS = ("twin.fp16", "twin.fp16+causal_top_left", "twin.quantize", "stranger")
 TRIED = ("normal", "repeated_run_is_identical", "causal_row_equals_truncated_problem", "error_within_bound")
@@ -69,6 +72,20 @@ def test_an_atlas_survives_its_file(campaign):
     summary, out = campaign
     assert atlas.read(out / atlas.FILE) == atlas.of(summary)
     assert [e.kernel for e in atlas.of(summary).entries] == list(KERNELS)
+
+
+def test_a_stored_run_with_an_infinite_error_has_the_atlas_of_the_run(campaign):
+    """In the summary that a run.nc holds, numbers that are not finite are texts."""
+    summary = deepcopy(campaign[0])
+    (row,) = (row for row in summary["kernels"][0]["families"] if row["family"] == "normal")
+    cases = [case for case in summary["cases"] if case["kernel"] == KERNELS[0] and case["family"] == "normal"]
+    assert len(cases) > 1
+    for body in (row, cases[-1]["measures"]):
+        body |= {"ratio_max": math.inf, "rel_rmse_seen": math.nan}
+    stored = atlas.of(json.loads(json_text(summary)))
+    assert stored.text() == atlas.of(summary).text()
+    assert stored.entries[0].families[0].largest == cases[-1]["describe"]
+    assert not moved.moved(atlas.of(summary).entries, stored.entries)["rows"]
 
 
 def test_every_figure_of_a_family_is_given_again_by_its_replay_file(campaign):
