@@ -6,8 +6,10 @@ Built in are the CPU twins. Others come from ``module:function``, ``file.py:func
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +19,7 @@ from enum import StrEnum
 from types import ModuleType
 from typing import Any, Literal, get_args
 
+from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
@@ -26,7 +29,7 @@ from fa3verify.operations.forward import Result as Result
 from fa3verify.operations.forward import changeable
 from fa3verify.operations.forward import order_of_family as order_of_family
 from fa3verify.policy import DEFAULT, Policy
-from fa3verify.text import of_error, one_line
+from fa3verify.text import of_error, of_traceback, one_line
 
 ENTRY_POINTS = "fa3verify.kernels"
 Accumulator = Literal["fp32", "wgmma", "either"]
@@ -376,10 +379,11 @@ def load(reference: str) -> Candidate:
     Raises
     ------
     ValueError
-        If the reference is malformed, names nothing or several, or does not give a Candidate of known operation, dtype
-        and features.
+        If the reference is malformed, names nothing, several or a function that takes arguments and is not declared to
+        be a kernel, does not give a Candidate of known operation, dtype and features, or if its module cannot be
+        imported; the message then has the last frame.
     Unloadable
-        If the module or the function raises, SystemExit included.
+        If the function raises, or the module ends the process by SystemExit.
     """
     module, _, function = reference.partition(":")
     if os.getcwd() not in sys.path:
@@ -387,18 +391,55 @@ def load(reference: str) -> Candidate:
     if not module or not function or ":" in function:
         raise ValueError(f"a kernel reference is module:function, got {reference!r}")
     name, _, dtype = function.partition(".")
+    named = _named(reference, module, name)
     try:
-        named = getattr(_imported(module), name)
         made = getattr(named, MADE, None) or named()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a third party's module may raise anything
-        message = f"kernel {reference!r} could not be loaded: {of_error(error)}"
-        absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        raise (ValueError if absent or isinstance(error, AttributeError) else Unloadable)(message) from error
+    except BaseException as error:  # a third party's function may raise anything
+        raise Unloadable(f"kernel {reference!r} could not be loaded: {of_error(error)}") from error
     candidate = _one_of(reference, made if isinstance(made, tuple) else (made,), dtype)
     _check(reference, candidate)
     return replace(candidate, name=reference)
+
+
+def _named(reference: str, module: str, name: str) -> Any:
+    """Return what a reference names, a kernel or a function without arguments; ValueError as :func:`load` says."""
+    failed = f"kernel {reference!r} could not be loaded"
+    try:
+        imported = _imported(module)
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        raised = of_traceback(error)
+        where = f" ({raised['frame']})" if raised and not isinstance(error, SyntaxError) else ""
+        raise ValueError(f"{failed}: {of_error(error)}{where}") from error
+    except BaseException as error:  # a third party's module may raise anything
+        raise Unloadable(f"{failed}: {of_error(error)}") from error
+    named = getattr(imported, name, None)
+    if named is None:
+        functions = [key for key, value in vars(imported).items() if callable(value)]
+        raise ValueError(f"{failed}: {module} has no function {name}{_meant(name, functions)}")
+    if not hasattr(named, MADE) and (arguments := _required(named)):
+        rule = f"{name} takes {', '.join(arguments)}; write @fa3verify.kernel(...) above it to declare it a kernel"
+        raise ValueError(f"{failed}: {rule}, or name a function without arguments that returns a Candidate")
+    return named
+
+
+def _required(function: Any) -> list[str]:
+    """Names of the arguments that a function cannot be called without; none where Python does not know."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """A question for the name that was meant; empty where none is like it."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _imported(module: str) -> ModuleType:
@@ -421,7 +462,8 @@ def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Candidate:
     """Return the only one, or the one of a dtype."""
     for candidate in made:
         if not isinstance(candidate, Candidate):
-            raise ValueError(f"kernel {reference!r} must return a fa3verify Candidate, got {type(candidate).__name__}")
+            rule = "must be declared by @fa3verify.kernel(...), or return a fa3verify Candidate"
+            raise ValueError(f"kernel {reference!r} {rule}, got {type(candidate).__name__}")
     chosen = [candidate for candidate in made if candidate.dtype == dtype] if dtype else made
     if len(chosen) == 1:
         return chosen[0]
@@ -459,13 +501,30 @@ def discover() -> dict[str, Candidate]:
 
 
 def _of_head_dims(candidate: Candidate, dims: str) -> Candidate:
-    """The kernel with these head dims alone, given as text; ValueError for one that it does not declare."""
+    """The kernel with these head dims alone, given as text; ValueError for one that it does not take."""
     if not all(d.isdecimal() for d in dims.split(",")):
         raise ValueError(f"head dims behind @ are numbers such as 64,128, got {dims!r}")
     asked, known = tuple(map(int, dims.split(","))), candidate.head_dims
     if known is not None and (others := set(asked) - set(known)):
         raise ValueError(f"{candidate.name} takes head_dim {', '.join(map(str, known))}, not {min(others)}")
+    if candidate.unavailable is None:
+        for head_dim in asked:
+            _check_head_dim(candidate, head_dim)
     return replace(candidate, name=f"{candidate.name}@{dims}", head_dims=asked)
+
+
+def _check_head_dim(candidate: Candidate, head_dim: int) -> None:
+    """Raise ValueError, with the rule, for a head_dim that a kernel refuses, or of which a twin has no kernel."""
+    from fa3verify import space
+
+    try:
+        rule = space.head_dim_refusal(candidate, head_dim)
+        if isinstance(getattr(candidate.run, "__self__", None), _Twin):  # which computes sizes that no launch has
+            Config(candidate.dtype, head_dim)
+    except ValueError as error:
+        rule = str(error)
+    if rule:
+        raise ValueError(f"{candidate.name} does not take head_dim {head_dim}: {rule}")
 
 
 def find(name: str) -> Candidate:
@@ -474,6 +533,8 @@ def find(name: str) -> Candidate:
     ``@64,128`` behind any of them leaves it these head dims alone.
     """
     base, at, dims = name.rpartition("@")
+    if at and base.rpartition("@")[2].replace(",", "").isdecimal():
+        raise ValueError(f"head dims stand once behind a kernel's name, as in NAME@64,128, got {name!r}")
     if at:
         return _of_head_dims(find(base), dims)
     if ":" in name:
@@ -495,4 +556,5 @@ def find(name: str) -> Candidate:
             raise ValueError(f"unknown fault {fault!r} of {operation}; known are {', '.join(faults)}") from None
         side = known[base].run.__self__  # type: ignore[attr-defined]
         return twin(known[base].dtype, name=name, fault=planted, operation=operation, **dict(side.changes))
-    raise ValueError(f"unknown kernel {name!r}; known are {', '.join(sorted(known))}, or module:function")
+    rest = "'fa3verify kernels' lists them all; one of your own is MODULE:FUNCTION or FILE.py:FUNCTION"
+    raise ValueError(f"unknown kernel {name!r}{_meant(base, known) or ';'} {rest}")

@@ -59,11 +59,24 @@ def _head_dims(candidate: Candidate) -> Iterator[int]:
     if candidate.head_dims is not None:
         yield from candidate.head_dims
         return
+    for d in HEAD_DIMS:
+        if head_dim_refusal(candidate, d) is None:
+            yield d
+
+
+def head_dim_refusal(candidate: Candidate, head_dim: int) -> str | None:
+    """Return why a kernel takes no plain problem of a head_dim, with or without a causal mask; None if it takes one.
+
+    Raises
+    ------
+    ValueError
+        If there is no problem of such a head_dim.
+    """
     n = fitting(TILE, candidate)
     plain = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": candidate.dtype}
-    for d in HEAD_DIMS:
-        if any(candidate.supports(AttentionProblem(head_dim=d, causal=causal, **plain)) for causal in (False, True)):
-            yield d
+    problems = [AttentionProblem(head_dim=head_dim, causal=causal, **plain) for causal in (False, True)]
+    refusals = [candidate.refusal(problem) for problem in problems]
+    return None if None in refusals else refusals[0]
 
 
 def _softcap(case: Case, config: Any) -> str:
