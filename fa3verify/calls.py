@@ -17,11 +17,17 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify import operations, watch
 from fa3verify.candidates import Candidate
-from fa3verify.text import of_error
+from fa3verify.text import of_error, of_traceback
 
 
 class CandidateError(Exception):
     """A kernel raised, changed its operands, or returned what it does not declare; the message is one line."""
+
+    @property
+    def traceback(self) -> dict[str, str] | None:
+        """That of what the kernel raised, as :func:`fa3verify.text.of_traceback`; None where it raised nothing."""
+        cause = self.__cause__
+        return None if cause is None or isinstance(cause, operations.WrongOutput) else of_traceback(cause)
 
 
 class Refused(CandidateError):
@@ -61,17 +67,26 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     except operations.WrongOutput as error:
         raise CandidateError(str(error)) from error
     except ValueError as error:
-        raise Refused(of_error(error)) from error
+        raise Refused(of_error(error) + _hint(error)) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a third party's kernel may raise anything, SystemExit included
-        raise CandidateError(of_error(error)) from error
+        raise CandidateError(of_error(error) + _hint(error)) from error
     finally:
         if os.getpid() != process:
             os._exit(1)  # a process that the kernel forked must not go on with the harness's work
     if changed := [f.name for f in fields(operands) if not _same(getattr(given, f.name), getattr(operands, f.name))]:
         raise CandidateError(f"changed its operand {' and '.join(changed)}")
     return {name: np.array(x, order="C") for name, x in named.items()}
+
+
+def _hint(error: BaseException) -> str:
+    """Return what to do where a Triton kernel finds no GPU, or got tensors that are on none."""
+    words = of_error(error)
+    no_device = any(part in words for part in ("active drivers (", "cannot be accessed from Triton"))
+    if not no_device or os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    return " (a Triton kernel runs on a CPU where the environment has TRITON_INTERPRET=1)"
 
 
 def sealed(operands: Operands) -> Operands:

@@ -117,12 +117,15 @@ class Judged(pytest.Item):
     def _told(self, finding: dict[str, Any], number: int) -> str:
         """A finding in words: what, the smallest case, and how to run it again."""
         lines = [f"{finding['kernel']} {told(finding['what'])}: {finding['message']}"]
+        if raised := finding["traceback"]:
+            lines.append(f"  raised at: {raised['frame']}")
         if finding["case"]:
             lines.append(f"  case: {finding['case']}")
         if finding["replay"]:
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{self.title}-{number}") + ".json"
             path = _folder(self.config) / name
-            replay.write(path, finding["kernel"], finding["what"], finding["replay"], finding["baseline"])
+            rest = {name: finding[name] for name in ("baseline", "traceback")}
+            replay.write(path, finding["kernel"], finding["what"], finding["replay"], **rest)
             lines.append(f"  replay: fa3verify replay {path}")
         return "\n".join(lines)
 

@@ -35,12 +35,20 @@ def named(point: space.Point) -> frozenset[str]:
 
 
 def claims(candidate: Candidate, properties: Iterable[str], families: Iterable[str]) -> tuple[str, ...]:
-    """Return every class that a kernel claims, with the properties and families that are for its kind of kernel."""
+    """Return every class that a kernel claims, with the properties and families that are for its kind of kernel.
+
+    A kernel that declares no head_dims claims none of them: those that it is asked are the campaign's own choice.
+    """
+    dimensions = {name: classes for name, classes in space.claimed(candidate).items() if _is_declared(candidate, name)}
     return (
-        *(f"{name} {chosen}" for name, classes in space.claimed(candidate).items() for chosen in classes),
+        *(f"{name} {chosen}" for name, classes in dimensions.items() for chosen in classes),
         *(f"property {name}" for name in properties),
         *(f"family {name}" for name in families),
     )
+
+
+def _is_declared(candidate: Candidate, dimension: str) -> bool:
+    return dimension != "head_dim" or candidate.head_dims is not None
 
 
 def judged(claimed: Iterable[str], tried: Iterable[str], constraint: str | None) -> dict[str, Any]:

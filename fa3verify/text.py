@@ -6,9 +6,15 @@ Reports, JUnit, JSON and terminals then need no rules of their own for NUL, lone
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import sysconfig
+import traceback
+from types import TracebackType
 
 MOST = 600  # characters of one message
+MOST_OF_TRACEBACK = 4096  # characters
+_OURS = os.path.dirname(__file__) + os.sep
 
 
 def one_line(text: object, most: int = MOST) -> str:
@@ -25,7 +31,11 @@ def one_line(text: object, most: int = MOST) -> str:
         raw = f"{type(text).__name__} without a text: its __str__ raised {type(error).__name__}"
     if len(raw) > most:
         raw = f"{raw[: most // 2]} ... {raw[-(most // 2) :]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(raw.split()))
+    return _printable(" ".join(raw.split()))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def of_error(error: BaseException) -> str:
@@ -51,6 +61,57 @@ def install_hint(*packages: str) -> str:
         stated = []
     wanted = {re.split(r"[^\w.-]", line, maxsplit=1)[0]: line.partition(";")[0].strip() for line in stated}
     return " ".join(["pip install", *(f"'{wanted.get(name, name)}'" for name in packages)])
+
+
+def of_traceback(error: BaseException) -> dict[str, str] | None:
+    """Return the traceback of an exception that a kernel raised, printable and bounded.
+
+    Returns
+    -------
+    dict or None
+        ``text`` has a line per line of the traceback, at most :data:`MOST_OF_TRACEBACK` characters without the middle
+        of a longer one; its first frame is the first that is neither this package's nor the import system's. ``frame``
+        is the last frame of the kernel's own code, or of a library's where there is none: ``file.py:12 in function:
+        source``. None where no frame is left.
+    """
+    first = error.__traceback__
+    while first is not None and _is_harness(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    if first is None:
+        return None
+    try:
+        text = "".join(traceback.TracebackException(type(error), error, first).format())
+    except BaseException:  # what an exception has of its own may raise anything
+        text = f"{''.join(traceback.format_tb(first))}{of_error(error)}"
+    most = 8 * MOST_OF_TRACEBACK  # what is made harmless at all: a message may have any length
+    lines = [_printable(line[:MOST]) for line in _without_middle(text, most).splitlines()]
+    return {"frame": _last_frame(first), "text": _without_middle("\n".join(lines), MOST_OF_TRACEBACK)}
+
+
+def _without_middle(text: str, most: int) -> str:
+    """Return a text of at most so many characters."""
+    cut = "\n[...]\n"
+    half = (most - len(cut)) // 2
+    return text if len(text) <= most else f"{text[:half]}{cut}{text[-half:]}"
+
+
+def _last_frame(first: TracebackType) -> str:
+    """The last frame of what nobody installed, in one line; the last of all where there is none."""
+    frames = traceback.extract_tb(first)
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
+    last = (own or frames)[-1]
+    return one_line(f"{os.path.basename(last.filename)}:{last.lineno} in {last.name}: {last.line}")
+
+
+def _is_harness(file: str) -> bool:
+    return file.startswith((_OURS, "<frozen importlib")) or file.endswith(f"importlib{os.sep}__init__.py")
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file came with Python, with a package, or with this one."""
+    if file.startswith((_OURS, "<", sysconfig.get_path("stdlib") + os.sep)):
+        return True
+    return any(f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages"))
 
 
 def plural(count: int, noun: str) -> str:

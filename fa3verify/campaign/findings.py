@@ -20,6 +20,7 @@ def finding(
     *,
     crashed: bool = False,
     baseline: dict[str, Any] | None = None,
+    traceback: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return one finding in JSON.
 
@@ -33,6 +34,8 @@ def finding(
         The kernel gave nothing to judge: the cause is then the message, wherever it was found.
     baseline : dict, optional
         Which stored figure moved, so that a replay compares with it again.
+    traceback : dict, optional
+        Of what the kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
     """
     return {
         "kernel": kernel,
@@ -42,6 +45,7 @@ def finding(
         "cause": _NUMBER.sub("#", message) if crashed else what,
         "replay": replay,
         "baseline": baseline,
+        "traceback": traceback,
     }
 
 

@@ -17,7 +17,7 @@ from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
 from fa3verify.candidates import Candidate, Identity
 from fa3verify.inputs.captures import Capture
-from fa3verify.text import of_error, one_line
+from fa3verify.text import of_error, of_traceback, one_line
 
 
 class Unavailable(ValueError):
@@ -54,6 +54,10 @@ class Introduction:
         Why what is run gives no verdict, where less was asked for.
     source : str, optional
         SHA-256 of the module that a ``module:function`` names, so that shards of other versions of it are told apart.
+    head_dims : tuple of int, optional
+        The ones that it declares.
+    raised : dict, optional
+        Traceback of the exception by which it failed.
     """
 
     name: str
@@ -74,6 +78,8 @@ class Introduction:
     covers: bool = True
     narrowed: str | None = None
     source: str | None = None
+    head_dims: tuple[int, ...] | None = None
+    raised: dict[str, str] | None = None
 
 
 def found(kernel: str) -> Candidate:
@@ -98,7 +104,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
     try:
         candidate = found(kernel)
     except candidates.Unloadable as error:
-        return Introduction(kernel, failed=str(error))
+        return Introduction(kernel, failed=str(error), raised=of_traceback(error.__cause__ or error))
     if candidate.unavailable:
         raise Unavailable(f"kernel {kernel} is unavailable: {candidate.unavailable}")
     try:
@@ -131,9 +137,10 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             policy=candidate.declared,
             identity=Identity(**candidate.identity()) if candidate.identity else Identity(),
             source=_source(kernel),
+            head_dims=candidate.head_dims,
         )
     except Exception as error:  # configure is a third party's
-        return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}")
+        return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}", raised=of_traceback(error))
 
 
 def _source(kernel: str) -> str | None:

@@ -35,15 +35,13 @@ def write(
     content: dict[str, Any],
     baseline: dict[str, Any] | None = None,
     sums: str | None = None,
+    traceback: dict[str, str] | None = None,
 ) -> None:
     """Write one replay file; ``content`` is a case or a trial in JSON, ``baseline`` the stored figure that moved,
-    ``sums`` what the bound of a kernel that states no order assumed of them."""
+    ``sums`` what the bound of a kernel that states no order assumed of them, ``traceback`` that of what it raised."""
     body: dict[str, Any] = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": what}
-    body |= {"content": content}
-    if baseline:
-        body["baseline"] = baseline
-    if sums:
-        body["sums"] = sums
+    rest = {"baseline": baseline, "sums": sums, "traceback": traceback}
+    body |= {"content": content} | {name: value for name, value in rest.items() if value}
     write_text(path, json.dumps(body, indent=1) + "\n")
 
 
@@ -82,24 +80,24 @@ def write_all(summary: dict[str, Any], out: Path) -> None:
     stored: dict[str, str] = {}  # content -> path: one file per case, however many rules it breaks
 
     def store(
-        stem: str, kernel: str, what: str, content: dict[str, Any] | None, baseline: dict[str, Any] | None = None
+        stem: str, kernel: str, what: str, content: dict[str, Any] | None, **rest: dict[str, Any] | None
     ) -> str | None:
         if content is None:
             return None
-        key = json.dumps([content, baseline], sort_keys=True)
+        key = json.dumps([content, rest.get("baseline")], sort_keys=True)
         if key not in stored:
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", stem)[:100]
             while f"worst/{name}.json" in stored.values():
                 name += "_"
             path = worst / f"{name}.json"
-            write(path, kernel, what, content, baseline, sums.get(kernel))
+            write(path, kernel, what, content, sums=sums.get(kernel), **rest)
             stored[key] = f"worst/{path.name}"
         return stored[key]
 
     for number, failure in enumerate(summary["failures"]):
         stem = f"fail-{number:03d}-{failure['kernel']}-{failure['what'].split()[0]}"
-        given = (failure["kernel"], failure["what"], failure["replay"], failure["baseline"])
-        failure["replay"] = store(stem, *given)
+        rest = {name: failure[name] for name in ("baseline", "traceback")}
+        failure["replay"] = store(stem, failure["kernel"], failure["what"], failure["replay"], **rest)
     judged: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for case in summary["cases"]:
         judged.setdefault((case["kernel"], case["family"]), []).append(case)
@@ -158,7 +156,7 @@ def run(
     holds : bool
         False if the kernel still breaks the bound or the law, or if the figure is still beyond the baseline's margin.
     message : str
-        One line.
+        One line, and behind it the traceback of what the kernel raises, if it raises.
     measures : dict, optional
         Figures of a judged case.
     """
@@ -187,7 +185,9 @@ def _judged(
     if law := law_of(body["what"]):
         trial = _trial(content, activations)
         violation = replay_trial(find_law(law).name, candidate, trial)
-        return violation is None, violation.message if violation else f"{law} holds for {trial.case.describe()}", None
+        if violation is None:
+            return True, f"{law} holds for {trial.case.describe()}", None
+        return False, _raised(violation.message, violation.traceback), None
     if content.get("schema") == HUNTED_SCHEMA:
         from fa3verify.hunt.run import replay_content
 
@@ -205,7 +205,7 @@ def _judged(
     try:
         judged = judge(candidate, case)
     except CandidateError as error:
-        return False, f"{case.describe()}: {error}", None
+        return False, _raised(f"{case.describe()}: {error}", error.traceback), None
     measures, message = judged.measures, case.describe() + _assumed(candidate, judged)
     if body["what"].startswith("L2"):
         message += "; only its bound is judged here: the file does not say which figure moved"
@@ -245,6 +245,11 @@ def _refutations(
     return (*judge_together(candidate, cases, trials), None)
 
 
+def _raised(message: str, traceback: Mapping[str, str] | None) -> str:
+    """A message with the traceback of what the kernel raised."""
+    return f"{message}\n{traceback['text']}" if traceback else message
+
+
 def _case(candidate: Candidate, content: Any, activations: Path | None) -> Case:
     """Read a case; ValueError if it is not one for this kernel."""
     from fa3verify.cases import Case
@@ -278,7 +283,7 @@ def _family(
     candidate = hypotheses.under(candidate).get(content.get("hypothesis", ""), candidate)
     records = judge_cases(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
     if lost := [record for record in records if "error" in record]:
-        return False, f"{lost[0]['describe']}: {lost[0]['error']}", None
+        return False, _raised(f"{lost[0]['describe']}: {lost[0]['error']}", lost[0]["traceback"]), None
     records = _of_one_hypothesis(candidate, records)
     holds = all(passes(candidate, record["measures"]) for record in records)
     message = f"{len(records)} cases, of which the first had the largest error: {records[0]['describe']}"
@@ -317,7 +322,7 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bo
         raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None
     records = judge_cases(candidate, family, cases)
     if lost := [record for record in records if "error" in record]:
-        return False, f"{lost[0]['describe']}: {lost[0]['error']}", None
+        return False, _raised(f"{lost[0]['describe']}: {lost[0]['error']}", lost[0]["traceback"]), None
     if not records:
         raise ValueError(f"{candidate.name} takes no case of family {family}")
     operation = operations.find(candidate.operation)

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fa3_reference.problem import AttentionProblem
 from fa3verify import __version__, coverage, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
@@ -20,6 +21,7 @@ from fa3verify.campaign.tasks import Outcome, outcomes_of, pooled
 from fa3verify.coverage import COVER
 from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 from fa3verify.hypotheses import assumption, strain
+from fa3verify.tried import REPEATED, Tried, concluded
 from fa3verify.verdict import BOUND_LAWS, EXIT_CODES, ratio_text
 
 SCHEMA = "fa3verify.summary/1"
@@ -111,8 +113,8 @@ def _families(
             failures.append(finding(kernel.name, f"family {family}", outcome.error, at, crashed=True))
         for record in records:
             if "error" in record:
-                what, message = f"family {family}", record["error"]
-                failures.append(finding(kernel.name, what, message, record["case"], crashed=True))
+                given = (kernel.name, f"family {family}", record["error"], record["case"])
+                failures.append(finding(*given, crashed=True, traceback=record.get("traceback")))
             else:
                 cases.append({"kernel": kernel.name, **_told(record, kernel)})
         if good := [r for r in records if "measures" in r]:
@@ -154,7 +156,8 @@ def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[dict[str,
                     f"{name!r} by {x['describe']}" for name, x in others.items()
                 )
             crashed = outcome.error is not None or message != body["message"]
-            failures.append(finding(kernel.name, f"law {law}", message, trial, crashed=crashed))
+            raised = body.get("traceback")
+            failures.append(finding(kernel.name, f"law {law}", message, trial, crashed=crashed, traceback=raised))
     return laws, failures
 
 
@@ -168,15 +171,17 @@ def _kernel(
     laws, broken = _laws(kernel, outcomes)
     failures += broken
     if kernel.failed:
-        failures.append(finding(name, "loading", kernel.failed, crashed=True))
+        failures.append(finding(name, "loading", kernel.failed, crashed=True, traceback=kernel.raised))
     covered = coverage.judged(kernel.claims, _tried(families, laws, cases), kernel.constraint)
     optional = [side.name for side in operation.sides if side.optional and cases]
     absent = [name for name in optional if not any(f"ratio_{name}_max" in case["measures"] for case in cases)]
     feasible = [p for o in outcomes_of(outcomes, name, "cover") for p in (o.value or {}).get("feasible", [])]
     covered["pairs"] = coverage.paired(feasible, [case["point"] for case in cases if _is_compared(case)])
     covered["not_claimed"] = [*kernel.not_claimed, *(f"output {name}" for name in absent)]
+    ran = _ran(kernel, laws, cases)
     for law in laws:
-        law.pop("classes", None)
+        for key in ("classes", "tried", "traceback"):  # which stand elsewhere
+            law.pop(key, None)
     sides = {
         side.name: max((f[f"ratio_{side.name}_max"] or 0.0 for f in families), default=None) for side in operation.sides
     }
@@ -200,6 +205,7 @@ def _kernel(
         "worst_ratios": sides,
         "worst": worst and {"family": worst["family"], "case": worst["describe"], "replay": worst["case"]},
         "search_effort": len(cases) + sum(law["examples"] for law in laws if law["law"] in BOUND_LAWS),
+        "tried": ran,
         "coverage": covered,
         "inconclusive": None if kernel.failed else kernel.narrowed or coverage.inconclusive(covered),
         "families": families,
@@ -238,6 +244,26 @@ def _tried(families: list[dict[str, Any]], laws: list[dict[str, Any]], cases: li
     tried |= {f"property {law['law']}" for law in laws if law["status"] in ("pass", "fail")}
     tried |= {name for law in laws for name in law.get("classes", ())}
     return tried.union(*(coverage.named(case["point"]) for case in cases if _is_compared(case)))
+
+
+def _ran(kernel: Introduction, laws: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sizes of the calls behind a kernel's judged cases and trials, and what nobody asked of it."""
+    operation = operations.find(kernel.operation)
+    tried = Tried()
+    for case in filter(_is_compared, cases):
+        tried.add(AttentionProblem.from_json(case["case"]["problem"]))
+    for law in laws:
+        if law.get("tried"):
+            tried.update(law["tried"])
+    optional = [side.name for side in operation.sides if side.optional]
+    return concluded(
+        tried.to_json(),
+        features=operation.features,
+        head_dims=kernel.head_dims,
+        outputs={name: (sum(f"ratio_{name}_max" in c["measures"] for c in cases), len(cases)) for name in optional},
+        is_repeated=any(law["law"] == REPEATED and law["status"] in ("pass", "fail") for law in laws),
+        is_forward=operation.name == operations.FORWARD,
+    )
 
 
 def _is_compared(case: dict[str, Any]) -> bool:

@@ -28,7 +28,7 @@ from fa3verify.coverage import COVER
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.operations import Operation
-from fa3verify.text import of_error
+from fa3verify.text import of_error, of_traceback
 from fa3verify.verdict import BOUND_LAWS
 
 if TYPE_CHECKING:
@@ -140,8 +140,10 @@ def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[di
             record["point"] = space.point(candidate, case)
         except CandidateError as error:
             record["error"] = str(error)
+            record["traceback"] = error.traceback
         except Exception as error:  # whatever else a kernel under test leads to is a finding as well
             record["error"] = of_error(error)
+            record["traceback"] = of_traceback(error)
         records.append(record)
     return records
 
@@ -166,8 +168,10 @@ def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, 
         "examples": outcome.examples,
         "outputs": outcome.outputs,
         "message": outcome.violation and outcome.violation.message,
+        "traceback": outcome.violation and outcome.violation.traceback,
         "trial": outcome.trial and outcome.trial.to_json(),
         "classes": sorted(outcome.classes),
+        "tried": outcome.tried,
         **({"hypotheses": refuting(outcome.hypotheses)} if outcome.hypotheses else {}),
     }
 

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from fa3verify import operations
+from fa3verify import operations, tried
 from fa3verify.campaign.symptoms import Symptom, symptoms
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.candidates import Candidate
@@ -93,7 +93,7 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
                 console.print(line)
             if (pairs := kernel["coverage"]["pairs"])["feasible"]:
                 console.print(f"pairs of classes: {pairs['tried']:,} of {pairs['feasible']:,} feasible ones met")
-            if left_out := kernel["coverage"]["not_tried"]:
+            if left_out := [*kernel["coverage"]["not_tried"], *kernel["tried"]["not_tried"]]:
                 more = f" and {len(left_out) - 12} more" if len(left_out) > 12 else ""
                 console.print(f"not tried: {escape(', '.join(left_out[:12]))}{more}", soft_wrap=True)
         parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())
@@ -109,6 +109,8 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
     judged = f"{plural(len(summary['kernels']), 'kernel')}, {plural(cases, 'case')}, {outputs:,} outputs"
     words = f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {judged} in {summary['wall_s']:.0f} s"
     console.print(words, soft_wrap=True)
+    if verdict == "pass" and (rests_on := tried.line(summary["kernels"])):
+        console.print(rests_on, soft_wrap=True)
     console.print(f"report {out / 'report.html'}", soft_wrap=True)
 
 
@@ -137,6 +139,8 @@ def _print_finding(console: Console, symptom: Symptom, out: Path | None) -> None
     first = symptom.first
     told_of = f"{escape(first['kernel'])} {escape(told(first['what']))}: {escape(first['message'])}"
     console.print(f"[red]FAIL[/red], {symptom.severity}: {told_of}", soft_wrap=True)
+    if raised := first.get("traceback"):
+        console.print(f"     raised at: {escape(raised['frame'])}", soft_wrap=True)
     if first["case"]:
         console.print(f"     case: {escape(first['case'])}", soft_wrap=True)
     if first["replay"] and out:

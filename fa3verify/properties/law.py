@@ -106,12 +106,15 @@ class Violation:
         Worst element, such as ``out[0, 3, 1, 17]``.
     ratio : float
         Error over bound; infinite for an exact law.
+    traceback : dict, optional
+        Of the exception that a kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
     """
 
     message: str
     kind: Literal["violated", "crashed"] = "violated"
     where: str = ""
     ratio: float = math.inf
+    traceback: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the violation as JSON values; an infinite ratio becomes None."""

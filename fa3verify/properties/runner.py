@@ -20,6 +20,7 @@ from fa3verify.coverage import classes_of
 from fa3verify.properties.draws import independent
 from fa3verify.properties.law import CandidateError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS
+from fa3verify.tried import Tried
 
 MAX_SHRINK_TRIALS = 300
 
@@ -32,7 +33,7 @@ class LawOutcome:
     produced for them, ``classes`` are those of :mod:`fa3verify.coverage` that they had; ``trial`` and ``violation`` are
     the smallest failure seen, None unless ``status`` is ``fail``. ``not_tried``: there was no trial that the candidate
     takes. ``hypotheses`` are those about a kernel that states no order, each with what refutes it or None; empty where
-    the law asks for no bound.
+    the law asks for no bound. ``tried`` is what :meth:`fa3verify.tried.Tried.to_json` gives of the calls of its trials.
     """
 
     law: str
@@ -43,6 +44,7 @@ class LawOutcome:
     violation: Violation | None = None
     classes: frozenset[str] = frozenset()
     hypotheses: Mapping[str, tuple[Trial, Violation] | None] = field(default_factory=dict)
+    tried: dict[str, Any] | None = None
 
 
 class _Broken(Exception):
@@ -66,6 +68,8 @@ class _Search:
         self.examples = self.outputs = self.shrinks = 0
         self.first_failure = 0.0
         self.classes: set[str] = set()
+        self.tried = Tried()
+        self.called = Tried()  # by the trial that is under way
         self.best: tuple[Trial, Violation] | None = None
         self.against: dict[str, tuple[Trial, Violation] | None] = dict.fromkeys(hypotheses.under(candidate))
         self.failed: Mapping[str, Violation | None] = {}  # the best failure under what was alive then
@@ -89,6 +93,7 @@ class _Search:
             returned = candidate.run(problem, operands, config)
             if self.best is None:
                 self.outputs += sum(x.size for x in operation.named(returned, problem, config).values())
+                self.called.add(problem)
             return returned
 
         return run
@@ -103,6 +108,7 @@ class _Search:
                 raise _Enough
         watch.trying(f"law {self.law.name}", trial.to_json)
         outputs = self.outputs
+        self.called = Tried()
         try:
             found = verdicts(self.law, self.candidate, trial, self.alive)
         except Untaken:
@@ -111,6 +117,7 @@ class _Search:
         self.asks_bound |= bool(found.under)
         if self.outputs > outputs:
             self.classes |= classes_of(self.candidate, trial.case)
+            self.tried.update(self.called.to_json())
         violation = found.violation
         if violation is None:
             if self.best is None:
@@ -139,7 +146,7 @@ def checked(law: Law, candidate: Candidate, trial: Trial) -> Violation | None:
     try:
         return law.check(candidate, trial)
     except CandidateError as error:
-        return Violation(f"{candidate.name} failed: {error}", kind="crashed")
+        return Violation(f"{candidate.name} failed: {error}", kind="crashed", traceback=error.traceback)
 
 
 class Verdicts(NamedTuple):
@@ -247,8 +254,10 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     classes = frozenset(search.classes)
     if search.best is None:
         status = "pass" if classes else "not_tried"
-        return LawOutcome(law.name, status, search.examples, search.outputs, classes=classes, hypotheses=search.settled)
-    return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best, classes, search.settled)
+        noted = {"hypotheses": search.settled, "tried": search.tried.to_json()}
+        return LawOutcome(law.name, status, search.examples, search.outputs, classes=classes, **noted)
+    noted = (classes, search.settled, search.tried.to_json())
+    return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best, *noted)
 
 
 def _search(search: _Search, max_examples: int, seed: int) -> None:

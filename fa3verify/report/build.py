@@ -84,6 +84,7 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
         "sha256": content_sha256,
         "symptoms": symptoms(summary["failures"]),
         "severities": SEVERITIES,
+        "tried": tables.what_was_tried(summary),
         "coverage": tables.coverage(summary),
         "headlines": [tables.headline(kernel) for kernel in summary["kernels"]],
         "gate_open": tables.gate(summary, passed=False),

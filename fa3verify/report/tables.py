@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from fa3verify import operations
+from fa3verify import operations, tried
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 from fa3verify.verdict import PARTS
 
@@ -120,6 +120,30 @@ def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
         ("baseline", "baseline"),
     ]
     return table("gate", "Gate", columns, rows, ("status", "part", "rule", "kernel", "family"))
+
+
+_TRIED = (
+    ("calls", "calls compared"),
+    ("head_dim", "head_dim"),
+    ("head_dim_v", "head_dim of V"),
+    ("seqlen_q", "queries of a sequence"),
+    ("seqlen_k", "keys of a sequence"),
+    ("nheads", "heads"),
+    ("group", "heads of Q to one of K"),
+    ("sequences", "sequences"),
+    ("layout", "tensors"),
+    ("repeated_runs", "repeated runs"),
+    ("not_tried", "not tried"),
+)
+
+
+def what_was_tried(summary: Mapping[str, Any]) -> Table:
+    """Return the sizes behind the verdict, a column for each kernel; no row in runs of older versions."""
+    kernels = [kernel for kernel in summary["kernels"] if kernel.get("tried")]
+    told = {k["name"]: tried.in_words(k["tried"]) | {"not_tried": ", ".join(k["tried"]["not_tried"])} for k in kernels}
+    rows = [{"what": head, **{name: words[key] for name, words in told.items()}} for key, head in _TRIED if told]
+    columns = [("size", "what"), *((name, name) for name in told)]
+    return table("tried", "What was tried", columns, rows, tuple(key for _, key in columns))
 
 
 def coverage(summary: Mapping[str, Any]) -> Table:

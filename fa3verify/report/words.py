@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from fa3verify import tried
 from fa3verify.campaign.symptoms import symptoms
 from fa3verify.text import plural
 from fa3verify.verdict import PARTS, assumed, ratio_text, told
@@ -39,9 +40,13 @@ def page(summary: Mapping[str, Any]) -> str:
         counted = f"{kernel['cases']:>8,}{kernel['outputs']:>14,}"
         lines.append(f"{kernel['name']:<32}{kernel['verdict']:<14}{counted}  {_largest([kernel]):<12}{failed}")
     lines += [f"\n{kernel['name']}: {assumed(kernel)}" for kernel in summary["kernels"] if assumed(kernel)]
+    if rests_on := tried.line(summary["kernels"]):
+        lines += ["", rests_on]
     for shown in symptoms(summary["failures"]):
         first = shown.first
         lines += ["", f"{shown.severity.upper()}: {first['kernel']}, {told(first['what'])}", f"  {first['message']}"]
+        if raised := first.get("traceback"):
+            lines.append(f"  raised at: {raised['frame']}")
         if shown.elsewhere:
             lines.append(f"  found as well by: {shown.elsewhere}")
         if first.get("replay"):

@@ -1,0 +1,137 @@
+"""What was tried: the sizes of calls that were compared, of every kernel alike, and what nobody asked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify import coverage, tried
+from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.summary import summarize
+from fa3verify.campaign.tasks import Outcome, Task, check_law, judge_family
+from fa3verify.candidates import FEATURES, twin
+from fa3verify.properties import find_law, run_law
+from fa3verify.report.tables import what_was_tried
+from tests.harness import third_party
+
+PLAIN = AttentionProblem(1, 6, 2, 5, 40, 64)
+PACKED = AttentionProblem.varlen((3, 9), (7, 700), nheads=4, nheads_kv=4, head_dim=192, head_dim_v=128, causal=True)
+
+
+def collected(*problems: AttentionProblem) -> dict:
+    found = tried.Tried()
+    for problem in problems:
+        found.add(problem)
+    return found.to_json()
+
+
+def concluded(*problems: AttentionProblem, **facts) -> dict:
+    given = {"features": FEATURES, "head_dims": None, "outputs": {}, "is_repeated": False, "is_forward": True} | facts
+    return tried.concluded(collected(*problems), **given)
+
+
+def test_sizes_survive_json_and_add_up():
+    both = tried.Tried()
+    for problem in (PLAIN, PACKED):
+        both.update(json.loads(json.dumps(collected(problem))))
+    assert both.to_json() == collected(PLAIN, PACKED)
+    assert both.to_json() == {
+        "calls": 2,
+        "head_dim": [64, 192],
+        "head_dim_v": [[64, 64], [192, 128]],
+        "group": [1, 3],
+        "nheads": [6],
+        "sequences": [1, 2],
+        "seqlen_q": [9],
+        "seqlen_k": [700],
+        "features": ["causal", "gqa", "head_dim_v", "varlen"],
+    }
+
+
+def test_a_property_notes_the_sizes_of_the_calls_that_it_compared():
+    called = tried.Tried()
+    sound = twin("fp16")
+
+    def run(problem, operands, config):
+        called.add(problem)
+        return sound.run(problem, operands, config)
+
+    outcome = run_law(find_law("sign_symmetry"), replace(sound, run=run), max_examples=5, seed=0)
+    assert outcome.status == "pass"
+    assert outcome.tried == called.to_json()
+    assert outcome.tried["calls"] > outcome.examples
+
+
+def test_a_call_that_raises_is_credited_with_nothing():
+    def run(problem, operands, config):
+        raise ValueError("not this one")
+
+    outcome = run_law(find_law("error_within_bound"), replace(twin("fp16"), run=run), max_examples=3, seed=0)
+    assert outcome.tried == collected()
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, "other head_dims, of which the kernel declares none"),
+        ({"head_dims": (64, 128)}, "head_dim 128"),
+        ({"outputs": {"lse": (53, 144)}}, "lse in 91 of 144 cases"),
+        ({"outputs": {"lse": (0, 3)}}, "lse, which was not returned"),
+        ({}, "windows"),
+        ({}, "packed sequences"),
+        ({}, "gradients"),
+        ({}, "repeated runs"),
+        ({}, "tensors that are not contiguous"),
+    ],
+)
+def test_what_nobody_asked_is_not_tried(facts, words):
+    assert words in concluded(PLAIN, **facts)["not_tried"]
+
+
+def test_what_ran_is_not_among_what_was_not_tried():
+    ran = concluded(PLAIN, PACKED, head_dims=(64, 192), outputs={"lse": (2, 2)}, is_repeated=True, is_forward=False)
+    assert ran["not_tried"] == ["windows", "softcap", "tensors that are not contiguous"]
+
+
+def test_the_line_says_what_every_kernel_ran():
+    one, other = ({"tried": concluded(*problems)} for problems in ((PLAIN, PACKED), (PACKED,)))
+    assert tried.line([one]) == (
+        "tried head_dim 64, 192; V the same or 128; keys up to 700; groups 1, 3; sequences 1, 2; 2 calls; "
+        "contiguous tensors; repeated runs not compared"
+    )
+    assert tried.line([one, other]) == (
+        "tried of each kernel head_dim 192; V 128; keys up to 700; groups 1; sequences 2; at least 1 calls each; "
+        "contiguous tensors; repeated runs not compared"
+    )
+    assert tried.line([one, {}]) == tried.line([]) == ""  # nobody knows what a kernel of an older run was called with
+
+
+@pytest.mark.parametrize(("dims", "credited"), [(None, []), ((64, 128), ["head_dim 64", "head_dim 128"])])
+def test_a_kernel_that_declares_no_head_dims_is_credited_with_none(dims, credited):
+    claimed = coverage.claims(replace(third_party.sound(), head_dims=dims), (), ())
+    assert [name for name in claimed if name.startswith("head_dim ")] == credited
+
+
+def test_a_summary_has_the_sizes_of_judged_cases_and_trials_and_the_report_shows_them():
+    kernel = introduce("twin.fp16", "quick")
+    family = {"kernel": kernel.name, "family": "normal", "profile": "quick", "seed": 0}
+    law = {"kernel": kernel.name, "law": "sign_symmetry", "max_examples": 2, "seed": 0}
+    outcomes = [
+        Outcome(Task("family", "", judge_family, family), judge_family(**family)),
+        Outcome(Task("law", "", check_law, law), check_law(**law)),
+    ]
+    summary = summarize([kernel], outcomes, None, profile="quick", seed=0)
+    (body,) = summary["kernels"]
+    ran = tried.Tried()
+    for case in summary["cases"]:
+        ran.add(AttentionProblem.from_json(case["case"]["problem"]))
+    ran.update(check_law(**law)["tried"])
+    assert ran.to_json().items() <= body["tried"].items()
+    assert body["tried"]["seqlen_k"] == [509]
+    assert not any("tried" in found for found in body["laws"])
+    rows = {row["what"]: row["twin.fp16"] for row in what_was_tried(summary)["rows"]}
+    assert rows["keys of a sequence"] == "up to 509"
+    assert "repeated runs" in rows["not tried"]
