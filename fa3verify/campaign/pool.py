@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify.campaign import worker
+from fa3verify.campaign.supervisor import ENDING_S
 from fa3verify.text import one_line
 
 WARM_UP = 5  # times the limit of a task, for what a worker imports or compiles first
 TAIL_BYTES = 4000  # kept of what a worker printed last
+PATIENCE_S = 5.0  # for a worker that has nothing to do, or has closed its pipe, to end by itself
 
 
 class TaskError(RuntimeError):
@@ -41,9 +43,36 @@ class WorkerLost(TaskError):
 
 
 class Timed(Future):
-    """A future that says what its worker spent on it."""
+    """A future that says what its worker spent on it, and can be given up while it runs."""
 
     cpu_s = 0.0  # seconds of the worker's CPU
+
+    def give_up(self) -> None:
+        """Cancel it; where it runs in a process that can be ended, that ends."""
+        self.cancel()
+
+
+class _Isolated(Timed):
+    """A future of a pool; ``end`` ends the worker that runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self._is_given_up = False
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._is_given_up = True
+            if not self.cancel() and self._worker:
+                self._worker.end()
+
+    def given_to(self, worker: _Worker | None) -> None:
+        """Take note of who runs it, None as soon as nobody does."""
+        with self._lock:
+            self._worker = worker
+            if worker and self._is_given_up:
+                worker.end()
 
 
 class _Worker:
@@ -53,6 +82,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         ours, printed = context.Pipe(duplex=False)
+        self.is_ended = False
         self.note = worker.Note(Path(tempfile.gettempdir()) / f"fa3verify-{os.getpid()}-{id(self):x}.json")
         self.printed = b""
         arguments = (theirs, printed, os.getpid(), self.note.path, memory_bytes)
@@ -93,6 +123,8 @@ class _Worker:
                     return message
                 if message.kind == "error":
                     raise TaskError(message.value)
+                if message.kind == "warming":
+                    case = self.note.read()  # whose time this is
                 allowed_s = limit_s * (WARM_UP if message.kind == "warming" else 1)
                 deadline = time.monotonic() + allowed_s
             at = case
@@ -100,7 +132,7 @@ class _Worker:
             words = f"no answer within {allowed_s:g} s; its process was stopped"
         except (EOFError, OSError):
             at = self.note.read()
-            self.stop(patience_s=5)
+            self.stop(PATIENCE_S)
             code = self.process.exitcode or 0
             words = f"its process was killed by {signal.Signals(-code).name}" if code < 0 else ""
             words = words or f"its process died with exit code {code}"
@@ -108,11 +140,21 @@ class _Worker:
         printed = one_line(self.printed.decode("utf-8", "replace"))
         raise WorkerLost(f"{words}; it printed last: {printed}" if printed else words, at)
 
+    def end(self) -> None:
+        """Ask the supervisor to end the worker, and what it has forked, also where a kernel has stopped it."""
+        self.is_ended = True
+        with contextlib.suppress(OSError, AttributeError, ValueError):
+            self.process.terminate()
+            os.kill(self.process.pid or 0, signal.SIGCONT)
+
     def stop(self, patience_s: float = 0.0) -> None:
-        """End the process, and what it has forked; a worker that waits for a call ends by itself when asked."""
+        """Return when the process, and what it has forked, has ended; a worker that waits for a call ends by itself
+        when asked."""
         self.pipe.close()
         if patience_s:
             wait([self.process.sentinel], timeout=patience_s)
+        self.end()
+        wait([self.process.sentinel], timeout=2 * ENDING_S)
         with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
             os.killpg(self.process.pid or 0, signal.SIGKILL)  # before it is reaped, so that the number is still its own
         self.process.kill()
@@ -137,7 +179,7 @@ class IsolatingPool(Executor):
 
     def __init__(self, workers: int, limit_s: float, *, memory_bytes: int | None = None) -> None:
         self._limit_s, self._memory_bytes = limit_s, memory_bytes
-        self._tasks: queue.SimpleQueue[tuple[Timed, tuple] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[_Isolated, tuple] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._workers: set[_Worker] = set()
         self._threads = [threading.Thread(target=self._own_worker, daemon=True) for _ in range(workers)]
@@ -148,16 +190,16 @@ class IsolatingPool(Executor):
         """Queue a picklable call."""
         if self._stopped.is_set():
             raise RuntimeError("the pool is shut down")
-        future = Timed()
+        future = _Isolated()
         self._tasks.put((future, (fn, args, kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Stop; with ``cancel_futures`` running workers are killed."""
+        """Stop; with ``cancel_futures`` running workers are ended. Who waits finds nothing alive that a task began."""
         if cancel_futures:
             self._stopped.set()
             for each in list(self._workers):
-                each.process.kill()
+                each.end()
         for _ in self._threads:
             self._tasks.put(None)
         if wait:
@@ -176,14 +218,28 @@ class IsolatingPool(Executor):
             if mine is None:
                 mine = _Worker(self._memory_bytes)
                 self._workers.add(mine)
-            try:
-                reply = mine.run(call, self._limit_s)
-                future.cpu_s = reply.cpu_s
-                future.set_result(reply.value)
-            except TaskError as error:
-                if isinstance(error, WorkerLost):
-                    self._workers.discard(mine)
-                    mine = None
-                future.set_exception(error)
+            if not self._is_done(future, call, mine):
+                self._workers.discard(mine)
+                mine = None
         if mine is not None:
-            mine.stop(patience_s=5)
+            mine.stop(0.0 if self._stopped.is_set() else PATIENCE_S)
+
+    def _is_done(self, future: _Isolated, call: tuple, mine: _Worker) -> bool:
+        """Run a call; whether its worker can run another."""
+        found: worker.Message | TaskError
+        future.given_to(mine)
+        if self._stopped.is_set():
+            mine.end()
+        try:
+            found = mine.run(call, self._limit_s)
+        except TaskError as error:
+            found = error
+        future.given_to(None)
+        if mine.is_ended and not isinstance(found, WorkerLost):
+            mine.stop()
+        if isinstance(found, TaskError):
+            future.set_exception(found)
+        else:
+            future.cpu_s = found.cpu_s
+            future.set_result(found.value)
+        return not mine.is_ended

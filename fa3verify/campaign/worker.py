@@ -1,18 +1,18 @@
 """The other side of a pool: a process that runs what arrives, confined and watched.
 
-It dies with its parent, owns its process group, writes what is printed into the parent's pipe and not onto a terminal,
-takes no more memory than it is given, and keeps a note of the case that it is at.
+It lives below a supervisor that ends what it forks, writes what is printed into the parent's pipe and not onto a
+terminal, takes no more memory than it is given, and keeps a note of the case that it is at. It may have children of its
+own (``multiprocessing.Pool``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
-import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fa3verify import watch
+from fa3verify.campaign import supervisor
 from fa3verify.text import of_error
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+NOTE_BYTES = 1 << 20  # of a note that is read: whatever else a kernel writes there is no case
 
 
 class Message(NamedTuple):
@@ -48,7 +49,8 @@ class Note:
     def read(self) -> dict[str, Any] | None:
         """Return the note, or None where there is none or the worker died while writing it."""
         try:
-            return json.loads(self.path.read_text(encoding="utf-8"))
+            with self.path.open("rb") as file:
+                return json.loads(file.read(NOTE_BYTES))
         except (OSError, ValueError):
             return None
 
@@ -83,7 +85,8 @@ def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory
     memory_bytes : int, optional
         Private memory that may be written, no limit by default; beyond it allocations fail (MemoryError).
     """
-    confine(printed, parent, memory_bytes)
+    confine(printed, memory_bytes)
+    supervisor.fork_below(parent, not_shared=(pipe,))
     watch.listen(_ToParent(pipe, Note(note)))
     process = os.getpid()
     while True:
@@ -103,20 +106,17 @@ def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory
         pipe.send(reply)
 
 
-def confine(printed: Connection, parent: int, memory_bytes: int | None) -> None:
-    """Bind this process to its parent, its memory limit and its pipe for what is printed."""
+def confine(printed: Connection, memory_bytes: int | None) -> None:
+    """Bind this process to a session of its own, its memory limit and its pipe for what is printed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the signal was set
-            os._exit(1)
+    multiprocessing.current_process().daemon = False  # daemons may not have children, and a supervisor ends these
     for descriptor in (1, 2):
         os.dup2(printed.fileno(), descriptor)
     faulthandler.enable(file=2)
     if os.name == "posix":
         import resource
 
-        os.setsid()  # a group of its own, which ends with it
+        os.setsid()  # signals of the terminal are the parent's business as well
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if memory_bytes:
             # RLIMIT_DATA, not RLIMIT_AS: CUDA reserves terabytes of address space that it never writes.

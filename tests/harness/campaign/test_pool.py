@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -147,6 +148,92 @@ def test_what_a_task_forked_ends_with_its_worker(tmp_path):
         forked = executor.submit(fork_and_stay, str(tmp_path / "pid")).result(timeout=60)
         assert is_alive(forked)
     assert ends(forked)
+
+
+def daemon(path: str) -> None:
+    """Fork twice into a new session, as daemons do, and write the pid of what stays."""
+    if os.fork():
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+    os._exit(0)
+
+
+def in_a_new_session(path: str) -> None:
+    sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    Path(path).write_text(str(sleeper.pid))
+
+
+def several(path: str) -> None:
+    """Have twenty processes, of which each is the child of the one before."""
+    for _ in range(20):
+        if os.fork():
+            break
+    else:
+        Path(path).write_text(str(os.getpid()))
+    if os.getppid() != int(os.environ["SUPERVISOR"]):
+        time.sleep(600)
+        os._exit(0)
+
+
+def leave(fork, path: str, then: str) -> int:
+    """Have a process that stays and whose pid stands in a file; then die, hang, or go on."""
+    os.environ["SUPERVISOR"] = str(os.getppid())
+    fork(path)
+    while not (os.path.exists(path) and Path(path).read_text()):
+        time.sleep(0.01)
+    if then == "dies":
+        os._exit(0)
+    if then == "hangs":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if then == "ends its supervisor":
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(600)
+    return int(Path(path).read_text())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+@pytest.mark.parametrize("then", ["goes on", "dies", "hangs", "ends its supervisor"])
+@pytest.mark.parametrize("fork", [daemon, in_a_new_session, several])
+def test_nothing_that_a_task_leaves_outlives_its_worker(tmp_path, fork, then):
+    path = tmp_path / "pid"
+    words = {"dies": "died with exit code 0", "hangs": "no answer within 1 s", "ends its supervisor": "by SIGTERM"}
+    with IsolatingPool(1, limit_s=1.0) as executor:
+        left = executor.submit(leave, fork, str(path), then)
+        if then == "goes on":
+            assert is_alive(left.result(timeout=60))
+        else:
+            with pytest.raises(WorkerLost, match=words[then]):
+                left.result(timeout=60)
+            assert not is_alive(int(path.read_text()))
+    assert not is_alive(int(path.read_text()))
+
+
+def squares_by_processes(count: int) -> list[int]:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(abs, range(-count, 0))
+
+
+def test_a_task_may_have_processes_of_its_own(pool):
+    assert pool.submit(squares_by_processes, 3).result(timeout=60) == [3, 2, 1]
+
+
+def test_a_task_that_is_given_up_ends_and_its_worker_is_replaced():
+    with IsolatingPool(1, limit_s=60.0) as executor:
+        running, waiting, after = (executor.submit(time.sleep, s) for s in (600, 600, 0))
+        while not running.running():
+            time.sleep(0.01)
+        began = time.monotonic()
+        for future in (waiting, running):
+            future.give_up()
+        assert after.result(timeout=60) is None
+        assert waiting.cancelled()
+        with pytest.raises(WorkerLost):
+            running.result(timeout=60)
+        assert time.monotonic() - began < 10
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
