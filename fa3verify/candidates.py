@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -29,7 +29,7 @@ from fa3verify.operations.forward import Result as Result
 from fa3verify.operations.forward import changeable
 from fa3verify.operations.forward import order_of_family as order_of_family
 from fa3verify.policy import DEFAULT, Policy
-from fa3verify.text import of_error, of_traceback, one_line
+from fa3verify.text import MOST_BYTES, of_error, of_traceback, one_line
 
 ENTRY_POINTS = "fa3verify.kernels"
 Accumulator = Literal["fp32", "wgmma", "either"]
@@ -38,7 +38,7 @@ MADE = "__fa3verify_candidates__"  # of a function that was declared to be a ker
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What exactly was judged; None is what a kernel does not say.
+    """What exactly was judged; None is what a kernel does not say. Every text is one line of at most 4 KiB.
 
     Parameters
     ----------
@@ -54,6 +54,11 @@ class Identity:
     file: str | None = None
     sha256: str | None = None
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if (text := getattr(self, field.name)) is not None:
+                object.__setattr__(self, field.name, one_line(text, MOST_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

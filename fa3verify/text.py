@@ -13,6 +13,7 @@ import traceback
 from types import TracebackType
 
 MOST = 600  # characters of one message
+MOST_BYTES = 4096  # of any text that a kernel supplies, as UTF-8
 MOST_OF_TRACEBACK = 4096  # characters
 _OURS = os.path.dirname(__file__) + os.sep
 
@@ -20,7 +21,8 @@ _OURS = os.path.dirname(__file__) + os.sep
 def one_line(text: object, most: int = MOST) -> str:
     r"""Return a text on one line, what is not printable as its escape, and a long one without its middle.
 
-    A text that cannot be made, because ``__str__`` raises, is named by its type.
+    A text that cannot be made, because ``__str__`` raises, is named by its type. None has more than
+    :data:`MOST_BYTES`, or ``most`` where that is more.
 
     >>> one_line("a\n  b\x00\x1b[2J\ud800")
     'a b\\x00\\x1b[2J\\ud800'
@@ -31,11 +33,20 @@ def one_line(text: object, most: int = MOST) -> str:
         raw = f"{type(text).__name__} without a text: its __str__ raised {type(error).__name__}"
     if len(raw) > most:
         raw = f"{raw[: most // 2]} ... {raw[-(most // 2) :]}"
-    return _printable(" ".join(raw.split()))
+    return _cut(_printable(" ".join(raw.split())), max(most, MOST_BYTES))
 
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    """The beginning of a text, which says how long it was."""
+    raw = text.encode()
+    if len(raw) <= most_bytes:
+        return text
+    note = f" ... (cut from {len(raw)} bytes)"
+    return raw[: most_bytes - len(note)].decode(errors="ignore") + note
 
 
 def of_error(error: BaseException) -> str:

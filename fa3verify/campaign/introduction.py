@@ -113,12 +113,13 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
         laws = tuple(law.name for law in fitting if law.is_claimed(candidate))
         others = tuple(law.name for law in fitting if not law.is_claimed(candidate))
         taken = families(candidate, size, captures)
+        refused = constraint(candidate, size, captures)
         claims = coverage.claims(candidate, laws, claimed_families(captures))
         rest = operations.find(candidate.operation).features - candidate.features - operations.DESCALES
         not_claimed = (
             *(f"feature {name}" for name in sorted(rest)),
             *(f"property {name}" for name in others),
-            *(f"policy {words}" for words in candidate.policy.exceptions),
+            *(one_line(f"policy {words}") for words in candidate.policy.exceptions),
         )
         sums = hypotheses.sums_of(candidate) if hypotheses.under(candidate) else None
         return Introduction(
@@ -129,12 +130,12 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             taken,
             claims,
             not_claimed,
-            constraint(candidate, size, captures),
+            refused and one_line(refused),
             dtype=candidate.dtype,
             states_order=candidate.order is not None,
             accumulator=sums and sums.accumulator,
             sums=sums and str(sums),
-            policy=candidate.declared,
+            policy=tuple(map(one_line, candidate.declared)),
             identity=Identity(**candidate.identity()) if candidate.identity else Identity(),
             source=_source(kernel),
             head_dims=candidate.head_dims,
