@@ -16,6 +16,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import __version__, coverage, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
+from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.settled import RULE, Settled, judged_under, refutations, settle, whole_row
 from fa3verify.campaign.tasks import Outcome, outcomes_of, pooled
 from fa3verify.coverage import COVER
@@ -170,6 +171,7 @@ def _kernel(
     families, failures, cases = _families(kernel, outcomes, settled)
     laws, broken = _laws(kernel, outcomes)
     failures += broken
+    failures += lapses(name, operation, outcomes, cases, laws)
     if kernel.failed:
         failures.append(finding(name, "loading", kernel.failed, crashed=True, traceback=kernel.raised))
     covered = coverage.judged(kernel.claims, _tried(families, laws, cases), kernel.constraint)
@@ -180,7 +182,7 @@ def _kernel(
     covered["not_claimed"] = [*kernel.not_claimed, *(f"output {name}" for name in absent)]
     ran = _ran(kernel, laws, cases)
     for law in laws:
-        for key in ("classes", "tried", "traceback"):  # which stand elsewhere
+        for key in ("classes", "tried", "traceback", "optional"):  # which stand elsewhere
             law.pop(key, None)
     sides = {
         side.name: max((f[f"ratio_{side.name}_max"] or 0.0 for f in families), default=None) for side in operation.sides

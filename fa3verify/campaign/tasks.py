@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import json
 import math
+import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,7 +65,8 @@ class Outcome:
     """What became of a task: ``value`` (JSON-able), or ``error``, one line.
 
     A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
-    kernel had lost too many workers before. ``cpu_s`` is 0 where nobody says, as of a result that was kept.
+    kernel had lost too many workers before, or the campaign was stopped. ``cpu_s`` is 0 where nobody says, as of a
+    result that was kept.
     """
 
     task: Task
@@ -74,6 +76,11 @@ class Outcome:
     at: dict[str, Any] | None = None
     lost_worker: bool = False
     skipped: bool = False
+
+    @property
+    def kernel(self) -> str | None:
+        """Name of the kernel that it is about, None for a task about none."""
+        return self.task.arguments.get("kernel")
 
 
 def source_stamp() -> str:
@@ -90,11 +97,12 @@ def source_stamp() -> str:
 
 
 def judge_family(
-    kernel: str, family: str, profile: str, seed: int, limit: int | None = None
-) -> list[dict[str, Any]]:  # fmt: skip
+    kernel: str, family: str, profile: str, seed: int, limit: int | None = None, *, is_fail_fast: bool = False
+) -> list[dict[str, Any]]:
     """Judge every case of one family of a campaign, or the first ones up to a limit."""
     candidate = found(kernel)
-    return judge_cases(candidate, family, family_cases(candidate, family, PROFILES[profile], seed)[:limit])
+    cases = family_cases(candidate, family, PROFILES[profile], seed)[:limit]
+    return judge_cases(candidate, family, cases, is_fail_fast=is_fail_fast)
 
 
 def judge_capture(kernel: str, family: str, profile: str, file: str, sha256: str, index: int) -> list[dict[str, Any]]:
@@ -104,16 +112,20 @@ def judge_capture(kernel: str, family: str, profile: str, file: str, sha256: str
     return judge_cases(candidate, family, [case] if case else [])
 
 
-def judge_cover(kernel: str, profile: str, seed: int, limit: int | None = None) -> dict[str, Any]:
+def judge_cover(
+    kernel: str, profile: str, seed: int, limit: int | None = None, *, is_fail_fast: bool = False
+) -> dict[str, Any]:
     """Judge the cases of a kernel's covering array; ``feasible`` are the points of all its rows."""
     candidate = found(kernel)
     rows = cover(candidate, PROFILES[profile].strength, seed)[:limit]
-    records = judge_cases(candidate, COVER, [case for _, case in rows if case])
+    records = judge_cases(candidate, COVER, [case for _, case in rows if case], is_fail_fast=is_fail_fast)
     return {"feasible": [dict(point) for point, _ in rows], "records": records}
 
 
-def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[dict[str, Any]]:
-    """Judge cases; one that raises is recorded, not propagated.
+def judge_cases(
+    candidate: Candidate, family: str, cases: list[Case], *, is_fail_fast: bool = False
+) -> list[dict[str, Any]]:
+    """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
 
     The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
     the one that the case speaks least against (:mod:`fa3verify.campaign.settled` chooses one for the whole kernel).
@@ -145,6 +157,8 @@ def judge_cases(candidate: Candidate, family: str, cases: list[Case]) -> list[di
             record["error"] = of_error(error)
             record["traceback"] = of_traceback(error)
         records.append(record)
+        if is_fail_fast and _fails(candidate.name, [record]):
+            break
     return records
 
 
@@ -172,6 +186,7 @@ def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, 
         "trial": outcome.trial and outcome.trial.to_json(),
         "classes": sorted(outcome.classes),
         "tried": outcome.tried,
+        "optional": [(name, returned, trial.describe()) for (name, returned), trial in outcome.optional.items()],
         **({"hypotheses": refuting(outcome.hypotheses)} if outcome.hypotheses else {}),
     }
 
@@ -187,14 +202,21 @@ def refuting(found: Mapping[str, tuple[Trial, Violation] | None]) -> dict[str, d
 
 
 def plan(
-    kernels: list[Introduction], profile: str, seed: int, captures: tuple[Capture, ...] = (), limit: int | None = None
-) -> list[Task]:  # fmt: skip
+    kernels: list[Introduction],
+    profile: str,
+    seed: int,
+    captures: tuple[Capture, ...] = (),
+    limit: int | None = None,
+    is_fail_fast: bool = False,
+) -> list[Task]:
     """Return the tasks of a campaign without its studies, the longest first; none for a kernel that takes no case.
 
-    With a ``limit`` no property has more trials and no family more cases.
+    With a ``limit`` no property has more trials and no family more cases; ``is_fail_fast`` ends a family at its first
+    finding.
     """
     size = PROFILES[profile]
-    most = {} if limit is None else {"limit": limit}
+    most: dict[str, Any] = {} if limit is None else {"limit": limit}
+    most |= {"is_fail_fast": True} if is_fail_fast else {}
     own = {family_of(capture): (index, capture) for index, capture in enumerate(captures)}
     tasks = []
     for kernel in kernels:
@@ -218,6 +240,18 @@ def plan(
     return sorted(tasks, key=lambda t: not t.label.endswith(("error_within_bound", COVER)))
 
 
+class Interrupted(KeyboardInterrupt):
+    """A campaign that was interrupted: ``outcomes`` of its tasks, those that had not ended as skipped.
+
+    ``number`` is that of the signal; SIGINT where nobody says.
+    """
+
+    def __init__(self, number: int, outcomes: list[Outcome]) -> None:
+        super().__init__(number)
+        self.number = number
+        self.outcomes = outcomes
+
+
 def execute(
     tasks: list[Task],
     executor: Executor,
@@ -230,38 +264,65 @@ def execute(
     """Run tasks on an executor; results already in the journal are not run again.
 
     A task that raises or loses its worker is one Outcome with an error. A kernel that has lost :data:`GIVE_UP` workers
-    gets no more of them: hanging everywhere would take hours. After an outcome that ``stops`` nothing more is begun.
-    Results come back in the order of ``tasks``.
+    gets no more of them: hanging everywhere would take hours. After an outcome that ``stops``, running tasks are ended
+    and nothing more is begun. Results come back in the order of ``tasks``.
+
+    Raises
+    ------
+    Interrupted
+        With the outcomes so far, at an interruption.
     """
     outcomes: dict[int, Outcome] = {}
     waiting: dict[Future, int] = {}
-    for index, task in enumerate(tasks):
-        kept = _recall(journal, task.identity(stamp)) if task.durable else None
-        if kept is not None:
-            outcomes[index] = Outcome(task, kept[0])
-            if progress:
-                progress(outcomes[index])
-        else:
-            waiting[executor.submit(task.function, **task.arguments)] = index
     lost: Counter[str] = Counter()
-    for future in as_completed(waiting):
-        task = tasks[waiting[future]]
-        outcomes[waiting[future]] = outcome = _outcome(task, future)
-        kernel = task.arguments.get("kernel")
-        if stops(outcome):
-            for other in waiting:
-                other.cancel()
-        if kernel and outcome.lost_worker:
-            lost[kernel] += 1
-            if lost[kernel] == GIVE_UP:
-                for other in [f for f, place in waiting.items() if tasks[place].arguments.get("kernel") == kernel]:
-                    other.cancel()
-        if journal and task.durable and outcome.value is not None:
-            with contextlib.suppress(OSError):  # a full disk costs what could be resumed, not the verdict
-                write_text(journal / f"{task.identity(stamp)}.json", json.dumps([outcome.value]))
+
+    def take(index: int, outcome: Outcome) -> None:
+        outcomes[index] = outcome
         if progress:
             progress(outcome)
-    return [outcomes[i] for i in range(len(tasks))]
+
+    try:
+        for index, task in enumerate(tasks):
+            kept = _recall(journal, task.identity(stamp)) if task.durable else None
+            if kept is None:
+                waiting[executor.submit(task.function, **task.arguments)] = index
+            else:
+                take(index, Outcome(task, kept[0]))
+        for future in as_completed(waiting):
+            outcome = _outcome(tasks[waiting[future]], future, lost)
+            _keep(outcome, journal, stamp)
+            take(waiting[future], outcome)
+            if stops(outcome):
+                break
+            kernel = outcome.kernel
+            if outcome.lost_worker and kernel:
+                lost[kernel] += 1
+                if lost[kernel] == GIVE_UP:
+                    _give_up(f for f, place in waiting.items() if tasks[place].arguments.get("kernel") == kernel)
+    except KeyboardInterrupt as stop:
+        _give_up(waiting)
+        number = stop.args[0] if stop.args else signal.SIGINT
+        raise Interrupted(number, _with_skipped(tasks, outcomes)) from None
+    _give_up(future for future, place in waiting.items() if place not in outcomes)
+    return _with_skipped(tasks, outcomes)
+
+
+def _give_up(futures: Iterable[Future]) -> None:
+    """Cancel tasks, and end those that run, where their executor can; the last ones first, so that none begins."""
+    for future in reversed(list(futures)):
+        getattr(future, "give_up", future.cancel)()
+
+
+def _with_skipped(tasks: list[Task], outcomes: dict[int, Outcome]) -> list[Outcome]:
+    """The outcomes of all tasks in their order; one that has none was skipped."""
+    return [outcomes.get(index) or Outcome(task, skipped=True) for index, task in enumerate(tasks)]
+
+
+def _keep(outcome: Outcome, journal: Path | None, stamp: str) -> None:
+    """Write a result that may be kept into the journal."""
+    if journal and outcome.task.durable and outcome.value is not None:
+        with contextlib.suppress(OSError):  # a full disk costs what could be resumed, not the verdict
+            write_text(journal / f"{outcome.task.identity(stamp)}.json", json.dumps([outcome.value]))
 
 
 def is_finding(outcome: Outcome) -> bool:
@@ -273,13 +334,17 @@ def is_finding(outcome: Outcome) -> bool:
         return outcome.value["status"] == "fail"
     if outcome.task.kind not in ("family", "cover"):
         return False
-    records = outcome.value["records"] if outcome.task.kind == "cover" else outcome.value
+    return _fails(outcome.task.label, outcome.value["records"] if outcome.task.kind == "cover" else outcome.value)
+
+
+def _fails(label: str, records: list[dict[str, Any]]) -> bool:
+    """Whether judged cases of one family have a finding that needs no baseline."""
     if not records or any("error" in record for record in records):
         return bool(records)
     operation = operations.find(records[0]["case"].get("operation", operations.FORWARD))
     if found := settle(operation, records):
         records = [judged_under(record, found.chosen) for record in records]
-    body = one_family(outcome.task.label, operation, records[0]["family"], records)
+    body = one_family(label, operation, records[0]["family"], records)
     return bool(gate.failed_parts(gate.bit_rows(body) + gate.bound_rows(body)))
 
 
@@ -291,12 +356,15 @@ def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
 
 
-def _outcome(task: Task, future: Future) -> Outcome:
+def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
+    """What became of a task; what a kernel that is given up was still running is skipped like what it had not begun."""
     try:
         return Outcome(task, future.result(), getattr(future, "cpu_s", 0.0))
     except CancelledError:
         return Outcome(task, skipped=True)
     except WorkerLost as error:
+        if lost.get(task.arguments.get("kernel", ""), 0) >= GIVE_UP:
+            return Outcome(task, skipped=True)
         return Outcome(task, error=str(error), at=error.at, lost_worker=True)
     except TaskError as error:
         return Outcome(task, error=str(error))

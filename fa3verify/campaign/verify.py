@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +30,7 @@ from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.operations import FORWARD
-from fa3verify.text import one_line
+from fa3verify.text import one_line, plural
 
 PARTIAL = ".partial"
 
@@ -51,7 +54,10 @@ class Settings:
     memory_bytes: int | None = None  # of each worker; by default an equal share of the machine's, at least 8 GiB
     shard: shards.Number | None = None  # which part to run; all by default
     only: Only = Only()  # noqa: RUF009 (immutable)
-    is_fail_fast: bool = False  # whether nothing more is begun after the first finding
+    is_fail_fast: bool = False  # whether the first finding ends the campaign
+    began_s: float | None = (
+        None  # when the command began, by the monotonic clock; when its tasks are planned by default
+    )
 
     @property
     def journal(self) -> Path:
@@ -76,6 +82,20 @@ class Ran:
     started: str
     wall_s: float
     provenance: dict[str, Any]
+    interrupted_by: int | None = None  # number of a signal
+
+
+class Interrupted(KeyboardInterrupt):
+    """A campaign that was interrupted, all of whose processes have ended; the message says what is kept.
+
+    ``summary`` is what it reported of what it had found, None where it had nothing to report.
+    """
+
+    def __init__(self, number: int, message: str, summary: dict[str, Any] | None = None) -> None:
+        super().__init__(number, message)
+        self.number = number
+        self.message = message
+        self.summary = summary
 
 
 def prepare_output(out: Path) -> None:
@@ -136,11 +156,21 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     ValueError
         For an unknown kernel, a bad baseline, a damaged or foreign file of activations, or an unwritable output
         directory.
-    KeyboardInterrupt
-        After stopping the workers; finished tasks stay in the journal and are not run again next time.
+    Interrupted
+        A KeyboardInterrupt, after the workers have ended and the report of what was found is written; finished tasks of
+        the twins stay in the journal and are not run again next time.
     """
     baselines = _baselines(settings)
-    return conclude(carry_out(settings, progress), settings, baselines)
+    ran = carry_out(settings, progress)
+    if ran.interrupted_by is None:
+        try:
+            return conclude(ran, settings, baselines)
+        except KeyboardInterrupt as stop:
+            number = stop.args[0] if stop.args else signal.SIGINT
+            raise Interrupted(number, f"its report is not whole; {_told_kept(settings)}") from None
+    summary = conclude(ran, settings, Baselines(baselines.compared, None))
+    report = f"{settings.out / 'report.html'} has what was found so far"
+    raise Interrupted(ran.interrupted_by, f"{report}; {_told_kept(settings)}", summary)
 
 
 def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> dict[str, Any]:
@@ -155,11 +185,15 @@ def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None
 
     Raises
     ------
-    ValueError, KeyboardInterrupt
+    ValueError
         As for :func:`run`.
+    Interrupted
+        Without a shard, which is whole or not there.
     """
     assert settings.shard is not None
     ran, stamp, shard = carry_out(settings, progress), campaign.source_stamp(), settings.shard
+    if ran.interrupted_by is not None:
+        raise Interrupted(ran.interrupted_by, f"{shard} is not written; {_told_kept(settings)}")
     asked = {"kernels": list(settings.kernels), "profile": settings.profile, "seed": settings.seed}
     asked |= {"studies": settings.studies, "sources": stamp}
     captures, outcomes = tuple(capture.to_json() for capture in ran.captures), shards.kept(ran.outcomes, stamp)
@@ -216,7 +250,9 @@ def merge(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
 
 def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> Ran:
     """Run the tasks of a campaign, or of one shard of it, as :func:`run` says."""
-    started, clock = datetime.now(UTC), time.monotonic()
+    started = datetime.now(UTC)
+    clock = settings.began_s or time.monotonic()
+    interrupted_by = None
     captures = list_captures(settings.activations) if settings.activations else ()
     executor = make_executor(settings)
     try:
@@ -224,35 +260,62 @@ def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None
         kernels = [settings.only.of(kernel) for kernel in introduced]
         prepare_output(settings.out)
         tasks = _tasks(kernels, captures, settings)
-        outcomes = _execute(
-            shards.dealt(tasks, settings.shard) if settings.shard else tasks, settings, executor, progress
-        )
+        mine = shards.dealt(tasks, settings.shard) if settings.shard else tasks
+        threading.Thread(target=_import_report, daemon=True).start()
+        try:
+            outcomes = _execute(mine, settings, executor, progress)
+        except campaign.Interrupted as stop:
+            interrupted_by = stop.number
+            outcomes = stop.outcomes
+            kernels = [replace(kernel, narrowed=_told_interrupted(outcomes)) for kernel in kernels]
     except BaseException:
-        executor.shutdown(wait=False, cancel_futures=True)
+        executor.shutdown(cancel_futures=True)
         raise
-    executor.shutdown()
-    began, wall_s = started.isoformat(timespec="seconds"), time.monotonic() - clock
-    return Ran(kernels, captures, outcomes, began, wall_s, provenance(settings.seed))
+    # Nothing that a kernel has begun is left when the reports are written.
+    executor.shutdown(cancel_futures=any(outcome.skipped for outcome in outcomes))
+    began = started.isoformat(timespec="seconds")
+    facts = provenance(settings.seed)
+    return Ran(kernels, captures, outcomes, began, time.monotonic() - clock, facts, interrupted_by)
+
+
+def _told_interrupted(outcomes: list[Outcome]) -> str:
+    ended = sum(not outcome.skipped for outcome in outcomes)
+    return f"interrupted when {ended} of {len(outcomes)} tasks had ended"
+
+
+def _told_kept(settings: Settings) -> str:
+    """What the same command goes on from, in words."""
+    kept = len(list(settings.journal.glob("*.json")))
+    if not kept:
+        return "no finished task is kept, and the same command begins anew"
+    own = all(name.startswith("twin.") for name in settings.kernels)
+    rest = "" if own else "; kernels other than the twins begin anew"
+    return f"the same command goes on from {plural(kept, 'finished task')} of twins and studies{rest}"
 
 
 def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> dict[str, Any]:
     """Judge what ran and write everything below ``settings.out``; returns the summary."""
-    clock = time.monotonic()
-    summary = summarize(ran.kernels, ran.outcomes, baselines.compared, profile=settings.profile, seed=settings.seed)
+    clock = time.monotonic() - ran.wall_s
+    is_stopped = settings.is_fail_fast and any(map(campaign.is_finding, ran.outcomes))
+    compared = None if is_stopped else baselines.compared  # a family that ended early has the figures of fewer cases
+    summary = summarize(ran.kernels, ran.outcomes, compared, profile=settings.profile, seed=settings.seed)
     studies, lost = assemble_studies(ran.outcomes) if settings.studies else ({}, [])
     if lost := [*lost, *adversary.write(ran.outcomes, settings.out)]:
         summary |= verdict_of(summary["kernels"], [*summary["failures"], *lost])
+    if ran.interrupted_by is not None:
+        summary["exit_code"] = 128 + ran.interrupted_by
     replay.write_all(summary, settings.out)
     command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
     summary |= {"command": one_line(command, 10**4), "started": ran.started, "provenance": ran.provenance}
-    summary |= {"wall_s": round(ran.wall_s + time.monotonic() - clock, 1)}
+    summary |= {"wall_s": round(time.monotonic() - clock, 1)}
     summary |= {"cpu_s": campaign.cpu_seconds(ran.outcomes)}
     if settings.update_baseline:
         body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
         write_text(settings.update_baseline, body.with_kernels_of(baselines.updated).text())
-    _write_report(settings.out, summary, studies)
     atlas.write(settings.out / atlas.FILE, atlas.of(summary))
-    _remove_journal(settings)
+    _write_report(settings.out, summary, studies)
+    if ran.interrupted_by is None:
+        _remove_journal(settings)
     return summary
 
 
@@ -282,7 +345,9 @@ def _stored(settings: Settings, path: Path | None, *, may_be_new: bool = False) 
 
 def _tasks(kernels: list[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
     """Everything there is to run; no studies where no kernel takes a case."""
-    tasks = campaign.plan(kernels, settings.profile, settings.seed, captures, settings.only.limit)
+    tasks = campaign.plan(
+        kernels, settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
+    )
     if settings.only:
         return tasks
     if settings.profile in adversary.PROBLEMS:
@@ -309,6 +374,12 @@ def _remove_journal(settings: Settings) -> None:
     """Remove what could be resumed: the report, or the shard, exists."""
     with contextlib.suppress(OSError):
         shutil.rmtree(settings.journal)
+
+
+def _import_report() -> None:
+    """Import what the report needs while the workers run: it takes seconds."""
+    import_module("fa3verify.report.build")
+    import_module("h5netcdf")
 
 
 def _write_report(out: Path, summary: dict[str, Any], studies: dict[str, Any]) -> None:

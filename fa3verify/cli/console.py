@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from fa3verify import operations, tried
 from fa3verify.campaign.symptoms import Symptom, symptoms
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.candidates import Candidate
-from fa3verify.cli.exits import write
+from fa3verify.cli.exits import emit, write
 from fa3verify.text import plural
 from fa3verify.verdict import PARTS, assumed, ratio_text, told
 
@@ -58,11 +59,20 @@ def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
         yield advance
 
 
-def tell(summary: dict[str, Any], out: Path, json_target: str | None, junit_target: str | None, quiet: bool) -> None:
-    """Say the verdict on the terminal, then in every file that was asked for."""
+def tell(
+    summary: dict[str, Any],
+    out: Path,
+    json_target: str | None,
+    junit_target: str | None,
+    quiet: bool,
+    *,
+    began_s: float | None = None,
+) -> None:
+    """Say the verdict on the terminal, with the time since ``began_s`` of the monotonic clock, by default that of the
+    summary; then in every file that was asked for."""
     if "-" not in (json_target, junit_target):
-        print_summary(summary, out, quiet=quiet)
-    write((out / "summary.json").read_text(encoding="utf-8"), json_target)
+        print_summary(summary, out, quiet=quiet, began_s=began_s)
+    emit(summary, json_target)
     if junit_target:
         from fa3verify.campaign.junit import junit
 
@@ -80,7 +90,7 @@ def _figure(value: float | None, measure: str = "") -> str:
     return text.replace("e-0", "e-").replace("e+0", "e")
 
 
-def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
+def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool, began_s: float | None = None) -> None:
     """Print per kernel and family figures, the gate and the verdict; the last line is the report's path."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     if not quiet:
@@ -107,7 +117,8 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool) -> None:
     cases = sum(k["cases"] for k in summary["kernels"])
     outputs = sum(k["outputs"] for k in summary["kernels"])
     judged = f"{plural(len(summary['kernels']), 'kernel')}, {plural(cases, 'case')}, {outputs:,} outputs"
-    words = f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {judged} in {summary['wall_s']:.0f} s"
+    passed_s = summary["wall_s"] if began_s is None else time.monotonic() - began_s
+    words = f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {judged} in {passed_s:.0f} s"
     console.print(words, soft_wrap=True)
     if verdict == "pass" and (rests_on := tried.line(summary["kernels"])):
         console.print(rests_on, soft_wrap=True)

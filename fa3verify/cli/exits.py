@@ -6,7 +6,10 @@ import contextlib
 import io
 import os
 import shutil
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +20,9 @@ from click.exceptions import Exit
 OK, FINDING, USAGE, ENVIRONMENT, INTERNAL, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 EPILOG = (
     "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected or inconclusive, "
-    "130 interrupted."
+    "130 interrupted, 128 + N by signal N."
 )
+SETTLING_S = 2.0  # after an interruption, for the processes of kernels to end
 LABELS = 14  # columns in front of a picture in text
 
 
@@ -44,8 +48,9 @@ def one_line_errors() -> Iterator[None]:
         yield
     except (click.ClickException, Exit):
         raise
-    except KeyboardInterrupt:
-        fail(INTERRUPTED, "interrupted; finished work is kept and the same command goes on from there")
+    except KeyboardInterrupt as stop:
+        number = stop.args[0] if stop.args else signal.SIGINT
+        fail(128 + number, f"interrupted by {signal.Signals(number).name}; {_kept(stop)}")
     except ModuleNotFoundError as error:
         from fa3verify.text import install_hint
 
@@ -64,6 +69,45 @@ def one_line_errors() -> Iterator[None]:
         if os.environ.get("FA3VERIFY_TRACEBACK"):
             raise
         fail(INTERNAL, f"internal error: {type(error).__name__}: {error} (FA3VERIFY_TRACEBACK=1 shows where)")
+
+
+def _kept(stop: KeyboardInterrupt) -> str:
+    """What is left of interrupted work, in words: those of whoever was interrupted, where it says."""
+    if len(stop.args) > 1:
+        return str(stop.args[1])
+    context = click.get_current_context(silent=True)
+    is_resumable = context is not None and "resume" in context.params
+    return "only what is in files is kept" + ("; --resume goes on from there" if is_resumable else "")
+
+
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Raise KeyboardInterrupt, with the signal's number, for the first of SIGINT, SIGTERM and SIGHUP.
+
+    A second one ends the process at once, but for :data:`SETTLING_S`, in which a kernel may still send some before its
+    own process has ended. What is ignored, as SIGHUP by nohup, stays ignored.
+    """
+    first: list[float] = []
+
+    def raised(number: int, frame: object) -> None:
+        if not first:
+            first.append(time.monotonic())
+            raise KeyboardInterrupt(number)
+        if time.monotonic() - first[0] > SETTLING_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    wanted = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, raised) for number in wanted if _may_handle_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _may_handle_signals() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def emit(value: dict[str, Any], target: str | None) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, require_writable, told_anyhow
+from fa3verify.cli.exits import (
+    ENVIRONMENT,
+    EPILOG,
+    ending_in_order,
+    fail,
+    one_line_errors,
+    require_writable,
+    told_anyhow,
+)
 from fa3verify.cli.options import given_options, memory_bytes, output_options, peers_option, pool_options
 
 OF_THE_WHOLE = ("baseline", "update_baseline", "json_target", "junit_target")  # options that a shard has no answer to
@@ -46,7 +55,7 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
 )
 @click.option("--limit", type=click.IntRange(1), help="At most so many cases of a family and trials of a property.")
 @click.option("--head-dim", "head_dims", type=click.IntRange(1), multiple=True, help="Only this head_dim.")
-@click.option("--fail-fast", is_flag=True, help="Begin nothing more after the first finding.")
+@click.option("--fail-fast", is_flag=True, help="The first finding ends it.")
 @output_options
 @pool_options
 @click.option(
@@ -62,7 +71,8 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
 
     With --family, --property or --limit only findings count: a part has no verdict, exit code 5.
     """
-    with one_line_errors():
+    began_s = time.monotonic()
+    with one_line_errors(), ending_in_order():
         from fa3verify import candidates
         from fa3verify.campaign import introduction, verify
         from fa3verify.campaign.narrowing import Only
@@ -88,18 +98,28 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             shard=options["shard"],
             only=Only(options["families"], options["properties"], options["limit"]),
             is_fail_fast=options["fail_fast"],
+            began_s=began_s,
         )
         if settings.shard and (given := given_options(OF_THE_WHOLE)):
             raise click.UsageError(f"{', '.join(given)} is of the whole campaign: give it to fa3verify merge")
         if (settings.shard or settings.update_baseline) and (given := given_options(NARROWING)):
             raise click.UsageError(f"{', '.join(given)} is of a part: neither a shard nor a baseline comes of it")
+        stop = None
         with console.progress(options["quiet"]) as progress:
             try:
                 summary = (verify.run_shard if settings.shard else verify.run)(settings, progress)
             except introduction.Unavailable as error:
                 fail(ENVIRONMENT, str(error))
+            except verify.Interrupted as interruption:
+                if interruption.summary is None:
+                    raise
+                stop = interruption
+                summary = interruption.summary
         with told_anyhow(summary["exit_code"]):
             if settings.shard:
                 console.print_shard(summary, settings.out)
             else:
-                console.tell(summary, settings.out, options["json_target"], options["junit_target"], options["quiet"])
+                targets = options["json_target"], options["junit_target"]
+                console.tell(summary, settings.out, *targets, options["quiet"], began_s=began_s)
+            if stop:
+                raise stop

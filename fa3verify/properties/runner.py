@@ -34,6 +34,8 @@ class LawOutcome:
     the smallest failure seen, None unless ``status`` is ``fail``. ``not_tried``: there was no trial that the candidate
     takes. ``hypotheses`` are those about a kernel that states no order, each with what refutes it or None; empty where
     the law asks for no bound. ``tried`` is what :meth:`fa3verify.tried.Tried.to_json` gives of the calls of its trials.
+    ``optional`` has, for every output that a kernel may leave out, the first trial in which it was returned and the
+    first in which it was missing.
     """
 
     law: str
@@ -45,6 +47,7 @@ class LawOutcome:
     classes: frozenset[str] = frozenset()
     hypotheses: Mapping[str, tuple[Trial, Violation] | None] = field(default_factory=dict)
     tried: dict[str, Any] | None = None
+    optional: Mapping[tuple[str, bool], Trial] = field(default_factory=dict)
 
 
 class _Broken(Exception):
@@ -71,6 +74,8 @@ class _Search:
         self.tried = Tried()
         self.called = Tried()  # by the trial that is under way
         self.best: tuple[Trial, Violation] | None = None
+        self.trial: Trial | None = None
+        self.optional: dict[tuple[str, bool], Trial] = {}
         self.against: dict[str, tuple[Trial, Violation] | None] = dict.fromkeys(hypotheses.under(candidate))
         self.failed: Mapping[str, Violation | None] = {}  # the best failure under what was alive then
         self.asks_bound = False
@@ -91,14 +96,19 @@ class _Search:
 
         def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
             returned = candidate.run(problem, operands, config)
+            named = operation.named(returned, problem, config)
             if self.best is None:
-                self.outputs += sum(x.size for x in operation.named(returned, problem, config).values())
+                self.outputs += sum(x.size for x in named.values())
                 self.called.add(problem)
+            for output in operation.sides:
+                if output.optional and self.trial:
+                    self.optional.setdefault((output.name, output.name in named), self.trial)
             return returned
 
         return run
 
     def check(self, trial: Trial) -> None:
+        self.trial = trial
         if self.best is None:
             self.examples += 1
         else:
@@ -254,9 +264,9 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     classes = frozenset(search.classes)
     if search.best is None:
         status = "pass" if classes else "not_tried"
-        noted = {"hypotheses": search.settled, "tried": search.tried.to_json()}
+        noted = {"hypotheses": search.settled, "tried": search.tried.to_json(), "optional": search.optional}
         return LawOutcome(law.name, status, search.examples, search.outputs, classes=classes, **noted)
-    noted = (classes, search.settled, search.tried.to_json())
+    noted = (classes, search.settled, search.tried.to_json(), search.optional)
     return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best, *noted)
 
 

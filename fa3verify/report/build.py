@@ -40,7 +40,7 @@ def write_report(out: Path, summary: Mapping[str, Any], studies: Mapping[str, xr
     Returns
     -------
     Path
-        The page. Each file appears whole or not at all, the dataset first.
+        The page. Each file appears whole or not at all, the dataset first and the summary last.
 
     Raises
     ------
@@ -69,10 +69,10 @@ def rebuild(run: Path, out: Path) -> Path:
 def _write_pages(out: Path, tree: xr.DataTree) -> Path:
     summary, studies = dataset.from_tree(tree)
     pages = render(summary, studies, str(tree.attrs["content_sha256"]))
-    write_text(out / SUMMARY, json_text(summary))
     write_text(out / MARKDOWN, pages[MARKDOWN])
     write_text(out / TEXT, words.page(summary))
     write_text(out / PAGE, pages[PAGE])
+    write_text(out / SUMMARY, json_text(summary))
     return out / PAGE
 
 

@@ -1,0 +1,48 @@
+"""Findings of what a kernel did not give: an output in some calls alone, and the tasks after it was given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fa3verify.campaign.findings import finding
+from fa3verify.campaign.tasks import GIVE_UP, Outcome
+from fa3verify.operations import Operation
+
+
+def lapses(
+    kernel: str,
+    operation: Operation,
+    outcomes: Sequence[Outcome],
+    cases: Iterable[Mapping[str, Any]],
+    laws: Iterable[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return the findings of one kernel, of its judged cases and laws in JSON."""
+    optional = [side.name for side in operation.sides if side.optional]
+    seen: dict[tuple[str, bool], str] = {}
+    for case in cases:
+        for name in optional:
+            seen.setdefault(
+                (name, f"ratio_{name}_max" in case["measures"]), f"family {case['family']}, {case['describe']}"
+            )
+    for law in laws:
+        for name, is_returned, trial in law.get("optional", ()):
+            seen.setdefault((name, is_returned), f"property {law['law']}, {trial}")
+    found = [_sometimes(kernel, name, seen) for name in optional if {(name, True), (name, False)} <= seen.keys()]
+    return found + _given_up(kernel, [outcome for outcome in outcomes if outcome.kernel == kernel])
+
+
+def _sometimes(kernel: str, name: str, seen: Mapping[tuple[str, bool], str]) -> dict[str, Any]:
+    calls = f"returned for {seen[name, True]}; missing for {seen[name, False]}"
+    return finding(
+        kernel, f"output {name}", f"{name} is returned in some calls and missing in others: {calls}", crashed=True
+    )
+
+
+def _given_up(kernel: str, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    lost = sum(outcome.lost_worker for outcome in outcomes)
+    skipped = sum(outcome.skipped for outcome in outcomes)
+    if lost < GIVE_UP or not skipped:
+        return []
+    message = f"{lost} of its processes hung or died; {skipped} of its {len(outcomes)} tasks were not run"
+    return [finding(kernel, "given up", message, crashed=True)]
