@@ -10,7 +10,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors, require_writable, write
-from fa3verify.cli.options import peers_option
+from fa3verify.cli.options import is_given, peers_option
 
 
 @click.command(epilog=EPILOG)
@@ -22,9 +22,16 @@ from fa3verify.cli.options import peers_option
     multiple=True,
     metavar="AXIS[=VALUES]",
     help="What changes: batch, position, neighbours, seqlen_k, chunk, decode, num_splits, pack_gqa, tile_m, tile_n; of "
-    "two kernels any size of the problem. VALUES are FIRST:STOP[:STEP] or a list with commas.",
+    "two kernels any size of the problem. VALUES are FIRST:STOP[:STEP] or a list with commas; neighbours are LENGTH of "
+    "one or COUNTxLENGTH.",
 )
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sizes: of two kernels.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Sizes. The defaults are of two kernels; with one, an axis has sizes of its own where none is given.",
+)
 @click.option("--nheads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--nheads-kv", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--seqlen-q", type=click.IntRange(1), default=4, show_default=True)
@@ -45,20 +52,24 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
     with one_line_errors():
         from fa3verify.cli import console, console_search
         from fa3verify.compare import table
+        from fa3verify.compare.problems import SIZES
 
         out, json_target, quiet = options["out"], options["json_target"], options["quiet"]
         require_writable(out and str(out), json_target)
         chosen = dict(map(_axis, axes))
+        if len(chosen) < len(axes):
+            raise ValueError(f"an axis is named once, with all its values, got {', '.join(axes)}")
+        sizes = {name: options[name] for name in SIZES if is_given(name)}
         if kernel and other:
             tasks = _pairs(kernel, other, chosen, options)
         else:
-            tasks = table.tasks_of([kernel] if kernel else table.KERNELS, chosen)
+            tasks = table.tasks_of([kernel] if kernel else table.KERNELS, chosen, sizes)
         with console.counting("comparisons", quiet) as tell:
             found = table.run(tasks, options["workers"], tell)
-        if out and not other:
+        if out:
             names = list(dict.fromkeys(task.arguments["kernel"] for task in tasks))
-            rows = list(dict.fromkeys(task.arguments["axis"] for task in tasks))
-            write(table.page(names, rows, found), str(out))
+            rows = {task.arguments["axis"]: task.arguments["values"] for task in tasks}
+            write(table.page(names, rows, found, sizes=sizes), str(out))
         emit(table.body(found, tasks), json_target)
         if json_target != "-":
             labels = [task.arguments.get("kernel", "") for task in tasks]
@@ -78,8 +89,8 @@ def _axis(text: str) -> tuple[str, list[Any]]:
         first, stop, step = int(match[1]), int(match[2]), int(match[3] or 1)
         if step and first < stop:
             return name, list(range(first, stop, step))
-    elif re.fullmatch(r"\d+(,\d+)*", values):
-        return name, [int(n) for n in values.split(",")]
+    elif re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", values):
+        return name, [int(n) if n.isdecimal() else n for n in values.split(",")]
     elif re.fullmatch(r"(true|false)(,(true|false))*", values):
         return name, [word == "true" for word in values.split(",")]
     raise ValueError(f"values must be FIRST:STOP, FIRST:STOP:STEP or a list such as 1,2,3, got {values!r}")
@@ -87,21 +98,34 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 
 def _pairs(kernel: str, other: str, axes: dict[str, list[Any]], options: dict[str, Any]) -> list[Any]:
     """The comparisons of two kernels: the problem of the options, or that with one size over a range."""
-    from dataclasses import fields
-
-    from fa3_reference.problem import AttentionProblem
     from fa3verify.campaign.tasks import Task
-    from fa3verify.compare.run import configured
+    from fa3verify.compare.named import configured
+    from fa3verify.compare.problems import SIZES
     from fa3verify.compare.table import compare_pair
 
-    sizes = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "causal")
-    problem = {name: options[name] for name in sizes} | {"dtype": configured(kernel).dtype}
-    known = {f.name for f in fields(AttentionProblem)} & set(sizes[:-1])
-    if unknown := [name for name in axes if name not in known]:
-        raise ValueError(f"two kernels are compared over a size, one of {', '.join(sorted(known))}, got {unknown[0]!r}")
+    if ":" not in other:
+        configured(other)
+    problem = {name: options[name] for name in SIZES} | {"dtype": configured(kernel).dtype}
+    _check_pairs(axes, options)
     ranges = {name: values or [problem[name]] for name, values in axes.items()} or {"seqlen_k": [problem["seqlen_k"]]}
     given = {"a": kernel, "b": other, "problem": problem}
     return [
         Task("compare", f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
         for name, values in ranges.items()
     ]
+
+
+def _check_pairs(axes: dict[str, list[Any]], options: dict[str, Any]) -> None:
+    """Raise ValueError for what a comparison of two kernels would leave out."""
+    from fa3verify.compare.problems import SIZES
+
+    known = sorted(set(SIZES) - {"causal"})
+    for name, values in axes.items():
+        if name not in known:
+            raise ValueError(f"two kernels are compared over a size, one of {', '.join(known)}, got {name!r}")
+        if values and is_given(name):
+            raise ValueError(f"{name} is given by --over or as a size, got {options[name]} beside {len(values)} values")
+        if wrong := [value for value in values if type(value) is not int]:
+            raise ValueError(f"values of {name} must be numbers, got {str(wrong[0]).lower()}")
+    if options["out"]:
+        raise ValueError("the table that --out writes is of one kernel, or of none; --json takes two as well")

@@ -5,14 +5,16 @@ Operands are given, not quantised again: what a cache holds does not change with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.calls import Refused
 from fa3verify.candidates import Candidate
+from fa3verify.compare.problems import LONG, Fields, base, beside, causal, dense, disagreement
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup
 from fa3verify.properties.transforms import part, part_of_result, reordered
@@ -40,7 +42,8 @@ class Axis:
     values : tuple
         What is tried unless somebody says otherwise, rising.
     problem : callable
-        ``problem(value)``: fields of the problem that the pair is cut from, beside those of :func:`base`.
+        ``problem(value, sizes)``: fields of the problem that the pair is cut from, beside those of :func:`base`, with
+        the sizes that somebody chose where the axis leaves them to be chosen.
     pairs : callable
         ``pairs(candidate, setup, value)``.
     needs : frozenset of str
@@ -52,7 +55,7 @@ class Axis:
     name: str
     words: str
     values: tuple[Any, ...]
-    problem: Callable[[Any], dict[str, Any]]
+    problem: Callable[[Any, Fields], Fields]
     pairs: Callable[[Candidate, Setup, Any], Iterator[Pair]]
     needs: frozenset[str] = frozenset()
     changes: frozenset[str] = frozenset()
@@ -61,6 +64,28 @@ class Axis:
         """Whether a kernel has what the axis needs; a tile is no choice of a caller, but of whoever builds a twin."""
         is_twin = candidate.name.startswith("twin.")
         return self.needs <= candidate.features and (is_twin or self.changes <= candidate.changeable)
+
+    def check_values(self, values: Iterable[Any]) -> None:
+        """Raise ValueError for a value that is of another kind than the axis's own."""
+        kinds = {type(value) for value in self.values}
+        for value in values:
+            if type(value) not in kinds:
+                examples = ", ".join(str(x).lower() for x in (*self.values[:2], self.values[-1]))
+                raise ValueError(f"values of {self.name} are such as {examples}, got {str(value).lower()}")
+
+    def problem_for(self, candidate: Candidate, value: Any, sizes: Fields) -> AttentionProblem:
+        """Return the problem of one value for a kernel; heads are equal where it takes no groups.
+
+        ValueError for a size that is not the problem's: the axis sets it itself, or the kernel does not take it.
+        """
+        self.check_values([value])
+        fields = base(candidate) | sizes | self.problem(value, sizes)
+        if "gqa" not in candidate.features:
+            fields["nheads_kv"] = fields["nheads"]
+        problem = AttentionProblem(**fields)
+        if words := disagreement(problem, sizes):
+            raise ValueError(f"{candidate.name} over {self.name}={value} has {words}")
+        return problem
 
 
 def own_choice(candidate: Candidate, setup: Setup) -> Setup:
@@ -97,8 +122,10 @@ def _alone(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
 
 
 def _moved(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
-    order = np.roll(np.arange(setup.problem.batch), value)
     problem = setup.problem
+    if value % problem.batch == 0:
+        raise Refused(f"a place must change, got {value} places of {problem.batch}")
+    order = np.roll(np.arange(problem.batch), value)
     moved = reordered(setup, order, np.arange(problem.nheads_kv), np.arange(problem.group))
     yield Pair(setup, moved, lambda result: {name: x[order] for name, x in result.items()}, _whole)
 
@@ -137,6 +164,9 @@ def _decoded(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
 
 def _configured(name: str) -> Callable[[Candidate, Setup, Any], Iterator[Pair]]:
     def pairs(candidate: Candidate, setup: Setup, value: Any) -> Iterator[Pair]:
+        problem = setup.problem
+        if name == "pack_gqa" and problem.group == 1:
+            raise Refused(f"packed heads must share kv heads, got {problem.nheads} heads on {problem.nheads_kv}")
         if getattr(setup.config, name) == value:  # it is the plain call
             return
         changes = {name: value}
@@ -147,58 +177,38 @@ def _configured(name: str) -> Callable[[Candidate, Setup, Any], Iterator[Pair]]:
     return pairs
 
 
-def base(candidate: Candidate) -> dict[str, Any]:
-    """Fields of the problems of all axes: two kv heads, grouped where the kernel takes that."""
-    group = 2 if "gqa" in candidate.features else 1
-    dims = candidate.head_dims or (128,)
-    return {"nheads": 2 * group, "nheads_kv": 2, "head_dim": dims[0], "dtype": candidate.dtype}
-
-
-def _causal(tokens: int) -> dict[str, Any]:
-    return {"batch": 1, "seqlen_q": tokens, "seqlen_k": tokens, "causal": True, "nheads": 2, "nheads_kv": 1}
-
-
-def _dense(keys: int, *, rows: int = 8, batch: int = 1) -> dict[str, Any]:
-    return {"batch": batch, "seqlen_q": rows, "seqlen_k": keys}
-
-
-def _packed_lengths(neighbour: int) -> dict[str, Any]:
-    return {
-        **{"batch": 2, "seqlen_q": 40, "seqlen_k": max(LONG, neighbour)},
-        **{"seqlens_q": (40, min(40, neighbour)), "seqlens_k": (LONG, neighbour)},
-    }
-
-
-LONG = 2000  # keys, enough for FlashAttention-3 to split them by itself
 EDGES = (1, 2, 63, 64, 65, 96, 97, 127, 128, 129, 160, 176, 177, 192, 193, 224, 225, 256, 257, 353, 449, 700, 881, 1500)
 AXES: tuple[Axis, ...] = (
-    Axis("batch", "batch size", (2, 3, 24), lambda b: _dense(LONG, rows=2, batch=b), _alone),
-    Axis("position", "place in the batch", (1, 2), lambda v: _dense(LONG, batch=3), _moved),
+    Axis("batch", "batch size", (2, 3, 24), lambda b, sizes: dense(LONG, rows=2) | sizes | {"batch": b}, _alone),
+    Axis("position", "place in the batch", (1, 2), lambda v, sizes: dense(LONG, batch=3) | sizes, _moved),
     Axis(
-        "neighbours", "lengths of other sequences", (1, 9, 10, 129, 3000), _packed_lengths, _neighbours,
+        "neighbours", "lengths of other sequences", (1, 9, 10, 129, 3000, "10x3000"), beside, _neighbours,
         needs=frozenset({"varlen"}),
     ),
     Axis(
-        "seqlen_k", "padding of a prompt", (41, 64, 129, 192, 300, 1500), _causal, _padded,
+        "seqlen_k", "padding of a prompt", (41, 64, 129, 192, 300, 1500), causal, _padded,
         needs=frozenset({"causal"}),
     ),
-    Axis("chunk", "chunked prefill", (64, 128, 177), lambda v: _causal(1000), _chunked, needs=frozenset({"causal"})),
-    Axis("decode", "decode instead of prefill", EDGES, _causal, _decoded, needs=frozenset({"causal"})),
     Axis(
-        "num_splits", "number of splits", (2, 3, 8), lambda v: _dense(LONG), _configured("num_splits"),
+        "chunk", "chunked prefill", (64, 128, 177), lambda v, sizes: causal(sizes.get("seqlen_k", 1000), sizes),
+        _chunked, needs=frozenset({"causal"}),
+    ),
+    Axis("decode", "decode instead of prefill", EDGES, causal, _decoded, needs=frozenset({"causal"})),
+    Axis(
+        "num_splits", "number of splits", (2, 3, 8), lambda v, sizes: dense(LONG) | sizes, _configured("num_splits"),
         changes=frozenset({"num_splits"}),
     ),
     Axis(
-        "pack_gqa", "packed heads", (False, True), lambda v: _dense(LONG, rows=70), _configured("pack_gqa"),
-        needs=frozenset({"gqa"}), changes=frozenset({"pack_gqa"}),
+        "pack_gqa", "packed heads", (False, True), lambda v, sizes: dense(LONG, rows=70) | sizes,
+        _configured("pack_gqa"), needs=frozenset({"gqa"}), changes=frozenset({"pack_gqa"}),
     ),
     Axis(
-        "tile_m", "query rows of a tile", (64, 128, 192), lambda v: _dense(700, rows=200), _configured("tile_m"),
-        changes=frozenset({"tile_m"}),
+        "tile_m", "query rows of a tile", (64, 128, 192), lambda v, sizes: dense(700, rows=200) | sizes,
+        _configured("tile_m"), changes=frozenset({"tile_m"}),
     ),
     Axis(
-        "tile_n", "keys of a tile", (64, 96, 128, 160, 192, 224), lambda v: _dense(LONG), _configured("tile_n"),
-        changes=frozenset({"tile_n"}),
+        "tile_n", "keys of a tile", (64, 96, 128, 160, 192, 224), lambda v, sizes: dense(LONG) | sizes,
+        _configured("tile_n"), changes=frozenset({"tile_n"}),
     ),
 )  # fmt: skip
 
@@ -209,11 +219,3 @@ def axis_of(name: str) -> Axis:
         if axis.name == name:
             return axis
     raise ValueError(f"axis must be one of {', '.join(axis.name for axis in AXES)}, got {name!r}")
-
-
-def problem_of(candidate: Candidate, fields: dict[str, Any]) -> AttentionProblem:
-    """Return the problem of these fields for a kernel; grouped heads become equal ones where it takes no groups."""
-    merged = base(candidate) | fields
-    if "gqa" not in candidate.features:
-        merged["nheads_kv"] = merged["nheads"]
-    return AttentionProblem(**merged)

@@ -44,9 +44,23 @@ def _count(count: int, what: str) -> str:
 
 
 def _splits(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionProblem]) -> list[str]:
-    """Splits of the first sequence, which packed ones may share unevenly."""
-    counts = [c.traits.sequence_splits(p, c)[0] for c, p in zip((a, b), problems, strict=True)]
-    return [] if counts[0] == counts[1] else [f"keys are cut into {_count(counts[0], 'part')} against {counts[1]}"]
+    m, n = splits_of(a, problems[0]), splits_of(b, problems[1])
+    if m is not None and m != n:
+        return [f"keys are cut into {_count(m, 'part')} against {n}"]
+    lengths = [(problem.seqlen_q, problem.seqlen_k) for problem in problems]
+    is_cut_elsewhere = m != 1 and problems[0].causal and lengths[0] != lengths[1]
+    return [f"either cuts the keys that a row's tile sees into {m} parts, and the tile is another"] * is_cut_elsewhere
+
+
+def splits_of(config: Any, problem: AttentionProblem) -> int | None:
+    """Return the splits of the first sequence, which packed ones may share unevenly; None where they are not known.
+
+    >>> from fa3_kernels.plan.config import default_config
+    >>> problem = AttentionProblem.varlen((1,) * 9, (4000,) + (3000,) * 8, nheads=32, nheads_kv=32, head_dim=128)
+    >>> splits_of(default_config(problem, family="flash3", num_splits=4), problem)
+    1
+    """
+    return config.traits.sequence_splits(problem, config)[0] if isinstance(config, Config) else None
 
 
 def _formats(a: Config, b: Config) -> list[str]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.calls import Refused
-from fa3verify.candidates import Candidate, find, twin
+from fa3verify.candidates import Candidate, needed_features
 from fa3verify.cases import Case
-from fa3verify.compare.axes import Axis, Pair, problem_of
+from fa3verify.compare.axes import Axis, Pair
 from fa3verify.compare.bits import First, first_difference, size_of
-from fa3verify.compare.reasons import reason
+from fa3verify.compare.problems import Fields
+from fa3verify.compare.reasons import reason, splits_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations import FORWARD, Outputs
 from fa3verify.properties.law import Setup, Untaken, set_up
@@ -26,6 +27,9 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("peaky"),
     Recipe("block_scaled"),
 )
+
+
+Splits = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,9 @@ class Compared:
         None where all outputs are equal.
     because, inputs : str
         What of the two launches differs, and what the first differing inputs were.
+    splits : tuple of (int or None, int or None)
+        Into how many parts the keys of a compared row were cut on either side, of all pairs, each combination once;
+        None where the kernel does not say.
     """
 
     what: str
@@ -56,6 +63,7 @@ class Compared:
     first: First | None = None
     because: str = ""
     inputs: str = ""
+    splits: tuple[Splits, ...] = ()
 
     @property
     def is_equal(self) -> bool | None:
@@ -68,14 +76,28 @@ class Compared:
             return f"{self.what}: nothing ran; {self.refused}"
         if self.first is None:
             rest = f"; not all ran: {self.refused}" if self.refused else ""
-            return f"{self.what}: equal over everything it ran, {self.outputs:,} outputs of {self.pairs:,} pairs{rest}"
+            ran = f"{self.outputs:,} outputs of {self.pairs:,} pairs"
+            return f"{self.what}: equal over everything it ran, {ran}{self.launched()}{rest}"
         return (
             f"{self.what}: differs first at {self.value}, {self.first.told()}, because {self.because} [{self.inputs}]"
         )
 
+    def launched(self) -> str:
+        """Return the splits in words, without which "equal" says too much; empty where none were noted.
+
+        >>> Compared("", 8, 2, splits=((1, 1), (4, 3))).launched()
+        ', splits 1 and 1, 4 and 3'
+        """
+        words = [" and ".join("unknown" if n is None else str(n) for n in pair) for pair in self.splits]
+        return f", splits {', '.join(words)}" if words else ""
+
 
 def compare_over(
-    candidate: Candidate, axis: Axis, values: Iterable[Any] = (), recipes: tuple[Recipe, ...] = RECIPES
+    candidate: Candidate,
+    axis: Axis,
+    values: Iterable[Any] = (),
+    recipes: tuple[Recipe, ...] = RECIPES,
+    sizes: Fields | None = None,
 ) -> Compared:
     """Compare one kernel with itself over an axis, in the configurations that it takes.
 
@@ -88,11 +110,15 @@ def compare_over(
         Of the axis, rising; its own by default.
     recipes : tuple of Recipe
         Inputs of every value.
+    sizes : mapping, optional
+        Fields of the problem, among :data:`fa3verify.compare.problems.SIZES`, instead of the axis's own; of packed
+        sequences the lengths are those of the compared one.
 
     Raises
     ------
     ValueError
-        If the kernel is not of the forward or does not have what the axis needs.
+        If the kernel is not of the forward or does not have what the axis needs, for a value of another kind, and for a
+        size that the axis sets itself.
     """
     _check_forward(candidate)
     if not axis.fits(candidate):
@@ -100,7 +126,7 @@ def compare_over(
         raise ValueError(f"{candidate.name} cannot be compared over {axis.name}: it does not claim {lacking}")
 
     def pairs(value: Any, recipe: Recipe) -> Iterator[Pair]:
-        setup = _set_up(candidate, problem_of(candidate, axis.problem(value)), recipe)
+        setup = _set_up(candidate, axis.problem_for(candidate, value, sizes or {}), recipe)
         yield from axis.pairs(candidate, setup, value)
 
     return _compare(axis.words, (candidate, candidate), tuple(values) or axis.values, recipes, pairs)
@@ -143,6 +169,8 @@ def _check_forward(candidate: Candidate) -> None:
 
 
 def _set_up(candidate: Candidate, problem: AttentionProblem, recipe: Recipe) -> Setup:
+    if missing := needed_features(problem) - candidate.features:
+        raise Untaken(f"{candidate.name} does not claim {', '.join(sorted(missing))}")
     scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
     return set_up(candidate, Case(candidate.name, problem, recipe, scheme))
 
@@ -156,6 +184,7 @@ def _compare(
 ) -> Compared:
     outputs = count = 0
     refused: str | None = None
+    splits: dict[Splits, None] = {}
     for value in values:
         for recipe in recipes:
             done: dict[int, tuple[Setup, Outputs]] = {}  # calls that several pairs share, kept so that ids stay theirs
@@ -170,53 +199,18 @@ def _compare(
                     a = pair.of_plain(result(pair.plain, kernels[0]))
                     b = pair.of_changed(result(pair.changed, kernels[1]))
                     outputs, count = outputs + size_of(a, b), count + 1
+                    launches = _launch(kernels[0], pair.plain), _launch(kernels[1], pair.changed)
+                    problems = pair.plain.problem, pair.changed.problem
+                    splits[splits_of(launches[0], problems[0]), splits_of(launches[1], problems[1])] = None
                     if first := first_difference(a, b):
-                        launches = (pair.plain.config, pair.changed.config)
-                        because = reason(*launches, (pair.plain.problem, pair.changed.problem))
-                        return Compared(what, outputs, count, refused, value, first, because, recipe.describe())
+                        because, inputs = reason(*launches, problems), recipe.describe()
+                        return Compared(what, outputs, count, refused, value, first, because, inputs, tuple(splits))
             except (Refused, Untaken) as error:
                 refused = str(error)
-    return Compared(what, outputs, count, refused)
+    return Compared(what, outputs, count, refused, splits=tuple(splits))
 
 
-def configured(name: str) -> Candidate:
-    """Return a kernel by name, with fields of its configuration changed where brackets say so.
-
-    A twin's family is asked for the changed configuration: ``twin.flash3.fp16[num_splits=0]`` splits as the library
-    chooses.
-
-    >>> configured("twin.e4m3[tile_n=96,promotion_interval=96]").config_for(AttentionProblem(
-    ...     1, 1, 1, 1, 97, 128, dtype="e4m3")).tile_n
-    96
-    """
-    plain, bracket, rest = name.partition("[")
-    candidate = find(plain)
-    if not bracket:
-        return candidate
-    if not rest.endswith("]"):
-        raise ValueError(f"a configuration is KERNEL[FIELD=VALUE,...], got {name!r}")
-    changes = dict(_change(each, name) for each in rest[:-1].split(","))
-    side = getattr(candidate.run, "__self__", None)
-    if candidate.name.startswith("twin.") and side is not None:  # its family then fits what else a change asks for
-        changed = dict(side.changes) | changes
-        rebuilt = twin(candidate.dtype, name=name, fault=side.fault, operation=candidate.operation, **changed)
-        return replace(candidate, name=name, run=rebuilt.run, configure=rebuilt.configure)
-    own = candidate.configure
-    return replace(candidate, name=name, configure=lambda problem: _replaced(own(problem), changes, plain))
-
-
-def _replaced(config: Any, changes: dict[str, Any], kernel: str) -> Any:
-    try:
-        return replace(config, **changes)
-    except TypeError:
-        raise ValueError(f"{kernel} has no configuration with {', '.join(changes)}") from None
-
-
-def _change(text: str, name: str) -> tuple[str, Any]:
-    """A field and its value: an integer, a switch or a word."""
-    key, equals, value = text.partition("=")
-    if not key or not equals or not value:
-        raise ValueError(f"a configuration is KERNEL[FIELD=VALUE,...], got {name!r}")
-    if value in ("true", "false"):
-        return key, value == "true"
-    return key, int(value) if value.lstrip("-").isdigit() else value
+def _launch(candidate: Candidate, setup: Setup) -> Any:
+    """What a call was launched with; None of a kernel without a twin, whose configuration says its formats alone."""
+    is_known = candidate.name.startswith("twin.") or candidate.twin is not None
+    return setup.config if is_known else None

@@ -10,21 +10,29 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import __version__
 from fa3verify.adversary.run import isolating_pool
 from fa3verify.campaign.tasks import Task, execute
+from fa3verify.candidates import Candidate
 from fa3verify.compare.axes import AXES, Axis, axis_of
 from fa3verify.compare.bits import First
-from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over, configured
+from fa3verify.compare.named import configured
+from fa3verify.compare.problems import Fields
+from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
+from fa3verify.operations import FORWARD
 
 SCHEMA = "fa3verify.compare/1"
 KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what the library itself chooses
     *("twin.fp16", "twin.bf16", "twin.e4m3", "twin.flash3.fp16", "twin.flash3.bf16", "twin.flash3.e4m3"),
-    *("twin.flash3.fp16[num_splits=0]", "twin.flash3.e4m3[num_splits=0]"),
+    *("twin.flash3.fp16[num_splits=0]", "twin.flash3.e4m3[num_splits=0]", "twin.fp16[num_splits=0]"),
 )
 
 
-def compare_axis(kernel: str, axis: str, values: list[Any]) -> dict[str, Any] | None:
+def compare_axis(kernel: str, axis: str, values: list[Any], sizes: Fields) -> dict[str, Any] | None:
     """Compare one kernel over one axis as a task; None where it does not have what the axis needs."""
-    candidate, chosen = configured(kernel), axis_of(axis)
-    return asdict(compare_over(candidate, chosen, values)) if chosen.fits(candidate) else None
+    return compare_named(kernel, axis, values, sizes) if axis_of(axis).fits(configured(kernel)) else None
+
+
+def compare_named(kernel: str, axis: str, values: list[Any], sizes: Fields) -> dict[str, Any]:
+    """Compare one kernel over an axis that somebody named; ValueError where it does not have what the axis needs."""
+    return asdict(compare_over(configured(kernel), axis_of(axis), values, sizes=sizes))
 
 
 def compare_pair(a: str, b: str, problem: dict[str, Any], field: str, values: list[int]) -> dict[str, Any]:
@@ -36,7 +44,8 @@ def compare_pair(a: str, b: str, problem: dict[str, Any], field: str, values: li
 def compared(values: Mapping[str, Any]) -> Compared:
     """Read what a task returned."""
     first = values["first"]
-    return Compared(**{**values, "first": first and First(**first)})
+    splits = tuple((a, b) for a, b in values.get("splits", ()))
+    return Compared(**{**values, "first": first and First(**first), "splits": splits})
 
 
 def run(
@@ -53,22 +62,39 @@ def run(
     ]
 
 
-def tasks_of(kernels: Sequence[str], axes: Mapping[str, list[Any]] | None = None) -> list[Task]:
-    """Return the comparisons of kernels over axes, all with their own values by default.
+def tasks_of(
+    kernels: Sequence[str], axes: Mapping[str, list[Any]] | None = None, sizes: Fields | None = None
+) -> list[Task]:
+    """Return the comparisons of kernels over axes, all with their own values and sizes by default.
 
-    ValueError for an unknown axis or kernel; a stranger's module is loaded where it runs.
+    ValueError for an unknown axis or kernel, and for a value or a size that an axis does not take; a stranger's module
+    is loaded, and asked, where it runs.
     """
     chosen = axes or {axis.name: [] for axis in AXES}
-    for axis in chosen:
-        axis_of(axis)
+    function = compare_named if axes else compare_axis
+    for axis, values in chosen.items():
+        axis_of(axis).check_values(values)
     for kernel in kernels:
         if ":" not in kernel:
-            configured(kernel)
+            _check(configured(kernel), chosen, sizes or {})
     return [
-        Task("compare", f"{kernel} {axis}", compare_axis, {"kernel": kernel, "axis": axis, "values": values})
+        Task(
+            "compare",
+            f"{kernel} {axis}",
+            function,
+            {"kernel": kernel, "axis": axis, "values": values, "sizes": dict(sizes or {})},
+        )
         for kernel in kernels
         for axis, values in chosen.items()
     ]
+
+
+def _check(candidate: Candidate, axes: Mapping[str, list[Any]], sizes: Fields) -> None:
+    """Raise ValueError where an axis does not have a problem of these values and sizes."""
+    for axis in map(axis_of, axes):
+        if candidate.operation == FORWARD and axis.fits(candidate):
+            for value in axes[axis.name] or axis.values:
+                axis.problem_for(candidate, value, sizes)
 
 
 def cell(found: Compared | None) -> str:
@@ -78,30 +104,41 @@ def cell(found: Compared | None) -> str:
     if found.is_equal is None:
         return f"did not run: {found.refused}"
     if found.first is None:
-        return f"equal over {found.outputs:,}"
+        return f"equal over {found.outputs:,}{found.launched()}"
     return f"**differs** first at {found.value}: {found.because}"
 
 
-def page(kernels: list[str], axes: list[str], found: list[Compared | None], version: str = __version__) -> str:
-    """Return the table in Markdown, what changes in rows and kernels in columns; ``version`` compared them."""
+def page(
+    kernels: list[str],
+    axes: Mapping[str, Sequence[Any]],
+    found: list[Compared | None],
+    version: str = __version__,
+    sizes: Fields | None = None,
+) -> str:
+    """Return the table in Markdown, what changes in rows and kernels in columns; ``version`` compared them.
+
+    ``axes`` are names with the values that were tried, none for an axis's own.
+    """
     by_place = {
         (kernel, axis): found[i * len(axes) + j] for i, kernel in enumerate(kernels) for j, axis in enumerate(axes)
     }
-    rows = [_row(axis_of(axis), [cell(by_place[kernel, axis]) for kernel in kernels]) for axis in axes]
+    rows = [_row(axis_of(axis), axes[axis], [cell(by_place[kernel, axis]) for kernel in kernels]) for axis in axes]
     head = f"| what changes | tried | {' | '.join(f'`{kernel}`' for kernel in kernels)} |\n"
     rule = "|---" * (len(kernels) + 2) + "|\n"
     inputs = ", ".join(recipe.distribution for recipe in RECIPES)
+    chosen = f"; sizes: {', '.join(f'{name} {value}' for name, value in sizes.items())}" if sizes else ""
     return (
         "# What may change in a serving stack without changing a bit\n\n"
         f"Written by `fa3verify compare`, version {version}. Operands are given, not quantised again; inputs: "
-        f"{inputs}. Equal is said of the outputs that ran, and proves nothing of others.\n\n"
+        f"{inputs}{chosen}. Equal is said of the outputs that ran, and proves nothing of others. Splits are the parts "
+        "into which the keys of a row were cut in either call of a pair.\n\n"
         f"{head}{rule}{''.join(rows)}"
     )
 
 
-def _row(axis: Axis, cells: list[str]) -> str:
-    values = ", ".join(map(str, axis.values))
-    return f"| {axis.words} (`{axis.name}`) | {values} | {' | '.join(cells)} |\n"
+def _row(axis: Axis, values: Sequence[Any], cells: list[str]) -> str:
+    tried = ", ".join(map(str, values or axis.values))
+    return f"| {axis.words} (`{axis.name}`) | {tried} | {' | '.join(cells)} |\n"
 
 
 def body(found: list[Compared | None], tasks: list[Task]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.traits import OURS, traits_of
 from fa3_kernels.twin.faults import Fault
@@ -87,7 +88,8 @@ class Forward(Operation):
         return self.features & traits_of(changes.get("family", OURS)).features
 
     def configure(self, problem: AttentionProblem, **changes: Any) -> Config:
-        config = default_config(problem, **changes)
+        is_launch_choice = changes.get("family", OURS) == OURS and changes.get("num_splits") == 0
+        config = config_of(problem, **changes) if is_launch_choice else default_config(problem, **changes)
         config.traits.check_reproduced(problem)
         return config
 

@@ -16,7 +16,8 @@ from fa3verify.cli.main import main
 from fa3verify.compare import compare_kernels, compare_over
 from fa3verify.compare.axes import AXES, axis_of
 from fa3verify.compare.bits import first_difference
-from fa3verify.compare.run import RECIPES, configured
+from fa3verify.compare.named import configured
+from fa3verify.compare.run import RECIPES
 from fa3verify.compare.table import KERNELS, compared, page
 from fa3verify.inputs.recipe import Recipe
 
@@ -40,7 +41,7 @@ def test_the_published_page_is_that_of_the_stored_comparisons(stored):
     version = json.loads((STORED / "table.json").read_text())["version"]
     found = [row["found"] and compared(row["found"]) for row in stored]
     assert len(found) == len(KERNELS) * len(AXES)
-    written = page(list(KERNELS), [axis.name for axis in AXES], found, version)
+    written = page(list(KERNELS), {axis.name: axis.values for axis in AXES}, found, version)
     assert (STORED / "README.md").read_text() == written
 
 

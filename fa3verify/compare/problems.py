@@ -1,0 +1,60 @@
+"""The problems that the axes compare: sizes of their own, and those that somebody chose instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.candidates import Candidate
+
+Fields = dict[str, Any]
+SIZES = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "causal")  # that somebody may choose
+LONG = 2000  # keys, enough for FlashAttention-3 to split them by itself
+
+
+def base(candidate: Candidate) -> dict[str, Any]:
+    """Fields of the problems of all axes: two kv heads, grouped where the kernel takes that."""
+    group = 2 if "gqa" in candidate.features else 1
+    dims = candidate.head_dims or (128,)
+    return {"nheads": 2 * group, "nheads_kv": 2, "head_dim": dims[0], "dtype": candidate.dtype}
+
+
+def causal(tokens: int, sizes: Fields) -> dict[str, Any]:
+    """A prefill of one sequence."""
+    heads = {"nheads": 2, "nheads_kv": 1} | sizes
+    return heads | {"batch": 1, "seqlen_q": tokens, "seqlen_k": tokens, "causal": True}
+
+
+def dense(keys: int, *, rows: int = 8, batch: int = 1) -> dict[str, Any]:
+    """A few rows that see all keys."""
+    return {"batch": batch, "seqlen_q": rows, "seqlen_k": keys}
+
+
+def beside(neighbours: int | str, sizes: Fields) -> dict[str, Any]:
+    """A packed sequence and its neighbours, given as LENGTH of one or as COUNTxLENGTH.
+
+    >>> beside("2x9", {"seqlen_q": 1, "seqlen_k": 40})["seqlens_k"]
+    (40, 9, 9)
+    """
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)", str(neighbours))
+    if not match:
+        raise ValueError(f"neighbours must be LENGTH or COUNTxLENGTH, such as 3000 or 8x3000, got {neighbours!r}")
+    count = int(match[1] or 1)
+    length = int(match[2])
+    rows = sizes.get("seqlen_q", 40)
+    seqlens_q = (rows, *(min(rows, length),) * count)
+    seqlens_k = (sizes.get("seqlen_k", LONG), *(length,) * count)
+    lengths = {"seqlen_q": max(seqlens_q), "seqlen_k": max(seqlens_k), "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    return {"batch": count + 1} | lengths
+
+
+def disagreement(problem: AttentionProblem, sizes: Fields) -> str:
+    """Return which chosen size a problem does not have, of packed sequences the first; empty where it has all."""
+    first = next(iter(problem.sequences()))
+    own = {"seqlen_q": first.seqlen_q, "seqlen_k": first.seqlen_k}
+    for name, asked in sizes.items():
+        found = own.get(name, getattr(problem, name))
+        if found != asked:
+            return f"{name} {found}, which cannot be chosen, got {asked}"
+    return ""
