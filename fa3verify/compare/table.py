@@ -22,6 +22,7 @@ SCHEMA = "fa3verify.compare/1"
 KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what the library itself chooses
     *("twin.fp16", "twin.bf16", "twin.e4m3", "twin.flash3.fp16", "twin.flash3.bf16", "twin.flash3.e4m3"),
     *("twin.flash3.fp16[num_splits=0]", "twin.flash3.e4m3[num_splits=0]", "twin.fp16[num_splits=0]"),
+    "twin.flash3.fp16[num_splits=4]",
 )
 
 

@@ -28,6 +28,7 @@ QUICK = (  # of the published table, what takes no second; the first is equal, t
     ("twin.e4m3", "num_splits"),
     ("twin.flash3.bf16", "tile_n"),
     ("twin.flash3.fp16", "decode"),
+    ("twin.flash3.fp16[num_splits=4]", "num_splits"),
 )
 FEW = (Recipe("cancelling_v"),)
 
