@@ -71,8 +71,10 @@ class _Assumed:
 
 def under(candidate: Candidate) -> dict[str, Candidate]:
     """Return a kernel under each hypothesis by name, as if it stated that order; none of one that states its own."""
+    if candidate.order is not None:
+        return {}
     names = operations.find(candidate.operation).hypothesis_names(candidate)
-    if candidate.order is not None or not names:
+    if not names:
         return {}
     accumulator = sums_of(candidate).accumulator
     return {
