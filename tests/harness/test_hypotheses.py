@@ -13,7 +13,6 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify import candidates
-from fa3verify.adapters import tensors
 from fa3verify.adapters.functions import array_candidate
 from fa3verify.campaign import records, replay
 from fa3verify.campaign.introduction import Introduction, introduce
@@ -286,6 +285,7 @@ def test_an_accumulator_that_says_nothing_or_contradicts_an_order_is_refused(fac
         kernel_of(of_p, **facts)
 
 
+@pytest.mark.optional
 @pytest.mark.parametrize(
     ("capability", "dtype", "accumulator"),
     [
@@ -300,7 +300,8 @@ def test_an_accumulator_that_says_nothing_or_contradicts_an_order_is_refused(fac
 def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it(
     monkeypatch, capability, dtype, accumulator
 ):
-    pytest.importorskip("torch")
+    from fa3verify.adapters import tensors
+
     monkeypatch.setattr(tensors, "gpu_of", lambda device: tensors.Gpu("NVIDIA X", capability))
     (kernel,) = array_candidate(of_p, dtypes=(dtype,), library="torch", device="cuda")
     sums = sums_of(kernel)
