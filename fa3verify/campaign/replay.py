@@ -275,6 +275,7 @@ def _family(
 ) -> tuple[bool, str, dict[str, float] | None]:
     """Judge all cases of a family again; the figures are those of the whole family."""
     from fa3verify import hypotheses, operations
+    from fa3verify.campaign import settled
     from fa3verify.campaign.tasks import judge_cases, pooled
     from fa3verify.judgement import passes
 
@@ -284,19 +285,10 @@ def _family(
     records = judge_cases(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
     if lost := [record for record in records if "error" in record]:
         return False, _raised(f"{lost[0]['describe']}: {lost[0]['error']}", lost[0]["traceback"]), None
-    records = _of_one_hypothesis(candidate, records)
+    records = settled.of_one_hypothesis(operations.find(candidate.operation), records)
     holds = all(passes(candidate, record["measures"]) for record in records)
     message = f"{len(records)} cases, of which the first had the largest error: {records[0]['describe']}"
     return holds, message, pooled(records, operations.find(candidate.operation))
-
-
-def _of_one_hypothesis(candidate: Candidate, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judged cases with the figures of the hypothesis that they speak least against, if the kernel states no order."""
-    from fa3verify import operations
-    from fa3verify.campaign.settled import judged_under, settle
-
-    found = settle(operations.find(candidate.operation), records)
-    return [judged_under(record, found.chosen) for record in records] if found else records
 
 
 def _found(case: Case, activations: Path | None) -> Case:
@@ -311,6 +303,7 @@ def _found(case: Case, activations: Path | None) -> Case:
 def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bool, str, dict[str, float] | None]:
     """Judge the whole family of a case again and compare the figure that had moved with its limit."""
     from fa3verify import gate, operations
+    from fa3verify.campaign import settled
     from fa3verify.campaign.tasks import judge_cases, pooled
 
     try:
@@ -326,7 +319,7 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bo
     if not records:
         raise ValueError(f"{candidate.name} takes no case of family {family}")
     operation = operations.find(candidate.operation)
-    records = _of_one_hypothesis(candidate, records)
+    records = settled.of_one_hypothesis(operation, records)
     figures = gate.gated_figures({"operation": operation.name}, pooled(records, operation))
     if measure not in figures:
         raise ValueError(f"the replay file names no figure of a baseline: unknown measure {measure!r}")

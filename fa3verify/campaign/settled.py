@@ -137,6 +137,12 @@ def judged_under(record: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**record, **record["hypotheses"][name]} if "hypotheses" in record else dict(record)
 
 
+def of_one_hypothesis(operation: Operation, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return judged cases with the figures of the hypothesis that they speak least against, if there are several."""
+    found = settle(operation, records)
+    return [judged_under(record, found.chosen) for record in records] if found else list(records)
+
+
 def whole_row(kernel: str, ratio: float, holds: bool) -> GateRow:
     """Return the gate's row about a whole kernel: the largest error / bound under one hypothesis, of properties too."""
     return GateRow("L1", RULE, kernel, "all", ratio, 1.0, None, "pass" if holds else "fail")

@@ -22,7 +22,7 @@ from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.profiles import PROFILES, captured_case, family_cases, family_of
-from fa3verify.campaign.settled import judged_under, settle
+from fa3verify.campaign.settled import of_one_hypothesis
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import COVER
@@ -342,9 +342,7 @@ def _fails(label: str, records: list[dict[str, Any]]) -> bool:
     if not records or any("error" in record for record in records):
         return bool(records)
     operation = operations.find(records[0]["case"].get("operation", operations.FORWARD))
-    if found := settle(operation, records):
-        records = [judged_under(record, found.chosen) for record in records]
-    body = one_family(label, operation, records[0]["family"], records)
+    body = one_family(label, operation, records[0]["family"], of_one_hypothesis(operation, records))
     return bool(gate.failed_parts(gate.bit_rows(body) + gate.bound_rows(body)))
 
 
