@@ -146,6 +146,19 @@ def require_writable(*targets: str | None) -> None:
             fail(USAGE, f"{target} cannot be written: {reason}")
 
 
+def require_junit(target: str | None) -> None:
+    """Leave, before anything runs, if JUnit XML is asked for and the package that writes it is missing."""
+    if target is None:
+        return
+    try:
+        import junitparser  # noqa: F401
+    except ModuleNotFoundError:
+        from fa3verify.text import install_hint
+
+        hint = install_hint("junitparser")
+        fail(ENVIRONMENT, f"--junit needs the package junitparser (extra 'junit'); install it with: {hint}")
+
+
 class _Pipe(io.FileIO):
     """An open descriptor that goes nowhere once its reader has gone."""
 

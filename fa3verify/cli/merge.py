@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from fa3verify.cli.exits import EPILOG, one_line_errors, require_writable, told_anyhow
+from fa3verify.cli.exits import EPILOG, one_line_errors, require_junit, require_writable, told_anyhow
 from fa3verify.cli.options import output_options
 
 
@@ -23,6 +23,7 @@ def merge(folders: tuple[Path, ...], **options: Any) -> None:
 
         targets = options["json_target"], options["junit_target"], options["update_baseline"]
         require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
+        require_junit(options["junit_target"])
         settings = verify.Settings((), "quick", 0, options["out"], options["baseline"], options["update_baseline"])
         summary = verify.merge(folders, settings)
         with told_anyhow(summary["exit_code"]):

@@ -67,7 +67,7 @@ def output_options(command: Callable) -> Callable:
     """Options that say what a verdict compares with and where it is written."""
     for option in (
         click.option("--quiet", is_flag=True, help="Print the verdict only."),
-        click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML."),
+        click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML (extra 'junit')."),
         click.option(
             "--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output."
         ),

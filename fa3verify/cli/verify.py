@@ -15,6 +15,7 @@ from fa3verify.cli.exits import (
     ending_in_order,
     fail,
     one_line_errors,
+    require_junit,
     require_writable,
     told_anyhow,
 )
@@ -80,6 +81,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
 
         targets = options["json_target"], options["junit_target"], options["update_baseline"]
         require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
+        require_junit(options["junit_target"])
         names = dict.fromkeys((*kernels, *references) or (c.name for c in candidates.BUILT_IN))
         of_dims = f"@{','.join(map(str, options['head_dims']))}" if options["head_dims"] else ""
         settings = verify.Settings(

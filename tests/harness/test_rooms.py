@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = {"fa3verify": "", "fa3_simulator": "simulator", "fa3_kernels": "kernels", "fa3_reference": "reference"}
 GPU_ROOMS = ("fa3verify.gpu", "fa3verify.adapters", "fa3_kernels.gluon", "fa3_kernels.audit", "fa3_kernels.api")
 GPU_ROOMS += ("fa3_kernels.operators", "fa3_kernels.frameworks")
+PLUGIN = ("fa3verify.pytest_plugin", "fa3verify.conformance")  # which pytest alone loads
 
 
 def modules() -> list[str]:
@@ -40,10 +41,11 @@ def test_every_module_is_under_the_contract_or_in_a_gpu_room() -> None:
     assert outside == []
 
 
-def test_what_the_contract_names_and_the_list_of_kernels_import_no_torch() -> None:
-    names = [m for m in modules() if is_inside(m, without_torch())]
+def test_what_the_contract_names_and_the_list_of_kernels_import_neither_torch_nor_extras() -> None:
+    names = [m for m in modules() if is_inside(m, without_torch()) and not is_inside(m, PLUGIN)]
     program = f"""
 import sys, importlib
+sys.modules["pytest"] = sys.modules["junitparser"] = None  # an import of either fails
 for name in {names!r}:
     importlib.import_module(name)
 import fa3verify.gpu
@@ -54,3 +56,11 @@ print([name for name in ("torch", "triton") if name in sys.modules])
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.stdout == "{'no torch'}\n[]\n", found.stderr
+
+
+def test_what_only_pytest_and_junit_need_is_an_extra_that_the_tests_install() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for line in (*extras["pytest"], *extras["junit"]):
+        assert line in extras["test"]
+        assert line not in project["dependencies"]

@@ -85,7 +85,7 @@ def commands(workflow: dict, job: str, **matrix: int) -> list[str]:
     lines = [step["run"] for step in workflow["jobs"][job]["steps"] if "run" in step]
     assert lines[0] == 'pip install . "$FA3VERIFY"'
     assert re.fullmatch(
-        rf"\./[\w/]+/fa3verify-{re.escape(__version__)}-py3-none-any\.whl", workflow["env"]["FA3VERIFY"]
+        rf"\./[\w/]+/fa3verify-{re.escape(__version__)}-py3-none-any\.whl\[junit\]", workflow["env"]["FA3VERIFY"]
     )
     ours = lines[1:]
     assert all(line.startswith("fa3verify ") for line in ours), "a command that no test runs"

@@ -74,6 +74,17 @@ def test_what_cannot_be_written_is_found_before_the_run(option, tmp_path, monkey
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("verb", [("verify", "--quick"), ("merge", ".")], ids=["verify", "merge"])
+def test_junit_without_its_package_is_refused_before_the_run(verb, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "junitparser", None)
+    for name in ("run", "merge"):
+        monkeypatch.setattr(jobs, name, lambda *given: pytest.fail("the campaign was run"))
+    result = CliRunner().invoke(main, [*verb, "--out", str(tmp_path / "out"), "--junit", str(tmp_path / "a.xml")])
+    assert result.exit_code == 3
+    assert "--junit needs the package junitparser (extra 'junit')" in result.stderr
+    assert "pip install 'junitparser" in result.stderr
+
+
 def test_a_file_that_fails_after_the_run_hides_no_verdict(ended, tmp_path, monkeypatch):
     def full(path, text):
         raise OSError(28, "No space left on device", str(path))
