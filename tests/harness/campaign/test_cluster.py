@@ -22,6 +22,9 @@ from tests.harness.campaign.cluster_tasks import double, process
 KERNEL = "twin.quantize"
 
 
+of_a_cluster = pytest.mark.nightly  # a scheduler and its workers take a minute to begin, be killed and come back
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """A scheduler and two workers in processes of their own, which come back when they are killed."""
@@ -42,6 +45,7 @@ def data_of(out: Path) -> xr.DataTree:
     return dataset.load(out / "run.nc")
 
 
+@of_a_cluster
 def test_a_cluster_whose_workers_are_killed_gives_the_data_of_one_process(cluster, tmp_path, monkeypatch):
     whole, ended, done = campaign.plan, [], []
     monkeypatch.setattr(campaign, "plan", lambda *args: whole(*args)[:8])
@@ -63,6 +67,7 @@ def test_a_cluster_whose_workers_are_killed_gives_the_data_of_one_process(cluste
     assert sum(summary["cpu_s"][KERNEL].values()) > 0
 
 
+@of_a_cluster
 def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
     executor = Cluster(cluster.scheduler_address, 4.0)
     outcomes = execute([Task("t", str(x), double, {"x": x}) for x in (3, 0, -1, -2, 2)], executor)
@@ -74,6 +79,7 @@ def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
     assert outcomes[2].at == {"what": "doubling", "content": {"x": -1}}
 
 
+@of_a_cluster
 def test_each_campaign_has_processes_of_its_own_so_that_an_edited_kernel_is_loaded_again(cluster):
     tasks, seen = [Task("t", str(x), process, {"_": x}) for x in range(6)], []
     for _ in range(2):
@@ -84,6 +90,7 @@ def test_each_campaign_has_processes_of_its_own_so_that_an_edited_kernel_is_load
     assert not seen[0] & seen[1]
 
 
+@of_a_cluster
 def test_a_worker_with_other_sources_judges_nothing(cluster, monkeypatch):
     monkeypatch.setattr(executors, "source_stamp", lambda: "of other sources")
     executor = Cluster(cluster.scheduler_address, 4.0)
@@ -101,6 +108,39 @@ def test_a_task_lost_with_its_scheduler_is_an_error_and_a_cancelled_one_is_not()
         futures[0].result(timeout=5)
     assert futures[1].cancelled()
     assert not isinstance(futures[0].exception(), WorkerLost)
+
+
+def terms(stamp: str) -> executors._Terms:
+    return executors._Terms(stamp, "a campaign", 4.0, None)
+
+
+def test_a_worker_runs_a_task_in_a_process_of_its_own_and_refuses_one_of_other_sources(monkeypatch):
+    """The part of a cluster that its workers run, without one."""
+    monkeypatch.setattr(executors, "_here", {})
+    here = terms(executors.source_stamp())
+    value, cpu_s = executors._run(here, process, (0,), {})
+    assert value not in (os.getpid(), executors._run(here._replace(campaign="another"), process, (0,), {})[0])
+    assert cpu_s >= 0
+    assert list(executors._here) == [here._replace(campaign="another")]  # the one of before has ended
+    error, _ = executors._run(terms("of other sources"), double, (3,), {})
+    assert isinstance(error, TaskError)
+    assert "other sources" in str(error)
+    error, _ = executors._run(here._replace(campaign="another"), double, (0,), {})
+    assert "SystemExit: 0" in str(error)
+    for pool in executors._here.values():
+        pool.shutdown()
+
+
+def test_what_a_cluster_answers_is_what_its_task_gives():
+    given = [Future() for _ in range(3)]
+    futures = [executors._Remote(future) for future in given]
+    given[0].set_result((6, 1.5))
+    given[1].set_result((TaskError("ValueError: no"), 0.0))
+    given[2].set_exception(OSError("the worker is\ngone"))
+    assert (futures[0].result(timeout=5), futures[0].cpu_s) == (6, 1.5)
+    for future, words in zip(futures[1:], ("ValueError: no", "OSError: the worker is gone")):
+        with pytest.raises(TaskError, match=words):
+            future.result(timeout=5)
 
 
 def test_a_scheduler_that_does_not_answer_is_an_environment_error(tmp_path, monkeypatch):
