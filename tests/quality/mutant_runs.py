@@ -116,7 +116,7 @@ def judge(root: Path, edits: list[Edit], work: Path, workers: int, folders: list
     """Return the outcome of every edit, in the order given; what a folder of an earlier run knows is not run again."""
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "times.json").exists():
-        reached_lines.measure(root, folders, work, workers, ["-m", "not optional and not gpu"])
+        reached_lines.measure(root, folders, work, workers, ["-m", "not optional and not gpu and not nightly"])
     reached = reached_lines.read(root, work)
     copies: SimpleQueue[Path] = SimpleQueue()
     for number in range(workers):
@@ -172,7 +172,8 @@ def _failure(tests: list[str], copy: Path, seconds: float, extra: dict[str, str]
     listed = copy.parent / f"{copy.name}.tests"
     listed.write_text("\n".join(tests) + "\n")
     printed = copy.parent / f"{copy.name}.printed"
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
+    command += ["-p", "no:cacheprovider", "--timeout=0"]
     command += ["-o", "addopts=--import-mode=importlib --doctest-modules --benchmark-disable -rfE", f"@{listed}"]
     paths = [str(copy), *(str(copy / folder) for folder in ("kernels", "simulator", "reference"))]
     search = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
