@@ -1,0 +1,173 @@
+"""Tables that evidence already published was made from: whatever changes here makes that evidence of something else.
+
+Launches as the plan makes them, the cases that recordings and benches ask, the code of the microbenchmarks, the faults
+that hazards must find, and the options of every command. ``tests/pins.json`` holds a digest of each row; after a change
+that is meant, ``python -m tests.pins`` writes it again, and the diff says what has to be measured anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from fa3_kernels.plan.backward_plan import backward_plan
+from fa3_kernels.plan.plan import Plan, Sizes, plan_of
+from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
+from fa3_reference.problem import AttentionProblem
+from fa3_simulator.microbench.suite import experiments
+from fa3verify.cli.main import main
+from fa3verify.gpu.bench import cells
+from fa3verify.gpu.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
+from fa3verify.mutation.schedule_faults import PLANTED
+
+FILE = Path(__file__).with_suffix(".json")
+SMS = 132
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
+Rows = Iterator[tuple[str, object]]
+
+
+def digest(value: object) -> str:
+    """Return 16 hexadecimal digits of the hash of what a value prints; of an array, of its bytes."""
+    text = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _operand(*shape: int, dtype: str) -> Operand:
+    strides = tuple(int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
+    return Operand(shape, strides, DTYPES[dtype], "cuda:0")
+
+
+SEMANTICS = (Semantics(), Semantics(causal=True), Semantics(window=(100, 20)), Semantics(softcap=20.0))
+CHOICES = (Choices(), Choices(num_splits=0), Choices(num_splits=3, pack_gqa=True), Choices(pingpong=False))
+
+
+def _requests(dtype: str) -> Iterator[Request]:
+    head_dims = ((64, 64), (80, 80), (128, 128), (192, 128), (256, 256))
+    for dims, semantics, choices in product(head_dims, SEMANTICS, CHOICES):
+        for seqlen_q, seqlen_k in ((1, 3000), (700, 1000)):
+            q = _operand(2, seqlen_q, 8, dims[0], dtype=dtype)
+            k = _operand(2, seqlen_k, 2, dims[0], dtype=dtype)
+            v = _operand(2, seqlen_k, 2, dims[1], dtype=dtype)
+            yield request_of((q, k, v), semantics, choices)
+        q = _operand(900, 8, dims[0], dtype=dtype)
+        k = _operand(1500, 2, dims[0], dtype=dtype)
+        v = _operand(1500, 2, dims[1], dtype=dtype)
+        yield request_of((q, k, v), semantics, choices, packed=(3, 500, 900))
+
+
+def _launched(plan: Plan) -> list[object]:
+    calls = plan.calls(Sizes(900, 1500, (500, 900)))
+    tables = {name: digest(table) for name, table in plan.tables.items()}
+    return [plan.config, plan.variant, calls, tables, plan.numbers, plan.orders, plan.is_complete]
+
+
+def launches() -> Rows:
+    """Forward launches: what is compiled, with which arguments, in what order."""
+    for dtype in DTYPES:
+        for request in _requests(dtype):
+            try:
+                yield dtype, _launched(plan_of(request, SMS))
+            except ValueError as error:
+                yield dtype, str(error)
+
+
+def backward_launches() -> Rows:
+    """Launches of gradients."""
+    masks: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": (100, 20)}, {"softcap": 20.0})
+    for head_dim, mask, ordered in product((64, 96, 128, 256), masks, (False, True)):
+        for problem in (
+            AttentionProblem(2, 8, 2, 700, 1000, head_dim, **mask),
+            AttentionProblem.varlen((500, 3, 200), (900, 0, 200), nheads=8, nheads_kv=2, head_dim=head_dim, **mask),
+        ):
+            plan = backward_plan(problem, SMS, is_deterministic=ordered)
+            sums = plan.sums_shape(plan.numbers(703)["num_blocks"])
+            yield f"d{head_dim}", [plan.config, plan.calls(703), digest(plan.schedule), sums]
+
+
+def recorded() -> Rows:
+    """Cases of which bits are recorded, and a draw of every kind of operands, rounded where a power is not exact."""
+    for case in forward_cases.cases():
+        yield f"forward {case.problem.dtype} {case.feature}", case
+    for dtype, family in product(DTYPES, ("normal", "outlier", "peaky", "subnormal", "mean", "special", "tiny")):
+        problem = AttentionProblem(1, 2, 1, 300, 400, 64, dtype=dtype)  # type: ignore[arg-type]
+        scopes = ("tensor", "head", "128") if dtype == "e4m3" else ("none", "none", "none")
+        drawn = forward_cases.operands(forward_cases.Case("dense", problem, family, 5, {}, scopes))
+        for x in (drawn.q, drawn.k, drawn.v):
+            yield f"operands {dtype} {family}", np.ascontiguousarray(x)
+        for descale in (drawn.q_descale, drawn.k_descale, drawn.v_descale):
+            if descale is not None:
+                yield f"operands {dtype} {family}", (descale.rows, np.round(np.log2(descale.values), 4).tolist())
+    for case in quantise_cases.cases():
+        yield f"quantise {case.dtype} {case.family}", case
+    for family in quantise_cases.FAMILIES:
+        for name, x in quantise_cases.arrays(next(c for c in quantise_cases.cases() if c.family == family)).items():
+            yield f"operands of the quantiser {family}", (name, digest(x))
+    for library, ask in product(("flash3", "flash2", "cudnn"), (corner_cases.corners, gap_cases.gaps)):
+        for case in ask(library, tuple(DTYPES)):
+            yield f"{ask.__name__} {library}", case
+    for library in ("flash3", "flash2", "cudnn"):
+        for case in recorded_cases.cases(library, tuple(DTYPES), 2):
+            yield f"recorded {library}", case
+
+
+def timed() -> Rows:
+    """Shapes that the bench times."""
+    for grid in cells.GRIDS:
+        for cell in cells.select(grid, tuple(DTYPES)):
+            yield grid, cell
+
+
+def microbenchmarks() -> Rows:
+    """Code and form of every microbenchmark."""
+    for experiment in experiments(SMS):
+        form = {name: getattr(experiment, name, None) for name in ("parameters", "ctas", "stamps", "threads")}
+        yield experiment.name, (experiment.ptx(), form)
+
+
+def faults() -> Rows:
+    """Programs with a planted fault, which the hazards are measured by."""
+    for row, words, program in PLANTED:
+        yield f"museum {row}", (words, program())
+
+
+def options() -> Rows:
+    """Arguments and options of every command."""
+    for name, command in main.commands.items():
+        for parameter in command.params:
+            known = parameter.to_info_dict()
+            kept = ("name", "opts", "secondary_opts", "required", "nargs", "multiple", "is_flag", "help")
+            yield name, [*(known.get(key) for key in kept), _default(parameter), _type(parameter.type)]
+
+
+def _default(parameter: click.Parameter) -> str:
+    """Return a default as text; nothing where there is none, which versions of click say in several ways."""
+    text = "" if callable(parameter.default) else str(parameter.default)
+    return "" if text in {"None", "False", "Sentinel.UNSET"} else text
+
+
+def _type(kind: click.ParamType) -> dict[str, object]:
+    return {name: str(value) for name, value in kind.to_info_dict().items() if name != "choices"}
+
+
+TABLES: tuple[Callable[[], Rows], ...] = (
+    launches, backward_launches, recorded, timed, microbenchmarks, faults, options,
+)  # fmt: skip
+
+
+def digests(table: Callable[[], Rows]) -> dict[str, list[object]]:
+    """Return of every label how many rows there are and the digest of them all."""
+    found: dict[str, list[str]] = {}
+    for label, value in table():
+        found.setdefault(label, []).append(digest(value))
+    return {label: [len(rows), digest(rows)] for label, rows in found.items()}
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps({table.__name__: digests(table) for table in TABLES}, indent=1) + "\n")

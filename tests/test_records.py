@@ -1,0 +1,33 @@
+"""Records are frozen and slotted; the few that grow while something runs are named here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("fa3verify", "simulator/fa3_simulator", "kernels/fa3_kernels", "reference/fa3_reference")
+GROW = {
+    "_Actor", "_Mbarrier", "Access", "Phase", "Stream", "_Names", "Trace", "Findings", "Colony", "Child", "Row",
+    "Column", "Results", "Times", "Fate", "_Edit", "Data", "RowState",
+}  # fmt: skip
+HAVE_A_DICTIONARY = {"Case", "Row", "Call"}  # because they remember what they work out, or are what others inherit
+
+
+def _records() -> Iterator[tuple[str, set[str]]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+                    if ast.unparse(mark).startswith("dataclass"):
+                        given = mark.keywords if isinstance(mark, ast.Call) else []
+                        assert isinstance(node, ast.ClassDef)
+                        yield node.name, {str(word.arg) for word in given if ast.unparse(word.value) == "True"}
+
+
+def test_records_are_frozen_and_slotted():
+    records = list(_records())
+    assert len(records) > 100
+    assert {name for name, marks in records if "frozen" not in marks} <= GROW
+    assert {name for name, marks in records if "slots" not in marks} <= HAVE_A_DICTIONARY
