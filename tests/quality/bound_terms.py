@@ -1,0 +1,407 @@
+"""Which tests see a term of an error bound that is missing or halved: ``python -m tests.quality.bound_terms``.
+
+The terms are read from the source of the bounds as it stands: what is added or subtracted, the products that have a
+name, the arms of maxima, minima and choices, and the constants of each module; half of a factor is half of its product.
+Comparisons, which say where nothing is promised, are left out. Each term becomes two mutants, one without it and one
+with half of it. A mutant meets the pinned tests of the bounds first and, where these pass, the other fast
+tests; the table names the first that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib
+import os
+import select
+import signal
+import sys
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOM = ROOT / "reference" / "fa3_reference" / "bounds"
+MODULES = ("head", "state", "steps", "forward", "epilogue", "gradient_weights", "gradient_sums", "backward")
+MODULES += ("quantisation", "quantizer", "enclosure", "model")
+TESTS = ROOT / "tests" / "reference" / "bounds"
+PINNED = tuple(sorted(str(path) for path in TESTS.glob("test_terms_*.py")))
+FIRST = {
+    "gradient_weights": "backward",
+    "gradient_sums": "backward",
+    "quantizer": "quantiser",
+    "quantisation": "quantiser",
+}
+OTHERS = tuple(
+    str(TESTS / f"test_{name}.py")
+    for name in ("corners", "forward", "hypotheses", "gradient_hypotheses", "backward", "quantizer", "enclosure")
+)
+GEOMETRY = {"_row_tiles", "key_parts", "tiles", "hidden", "empty", "put", "_tiles"}  # rows and keys, no error
+ARMS = {"maximum", "minimum", "fmin", "where", "clip", "max", "min"}
+SHAPES = {"range", "slice", "arange", "zeros", "empty", "full", "ones", "cast", "zip", "ValueError"}
+EXPLAINED = Path(__file__).with_name("bound_terms.toml")
+
+
+class Term(NamedTuple):
+    """One term of a module: where it stands, and the way to it and to its replacement in the syntax tree."""
+
+    module: str
+    function: str
+    line: int
+    text: str
+    kind: str  # "addend", "arm", "value" of a product or "constant"
+    path: tuple[tuple[str, int | None], ...]
+    other: tuple[tuple[str, int | None], ...] = ()  # what takes the place of the whole where an arm is deleted
+
+    @property
+    def key(self) -> str:
+        return f"{self.module}.{self.function}: {self.text}"
+
+
+def _at(tree: ast.AST, path: tuple[tuple[str, int | None], ...]) -> Any:
+    node: Any = tree
+    for field, index in path:
+        node = getattr(node, field)
+        node = node if index is None else node[index]
+    return node
+
+
+def _put(tree: ast.AST, path: tuple[tuple[str, int | None], ...], node: ast.AST) -> None:
+    parent = _at(tree, path[:-1])
+    field, index = path[-1]
+    if index is None:
+        setattr(parent, field, node)
+    else:
+        getattr(parent, field)[index] = node
+
+
+def _children(node: ast.AST) -> Iterator[tuple[tuple[str, int | None], ast.AST]]:
+    for field, value in ast.iter_fields(node):
+        if isinstance(value, list):
+            yield from (((field, i), x) for i, x in enumerate(value) if isinstance(x, ast.AST))
+        elif isinstance(value, ast.AST):
+            yield (field, None), value
+
+
+def _is_sum(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
+
+
+def _name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_number(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return isinstance(node.left, ast.Constant)
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def _is_product(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv)
+
+
+def _parts(node: ast.AST, path: tuple[tuple[str, int | None], ...]) -> Iterator[tuple[str, tuple, tuple]]:
+    """Kinds and places of the terms that a node is made of itself; the replacement of the whole for an arm."""
+    if _is_sum(node):
+        sides = ("left", "right")
+        if not any(isinstance(getattr(node, side), ast.List | ast.Tuple | ast.JoinedStr) for side in sides):
+            yield from (("addend", (*path, (side, None)), ()) for side in sides if not _is_sum(getattr(node, side)))
+    elif isinstance(node, ast.Assign | ast.Return) and node.value and _is_product(node.value):
+        yield "value", (*path, ("value", None)), ()
+    elif isinstance(node, ast.AugAssign) and not _is_sum(node.value) and isinstance(node.op, ast.Add | ast.Sub):
+        yield "addend", (*path, ("value", None)), ()
+    elif isinstance(node, ast.IfExp):
+        arms = [(*path, ("body", None)), (*path, ("orelse", None))]
+        if not any(isinstance(x, ast.Constant) and not _is_number(x) for x in (node.body, node.orelse)):
+            yield from (("arm", arm, arms[1 - i]) for i, arm in enumerate(arms))
+    elif isinstance(node, ast.Call) and _name(node.func) in ARMS and len(node.args) > 1:
+        first = 1 if _name(node.func) == "where" else 0
+        places = [(*path, ("args", i)) for i in range(first, len(node.args))]
+        if len(places) == 2:
+            yield from (("arm", place, places[1 - i]) for i, place in enumerate(places))
+
+
+def _is_apart(node: ast.AST, field: str) -> bool:
+    """Whether what stands in this field makes shapes, messages, types or the domain, not numbers of a bound."""
+    if field in {"annotation", "returns", "slice", "decorator_list", "keywords", "bases", "ifs"}:
+        return True
+    if isinstance(node, ast.Call) and field == "args":
+        return _name(node.func) in SHAPES
+    return isinstance(node, ast.Raise | ast.JoinedStr | ast.Compare)
+
+
+def terms(module: str) -> list[Term]:
+    """Return every term of a module of the bounds, in the order of its lines."""
+    tree = ast.parse((ROOM / f"{module}.py").read_text(encoding="utf-8"))
+    found = []
+
+    def visit(node: ast.AST, path: tuple[tuple[str, int | None], ...], function: str) -> None:
+        if isinstance(node, ast.FunctionDef):
+            if node.name in GEOMETRY or node.name == "__post_init__" or (module, node.name) == ("head", "of"):
+                return
+            function = function or node.name
+        if isinstance(node, ast.Assign) and not function and _name(node.targets[0]).strip("_").isupper():
+            if _is_number(node.value) or isinstance(node.value, ast.BinOp):
+                found.append(_term(module, _name(node.targets[0]), node.value, "constant", (*path, ("value", None))))
+            return
+        if function:
+            for kind, place, other in _parts(node, path):
+                found.append(_term(module, function, _at(tree, place), kind, place, other))
+        for step, child in _children(node):
+            if not _is_apart(node, step[0]):
+                visit(child, (*path, step), function)
+
+    visit(tree, (), "")
+    return sorted(found, key=lambda term: term.line)
+
+
+def _term(module: str, function: str, node: Any, kind: str, path: tuple, other: tuple = ()) -> Term:
+    return Term(module, function, node.lineno, ast.unparse(node), kind, path, other)
+
+
+def _mutant(term: Term, edit: str) -> Any:
+    """The module's code with a term deleted or halved; None where that changes nothing, as of half of 0."""
+    tree = ast.parse((ROOM / f"{term.module}.py").read_text(encoding="utf-8"))
+    node = _at(tree, term.path)
+    if edit == "halved" and term.text in {"0.0", "0", "np.inf", "-np.inf", "np.nan", "math.inf"}:
+        return None
+    if edit == "deleted" and term.kind == "arm":
+        _put(tree, term.other[:-1], copy.deepcopy(_at(tree, term.other)))
+    else:
+        call = ast.Call(ast.Name(f"_{edit}_term", ast.Load()), [node], [])
+        _put(tree, term.path, call)
+    return compile(ast.fix_missing_locations(tree), str(ROOM / f"{term.module}.py"), "exec")
+
+
+def _halved_term(x: Any) -> Any:
+    """Half of a number or an array; of integers the lower half."""
+    return x // 2 if np.asarray(x).dtype.kind in "iub" else x * 0.5
+
+
+def _deleted_term(x: Any) -> Any:
+    return np.zeros_like(x) if isinstance(x, np.ndarray) else type(x)(0)
+
+
+def _codes(code: CodeType) -> dict[str, CodeType]:
+    """Every code object in another one, by qualified name."""
+    inner = [x for x in code.co_consts if isinstance(x, CodeType)]
+    found = {x.co_qualname: x for x in inner}
+    for x in inner:
+        found |= _codes(x)
+    return found
+
+
+def _plant(term: Term, edit: str) -> None:
+    """Change the module of the bounds that is loaded here: its functions keep their names and take other code."""
+    module = sys.modules[f"fa3_reference.bounds.{term.module}"]
+    names = vars(module)
+    if term.kind == "constant":
+        old = names[term.function]
+        value = _halved_term(old) if edit == "halved" else _deleted_term(old)
+        for other in [m for name, m in sys.modules.items() if name.startswith("fa3_reference.bounds")]:
+            if vars(other).get(term.function) == old:
+                setattr(other, term.function, value)
+        return
+    names.update(_halved_term=_halved_term, _deleted_term=_deleted_term)
+    codes = _codes(_mutant(term, edit))
+    members = [x for x in names.values() if isinstance(x, type) and x.__module__ == module.__name__]
+    functions = [*names.values(), *(x for member in members for x in vars(member).values())]
+    for function in functions:
+        loop = getattr(function, "py_func", None)
+        plain = loop or getattr(function, "fget", None) or getattr(function, "__func__", function)
+        if not isinstance(plain, FunctionType) or plain.__module__ != module.__name__:
+            continue
+        if plain.__code__.co_qualname in codes:
+            plain.__code__ = codes[plain.__code__.co_qualname]
+        if loop:  # numba would run what it compiled before
+            names[plain.__name__] = _uncompiled(plain)
+
+
+def _uncompiled(function: Any) -> Any:
+    function.py_func = function
+    return function
+
+
+class Survey:
+    """Runs the tests that pytest has collected on one mutant after another, each in a process of its own."""
+
+    def __init__(self, mutants: list[tuple[Term, str]], jobs: int, limit_s: float) -> None:
+        self.mutants = mutants
+        self.jobs = jobs
+        self.limit_s = limit_s
+        self.names: dict[tuple[Term, str], str] = {}
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for module in MODULES:
+            importlib.import_module(f"fa3_reference.bounds.{module}")
+        if session.testsfailed:
+            raise session.Failed("the tests could not be collected")
+        # Here, not in a child, so that the children have what numba compiles and the tests keep.
+        if (name := _judge(session.items, None)) != "passed":
+            raise session.Failed(f"the tests must pass on the code as it is, but {name} fails")
+        with ThreadPoolExecutor(self.jobs) as pool:
+            jobs = [pool.submit(self._first_failure, session.items, mutant) for mutant in self.mutants]
+            self.names = {mutant: job.result() for mutant, job in zip(self.mutants, jobs, strict=True)}
+        return True
+
+    def _first_failure(self, items: list[pytest.Item], mutant: tuple[Term, str]) -> str:
+        """The first test that fails on a mutant, "" where all pass."""
+        receiver, sender = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(1, 2)
+            os.write(sender, _judge(items, mutant).encode())
+            os._exit(0)
+        os.close(sender)
+        with os.fdopen(receiver, "rb") as end:
+            is_done, *_ = select.select([end], [], [], self.limit_s)
+            answer = end.read().decode() if is_done else "time limit"
+        if not is_done:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return answer.removeprefix("passed") or ("" if answer else "crash")
+
+
+def _judge(items: list[pytest.Item], mutant: tuple[Term, str] | None) -> str:
+    try:
+        if mutant:
+            _plant(*mutant)
+            own = f"test_terms_{FIRST.get(mutant[0].module, mutant[0].module)}.py"
+            items = sorted(items, key=lambda item: item.path.name != own)
+        for item in items:
+            if not _passes(item):
+                return item.nodeid
+    except BaseException as error:
+        return f"error: {type(error).__name__}"
+    return "passed"
+
+
+def _passes(item: pytest.Item) -> bool:
+    """Run one test without a report, whose traceback would take longer than the test."""
+    setup = item.session._setupstate
+    try:
+        setup.setup(item)
+        item.runtest()
+    except pytest.skip.Exception:
+        return True
+    except Exception:
+        return False
+    finally:
+        setup.teardown_exact(None)
+    return True
+
+
+def first_failures(
+    mutants: list[tuple[Term, str]], files: tuple[str, ...], jobs: int = 1, limit_s: float = 300
+) -> dict[tuple[Term, str], str]:
+    """Return the first test of some files that fails on each mutant, "" where all pass.
+
+    Raises
+    ------
+    RuntimeError
+        If a test fails on the code as it is.
+    """
+    survey = Survey(mutants, jobs, limit_s)
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *files], plugins=[survey])
+    if status not in (0, 5):
+        raise RuntimeError(f"the tests of the bounds must pass on the code as it is, got exit status {status}")
+    return survey.names
+
+
+class Found(NamedTuple):
+    """What saw a term deleted and halved: the name of a test, "" for none, None where the edit changes nothing."""
+
+    term: Term
+    deleted: str | None
+    halved: str | None
+
+
+def examine(every: list[Term], stages: tuple[tuple[str, ...], ...] = (PINNED,), jobs: int = 1) -> list[Found]:
+    """Plant both mutants of every term; later stages see those which pass all tests of the earlier ones."""
+    edits = ("deleted", "halved")
+    seen = {(term, edit): "" for term in every for edit in edits if _mutant(term, edit) is not None}
+    for files in stages:
+        left = [mutant for mutant, name in seen.items() if not name]
+        seen |= first_failures(left, files, jobs)
+    return [Found(term, *(seen.get((term, edit)) for edit in edits)) for term in every]
+
+
+def explained() -> dict[str, str]:
+    """Return why no test can see a term, by its key: what it adds lies below the last bit of float64, or the like."""
+    if not EXPLAINED.exists():
+        return {}
+    return tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))["terms"]
+
+
+def _cell(name: str | None, why: str) -> str:
+    if name is None:
+        return "-"
+    short = name.split("/")[-1].replace("|", "\\|")
+    return short or (f"no change: {why}" if why else "**survives**")
+
+
+def table(found: list[Found]) -> str:
+    """Return the survey as a Markdown page."""
+    reasons = explained()
+    edits = [(x.term, edit, getattr(x, edit)) for x in found for edit in ("deleted", "halved")]
+    edits = [(term, edit, name) for term, edit, name in edits if name is not None]
+    lines = [
+        "# Every term of every bound, deleted and halved",
+        "",
+        "Made by `python -m tests.quality.bound_terms`.",
+        "",
+    ]
+    for edit in ("deleted", "halved"):
+        of_edit = [(term, name) for term, which, name in edits if which == edit]
+        seen = sum(bool(name) for _, name in of_edit)
+        equal = sum(not name and term.key in reasons for term, name in of_edit)
+        total = len(of_edit) - equal
+        lines.append(f"- {edit}: {seen} of {total} found; {equal} more change no number, each for the reason given.")
+    pinned = {Path(path).name for path in PINNED}
+    by = sum(bool(name) and name.split("/")[-1].split("::")[0] in pinned for *_, name in edits)
+    lines += [f"- {by} of them by a pinned test.", ""]
+    for module in dict.fromkeys(x.term.module for x in found):
+        lines += [
+            f"## bounds/{module}.py",
+            "",
+            "| line | in | term | kind | deleted | halved |",
+            "|--:|---|---|---|---|---|",
+        ]
+        for term, deleted, halved in (x for x in found if x.term.module == module):
+            text = term.text.replace("|", "\\|").replace("\n", " ")
+            why = reasons.get(term.key, "")
+            cells = (_cell(deleted, why), _cell(halved, why))
+            lines.append(f"| {term.line} | {term.function} | `{text}` | {term.kind} | {cells[0]} | {cells[1]} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Examine every term of the modules and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "reports" / "mutants" / "bound_terms.md")
+    parser.add_argument("--modules", nargs="*", default=list(MODULES), choices=MODULES)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--pinned", action="store_true", help="run the pinned tests alone")
+    options = parser.parse_args()
+    stages = (PINNED,) if options.pinned else (PINNED, OTHERS)
+    every = [term for module in options.modules for term in terms(module)]
+    found = examine(every, stages, options.jobs)
+    options.out.write_text(table(found), encoding="utf-8")
+    lost = [x for x in found if "" in (x.deleted, x.halved) and x.term.key not in explained()]
+    for x in lost:
+        print(f"{x.term.module}.py:{x.term.line} {x.term.function}: {x.term.text} ({x.term.kind}) survives", x[1:])
+    print(f"{len(every)} terms, {len(lost)} of which survive an edit")
+
+
+if __name__ == "__main__":
+    main()
