@@ -268,6 +268,7 @@ class Survey:
         if not is_done:
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        print("." if answer not in ("", "passed") else f"\n{mutant[1]}: {mutant[0].key}", end=" ", flush=True)
         return answer.removeprefix("passed") or ("" if answer else "crash")
 
 
@@ -311,7 +312,7 @@ def first_failures(
         If a test fails on the code as it is.
     """
     survey = Survey(mutants, jobs, limit_s)
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *files], plugins=[survey])
+    status = pytest.main(["-q", "-s", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *files], plugins=[survey])
     if status not in (0, 5):
         raise RuntimeError(f"the tests of the bounds must pass on the code as it is, got exit status {status}")
     return survey.names

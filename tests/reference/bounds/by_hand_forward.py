@@ -44,6 +44,29 @@ def e(relative: float) -> float:
     return -math.log1p(-relative)
 
 
+def tiny(m: KernelModel) -> float:
+    """Largest error of a binary32 result below the normal range: half of its last bit, rounded up, or all of it."""
+    return 2.0**-149 if m.keeps_subnormals else LEAST
+
+
+def addition(m: KernelModel) -> float:
+    """Relative error of an addition that may cut toward zero."""
+    return 2.0**-10 if m.accumulator == "fp16" else 2.0**-23
+
+
+def offset_of(m: KernelModel) -> int:
+    """Power of two that e4m3 P is multiplied with, where its order says that it is: P then spans 0 to 256."""
+    is_shifted = m.probabilities == "e4m3" and m.order.weights == "running" and m.order.rescale != "lazy"
+    return 8 if is_shifted else 0
+
+
+def most_offset(m: KernelModel) -> int:
+    """The same at most: of an order that does not say, up to 448, which is below 2^9."""
+    if m.probabilities != "e4m3" or m.order.weights == "normalised":
+        return 0
+    return 8 if offset_of(m) else 9
+
+
 def single(x: float) -> float:
     return nearest(x, FP32)
 
@@ -223,7 +246,7 @@ class State:
 
 def move(t: State, scores: list[Score], log_ratio: float, m: KernelModel) -> bool:
     """Steps 2 and 3: the maximum of a block, and what its factor does to all sums; whether alpha may not be 1."""
-    offset = m.largest_offset_log2
+    offset = most_offset(m)
     new = max(t.max, *(s.x for s in scores))
     high = max(t.high, *(s.x + s.dx for s in scores))
     low = max(t.low, *(s.x - s.dx for s in scores))
@@ -277,16 +300,16 @@ def move(t: State, scores: list[Score], log_ratio: float, m: KernelModel) -> boo
 def log_errors(t: State, scores: list[Score], m: KernelModel) -> list[float]:
     """Step 3: r of every key of a block."""
     found = []
-    most = m.largest_offset_log2
+    most = most_offset(m)
     for s in scores:
         y = s.x - t.max
         dx = s.dx
         if m.order.exponent == "rounded":
             dx += U * (abs(s.x) + dx)
         within = dx + t.tau
-        exponent = max(abs(y + m.p_offset_log2), abs(y + most))
+        exponent = max(abs(y + offset_of(m)), abs(y + most))
         if m.is_stated:
-            at = y + m.p_offset_log2
+            at = y + offset_of(m)
             r = LN2 * (dx + single_error(at - within, at + within)) + e(m.exp_error)
             if abs(y) + within < 2.0**-23 and m.exp_error <= EX2:
                 r = min(r, LN2 * (abs(y) + t.tau))
@@ -307,11 +330,11 @@ def weights(t: State, scores: list[Score], m: KernelModel) -> tuple[list[Weight]
     dxs = [s.dx + rounded_x * (abs(s.x) + s.dx) for s in scores]
     t.unknown = t.unknown or max(rs) > 50
     t.worst = max(t.worst, *rs)
-    cap = 2 ** (2 * U * (abs(t.max) + m.largest_offset_log2 + t.tau)) * (1 + 2 * m.exp_error)
+    cap = 2 ** (2 * U * (abs(t.max) + most_offset(m) + t.tau)) * (1 + 2 * m.exp_error)
     if not m.is_blocked or m.order.rescale == "lazy":
         cap = math.inf
     ps = [2.0 ** (s.x - t.max) for s in scores]
-    flushed = [s.x - t.max + m.p_offset_log2 - dx - t.tau < -VANISHES for s, dx in zip(scores, dxs, strict=True)]
+    flushed = [s.x - t.max + offset_of(m) - dx - t.tau < -VANISHES for s, dx in zip(scores, dxs, strict=True)]
     lows = [0.0 if f else p * math.exp(-r) for p, r, f in zip(ps, rs, flushed, strict=True)]
     highs = [p * math.exp(r) for p, r in zip(ps, rs, strict=True)]
     roundings, unit = p_roundings(t, lows, highs, cap, m)
@@ -321,7 +344,7 @@ def weights(t: State, scores: list[Score], m: KernelModel) -> tuple[list[Weight]
         down = 1.0 if f else -math.expm1(-r) * FLOAT64_ROOM
         w = Weight(p, down, max(up, down), rounding)
         if m.is_stated:
-            offset = 2.0**m.p_offset_log2
+            offset = 2.0 ** offset_of(m)
             top = high * offset * 2.0**t.tau
             top = top if top >= LEAST else 0.0
             bottom = min(low * offset / 2.0**t.tau, top)
@@ -343,7 +366,7 @@ def p_roundings(
     """Step 4: rounding of P where its scale is known, normalised, or unknown."""
     fmt = m.p_format
     if m.is_blocked and m.order.rescale != "lazy":
-        unit = 2.0**m.p_offset_log2
+        unit = 2.0 ** offset_of(m)
         shift = 2.0**t.tau
         ends = [(unit * low / shift, unit * min(high * shift, cap)) for low, high in zip(lows, highs, strict=True)]
         return [format_error(a, b, fmt) * shift / unit * FLOAT64_ROOM for a, b in ends], unit
@@ -367,18 +390,19 @@ class Sizes(NamedTuple):
     reached: float
 
 
-def accumulate(t: State, r: Query, block: range, ws: list[Weight], unit: float, moved: bool, ratio: float, m) -> None:
+def accumulate(
+    t: State, r: Query, block: range, ws: list[Weight], unit: float, rescaled: float, m: KernelModel
+) -> None:
     """Step 5: P V of one block."""
     fmt = m.core.operand
     n = len(block)
     half = 2 if m.accumulator == "either" else 1
     steps = -(-max(m.tile_n, n) // (m.core.k_step // half))
-    rescaled = moved * U + (2 * U if ratio != 1 else 0.0)
     t.keys += n
-    tiny = n * m.p_format.min_subnormal / 2.0**m.p_offset_log2
-    tree = 0.0 if m.accumulator == "wgmma" else g(n + 2, m.addition)
+    subnormal = n * m.p_format.min_subnormal / 2.0 ** offset_of(m)
+    tree = 0.0 if m.accumulator == "wgmma" else g(n + 2, addition(m))
     cuts = 2 * ((n + steps) * m.core.align + steps * m.core.out + 4 * U) if m.accumulator in ("wgmma", "either") else 0
-    t.share += tiny + tree + cuts
+    t.share += subnormal + tree + cuts
     for d in range(t.channels):
         v = [r.v[j][d] * r.factor_v(j) for j in block]
         t.v_min[d] = min(t.v_min[d], *v)
@@ -394,10 +418,11 @@ def accumulate(t: State, r: Query, block: range, ws: list[Weight], unit: float, 
         largest = min(sum(a * b for a, b in zip(tops, sides, strict=True)), max(tops) * max(sides)) * FLOAT64_ROOM
         pv = sum(w.p * x for w, x in zip(ws, v, strict=True))
         sizes = Sizes(carried, added, max(largest, added), abs(t.o[d] + pv) + t.boa[d] + t.o_error[d] + ba + da)
-        exact = what_is_exact(t, d, [r.v[j][d] for j in block], ws, unit, largest, sizes, rescaled > 0, steps, m)
+        own = Block([r.v[j][d] for j in block], ws, unit, steps, rescaled > 0, largest)
+        exact = what_is_exact(t, d, own, sizes, m)
         lost = cut(sizes, n, steps, rescaled > 0, exact, m)
         lost += carried * rescaled * FLOAT64_ROOM
-        lost += (3 * m.tiny + steps * m.core.tiny) * max(r.factor_v(j) for j in block) / unit
+        lost += (3 * tiny(m) + steps * m.core.tiny) * max(r.factor_v(j) for j in block) / unit
         t.o_error[d] = (t.o_error[d] + da + lost) * FLOAT64_ROOM
         t.o[d] += pv
         t.o2[d] += sum(w.p * x * x for w, x in zip(ws, v, strict=True))
@@ -407,25 +432,36 @@ def accumulate(t: State, r: Query, block: range, ws: list[Weight], unit: float, 
         t.boa[d] += ba
 
 
-def what_is_exact(t, d, v, ws, unit, largest, sizes, rescaled, steps, m) -> tuple[bool, bool, bool]:
+class Block(NamedTuple):
+    """What a block is to one channel: V as stored, weights, P in units of p, steps, and whether C was rescaled."""
+
+    v: list[float]
+    ws: list[Weight]
+    unit: float
+    steps: int
+    rescaled: bool
+    largest: float  # product
+
+
+def what_is_exact(t: State, d: int, b: Block, sizes: Sizes, m: KernelModel) -> tuple[bool, bool, bool]:
     """Step 5, what is exact: products and C, the cut of the sum, binary32 sums; of one channel."""
     if not m.is_stated:
         return False, False, False
     promoted = m.promotion_interval > 0
-    scale = unit / t.v_factor * 2.0**t.tau
+    scale = b.unit / (t.v_factor or 1.0) * 2.0**t.tau
     carried = sizes.carried * scale
     added = sizes.added * scale
     least = max(abs(t.o[d]) - t.boa[d] - t.o_error[d], 0.0) * scale * 2.0 ** (-2 * t.tau)
     ulp = math.ldexp(1.0, max(math.frexp(least)[1] - 24, -149)) if least > 0 else 2.0**-149
-    if rescaled:
+    if b.rescaled:
         t.o_grid[d] = 0.0 if promoted else ulp
-    bits = min(2.0 ** last_bit(x) if x else math.inf for x in v)
-    products = min(w.p_grid for w in ws) * bits
+    bits = min(2.0 ** last_bit(x) if x else math.inf for x in b.v)
+    products = min(w.p_grid for w in b.ws) * bits
     t.o_grid[d] = min(t.o_grid[d], products)
     chain = products if promoted else t.o_grid[d]
     before = 0.0 if promoted else carried
     total = before + added
-    on_grid = chain >= m.core.align * max(largest * scale, total if steps > 1 else before)
+    on_grid = chain >= m.core.align * max(b.largest * scale, total if b.steps > 1 else before)
     return on_grid, total < 2 * chain / m.core.out, carried + added < t.o_grid[d] / U
 
 
@@ -434,13 +470,13 @@ def cut(sizes: Sizes, keys: int, steps: int, rescaled: bool, exact: tuple[bool, 
     carried, added, aligned, reached = sizes
     core = m.core
     if m.accumulator != "wgmma":
-        unit = g(1, m.addition)
+        unit = g(1, addition(m))
         tree = g(keys + 1, unit) * added + (unit * carried if added else 0.0)
         if m.accumulator != "either":
             return tree
         top = max(carried + added, aligned)
         products = min(keys * core.align * top, added) + steps * core.align * top
-        sums = steps * core.out * top + (g(steps, m.addition) * (carried + added) if added else 0.0)
+        sums = steps * core.out * top + (g(steps, addition(m)) * (carried + added) if added else 0.0)
         return max(tree, min(products, carried + added) + min(sums, carried + added))
     chunks = m.tile_n // m.promotion_interval if m.promotion_interval else 0
     inside = added if chunks else carried + added  # C of a promoted chain is what was added so far
@@ -491,7 +527,7 @@ def row_sum_error(t: State, m: KernelModel) -> float:
         return error
     count = (max(t.weights - 1, 0) + t.moves) * U
     error = min(error, count / (1 - count) * total)
-    return 0.0 if total * 2.0 ** (t.tau + m.p_offset_log2) < t.l_grid / U else error
+    return 0.0 if total * 2.0 ** (t.tau + offset_of(m)) < t.l_grid / U else error
 
 
 def finish(t: State, r: Query, m: KernelModel) -> Part:
@@ -499,13 +535,13 @@ def finish(t: State, r: Query, m: KernelModel) -> Part:
     least = t.l - t.l_down
     off = max(t.high - t.max, t.max - t.low)
     if m.is_blocked:  # the row sum holds the largest weight
-        exponent = off + g(3) * (abs(t.max) + m.p_offset_log2 + off)
+        exponent = off + g(3) * (abs(t.max) + offset_of(m) + off)
         least = max(least, 2.0**-exponent * (1 - m.exp_error))
     l_error = row_sum_error(t, m)
     sigma = l_error / least if least > 0 else math.inf  # errors may take more than the row sum
     is_power = False
     if m.is_stated:
-        shift = 2.0**m.p_offset_log2
+        shift = 2.0 ** offset_of(m)
         low = single((t.l - t.l_down - l_error) * 2.0**-t.tau * shift)
         high = single((t.l + t.l_up + l_error) * 2.0**t.tau * shift)
         is_power = low == high and math.frexp(low)[0] == 0.5 and low >= 1
@@ -528,8 +564,8 @@ def finish(t: State, r: Query, m: KernelModel) -> Part:
         if is_power:
             last = U if v_scaled and math.frexp(v_factor)[0] != 0.5 else 0.0
         if v_scaled:
-            last += m.tiny * 2.0**m.p_offset_log2 / v_factor * (t.l + l_error)
-        error = (error + last * (abs(o) + error)) * FLOAT64_ROOM + 2 * m.tiny * max(1.0, v_factor)
+            last += tiny(m) * 2.0 ** offset_of(m) / v_factor * (t.l + l_error)
+        error = (error + last * (abs(o) + error)) * FLOAT64_ROOM + 2 * tiny(m) * max(1.0, v_factor)
         noise = 2 * (t.noise + 2.0**-52 * t.keys) / t.l * t.oa[d]
         errors.append(error + noise)
         noises.append(noise)
@@ -548,14 +584,14 @@ def logarithm(t: State, least: float, sigma: float, is_exact: bool, m: KernelMod
         worst -= math.log1p(-(m.p_format.unit_roundoff + t.keys * m.p_format.min_subnormal / 2))
     logs = worst if t.unknown else min(logs, worst)
     logs += sigma / (1 - sigma)
-    offset = m.largest_offset_log2
+    offset = most_offset(m)
     size = abs(math.log2(t.l)) + offset + (t.high - t.low) + logs * LOG2_E + U * (abs(t.max) + offset)
     error = logs * LOG2_E + (0.0 if is_exact else LG2_ABS + LG2_REL * size)
     if m.order.maxima == "unscaled" or m.order.lse == "apart":
         error += g(3) * t.largest
     rounding = U * (abs(lse) + error)
     if m.is_stated:
-        adds_zero = t.tau == 0 and t.max == m.p_offset_log2
+        adds_zero = t.tau == 0 and t.max == offset_of(m)
         rounding = 0.0 if adds_zero else single_error(lse - error, lse + error)
     return lse, (error + rounding) * FLOAT64_ROOM
 
@@ -594,7 +630,7 @@ def combine(parts: list[Part], m: KernelModel) -> Part:
             noise += w * (part.noise[d] + 2.0**-46 * abs(part.o[d]))
         error = (grow / least + roundings * size / least) * FLOAT64_ROOM + apart / least
         os.append(o)
-        errors.append(error + (n + 1) * m.tiny * (1 + max(abs(part.o[d]) for part in parts)))
+        errors.append(error + (n + 1) * tiny(m) * (1 + max(abs(part.o[d]) for part in parts)))
         noises.append(noise / total)
     lse = top + math.log2(total)
     more = math.log(sum(w * math.exp(omega) for w, omega in zip(ws, omegas, strict=True)) / total) * LOG2_E
@@ -626,7 +662,7 @@ def bound(r: Query, splits: list[list[range]], m: KernelModel) -> tuple[list[flo
             t.v_factor = v_factor
             moved = move(t, scores, math.log2(ratio), m)
             ws, unit = weights(t, scores, m)
-            accumulate(t, r, block, ws, unit, moved, ratio, m)
+            accumulate(t, r, block, ws, unit, moved * U + (2 * U if ratio != 1 else 0.0), m)
             add_to_row_sum(t, ws, m)
         parts.append(finish(t, r, m))
     part = parts[0] if len(parts) == 1 else combine(parts, m)

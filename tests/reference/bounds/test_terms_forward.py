@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -98,9 +99,15 @@ def visits(model: KernelModel, keys: int) -> list[list[range]]:
     return [part[::-1] if model.order.keys == "right_to_left" else part for part in parts]
 
 
+_BY_HAND: dict[bytes, tuple[list[float], float]] = {}  # a survey runs these tests on thousands of mutants of the bound
+
+
 def assert_is_by_hand(problem: AttentionProblem, x: Operands, model: KernelModel, rtol: float = 1e-10) -> None:
+    key = pickle.dumps((problem, x, model))
+    if key not in _BY_HAND:
+        _BY_HAND[key] = bound(query_of(problem, x), visits(model, problem.seqlen_k), model)
+    out, lse = _BY_HAND[key]
     found = forward_bound(problem, x, model)
-    out, lse = bound(query_of(problem, x), visits(model, problem.seqlen_k), model)
     assert np.isfinite(found.out).all()
     np.testing.assert_allclose(found.out[0, 0, 0], out, rtol=rtol, atol=0, err_msg=f"O of {model}")
     np.testing.assert_allclose(found.lse.item(), lse, rtol=rtol, atol=0, err_msg=f"lse of {model}")
