@@ -14,7 +14,9 @@ from fa3verify.gate import (
     POLICY,
     Baseline,
     baseline_rows,
+    bit_rows,
     bound_rows,
+    failed_parts,
     layer_status,
     read_baseline,
     shipped_baseline,
@@ -182,3 +184,62 @@ def test_our_backward_is_held_to_a_shipped_baseline(fault, status):
     rows = baseline_rows({"name": name, "operation": "backward", "families": [family]}, shipped_baseline("quick", 0))
     assert layer_status(rows, "L2") == status
     assert all(row.status != "not compared" for row in rows)
+
+
+def test_nothing_infinite_passes_beside_an_infinite_baseline():
+    """Such a baseline is no other than a damaged one; its limit is infinite too."""
+    figures = dict.fromkeys(BASELINE.kernels["twin.fp16"]["normal"], float("inf"))
+    infinite = Baseline("quick", 0, {"twin.fp16": {"normal": figures}})
+    assert statuses(worse(rel_rmse_seen=float("inf")), infinite)["rel_rmse_seen"] == "fail"
+    assert statuses(KERNEL, infinite)["rel_rmse_seen"] == "pass"
+
+
+def test_every_row_of_the_bound_has_its_limit():
+    """Of a kernel that states no order nothing is outside it, unless every family was compared with an order."""
+    first = FAMILY | {"outside": 0, "quantisation_bound_ratio": 0.5}
+    second = FAMILY | {"family": "peaky", "outside": 3, "ratio_max": 1.0, "nonfinite": 0}
+    named = {"name": "k", "families": [first, second]}
+    outside = "outside the stated order, assuming the tensor-core model"
+    quantised = "quantisation error / its own bound"
+    assert [(r.rule, r.family, r.observed, r.limit, r.status, r.telling) for r in bound_rows(named)] == [
+        ("error / bound", "normal", 0.5, 1.0, "pass", "ratio_max"),
+        ("lse error / bound", "normal", 0.2, 1.0, "pass", "ratio_lse_max"),
+        ("non-finite outputs", "normal", 0, 0.0, "pass", "nonfinite"),
+        (outside, "normal", 0, 0.0, "pass", "outside"),
+        (quantised, "normal", 0.5, 1.0, "pass", "quantisation_bound_ratio"),
+        ("error / bound", "peaky", 1.0, 1.0, "pass", "ratio_max"),
+        ("lse error / bound", "peaky", 0.2, 1.0, "pass", "ratio_lse_max"),
+        ("non-finite outputs", "peaky", 0, 0.0, "pass", "nonfinite"),
+        (outside, "peaky", 3, 0.0, "fail", "outside"),
+        (quantised, "peaky", None, 1.0, "not compared", "quantisation_bound_ratio"),
+    ]
+    del first["outside"]
+    assert outside not in {row.rule for row in bound_rows(named)}
+
+
+def test_a_row_of_the_bits_fails_on_one_bit():
+    named = {"name": "gpu.fp16", "families": [FAMILY | {"bits_differing": 0}, FAMILY | {"family": "peaky"}]}
+    assert [row.status for row in bit_rows(named)] == ["pass"]
+    named["families"][1]["bits_differing"] = 1
+    rows = bit_rows(named)
+    assert [(row.layer, row.family, row.status, row.telling) for row in rows] == [
+        ("L0", "normal", "pass", "bits_differing"),
+        ("L0", "peaky", "fail", "bits_differing"),
+    ]
+    assert failed_parts([*rows, *bound_rows(named)]) == {"L0"}
+    assert [row.to_json()["margin"] for row in (*bound_rows(named)[:1], *rows)] == [0.5, None, None]
+
+
+def test_a_shipped_baseline_is_for_its_seed():
+    found = shipped_baseline("quick", 0)
+    assert found is not None
+    assert (found.profile, found.seed) == ("quick", 0)
+    assert shipped_baseline("quick", 1) is None
+    assert shipped_baseline("no such profile", 0) is None
+
+
+def test_kernels_of_another_baseline_are_added_and_replace_none():
+    mine, other = (Baseline.of("quick", 0, [worse(rel_rmse_seen=x)]) for x in (1e-3, 5e-3))
+    more = replace(other, kernels=other.kernels | {"mine": {"normal": {"bias": 1.0}}})
+    assert mine.with_kernels_of(more).kernels == {**mine.kernels, "mine": {"normal": {"bias": 1.0}}}
+    assert mine.with_kernels_of(None) is mine

@@ -95,3 +95,28 @@ def test_committed_ledgers_name_recorded_launches_and_nothing_differs(path):
             enumerate(x.outputs for x in launches)
         ).items()
     assert not [entry for entry in entries if entry.differing]
+
+
+def test_launches_of_4096_keys_are_long_and_sums_are_by_recording():
+    entries = [Entry("x", 0, 100, 4096, "", 1), Entry("x", 1, 30, 4095, "", 2), Entry("y", 0, 7, 9000, "", 0)]
+    assert ledger.sums(entries) == {"x": (2, 130, 100, 3), "y": (1, 7, 7, 0)}
+
+
+def test_what_was_compared_is_taken_off_what_is_wanted():
+    """Ten launches of 1000 x 64 outputs and ten long ones of a tenth; each of either kind costs as much."""
+    launches = (*(launch(1000, 100 + i) for i in range(10)), *(launch(100, 4096 + i) for i in range(10)))
+    given = {"x": Recording("flash3", {}, launches)}
+    short, long, of_today = 64_000, 6_400, twin_hash("flash3")
+
+    def places(outputs: int, *done: int) -> list[int]:
+        entries = [Entry("x", i, launches[i].outputs, 100 if i < 10 else 4096, of_today, 0) for i in done]
+        return [todo.place for todo in least_work(given, outputs, entries)]
+
+    assert [x.outputs for x in launches] == [short] * 10 + [long] * 10
+    assert places(short) == [10, 0]
+    assert places(2 * short) == [10, 11, 0, 1]
+    assert places(2 * short, 0) == [10, 11, 1]
+    assert places(2 * short, 0, 10) == [11, 1]
+    assert places(2 * short, 0, 10, 11) == [1]
+    assert places(2 * short, 0, 1) == [10, 11]
+    assert places(short + 1, 0, 10, 11) == []

@@ -92,7 +92,11 @@ def load_under_wgmma(*, faulty: bool) -> Program:
 
 
 def write_under_store(*, faulty: bool) -> Program:
+    """That two wgmma are known to be done says nothing of the store behind them."""
     builder, (a,) = warps("A")
+    for _ in range(2):
+        a.wgmma(GEMM, None, Slot("k", 64), ACC)
+    a.wgmma_wait(0)
     a.store(S, 64)
     a.store_wait(1 if faulty else 0)
     a.write(S)
@@ -339,7 +343,7 @@ RULES = (
     Rule(nobody_reads_a_load, "race", "slot s: content number 1 is not read by anyone"),
     Rule(write_under_wgmma, "race", "slot s: B (write s, row 1) is not ordered after A (issue g, row 0)"),
     Rule(load_under_wgmma, "race", "slot s: B (load full, row 2) is not ordered after A (issue g, row 0)"),
-    Rule(write_under_store, "race", "slot s: A (write s, row 2) is not ordered after A (store, row 0)"),
+    Rule(write_under_store, "race", "slot s: A (write s, row 5) is not ordered after A (store, row 3)"),
     Rule(write_beside_a_reader, "race", "slot s: B (write s, row 0) is not ordered after A (read s, row 0)"),
     Rule(
         accumulator_read_early,
@@ -478,6 +482,7 @@ LIMITS = (
     Limit(_memory(232449), "footprint", "232449 bytes of shared memory, a CTA has 232448", _memory(232448)),
     Limit(_groups(1056, 24), "footprint", "1056 threads, a CTA has at most 1024", _groups(1024, 24)),
     Limit(_shared((0, 16)), "barrier", "named barrier two has id 16, legal are 0 to 15", _shared((0, 15))),
+    Limit(_shared((0, 17)), "barrier", "named barrier two has id 17, legal are 0 to 15", _shared((0, 15))),
     Limit(_shared((-1, 15)), "barrier", "named barrier one has id -1, legal are 0 to 15", _shared((0, 15))),
     Limit(_shared((3, 3)), "barrier", "named barriers one and two share id 3", _shared((3, 4))),
     Limit(_counted(48), "barrier", "named barrier turn counts 48 threads, not warps", _counted(64)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +136,24 @@ def test_a_declared_function_stays_a_function_and_is_found_by_dtype(beside_this_
     assert passes(kernel, judge(kernel, case).measures)
     with pytest.raises(ValueError, match=r"must name one of test_functions:declared\.fp16, test_functions:declared"):
         candidates.find("test_functions:declared")
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_packed_sequences_come_as_tokens_by_heads_whatever_the_layout_of_batches(layout):
+    """Each sequence alone is a batch of one; a function of packed sequences gets their starts and longest ones."""
+    seen = []
+
+    def mine(q, k, v, *, softmax_scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+        seen.append((q.shape, k.shape, cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), max_seqlen_q, max_seqlen_k))
+        parts = [
+            exact(*(x[None] for x in (q[a:b], k[c:d], v[c:d])), softmax_scale=softmax_scale, layout="bshd")
+            for (a, b), (c, d) in zip(pairwise(cu_seqlens_q), pairwise(cu_seqlens_k), strict=True)
+        ]
+        return np.concatenate([out[0] for out, _ in parts]), np.concatenate([lse[0] for _, lse in parts], axis=1)
+
+    (kernel,) = array_candidate(mine, layout=layout, features=("varlen", "gqa"))
+    problem = AttentionProblem.varlen((5, 9), (7, 20), nheads=4, nheads_kv=2, head_dim=64)
+    judged = judge(kernel, Case(kernel.name, problem, Recipe("normal")))
+    assert passes(kernel, judged.measures)
+    assert judged.measures["outputs"] == 14 * 4 * 64
+    assert seen == [((14, 4, 64), (27, 2, 64), [0, 5, 14], [0, 7, 27], 9, 20)]

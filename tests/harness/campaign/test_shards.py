@@ -17,7 +17,9 @@ from fa3verify.campaign import shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign import verify as jobs
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.profiles import PROFILES
 from fa3verify.campaign.shards import Number, dealt, estimated_s
+from fa3verify.campaign.tasks import Task
 from fa3verify.cli.main import main
 from fa3verify.report import dataset
 
@@ -226,3 +228,18 @@ def test_dealing_does_not_depend_on_who_deals():
     again = [replace(task, arguments=dict(reversed(task.arguments.items()))) for task in PLAN]
     stamps = [[t.identity("s") for t in dealt(plan, Number(2, 3))] for plan in (PLAN, again)]
     assert stamps[0] == stamps[1]
+
+
+def test_the_longest_tasks_are_dealt_first():
+    """Of 1, 1 and 2 one shard has the 2, which it would share with a 1 were the shortest dealt first."""
+    plan = [Task("law", name, len, {"max_examples": n}) for name, n in (("a", 20), ("b", 20), ("c", 40))]
+    assert [[t.label for t in dealt(plan, Number(k, 2))] for k in (1, 2)] == [["c"], ["a", "b"]]
+
+
+def test_the_estimate_of_a_task_grows_with_what_it_runs():
+    law = Task("law", "x", len, {"max_examples": 40})
+    family = Task("family", "x", len, {"profile": "quick"})
+    study = Task("study", "x", len, {"seqlen_k": 1_000_000, "rows": 3})
+    scores = sum(s["batch"] * s["nheads"] * s["seqlen_q"] * s["seqlen_k"] for s in PROFILES["quick"].shapes)
+    found = [estimated_s(task) for task in (law, family, study, Task("loss", "x", len, {}))]
+    assert found == pytest.approx([2.0, 1.5e-6 * PROFILES["quick"].seeds * scores, 3.0, 0.05])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fa3verify import operations
+from fa3verify.campaign import replay
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
@@ -227,3 +229,70 @@ def test_quantisation_is_reported_and_its_own_bound_is_part_of_the_gate():
     assert [(row["layer"], row["observed"], row["status"]) for row in rows] == [
         ("L1", family["quantisation_bound_ratio"], "pass")
     ]
+
+
+def test_pooled_figures_are_those_of_all_outputs_together():
+    """Outputs without a bound and non-finite ones have no error, so that they weigh nothing: here 30, 10 and none."""
+    names = dict.fromkeys(campaign_measures(), 0.0)
+    base = names | {"unbounded": 0, "nonfinite": 0, "bits_differing": 0, "outside": 0}
+    cases = (
+        {"outputs": 40, "unbounded": 8, "nonfinite": 2, "bits_differing": 1, "rms": 3.0, "bias": 1.0, "outside": 1},
+        {"outputs": 10, "rms": 1.0, "bias": -1.0, "bits_differing": 4, "max_error": 5.0, "enclosed_median": 0.4},
+        {"outputs": 5, "unbounded": 4, "nonfinite": 3, "rms": 100.0, "bias": 9.0, "ratio_max": 0.9},
+    )
+    sides = ({"ratio_lse_max": 0.1, "lse_rms_error": 2.0, "lse_max_error": 3.0}, {}, {})
+    cost = (
+        {"measured": 9.0, "predicted": 1.0, "bound_ratio": 0.1},
+        {"measured": 7.0, "predicted": 3.0, "bound_ratio": 0.2},
+    )
+    records = []
+    for case, side in zip(cases, sides, strict=True):
+        measures = {key: x for key, x in base.items() if "lse" not in key}
+        records.append({"measures": measures | case | side})
+    for record, pair in zip(records, cost, strict=False):
+        record["quantisation"] = pair
+    found = pooled(records, operations.find("forward"))
+    assert (found["cases"], found["outputs"], found["unbounded"], found["nonfinite"]) == (3, 55, 12, 5)
+    assert found["rms"] == pytest.approx(((30 * 9 + 10 * 1) / 40) ** 0.5)
+    assert found["bias"] == pytest.approx((30 - 10) / 40)
+    assert (found["max_error"], found["ratio_max"], found["bits_differing"]) == (5.0, 0.9, 5)
+    assert (found["outside"], found["enclosed_median"]) == (1, pytest.approx(10 * 0.4 / 40))
+    assert (found["ratio_lse_max"], found["lse_max_error"], found["lse_rms_error"]) == (0.1, 3.0, pytest.approx(2.0))
+    assert found["quantisation_ratio"] == pytest.approx((16 / 4) ** 0.5)
+    assert found["quantisation_bound_ratio"] == 0.2
+    plain = {key: x for key, x in base.items() if key not in ("bits_differing", "outside")}
+    silent = pooled([{"measures": plain}], operations.find("forward"))
+    assert (silent["bits_differing"], silent["quantisation_ratio"], silent["quantisation_bound_ratio"]) == (None,) * 3
+    assert "outside" not in silent
+
+
+def test_files_of_names_that_look_alike_do_not_overwrite_each_other(tmp_path):
+    """Names differ in a character that no file name may have, or behind the hundredth one."""
+    long = "x" * 120
+    names = ("a b", "a_b", "a/b", long, long + "y")
+    kernel = {"name": "k", "families": [{"family": name} for name in names], "worst": None, "laws": []}
+    cases = [
+        {"kernel": "k", "family": name, "case": {"number": i}, "measures": {"ratio_max": 0.5}}
+        for i, name in enumerate(names)
+    ]
+    replay.write_all({"failures": [], "cases": cases, "kernels": [kernel]}, tmp_path)
+    paths = [family["replay"] for family in kernel["families"]]
+    assert len(set(paths)) == len(names)
+    for i, (name, path) in enumerate(zip(names, paths, strict=True)):
+        body = replay.read(tmp_path / path)
+        assert (body["kernel"], body["what"]) == ("k", f"family {name}")
+        assert body["content"]["cases"] == [{"number": i}]
+    assert sorted(tmp_path.glob("worst/*")) == sorted(tmp_path / path for path in paths)
+
+
+def test_classes_of_a_propertys_trials_count_as_tried():
+    """Of a property that nothing was compared with, no class counts but those of its trials."""
+    kernel = replace(introduce("twin.fp16", "quick"), claims=("feature softcap", "group 1", "property p"))
+    ran = {"law": "p", "statement": "", "kind": "", "examples": 2, "outputs": 9, "message": None, "trial": None}
+    covered = []
+    for status in ("pass", "not_tried"):
+        law = ran | {"status": status, "classes": ["feature softcap"]}
+        outcome = Outcome(Task("law", "p", campaign.check_law, {"kernel": "twin.fp16", "law": "p"}), law)
+        found = summarize([kernel], [outcome], None, profile="quick", seed=0)["kernels"][0]
+        covered.append(found["coverage"]["not_tried"])
+    assert covered == [["group 1"], ["group 1", "property p"]]

@@ -19,7 +19,8 @@ def test_a_pass_has_no_finding_and_hides_no_ratio_above_one():
     made = summary(verdict="pass")
     made["failures"] = []
     assert ": PASS, no finding in " in words.sentence(made)
-    for worst, said in ((0.99999999, "below 1,"), (0.75, "0.750,"), (1.0004, "1.0004,"), ("Infinity", "inf,")):
+    below = ((0.99999999, "below 1,"), (0.9995, "below 1,"), (0.9994, "0.999,"), (0.75, "0.750,"))
+    for worst, said in (*below, (1.0, "1.00,"), (1.0004, "1.0004,"), ("Infinity", "inf,")):
         for kernel in made["kernels"]:
             kernel |= {"worst_ratio": worst, "worst_ratios": {"lse": None}}
         assert f"largest error / bound {said}" in words.sentence(made)

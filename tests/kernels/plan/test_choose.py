@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fa3_kernels.audit.golden import read_golden
@@ -129,3 +130,24 @@ def test_shared_memory_is_what_the_compiler_allocated():
         assert 0 < overhead <= SMEM_OVERHEAD_BYTES, launch.name
         checked += 1
     assert checked > 40
+
+
+@pytest.mark.parametrize("seqlens", [(300, 500), (500, 300), (1, 4), (4, 1), (1, 1), (2, 2)])
+def test_a_limit_is_compiled_in_exactly_where_it_hides_a_key(seqlens):
+    """The reference's masks say what is hidden; the widths around the last one that hides a key are tried."""
+    rows, keys = seqlens
+    for width in {max(0, n + d) for n in (keys, rows) for d in (-3, -2, -1, 0)}:
+        for side in (0, 1):
+            window = ((width, -1), (-1, width))[side]
+            problem = AttentionProblem(1, 1, 1, rows, keys, 64, window=window)
+            shape = shape_of(problem)
+            first, stop = problem.visible_keys(np.arange(rows), rows, keys)
+            hides = bool(np.any(first > 0) or np.any(stop < keys))
+            assert ((shape.left, shape.right)[side] >= 0) == hides, window
+
+
+def test_packed_sequences_are_limited_where_the_longest_is():
+    short = AttentionProblem.varlen((5, 9), (7, 20), nheads=1, nheads_kv=1, head_dim=64, window=(18, 7))
+    assert (shape_of(short).left, shape_of(short).right) == (18, 7)
+    enough = AttentionProblem.varlen((5, 9), (7, 20), nheads=1, nheads_kv=1, head_dim=64, window=(19, 8))
+    assert (shape_of(enough).left, shape_of(enough).right) == (-1, -1)

@@ -160,3 +160,34 @@ def test_prediction_of_each_source_is_right_alone(only):
     measured = np.sqrt(np.mean(error**2, axis=(1, 3)))
     predicted = getattr(predict_error(problem, **exact, scheme=scheme), f"from_{only}")
     np.testing.assert_allclose(measured / predicted, 1.0, atol=0.25)
+
+
+def test_keys_that_a_mask_hides_add_nothing_to_the_bound():
+    """However far a hidden key may move: the last of three keys, for the first two rows."""
+    problem = AttentionProblem(1, 1, 1, 3, 3, 2, head_dim_v=2, causal=True, dtype="e4m3")
+    arrays = [np.linspace(-1, 1, 6).reshape(1, 3, 1, 2) for _ in range(3)]
+    small = [np.full((1, 3, 1, 2), 1e-3) for _ in range(3)]
+    far = [x.copy() for x in small]
+    far[1][0, 2] = 1e6
+    far[2][0, 2] = 1e6
+    near, wide = (quantization_bound(problem, *arrays, *moves) for moves in (small, far))
+    assert np.array_equal(near.out[0, :2], wide.out[0, :2])
+    assert np.array_equal(near.lse[0, 0, :2], wide.lse[0, 0, :2])
+    assert (wide.out[0, 2] > 1e5).all()
+    assert near.lse[0, 0, 0] < 0.01
+
+
+def test_without_a_perturbation_the_bound_is_that_of_rounding_alone():
+    """u ((head_dim + 8) spread + range + n + 8), doubled in every score and four times behind the sums."""
+    problem = AttentionProblem(1, 1, 1, 1, 2, 1, softmax_scale=1.0, dtype="e4m3")
+    q, k, v = (np.array(x).reshape(1, -1, 1, 1) for x in ([2.0], [3.0, 0.0], [1.0, -1.0]))
+    zero = [np.zeros_like(x) for x in (q, k, v)]
+    gap = 6.0
+    p = np.array([1 / (1 + np.exp(-gap)), 1 / (1 + np.exp(gap))])
+    slack = 2.0**-53 * ((1 + 8) * 6.0 - np.log(p[1]) + 2 + 8)
+    out = p[0] - p[1]
+    first = 2 * slack * (p[0] * (1 - out) + p[1] * (1 + out))
+    found = quantization_bound(problem, q, k, v, *zero)
+    assert found.out.item() == pytest.approx(first + 4 * slack, rel=1e-6)
+    lse = gap - np.log(p[0])
+    assert found.lse.item() == pytest.approx(2 * slack + 4 * slack + 2**-50 * lse, rel=0.1)
