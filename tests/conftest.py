@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fa3verify.campaign import executors, pool
 from fa3verify.operations import OPERATIONS
+from fa3verify.text import of_error
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +27,30 @@ def shared_references() -> Iterator[None]:
         for operation in OPERATIONS.values():
             for name in () if operation.judges_choices else ("truth", "bound", "enclosure"):
                 patch.setattr(type(operation), name, _once(getattr(type(operation), name)))
+        yield
+
+
+class InThisProcess(Executor):
+    """Takes the place of an isolating pool: runs each task at once, where no process has to begin and import."""
+
+    def __init__(self, workers: int, limit_s: float, *, memory_bytes: int | None = None) -> None:
+        pass
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> pool.Timed:
+        future = pool.Timed()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(pool.TaskError(of_error(error)))
+        return future
+
+
+@pytest.fixture(scope="module")
+def in_this_process() -> Iterator[None]:
+    """The verbs' tasks run here: for tests of what is asked and told, not of processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (executors, pool):
+            patch.setattr(module, "IsolatingPool", InThisProcess)
         yield
 
 

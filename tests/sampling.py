@@ -13,4 +13,9 @@ def sampled(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     found = [*values]
     if missing := [value for value in quick if value not in found]:
         raise ValueError(f"what is chosen must be of the sweep, got {missing}")
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.nightly) for value in found]
+    return [value if value in quick else _nightly(value) for value in found]
+
+
+def _nightly(value: Any) -> Any:
+    """Return the value, or the values of several arguments, with the mark."""
+    return pytest.param(*(value if type(value) is tuple else (value,)), marks=pytest.mark.nightly)

@@ -16,6 +16,7 @@ from fa3verify.adversary.islands import island_of, islands_of
 from fa3verify.adversary.judge import ErrorOverBound
 from fa3verify.adversary.run import replay
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
+from tests.sampling import sampled
 
 BUDGET, CI_BUDGET, SEED = 10_000, 2_000, 1  # problems, of a hole or half a term, and of all shapes of a dtype
 
@@ -33,7 +34,8 @@ HOLES = {
 }
 
 
-@pytest.mark.parametrize("hole", HOLES)
+# Those that take more than two seconds to be found are nightly.
+@pytest.mark.parametrize("hole", sampled(HOLES, {"V1 fp16", "V2", "V3", "V4", "V5", "V6"}))
 def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
     cause, dtype, name = HOLES[hole]
     run = Search(island_of(dtype, name), SEED, ErrorOverBound(bound_of_0_1_0))
@@ -65,7 +67,9 @@ def is_hole_of_a_half(find: Find) -> bool:
     return max(ratios["out"], ratios["lse"]) <= 1
 
 
-@pytest.mark.parametrize("halved", HALVED)
+@pytest.mark.parametrize(
+    "halved", sampled(HALVED, {h for h in HALVED if not h.startswith("scores")})
+)
 def test_the_bound_with_half_of_a_term_is_broken(halved):
     dtype, name, term = HALVED[halved]
     run = Search(island_of(dtype, name), SEED, ErrorOverBound(partial(forward_bound, terms=Terms(**{term: 0.5}))))
@@ -77,6 +81,14 @@ def test_the_bound_with_half_of_a_term_is_broken(halved):
     pytest.fail(f"half of {term} still holds after {BUDGET} problems, largest error / bound {best}")
 
 
+def test_no_twin_of_one_island_is_found_beyond_its_bound():
+    """A smaller budget than the next test's, of one shape, which comes near the bound all the same."""
+    found = search(island_of("bf16", "few"), SEED, 200)
+    assert found.best["out"].value >= 0.8, "the search is weak"
+    assert not found.violations
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_twin_is_found_beyond_its_bound(dtype):
     """A fixed budget, after which every island is near the bound; ``fa3verify adversary`` searches for longer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fa3verify.adversary.colony import individual
 from fa3verify.candidates import find
 from fa3verify.hunt import Ratio, hunt
@@ -12,6 +14,7 @@ from fa3verify.operations import find as operation
 PROBLEMS, SEED = 112, 1  # reports/notes/hunt.md has other seeds
 
 
+@pytest.mark.nightly  # 112 problems of 2,048 keys; tests/harness/hunt has the same search with fewer keys
 def test_accumulator_loss_is_found_from_a_normal_start_at_2048_keys():
     faulty, sound = find("twin.e4m3+no_promotion"), find("twin.e4m3")
     found = hunt(faulty, Ratio(), PROBLEMS, SEED, grounds=("long",))

@@ -116,9 +116,10 @@ def test_a_seed_decides_the_search() -> None:
     assert first.best["dq"].content != other.best["dq"].content
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_the_verb_searches_gradients_and_judges_its_file_again(tmp_path) -> None:
     out = tmp_path / "found.json"
-    search_it = ["adversary", "--operation", "backward", "--dtype", "fp16", "--problems", "30", "--jobs", "2"]
+    search_it = ["adversary", "--operation", "backward", "--dtype", "fp16", "--problems", "3", "--jobs", "1"]
     result = CliRunner().invoke(main, [*search_it, "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert "columns: dq, dk and dv before their last rounding" in result.output

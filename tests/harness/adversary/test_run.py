@@ -14,6 +14,7 @@ from fa3verify.adversary.islands import ISLANDS, islands_of
 from fa3verify.adversary.judge import ErrorOverBound
 from fa3verify.cli.main import main
 from fa3verify.files import json_text
+from tests.sampling import sampled
 
 
 def halved(problem, operands, model):
@@ -24,7 +25,7 @@ def halved(problem, operands, model):
 def file(tmp_path_factory):
     """A small search by the verb, and what it printed."""
     out = tmp_path_factory.mktemp("adversary") / "found.json"
-    arguments = ["adversary", "--dtype", "bf16", "--problems", "160", "--jobs", "2", "--seed", "3", "--out", str(out)]
+    arguments = ["adversary", "--dtype", "bf16", "--problems", "80", "--jobs", "2", "--seed", "3", "--out", str(out)]
     return out, CliRunner().invoke(main, arguments)
 
 
@@ -35,7 +36,7 @@ def test_the_verb_writes_counts_ratios_and_individuals(file):
     assert list(body["dtypes"]) == ["bf16"]
     part = body["dtypes"]["bf16"]
     assert set(part["islands"]) == {island.name for island in islands_of("bf16")}
-    assert part["problems"] == sum(x["problems"] for x in part["islands"].values()) >= 160
+    assert part["problems"] == sum(x["problems"] for x in part["islands"].values()) >= 80
     assert part["generations"] == sum(x["generations"] for x in part["islands"].values())
     for island in part["islands"].values():
         assert set(island["best"]) == set(run.RATIOS)
@@ -44,7 +45,7 @@ def test_the_verb_writes_counts_ratios_and_individuals(file):
 
 def test_the_number_of_processes_does_not_change_the_result(file):
     out, _ = file
-    alone = run.run(("bf16",), 160, 3, jobs=1)
+    alone = run.run(("bf16",), 80, 3, jobs=1)
     assert json_text(alone) == out.read_text()
 
 
@@ -69,7 +70,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
     assert "foreign.json is not a file of fa3verify adversary" in result.output
 
 
-@pytest.mark.parametrize("island", ISLANDS[::5], ids=lambda i: f"{i.dtype} {i.name}")
+@pytest.mark.parametrize("island", sampled(ISLANDS[::5], ISLANDS[:1]), ids=lambda i: f"{i.dtype} {i.name}")
 def test_a_seed_decides_the_search(island):
     first, second, other = (search(island, seed, 10 * island.problems) for seed in (1, 1, 2))
     assert first == second
@@ -77,8 +78,8 @@ def test_a_seed_decides_the_search(island):
 
 
 def test_half_the_bound_is_broken_in_every_island_and_what_breaks_it_is_kept():
-    for island in ISLANDS[:3]:
-        found = search(island, 0, 40 * island.problems, ErrorOverBound(halved))
+    for island in ISLANDS[:2]:
+        found = search(island, 0, 20 * island.problems, ErrorOverBound(halved))
         assert found.above_1 > 0
         for find in found.violations.values():
             ratios = run.replay(find.content, halved)

@@ -19,6 +19,7 @@ from fa3verify.cases import Case
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))
 
 

@@ -21,6 +21,7 @@ from fa3verify.compare.run import RECIPES
 from fa3verify.compare.table import KERNELS, compared, page
 from fa3verify.inputs.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
 STORED = Path(__file__).parents[3] / "reports" / "invariance"
 QUICK = (  # of the published table, what takes no second; the first is equal, the others differ
     ("twin.flash3.e4m3", "pack_gqa"),

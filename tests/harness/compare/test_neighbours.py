@@ -18,6 +18,7 @@ from fa3verify.compare.problems import LONG, SIZES
 from fa3verify.compare.reasons import splits_of
 from fa3verify.inputs.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
 NEIGHBOURS = axis_of("neighbours")
 FEW = (Recipe("cancelling_v"),)
 FLASH3 = "twin.flash3.bf16[num_splits=4]"

@@ -167,6 +167,7 @@ def test_the_verb_goes_on_from_its_journal_on_any_number_of_processes(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before, "what was kept was not searched again"
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_the_verb_finds_a_planted_mistake_and_its_replay_file_shows_it(tmp_path):
     command = ["hunt", "twin.fp16+missing_column", "--ground", "few", "--problems", "64", "--workers", "1"]
     result = CliRunner().invoke(main, [*command, "--out", str(tmp_path)])
