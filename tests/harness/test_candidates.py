@@ -15,7 +15,8 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
-from fa3verify import candidates
+from fa3verify import candidates, coverage
+from fa3verify.campaign import tasks
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.candidates import find
 from fa3verify.cli.main import main
@@ -67,11 +68,47 @@ def test_a_twin_of_a_released_kernel_runs_its_familys_order_and_refuses_what_it_
     assert FAMILIES[config.family].version in kernel.description
 
 
-def verify(tmp_path, name: str):
+def verify(tmp_path, name: str, *more: str):
     arguments = ["verify", name, "--quick", "--no-studies", "--workers", "2", "--out", str(tmp_path), "--json", "-"]
-    return CliRunner().invoke(main, arguments)
+    return CliRunner().invoke(main, [*arguments, *more])
 
 
+FEW = ("normal", "offset_v", "repeated_run_is_identical")
+
+
+@pytest.fixture
+def few_tasks(in_this_process, monkeypatch):
+    """Some families and properties, in this process, of which a verdict is given all the same."""
+    plan = tasks.plan
+    monkeypatch.setattr(tasks, "plan", lambda *given: [t for t in plan(*given) if t.arguments.get(t.kind) in FEW])
+    monkeypatch.setattr(coverage, "REQUIRED", 0.0)
+
+
+@pytest.mark.parametrize(("name", "code"), [("sound", 0), ("only_64", 0), ("only_64_broken", 1)])
+def test_a_third_party_kernel_gets_its_verdict_on_shapes_that_it_takes(
+    beside_third_party, few_tasks, tmp_path, name, code
+):
+    result = verify(tmp_path, f"third_party:{name}")
+    assert result.exit_code == code, result.output[-2000:]
+    (kernel,) = json.loads(result.stdout)["kernels"]
+    assert kernel["name"] == f"third_party:{name}"
+    assert {family["family"] for family in kernel["families"]} == {*FEW[:2]}
+    assert name == "sound" or kernel["tried"]["head_dim"] == [64]
+    assert (kernel["worst_ratio"] <= 1) == (code == 0)
+    replay = CliRunner().invoke(main, ["replay", str(tmp_path / kernel["worst"]["replay"])])
+    assert replay.exit_code == code, replay.output
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_kernel_that_refuses_everything_is_inconclusive(beside_third_party, tmp_path):
+    result = verify(tmp_path, "third_party:picky", "--family", "normal")
+    assert result.exit_code == 5, result.output[-2000:]
+    (kernel,) = json.loads(result.stdout)["kernels"]
+    assert "the kernel refuses: nothing is supported" in kernel["inconclusive"]
+    assert "nothing is supported" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.nightly
 def test_a_sound_third_party_kernel_passes_and_its_worst_case_replays(beside_third_party, tmp_path):
     result = verify(tmp_path, "third_party:sound")
     assert result.exit_code == 0, result.stderr
@@ -82,6 +119,7 @@ def test_a_sound_third_party_kernel_passes_and_its_worst_case_replays(beside_thi
     assert replay.exit_code == 0, replay.output
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["picky", "evasive"])
 def test_a_kernel_that_refuses_is_inconclusive_and_the_constraint_is_named(beside_third_party, tmp_path, name):
     result = verify(tmp_path, f"third_party:{name}")
@@ -94,6 +132,7 @@ def test_a_kernel_that_refuses_is_inconclusive_and_the_constraint_is_named(besid
     assert constraint in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "code"), [("only_64", 0), ("only_64_broken", 1), ("in_whole_tiles", 0)])
 def test_a_narrow_kernel_is_judged_on_shapes_adapted_to_it(beside_third_party, tmp_path, name, code):
     result = verify(tmp_path, f"third_party:{name}")

@@ -67,9 +67,7 @@ def is_hole_of_a_half(find: Find) -> bool:
     return max(ratios["out"], ratios["lse"]) <= 1
 
 
-@pytest.mark.parametrize(
-    "halved", sampled(HALVED, {h for h in HALVED if not h.startswith("scores")})
-)
+@pytest.mark.parametrize("halved", sampled(HALVED, {h for h in HALVED if not h.startswith("scores")}))
 def test_the_bound_with_half_of_a_term_is_broken(halved):
     dtype, name, term = HALVED[halved]
     run = Search(island_of(dtype, name), SEED, ErrorOverBound(partial(forward_bound, terms=Terms(**{term: 0.5}))))

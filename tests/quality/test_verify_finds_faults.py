@@ -127,6 +127,7 @@ def test_the_same_tasks_pass_the_unmutated_twin(dtype, task):
     assert summary_of(f"twin.{dtype}", task)["failures"] == []
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_campaign_fails_a_faulty_twin_and_its_findings_replay(tmp_path):
     name = f"twin.bf16+{Fault.DROPPED_LAST_TILE}"
     options = ["--quick", "--no-studies", "--workers", "1", "--family", "normal", "--property", "error_within_bound"]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 from fa3verify import watch
 from fa3verify.campaign.pool import IsolatingPool, TaskError, WorkerLost
+from tests.sampling import sampled
 
 
 @pytest.fixture(scope="module")
@@ -195,9 +197,13 @@ def leave(fork, path: str, then: str) -> int:
     return int(Path(path).read_text())
 
 
+FORKS = (daemon, in_a_new_session, several)
+THEN = ("goes on", "dies", "hangs", "ends its supervisor")
+QUICK = [(daemon, "goes on"), (in_a_new_session, "dies"), (several, "hangs"), (daemon, "ends its supervisor")]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
-@pytest.mark.parametrize("then", ["goes on", "dies", "hangs", "ends its supervisor"])
-@pytest.mark.parametrize("fork", [daemon, in_a_new_session, several])
+@pytest.mark.parametrize(("fork", "then"), sampled(product(FORKS, THEN), QUICK))
 def test_nothing_that_a_task_leaves_outlives_its_worker(tmp_path, fork, then):
     path = tmp_path / "pid"
     words = {"dies": "died with exit code 0", "hangs": "no answer within 1 s", "ends its supervisor": "by SIGTERM"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -15,9 +16,11 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import click
 import pytest
 
 from fa3verify import __version__
+from fa3verify.cli.main import main
 
 FILES = Path(__file__).parents[3] / "docs" / "ci"
 SOUND, WRONG = "twin.quantize", "twin.quantize+neighbour_descale"
@@ -105,6 +108,25 @@ def failures(junit: Path) -> int:
     return len(ElementTree.parse(junit).findall(".//failure"))
 
 
+def words_of(text: str) -> list[list[str]]:
+    """The words behind ``fa3verify`` of each such line of a script, with a value for every variable."""
+    text = re.sub(r"\$\(\(.*?\)\)|\"?\$\w+\"?", "1", text)
+    return [shlex.split(line.split("fa3verify ", 1)[1], comments=True) for line in text.splitlines()
+            if line.strip().removeprefix("exec ").startswith("fa3verify ")]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["attention.yml", "slurm.sh", "dask.sh"])
+def test_every_command_is_one_that_the_program_takes(name, workflow, monkeypatch, tmp_path):
+    """The options are parsed and nothing runs; the nightly tests run each command."""
+    jobs = "\n".join(step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step)
+    given = words_of(jobs.replace("${{ matrix.shard }}", "1") if name.endswith("yml") else (FILES / name).read_text())
+    assert len(given) >= (4 if name.endswith("yml") else 1)
+    for verb, *words in given:
+        command = main.get_command(click.Context(main), verb)
+        assert command is not None, verb
+        assert command.make_context(verb, words).params, words
+
+
 @pytest.fixture(scope="module")
 def baseline(workflow, tmp_path_factory) -> str:
     """The file that the workflow wrote of the sound kernel."""
@@ -114,6 +136,7 @@ def baseline(workflow, tmp_path_factory) -> str:
     return (folder / workflow["env"]["BASELINE"]).read_text()
 
 
+@pytest.mark.nightly
 def test_a_baseline_is_written_and_the_next_pull_request_held_to_it(folder, workflow, baseline):
     assert json.loads(baseline)
     (folder / workflow["env"]["BASELINE"]).write_text(baseline)
@@ -123,6 +146,7 @@ def test_a_baseline_is_written_and_the_next_pull_request_held_to_it(folder, work
     assert "fa3verify" in (folder / "summary.md").read_text()
 
 
+@pytest.mark.nightly
 def test_a_wrong_kernel_stops_the_release_though_only_the_parts_saw_it(folder, workflow, baseline):
     (folder / workflow["env"]["BASELINE"]).write_text(baseline)
     parts = workflow["jobs"]["gpu"]["strategy"]["matrix"]["shard"]
@@ -146,6 +170,7 @@ def test_jobs_run_where_and_when_they_should(workflow):
     assert "always()" in jobs["release"]["if"]
 
 
+@pytest.mark.nightly
 def test_the_slurm_script_is_an_array_and_then_a_verdict(folder):
     script = FILES / "slurm.sh"
     count = re.search(r"--array=0-(\d+)", script.read_text())
@@ -161,6 +186,7 @@ def test_the_slurm_script_is_an_array_and_then_a_verdict(folder):
     assert (folder / "merged" / "report.html").is_file()
 
 
+@pytest.mark.nightly
 def test_the_dask_script_gives_the_campaign_to_its_workers(folder):
     pytest.importorskip("distributed", reason="needs the extra distributed")
     with socket.socket() as free:

@@ -209,6 +209,7 @@ def test_kernels_and_info_answer_in_json():
     assert {"version", "twin_hash", "packages", "cache"} <= set(facts)
 
 
+@pytest.mark.nightly  # test_hostile_processes has a quick one, of SIGTERM
 def test_ctrl_c_stops_at_once_and_keeps_finished_work(tmp_path):
     command = [
         sys.executable,

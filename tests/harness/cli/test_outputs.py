@@ -132,7 +132,11 @@ def test_devices_and_open_files_are_written_and_never_replaced(tmp_path):
 
 @pytest.mark.parametrize(
     ("verdict", "code", "options"),
-    [("fail", 1, []), ("pass", 0, ["--json", "-"]), ("inconclusive", 5, ["--junit", "-"])],
+    [
+        ("fail", 1, []),
+        pytest.param("pass", 0, ["--json", "-"], marks=pytest.mark.nightly),
+        pytest.param("inconclusive", 5, ["--junit", "-"], marks=pytest.mark.nightly),
+    ],
 )
 def test_a_reader_who_closes_the_pipe_changes_no_code(verdict, code, options, tmp_path):
     program = f"""
@@ -161,8 +165,8 @@ main(["verify", "--quick", "--out", {str(tmp_path / "out")!r}, *{options!r}])
     ("arguments", "code", "streams"),
     [
         (["simulate", "--seqlen", "512", "--json", "/dev/stdout"], 0, "stdout"),
-        (["kernels"], 0, "stdout"),
-        (["info"], 0, "both"),
+        pytest.param(["kernels"], 0, "stdout", marks=pytest.mark.nightly),
+        pytest.param(["info"], 0, "both", marks=pytest.mark.nightly),
         (["hazards", "nothing"], 2, "both"),
     ],
 )

@@ -75,8 +75,8 @@ def table(*arguments: object) -> list[str]:
     [
         (),
         ("--kernel", "gluon", "--dtype", "e4m3"),
-        ("--seqlen-q", 1, "--nheads", 8, "--nheads-kv", 1),
-        ("--head-dim", 96),
+        pytest.param(("--seqlen-q", 1, "--nheads", 8, "--nheads-kv", 1), marks=pytest.mark.nightly),
+        pytest.param(("--head-dim", 96), marks=pytest.mark.nightly),
         ("--seqlen-q", 1, "--nheads", 8, "--nheads-kv", 1, "--top", 10),
     ],
 )

@@ -71,6 +71,7 @@ def test_a_file_without_a_column_or_a_row_is_refused(tmp_path: Path, capsys) -> 
     assert "has no row to compare" in err
 
 
+@pytest.mark.nightly
 def test_the_committed_table_is_what_is_simulated_now() -> None:
     """Of the rows in any order; those in turns take seconds each."""
     table = (REPORTS / "validation.md").read_text()
