@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,20 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+class _OfAnotherMachine(pytest.Module):
+    """A module whose tests cannot run here: one line in the summary, instead of a thousand tests that are skipped."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        pytest.skip("needs an NVIDIA Hopper GPU", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Collect nothing of tests/gpu where there is no such GPU."""
+    if module_path.is_relative_to(_ROOT / "tests" / "gpu") and not _hopper():
+        return _OfAnotherMachine.from_parent(parent, path=module_path)
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with the reason, the tests whose packages or hardware are absent."""
     for item in items:
@@ -72,6 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA Hopper GPU"))
 
 
+@functools.cache
 def _hopper() -> bool:
     if not _HAS_TORCH:
         return False

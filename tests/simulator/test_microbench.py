@@ -48,6 +48,8 @@ def _tool(name: str) -> Path:
 
 def _representatives() -> Iterator:
     """Of each kind the one with most registers per lane, which is where ptxas gives up first, and every seventh."""
+    if find_spec("triton") is None:
+        return  # ptxas comes with it
     suite = chosen(MULTIPROCESSORS, sorted(NAMES))
     for i, experiment in enumerate(suite):
         parameters = getattr(experiment, "parameters", {"i": i})
