@@ -15,7 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -113,34 +113,64 @@ def _kinship(test: str, path: str) -> int:
 
 
 def judge(root: Path, edits: list[Edit], work: Path, workers: int, folders: list[str]) -> list[Outcome]:
-    """Return the outcome of every edit, in the order given; what a folder of an earlier run knows is not run again."""
+    """Return the outcome of every edit, in the order given; what a folder of an earlier run knows is not run again.
+
+    A test that found an edit is run once more without one, and counts for nothing if it fails there too.
+    """
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "times.json").exists():
         reached_lines.measure(root, folders, work, workers, ["-m", "not optional and not gpu and not nightly"])
     reached = reached_lines.read(root, work)
-    copies: SimpleQueue[Path] = SimpleQueue()
-    for number in range(workers):
-        copies.put(_copy(root, work / f"copy{number}"))
+    copies = [_copy(root, work / f"copy{number}") for number in range(workers)]
+    outcomes = _outcomes(edits, work, copies, reached)
+    blamed = sorted({outcome.by.partition(" ")[2] for outcome in outcomes} & set(reached.seconds))
+    void = fail_without_an_edit(blamed, copies[0])
+    if not void:
+        return outcomes
+    sound = {test: seconds for test, seconds in reached.seconds.items() if test not in void}
+    again = [outcome.edit for outcome in outcomes if outcome.by.partition(" ")[2] in void]
+    _forget({edit.key for edit in again}, work)
+    _outcomes(again, work, copies, replace(reached, seconds=sound))
+    return _outcomes(edits, work, copies, reached)
+
+
+def _forget(keys: set[str], work: Path) -> None:
+    """Take edits out of the log of a folder."""
     log = work / "outcomes.jsonl"
-    known = (
-        {line["key"]: line["outcome"] for line in map(json.loads, log.read_text().splitlines())} if log.exists() else {}
-    )
+    kept = [line for line in log.read_text().splitlines() if json.loads(line)["key"] not in keys]
+    log.write_text("".join(line + "\n" for line in kept))
+
+
+def _outcomes(edits: list[Edit], work: Path, copies: list[Path], reached: Reached) -> list[Outcome]:
+    """Return the outcomes of edits; each is written to the log of a folder as soon as it is known."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+    log = work / "outcomes.jsonl"
+    log.touch()
+    known = {line["key"]: line["outcome"] for line in map(json.loads, log.read_text().splitlines())}
 
     def one(change: Edit) -> Outcome:
         if change.key in known:
             return Outcome(change, **known[change.key])
-        copy = copies.get()
+        copy = free.get()
         try:
             outcome = run(change, copy, reached)
         finally:
-            copies.put(copy)
+            free.put(copy)
         stored = {name: value for name, value in asdict(outcome).items() if name != "edit"}
         with log.open("a") as file:
             file.write(json.dumps({"key": change.key, "outcome": stored}) + "\n")
         return outcome
 
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(len(copies)) as pool:
         return list(pool.map(one, edits))
+
+
+def fail_without_an_edit(tests: list[str], copy: Path) -> set[str]:
+    """Return those of some tests that fail in a copy of the code as it stands: what they find is no finding."""
+    lines = _printed(tests, copy, 3600, {}, ["--maxfail=1000000"])[1]
+    return {line.split(" - ")[0].partition(" ")[2] for line in lines}
 
 
 def _copy(root: Path, copy: Path) -> Path:
@@ -169,10 +199,20 @@ def run(change: Edit, copy: Path, reached: Reached) -> Outcome:
 
 def _failure(tests: list[str], copy: Path, seconds: float, extra: dict[str, str]) -> str:
     """Return the first test that fails, or why none could be run; nothing where all pass."""
+    code, lines = _printed(tests, copy, START_SECONDS + PATIENCE * seconds, extra, ["-x"])
+    if code is None:
+        return "runs forever"
+    return "" if code == 0 else lines[0].split(" - ")[0] if lines else f"pytest ends with {code}"
+
+
+def _printed(
+    tests: list[str], copy: Path, limit: float, extra: dict[str, str], options: list[str]
+) -> tuple[int | None, list[str]]:
+    """Run tests in a copy; return pytest's exit code, none beyond a limit in s, and its lines about failures."""
     listed = copy.parent / f"{copy.name}.tests"
     listed.write_text("\n".join(tests) + "\n")
     printed = copy.parent / f"{copy.name}.printed"
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", *options]
     command += ["-p", "no:cacheprovider", "--timeout=0"]
     command += ["-o", "addopts=--import-mode=importlib --doctest-modules --benchmark-disable -rfE", f"@{listed}"]
     paths = [str(copy), *(str(copy / folder) for folder in ("kernels", "simulator", "reference"))]
@@ -183,14 +223,11 @@ def _failure(tests: list[str], copy: Path, seconds: float, extra: dict[str, str]
             command, cwd=copy, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            code = tested.wait(START_SECONDS + PATIENCE * seconds)
+            code = tested.wait(limit)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(tested.pid, signal.SIGKILL)
             tested.wait()
-    if code is None:
-        return "runs forever"
-    lines = [line for line in printed.read_text().splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return "" if code == 0 else lines[0].split(" - ")[0] if lines else f"pytest ends with {code}"
+    return code, [line for line in printed.read_text().splitlines() if line.startswith(("FAILED ", "ERROR "))]
