@@ -167,12 +167,15 @@ def _term(module: str, function: str, node: Any, kind: str, path: tuple, other: 
     return Term(module, function, node.lineno, ast.unparse(node), kind, path, other)
 
 
-def _mutant(term: Term, edit: str) -> Any:
-    """The module's code with a term deleted or halved; None where that changes nothing, as of half of 0."""
+def _changes(term: Term, edit: str) -> bool:
+    """Whether an edit changes anything: half of 0 is 0."""
+    return edit == "deleted" or term.text not in {"0.0", "0", "np.inf", "-np.inf", "np.nan", "math.inf"}
+
+
+def _mutant(term: Term, edit: str) -> CodeType:
+    """The module's code with a term deleted or halved."""
     tree = ast.parse((ROOM / f"{term.module}.py").read_text(encoding="utf-8"))
     node = _at(tree, term.path)
-    if edit == "halved" and term.text in {"0.0", "0", "np.inf", "-np.inf", "np.nan", "math.inf"}:
-        return None
     if edit == "deleted" and term.kind == "arm":
         _put(tree, term.other[:-1], copy.deepcopy(_at(tree, term.other)))
     else:
@@ -329,7 +332,7 @@ class Found(NamedTuple):
 def examine(every: list[Term], stages: tuple[tuple[str, ...], ...] = (PINNED,), jobs: int = 1) -> list[Found]:
     """Plant both mutants of every term; later stages see those which pass all tests of the earlier ones."""
     edits = ("deleted", "halved")
-    seen = {(term, edit): "" for term in every for edit in edits if _mutant(term, edit) is not None}
+    seen = {(term, edit): "" for term in every for edit in edits if _changes(term, edit)}
     for files in stages:
         left = [mutant for mutant, name in seen.items() if not name]
         seen |= first_failures(left, files, jobs)
