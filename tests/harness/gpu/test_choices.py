@@ -8,6 +8,7 @@ import pytest
 
 from fa3verify.gpu import choices
 from fa3verify.gpu.choices import TEN, Choice, csv_text, page, read, regret
+from tests.sampling import sampled
 
 FOLDER = Path(__file__).parents[3] / "reports" / "h200" / "simulator" / "tune"
 NAN = float("nan")
@@ -44,7 +45,7 @@ def test_the_committed_page_is_that_of_its_data() -> None:
     assert {r.problem for r in rows} == set(range(10))
 
 
-@pytest.mark.parametrize("number", [3, 6])  # 16 bits and e4m3, with fewest schedules
+@pytest.mark.parametrize("number", sampled([3, 6], [6]))  # 16 bits and e4m3, with fewest schedules
 def test_the_first_choice_that_was_timed_is_still_the_first(number: int) -> None:
     timed = next(r for r in read(FOLDER / "choices.csv") if (r.problem, r.place) == (number, 1))
     (_, first, cycles), *_ = choices.chosen(TEN[number], "h200")

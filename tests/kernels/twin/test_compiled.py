@@ -15,12 +15,26 @@ import fa3_kernels.twin
 from fa3_kernels.twin import compiled
 
 PACKAGE = Path(fa3_kernels.twin.__file__).parent
-# a loop in one file whose scalar callee lives in another
+# A loop in one file whose scalar callee lives in another, as the twin's do, and small enough to be compiled often.
+SOURCES = {
+    "scalar.py": "from fa3_kernels.twin.compiled import inlined\n@inlined\ndef doubled(x):\n    return 2 * x\n",
+    "loop.py": """
+from fa3_kernels.twin.compiled import compiled
+from fa3_kernels.twin.scalar import doubled
+@compiled
+def total(count):
+    found = 0.0
+    for _ in range(count):
+        found += doubled(1.0)
+    return found
+""",
+    "tables.json": "[]",
+    "__init__.py": "",
+}
 RUN = """
-import numpy as np
-from fa3_kernels.twin import convert, float32
-print(float32.exp2_scaled(np.ones((1, 8), np.float32), np.ones(1), np.zeros(1))[0, 0])
-print(sum(float32._exp2_scaled_loop.stats.cache_hits.values()))
+from fa3_kernels.twin import loop
+print(loop.total(1))
+print(sum(loop.total.stats.cache_hits.values()))
 """
 
 
@@ -33,9 +47,12 @@ def run(code: str, tree: Path, **environment: str) -> list[str]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the twin package that may be edited."""
+    """A small package in place of the twin, with the twin's own ``compiled.py``."""
     package = tmp_path / "source" / "fa3_kernels"
-    shutil.copytree(PACKAGE, package / "twin", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "twin").mkdir(parents=True)
+    for name, text in SOURCES.items():
+        (package / "twin" / name).write_text(text)
+    shutil.copy(PACKAGE / "compiled.py", package / "twin")
     (package / "__init__.py").write_text("")
     return package.parent
 
@@ -44,9 +61,9 @@ def test_an_edited_callee_in_another_file_is_compiled_again(tree: Path, tmp_path
     cache = {"FA3VERIFY_CACHE": str(tmp_path / "cache")}
     assert run(RUN, tree, **cache) == ["2.0", "0"]
     assert run(RUN, tree, **cache) == ["2.0", "1"], "the second process must load what the first compiled"
-    callee = tree / "fa3_kernels" / "twin" / "mufu_loops.py"
+    callee = tree / "fa3_kernels" / "twin" / "scalar.py"
     source = callee.read_text()
-    edited = source.replace("exponent = np.int32((fixed >> 23) + 127)", "exponent = np.int32((fixed >> 23) + 128)")
+    edited = source.replace("2 * x", "4 * x")
     assert edited != source
     callee.write_text(edited)
     assert run(RUN, tree, **cache) == ["4.0", "0"], "stale code was run"
@@ -68,7 +85,7 @@ def test_the_hash_covers_every_source_and_table(tree: Path) -> None:
             path.write_text(content)
     assert compiled.source_hash(package) == before
     assert len(seen) == 1 + len([p for p in package.iterdir() if p.suffix in (".py", ".json")])
-    (package / "mufu_tables.json").rename(package / "other.json")
+    (package / "tables.json").rename(package / "other.json")
     assert compiled.source_hash(package) not in seen
 
 
