@@ -18,7 +18,8 @@ import select
 import signal
 import sys
 import tomllib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -32,17 +33,16 @@ ROOM = ROOT / "reference" / "fa3_reference" / "bounds"
 MODULES = ("head", "state", "steps", "forward", "epilogue", "gradient_weights", "gradient_sums", "backward")
 MODULES += ("quantisation", "quantizer", "enclosure", "model")
 TESTS = ROOT / "tests" / "reference" / "bounds"
-PINNED = tuple(sorted(str(path) for path in TESTS.glob("test_terms_*.py")))
-FIRST = {
-    "gradient_weights": "backward",
-    "gradient_sums": "backward",
-    "quantizer": "quantiser",
-    "quantisation": "quantiser",
+_SEEN_BY = {  # the pinned tests of each module
+    "backward": ("backward",),
+    "gradient_weights": ("backward",),
+    "gradient_sums": ("backward",),
+    "quantisation": ("quantiser",),
+    "quantizer": ("quantiser",),
+    "enclosure": ("enclosure",),
+    "steps": ("forward", "backward"),
 }
-OTHERS = tuple(
-    str(TESTS / f"test_{name}.py")
-    for name in ("corners", "forward", "hypotheses", "gradient_hypotheses", "backward", "quantizer", "enclosure")
-)
+OTHERS = ("corners", "forward", "hypotheses", "gradient_hypotheses", "backward", "quantizer", "enclosure")
 GEOMETRY = {"_row_tiles", "key_parts", "tiles", "hidden", "empty", "put", "_tiles"}  # rows and keys, no error
 ARMS = {"maximum", "minimum", "fmin", "where", "clip", "max", "min"}
 SHAPES = {"range", "slice", "arange", "zeros", "empty", "full", "ones", "cast", "zip", "ValueError"}
@@ -279,8 +279,6 @@ def _judge(items: list[pytest.Item], mutant: tuple[Term, str] | None) -> str:
     try:
         if mutant:
             _plant(*mutant)
-            own = f"test_terms_{FIRST.get(mutant[0].module, mutant[0].module)}.py"
-            items = sorted(items, key=lambda item: item.path.name != own)
         for item in items:
             if not _passes(item):
                 return item.nodeid
@@ -302,6 +300,22 @@ def _passes(item: pytest.Item) -> bool:
     finally:
         setup.teardown_exact(None)
     return True
+
+
+def breaks(check: Callable[[], object], term: Term, edit: str) -> bool:
+    """Whether a check fails on a mutant, in a process of its own."""
+    importlib.import_module(f"fa3_reference.bounds.{term.module}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, none of which the child needs
+        child = os.fork()
+    if child == 0:
+        try:
+            _plant(term, edit)
+            check()
+        except Exception:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 def first_failures(
@@ -329,13 +343,20 @@ class Found(NamedTuple):
     halved: str | None
 
 
-def examine(every: list[Term], stages: tuple[tuple[str, ...], ...] = (PINNED,), jobs: int = 1) -> list[Found]:
-    """Plant both mutants of every term; later stages see those which pass all tests of the earlier ones."""
+def pinned(module: str) -> tuple[str, ...]:
+    """Return the files of the tests that pin the numbers of a module."""
+    return tuple(str(TESTS / f"test_terms_{name}.py") for name in _SEEN_BY.get(module, ("forward",)))
+
+
+def examine(every: list[Term], jobs: int = 1, is_pinned_only: bool = False) -> list[Found]:
+    """Plant both mutants of every term; the other tests see those which pass all pinned ones."""
     edits = ("deleted", "halved")
     seen = {(term, edit): "" for term in every for edit in edits if _changes(term, edit)}
-    for files in stages:
-        left = [mutant for mutant, name in seen.items() if not name]
-        seen |= first_failures(left, files, jobs)
+    for files in dict.fromkeys(pinned(term.module) for term in every):
+        seen |= first_failures([mutant for mutant in seen if pinned(mutant[0].module) == files], files, jobs)
+    left = [mutant for mutant, name in seen.items() if not name]
+    if left and not is_pinned_only:
+        seen |= first_failures(left, tuple(str(TESTS / f"test_{name}.py") for name in OTHERS), jobs)
     return [Found(term, *(seen.get((term, edit)) for edit in edits)) for term in every]
 
 
@@ -370,8 +391,7 @@ def table(found: list[Found]) -> str:
         equal = sum(not name and term.key in reasons for term, name in of_edit)
         total = len(of_edit) - equal
         lines.append(f"- {edit}: {seen} of {total} found; {equal} more change no number, each for the reason given.")
-    pinned = {Path(path).name for path in PINNED}
-    by = sum(bool(name) and name.split("/")[-1].split("::")[0] in pinned for *_, name in edits)
+    by = sum("test_terms_" in name for *_, name in edits)
     lines += [f"- {by} of them by a pinned test.", ""]
     for module in dict.fromkeys(x.term.module for x in found):
         lines += [
@@ -397,9 +417,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--pinned", action="store_true", help="run the pinned tests alone")
     options = parser.parse_args()
-    stages = (PINNED,) if options.pinned else (PINNED, OTHERS)
     every = [term for module in options.modules for term in terms(module)]
-    found = examine(every, stages, options.jobs)
+    found = examine(every, options.jobs, options.pinned)
     options.out.write_text(table(found), encoding="utf-8")
     lost = [x for x in found if "" in (x.deleted, x.halved) and x.term.key not in explained()]
     for x in lost:

@@ -74,7 +74,7 @@ def weights(problem: AttentionProblem, h: Head, model: BackwardModel) -> Weights
     lse = (h.lse * LOG2_E)[:, None]
     dx = dx + gamma(roundings) * (np.abs(x) + dx) + gamma(2) * np.abs(lse)
     x = x - lse
-    dx = (dx + U_FP32 * (np.abs(x) + dx) + FP32_MIN_NORMAL * (4 + np.abs(s) + ds)) * OUTWARD
+    dx = (dx + U_FP32 * (np.abs(x) + dx) + FP32_MIN_NORMAL * (np.abs(s) + ds)) * OUTWARD
     if model.forward == "own":
         dx = _with_own_lse(x, dx, h.visible, model.exp_error)
     low = np.where(x - dx < -126, 0.0, np.exp2(x - dx) * (1 - model.exp_error) / OUTWARD)

@@ -197,8 +197,8 @@ def softcap_error(
     own = EX2_REL * np.minimum(0.5, inverse) + inverse * (U_FP32 + RCP_REL) + U_FP32 * (np.abs(tanh) + carried)
     if tanh_error:
         own = tanh_error * np.minimum(np.abs(tanh) + carried, 1.0)
-    own = weight * own * (1 + 2.0**-20) + 2.0**-125
-    return c * tanh, c * (carried + own + 2.0**-50)
+    own = weight * own * (1 + 2.0**-20)
+    return c * tanh, c * (carried + own + 2.0**-50)  # of float64's tanh, and of what is flushed
 
 
 def binary32_error(low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -121,4 +121,4 @@ def tanh_error(x: float, dx: float, unit: float, relative: float, weight: float 
     own = EX2 * min(0.5, twice_rcp) + twice_rcp * (U + RCP) + U * (abs(tanh) + carried)
     if relative:
         own = relative * min(abs(tanh) + carried, 1.0)
-    return carried + weight * own * (1 + 2.0**-20) + 2.0**-125 + 2.0**-50
+    return carried + weight * own * (1 + 2.0**-20) + 2.0**-50

@@ -111,7 +111,7 @@ def exponents(r: Rows, i: int, j: int, m: BackwardModel) -> tuple[float, float, 
     roundings = 4 if m.exponent == "rounded" else 3
     dx = dx + g(roundings) * (abs(x) + dx) + g(2) * abs(log)
     x -= log
-    dx = (dx + U * (abs(x) + dx) + LEAST * (4 + abs(s) + ds)) * FLOAT64_ROOM
+    dx = (dx + U * (abs(x) + dx) + LEAST * (abs(s) + ds)) * FLOAT64_ROOM
     return x, dx, slope, slope_off
 
 

@@ -195,3 +195,11 @@ def test_weights_at_the_end_of_binary32_may_be_flushed_and_never_err_by_nothing(
         for facts in ({}, {"accumulator": "fp32"}):
             far = replace(x, lse=np.full_like(x.lse, lse))
             assert_is_by_hand(problem, far, BackwardModel("bf16", out_dtype="fp32", **facts))
+
+
+def test_a_gradient_of_lse_of_a_row_that_sees_no_key_counts_nowhere() -> None:
+    problem, x = drawn("bf16", 11, 2, 3, 2, causal=True, softmax_scale=0.3)
+    dlse = np.zeros(problem.lse_shape, np.float32)
+    dlse[..., 0] = 1
+    for facts in ({}, {"accumulator": "fp32"}):
+        assert_is_by_hand(problem, replace(x, dlse=dlse), BackwardModel("bf16", out_dtype="fp32", **facts))
