@@ -159,7 +159,7 @@ def _descale(amax: np.ndarray, moved: np.ndarray, steps: int, power_of_two: bool
         return np.ldexp(1.0, np.where(fraction == 0.5, exponent - 1, exponent))
 
     exact = np.where(amax > 0, of(amax), 1.0)
-    low = of(np.maximum(amax - moved, 0.0) * (1 - _gamma(steps)))
+    low = of((amax - moved) * (1 - _gamma(steps)))  # no less than the least descale
     high = of((amax + moved) * (1 + _gamma(steps)))
     error = np.maximum(np.abs(high - exact), np.abs(exact - low))
     may_vanish = (amax <= moved) & (moved > 0)  # a maximum that is computed as 0 has descale 1

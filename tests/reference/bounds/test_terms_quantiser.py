@@ -58,7 +58,7 @@ def test_what_a_quantiser_stores_is_off_by_what_its_formulas_make_by_hand(seed, 
     problem, q, k, v = (x * size if isinstance(x, np.ndarray) else x for x in one_head(3))
     scheme = QuantScheme("head", hadamard_seed=seed, k_mean=k_mean)
     given = descales(0.3 * size, 0.5 * size, 0.7 * size)
-    _, bound = stored_values(problem, (q, k, v), scheme, given, 5)
+    value, bound = stored_values(problem, (q, k, v), scheme, given, 5)
     rows = {"q": q[0, :, 0], "k": k[0, :, 0], "v": v[0, :, 0]}
     turned = condition(problem, q, k, scheme)
     exact = {"q": turned.q[0, :, 0], "k": turned.k[0, :, 0], "v": rows["v"]}
@@ -72,6 +72,8 @@ def test_what_a_quantiser_stores_is_off_by_what_its_formulas_make_by_hand(seed, 
             for row in rows["q"]
         ]
         np.testing.assert_allclose(bound.lse_correction[0, 0], shift, rtol=1e-13, atol=0)
+        np.testing.assert_allclose(value.lse_correction[0, 0], 0.7 * rows["q"] @ mean, rtol=1e-13, atol=0)
+    assert k_mean == bool(bound.lse_correction.any()) == bool(value.lse_correction.any())
     np.testing.assert_allclose(bound.k_mean[0, 0], mean_off, rtol=1e-13, atol=0)
     if seed is not None:
         off |= {name: rotated(rows[name], off[name]) for name in "qk"}
@@ -103,23 +105,52 @@ def test_descales_end_at_the_normal_numbers_whose_reciprocals_are_normal() -> No
 
 
 def test_a_power_of_two_lies_where_the_least_and_the_largest_maximum_lead() -> None:
-    """Beside 448 one rounding of the maximum doubles the descale; 448 itself keeps it, upwards it is doubled."""
+    """Beside 448 one rounding of the maximum doubles the descale or halves it; elsewhere it does not."""
     problem, *_ = one_head(1)
     scheme = QuantScheme("head", power_of_two=True)
-    for largest, exact, error in (
-        (448.0, 1.0, 1.0),
-        (447.0, 1.0, 0.0),
-        (448 * (1 + 2.0**-25), 2.0, 1.0),
-        (450.0, 2.0, 0),
-    ):
+    above = 1 + 0.75 * 2.0**-24
+    below = 1 - 0.75 * 2.0**-24
+    cases = ((448.0, 1.0, 1.0), (447.0, 1.0, 0.0), (448 * 8.0, 8.0, 8.0), (450.0, 2.0, 0.0))
+    for largest, exact, error in (*cases, (448 * above, 2.0, 1.0), (448 * below, 1.0, 1.0)):
         arrays = tuple(np.full(shape, largest) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
         value, bound = stored_values(problem, arrays, scheme, descales(1, 1, 1), 1)
         assert [x.item() for x in value.descales] == [exact] * 3
         assert [x.item() for x in bound.descales] == [error] * 3
-    three = tuple(np.full(shape, 448 * (1 + 2.5 * 2.0**-24)) for shape in (problem.q_shape, problem.k_shape))
-    turned = QuantScheme("head", power_of_two=True, hadamard_seed=1)
-    _, bound = stored_values(problem, (*three, arrays[2]), turned, descales(1, 1, 1), 1)
-    assert bound.descales[0].item() > 0
+
+
+def two_keys(first: float, second: float) -> tuple[AttentionProblem, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    problem, q, _, v = one_head(2)
+    k = np.empty(problem.k_shape)
+    k[0, 0], k[0, 1] = first, second
+    return problem, (q, k, v)
+
+
+def test_what_centring_moves_takes_part_in_the_least_and_the_largest_maximum() -> None:
+    """Two keys whose mean is 0: each is off by 7 roundings once centred, and the descale's own is the eighth."""
+    scheme = QuantScheme("head", power_of_two=True, k_mean=True)
+    for roundings, exact, error in ((7.5, 2.0, 1.0), (8.5, 2.0, 0.0), (-7.5, 1.0, 1.0), (-8.5, 1.0, 0.0)):
+        size = 448 * (1 + roundings * 2.0**-24)
+        problem, arrays = two_keys(size, -size)
+        value, bound = stored_values(problem, arrays, scheme, descales(1, 1, 1), 5)
+        assert value.descales[1].item() == exact
+        assert bound.descales[1].item() == error
+
+
+def test_a_maximum_that_may_be_computed_as_nothing_may_have_descale_1() -> None:
+    """Keys of 1 and 1 + 2^-24: each is 2^-25 from the mean, of which 7 roundings may leave nothing."""
+    problem, arrays = two_keys(1.0, 1 + 2.0**-24)
+    value, bound = stored_values(problem, arrays, QuantScheme("head", k_mean=True), descales(1, 1, 1), 5)
+    assert value.descales[1].item() == 2.0**-25 / 448
+    np.testing.assert_allclose(bound.descales[1].item(), 1 - 2.0**-25 / 448, rtol=1e-14)
+
+
+def test_each_block_of_rows_is_scaled_by_its_own_descale() -> None:
+    problem, q, k, v = one_head(5)
+    scheme = QuantScheme("block", 1, 2, 3)
+    given = tuple(np.array([[x]]) for x in ([1.0, 3.0], [1.0, 5.0, 7.0], [2.0, 9.0]))
+    value, _ = stored_values(problem, (q, k, v), scheme, given, 5)  # type: ignore[arg-type]
+    for scaled, x, factors in zip(value.scaled, (q, k, v), ([1, 3], [1, 1, 5, 5, 7], [2, 2, 2, 9, 9]), strict=True):
+        np.testing.assert_allclose(scaled[0, :, 0], x[0, :, 0] / np.array(factors)[:, None], rtol=1e-14)
 
 
 def test_a_maximum_that_may_be_nothing_may_have_descale_1_and_one_that_is_nothing_has() -> None:
@@ -188,7 +219,7 @@ def test_what_quantising_costs_is_what_its_formulas_make_by_hand(sizes, softcap)
 
 
 def test_a_light_key_that_may_gain_much_counts_with_all_of_its_weight() -> None:
-    """The first key has e^-12 of the weight, and its score may move by 2: what it takes part with is far from linear."""
+    """The first key has e^-12 of the weight, and its score may move by 2, far from what is linear."""
     problem = AttentionProblem(1, 1, 1, 1, 2, 1, dtype="e4m3", softmax_scale=1.0)
     k, v = (np.array(x).reshape(problem.k_shape) for x in ([0.0, 12.0], [1.0, -1.0]))
     dk = np.array([2.0, 1e-3]).reshape(problem.k_shape)
