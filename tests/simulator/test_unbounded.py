@@ -148,26 +148,3 @@ def test_equal_words_of_two_kernels_leave_different_states() -> None:
         family.prepare((27,))
         states.append(_state(Checker(family.program((5,))), family, (5,), is_persistent=False))
     assert states[0] != states[1]
-
-
-def test_an_arrival_that_may_come_a_round_early_is_found_in_one_order() -> None:
-    """Two actors arrive twice each at a barrier that counts two: one's second may end the first round."""
-    builder, barrier = Builder("early"), Mbarrier("b", 2)
-    for name in ("one", "two"):
-        stream = builder.actor(name, 32, 24)
-        for _ in range(2):
-            stream.arrive(barrier)
-    waiting = builder.actor("waiting", 32, 24)
-    waiting.wait(barrier, 0)
-    assert any("not ordered after the end of the round before" in x.text for x in check(builder.build()))
-
-
-def test_a_wait_that_a_later_phase_may_overtake_is_found_in_one_order() -> None:
-    builder, barrier = Builder("late"), Mbarrier("b", 1)
-    first = builder.actor("arriving", 32, 24)
-    first.arrive(barrier)
-    first.wait(barrier, 0)
-    first.arrive(barrier)
-    builder.actor("waiting", 32, 24).wait(barrier, 0)
-    texts = [x.text for x in Checker(builder.build(), 3).run() + Checker(builder.build(), 4).run()]
-    assert any("its next phase may end before" in x or "deadlock" in x or "earlier phase" in x for x in texts)

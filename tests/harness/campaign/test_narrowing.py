@@ -57,7 +57,9 @@ def test_without_patterns_nothing_is_left_out_and_one_that_matches_nothing_is_re
 
 
 def test_a_limit_bounds_trials_and_cases():
-    for task in plan([Only(limit=2).of(KERNEL)], "quick", 0, limit=2):
+    tasks = plan([Only(limit=2).of(KERNEL)], "quick", 0, limit=2)
+    assert {task.kind for task in tasks} == {"family", "cover", "law"}
+    for task in tasks:
         assert task.arguments.get("max_examples", task.arguments.get("limit")) == 2
 
 

@@ -51,13 +51,18 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["verify", "nonsense"], ["verify", "twin.fp16+nonsense"], ["verify", "a:b:c"], ["verify", "os:getcwd"]],
+    ("kernel", "words"),
+    [
+        ("nonsense", "unknown kernel 'nonsense'"),
+        ("twin.fp16+nonsense", "'nonsense'"),
+        ("a:b:c", "a:b:c"),
+        ("os:getcwd", "os:getcwd"),
+    ],
 )
-def test_an_unknown_kernel_is_a_usage_error_that_names_it(arguments, tmp_path):
-    result = run(*arguments, "--quick", "--out", tmp_path / "out")
+def test_an_unknown_kernel_is_a_usage_error_that_names_it(kernel, words, tmp_path):
+    result = run("verify", kernel, "--quick", "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert arguments[1].partition("+")[2] in one_line(result) or arguments[1] in result.stderr
+    assert words in one_line(result)
     assert not (tmp_path / "out").exists()
 
 
@@ -87,10 +92,8 @@ def test_an_output_path_that_is_a_file_is_refused(tmp_path):
     assert "cannot be written" in one_line(result)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_output_directory_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
-    result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
+def test_an_output_directory_that_nobody_may_write_is_refused():
+    result = run("verify", "twin.fp16", "--quick", "--out", "/proc/self")
     assert result.exit_code == 2
     assert "cannot be written" in one_line(result)
 

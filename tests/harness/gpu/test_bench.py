@@ -194,10 +194,13 @@ def test_unseen_shapes_are_neither_packed_nor_split_as_their_rows_do_not_say_so(
 
 
 def test_every_variant_of_the_schedules_has_a_configuration():
+    configured = set()
     for cell in [x for grid in ("schedules", "unseen", "unseen2", "unseen3") for x in cells.select(grid, DTYPES)]:
         for kernel in kernels.ours():
             if kernel.takes(cell) and kernel.options:
                 config_of(cell.problem, **kernel.options(cell))
+                configured.add(kernel.name)
+    assert {"gluon.128x64", "gluon.192x64", "gluon.192x128", "gluon.no_specialisation", "gluon.no_overlap"} < configured
 
 
 def test_input_copies_exceed_the_cache_twice_but_are_at_most_three():

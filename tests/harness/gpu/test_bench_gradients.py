@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -54,7 +56,9 @@ def test_right_gradients_are_within_the_bound(cell: Cell) -> None:
     ],
 )  # fmt: skip
 def test_another_function_has_no_speed(cell: Cell, fault: BackwardFault) -> None:
-    assert judge(cell, *timed(cell, fault)).trouble is not None
+    trouble = judge(cell, *timed(cell, fault)).trouble
+    assert trouble is not None
+    assert re.fullmatch(r"computes something else: error / bound [0-9.e+]{3,8} in the sampled rows", trouble)
 
 
 def test_the_truth_of_a_cell_is_computed_once_for_all_of_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

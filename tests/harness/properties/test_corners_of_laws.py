@@ -101,20 +101,21 @@ OVERFLOWS = Recipe(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of sums with infinities
-@pytest.mark.parametrize("law", [law for law in LAWS if "forward" in law.operations], ids=lambda law: law.name)
+@pytest.mark.parametrize("law", [law for law in LAWS if law.applies(find("twin.fp16"))], ids=lambda law: law.name)
 def test_no_law_asks_anything_of_values_that_overflowed_behind_a_mask(law):
     """0 times Inf is NaN in every row of a visited tile, as the table of special values says."""
     candidate = find("twin.fp16")
-    if not law.applies(candidate):
-        return
+    asked = []
 
     def check(trial: Trial) -> None:
         overflowed = replace(trial, case=replace(trial.case, recipe=OVERFLOWS))
         with suppress(ValueError):  # it does not take the trial
             assert replay_trial(law.name, candidate, overflowed) is None
+            asked.append(overflowed)
 
     with independent(f"overflow {law.name}") as backend:
         quick = settings(
             backend=backend, max_examples=4, deadline=None, database=None, suppress_health_check=HealthCheck
         )
         seed(0)(quick(given(law.draw(candidate))(check)))()
+    assert asked

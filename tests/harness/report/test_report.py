@@ -143,7 +143,9 @@ def test_only_what_is_above_the_bound_has_the_colour_of_an_error(studies):
 def test_dark_and_print_styles_define_every_colour_used(page):
     text = page.read_text("utf-8")
     dark = text[text.index("prefers-color-scheme: dark") : text.index("* { box-sizing")]
-    for name in set(re.findall(r"var\((--[\w-]+)\)", text)):
+    used = set(re.findall(r"var\((--[\w-]+)\)", text))
+    assert len(used) > 5
+    for name in used:
         assert f"{name}:" in text, f"{name} is used but not defined"
         assert f"{name}:" in dark, f"{name} has no dark value"
 
