@@ -1,0 +1,90 @@
+"""What users' stored results rest on, as short digests: drawn operands, planned cases, and options of the verbs.
+
+    python -m tests.harness.pinned > tests/harness/pinned.json
+
+writes them anew after a change that is meant to move them; stored baselines and replay files then are of other inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from typing import Any
+
+import click
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify import candidates
+from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.campaign.tasks import plan
+from fa3verify.cli.main import main
+from fa3verify.inputs.recipe import FAMILIES, UNCOMMON, Recipe
+
+PROBLEM = AttentionProblem(2, 4, 2, 21, 70, 64)
+KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.bf16", "twin.flash2.bf16")
+
+
+def digest(*parts: bytes) -> str:
+    """Return twelve hexadecimal digits of the parts, one behind the other."""
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
+
+
+def of_json(value: Any) -> str:
+    """Return the digest of a value as canonical JSON."""
+    return digest(json.dumps(value, sort_keys=True).encode())
+
+
+def draws() -> dict[str, str]:
+    """Return the digest of q, k and v of every family that needs no file, as float64, for two seeds."""
+    found = {}
+    for family in (*FAMILIES, *UNCOMMON):
+        if family.distribution == "activations":
+            continue
+        recipes = [Recipe(family.distribution, family.params, seed) for seed in (0, 5)]
+        arrays = [np.ascontiguousarray(x, np.float64) for recipe in recipes for x in recipe.draw(PROBLEM)]
+        found[family.name] = digest(*(x.tobytes() for x in arrays))
+    return found
+
+
+def plans() -> dict[str, str]:
+    """Return the digest of the tasks of a campaign and of all cases of its families, by kernel and profile."""
+    found = {}
+    for name in KERNELS:
+        for profile in PROFILES:
+            introduced = introduce(name, profile)
+            tasks = [(task.kind, task.label, task.durable, task.arguments) for task in plan([introduced], profile, 0)]
+            cases = [
+                case.to_json()
+                for family in introduced.families
+                for case in family_cases(candidates.find(name), family, PROFILES[profile], 0)
+            ]
+            found[f"{name} {profile}"] = of_json([tasks, cases])
+    return found
+
+
+def options() -> dict[str, dict[str, str]]:
+    """Return type, range, default and number of every parameter of every verb."""
+    verbs = main.commands if isinstance(main, click.Group) else {}
+    return {verb: {x.name or "": _parameter(x) for x in command.params} for verb, command in sorted(verbs.items())}
+
+
+def _parameter(x: click.Parameter) -> str:
+    """Return how a parameter is written, and what it takes."""
+    kind = x.type.name if isinstance(x.type, click.Path) else repr(x.type)
+    facts = [" ".join(x.opts), kind, f"nargs {x.nargs}", "required" * x.required]
+    if isinstance(x, click.Option):
+        is_given = isinstance(x.default, (str, int, float)) and not isinstance(x.default, bool)
+        facts += [f"default {x.default!r}" * is_given, "flag" * x.is_flag, "several" * x.multiple]
+    return ", ".join(fact for fact in facts if fact)
+
+
+def all_pinned() -> dict[str, dict[str, Any]]:
+    """Return everything, by kind."""
+    return {"draws": draws(), "plans": plans(), "options": options()}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(all_pinned(), indent=1, sort_keys=True) + "\n")
