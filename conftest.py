@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "ci", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "ci", derandomize=True, deadline=None, database=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("release", deadline=None, max_examples=300, print_blob=True)
 settings.register_profile("soak", deadline=None, max_examples=3000, print_blob=True)

@@ -27,7 +27,7 @@ from fa3verify.inputs.recipe import (
 )
 from fa3verify.inputs.strategies import Limits, cases, recipes
 
-FEW = settings(derandomize=True, database=None, deadline=None, max_examples=100)
+FEW = settings(derandomize=True, database=None, deadline=None, max_examples=30)
 PROBLEM = AttentionProblem(batch=2, nheads=4, nheads_kv=2, seqlen_q=70, seqlen_k=130, head_dim=64)
 VARLEN = AttentionProblem.varlen((3, 0, 65), (70, 5, 0), nheads=4, nheads_kv=2, head_dim=32, causal=True)
 DRAWN = [family for family in FAMILIES if family.distribution != "activations"]

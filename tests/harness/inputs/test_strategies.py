@@ -14,7 +14,7 @@ from fa3verify.inputs.strategies import Inputs, Limits, cases, problems, quant_s
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=2000)
 FEW = settings(
-    derandomize=True, database=None, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+    derandomize=True, database=None, deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 PLAIN = Limits(
     dtypes=("bf16",),

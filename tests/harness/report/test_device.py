@@ -17,6 +17,7 @@ from fa3_simulator.machine import load
 from fa3verify.cli.main import main
 from fa3verify.gpu import timings
 from fa3verify.gpu.bench.ratios import geometric_mean
+from fa3verify.report import svg
 from fa3verify.report.device import keys, page, speed
 from fa3verify.report.device.source import Source
 
@@ -27,6 +28,15 @@ DRAWN = (page.PAGE, ".svg")  # hold figures, which depend on the library that dr
 
 @pytest.fixture(scope="module", params=DEVICES)
 def rendered(request) -> tuple[Path, dict[str, str]]:
+    """The files of a device; its figures are composed and not painted, which takes most of the time."""
+    folder = REPORTS / request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(svg, "render", lambda figure, name, alt: f'<svg id="{name}" viewBox="0 0 1 1"></svg>')
+        return folder, page.render(folder)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def painted(request) -> tuple[Path, dict[str, str]]:
     folder = REPORTS / request.param
     return folder, page.render(folder)
 
@@ -45,8 +55,9 @@ def test_tables_markdown_and_facts_are_those_of_the_data_byte_for_byte(rendered)
             assert text == stored, f"{name} is of other data; {again(folder)}"
 
 
-def test_figures_are_the_same_under_the_libraries_that_drew_them(rendered):
-    folder, files = rendered
+@pytest.mark.nightly
+def test_figures_are_the_same_under_the_libraries_that_drew_them(painted):
+    folder, files = painted
     recorded = json.loads((folder / page.FACTS).read_text())["drawn_with"]
     if any(importlib.metadata.version(name) != version for name, version in recorded.items()):
         pytest.skip(f"figures were drawn with {recorded}")
@@ -60,8 +71,9 @@ def test_nothing_is_left_of_an_earlier_page(rendered):
     assert kept == {name for name in files if "/" in name}
 
 
-def test_a_page_is_small_and_asks_for_nothing_outside(rendered):
-    _, files = rendered
+@pytest.mark.nightly
+def test_a_page_is_small_and_asks_for_nothing_outside(painted):
+    _, files = painted
     html = files[page.PAGE]
     assert len(html.encode()) < 2_000_000
     assert "<script" not in html
