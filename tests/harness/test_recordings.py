@@ -21,6 +21,7 @@ from fa3verify.gpu.bits.gap_cases import gaps
 from fa3verify.gpu.bits.recorded_cases import cases
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_operands, digests_of
+from tests.sampling import sampled
 
 REPORTS = Path(__file__).parents[2] / "reports"
 FOUND = {path.name: path for gpu in ("h200", "h100") for path in sorted((REPORTS / gpu / "recordings").glob("*.xz"))}
@@ -55,7 +56,10 @@ def test_one_bit_changes_the_digest_of_its_own_sequence_and_head():
     assert [i for i, (a, b) in enumerate(zip(before.lse, after.lse, strict=True)) if a != b] == [0]
 
 
-@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+# Operands of the corners of flash3 are long, so that drawing a few takes as long as all others do.
+@pytest.mark.parametrize(
+    "path", sampled(COMMITTED, [x for x in COMMITTED if x.stem != "flash3.corners"]), ids=lambda path: path.stem
+)
 def test_committed_recordings_draw_the_same_operands_and_hold_their_whole_outputs(path):
     recording = recordings.read(path)
     assert {"version", "gpu", "driver"} <= set(recording.facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
@@ -15,6 +16,7 @@ EXPONENTIALS = 66
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)$")
 
 
+@cache
 def first_loop(name: str) -> list[tuple[str, str]]:
     """Opcodes and operands of one step: from the branch's target to the branch, in the first loop of ex2 and wgmma."""
     from fa3_kernels.audit.calls import calls_of

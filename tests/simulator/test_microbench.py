@@ -47,7 +47,10 @@ def _tool(name: str) -> Path:
 
 
 def _representatives() -> Iterator:
-    """Of each kind the one with most registers per lane, which is where ptxas gives up first, and every seventh."""
+    """Of each kind the one with most registers per lane, which is where ptxas gives up first, and every seventh.
+
+    All but the widest and every twenty-eighth are assembled at night.
+    """
     if find_spec("triton") is None:
         return  # ptxas comes with it
     suite = chosen(MULTIPROCESSORS, sorted(NAMES))
@@ -56,7 +59,8 @@ def _representatives() -> Iterator:
         wide = parameters.get("head_dim", 0) + parameters.get("n", 0)
         if i % 7 == 0 or wide >= 256:
             label = "-".join(map(str, parameters.values()))
-            yield pytest.param(experiment, id=f"{experiment.name}-{label}")
+            marks = () if i % 28 == 0 or wide >= 512 else pytest.mark.nightly
+            yield pytest.param(experiment, id=f"{experiment.name}-{label}", marks=marks)
 
 
 def _assemble(ptx: str, folder: Path) -> tuple[Path, str]:

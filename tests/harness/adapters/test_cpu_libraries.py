@@ -25,10 +25,11 @@ SLOW = ("jax.xla", "torch.flex")  # compiled for every shape, or never
 pytestmark = pytest.mark.optional
 
 
+@pytest.mark.parametrize("families", [TELLING[:2], pytest.param(TELLING[2:], marks=pytest.mark.nightly)], ids=len)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_a_library_breaks_no_bound_of_its_order(kernel):
+def test_a_library_breaks_no_bound_of_its_order(kernel, families):
     wrong = []
-    for family in TELLING:
+    for family in families:
         for case in family_cases(kernel, family, QUICK, seed=0):
             measures = judge(kernel, case, unrounded=False).measures
             wrong += [] if passes(kernel, measures) else [(case.describe(), measures["ratio_max"])]

@@ -10,6 +10,7 @@ from fa3_kernels.gluon import unsupported
 
 pytestmark = [
     pytest.mark.optional,
+    pytest.mark.nightly,  # ptxas takes minutes; test_evidence tells in seconds that what the GPU gets has changed
     pytest.mark.skipif(unsupported() is not None, reason=f"cannot compile: {unsupported()}"),
 ]
 

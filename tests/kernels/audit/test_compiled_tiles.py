@@ -35,7 +35,11 @@ def compiled(dtype, head_dim: int, tile: tuple[int, int]):
     return compile_call(call)
 
 
-@pytest.mark.parametrize("kind", SPILLS, ids=str)
+QUICK = (("fp16", 128, (128, 64)), ("e4m3", 256, (128, 64)))
+KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in SPILLS if kind not in QUICK)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_tiles_compile_without_spills_in_the_loop_and_without_serialised_wgmma(kind) -> None:
     from fa3_kernels.audit.figures import tensor_loops
 
