@@ -20,7 +20,8 @@ from fa3verify.report.device.source import Source
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*GUIDES, ROOT / "CHANGELOG.md", ROOT / "reference" / "README.md", *sorted((ROOT / "reports").rglob("*.md"))]
+ALONE = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "THIRD_PARTY.md", "reference/README.md")]
+PAGES = [*GUIDES, *ALONE, *sorted((ROOT / "reports").rglob("*.md"))]
 ROOMS = ("", "kernels", "simulator", "reference", "kernels/fa3_kernels", "simulator/fa3_simulator")
 
 
@@ -34,41 +35,67 @@ def test_python_examples_print_what_the_page_shows(page):
     assert failed == 0
 
 
-def transcripts() -> list[Any]:
-    """Blocks marked ``console``: commands and the output printed below each; those of the README share a folder.
+BLOCKS = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"# (\w+\.py)\n")  # the first line of a file that a page shows
 
-    A block that names a file of the page, ``# mykernel.py``, is of a kernel of the user's, and needs torch.
-    """
+
+def steps(section: str) -> list[tuple[str, str]]:
+    """Files that a section shows, and its commands with what they print, in order: a file has its name before it."""
     found = []
-    for page in GUIDES:
-        text = page.read_text()
-        files = dict(re.findall(r"^```python\n(?=# (\w+\.py)\n)(.*?)^```", text, re.DOTALL | re.MULTILINE))
-        blocks = re.findall(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-        own = [block for block in blocks if any(name in block for name in files)]
-        rest = [block for block in blocks if block not in own]
-        together = ["".join(rest)] if page.name == "README.md" else rest
-        found += [pytest.param(relative(page), block, {}, id=relative(page)) for block in together]
-        found += [
-            pytest.param(relative(page), block, files, id=f"{relative(page)}-own", marks=pytest.mark.optional)
-            for block in own
-        ]
+    for kind, block in BLOCKS.findall(section):
+        if kind == "console":
+            found.append(("", block))
+        elif name := NAMED.match(block):
+            found.append((name[1], block))
     return found
 
 
-@pytest.mark.parametrize(("page", "block", "files"), transcripts())
-def test_the_commands_of_a_block_print_what_the_page_shows(page, block, files, tmp_path, monkeypatch):
+def transcripts() -> list[Any]:
+    """Sections with blocks marked ``console``: commands and the output printed below each; a section shares a folder.
+
+    A section that shows a file which imports torch needs it. The tutorial judges seven kernels, which takes long.
+    """
+    found = []
+    for page in GUIDES:
+        for section in re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE):
+            of_section = steps(section)
+            if all(name for name, _ in of_section):
+                continue
+            needs_torch = any(re.search(r"^(?:import|from) torch\b", text, re.MULTILINE) for _, text in of_section)
+            marks = [pytest.mark.optional] if needs_torch else []
+            marks += [pytest.mark.nightly] if page.name == "tutorial.md" else []
+            title = section.splitlines()[0].strip("# ").lower().replace(" ", "-")
+            found.append(pytest.param(relative(page), of_section, id=f"{relative(page)}-{title}", marks=marks))
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("page", "of_section"), transcripts())
+def test_the_commands_of_a_section_print_what_the_page_shows(page, of_section, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, text in files.items():
-        Path(name).write_text(text)
-    commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
-    assert commands
-    for command, output in commands:
-        program, *arguments = shlex.split(command)
-        assert program == "fa3verify", f"{page}: a command of another program goes into a block marked sh"
-        result = CliRunner().invoke(main, arguments)
-        assert result.exit_code == int("FAIL" in output), result.output
-        shown, printed = timeless(output).splitlines(), timeless(result.stdout).splitlines()
-        assert printed[: len(shown)] == shown
+    for name, text in of_section:
+        if name:
+            Path(name).write_text(text)
+            continue
+        commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
+        assert commands
+        for command, output in commands:
+            check_command(page, command, output, monkeypatch)
+
+
+def check_command(page: str, command: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run one command of a page, with the variables in front of it, and compare what it prints and its exit code."""
+    words = shlex.split(command)
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    program, *arguments = words
+    assert program == "fa3verify", f"{page}: a command of another program goes into a block marked sh"
+    result = CliRunner().invoke(main, arguments)
+    inconclusive = 5 if output.startswith("INCONCLUSIVE") else 0
+    assert result.exit_code == (1 if "FAIL" in output else inconclusive), result.output
+    shown = timeless(output).splitlines()
+    printed = timeless(result.stdout).splitlines()
+    assert printed[: len(shown)] == shown
 
 
 def timeless(text: str) -> str:
@@ -76,9 +103,33 @@ def timeless(text: str) -> str:
     return re.sub(r"in \d+ s$", "in N s", text, flags=re.MULTILINE)
 
 
+def test_the_first_screen_of_the_readme_has_a_picture_a_kernel_its_verdict_and_what_a_pass_says():
+    screen = (ROOT / "README.md").read_text().splitlines()[:40]
+    for wanted in (
+        "![",
+        "# mykernel.py",
+        "$ fa3verify verify mykernel.py",
+        "- **A pass says**",
+        "- **A pass says nothing**",
+    ):
+        assert any(line.startswith(wanted) for line in screen), wanted
+
+
+def test_a_release_of_the_changelog_is_a_screen_and_all_of_it_a_page():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert len(text.encode()) <= 8192
+    for release in re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]:
+        assert len([line for line in release.splitlines()[1:] if line.strip()]) <= 15, release.splitlines()[0]
+
+
+def prose(page: Path) -> str:
+    """Return a page without its blocks of code, in which brackets are no links."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_links_lead_to_files(page):
-    links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", page.read_text())
+    links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", prose(page))
     missing = [link for link in links if "://" not in link and not os.path.exists(page.parent / link)]
     assert not missing
 
@@ -221,8 +272,9 @@ def test_ratios_of_head_dims_are_those_of_the_times():
     assert shown == sum(len([name for name in found if name.startswith("gluon")]) for found in ratios.values())
 
 
-def test_the_readme_says_the_speed_of_every_head_dim_that_was_measured():
-    (line,) = re.findall(r"^- Head dims that are no power of two .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_page_of_limits_says_the_speed_of_every_head_dim_that_was_measured():
+    text = (ROOT / "docs" / "limits.md").read_text()
+    (line,) = re.findall(r"^- Head dims that are no power of two .*$", text, re.MULTILINE)
     parts = dict(zip((("fwd", "bf16"), ("fwd", "e4m3"), ("bwd", "bf16")), line.split("; "), strict=True))
     for (part, dtype, head_dim, head_dim_v, causal), found in ratios_of_head_dims().items():
         if causal == "False":
