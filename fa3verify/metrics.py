@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fa3_reference.formats import FORMATS, encode, ulp
+from fa3_reference.formats import FORMATS, round_to, ulp
+from fa3verify import bits_lost
 
 if TYPE_CHECKING:
     from fa3verify.operations import Operation, Outputs
@@ -23,6 +25,8 @@ MEASURES: dict[str, tuple[str, str]] = {
     "rmse_unrounded": ("1", "root mean square error, as the FlashAttention-3 paper tabulates it"),
     "rel_rmse_seen": ("1", "rmse_seen / rms"),
     "rel_rmse_unrounded": ("1", "rmse_unrounded / rms"),
+    "rel_rmse_ideal": ("1", "root mean square error of the exact output rounded once / rms"),
+    "bits_lost": ("bit", "log2 of a row's root mean square error over that of the exact output rounded once, mean"),
     "max_error": ("1", "largest absolute error, against seen"),
     "ulp_p50": ("ulp", "median absolute error in ulp of the output format at the exact value"),
     "ulp_p99": ("ulp", "99th percentile of the same"),
@@ -147,7 +151,10 @@ def figures(
         lost = judged & ~np.isfinite(out)
         good = judged & ~lost
         ratio = np.where(judged, ratio, 0.0)
-        in_ulp = np.abs(error[good]) / ulp(truth[good], fmt)
+        exact = np.where(judged, truth, 0.0)
+        rounded = round_to(exact, fmt, "ieee")
+        spacing = ulp(exact, fmt)
+        in_ulp = np.abs(error[good]) / spacing[good]
         result = {
             "outputs": out.size,
             "nonfinite": int(lost.sum()),
@@ -158,13 +165,17 @@ def figures(
             "ratio_max": float(np.max(ratio, initial=0.0)),
             "ratio_median": float(np.median(ratio[judged])) if judged.any() else 0.0,
             "bias": _gain(out[good], truth[good]),
-            "bit_equal": float(np.mean(encode(truth[good], fmt, "ieee").astype(np.float64) == out[good]))
-            if good.any()
-            else 1.0,
+            "bit_equal": float(np.mean(rounded[good] == out[good])) if good.any() else 1.0,
         }
         quantiles = np.quantile(in_ulp, [0.5, 0.99, 0.999, 1.0]) if in_ulp.size else np.zeros(4)
         result |= dict(zip(("ulp_p50", "ulp_p99", "ulp_p999", "ulp_max"), map(float, quantiles), strict=True))
         result["rel_rmse_seen"] = _relative(result["rmse_seen"], result["rms"])
+        finite = good & np.isfinite(rounded)
+        result["rel_rmse_ideal"] = _relative(_rms((rounded - exact)[finite]), result["rms"])
+        if not operation.judges_choices:  # an ideal kernel makes its own choices, of which nothing is known
+            shapes = [seen[output.name].shape for output in main]
+            ranked = judged & np.isfinite(rounded)
+            result["bits_lost"] = _bits_lost((error, rounded - exact, spacing, ranked), shapes)
         if unrounded is not None:
             original = joined(unrounded)
             result["rmse_unrounded"] = _rms((out - original)[good & np.isfinite(original)])
@@ -173,6 +184,14 @@ def figures(
             if output.name in got:
                 result |= _side_figures(output.name, *(x[output.name] for x in (got, seen, bound)))
     return result
+
+
+def _bits_lost(joined: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) -> float:
+    """Bits that all main outputs lose together: errors, those of the ideal, spacings and what is judged, joined."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    apart = zip(*(np.split(x, ends) for x in joined), strict=True)
+    each = [bits_lost.of_rows(*(x.reshape(shape) for x in of)) for of, shape in zip(apart, shapes, strict=True)]
+    return math.fsum(bits * count for bits, count in each if count) / (sum(count for _, count in each) or 1)
 
 
 def _side_figures(name: str, got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> dict[str, float]:

@@ -10,7 +10,8 @@ from fa3verify.text import one_line
 def junit(summary: dict[str, Any]) -> str:
     """Return the verdict as JUnit XML: one test case per kernel and law, per gate row, and per finding of neither.
 
-    A kernel of which too little was tried is an error, as is one that could not be loaded.
+    A kernel of which too little was tried is an error, as is one that could not be loaded. The bits that a kernel loses
+    over the ideal one are properties of the suite: ``NAME.bits_lost.mean``, ``.worst`` and ``.worst_family``.
     """
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
@@ -33,6 +34,9 @@ def junit(summary: dict[str, Any]) -> str:
         suite.append(case)  # add_testcase counts all of them again each time
     suite.update_statistics()
     suite.time = summary["wall_s"]
+    for kernel in summary["kernels"]:
+        for key, value in (kernel.get("bits_lost") or {}).items():
+            suite.add_property(one_line(f"{kernel['name']}.bits_lost.{key}"), str(value))
     xml = JUnitXml()
     xml.add_testsuite(suite)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{xml.tostring().decode()}\n'

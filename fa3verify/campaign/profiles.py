@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import operations
+from fa3verify import bits_lost, operations
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import adapted
@@ -122,6 +122,15 @@ def constraint(candidate: Candidate, profile: Profile, captures: tuple[Capture, 
 def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int) -> list[Case]:
     """Return the deterministic cases of one family; the stored baseline rests on these."""
     return [_case(candidate, *inputs) for inputs in _inputs(candidate, family, profile, seed)]
+
+
+def judged_cases(candidate: Candidate, family: str, profile: Profile, seed: int) -> list[Case]:
+    """Return the cases of one family that a campaign judges: its own, and those of the seed that bits lost are over."""
+    own = family_cases(candidate, family, profile, seed)
+    if any(case.recipe.seed == bits_lost.SEED for case in own):
+        return own
+    ranked = family_cases(candidate, family, profile, bits_lost.SEED)
+    return [*own, *(case for case in ranked if case.recipe.seed == bits_lost.SEED)]
 
 
 def _case(candidate: Candidate, index: int, problem: AttentionProblem, recipe: Recipe) -> Case:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa3verify import __version__
-from fa3verify.campaign.profiles import CAPTURED, PROFILES, family_cases
+from fa3verify.campaign.profiles import CAPTURED, PROFILES, judged_cases
 from fa3verify.files import write_text
 from fa3verify.text import of_error
 from fa3verify.verdict import law_of
@@ -310,7 +310,7 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bo
         family, measure, limit = str(stored["family"]), str(stored["measure"]), float(stored["limit"])
         profile, seed = PROFILES[stored["profile"]], int(stored["seed"])
         is_own = family.startswith(f"{CAPTURED}:")  # whose only case this is
-        cases = [case] if is_own else family_cases(candidate, family, profile, seed)
+        cases = [case] if is_own else judged_cases(candidate, family, profile, seed)
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None
     records = judge_cases(candidate, family, cases)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import __version__, coverage, operations
+from fa3verify import __version__, bits_lost, coverage, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
+from fa3verify.campaign.profiles import CAPTURED
 from fa3verify.campaign.settled import RULE, Settled, judged_under, refutations, settle, whole_row
 from fa3verify.campaign.tasks import Outcome, outcomes_of, pooled
 from fa3verify.coverage import COVER
@@ -203,6 +204,7 @@ def _kernel(
         "cases": len(cases) + sum(law["examples"] for law in laws),
         "outputs": sum(f["outputs"] for f in families) + sum(law.get("outputs", 0) for law in laws),
         "worst_ratio": max((f["ratio_max"] for f in families), default=None),
+        "bits_lost": _bits_lost(kernel, families, failures),
         "worst_ratio_lse": sides.get("lse"),
         "worst_ratios": sides,
         "worst": worst and {"family": worst["family"], "case": worst["describe"], "replay": worst["case"]},
@@ -216,6 +218,17 @@ def _kernel(
     if settled is not None:
         body["assumed"] = settled.to_json(kernel)
     return body, failures, cases, settled
+
+
+def _bits_lost(
+    kernel: Introduction, families: list[dict[str, Any]], failures: list[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """The number that ranks a kernel, None where a family of ours was not judged whole."""
+    crashed = {failure["what"] for failure in failures}
+    ranked = [name for name in kernel.families if not name.startswith(f"{CAPTURED}:")]
+    if kernel.narrowed or any(f"family {name}" in crashed for name in ranked):
+        return None
+    return bits_lost.of_kernel(families, ranked)
 
 
 def _under(

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.model import BackwardModel
-from fa3verify import gate, hypotheses, operations, space, watch
+from fa3verify import bits_lost, gate, hypotheses, operations, space, watch
 from fa3verify.calls import CandidateError
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
-from fa3verify.campaign.profiles import PROFILES, captured_case, family_cases, family_of
+from fa3verify.campaign.profiles import PROFILES, captured_case, family_of, judged_cases
 from fa3verify.campaign.settled import of_one_hypothesis
 from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
@@ -101,7 +101,7 @@ def judge_family(
 ) -> list[dict[str, Any]]:
     """Judge every case of one family of a campaign, or the first ones up to a limit."""
     candidate = found(kernel)
-    cases = family_cases(candidate, family, PROFILES[profile], seed)[:limit]
+    cases = judged_cases(candidate, family, PROFILES[profile], seed)[:limit]
     return judge_cases(candidate, family, cases, is_fail_fast=is_fail_fast)
 
 
@@ -399,7 +399,8 @@ def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any
     figures: dict[str, Any] = {"cases": len(records)}
     figures |= {key: sum(m[key] for m in measures) for key in ("outputs", "nonfinite", "unbounded")}
     figures |= {key: root_mean(key) for key in ("rms", "rmse_seen", "rmse_unrounded")}
-    figures |= {key: root_mean(key) for key in ("rel_rmse_seen", "rel_rmse_unrounded")}
+    figures |= {key: root_mean(key) for key in ("rel_rmse_seen", "rel_rmse_unrounded", "rel_rmse_ideal")}
+    figures["bits_lost"] = bits_lost.of_family(r for r in records if r.get("family") != COVER)
     maxima = ("max_error", "ulp_p99", "ulp_p999", "ulp_max", "ratio_max")
     figures |= {key: max(m[key] for m in measures) for key in maxima}
     for side in operation.sides:

@@ -23,7 +23,7 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from fa3verify import operations, tried
+from fa3verify import bits_lost, operations, tried
 from fa3verify.campaign.symptoms import Symptom, symptoms
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.candidates import Candidate
@@ -91,7 +91,7 @@ def _figure(value: float | None, measure: str = "") -> str:
 
 
 def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool, began_s: float | None = None) -> None:
-    """Print per kernel and family figures, the gate and the verdict; the last line is the report's path."""
+    """Print per kernel and family figures, the gate, the verdict and the report's path; the last line ranks kernels."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     if not quiet:
         for kernel in summary["kernels"]:
@@ -123,6 +123,8 @@ def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool, began_s: f
     if verdict == "pass" and (rests_on := tried.line(summary["kernels"])):
         console.print(rests_on, soft_wrap=True)
     console.print(f"report {out / 'report.html'}", soft_wrap=True)
+    if lost := bits_lost.line(summary["kernels"]):
+        console.print(escape(lost), soft_wrap=True)
 
 
 def print_shard(shard: dict[str, Any], out: Path) -> None:
