@@ -10,25 +10,40 @@ nothing, and only GPU kernels import torch.
 True
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fa3verify.public import *  # noqa: F403
+from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"
-__all__ = [  # noqa: F405
+__all__ = [
+    "Activation",
+    "Attention",
     "AttentionProblem",
+    "BackwardModel",
+    "BackwardSchedule",
     "Candidate",
+    "CandidateError",
     "Case",
     "Config",
+    "Descale",
+    "Edit",
+    "ErrorBound",
+    "Estimate",
+    "Identity",
+    "Judgement",
     "KernelModel",
+    "KernelSummary",
+    "Machine",
     "Operands",
     "Policy",
     "QuantScheme",
+    "Quantized",
+    "Ranked",
     "Recipe",
+    "Replayed",
     "Result",
+    "SoftmaxOrder",
+    "Summary",
     "default_config",
+    "find_kernel",
     "forward_bound",
     "judge",
     "kernel",
@@ -41,13 +56,79 @@ __all__ = [  # noqa: F405
     "verify",
 ]
 
+if TYPE_CHECKING:
+    from fa3_kernels.plan.config import Config, default_config
+    from fa3_reference.attention import Attention
+    from fa3_reference.attention import attention as truth
+    from fa3_reference.bounds.forward import ErrorBound, forward_bound
+    from fa3_reference.bounds.model import BackwardModel, KernelModel, SoftmaxOrder
+    from fa3_reference.problem import AttentionProblem, Descale, Operands
+    from fa3_reference.quantize import Quantized, QuantScheme, prepare
+    from fa3_simulator.backward_schedule import BackwardSchedule
+    from fa3_simulator.machine import Machine
+    from fa3_simulator.run import Estimate
+    from fa3_simulator.tune import Ranked
+    from fa3verify.calls import CandidateError
+    from fa3verify.campaign.keys import KernelSummary, Summary
+    from fa3verify.candidates import Candidate, Identity
+    from fa3verify.candidates import find as find_kernel
+    from fa3verify.cases import Case
+    from fa3verify.inputs.activations import Activation
+    from fa3verify.inputs.captures import load as load_activations
+    from fa3verify.inputs.edits import Edit
+    from fa3verify.inputs.recipe import Recipe
+    from fa3verify.judgement import Judgement
+    from fa3verify.operations.forward import Result
+    from fa3verify.policy import Policy
+    from fa3verify.public import Replayed, judge, kernel, replay, simulate, tune, verify
+else:
+    from fa3_reference.lazy import exporter
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    if name not in __all__:
-        raise AttributeError(f"module 'fa3verify' has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module("fa3verify.public"), name)
-    return value
+    __getattr__ = exporter(
+        __name__,
+        {
+            "Activation": "fa3verify.inputs.activations",
+            "Attention": "fa3_reference.attention",
+            "AttentionProblem": "fa3_reference.problem",
+            "BackwardModel": "fa3_reference.bounds.model",
+            "BackwardSchedule": "fa3_simulator.backward_schedule",
+            "Candidate": "fa3verify.candidates",
+            "CandidateError": "fa3verify.calls",
+            "Case": "fa3verify.cases",
+            "Config": "fa3_kernels.plan.config",
+            "Descale": "fa3_reference.problem",
+            "Edit": "fa3verify.inputs.edits",
+            "ErrorBound": "fa3_reference.bounds.forward",
+            "Estimate": "fa3_simulator.run",
+            "Identity": "fa3verify.candidates",
+            "Judgement": "fa3verify.judgement",
+            "KernelModel": "fa3_reference.bounds.model",
+            "KernelSummary": "fa3verify.campaign.keys",
+            "Machine": "fa3_simulator.machine",
+            "Operands": "fa3_reference.problem",
+            "Policy": "fa3verify.policy",
+            "QuantScheme": "fa3_reference.quantize",
+            "Quantized": "fa3_reference.quantize",
+            "Ranked": "fa3_simulator.tune",
+            "Recipe": "fa3verify.inputs.recipe",
+            "Replayed": "fa3verify.public",
+            "Result": "fa3verify.operations.forward",
+            "SoftmaxOrder": "fa3_reference.bounds.model",
+            "Summary": "fa3verify.campaign.keys",
+            "default_config": "fa3_kernels.plan.config",
+            "find_kernel": "fa3verify.candidates:find",
+            "forward_bound": "fa3_reference.bounds.forward",
+            "judge": "fa3verify.public",
+            "kernel": "fa3verify.public",
+            "load_activations": "fa3verify.inputs.captures:load",
+            "prepare": "fa3_reference.quantize",
+            "replay": "fa3verify.public",
+            "simulate": "fa3verify.public",
+            "truth": "fa3_reference.attention:attention",
+            "tune": "fa3verify.public",
+            "verify": "fa3verify.public",
+        },
+    )
 
 
 def __dir__() -> list[str]:

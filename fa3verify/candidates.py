@@ -17,19 +17,24 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.config import Config, Setting
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
 from fa3verify.operations import FEATURES as FEATURES
+from fa3verify.operations import AnyConfig
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result as Result
 from fa3verify.operations.forward import changeable
 from fa3verify.operations.forward import order_of_family as order_of_family
 from fa3verify.policy import DEFAULT, Policy
 from fa3verify.text import MOST_BYTES, of_error, of_traceback, one_line
+
+if TYPE_CHECKING:
+    from fa3_reference.bounds import BackwardModel, KernelModel
+    from fa3verify.cases import Case
 
 ENTRY_POINTS = "fa3verify.kernels"
 Accumulator = Literal["fp32", "wgmma", "either"]
@@ -70,6 +75,7 @@ class Candidate:
     name : str
         Unique, such as ``twin.fp16``.
     dtype : {"fp16", "bf16", "e4m3"}
+        Format of its operands, of a quantiser that of its codes.
     run : callable
         ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a
         forward :class:`Result`).
@@ -78,6 +84,8 @@ class Candidate:
     features : frozenset of str
         Subset of :data:`FEATURES`, and of a backward :data:`fa3verify.operations.LSE_GRADIENT`; problems that need
         others are never sent.
+    description : str
+        One line for lists of kernels.
     unavailable : str, optional
         Why it cannot run here.
     fault : StrEnum, optional
@@ -99,6 +107,7 @@ class Candidate:
     changeable : frozenset of str
         Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
     policy : Policy
+        What it does by design where no arithmetic says what is right.
     bitwise : frozenset of str, optional
         Names of the properties it claims among those that demand equal bits of calls that differ; all by default. Of
         the others those of kind "agreement" hold within the bounds; the rest are reported as not claimed.
@@ -116,19 +125,24 @@ class Candidate:
     identity : callable, optional
         ``identity()``: fields of :class:`Identity` by name, for stored judgements. Asked once in a campaign, where the
         kernel runs.
+
+    Raises
+    ------
+    ValueError
+        For an unknown accumulator, or one beside an order or of a quantiser.
     """
 
     name: str
     dtype: Dtype
-    run: Callable[[AttentionProblem, Operands, Any], Any]
-    configure: Callable[[AttentionProblem], Any]
+    run: Callable[..., object]
+    configure: Callable[[AttentionProblem], AnyConfig]
     features: frozenset[str]
     description: str = ""
     unavailable: str | None = None
     fault: StrEnum | None = None
     twin: str | None = None
     operation: str = operations.FORWARD
-    order: Callable[[Any], Any] | None = None
+    order: Callable[[Any], KernelModel | BackwardModel] | None = None
     accumulator: Accumulator | None = None
     device: str = "cpu"
     changeable: frozenset[str] = frozenset()
@@ -138,7 +152,7 @@ class Candidate:
     seqlen_multiple: int = 1
     min_seqlen: int = 0
     fixes_config: bool = False
-    launchable: Callable[[AttentionProblem, Any], Any] | None = None
+    launchable: Callable[..., object] | None = None
     identity: Callable[[], Mapping[str, str | None]] | None = None
 
     def __post_init__(self) -> None:
@@ -159,19 +173,59 @@ class Candidate:
             words.append(f"head_dims {', '.join(map(str, self.head_dims))}")
         return (*self.policy.exceptions, *words)
 
-    def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Any]] = ()) -> Any:
-        """Return the configuration for a problem with some fields changed; ValueError if either is unsupported."""
+    def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Setting]] = ()) -> AnyConfig:
+        """Return the configuration for a problem with some fields changed.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What is computed.
+        changes : iterable of (str, value)
+            Fields of the configuration that differ from what the kernel chooses.
+
+        Returns
+        -------
+        Config, BackwardConfig, GradientConfig or QuantizeConfig
+            Of the kernel's operation.
+
+        Raises
+        ------
+        ValueError
+            If the problem or the changes are unsupported.
+        """
         config = replace(self.configure(copy(problem)), **dict(changes))
         if self.launchable is not None:
             self.launchable(problem, config)
         return config
 
     def claims(self, law: str) -> bool:
-        """Tell whether it claims the bits of a property that not every kernel has."""
+        """Tell whether it claims the bits of a property that not every kernel has.
+
+        Parameters
+        ----------
+        law : str
+            Name of the property.
+
+        Returns
+        -------
+        bool
+            True of all properties where :attr:`bitwise` is None.
+        """
         return self.bitwise is None or law in self.bitwise
 
     def misfit(self, problem: AttentionProblem) -> str | None:
-        """Return the declared size that a problem does not have, None if it has all; nothing is asked of the kernel."""
+        """Return the declared size that a problem does not have; nothing is asked of the kernel.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What would be computed.
+
+        Returns
+        -------
+        str or None
+            The rule in words; None if the problem has all declared sizes.
+        """
         if self.head_dims is not None and problem.head_dim not in self.head_dims:
             return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
         if self.seqlen_multiple > 1 or self.min_seqlen > 0:
@@ -182,8 +236,21 @@ class Candidate:
                     return f"lengths must be at least {self.min_seqlen}, got {n}"
         return self.policy.misfit(problem)
 
-    def unreachable(self, problem: AttentionProblem, config: Any) -> str | None:
-        """Return why no caller can have a problem run in a configuration, None if one can."""
+    def unreachable(self, problem: AttentionProblem, config: AnyConfig) -> str | None:
+        """Return why no caller can have a problem run in a configuration.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What would be computed.
+        config : Config, BackwardConfig, GradientConfig or QuantizeConfig
+            Of the kernel's operation.
+
+        Returns
+        -------
+        str or None
+            The reason in words; None if a caller can.
+        """
         if not self.fixes_config:
             return None
         try:
@@ -195,7 +262,18 @@ class Candidate:
         return f"a caller chooses {' and '.join(sorted(self.changeable)) or 'nothing'} of a configuration"
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        """Return why the kernel does not take a problem, None if it does."""
+        """Return why the kernel does not take a problem.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What would be computed.
+
+        Returns
+        -------
+        str or None
+            The rule in words; None if the kernel takes the problem.
+        """
         if problem.dtype != self.dtype:
             return f"dtype must be {self.dtype}, got {problem.dtype}"
         if missing := needed_features(problem) - self.features:
@@ -208,15 +286,35 @@ class Candidate:
             return one_line(error)
         return None
 
-    def check_descales(self, case: Any) -> None:
-        """Raise ValueError if a case has descales that the kernel does not claim to take: it must not be judged by
-        them.
+    def check_descales(self, case: Case) -> None:
+        """Check that the kernel claims to take the descales of a case, for it must not be judged by others.
+
+        Parameters
+        ----------
+        case : Case
+            What would be judged.
+
+        Raises
+        ------
+        ValueError
+            If the kernel does not claim them.
         """
         if missing := needed_descales(case) - self.features:
             raise ValueError(f"{self.name} does not claim {', '.join(sorted(missing))}: {case.describe()}")
 
     def supports(self, problem: AttentionProblem) -> bool:
-        """Tell whether the kernel takes this problem."""
+        """Tell whether the kernel takes this problem.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What would be computed.
+
+        Returns
+        -------
+        bool
+            Whether :meth:`refusal` has no reason.
+        """
         return self.refusal(problem) is None
 
 
@@ -233,7 +331,7 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
     return frozenset(name for name, needed in needs.items() if needed)
 
 
-def needed_descales(case: Any) -> frozenset[str]:
+def needed_descales(case: Case) -> frozenset[str]:
     """Features of :data:`fa3verify.operations.DESCALES` that a case needs from a kernel."""
     operation = operations.find(case.operation)
     return operation.descales_of(case.problem, case.scheme, dict(case.changes))
@@ -533,9 +631,31 @@ def _check_head_dim(candidate: Candidate, head_dim: int) -> None:
 
 
 def find(name: str) -> Candidate:
-    """Return one candidate by name, ``name+fault`` or ``module:function``; ValueError names what exists.
+    """Return the kernel of a name.
 
-    ``@64,128`` behind any of them leaves it these head dims alone.
+    Parameters
+    ----------
+    name : str
+        A name that ``fa3verify kernels`` lists, ``NAME+fault`` for a twin with a planted mistake, ``module:function``
+        or ``file.py:function``, of several dtypes ``module:function.bf16``. ``@64,128`` behind any of them leaves it
+        these head dims alone.
+
+    Returns
+    -------
+    Candidate
+        The kernel, also where it cannot run here: then ``unavailable`` says why.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel, with the name that may have been meant, or if its own code cannot be loaded.
+
+    Examples
+    --------
+    >>> find("twin.fp16").dtype
+    'fp16'
+    >>> find("twin.e4m3+stale_v").fault
+    <Fault.STALE_V: 'stale_v'>
     """
     base, at, dims = name.rpartition("@")
     if at and base.rpartition("@")[2].replace(",", "").isdecimal():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify import operations
@@ -25,21 +25,27 @@ class Case:
     kernel : str
         Candidate name.
     problem : AttentionProblem
+        What is computed.
     recipe : Recipe
+        How q, k and v are drawn.
     scheme : QuantScheme, optional
         For e4m3 problems of the forward; None otherwise.
     changes : tuple of (str, value)
         Configuration fields that differ from the kernel's default for this problem.
     operation : str
         What the kernel computes: a name in :data:`fa3verify.operations.OPERATIONS`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown operation, a scheme that does not fit the problem, or changes that are no configuration fields.
     """
 
     kernel: str
     problem: AttentionProblem
     recipe: Recipe
     scheme: QuantScheme | None = None
-    changes: tuple[tuple[str, Any], ...] = ()
-
+    changes: tuple[tuple[str, Setting], ...] = ()
     operation: str = operations.FORWARD
 
     def __post_init__(self) -> None:
@@ -48,17 +54,37 @@ class Case:
         operation.check_changes(dict(self.changes))
 
     def draw(self) -> tuple[Arrays, Quantized]:
-        """Return the unrounded float64 inputs, q, k and v first, and what the kernel sees of them."""
+        """Draw the inputs, and prepare what the kernel sees of them.
+
+        Returns
+        -------
+        arrays : tuple of float64 arrays
+            The unrounded inputs: q, k and v, and what else the operation takes.
+        prepared : Quantized
+            The operands in the kernel's format.
+        """
         operation = operations.find(self.operation)
         arrays = operation.draw(self.problem, self.recipe)
         return arrays, operation.prepare(self.problem, arrays, self.scheme, dict(self.changes))
 
     def operands(self) -> Operands:
-        """Return only what the kernel sees."""
+        """Return only what the kernel sees.
+
+        Returns
+        -------
+        Operands
+            In the kernel's format, with descales where it is e4m3.
+        """
         return self.draw()[1].operands
 
     def describe(self) -> str:
-        """One line: kernel, shape, switches, lengths of packed sequences, a scale that is not the usual one, recipe."""
+        """Return one readable line.
+
+        Returns
+        -------
+        str
+            Kernel, shape, switches, lengths of packed sequences, a scale that is not the usual one, and recipe.
+        """
         p = self.problem
         shape = f"b{p.batch} h{p.nheads}/{p.nheads_kv} {p.seqlen_q}x{p.seqlen_k} d{p.head_dim}"
         if p.head_dim_v != p.head_dim:
@@ -82,7 +108,14 @@ class Case:
             ]
         return f"{self.kernel} {shape} {' '.join(switches)}".rstrip() + f" | {self.recipe.describe()}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
+        """Return the case as JSON values; :meth:`from_json` reads it back exactly.
+
+        Returns
+        -------
+        dict of str to object
+            With the key ``schema``, so that it can be told from other records.
+        """
         return {
             "schema": SCHEMA,
             "kernel": self.kernel,
@@ -94,8 +127,24 @@ class Case:
         }
 
     @classmethod
-    def from_json(cls, values: Any) -> Case:
-        """Read a case; ValueError names what is wrong with a damaged or foreign one."""
+    def from_json(cls, values: object) -> Case:
+        """Read what :meth:`to_json` wrote.
+
+        Parameters
+        ----------
+        values : object
+            Decoded JSON.
+
+        Returns
+        -------
+        Case
+            An equal case.
+
+        Raises
+        ------
+        ValueError
+            If it is damaged or foreign; the message names what is wrong.
+        """
         if not isinstance(values, dict) or values.get("schema") != SCHEMA:
             found = values.get("schema") if isinstance(values, dict) else type(values).__name__
             raise ValueError(f"not a case: expected schema {SCHEMA!r}, got {found!r}")
@@ -116,5 +165,11 @@ class Case:
         )
 
     def key(self) -> str:
-        """Canonical JSON text, the identity of a case."""
+        """Return the identity of a case.
+
+        Returns
+        -------
+        str
+            Canonical JSON text: equal cases have equal ones.
+        """
         return json.dumps(self.to_json(), sort_keys=True)

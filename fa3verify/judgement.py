@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import calls, candidates, hypotheses, metrics, operations
@@ -19,26 +20,44 @@ from fa3verify.policy import freed
 
 _STATED = ""  # the hypothesis of a kernel that states its order
 Enclosure = Mapping[str, tuple[np.ndarray, np.ndarray]]
+Exact = Mapping[str, NDArray[np.float64]]  # truths and bounds by name of output
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Everything known about one run; outputs, truths and bound are arrays by name of output.
+    """Everything known about one run; outputs, truths and bound are arrays by name of output, such as "out" and "lse".
 
-    ``inputs`` are q, k and v, and what else the operation takes, before rounding or quantisation. ``seen`` is the truth
-    for the operands the kernel saw, ``unrounded`` for the inputs (None when not asked for); ``measures`` holds the
-    figures of :mod:`fa3verify.metrics`. Of a kernel that states no order ``hypotheses`` holds those figures by
-    hypothesis (:mod:`fa3verify.hypotheses`); ``bound`` and ``measures`` are of the one that the case speaks least
-    against.
+    Parameters
+    ----------
+    case : Case
+        What was run; :func:`fa3verify.judge` of it gives the same figures again.
+    inputs : tuple of float64 arrays
+        The arrays q, k and v, and what else the operation takes, before rounding or quantisation.
+    operands : Operands
+        What the kernel saw.
+    outputs : mapping of str to array
+        What the kernel returned, in its own formats.
+    seen : mapping of str to float64 array
+        The truth for the operands the kernel saw.
+    unrounded : mapping of str to float64 array, optional
+        The truth for ``inputs``; None when it was not asked for.
+    bound : mapping of str to float64 array
+        Largest |outputs - seen| of a sound kernel, element by element; inf where nothing is promised.
+    measures : dict of str to float
+        Figures of :mod:`fa3verify.metrics` by name; ``ratio_max`` is the largest error / bound. A NaN that should be
+        none counts as an infinite error.
+    hypotheses : mapping of str to dict of str to float
+        Of a kernel that states no order those figures by hypothesis (:mod:`fa3verify.hypotheses`), else empty;
+        ``bound`` and ``measures`` are of the one that the case speaks least against.
     """
 
     case: Case
     inputs: Arrays
     operands: Operands
     outputs: Outputs
-    seen: Outputs
-    unrounded: Outputs | None
-    bound: Outputs
+    seen: Exact
+    unrounded: Exact | None
+    bound: Exact
     measures: dict[str, float]
     hypotheses: Mapping[str, dict[str, float]] = field(default_factory=dict)
 

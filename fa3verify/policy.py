@@ -35,7 +35,7 @@ class Policy:
 
     @property
     def free(self) -> frozenset[str]:
-        """Outputs that rows without a key need not have from the formula, 0 and -inf."""
+        """Names of the outputs that rows without a key need not have from the formula, 0 and -inf."""
         named = {"out": self.empty_out != "zero", "lse": self.empty_lse != "-inf"}
         return frozenset(name for name, is_free in named.items() if is_free)
 
@@ -46,7 +46,18 @@ class Policy:
         return tuple(f"{name} {value}" for name, value, default in named if value != default)
 
     def misfit(self, problem: AttentionProblem) -> str | None:
-        """Return why a problem cannot be judged, None if it can."""
+        """Return why a problem cannot be judged.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What would be computed.
+
+        Returns
+        -------
+        str or None
+            The rule in words; None if the problem can be judged.
+        """
         if self.causal == "top_left" and problem.causal:
             for seq in problem.sequences():
                 if seq.seqlen_q != seq.seqlen_k:

@@ -1,64 +1,70 @@
-"""What ``import fa3verify`` offers: the nouns, and the verbs of the command line as functions."""
+"""The verbs of the command line as functions, and what declares a kernel: ``import fa3verify`` has them all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Never, TypeVar, cast
 
-from fa3_kernels.plan.config import Config as Config
-from fa3_kernels.plan.config import default_config as default_config
-from fa3_reference.attention import attention as truth  # noqa: F401
-from fa3_reference.bounds import KernelModel as KernelModel
-from fa3_reference.bounds.forward import forward_bound as forward_bound
-from fa3_reference.problem import AttentionProblem as AttentionProblem
-from fa3_reference.problem import Operands as Operands
-from fa3_reference.quantize import QuantScheme as QuantScheme
-from fa3_reference.quantize import prepare as prepare
+from fa3_kernels.plan.config import Setting
+from fa3_kernels.plan.traits import OURS
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
 from fa3verify.campaign.profiles import PROFILES, ProfileName
-from fa3verify.candidates import MADE, find
-from fa3verify.candidates import Candidate as Candidate
-from fa3verify.candidates import Result as Result
-from fa3verify.cases import Case as Case
-from fa3verify.inputs.captures import load as load_activations  # noqa: F401
-from fa3verify.inputs.recipe import Recipe as Recipe
+from fa3verify.candidates import MADE, Candidate, find
+from fa3verify.cases import Case
+from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations import FORWARD
-from fa3verify.policy import Policy as Policy
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from fa3_simulator.machine import Machine
     from fa3_simulator.run import Estimate
     from fa3_simulator.tune import Ranked
+    from fa3verify.adapters.functions import KernelFacts
+    from fa3verify.campaign.keys import Summary
     from fa3verify.judgement import Judgement
 
+Function = TypeVar("Function", bound=Callable[..., object])
 
-def kernel(name: str = "", /, **facts: Any) -> Any:
-    """Return the kernel of a name; without one, a decorator that declares a function of arrays to be a kernel.
+
+def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function], Function]:
+    """Declare the function of arrays below it to be a kernel, which stays the function that it is.
+
+    ``module:function``, or ``module:function.bf16`` of several dtypes, then names the kernel for
+    :func:`fa3verify.find_kernel` and for ``fa3verify verify``.
 
     Parameters
     ----------
-    name : str
-        A name that ``fa3verify kernels`` lists, ``NAME+fault`` for a twin with a planted mistake, or
-        ``module:function``.
-    facts
-        As :func:`fa3verify.adapters.functions.array_candidate` takes them. ``module:function``, or
-        ``module:function.bf16`` of several dtypes, then names the kernel; the function itself stays as it is.
+    *refused : nothing
+        It takes keywords alone: a kernel is looked up by :func:`fa3verify.find_kernel`.
+    **facts : KernelFacts
+        As :func:`fa3verify.adapters.functions.array_candidate` takes them, which says what the function is called with.
+
+    Returns
+    -------
+    callable
+        A decorator, which returns the function itself.
 
     Raises
     ------
     ValueError
-        If there is no such kernel, or a fact is misspelt.
+        If a fact is misspelt, or anything is given without a keyword.
 
-    >>> kernel("twin.fp16").dtype
-    'fp16'
+    Examples
+    --------
     >>> @kernel(dtypes=("fp16", "bf16"), library="torch", features=("causal",))
     ... def mine(q, k, v, *, softmax_scale, causal): ...
     """
-    if name:
-        return find(name)
+    if refused:
+        raise ValueError(
+            f"kernel(...) declares the function below it and takes keywords alone, got {refused[0]!r}: "
+            "a kernel is looked up by find_kernel(name)"
+        )
 
-    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+    def declare(function: Function) -> Function:
         from fa3verify.adapters.functions import array_candidate
 
         setattr(function, MADE, array_candidate(function, **facts))
@@ -73,7 +79,7 @@ def judge(
     recipe: Recipe | None = None,
     *,
     scheme: QuantScheme | None = None,
-    **changes: Any,
+    **changes: Setting,
 ) -> Judgement:
     """Run a kernel on inputs drawn by a recipe, compare with float64 and divide by the bound.
 
@@ -82,25 +88,30 @@ def judge(
     candidate : Candidate or str
         The kernel, or its name.
     problem : AttentionProblem or Case
-        A Case says recipe, scheme and changes as well.
+        What is computed; a Case says recipe, scheme and changes as well.
     recipe : Recipe, optional
         Standard normal inputs by default.
     scheme : QuantScheme, optional
         How an e4m3 problem of a forward is quantised; one descale per head by default.
-    changes
+    **changes : bool, int, str or tuple
         Fields of the kernel's configuration that differ from its default, such as ``tile_n=64``.
 
     Returns
     -------
     Judgement
-        ``measures["ratio_max"]`` is the largest error over its bound: at most 1 for a sound kernel.
+        ``measures["ratio_max"]`` is the largest error over its bound: at most 1 for a sound kernel, inf where it
+        returns NaN, or an infinity, although truth and bound are finite. Where nothing is promised the ratio is 0.
 
     Raises
     ------
     ValueError
         If the kernel is unknown or does not take the problem, or if something is given beside a Case that it says
         itself.
+    CandidateError
+        If the kernel raises, changes its operands, or returns what it does not declare.
 
+    Examples
+    --------
     >>> problem = AttentionProblem(1, 1, 1, 16, 64, 64, dtype="e4m3")
     >>> judge("twin.e4m3", problem).measures["ratio_max"] < 1
     True
@@ -133,7 +144,7 @@ def verify(
     activations: str | Path | None = None,
     workers: int = 0,
     studies: bool = True,
-) -> dict[str, Any]:
+) -> Summary:
     """Judge kernels on every input family and property, and write the report; what ``fa3verify verify`` does.
 
     Worker processes import the main module again: in a script, call this below ``if __name__ == "__main__":``.
@@ -142,20 +153,24 @@ def verify(
     ----------
     kernels : str or iterable of str
         Names, ``module:function`` or ``file.py:function``; all twins by default.
-    out : path
+    profile : {"quick", "release", "soak"}
+        How much is tried.
+    out : str or Path
         Where ``report.html``, ``summary.json``, ``run.nc`` and the replay files go.
-    baseline : path, optional
+    seed : int
+        Seed of every draw; one seed gives the same cases on every machine.
+    baseline : str or Path, optional
         Compare with this one, not with the shipped one.
-    activations : path, optional
+    activations : str or Path, optional
         Folder of npz files of q, k and v of a model of one's own, or one of them, to judge the kernels on as well.
     workers : int
-        Processes; 0 is one per core.
+        Number of processes; 0 is one per core.
     studies : bool
         Whether to run the studies behind the report's figures.
 
     Returns
     -------
-    dict
+    Summary
         What ``summary.json`` holds; ``["verdict"]`` is ``"pass"``, ``"fail"`` or ``"inconclusive"``.
 
     Raises
@@ -164,6 +179,8 @@ def verify(
         For an unknown or unavailable kernel, a bad profile or baseline, a damaged or foreign file of activations, or a
         folder that cannot be written.
 
+    Examples
+    --------
     >>> verify("twin.fp17")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
@@ -181,11 +198,21 @@ def verify(
     settings = verify.Settings(
         names, profile, seed, Path(out), stored, workers=workers, studies=studies, command=command, activations=own
     )
-    return verify.run(settings, lambda total, outcome: None)
+    return cast("Summary", verify.run(settings, lambda total, outcome: None))
 
 
 class Replayed(NamedTuple):
-    """Whether the kernel holds what the file says it broke, in words, and the figures of a judged case."""
+    """What a replay file says of a kernel today.
+
+    Parameters
+    ----------
+    holds : bool
+        Whether the kernel keeps what the file says it broke.
+    message : str
+        One line that says so, and the traceback of what the kernel raises, if it raises.
+    measures : dict of str to float, optional
+        Figures of :mod:`fa3verify.metrics` where the file holds one judged case, else None.
+    """
 
     holds: bool
     message: str
@@ -197,14 +224,25 @@ def replay(file: str | Path, kernel: str | None = None, activations: str | Path 
 
     Parameters
     ----------
-    activations : path, optional
+    file : str or Path
+        A file that a campaign wrote below ``OUT/worst``.
+    kernel : str, optional
+        Name of another kernel to run it with.
+    activations : str or Path, optional
         Folder with the user's own activations, if they are not where they were.
+
+    Returns
+    -------
+    Replayed
+        Whether the kernel holds, in words and in figures.
 
     Raises
     ------
     ValueError
         If the file is missing, damaged or foreign, or the kernel is unknown, or activations are missing or others.
 
+    Examples
+    --------
     >>> replay("none.json")
     Traceback (most recent call last):
         ...
@@ -224,26 +262,36 @@ def simulate(
     clock_mhz: float | None = None,
     pack_gqa: bool = False,
     backward: bool = False,
-    **switches: Any,
+    family: str = OURS,
+    **switches: Setting,
 ) -> Estimate:
     """Simulate one schedule; what ``fa3verify simulate`` does.
 
     Parameters
     ----------
+    problem : AttentionProblem
+        What the launch computes: forward dense or causal; backward with windows and packed sequences too.
     tile : (int, int), optional
         Query rows and keys; by default those that the family launches.
     machine : Machine or str
         A Machine, ``"h100"``, ``"h200"`` or a .toml file.
     clock_mhz : float, optional
-        SM clock; the machine's maximum by default.
+        SM clock in MHz; the machine's maximum by default.
     pack_gqa : bool
-        Rows of a tile are the heads of a group, so that K and V are read once.
+        Whether rows of a tile are the heads of a group, so that K and V are read once.
     backward : bool
-        The gradients, of grouped heads, windows and sequences of their own lengths too.
-    switches
-        Other fields of :class:`fa3_kernels.plan.config.Config`, such as ``pingpong=False`` or ``family="flash3"``;
-        backward of :class:`fa3_simulator.backward_schedule.BackwardSchedule`, such as ``turns="shift"``. Those that
-        are not given are as the family launches the tile; channels are those that it computes.
+        Whether the gradients are simulated, of grouped heads, windows and sequences of their own lengths too.
+    family : str
+        Whose program it is (:data:`fa3_kernels.plan.traits.FAMILIES`), such as ``"flash3"``; ours by default.
+    **switches : bool, int, str or tuple
+        Other fields of :class:`fa3_kernels.plan.config.Config`, such as ``pingpong=False``; backward of
+        :class:`fa3_simulator.backward_schedule.BackwardSchedule`, such as ``turns="shift"``. Those that are not given
+        are as the family launches the tile; channels are those that it computes.
+
+    Returns
+    -------
+    Estimate
+        Cycles and seconds of the launch, 4 % off on average over the measured forward launches of an H200.
 
     Raises
     ------
@@ -251,6 +299,8 @@ def simulate(
         If the schedule is not legal or does not fit an SM, or the problem is one the simulator does not know or is
         larger than a launch can be.
 
+    Examples
+    --------
     >>> problem = AttentionProblem(1, 16, 16, 8192, 8192, 128)
     >>> found = simulate(problem, tile=(128, 128), machine="h200")
     >>> round(found.cycles), f"{found.seconds * 1e3:.4f} ms"
@@ -263,9 +313,9 @@ def simulate(
 
     machine = load(machine) if isinstance(machine, str) else machine
     if backward:
-        config = backward_choice.schedule_for(problem, tile=tile, **switches)
+        config = backward_choice.schedule_for(problem, family, tile=tile, **switches)
     else:
-        config = forward_choice.schedule_for(problem, tile=tile, pack_gqa=pack_gqa, **switches)
+        config = forward_choice.schedule_for(problem, family, tile=tile, pack_gqa=pack_gqa, **switches)
     check_fits(config, machine)
     return estimate(problem, launched(problem, config), machine, clock_mhz)
 
@@ -277,7 +327,7 @@ def tune(
     clock_mhz: float | None = None,
     pack_gqa: bool | None = None,
     backward: bool = False,
-    family: str = "gluon",
+    family: str = OURS,
 ) -> list[Ranked]:
     """Simulate every tile and schedule that fits, and rank them, fastest first; what ``fa3verify tune`` does.
 
@@ -285,14 +335,33 @@ def tune(
 
     Parameters
     ----------
-    problem, machine, clock_mhz, backward
-        As in :func:`simulate`.
+    problem : AttentionProblem
+        What the launch computes, as in :func:`simulate`.
+    machine : Machine or str
+        A Machine, ``"h100"``, ``"h200"`` or a .toml file.
+    clock_mhz : float, optional
+        SM clock in MHz; the machine's maximum by default.
     pack_gqa : bool, optional
-        Forward schedules with the heads of a group packed, or without; both by default.
+        Whether forward schedules have the heads of a group packed; both are ranked by default.
+    backward : bool
+        Whether schedules of the gradients are ranked.
     family : str
         Whose schedules (:data:`fa3_kernels.plan.traits.FAMILIES`): by default those of our program, as in
         :func:`simulate`, and flash3 all that CUTLASS can build.
 
+    Returns
+    -------
+    list of Ranked
+        Fastest first.
+
+    Raises
+    ------
+    ValueError
+        If the problem is one the simulator does not know or is larger than a launch can be, or the machine or family
+        is unknown.
+
+    Examples
+    --------
     >>> ranked = tune(AttentionProblem(1, 16, 16, 2048, 2048, 256))
     >>> best = ranked[0].config
     >>> best.tile_m, best.tile_n

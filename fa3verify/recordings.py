@@ -138,7 +138,7 @@ class Checked(NamedTuple):
 def _config(library: str, launch: Recorded) -> Config:
     from fa3_kernels.plan.config import default_config
 
-    options = {name: value for name, value in launch.case.changes if value is not None}
+    options: dict[str, Any] = {name: value for name, value in launch.case.changes if value is not None}
     return default_config(launch.case.problem, family=library, **options)
 
 

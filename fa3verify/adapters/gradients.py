@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fa3_kernels.twin.backward import Gradients
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Operands
@@ -43,6 +44,7 @@ class GradientFunction(ArrayFunction):
         assert isinstance(operands, BackwardOperands)
         o, options = operands, self._options(problem, operands)
         q, k, v, dout, out = (self._given(x, problem) for x in (o.q, o.k, o.v, o.dout, o.out))
+        found: Any
         if self.gradients == "autograd":
             from fa3verify.adapters.tensors import gradients_of
 

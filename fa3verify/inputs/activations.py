@@ -18,8 +18,9 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reference.problem import AttentionProblem, Dtype, Floats
 
 _FOLDER = files("fa3verify") / "data" / "activations"
 _COPIED = ("model", "layer", "seqlen", "head_dim", "causal", "text", "why", "npz_sha256")
@@ -97,16 +98,37 @@ def rows_of(name: str, tokens: int, seqlen: int) -> int:
 
 
 class Activation(NamedTuple):
-    """A problem with its unrounded inputs, float64 (1, seqlen, heads, head_dim); of ours each is a float16 value."""
+    """A problem with its unrounded inputs.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        What the model computes of them.
+    q, k, v : float64 arrays (1, seqlen, heads, head_dim)
+        Values as stored: those that ship are float16 numbers.
+    """
 
     problem: AttentionProblem
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
+    q: NDArray[np.float64]
+    k: NDArray[np.float64]
+    v: NDArray[np.float64]
 
     @classmethod
-    def of(cls, problem: AttentionProblem, arrays: Iterable[np.ndarray]) -> Activation:
-        """Cut q, k and v (heads, tokens, head_dim) to the tokens of their problem."""
+    def of(cls, problem: AttentionProblem, arrays: Iterable[Floats]) -> Activation:
+        """Cut q, k and v to the tokens of their problem.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What is computed of them; its ``seqlen_q`` is how many tokens are kept.
+        arrays : iterable of float arrays (heads, tokens, head_dim)
+            In this order q, k and v.
+
+        Returns
+        -------
+        Activation
+            The first tokens, in the layout of the problem. Exact.
+        """
         rows = problem.seqlen_q
         q, k, v = (x[None, :, :rows].transpose(0, 2, 1, 3).astype(np.float64) for x in arrays)
         return cls(problem, q, k, v)

@@ -218,6 +218,12 @@ def load(source: str | Path, *, dtype: Dtype = "fp16", tokens: int = 0) -> Activ
     ValueError
         If the name is unknown, ``tokens`` too large, a value beyond the format, or the file missing, damaged or
         foreign.
+
+    Examples
+    --------
+    >>> problem, q, k, v = load("smollm2_dev-prose2_n129_L08_kv2", tokens=16)
+    >>> problem.group, q.shape
+    (3, (1, 16, 3, 64))
     """
     if isinstance(source, str) and not source.endswith(SUFFIX):
         return activations.load(source, dtype=dtype, tokens=tokens)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify.inputs import activations, captures
@@ -23,7 +24,7 @@ from fa3verify.inputs.captures import Capture
 from fa3verify.inputs.streams import HeadGroup, Purpose, Tensor, integer_exp2, portable
 
 Value = float | int | str
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+Arrays = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 MAX_LEVEL = 30000.0  # of one channel of Q and K, within fp16
 MAX_GAIN = 256.0  # planted keys and sinks stay below fp16's range whatever softmax_scale says
 

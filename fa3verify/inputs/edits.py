@@ -37,7 +37,25 @@ class Edit:
     ``set`` an element to ``value``; ``scale_row`` and ``scale_channel`` multiply by ``value`` (a channel in
     every row); ``constant_row`` sets all channels; ``copy_row`` copies row ``source`` of that head: a tie;
     ``needle`` points query row ``pos`` at key ``source``, with the scaled score ``value`` before any softcap.
-    Fields that a kind does not use must be 0. ``value`` may be NaN or infinite.
+    Fields that a kind does not use must be 0.
+
+    Parameters
+    ----------
+    kind : {"set", "scale_row", "scale_channel", "constant_row", "copy_row", "needle"}
+        What is done.
+    tensor : {"q", "k", "v"}
+        To which array; a needle goes into q.
+    batch, pos, head, channel : int
+        Sequence, row in the sequence, head of the tensor, and channel, each from 0.
+    source : int
+        Row that is copied, or the key at which a needle points.
+    value : float
+        Number, factor or score; NaN and infinities are legal.
+
+    Raises
+    ------
+    ValueError
+        For an unknown kind or tensor, a field that the kind does not use, or a number of the wrong type.
     """
 
     kind: EditKind
@@ -69,7 +87,20 @@ class Edit:
                 raise ValueError(f"edit {self.kind}: {name} is not used and must be 0, got {got!r}")
 
     def apply(self, problem: AttentionProblem, arrays: Arrays) -> None:
-        """Change the arrays in place; ValueError if a position lies outside the problem."""
+        """Change the arrays in place.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What the arrays are for.
+        arrays : tuple of float64 arrays
+            The arrays q, k and v in the problem's shapes.
+
+        Raises
+        ------
+        ValueError
+            If a position lies outside the problem.
+        """
         x = arrays["qkv".index(self.tensor)]
         self._check("batch", problem.batch)
         seq = list(problem.sequences())[self.batch]
@@ -103,23 +134,52 @@ class Edit:
     def describe(self) -> str:
         """Return one readable phrase.
 
+        Returns
+        -------
+        str
+            Kind, tensor and the fields that are used.
+
+        Examples
+        --------
         >>> Edit("scale_row", "k", pos=5, head=1, value=16).describe()
         'scale_row k(batch=0, pos=5, head=1, value=16.0)'
         """
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in _EDIT_FIELDS[self.kind])
         return f"{self.kind} {self.tensor}({fields})"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the used fields; a NaN or infinite value becomes "nan", "inf" or "-inf"."""
+    def to_json(self) -> dict[str, object]:
+        """Return the used fields as JSON types.
+
+        Returns
+        -------
+        dict of str to object
+            By name; a NaN or infinite value becomes "nan", "inf" or "-inf".
+        """
         names = ("kind", "tensor", *_EDIT_FIELDS[self.kind])
-        record = {name: getattr(self, name) for name in names}
+        record: dict[str, object] = {name: getattr(self, name) for name in names}
         if "value" in record and not math.isfinite(self.value):
             record["value"] = repr(self.value)
         return record
 
     @classmethod
     def from_json(cls, record: object) -> Edit:
-        """Read what :meth:`to_json` wrote; ValueError for anything else."""
+        """Read what :meth:`to_json` wrote.
+
+        Parameters
+        ----------
+        record : object
+            Decoded JSON.
+
+        Returns
+        -------
+        Edit
+            An equal edit.
+
+        Raises
+        ------
+        ValueError
+            For anything else, in one line.
+        """
         kinds = get_args(EditKind)
         if not isinstance(record, dict) or record.get("kind") not in kinds:
             raise ValueError(f"edit must be an object whose kind is one of {', '.join(kinds)}, got {record!r}")

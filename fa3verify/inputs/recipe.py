@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -59,6 +58,8 @@ class Recipe:
     ValueError
         For an unknown distribution or parameter, a value of the wrong type or outside its range.
 
+    Examples
+    --------
     >>> recipe = Recipe("peaky", {"gain": 8}, seed=3)
     >>> recipe.describe()
     'peaky(gain=8.0), seed 3'
@@ -91,6 +92,11 @@ class Recipe:
     def draw(self, problem: AttentionProblem) -> Arrays:
         """Draw q, k and v.
 
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What the arrays are for.
+
         Returns
         -------
         q, k, v : float64 arrays in the problem's shapes
@@ -120,19 +126,47 @@ class Recipe:
         return q, k, v
 
     def describe(self) -> str:
-        """Return one readable line."""
+        """Return one readable line.
+
+        Returns
+        -------
+        str
+            Distribution, parameters, seed and edits.
+        """
         params = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         edits = "".join(f"; {edit.describe()}" for edit in self.edits)
         return f"{self.distribution}({params}), seed {self.seed}{edits}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a record that JSON can hold exactly."""
+    def to_json(self) -> dict[str, object]:
+        """Return a record that JSON can hold exactly.
+
+        Returns
+        -------
+        dict of str to object
+            Every field by its name; :meth:`from_json` restores an equal recipe.
+        """
         edits = [edit.to_json() for edit in self.edits]
         return {"distribution": self.distribution, "params": self.settings, "seed": self.seed, "edits": edits}
 
     @classmethod
     def from_json(cls, record: object) -> Recipe:
-        """Read what :meth:`to_json` wrote; a one-line ValueError for a wrong key, type or value."""
+        """Read what :meth:`to_json` wrote.
+
+        Parameters
+        ----------
+        record : object
+            Decoded JSON.
+
+        Returns
+        -------
+        Recipe
+            An equal recipe.
+
+        Raises
+        ------
+        ValueError
+            For a wrong key, type or value, in one line.
+        """
         if not isinstance(record, dict):
             raise ValueError(f"recipe must be an object, got {json.dumps(record, default=repr)}")
         exact_keys("recipe", record, ("distribution", "params", "seed", "edits"))

@@ -24,6 +24,8 @@ from fa3verify.inputs.recipe import FAMILIES, Family, Recipe
 if TYPE_CHECKING:
     from fa3_reference.quantize import Granularity, QuantScheme
 
+__all__ = ["Inputs", "Limits", "cases", "edits", "problems", "quant_schemes", "recipes"]
+
 TENSORS: tuple[Tensor, ...] = ("q", "k", "v")
 TILE_EDGES = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 383, 384, 385, 511, 512, 513)
 WINDOW_EDGES = (-1, 0, 1, 63, 64, 127, 128)
@@ -45,8 +47,25 @@ _SCALING: tuple[EditKind, ...] = ("scale_row", "scale_channel", "needle")
 class Limits:
     """What :func:`problems` may draw; the first dtype and head_dim are the ones it shrinks to.
 
-    ``empty`` allows sequences without keys or queries, ``scale`` other scales than 1 / sqrt(head_dim).
-    The default ``max_seqlen`` holds two tiles of 128 keys and one key more.
+    Parameters
+    ----------
+    dtypes : tuple of {"fp16", "bf16", "e4m3"}
+        Formats of the operands.
+    head_dims : tuple of int
+        Channels of a head.
+    max_seqlen, max_batch, max_nheads : int
+        Largest sizes; the default ``max_seqlen`` holds two tiles of 128 keys and one key more.
+    varlen, causal, window, softcap, gqa : bool
+        Whether packed sequences, these masks, a softcap and grouped heads may be drawn.
+    empty : bool
+        Whether sequences may be without keys or queries.
+    scale : bool
+        Whether other scales than 1 / sqrt(head_dim) may be drawn.
+
+    Raises
+    ------
+    ValueError
+        If a size is below 1, or there is no dtype or head_dim.
     """
 
     dtypes: tuple[Dtype, ...] = DTYPES
@@ -74,7 +93,17 @@ DEFAULT_LIMITS = Limits()
 
 
 class Inputs(NamedTuple):
-    """What is computed, on which data, and for e4m3 how it is quantised: ``Case(kernel, *inputs)`` is a case."""
+    """What is computed, on which data, and how it is quantised: ``Case(kernel, *inputs)`` is a case.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        What is computed.
+    recipe : Recipe
+        How q, k and v are drawn.
+    scheme : QuantScheme, optional
+        How an e4m3 problem is quantised.
+    """
 
     problem: AttentionProblem
     recipe: Recipe

@@ -185,7 +185,7 @@ def _rejected(
         rejected["bound and baseline"] = bound or _is_worse(judged, sound)
     if candidate.twin is not None:
         rejected["bits"] = bool(judged.measures["bits_differing"])
-    config = candidate.config_for(case.problem, case.changes)
+    config: Any = candidate.config_for(case.problem, case.changes)
     arrays = judged.operands.dequantized(case.problem)
     seen = compared(case.problem, arrays, judged.seen["out"], judged.outputs["out"], config.out_dtype)
     return rejected | {name: not rule(seen) for name, rule in others.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fa3verify.operations.backward import Backward
+from fa3_kernels.plan.backward import BackwardConfig
+from fa3_kernels.plan.config import Config
+from fa3verify.operations.backward import Backward, GradientConfig
 from fa3verify.operations.forward import Forward
 from fa3verify.operations.operation import DESCALES as DESCALES
 from fa3verify.operations.operation import FEATURES as FEATURES
@@ -11,8 +13,9 @@ from fa3verify.operations.operation import Operation as Operation
 from fa3verify.operations.operation import Output as Output
 from fa3verify.operations.operation import Outputs as Outputs
 from fa3verify.operations.operation import WrongOutput as WrongOutput
-from fa3verify.operations.quantize import Quantize
+from fa3verify.operations.quantize import Quantize, QuantizeConfig
 
+AnyConfig = Config | BackwardConfig | GradientConfig | QuantizeConfig  # of a kernel, by its operation
 FORWARD = Forward.name  # what a kernel or a case computes unless it says otherwise
 OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in (Forward(), Quantize(), Backward())}
 

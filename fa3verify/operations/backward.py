@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -130,7 +130,7 @@ class Backward(Operation):
 
     def assumed(self, candidate: Candidate, config: BackwardConfig | GradientConfig) -> BackwardModel:
         if candidate.order is not None:
-            return candidate.order(config)
+            return cast(BackwardModel, candidate.order(config))
         from fa3verify.hypotheses import sums_of
 
         return next(iter(self.hypotheses(config, sums_of(candidate).accumulator).values()))

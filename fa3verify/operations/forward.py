@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
@@ -17,7 +18,7 @@ from fa3_reference.attention import attention
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.quantisation import predict_error, quantization_bound
 from fa3_reference.hadamard import can_rotate
-from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
 from fa3verify.metrics import error_ratio
 from fa3verify.operations.operation import FEATURES, TWIN, Arrays, Operation, Output, Outputs
@@ -47,11 +48,18 @@ _FP16_SMALLEST = 2.0**-14  # the smallest normal number
 
 
 class Result(NamedTuple):
-    """What a forward kernel returns: ``out`` in its output format, ``lse`` float32 or None where the kernel has
-    none."""
+    """What a forward kernel returns.
 
-    out: np.ndarray
-    lse: np.ndarray | None
+    Parameters
+    ----------
+    out : array of shape ``problem.out_shape``
+        In the kernel's output format: float16, or bfloat16 of ml_dtypes.
+    lse : float32 array of shape ``problem.lse_shape``, optional
+        Natural logarithm of the sum of exponentials; None where the kernel returns none.
+    """
+
+    out: Array
+    lse: NDArray[np.float32] | None
 
 
 def changeable(dtype: Dtype, fixed: Iterable[str] = (), family: str = OURS) -> frozenset[str]:
@@ -115,7 +123,7 @@ class Forward(Operation):
 
     def assumed(self, candidate: Candidate, config: Config) -> KernelModel:
         if candidate.order is not None:
-            return candidate.order(config)
+            return cast(KernelModel, candidate.order(config))
         from fa3verify.hypotheses import sums_of
 
         return next(iter(self.hypotheses(config, sums_of(candidate).accumulator).values()))

@@ -14,9 +14,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.problem import Array, AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.metrics import error_over_bound
 
@@ -34,8 +35,8 @@ DESCALES = frozenset({"query_head_descale", "block_descale"})
 LSE_GRADIENT = "lse_gradient"  # of a backward: beside the gradient of the output it takes that of lse
 TWIN = "fa3_kernels.twin"
 FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES
-Outputs = Mapping[str, np.ndarray]  # by name; what a kernel or a configuration does not have is absent
-Arrays = tuple[np.ndarray, ...]  # float64 q, k and v, and what else an operation is given
+Outputs = Mapping[str, Array]  # by name; what a kernel or a configuration does not have is absent
+Arrays = tuple[NDArray[np.float64], ...]  # q, k and v, and what else an operation is given
 
 
 @dataclass(frozen=True, slots=True)

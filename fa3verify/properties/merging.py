@@ -128,7 +128,8 @@ def _ring(candidate: Candidate, trial: Trial) -> Violation | None:
 def _appended(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
     longest = max((seq.seqlen_k for seq in case.problem.sequences() if seq.seqlen_q), default=0)
     assume(longest > 1)
-    tile_n = candidate.configure(case.problem).tile_n
+    config: Any = candidate.configure(case.problem)
+    tile_n = config.tile_n
     tiles = range(tile_n, longest, tile_n)  # after which the appended key is alone in its tile
     anywhere = st.integers(1, longest - 1)
     before = draw(st.one_of(anywhere, st.sampled_from(tiles)) if tiles else anywhere)

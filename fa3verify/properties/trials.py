@@ -141,7 +141,8 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
 @st.composite
 def small_schemes(draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> QuantScheme:
     """Draw a scheme whose K and V blocks are whole key tiles of the candidate's configuration."""
-    tile_n = candidate.configure(problem).tile_n
+    config: Any = candidate.configure(problem)
+    tile_n = config.tile_n
     options = ["head", "tensor"]
     if "block_descale" in candidate.features and wanted.descales != "uniform":
         options = ["block"] if wanted.descales == "blocks" else ["head", "block", "tensor"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -111,7 +111,8 @@ def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> 
     if candidate is None:
         out = forward(problem, operands, ideal=frozenset({"pv"})).out
     else:
-        out = candidate.run(problem, operands, candidate.configure(problem)).out
+        returned: Any = candidate.run(problem, operands, candidate.configure(problem))
+        out = returned.out
     out = out.astype(np.float64)
     error = out - truth
     gain = float(np.sum(out * truth) / np.sum(truth * truth)) - 1

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,8 +46,10 @@ def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int
         out, out_dtype = standard_attention_fp16(problem, *arrays).out, "fp16"
     else:
         candidate = candidates.find(kernel)
-        config = candidate.configure(problem)
-        out, out_dtype = candidate.run(problem, operands, config).out.astype(np.float64), config.out_dtype
+        config: Any = candidate.configure(problem)
+        returned: Any = candidate.run(problem, operands, config)
+        out = returned.out.astype(np.float64)
+        out_dtype = config.out_dtype
     error = (out - truth).ravel()
     signed = error / ulp(truth, FORMATS[out_dtype]).ravel()
     size = np.sort(np.abs(error) / rms(truth))

@@ -7,7 +7,7 @@ planted fault is drawn beside the kernels to show what that looks like.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def ratios(kernel: str, seed: int) -> Records:
     case = Case(kernel, problem, Recipe("fa3_outliers", seed=seed), scheme)
     judged = judge(candidate, case, unrounded=False)
     ratio = error_over_bound(judged.outputs["out"], judged.seen["out"], judged.bound["out"])[0, :, 0]
-    config = candidate.configure(problem)
+    config: Any = candidate.configure(problem)
     digits = [[float(f"{x:.3g}") for x in row] for row in ratio]
     return [
         {

@@ -1,1 +1,33 @@
-"""The code under test: FlashAttention-3 kernels and their bit-exact CPU twins."""
+"""The code under test: FlashAttention-3 kernels and their bit-exact CPU twins.
+
+The names of this module are what users may import; each is imported when it is first asked for. The functions need
+torch, and to be called a Hopper GPU.
+
+>>> import fa3_kernels
+>>> fa3_kernels.Config(dtype="e4m3", tile_n=160).out_dtype
+'bf16'
+"""
+
+from typing import TYPE_CHECKING
+
+__all__ = ["Config", "default_config", "flash_attn_func", "flash_attn_varlen_func"]
+
+if TYPE_CHECKING:
+    from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
+    from fa3_kernels.plan.config import Config, default_config
+else:
+    from fa3_reference.lazy import exporter
+
+    __getattr__ = exporter(
+        __name__,
+        {
+            "Config": "fa3_kernels.plan.config",
+            "default_config": "fa3_kernels.plan.config",
+            "flash_attn_func": "fa3_kernels.api",
+            "flash_attn_varlen_func": "fa3_kernels.api",
+        },
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,6 +24,8 @@ from fa3_kernels.operators import (
     options_of,
 )
 
+__all__ = ["flash_attn_func", "flash_attn_varlen_func"]
+
 PROMOTION_INTERVAL = 128  # keys; the accumulator of FP8 wgmma loses bits over longer chains
 
 
@@ -59,15 +61,20 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     q : float16, bfloat16 or float8_e4m3fn (batch, seqlen_q, nheads, head_dim), on a Hopper GPU
         head_dim at most 256, a multiple of 16 bytes; last dimension contiguous, other strides multiples of 16 bytes.
     k, v : same dtype (batch, seqlen_k, nheads_kv, head_dim or head_dim_v)
+        Keys and values; nheads is a multiple of nheads_kv.
     softmax_scale : float, optional
         1 / sqrt(head_dim) by default; > 0.
     causal : bool
-        Bottom-right aligned.
+        Whether keys behind the diagonal are hidden, which is aligned bottom-right.
+    qv : None
+        Refused unless None.
     q_descale, k_descale, v_descale : float32 (batch, nheads_kv), or float, optional
         FP8 only: multiply to dequantise; 1 by default. With ``descale_blocks`` (batch, heads, blocks). A number holds
         for the whole operand, as a checkpoint states it for a layer.
     window_size : (int, int)
         Keys visible left and right of the diagonal, inclusive; -1 is unlimited.
+    attention_chunk : int
+        Refused unless 0.
     softcap : float
         c > 0 replaces scores x by c * tanh(x / c).
     num_splits : int
@@ -77,10 +84,10 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     deterministic : bool
         Whether the backward adds the parts of dQ in a fixed order, so that a call repeats bit for bit. The forward, dK
         and dV always do.
+    sm_margin : int
+        Refused unless 0.
     return_attn_probs : bool
-        Return lse as well, as upstream does under this name. Unlike upstream's it has gradients.
-    qv, attention_chunk, sm_margin
-        Refused unless at their defaults.
+        Whether lse is returned as well, as upstream does under this name. Unlike upstream's it has gradients.
     descale_blocks : (int, int, int)
         Not upstream's. Rows per block of the q, k and v descales; 0 is one factor per sequence and kv head.
     promotion_interval : int
@@ -90,15 +97,29 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     Returns
     -------
     out : float16 or bfloat16 (batch, seqlen_q, nheads, head_dim_v)
-        bfloat16 for FP8 operands.
+        In the format of the operands, bfloat16 for FP8. The bits are those of the CPU twin of the launch, so the error
+        is within :func:`fa3verify.forward_bound`. Rows without a key are 0, with a gradient of 0.
     lse : float32 (batch, nheads, seqlen_q)
-        Natural logarithm; with ``return_attn_probs``. Rows without a key: out 0, lse -inf, and a gradient of 0.
+        Natural logarithm, with ``return_attn_probs`` alone. Rows without a key are -inf.
 
     Raises
     ------
     ValueError
         For anything the kernels do not take, in one line; where a gradient is wanted that none computes, before the
         forward is run.
+
+    Notes
+    -----
+    A NaN score or a score of +inf makes its row and lse NaN, a score of -inf is a key of weight 0, and a NaN or an
+    infinity in V reaches its channel of every row that sees it. It may also reach rows that do not see it, where its
+    key lies in a tile that they visit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.randn(2, 1024, 8, 64, dtype=torch.bfloat16, device="cuda")  # doctest: +SKIP
+    >>> flash_attn_func(x, x, x, causal=True).shape  # doctest: +SKIP
+    torch.Size([2, 1024, 8, 64])
     """
     _refuse(qv, attention_chunk, sm_margin)
     factors = _factors(q_descale, k_descale, v_descale, k)
@@ -149,21 +170,65 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
 
     Parameters
     ----------
-    q : (total_q, nheads, head_dim)
-    k, v : (total_k, nheads_kv, head_dim or head_dim_v)
+    q : float16, bfloat16 or float8_e4m3fn (total_q, nheads, head_dim), on a Hopper GPU
+        Queries of all sequences, one after the other.
+    k, v : same dtype (total_k, nheads_kv, head_dim or head_dim_v)
+        Keys and values likewise.
     cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,)
         Starts of the sequences, from 0 to the number of rows, on the GPU of q. They are read there alone, so no call
         waits for the GPU: the schedule is made there too.
     max_seqlen_q, max_seqlen_k : int
         At least the longest sequence. Not checked, for that would take a wait: rows beyond are not computed.
-    seqused_q, seqused_k
+    seqused_q, seqused_k : None
         Refused unless None.
+    softmax_scale : float, optional
+        1 / sqrt(head_dim) by default; > 0.
+    causal : bool
+        Whether keys behind the diagonal are hidden, which is aligned bottom-right in every sequence.
+    qv : None
+        Refused unless None.
+    q_descale, k_descale, v_descale : float32 (batch, nheads_kv), or float, optional
+        FP8 only: as of :func:`flash_attn_func`.
+    window_size : (int, int)
+        Keys visible left and right of the diagonal, inclusive; -1 is unlimited.
+    attention_chunk : int
+        Refused unless 0.
+    softcap : float
+        c > 0 replaces scores x by c * tanh(x / c).
+    num_splits : int
+        Parts of the keys, merged in a fixed order; 0 chooses from the shape. Bits depend on it.
+    pack_gqa : bool, optional
+        Chosen from the shape by default. No bit depends on it.
+    deterministic : bool
+        Whether the backward adds the parts of dQ in a fixed order.
+    sm_margin : int
+        Refused unless 0.
+    return_attn_probs : bool
+        Whether lse is returned as well.
+    descale_blocks : (int, int, int)
+        Not upstream's. Rows per block of the q, k and v descales; 0 is one factor per sequence and kv head.
+    promotion_interval : int
+        Not upstream's. FP8 only: keys after which P V is added to fp32; 0 chains as upstream does.
 
     Returns
     -------
-    out : (total_q, nheads, head_dim_v)
+    out : float16 or bfloat16 (total_q, nheads, head_dim_v)
+        In the format of the operands, bfloat16 for FP8; errors and special values as of :func:`flash_attn_func`.
     lse : float32 (nheads, total_q)
-        With ``return_attn_probs``.
+        Natural logarithm, with ``return_attn_probs`` alone. Rows without a key are -inf.
+
+    Raises
+    ------
+    ValueError
+        For anything the kernels do not take, in one line.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.randn(300, 8, 64, dtype=torch.bfloat16, device="cuda")  # doctest: +SKIP
+    >>> starts = torch.tensor([0, 100, 300], dtype=torch.int32, device="cuda")  # doctest: +SKIP
+    >>> flash_attn_varlen_func(x, x, x, starts, starts, 200, 200, causal=True).shape  # doctest: +SKIP
+    torch.Size([300, 8, 64])
     """
     _refuse(qv, attention_chunk, sm_margin, seqused_q=seqused_q, seqused_k=seqused_k)
     factors = _factors(q_descale, k_descale, v_descale, k, cu_seqlens_q)

@@ -23,6 +23,8 @@ from fa3_kernels.gluon.launch_backward import backward, check_differentiable
 from fa3_kernels.operators import options_of
 from fa3_kernels.plan.request import Semantics
 
+__all__ = ["register_with_torch", "register_with_transformers"]
+
 NAME = "fa3verify"
 _Tensors = tuple[torch.Tensor, ...]
 

@@ -1,1 +1,59 @@
-"""The truth: problem definition, float64 attention and gradients, number formats, quantisers, bounds."""
+"""The truth: problem definition, float64 attention and gradients, number formats, quantisers, bounds.
+
+The names of this module are what users may import; each is imported when it is first asked for.
+
+>>> import fa3_reference
+>>> fa3_reference.AttentionProblem(1, nheads=2, nheads_kv=1, seqlen_q=8, seqlen_k=8, head_dim=64).q_shape
+(1, 8, 2, 64)
+"""
+
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "Attention",
+    "AttentionProblem",
+    "BackwardModel",
+    "Descale",
+    "ErrorBound",
+    "KernelModel",
+    "Operands",
+    "QuantScheme",
+    "Quantized",
+    "SoftmaxOrder",
+    "forward_bound",
+    "prepare",
+    "truth",
+]
+
+if TYPE_CHECKING:
+    from fa3_reference.attention import Attention
+    from fa3_reference.attention import attention as truth
+    from fa3_reference.bounds.forward import ErrorBound, forward_bound
+    from fa3_reference.bounds.model import BackwardModel, KernelModel, SoftmaxOrder
+    from fa3_reference.problem import AttentionProblem, Descale, Operands
+    from fa3_reference.quantize import Quantized, QuantScheme, prepare
+else:
+    from fa3_reference.lazy import exporter
+
+    __getattr__ = exporter(
+        __name__,
+        {
+            "Attention": "fa3_reference.attention",
+            "AttentionProblem": "fa3_reference.problem",
+            "BackwardModel": "fa3_reference.bounds.model",
+            "Descale": "fa3_reference.problem",
+            "ErrorBound": "fa3_reference.bounds.forward",
+            "KernelModel": "fa3_reference.bounds.model",
+            "Operands": "fa3_reference.problem",
+            "QuantScheme": "fa3_reference.quantize",
+            "Quantized": "fa3_reference.quantize",
+            "SoftmaxOrder": "fa3_reference.bounds.model",
+            "forward_bound": "fa3_reference.bounds.forward",
+            "prepare": "fa3_reference.quantize",
+            "truth": "fa3_reference.attention:attention",
+        },
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

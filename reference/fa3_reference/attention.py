@@ -23,18 +23,27 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fa3_reference.problem import AttentionProblem, Sequence
+from fa3_reference.problem import AttentionProblem, Floats, Sequence
 
 TILE_ELEMENTS = 1 << 22  # scores held at once: 32 MiB of float64
 MIN_TILE_ROWS, MAX_TILE_ROWS = 16, 512
 
 
 class Attention(NamedTuple):
-    """Result of a forward pass, in the layout of the problem."""
+    """Result of a forward pass, in the layout of the problem.
 
-    out: np.ndarray  # float64, problem.out_shape
-    lse: np.ndarray  # float64, problem.lse_shape
+    Parameters
+    ----------
+    out : float64 array of shape ``problem.out_shape``
+        The output; 0 in rows that see no key.
+    lse : float64 array of shape ``problem.lse_shape``
+        Natural logarithm of the sum of exponentials; -inf in rows that see no key.
+    """
+
+    out: NDArray[np.float64]
+    lse: NDArray[np.float64]
 
 
 class Tile(NamedTuple):
@@ -45,7 +54,7 @@ class Tile(NamedTuple):
     visible: np.ndarray | None  # bool (rows, keys); None where every row sees the whole span
 
 
-def as_float64(**operands: tuple[np.ndarray, tuple[int, ...]]) -> tuple[np.ndarray, ...]:
+def as_float64(**operands: tuple[Floats, tuple[int, ...]]) -> tuple[NDArray[np.float64], ...]:
     """Convert named arrays to float64, exactly, after checking each against its shape.
 
     Raises
@@ -143,11 +152,13 @@ def _rows(
     return Attention(out, lse)
 
 
-def attention(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Attention:
+def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats) -> Attention:
     """Compute attention in float64.
 
     Parameters
     ----------
+    problem : AttentionProblem
+        What is computed; its ``dtype`` does not matter here.
     q, k, v : float arrays of shapes ``problem.q_shape``, ``k_shape``, ``v_shape``
         Values the kernel under test should see: any float dtype, converted exactly.
 
@@ -169,6 +180,14 @@ def attention(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.nda
     the whole row and its lse NaN; a -Inf score is a key of weight 0; if all are -Inf, lse = -inf and out is
     NaN. A NaN or Inf in V reaches its channel of every row that sees it, and Inf meeting a probability that
     underflowed to 0 is NaN.
+
+    Examples
+    --------
+    >>> problem = AttentionProblem(1, nheads=1, nheads_kv=1, seqlen_q=1, seqlen_k=4, head_dim=8)
+    >>> q, k, v = (np.ones(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
+    >>> out, lse = attention(problem, q, k, v)
+    >>> float(out.max()), round(float(lse[0, 0, 0]), 6)  # sqrt(8) + log(4)
+    (1.0, 4.214721)
     """
     operands = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
     out, lse = np.zeros(problem.out_shape), np.full(problem.lse_shape, -np.inf)

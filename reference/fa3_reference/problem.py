@@ -8,12 +8,18 @@ h // (nheads / nheads_kv); lse is the natural logarithm, (batch, nheads, seqlen_
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fa3_reference.filled import Filled
+
+Array = NDArray[Any]  # of the dtype that a problem's format has
+Floats = NDArray[np.generic]  # of any floating dtype, ml_dtypes' among them
+Element = TypeVar("Element", bound=np.generic)
 Dtype = Literal["fp16", "bf16", "e4m3"]
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
 MAX_HEAD_DIM = 256
@@ -21,12 +27,22 @@ MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One sequence of a problem: its number and the rows it owns in packed or batched tensors."""
+    """One sequence of a problem: its number and the rows it owns in packed or batched tensors.
+
+    Parameters
+    ----------
+    index : int
+        Number of the sequence in the batch.
+    seqlen_q, seqlen_k : int
+        Its queries and keys.
+    q_start, k_start : int
+        First row in a packed (total, ...) tensor; 0 when batched.
+    """
 
     index: int
     seqlen_q: int
     seqlen_k: int
-    q_start: int  # first row in a packed (total_q, ...) tensor; 0 when batched
+    q_start: int
     k_start: int
 
 
@@ -48,8 +64,8 @@ class AttentionProblem:
     batch, nheads, nheads_kv, seqlen_q, seqlen_k, head_dim : int
         Sizes. ``nheads`` is a multiple of ``nheads_kv``; ``head_dim`` at most 256.
         ``seqlen_k`` may be 0 (every row is then empty); ``seqlen_q`` may not.
-    head_dim_v : int, optional
-        Channels of V and of the output; ``head_dim`` by default.
+    head_dim_v : int
+        Channels of V and of the output; 0 stands for ``head_dim``.
     dtype : {"fp16", "bf16", "e4m3"}
         Format of the operands a kernel sees.
     causal : bool
@@ -59,7 +75,7 @@ class AttentionProblem:
     softcap : float
         c > 0 replaces scores x by c * tanh(x / c); 0 switches it off.
     softmax_scale : float, optional
-        Positive; None stands for 1 / sqrt(head_dim).
+        Positive; None stands for 1 / sqrt(head_dim), which the problem then holds.
     seqlens_q, seqlens_k : tuple of int, optional
         Lengths of packed sequences (varlen). ``batch``, ``seqlen_q`` and ``seqlen_k`` must then be their
         number and their maxima; :meth:`varlen` fills these in. Zero lengths are legal.
@@ -68,6 +84,12 @@ class AttentionProblem:
     ------
     ValueError
         Whenever a value breaks its rule; the message states both.
+
+    Examples
+    --------
+    >>> problem = AttentionProblem(2, nheads=4, nheads_kv=2, seqlen_q=100, seqlen_k=300, head_dim=64, causal=True)
+    >>> problem.softmax_scale, problem.q_shape, problem.lse_shape
+    (0.125, (2, 100, 4, 64), (2, 4, 100))
     """
 
     batch: int
@@ -81,7 +103,7 @@ class AttentionProblem:
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
     softcap: float = 0.0
-    softmax_scale: float = None  # type: ignore[assignment]  # a number once the problem is made
+    softmax_scale: Filled[float | None, float] = None  # type: ignore[assignment]
     seqlens_q: tuple[int, ...] | None = None
     seqlens_k: tuple[int, ...] | None = None
 
@@ -139,32 +161,104 @@ class AttentionProblem:
         _check(sum(self.seqlens_q or ()) >= 1, f"seqlens_q must hold at least one query, got {self.seqlens_q!r}")
 
     @classmethod
-    def varlen(cls, seqlens_q: tuple[int, ...], seqlens_k: tuple[int, ...], **rest: Any) -> AttentionProblem:
+    def varlen(  # noqa: PLR0913 (the fields of the record)
+        cls,
+        seqlens_q: Iterable[int],
+        seqlens_k: Iterable[int],
+        *,
+        nheads: int,
+        nheads_kv: int,
+        head_dim: int,
+        head_dim_v: int = 0,
+        dtype: Dtype = "fp16",
+        causal: bool = False,
+        window: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        softmax_scale: float | None = None,
+    ) -> AttentionProblem:
         """Build a packed problem from its lengths.
 
+        Parameters
+        ----------
+        seqlens_q, seqlens_k : iterable of int
+            Queries and keys of each sequence; zeros are legal, but for one query at least.
+        nheads, nheads_kv, head_dim, head_dim_v : int
+            Sizes, as of the problem itself.
+        dtype : {"fp16", "bf16", "e4m3"}
+            Format of the operands a kernel sees.
+        causal : bool
+            As of the problem itself, and so are the following.
+        window : (int, int)
+            Keys visible to the left and right of the diagonal; -1 is unlimited.
+        softcap : float
+            0 switches it off.
+        softmax_scale : float, optional
+            None stands for 1 / sqrt(head_dim).
+
+        Returns
+        -------
+        AttentionProblem
+            The problem, whose ``batch``, ``seqlen_q`` and ``seqlen_k`` are the number and the maxima of the lengths.
+
+        Raises
+        ------
+        ValueError
+            Whenever a value breaks its rule; the message states both.
+
+        Examples
+        --------
         >>> AttentionProblem.varlen((3, 5), (4, 0), nheads=2, nheads_kv=1, head_dim=64).q_shape
         (8, 2, 64)
         """
-        seqlens_q, seqlens_k = tuple(seqlens_q), tuple(seqlens_k)
-        sizes: dict[str, Any] = {
-            "batch": len(seqlens_q),
-            "seqlen_q": max(seqlens_q, default=0),
-            "seqlen_k": max(seqlens_k, default=0),
-            "seqlens_q": seqlens_q,
-            "seqlens_k": seqlens_k,
-        }
-        return cls(**sizes, **rest)
+        queries = tuple(seqlens_q)
+        keys = tuple(seqlens_k)
+        return cls(
+            batch=len(queries),
+            nheads=nheads,
+            nheads_kv=nheads_kv,
+            seqlen_q=max(queries, default=0),
+            seqlen_k=max(keys, default=0),
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            dtype=dtype,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            softmax_scale=softmax_scale,
+            seqlens_q=queries,
+            seqlens_k=keys,
+        )
 
     def to_json(self) -> dict[str, object]:
-        """Return the problem as JSON values; :meth:`from_json` reads it back exactly."""
+        """Return the problem as JSON values; :meth:`from_json` reads it back exactly.
+
+        Returns
+        -------
+        dict of str to object
+            Every field by its name.
+        """
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
     @classmethod
-    def from_json(cls, values: dict) -> AttentionProblem:
-        """Build a problem from a JSON object; ValueError on unknown, missing or illegal values.
+    def from_json(cls, values: object) -> AttentionProblem:
+        """Build a problem from a JSON object.
 
-        A softmax_scale of 0 stands for the default one, as files of version 0.1.0 have it.
+        Parameters
+        ----------
+        values : object
+            What :meth:`to_json` gives. A softmax_scale of 0 stands for the default one, as files of version 0.1.0
+            have it.
+
+        Returns
+        -------
+        AttentionProblem
+            An equal problem.
+
+        Raises
+        ------
+        ValueError
+            On unknown, missing or illegal values, and for what is no JSON object.
         """
         if not isinstance(values, dict):
             raise ValueError(f"a problem must be a JSON object, got {type(values).__name__}")
@@ -180,6 +274,7 @@ class AttentionProblem:
 
     @property
     def is_varlen(self) -> bool:
+        """Whether sequences of their own lengths are packed."""
         return self.seqlens_q is not None
 
     @property
@@ -195,37 +290,49 @@ class AttentionProblem:
 
     @property
     def q_shape(self) -> tuple[int, ...]:
+        """Shape of Q: (batch, seqlen_q, nheads, head_dim), or packed (total_q, nheads, head_dim)."""
         return self._shape("q", self.nheads, self.head_dim)
 
     @property
     def k_shape(self) -> tuple[int, ...]:
+        """Shape of K: (batch, seqlen_k, nheads_kv, head_dim), or packed (total_k, nheads_kv, head_dim)."""
         return self._shape("k", self.nheads_kv, self.head_dim)
 
     @property
     def v_shape(self) -> tuple[int, ...]:
+        """Shape of V: like K, with ``head_dim_v`` channels."""
         return self._shape("k", self.nheads_kv, self.head_dim_v)
 
     @property
     def out_shape(self) -> tuple[int, ...]:
+        """Shape of the output: like Q, with ``head_dim_v`` channels."""
         return self._shape("q", self.nheads, self.head_dim_v)
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
+        """Shape of lse: (batch, nheads, seqlen_q), or packed (nheads, total_q)."""
         if self.seqlens_q is not None:
             return (self.nheads, sum(self.seqlens_q))
         return (self.batch, self.nheads, self.seqlen_q)
 
     @property
-    def cu_seqlens_q(self) -> np.ndarray:
-        """Start of each packed query sequence, int32 (batch + 1,)."""
+    def cu_seqlens_q(self) -> NDArray[np.int32]:
+        """Start of each packed query sequence, and their end, int32 (batch + 1,)."""
         return np.concatenate([[0], np.cumsum(self.seqlens_q or ())]).astype(np.int32)
 
     @property
-    def cu_seqlens_k(self) -> np.ndarray:
+    def cu_seqlens_k(self) -> NDArray[np.int32]:
+        """Start of each packed key sequence, and their end, int32 (batch + 1,)."""
         return np.concatenate([[0], np.cumsum(self.seqlens_k or ())]).astype(np.int32)
 
     def sequences(self) -> Iterator[Sequence]:
-        """Yield every sequence, empty ones included."""
+        """Yield every sequence, empty ones included.
+
+        Yields
+        ------
+        Sequence
+            Its number, lengths and first rows.
+        """
         if self.seqlens_q is None or self.seqlens_k is None:
             for b in range(self.batch):
                 yield Sequence(b, self.seqlen_q, self.seqlen_k, 0, 0)
@@ -235,30 +342,75 @@ class AttentionProblem:
             yield Sequence(b, nq, nk, q_start, k_start)
             q_start, k_start = q_start + nq, k_start + nk
 
-    def rows_q(self, x: np.ndarray, seq: Sequence) -> np.ndarray:
-        """View of one sequence's query-side rows, (seqlen_q, nheads, dim)."""
+    def rows_q(self, x: NDArray[Element], seq: Sequence) -> NDArray[Element]:
+        """Return the query-side rows of one sequence.
+
+        Parameters
+        ----------
+        x : array of shape ``q_shape`` or ``out_shape``
+            Q, the output, or something of one row per query.
+        seq : Sequence
+            One of :meth:`sequences`.
+
+        Returns
+        -------
+        array (seqlen_q, nheads, dim)
+            A view.
+        """
         return x[seq.q_start : seq.q_start + seq.seqlen_q] if self.is_varlen else x[seq.index]
 
-    def rows_k(self, x: np.ndarray, seq: Sequence) -> np.ndarray:
-        """View of one sequence's key-side rows, (seqlen_k, nheads_kv, dim)."""
+    def rows_k(self, x: NDArray[Element], seq: Sequence) -> NDArray[Element]:
+        """Return the key-side rows of one sequence.
+
+        Parameters
+        ----------
+        x : array of shape ``k_shape`` or ``v_shape``
+            K, V, or something of one row per key.
+        seq : Sequence
+            One of :meth:`sequences`.
+
+        Returns
+        -------
+        array (seqlen_k, nheads_kv, dim)
+            A view.
+        """
         return x[seq.k_start : seq.k_start + seq.seqlen_k] if self.is_varlen else x[seq.index]
 
-    def rows_lse(self, lse: np.ndarray, seq: Sequence) -> np.ndarray:
-        """View of one sequence's lse, (nheads, seqlen_q)."""
+    def rows_lse(self, lse: NDArray[Element], seq: Sequence) -> NDArray[Element]:
+        """Return the lse of one sequence.
+
+        Parameters
+        ----------
+        lse : array of shape ``lse_shape``
+            Or something of one number per row of lse.
+        seq : Sequence
+            One of :meth:`sequences`.
+
+        Returns
+        -------
+        array (nheads, seqlen_q)
+            A view.
+        """
         return lse[:, seq.q_start : seq.q_start + seq.seqlen_q] if self.is_varlen else lse[seq.index]
 
-    def visible_keys(self, rows: np.ndarray, seqlen_q: int, seqlen_k: int) -> tuple[np.ndarray, np.ndarray]:
+    def visible_keys(
+        self, rows: NDArray[np.int64], seqlen_q: int, seqlen_k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the half-open range [first, stop) of keys each query row sees.
 
         Parameters
         ----------
-        rows : int array
+        rows : int64 array
             Query positions inside the sequence.
+        seqlen_q, seqlen_k : int
+            Lengths of the sequence.
 
         Returns
         -------
-        first, stop : int64 arrays like ``rows``
-            ``stop <= first`` means the row sees no key. Exact.
+        first : int64 array like ``rows``
+            First key that a row sees.
+        stop : int64 array like ``rows``
+            Key behind the last one; ``stop <= first`` means that the row sees no key. Exact.
         """
         diagonal = np.asarray(rows, np.int64) + (seqlen_k - seqlen_q)
         left, right = self.window
@@ -280,9 +432,14 @@ class Descale:
         value.
     block_rows : int
         Rows per block, counted from the start of each sequence; 0 means one block for the whole sequence.
+
+    Raises
+    ------
+    ValueError
+        If the values have another shape or dtype, are not finite or not positive, or do not fit ``block_rows``.
     """
 
-    values: np.ndarray
+    values: NDArray[np.float32]
     block_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -295,15 +452,41 @@ class Descale:
         _check(self.block_rows >= 0, f"block_rows must be >= 0, got {self.block_rows}")
         _check(self.block_rows > 0 or v.shape[2] == 1, f"one block per sequence needs one value, got {v.shape[2]}")
 
-    def rows(self, index: int, head: int, seqlen: int) -> np.ndarray:
-        """Factor of each row of one sequence and head, float32 (seqlen,)."""
+    def rows(self, index: int, head: int, seqlen: int) -> NDArray[np.float32]:
+        """Return the factor of each row of one sequence and head.
+
+        Parameters
+        ----------
+        index, head : int
+            Number of the sequence, and of the head.
+        seqlen : int
+            Rows of the sequence.
+
+        Returns
+        -------
+        float32 array (seqlen,)
+            What each row is multiplied with. Exact.
+        """
         values = self.values[index, head]
         return values[np.arange(seqlen) // self.block_rows] if self.block_rows else np.repeat(values, seqlen)
 
-    def by_kv_head(self, nheads_kv: int) -> np.ndarray:
-        """Factor of each sequence and kv head, float32 (batch, nheads_kv), where the query heads of a group share one.
+    def by_kv_head(self, nheads_kv: int) -> NDArray[np.float32]:
+        """Return the factor of each sequence and kv head, as FlashAttention-3 takes them, also for Q.
 
-        FlashAttention-3 takes them like this, also for Q; ValueError if they share none.
+        Parameters
+        ----------
+        nheads_kv : int
+            Heads of K and V, or those of Q where each has a factor of its own.
+
+        Returns
+        -------
+        float32 array (batch, nheads_kv)
+            What the query heads of a group share. Exact.
+
+        Raises
+        ------
+        ValueError
+            If the heads of a group, or the blocks of a sequence, have several.
         """
         of_group = self.values.reshape(len(self.values), nheads_kv, -1)  # a group's heads and blocks
         shared = of_group[:, :, :1]
@@ -315,18 +498,34 @@ class Descale:
 class Operands:
     """The arrays a kernel sees, in their storage format, with descales for FP8.
 
-    ``q``, ``k`` and ``v`` have the shapes of the problem and one of the numpy dtypes float16, bfloat16, float8_e4m3fn.
+    Parameters
+    ----------
+    q, k, v : arrays of the problem's shapes
+        Of one of the numpy dtypes float16, bfloat16, float8_e4m3fn (the latter two of ml_dtypes).
+    q_descale, k_descale, v_descale : Descale, optional
+        What e4m3 operands are multiplied with to be dequantised; None is 1.
     """
 
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
+    q: Array
+    k: Array
+    v: Array
     q_descale: Descale | None = None
     k_descale: Descale | None = None
     v_descale: Descale | None = None
 
     def check(self, problem: AttentionProblem) -> None:
-        """Raise ValueError unless shapes, dtypes and descales fit the problem."""
+        """Check that shapes, dtypes and descales fit a problem.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What the operands are for.
+
+        Raises
+        ------
+        ValueError
+            If one of them does not fit; the message names it.
+        """
         from fa3_reference.formats import FORMATS
 
         want = FORMATS[problem.dtype].dtype
@@ -347,8 +546,21 @@ class Operands:
             shape = (problem.batch, heads, blocks)
             _check(descale.values.shape == shape, f"{name}_descale must have shape {shape}, got {descale.values.shape}")
 
-    def dequantized(self, problem: AttentionProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return q, k, v as float64 values, descales applied (exact: 24 + 4 significand bits fit)."""
+    def dequantized(
+        self, problem: AttentionProblem
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return the values of q, k and v, descales applied.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What the operands are for.
+
+        Returns
+        -------
+        q, k, v : float64 arrays of the problem's shapes
+            Exact: 24 + 4 significand bits fit. NaN and infinities pass.
+        """
         return (
             _dequantize(self.q, self.q_descale, problem, "q"),
             _dequantize(self.k, self.k_descale, problem, "k"),
@@ -364,10 +576,10 @@ class BackwardOperands(Operands):
     ``dlse``, the gradient of lse, where there is one.
     """
 
-    dout: np.ndarray
-    out: np.ndarray
-    lse: np.ndarray
-    dlse: np.ndarray | None = None
+    dout: Array
+    out: Array
+    lse: NDArray[np.float32]
+    dlse: NDArray[np.float32] | None = None
 
     def check(self, problem: AttentionProblem) -> None:
         """Raise ValueError unless shapes and dtypes fit the problem."""
@@ -381,13 +593,13 @@ class BackwardOperands(Operands):
             _check(x.shape == shape, f"{name} must have shape {shape}, got {x.shape}")
             _check(x.dtype == dtype, f"{name} must have dtype {dtype}, got {x.dtype}")
 
-    def dequantized(self, problem: AttentionProblem) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def dequantized(self, problem: AttentionProblem) -> tuple[NDArray[np.float64], ...]:  # type: ignore[override]
         """Return q, k, v, dout, out, lse and, where there is one, dlse as float64 values, exactly."""
         given = (self.q, self.k, self.v, self.dout, self.out, self.lse, self.dlse)
         return tuple(x.astype(np.float64) for x in given if x is not None)
 
 
-def _dequantize(x: np.ndarray, descale: Descale | None, problem: AttentionProblem, side: str) -> np.ndarray:
+def _dequantize(x: Array, descale: Descale | None, problem: AttentionProblem, side: str) -> NDArray[np.float64]:
     values = x.astype(np.float64)
     if descale is None:
         return values

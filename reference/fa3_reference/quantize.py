@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fa3_reference.attention import as_float64
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.hadamard import random_signs, rotate
-from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3_reference.problem import AttentionProblem, Descale, Floats, Operands
 
 Granularity = Literal["tensor", "head", "query_head", "block", "row"]
 _E4M3, _FP32 = FORMATS["e4m3"], FORMATS["fp32"]
@@ -76,18 +77,45 @@ class QuantScheme:
             raise ValueError(f"hadamard_seed must be an integer >= 0 or null, got {self.hadamard_seed!r}")
 
     def rows_per_descale(self, operand: Literal["q", "k", "v"]) -> int:
-        """Rows that share a descale; 0 is the whole sequence."""
+        """Return how many rows share a descale.
+
+        Parameters
+        ----------
+        operand : {"q", "k", "v"}
+            Which operand.
+
+        Returns
+        -------
+        int
+            Rows of a sequence; 0 is the whole sequence.
+        """
         if self.granularity == "block":
             return int(getattr(self, f"block_rows_{operand}"))
         return 1 if self.granularity == "row" else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return every field as JSON types; :meth:`from_json` restores an equal scheme."""
+    def to_json(self) -> dict[str, object]:
+        """Return every field as JSON types; :meth:`from_json` restores an equal scheme.
+
+        Returns
+        -------
+        dict of str to object
+            Every field by its name.
+        """
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: object) -> QuantScheme:
         """Build a scheme from decoded JSON; absent fields take their defaults.
+
+        Parameters
+        ----------
+        data : object
+            What :meth:`to_json` gives.
+
+        Returns
+        -------
+        QuantScheme
+            An equal scheme.
 
         Raises
         ------
@@ -103,10 +131,18 @@ class QuantScheme:
 
 
 class Quantized(NamedTuple):
-    """Operands for a kernel, and what must be added to its lse (None: nothing)."""
+    """Operands for a kernel, and what must be added to its lse.
+
+    Parameters
+    ----------
+    operands : Operands
+        Arrays in the format of the problem, with descales where it is e4m3.
+    lse_shift : float64 array of shape ``problem.lse_shape``, optional
+        What the kernel's lse lacks where the mean of K was taken out; None is nothing.
+    """
 
     operands: Operands
-    lse_shift: np.ndarray | None = None  # float64, problem.lse_shape
+    lse_shift: NDArray[np.float64] | None = None
 
 
 class Conditioned(NamedTuple):
@@ -225,9 +261,7 @@ def _quantize(
     return encode(scaled, _E4M3, "saturate"), descale
 
 
-def quantize_qkv(
-    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, scheme: QuantScheme
-) -> Quantized:
+def quantize_qkv(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, scheme: QuantScheme) -> Quantized:
     """Quantise q, k and v to e4m3.
 
     Parameters
@@ -257,7 +291,7 @@ def quantize_qkv(
     return Quantized(Operands(q8, k8, v8, q_descale, k_descale, v_descale), lse_shift)
 
 
-def round_operands(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Operands:
+def round_operands(problem: AttentionProblem, q: Floats, k: Floats, v: Floats) -> Operands:
     """Round q, k and v once, to nearest even, to the problem's dtype, without scaling.
 
     Overflow follows IEEE: Inf in fp16 and bf16, NaN in e4m3. NaN and Inf pass through.
@@ -272,12 +306,39 @@ def round_operands(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: n
     return Operands(encode(q, fmt, "ieee"), encode(k, fmt, "ieee"), encode(v, fmt, "ieee"))
 
 
-def prepare(
-    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, scheme: QuantScheme | None = None
-) -> Quantized:
-    """Turn float64 inputs into a kernel's operands: quantised by a scheme, or plainly rounded without one.
+def prepare(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, scheme: QuantScheme | None = None) -> Quantized:
+    """Turn inputs into a kernel's operands: quantised by a scheme, or plainly rounded without one.
 
-    See :func:`quantize_qkv` and :func:`round_operands` for errors and special values.
+    Parameters
+    ----------
+    problem : AttentionProblem
+        What the operands are for; its ``dtype`` is theirs.
+    q, k, v : float arrays of shapes ``problem.q_shape``, ``k_shape``, ``v_shape``
+        Of any float dtype; finite where a scheme is given.
+    scheme : QuantScheme, optional
+        How e4m3 operands are scaled; None for 16 bits, and for e4m3 without descales.
+
+    Returns
+    -------
+    Quantized
+        Each element rounded once, to nearest even. Without a scheme NaN and infinities pass, and overflow becomes an
+        infinity in fp16 and bf16, NaN in e4m3. With one, a dequantised value is off by at most
+        max(2^-4 |x|, 2^-10 descale), and nothing overflows.
+
+    Raises
+    ------
+    ValueError
+        If an operand has the wrong shape; with a scheme also if the problem is not e4m3, an operand holds NaN or Inf,
+        a descale would exceed float32, or the scheme does not suit the problem (a rotation needs a head_dim that is a
+        power of two, ``k_mean`` no softcap).
+
+    Examples
+    --------
+    >>> problem = AttentionProblem(1, nheads=1, nheads_kv=1, seqlen_q=2, seqlen_k=2, head_dim=16, dtype="e4m3")
+    >>> x = np.full(problem.q_shape, 7.0)
+    >>> operands, _ = prepare(problem, x, x, x, QuantScheme("tensor"))
+    >>> float(operands.q[0, 0, 0, 0]), float(operands.q_descale.values[0, 0, 0])  # 7 = 448 / 64
+    (448.0, 0.015625)
     """
     if scheme is None:
         return Quantized(round_operands(problem, q, k, v))

@@ -105,6 +105,7 @@ class BackwardSchedule:
 
     @property
     def traits(self) -> Traits:
+        """What tells the kernel's family from the others."""
         return traits_of(self.family)
 
     @property
@@ -127,21 +128,21 @@ class BackwardSchedule:
 
     @property
     def scores(self) -> Product:
-        """S, and dP."""
+        """Product of one warpgroup for S, and for dP."""
         keys = self.tile_n if self.splits_roles else self.tile_n // self.consumers
         shape = (keys, self.tile_m) if self.scores_transposed else (self.tile_m, keys)
         return self._checked("S", *shape, self.head_dim)
 
     @property
     def gradients(self) -> Product:
-        """dV, and dK."""
+        """Product of one warpgroup for dV, and for dK."""
         if self.splits_roles:
             return self._checked("dV", self.tile_n, self.head_dim, self.tile_m)
         return self._shared("dV", (self.tile_n, self.head_dim), self.tile_m, not self.scores_transposed)
 
     @property
     def queries(self) -> Product:
-        """dQ, or one of the parts in which it is handed on."""
+        """Product of one warpgroup for dQ, or for one of the parts in which it is handed on."""
         if self.splits_roles:
             return self._checked("dQ", self.tile_m, self.head_dim // (self.consumers * self.dq_parts), self.tile_n)
         return self._shared("dQ", (self.tile_m, self.head_dim), self.tile_n, self.dq_transposed)
@@ -194,17 +195,51 @@ class BackwardSchedule:
         return rings + 2 * keys + shared + staged + (2 * score if self.splits_roles else 0)
 
     def adds_gradients(self, group: int) -> bool:
-        """Whether dK and dV are added in fp32, as heads share keys; ours works through all heads of a group instead."""
+        """Tell whether dK and dV are added in fp32, as heads share keys.
+
+        Parameters
+        ----------
+        group : int
+            Query heads that share one head of K and V.
+
+        Returns
+        -------
+        bool
+            False for our kernel, which works through all heads of a group instead.
+        """
         return group > 1 and not self.is_ours
 
     def fits(self, smem_bytes: float) -> bool:
-        """Whether registers suffice, and shared memory."""
+        """Tell whether registers suffice, and shared memory.
+
+        Parameters
+        ----------
+        smem_bytes : float
+            Shared memory of a CTA.
+
+        Returns
+        -------
+        bool
+            Whether both suffice.
+        """
         return self.registers_needed <= self.registers[1] and self.smem_bytes <= smem_bytes
 
     def masks(self, blocks: int, hidden: int) -> int:
-        """How many of a tile's row blocks run the code for masks, where ``hidden`` of them hide keys.
+        """Return how many of a tile's row blocks run the code for masks.
 
         FlashAttention-3 compiles blocks without a mask apart at head_dim 64 alone.
+
+        Parameters
+        ----------
+        blocks : int
+            Row blocks of the tile.
+        hidden : int
+            Those among them that hide keys.
+
+        Returns
+        -------
+        int
+            Between ``hidden`` and ``blocks``.
         """
         always = self.family.startswith("flash3") and self.head_dim > 64
         return blocks if always and hidden else hidden

@@ -77,11 +77,25 @@ def moved_bytes(problem: AttentionProblem, config: AnyConfig) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Simulated time of a launch.
+    """Simulated time of a launch; cycles are SM clocks.
 
-    ``cycles`` counts from launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is
-    later; with ``around_cycles`` of the kernels in front of and behind the main one: of a backward, and what merges the
-    parts of the keys. ``tensor_cycles`` is the tensor work of that CTA.
+    Parameters
+    ----------
+    cycles : float
+        From launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is later; with
+        ``around_cycles``.
+    cta_cycles : float
+        Of the CTA that ends last.
+    hbm_cycles : float
+        Time in which HBM moves every tensor of the main kernel once.
+    tensor_cycles, mufu_cycles : float
+        Those of that CTA in which the tensor core, and the special-function unit, work.
+    tiles : tuple of TileBlocks
+        Tiles of that CTA, in order.
+    clock_mhz : float
+        SM clock.
+    around_cycles : float
+        Of the kernels in front of and behind the main one: of a backward, and what merges the parts of the keys.
     """
 
     cycles: float
@@ -95,11 +109,12 @@ class Estimate:
 
     @property
     def main_cycles(self) -> float:
-        """Of the main kernel alone."""
+        """Cycles of the main kernel alone."""
         return self.cycles - self.around_cycles
 
     @property
     def seconds(self) -> float:
+        """Time of the launch at :attr:`clock_mhz`."""
         return self.cycles / (self.clock_mhz * 1e6)
 
     @property

@@ -14,7 +14,15 @@ LATE_RESCALING = {64: 0.5, 128: 0.75, 256: 0.5}
 
 
 class TileBlocks(NamedTuple):
-    """Key blocks of one row tile, and how many of them are masked element by element."""
+    """What a tile holds: of a row tile blocks of keys, of a key tile of a backward blocks of rows.
+
+    Parameters
+    ----------
+    blocks : int
+        Blocks that the tile visits.
+    masked : int
+        Those among them that are masked element by element.
+    """
 
     blocks: int
     masked: int = 0

@@ -28,12 +28,26 @@ PEER = "flash3"  # whose choice is marked among the schedules
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One configuration with its simulated time and its distance to what no configuration can beat."""
+    """One configuration with its simulated time and its distance to what no configuration can beat.
+
+    Parameters
+    ----------
+    config : Config or BackwardSchedule
+        The configuration; a BackwardSchedule where gradients were asked for.
+    estimate : Estimate
+        Its simulated time.
+    gap : float
+        Cycles over those of :func:`fa3_simulator.roofline.lower_bound`, minus 1.
+    is_gluon_buildable : bool
+        Whether a launch of our kernels for the problem has its tile and its schedule.
+    is_flash3_choice : bool
+        Whether FlashAttention-3 launches its tile and its schedule when asked to choose.
+    """
 
     config: AnyConfig
     estimate: Estimate
-    gap: float  # cycles over those of roofline.lower_bound, minus 1
-    is_gluon_buildable: bool  # a launch of our kernels for the problem has its tile and its schedule
+    gap: float
+    is_gluon_buildable: bool
     is_flash3_choice: bool
 
     @property

@@ -52,7 +52,7 @@ def test_unknown_names_are_attribute_errors_and_the_listing_is_complete():
 def test_judge_takes_a_kernel_or_its_name_and_a_problem_or_a_case():
     by_name = fa3verify.judge("twin.fp16", PROBLEM, fa3verify.Recipe("peaky", seed=3), tile_n=64)
     case = fa3verify.Case("other", PROBLEM, fa3verify.Recipe("peaky", seed=3), None, (("tile_n", 64),))
-    by_case = fa3verify.judge(fa3verify.kernel("twin.fp16"), case)
+    by_case = fa3verify.judge(fa3verify.find_kernel("twin.fp16"), case)
     assert by_name.case == by_case.case
     assert by_name.measures == by_case.measures
     with pytest.raises(ValueError, match="change the case"):

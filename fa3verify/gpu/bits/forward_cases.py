@@ -178,7 +178,7 @@ def varlen_cases(dtype: Dtype, head_dim: int, seeds: Iterator[int]) -> list[Case
         ((513, 128, 7), (385, 129, 1000)),
         ((1, 1, 1, 1), (1, 300, 0, 700)),
     )
-    masks = ({}, {"causal": True}, {"window": (120, 10)}, {"causal": True, "softcap": 10.0})
+    masks: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": (120, 10)}, {"causal": True, "softcap": 10.0})
     masks = masks[1:2] if dtype == "bf16" else masks
     found = []
     for i, (m, n) in enumerate(lengths):

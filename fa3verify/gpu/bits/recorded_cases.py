@@ -141,7 +141,8 @@ def _other(library: str, dtype: Dtype, draws: Draws) -> Iterator[Case]:
                 sizes = (1, 4, 2, 200, 500, head_dim)
                 yield draws.case(library, AttentionProblem(*sizes, dtype=dtype, softcap=cap, **mask))
         for lengths in LENGTHS:
-            for mask in (*_MASKS[:2], {"window": (100, 5)}):
+            masks: tuple[dict[str, Any], ...] = (*_MASKS[:2], {"window": (100, 5)})
+            for mask in masks:
                 problem = AttentionProblem.varlen(
                     *lengths, nheads=4, nheads_kv=2, head_dim=head_dim, dtype=dtype, **mask
                 )

@@ -12,9 +12,11 @@ from typing import Literal, get_args
 
 from fa3_kernels.plan.family import Size, Traits
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
+from fa3_reference.filled import Filled
 from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem, Dtype
 
 OutDtype = Literal["fp16", "bf16"]
+Setting = bool | int | float | str | tuple[int, ...] | None  # of a field of a configuration
 KERNEL_HEAD_DIMS = tuple(FAMILIES[OURS].head_dims(False))
 K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}  # keys or channels per wgmma instruction
 WARPGROUP_ROWS = 64  # rows of the M dimension of one wgmma (PTX ISA, wgmma shapes)
@@ -39,12 +41,14 @@ class Config:
 
     Parameters
     ----------
-    dtype, out_dtype
-        Operand format; output format (e4m3 kernels write bf16 unless told otherwise, 16-bit ones their own).
+    dtype : {"fp16", "bf16", "e4m3"}
+        Format of the operands.
     head_dim : int
         A multiple of 8 (16 for e4m3), at most 256.
     tile_m, tile_n : int
         Query rows, 64 per consumer warpgroup; keys, a multiple of 16 (32 for e4m3).
+    out_dtype : {"", "fp16", "bf16"}
+        Format of the output, by default bf16 of e4m3 kernels; those of 16 bits write their own.
     promotion_interval : int
         e4m3 only: keys after which the P V partial is added to the fp32 accumulator; divides tile_n, multiple of 32.
         0 chains through the tensor core's 13-bit accumulator, as FlashAttention-3 does.
@@ -54,9 +58,13 @@ class Config:
         Fold the query heads of one kv head into the rows of a tile, head fastest.
     num_stages : int
         Slots of the K and V rings.
-    num_consumer_warpgroups, producer_regs, consumer_regs : int
-        0: as tile_m and the family's traits say, see :attr:`consumers` and :attr:`registers`.
-    pingpong, intra_wg_overlap, pv_from_registers, warp_specialized : bool
+    num_consumer_warpgroups : int
+        0: as tile_m says, see :attr:`consumers`.
+    pingpong, intra_wg_overlap, pv_from_registers : bool
+        Schedule only.
+    producer_regs, consumer_regs : int
+        Registers of a thread; 0: as the family's traits say, see :attr:`registers`.
+    warp_specialized : bool
         Schedule only.
     softmax_stages : {2, 3}
         With intra_wg_overlap: 2, the softmax of block j waits for its own Q K^T and runs over P V of block j - 1; 3, Q
@@ -74,13 +82,19 @@ class Config:
     ------
     ValueError
         Whenever a field breaks its rule.
+
+    Examples
+    --------
+    >>> config = Config("e4m3", head_dim=64, tile_n=160)
+    >>> config.out_dtype, config.consumers
+    ('bf16', 2)
     """
 
     dtype: Dtype = "fp16"
     head_dim: int = 128
     tile_m: int = 128
     tile_n: int = 128
-    out_dtype: OutDtype = ""  # type: ignore[assignment]
+    out_dtype: Filled[OutDtype | Literal[""], OutDtype] = ""  # type: ignore[assignment]
     promotion_interval: int = 0
     num_splits: int = 1
     pack_gqa: bool = False
@@ -140,6 +154,7 @@ class Config:
 
     @property
     def traits(self) -> Traits:
+        """What tells the kernel's family from the others."""
         return FAMILIES[self.family]
 
     @property
@@ -149,6 +164,7 @@ class Config:
 
     @property
     def is_fp8(self) -> bool:
+        """Whether operands have 8 bits."""
         return self.dtype == "e4m3"
 
     @property
@@ -158,7 +174,7 @@ class Config:
 
     @property
     def p_offset_log2(self) -> int:
-        """log2 of the factor on P: 8 for e4m3, so that P spans [0, 256] and small weights survive; else 0."""
+        """Base-2 logarithm of the factor on P: 8 for e4m3, so that P spans [0, 256] and small weights survive."""
         return 8 if self.is_fp8 else 0
 
     @property
@@ -236,7 +252,18 @@ class Config:
         return self.holds_turn or self.rotates
 
     def takes_integer_max(self, hides_keys: bool) -> bool:
-        """Whether maxima are taken by integers; ``hides_keys``, in a launch that is causal or has a window."""
+        """Tell whether row maxima are taken by integer instructions.
+
+        Parameters
+        ----------
+        hides_keys : bool
+            Whether the launch is causal or has a window.
+
+        Returns
+        -------
+        bool
+            What :attr:`integer_max` says, and otherwise what ships for this size.
+        """
         if self.integer_max is not None or not self.warp_specialized or (self.former and self.adds_in_place):
             return bool(self.integer_max)
         return self.size.integer_max[self.promotion_interval > 0][hides_keys]
@@ -252,14 +279,47 @@ def kernel_head_dim(head_dim: int) -> int:
 
 
 def default_config(
-    problem: AttentionProblem, *, family: str = OURS, tile: tuple[int, int] | None = None, **changes
+    problem: AttentionProblem,
+    *,
+    family: str = OURS,
+    tile: tuple[int, int] | None = None,
+    num_splits: int | None = None,
+    **changes: Setting,
 ) -> Config:
-    """Return what a family ships for a problem, with ``changes`` applied; ``tile`` replaces (tile_m, tile_n).
+    """Return what a family ships for a problem, with some fields changed.
 
     Where a family promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of
-    the output at 8k keys when V has mean 1. ``num_splits`` 0 is what the family itself chooses.
+    the output at 8k keys when V has mean 1.
 
-    ValueError for a family that ships nothing known for the problem, and for rows that no registers are set aside for.
+    Parameters
+    ----------
+    problem : AttentionProblem
+        What is computed.
+    family : str
+        A key of :data:`fa3_kernels.plan.traits.FAMILIES`; ours by default.
+    tile : (int, int), optional
+        Query rows and keys; by default those that ship.
+    num_splits : int, optional
+        Parts of the keys; 0 is what the family itself chooses, and the default 1 where a caller must ask for parts.
+    **changes : bool, int or str
+        Other fields of :class:`Config`.
+
+    Returns
+    -------
+    Config
+        The configuration of the launch.
+
+    Raises
+    ------
+    ValueError
+        For a family that ships nothing known for the problem, for rows that no registers are set aside for, and
+        whenever a field breaks its rule.
+
+    Examples
+    --------
+    >>> config = default_config(AttentionProblem(1, 16, 16, 8192, 8192, 128, dtype="e4m3"))
+    >>> config.tile_m, config.tile_n, config.promotion_interval
+    (128, 128, 128)
     """
     traits, is_fp8 = traits_of(family), problem.dtype == "e4m3"
     shipped = traits.shipped(problem)
@@ -270,7 +330,8 @@ def default_config(
     rows = traits.sizes[is_fp8, head_dim].rows
     rule = f"tile_m must be {' or '.join(map(str, rows))} for {problem.dtype} at head_dim {head_dim}, got {tile_m}"
     _require(tile_m in rows, rule)
-    num_splits = changes.pop("num_splits", 0 if traits.splits_unasked else 1)
+    if num_splits is None:
+        num_splits = 0 if traits.splits_unasked else 1
     num_splits = num_splits or traits.splits(problem, tile_m, tile_n)
     config = Config(
         problem.dtype,

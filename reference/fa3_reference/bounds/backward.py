@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
@@ -36,11 +37,17 @@ _LEAST = 2.0**-500  # error of a weight that vanished: products of it may be los
 
 
 class BackwardBound(NamedTuple):
-    """Largest absolute errors, float64, in the shapes of q, k and v."""
+    """Largest absolute errors of the gradients; inf where nothing is promised.
 
-    dq: np.ndarray
-    dk: np.ndarray
-    dv: np.ndarray
+    Parameters
+    ----------
+    dq, dk, dv : float64 arrays of the shapes of q, k and v
+        Bounds of |computed - exact|.
+    """
+
+    dq: NDArray[np.float64]
+    dk: NDArray[np.float64]
+    dv: NDArray[np.float64]
 
 
 class _Pairs(NamedTuple):
@@ -58,8 +65,11 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     Parameters
     ----------
     problem : AttentionProblem
+        What is computed.
     operands : BackwardOperands
+        What the kernel saw, with the out and lse of its forward.
     model : BackwardModel
+        Formats, tiling and order of operations of the kernel.
 
     Returns
     -------
@@ -73,6 +83,15 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     ------
     ValueError
         For a softcap of scores that are kept in 16 bits, whose order is not known.
+
+    Examples
+    --------
+    >>> problem = AttentionProblem(1, nheads=1, nheads_kv=1, seqlen_q=1, seqlen_k=1, head_dim=16)
+    >>> ones = np.ones(problem.q_shape, np.float16)
+    >>> given = BackwardOperands(ones, ones, ones, dout=ones, out=ones, lse=np.full(problem.lse_shape, 4, np.float32))
+    >>> bound = backward_bound(problem, given, BackwardModel.any_order("fp16"))
+    >>> bound.dv.shape, bool(bound.dv.max() < 1e-3)  # dV is 1, of which half an ulp is 2^-11
+    ((1, 1, 1, 16), True)
     """
     if problem.softcap > 0 and model.scores != "fp32":
         raise ValueError(f"a softcap of scores in {model.scores} is not known, got {problem.softcap}")
@@ -101,7 +120,7 @@ def _returned(problem: AttentionProblem, operands: BackwardOperands, model: Back
     """Out and lse that the truth is of."""
     if model.forward == "own":
         return attention(problem, *(x.astype(np.float64) for x in (operands.q, operands.k, operands.v)))
-    return Attention(operands.out, operands.lse)
+    return Attention(operands.out, operands.lse.astype(np.float64))
 
 
 def _head(problem: AttentionProblem, operands: BackwardOperands, returned: Attention, seq: Sequence, head: int) -> Head:

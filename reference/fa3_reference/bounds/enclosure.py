@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fa3_reference.bounds.device import EX2_REL, FP32_MAX, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
 from fa3_reference.bounds.epilogue import combine
@@ -31,8 +32,8 @@ from fa3_reference.problem import AttentionProblem, Operands
 class Range(NamedTuple):
     """Ends of numbers, float64 arrays of one shape; -inf and inf where nothing is known."""
 
-    low: np.ndarray
-    high: np.ndarray
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
 
     def each(self, function: Callable[[np.ndarray], np.ndarray]) -> Range:
         """The range of a function that never decreases."""
@@ -40,7 +41,15 @@ class Range(NamedTuple):
 
 
 class Enclosure(NamedTuple):
-    """Ranges of ``out`` and ``lse``, like the output and the lse; ends of ``out`` are numbers of the output format."""
+    """Ranges in which the outputs lie.
+
+    Parameters
+    ----------
+    out : Range
+        Ends like the output, which are numbers of its format.
+    lse : Range
+        Ends like lse.
+    """
 
     out: Range
     lse: Range
@@ -58,9 +67,11 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
     Parameters
     ----------
     problem : AttentionProblem
+        What is computed.
     operands : Operands
         What the kernel saw.
     model : KernelModel
+        Formats, tiling and order of operations of the kernel.
 
     Returns
     -------
@@ -72,6 +83,16 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
     ------
     ValueError
         If :func:`can_enclose` is false for the model.
+
+    Examples
+    --------
+    >>> from fa3_reference import prepare
+    >>> problem = AttentionProblem(1, nheads=1, nheads_kv=1, seqlen_q=1, seqlen_k=4, head_dim=64)
+    >>> x = np.ones(problem.k_shape)
+    >>> operands, _ = prepare(problem, np.zeros(problem.q_shape), x, x)
+    >>> out, lse = forward_enclosure(problem, operands, KernelModel("fp16", "fp16", tile_m=64, tile_n=64))
+    >>> float(out.low.min()), float(out.high.max())  # all keys weigh alike, and every V is 1
+    (1.0, 1.0)
     """
     return _run(problem, operands, model, None)
 

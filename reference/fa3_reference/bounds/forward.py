@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fa3_reference.bounds.device import EX2_REL, EXACT_EX2, FP32_MIN_NORMAL, RCP_REL, U_FP32
 from fa3_reference.bounds.epilogue import combine, finish, in_nats
@@ -45,11 +46,18 @@ _WORST = Terms()
 
 
 class ErrorBound(NamedTuple):
-    """Bounds of |computed - exact|: ``out`` like the output, ``lse`` like the lse, float64; inf where nothing is
-    promised."""
+    """Bounds of |computed - exact|, element by element; inf where nothing is promised.
 
-    out: np.ndarray
-    lse: np.ndarray
+    Parameters
+    ----------
+    out : float64 array of shape ``problem.out_shape``
+        Of the output.
+    lse : float64 array of shape ``problem.lse_shape``
+        Of lse, in nats.
+    """
+
+    out: NDArray[np.float64]
+    lse: NDArray[np.float64]
 
 
 def forward_bound(
@@ -60,9 +68,11 @@ def forward_bound(
     Parameters
     ----------
     problem : AttentionProblem
+        What is computed.
     operands : Operands
         What the kernel saw; float64 arithmetic on their exact values, cost about ten float64 GEMMs.
     model : KernelModel
+        Formats, tiling and order of operations of the kernel.
     terms : Terms
         Weights of the sources of error; only all ones is a bound.
 
@@ -77,6 +87,16 @@ def forward_bound(
     ------
     ValueError
         If the model has more than one split and no tile.
+
+    Examples
+    --------
+    >>> from fa3_reference import prepare
+    >>> problem = AttentionProblem(1, nheads=1, nheads_kv=1, seqlen_q=1, seqlen_k=4, head_dim=16)
+    >>> x = np.ones(problem.k_shape)
+    >>> operands, _ = prepare(problem, np.zeros(problem.q_shape), x, x)
+    >>> bound = forward_bound(problem, operands, KernelModel.any_order("fp16", "fp16"))
+    >>> bound.out.shape, bool(bound.out.max() < 1e-3)  # O is 1, of which half an ulp is 2^-11
+    ((1, 1, 1, 16), True)
     """
     out = np.zeros(problem.out_shape)
     lse = np.zeros(problem.lse_shape)

@@ -72,16 +72,20 @@ class KernelModel:
 
     Parameters
     ----------
-    dtype, out_dtype
-        Formats of the operands and of the output; ``out_dtype`` "fp32" bounds the error before the last rounding.
+    dtype : {"fp16", "bf16", "e4m3"}
+        Format of the operands.
+    out_dtype : {"fp16", "bf16", "fp32"}
+        Format of the output; "fp32" bounds the error before the last rounding.
     tile_m, tile_n : int
         Query rows and keys of a tile; 0 where it is not known.
     promotion_interval : int
         Keys after which an e4m3 sum of P V moves to binary32; 0 chains all of them in the tensor core.
-    num_splits, pack_gqa, pads_group
-        Parts into which the keys are split, whether the query heads of a group share a row tile, and whether the group
-        is padded to a power of two there.
+    num_splits : int
+        Parts into which the keys are split.
+    pack_gqa : bool
+        Whether the query heads of a group share a row tile.
     order : SoftmaxOrder
+        In which order keys are visited, and where the softmax rounds.
     scores : str
         Format in which S is kept between the two products; rounded at most twice (before and after scaling) to a
         16-bit one.
@@ -99,6 +103,13 @@ class KernelModel:
         ex2 and rcp. Where the order of keys is "any" it may be either.
     keeps_subnormals : bool
         Whether binary32 results below 2^-126 are kept, except those of MUFU; otherwise they may be flushed to zero.
+    pads_group : bool
+        Whether a packed group is padded to a power of two in its row tile.
+
+    Raises
+    ------
+    ValueError
+        If keys are split and no ``tile_n`` is given: parts of the keys are whole tiles.
     """
 
     dtype: Dtype
@@ -130,14 +141,21 @@ class KernelModel:
 
         Parameters
         ----------
-        dtype, out_dtype
-            Formats of the operands and of the output.
+        dtype : {"fp16", "bf16", "e4m3"}
+            Format of the operands.
+        out_dtype : {"fp16", "bf16", "fp32"}
+            Format of the output.
         accumulator : {"wgmma", "fp32", "either"}
             What the machine adds products in. An e4m3 product keeps 13 bits on Ada and Hopper (sm_89, sm_90), so that
             their kernels need "either"; so do 16-bit kernels on Hopper, whose tensor core aligns subnormal operands as
             if they were normal. Blackwell and CPUs add in binary32.
         row_sum_of : {"weights", "rounded"}
             As of :class:`SoftmaxOrder`. :meth:`hypotheses` has both.
+
+        Returns
+        -------
+        KernelModel
+            The widest model: its bound holds for every order of keys and of additions.
         """
         weights: Literal["any", "running"] = "any" if row_sum_of == "weights" else "running"
         order = SoftmaxOrder("unscaled", "lazy", "any", weights, row_sum_of=row_sum_of)
@@ -152,6 +170,20 @@ class KernelModel:
 
         A correct kernel keeps the bound of one of them in every element of every launch. None of their bounds contains
         another: a row sum of rounded weights errs more in lse, and less in O.
+
+        Parameters
+        ----------
+        dtype : {"fp16", "bf16", "e4m3"}
+            Format of the operands.
+        out_dtype : {"fp16", "bf16", "fp32"}
+            Format of the output.
+        accumulator : {"wgmma", "fp32", "either"}
+            As of :meth:`any_order`.
+
+        Returns
+        -------
+        dict of str to KernelModel
+            By what is assumed, in words.
         """
         names: dict[str, Literal["weights", "rounded"]] = {
             "the row sum adds P": "weights",
@@ -167,6 +199,7 @@ class KernelModel:
 
     @property
     def core(self) -> TensorCore:
+        """What the tensor core keeps of products of this format."""
         return TENSOR_CORE[self.dtype]
 
     @property
@@ -176,6 +209,7 @@ class KernelModel:
 
     @property
     def p_format(self) -> Format:
+        """Number format of P as it enters the second product."""
         return FORMATS[self.probabilities]
 
     @property
@@ -198,8 +232,11 @@ class KernelModel:
 
     @property
     def is_stated(self) -> bool:
-        """Whether the result of every rounding in the softmax follows from what goes into it: the running maximum that
-        each weight meets is known, and is rounded once, in log2 units that the exponents share."""
+        """Whether the result of every rounding in the softmax follows from what goes into it.
+
+        So it is where the running maximum that each weight meets is known, and is rounded once, in log2 units that the
+        exponents share.
+        """
         order = self.order
         steps = (order.maxima, order.rescale, order.exponent, order.scale, order.lse)
         return self.is_blocked and steps == ("scaled", "always", "contracted", "float64", "together")
@@ -258,10 +295,6 @@ class BackwardModel:
         then its gradients are near those of the exact forward.
     scores, dp : str
         Formats in which S and dP are kept between two products.
-    dots : {"out", "weights"}
-        Whether D is the row sum of dO O, or of P dP, where P may be rounded; the two differ by the rounding of O.
-    ds_of : {"weights", "rounded"}
-        Whether dS is made of P, or of P once rounded to the format of ``weights``.
     weights : str
         Format of P and dS as they enter a product; ``dtype`` by default. A kernel with a forward of its own that has
         them in binary32 takes D of them, not of O.
@@ -272,6 +305,10 @@ class BackwardModel:
     tanh_error : float
         Relative error of the tanh of a softcap, which is never beyond 1; 0 where it is made of ex2 and rcp. With
         ``scales`` "any" it may be either.
+    dots : {"out", "weights"}
+        Whether D is the row sum of dO O, or of P dP, where P may be rounded; the two differ by the rounding of O.
+    ds_of : {"weights", "rounded"}
+        Whether dS is made of P, or of P once rounded to the format of ``weights``.
     """
 
     dtype: Dtype
@@ -302,8 +339,24 @@ class BackwardModel:
         dots: Literal["out", "weights"] = "out",
     ) -> BackwardModel:
         """Return the model of a kernel of which only this is known: S, dP and exponentials are in binary32, P and dS in
-        the operands' format or better, dS of a P that is not rounded. ``accumulator`` as of
-        :meth:`KernelModel.any_order`; :meth:`hypotheses` has both ``dots``."""
+        the operands' format or better, dS of a P that is not rounded.
+
+        Parameters
+        ----------
+        dtype : {"fp16", "bf16"}
+            Format of operands and gradients.
+        forward : {"given", "own"}
+            Whose out and lse the gradients are of.
+        accumulator : {"wgmma", "fp32", "either"}
+            As of :meth:`KernelModel.any_order`.
+        dots : {"out", "weights"}
+            What D is made of; :meth:`hypotheses` has both.
+
+        Returns
+        -------
+        BackwardModel
+            The widest model: its bound holds for every order of blocks and of additions.
+        """
         free: dict[str, Any] = {"exponent": "rounded", "scales": "any", "heads": "any", "tanh_error": TANH_REL}
         return cls(dtype, forward=forward, accumulator=accumulator, exp_error=4 * EX2_REL, dots=dots, **free)
 
@@ -317,6 +370,20 @@ class BackwardModel:
         """Return what a kernel that states no order may be, by name, as :meth:`KernelModel.hypotheses` does.
 
         Of a forward of its own the bound holds for both D.
+
+        Parameters
+        ----------
+        dtype : {"fp16", "bf16"}
+            Format of operands and gradients.
+        forward : {"given", "own"}
+            Whose out and lse the gradients are of.
+        accumulator : {"wgmma", "fp32", "either"}
+            As of :meth:`KernelModel.any_order`.
+
+        Returns
+        -------
+        dict of str to BackwardModel
+            By what is assumed, in words.
         """
         names: dict[str, Literal["out", "weights"]] = {"D is of dO and O": "out", "D is of P and dP": "weights"}
         if forward == "own":
@@ -325,6 +392,7 @@ class BackwardModel:
 
     @property
     def core(self) -> TensorCore:
+        """What the tensor core keeps of products of this format."""
         return TENSOR_CORE[self.dtype]
 
     @property
@@ -334,10 +402,12 @@ class BackwardModel:
 
     @property
     def weight(self) -> Format:
+        """Number format of P and dS as they enter a product."""
         return FORMATS[self.weights or self.dtype]
 
     @property
     def output(self) -> Format:
+        """Number format of the gradients."""
         return FORMATS[self.out_dtype or self.dtype]
 
 

@@ -1,0 +1,34 @@
+"""Names of a package that are imported when they are first asked for, so that importing the package costs nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def exporter(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a package.
+
+    Parameters
+    ----------
+    package : str
+        Name of the package.
+    homes : mapping of str to str
+        By public name the module that has it, ``module:other`` where it has another name there.
+
+    Returns
+    -------
+    callable
+        ``__getattr__(name)``; AttributeError for a name that is not public.
+    """
+
+    def found(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, _, there = homes[name].partition(":")
+        value = getattr(import_module(module), there or name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return found

@@ -1,0 +1,96 @@
+"""What users may import: each package lists it, imports it when it is first asked for, and has types for it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fa3verify
+from fa3verify.adapters.functions import KernelFacts, array_candidate, torch_candidate
+from fa3verify.campaign.keys import KernelSummary, Summary
+
+PACKAGES = ("fa3verify", "fa3_kernels", "fa3_simulator", "fa3_reference")
+LAZY = (*PACKAGES, "fa3_reference.bounds")
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+
+
+def source_of(package: str) -> Path:
+    return Path(str(importlib.import_module(package).__file__))
+
+
+def imported_for_types(package: str) -> dict[str, str]:
+    """Public name to ``module:name``, as type checkers see it: what the ``__init__`` imports."""
+    found = {}
+    for statement in ast.walk(ast.parse(source_of(package).read_text(encoding="utf-8"))):
+        if isinstance(statement, ast.ImportFrom) and statement.module not in ("typing", "fa3_reference.lazy"):
+            found |= {alias.asname or alias.name: f"{statement.module}:{alias.name}" for alias in statement.names}
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_say_that_they_have_types(package):
+    assert (source_of(package).parent / "py.typed").exists()
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_what_type_checkers_see_is_what_is_imported(package):
+    module = importlib.import_module(package)
+    seen = imported_for_types(package)
+    assert set(seen) == set(module.__all__) <= set(dir(module))
+    assert len(module.__all__) == len(set(module.__all__))
+    for name, home in seen.items():
+        if name.startswith("flash_attn"):
+            continue  # these import torch
+        there, _, original = home.partition(":")
+        assert getattr(module, name) is getattr(importlib.import_module(there), original), name
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'forage'"):
+        module.forage  # noqa: B018
+
+
+def test_importing_the_packages_imports_nothing_of_weight():
+    heavy = "[m for m in ('numpy', 'numba', 'hypothesis', 'torch') if m in sys.modules]"
+    code = f"import sys, {', '.join(PACKAGES)}; [dir(m) for m in ({', '.join(PACKAGES)})]; print({heavy})"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("given", ["twin.fp16", len])
+def test_kernel_declares_and_says_what_looks_a_kernel_up(given):
+    with pytest.raises(ValueError, match=r"takes keywords alone, got .*: a kernel is looked up by find_kernel\(name\)"):
+        fa3verify.kernel(given)  # type: ignore[arg-type]
+    assert fa3verify.find_kernel("twin.fp16").name == "twin.fp16"
+
+
+@pytest.mark.parametrize("declare", [array_candidate, torch_candidate, lambda f, **facts: fa3verify.kernel(**facts)(f)])
+def test_a_misspelt_fact_is_named_with_those_that_exist(declare):
+    def mine(q, k, v, *, softmax_scale): ...
+
+    with pytest.raises(ValueError, match=r"^feature is no fact of a kernel; known are accumulator, .*, features"):
+        declare(mine, feature=("causal",))
+
+
+def test_facts_of_a_kernel_are_fields_of_a_candidate_and_options_of_its_maker():
+    fields = set(fa3verify.Candidate.__dataclass_fields__) - {"dtype", "run", "configure", "operation", "fault"}
+    options = {"dtypes", "layout", "out_dtype", "library", "gradients"}
+    assert set(KernelFacts.__annotations__) == fields | options
+
+
+def test_the_types_of_a_summary_have_the_documented_keys():
+    documented = re.findall(r"^\| `([^`]+)` \|", (DOCS / "summary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    of_kernels = {key.removeprefix("kernels[].") for key in documented if "[]" in key}
+    assert set(Summary.__annotations__) == {key for key in documented if "[]" not in key}
+    assert set(KernelSummary.__annotations__) == of_kernels
+
+
+def test_the_users_script_that_type_checkers_read_runs():
+    runpy.run_path(str(HERE / "user_script.py"), run_name="__main__")
