@@ -22,6 +22,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -139,6 +140,7 @@ def _is_apart(node: ast.AST, field: str) -> bool:
     return isinstance(node, ast.Raise | ast.JoinedStr | ast.Compare)
 
 
+@cache
 def terms(module: str) -> list[Term]:
     """Return every term of a module of the bounds, in the order of its lines."""
     tree = ast.parse((ROOM / f"{module}.py").read_text(encoding="utf-8"))

@@ -255,3 +255,14 @@ def test_the_float64_of_the_truth_counts_where_scores_cancel() -> None:
             x = replace(x, q=q.astype(x.q.dtype), k=k.astype(x.k.dtype))
             for name in ("as it is", "splits", *FREE):
                 assert_is_by_hand(problem, x, model_of(dtype, name))
+
+
+def test_scores_in_16_bits_must_leave_room_for_their_scale() -> None:
+    """A score of 12,000 times 4 is more than half of the largest number of fp16, so that nothing is promised."""
+    problem, x = drawn("fp16", 0, softmax_scale=4.0)
+    q, k = np.zeros(x.q.shape, np.float16), np.zeros(x.k.shape, np.float16)
+    q[..., 0] = 120
+    for size, is_promised in ((100, False), (60, True)):
+        k[..., 0] = size
+        found = forward_bound(problem, replace(x, q=q, k=k), model_of("fp16", "scores in fp16"))
+        assert np.isfinite(found.out).all() == is_promised

@@ -230,6 +230,18 @@ def test_a_light_key_that_may_gain_much_counts_with_all_of_its_weight() -> None:
     np.testing.assert_allclose(bound.lse.item(), lse.item(), rtol=1e-12, atol=0)
 
 
+def test_a_hidden_key_takes_no_part_in_what_quantising_costs() -> None:
+    """The first query sees one key: neither the size nor the perturbation of the other counts, even beyond exp."""
+    problem = AttentionProblem(1, 1, 1, 2, 2, 1, dtype="e4m3", softmax_scale=1.0, causal=True)
+    one, zero = np.ones(problem.q_shape), np.zeros(problem.k_shape)
+    k, dk = (np.array(x).reshape(problem.k_shape) for x in ([1.0, 1e6], [1000.0, 3000.0]))
+    slack = ((1 + 8) * 1 + 2 + 8) * 2.0**-53
+    exact = quantization_bound(problem, one, k, zero, 0 * one, zero, zero).lse[0, 0, 0]
+    np.testing.assert_allclose(exact, 6 * slack + 2.0**-50, rtol=0.03)
+    moved = quantization_bound(problem, one, k, zero, 0 * one, dk, zero).lse[0, 0, 0]
+    np.testing.assert_allclose(moved, 1000, rtol=1e-9)
+
+
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_the_prediction_is_the_first_derivative_of_each_operand(softcap: float) -> None:
     """Each element times 1 + EPS, one after the other, by central differences of attention itself."""
