@@ -8,6 +8,15 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 Json = dict[str, object]  # a JSON object whose keys docs/summary.md lists
 
 
+class BitsLost(TypedDict):
+    """The number that ranks a kernel, in bits lost over the ideal kernel of its format (:mod:`fa3verify.bits_lost`)."""
+
+    mean: float
+    worst: float
+    worst_family: str
+    families: int
+
+
 class KernelSummary(TypedDict):
     """What a campaign found of one kernel, as ``summary["kernels"]`` holds it; ratios are error / bound.
 
@@ -23,6 +32,7 @@ class KernelSummary(TypedDict):
     cases: int
     outputs: int
     worst_ratio: float | None
+    bits_lost: BitsLost | None
     operation: str
     dtype: str | None
     identity: dict[str, str | None]

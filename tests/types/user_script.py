@@ -124,6 +124,8 @@ def verified(out: Path) -> str:
     summary: fa3verify.Summary = fa3verify.verify("user_script:mine", out=out, studies=False)
     first: fa3verify.KernelSummary = summary["kernels"][0]
     ratio: float | None = first["worst_ratio"]
+    lost = first["bits_lost"]
+    assert lost is None or lost["mean"] <= lost["worst"]
     identity = fa3verify.Identity(**first["identity"])
     replayed: fa3verify.Replayed = fa3verify.replay(out / "worst" / "case.json", kernel="twin.fp16")
     return f"{summary['verdict']} {ratio} {identity.version} {replayed.holds} {replayed.message} {replayed.measures}"
