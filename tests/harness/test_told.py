@@ -1,0 +1,131 @@
+"""What is written on pages and on the terminal, compared as a whole: every number with its digits, every line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fa3_simulator.footprint import Finding
+from fa3_simulator.unbounded import Proof
+from fa3verify import candidates, hazards
+from fa3verify.cli import console
+from fa3verify.cli.main import main
+from fa3verify.report import notation
+
+NUMBERS = {  # three digits, and a power where plain digits would be longer
+    0.0: "0", 0.00999: "9.99e-3", 0.01: "0.0100", 0.0999: "0.0999", 0.5: "0.500", 1.0: "1.00", 9.994: "9.99",
+    9.996: "10.0", 99.96: "100", 999.4: "999", 999.6: "1.00e3", -2.5: "-2.50", -1e-9: "-1.00e-9",
+    math.inf: "∞", -math.inf: "−∞", math.nan: "–", None: "–", "x": "–", "1.5": "1.50",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("write", "wanted"),
+    [
+        (notation.number, NUMBERS),
+        (notation.ratio, {0.9499: "0.950", 0.95: "0.950", 0.9996: "0.9996", 1.0499: "1.05", 68.2: "68.2", None: "–"}),
+        (notation.below_one, {0.9994: "0.999", 0.9995: "< 1.00", 0.99999: "< 1.00", 1: "1.00", 1.0001: "1.0001"}),
+        (notation.signed, {0.5: "+0.500", -0.5: "−0.500", 0: "0", None: "–", -math.inf: "−∞"}),
+        (
+            notation.percent,
+            {
+                0: "0 %",
+                1: "100 %",
+                0.9995: "> 99.9 %",
+                0.9994: "99.9 %",
+                0.001: "0.1 %",
+                0.00099: "0.0990 %",
+                2: "200.0 %",
+            },
+        ),
+        (notation.count, {999: "999", 1000: "1\u202f000", 1e6: "1\u202f000\u202f000", math.inf: "–", None: "–"}),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_a_number_is_written_with_the_digits_that_tell(write, wanted):
+    assert {x: write(x) for x in wanted} == wanted
+
+
+def finding(number: int, what: str, message: str, **more: Any) -> dict[str, Any]:
+    base = {
+        "kernel": "mine.fp16",
+        "what": what,
+        "message": message,
+        "case": "a [case]",
+        "replay": f"worst/{number}.json",
+    }
+    return base | {"baseline": None, "traceback": None} | more
+
+
+def test_a_shard_tells_its_findings_and_no_verdict(capsys):
+    raised = {"frame": "mine.py:3 in f", "text": "..."}
+    shard = {
+        "failures": [finding(0, "family normal", "RuntimeError: no", traceback=raised)],
+        "shard": "shard 2 of 3",
+        "tasks": 17,
+        "file": "shard-2.json",
+    }
+    console.print_shard(shard, Path("out"))
+    assert capsys.readouterr().out.splitlines() == [
+        "FAIL, no result: mine.fp16 family normal: RuntimeError: no",
+        "     raised at: mine.py:3 in f",
+        "     case: a [case]",
+        "SHARD 2 OF 3 1 findings in 17 tasks; the verdict is that of fa3verify merge",
+        "shard out/shard-2.json",
+    ]
+    console.print_shard(shard | {"failures": []}, Path("out"))
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "SHARD 2 OF 3 no finding in 17 tasks; the verdict is that of fa3verify merge"
+    )
+
+
+def test_a_replay_tells_every_figure_with_two_digits_and_a_ratio_on_its_side_of_one(capsys):
+    measures = {"ratio_max": 0.9997, "ratio_lse_max": 1.0004, "ratio_median": 0.94, "ulp_max": 0.00012, "rms": 1234.0}
+    console.print_replay({"kernel": "mine.fp16", "what": "L1 error / bound"}, False, "the [message]", measures)
+    assert capsys.readouterr().out.splitlines() == [
+        "mine.fp16: bound, error / bound",
+        "the [message]",
+        "  ratio_max            < 1",
+        "  ratio_lse_max        1.0004",
+        "  ratio_median         0.94",
+        "  ulp_max              0.00012",
+        "  rms                  1.2e3",
+        "still broken",
+    ]
+    console.print_replay({"kernel": "mine.fp16", "what": "law kv_head_order"}, True, "ok", None)
+    assert capsys.readouterr().out.splitlines() == ["mine.fp16: property kv_head_order", "ok", "holds"]
+
+
+def test_kernels_are_told_with_what_keeps_the_others_away(capsys):
+    sound = candidates.find("twin.fp16")
+    away = [replace(sound, name=name, unavailable="no device") for name in ("x", "y")]
+    console.print_kernels([sound, *away])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"twin.fp16  {sound.description}", "not here, no device: x, y"]
+    assert lines[2].startswith("add +FAULT to a twin of forward to plant a fault: ")
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_shape_of_schedules_has_one_line_and_each_hazard_another(monkeypatch, is_complete):
+    texts = [Finding("race", "slot s: B is not ordered after A"), Finding("barrier", "named barrier n")]
+    shapes = [
+        hazards.Checked(("a", "b", "c", "d", "e"), "program", Proof(texts, 3, 9, False)),
+        hazards.Checked(("f",), "program", Proof([], 12, 7, is_complete)),
+    ]
+    monkeypatch.setattr(hazards, "check", lambda kernels, machine: iter(shapes))
+    result = CliRunner().invoke(main, ["hazards"])
+    claim = "stand for all" if is_complete else "tried, then the search ended"
+    assert result.stdout.splitlines() == [
+        "2 findings: a, b, c and 2 more (3 lists of tiles, of up to 9 blocks tried, then the search ended)",
+        "  race: slot s: B is not ordered after A",
+        "  barrier: named barrier n",
+        f"no hazard: f (12 lists of tiles, of up to 7 blocks {claim})",
+    ]
+    assert result.exit_code == 1
+    del shapes[0]
+    assert CliRunner().invoke(main, ["hazards"]).exit_code == (0 if is_complete else 5)
