@@ -52,6 +52,11 @@ collect_ignore += [
     for path in sorted((_ROOT / folder).rglob("*.py"))
     if not (_HAS_TORCH and _HAS_TRITON) and not path.name.startswith("test_") and _needs_torch(path)
 ]
+collect_ignore += [  # what tests share has no doctests, and some of it needs tools of the extra 'dev'
+    str(path)
+    for path in sorted((_ROOT / "tests").rglob("*.py"))
+    if not path.name.startswith(("test_", "conftest")) and ">>>" not in path.read_text(encoding="utf-8")
+]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,6 +13,7 @@ from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.judgement import judge, passes
 from fa3verify.properties import LAWS, run_law
 
+pytest.importorskip("torch", reason="needs torch (extra 'adapters')")
 KERNELS = [kernel for kernel in cpu() if kernel.unavailable is None and kernel.operation == "backward"]
 QUICK = PROFILES["quick"]
 # Where rows are one-hot, sums cancel, and formats end. All of quick ran once by hand.

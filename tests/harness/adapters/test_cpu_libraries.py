@@ -13,6 +13,7 @@ from fa3verify.candidates import Result
 from fa3verify.judgement import judge, passes
 from fa3verify.properties import LAWS, run_law
 
+pytest.importorskip("torch", reason="needs torch (extra 'adapters')")
 KERNELS = [kernel for kernel in cpu() if kernel.unavailable is None and kernel.operation == "forward"]
 ONE_OF_EACH = list({kernel.name.rpartition(".")[0]: kernel for kernel in KERNELS}.values())
 MISSING = [kernel for kernel in cpu() if kernel.unavailable is not None]
