@@ -39,6 +39,9 @@ BLOCKS = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE
 NAMED = re.compile(r"# (\w+\.py)\n")  # the first line of a file that a page shows
 
 
+WHOLE_CAMPAIGN = re.compile(r"^\$ fa3verify verify (?!.*--(?:family|property|limit|shard))", re.MULTILINE)
+
+
 def steps(section: str) -> list[tuple[str, str]]:
     """Files that a section shows, and its commands with what they print, in order: a file has its name before it."""
     found = []
@@ -53,7 +56,8 @@ def steps(section: str) -> list[tuple[str, str]]:
 def transcripts() -> list[Any]:
     """Sections with blocks marked ``console``: commands and the output printed below each; a section shares a folder.
 
-    A section that shows a file which imports torch needs it. The tutorial judges seven kernels, which takes long.
+    A section that shows a file which imports torch needs it. The tutorial judges seven kernels, which takes long,
+    as does every whole campaign.
     """
     found = []
     for page in GUIDES:
@@ -63,7 +67,8 @@ def transcripts() -> list[Any]:
                 continue
             needs_torch = any(re.search(r"^(?:import|from) torch\b", text, re.MULTILINE) for _, text in of_section)
             marks = [pytest.mark.optional] if needs_torch else []
-            marks += [pytest.mark.nightly] if page.name == "tutorial.md" else []
+            is_long = page.name == "tutorial.md" or any(WHOLE_CAMPAIGN.search(text) for _, text in of_section)
+            marks += [pytest.mark.nightly] if is_long else []
             title = section.splitlines()[0].strip("# ").lower().replace(" ", "-")
             found.append(pytest.param(relative(page), of_section, id=f"{relative(page)}-{title}", marks=marks))
     return found
