@@ -36,6 +36,9 @@ OF_NUMPY = re.compile(r"tuple\[Any, \.\.\.\], |(?<=generic)\[Any\]")
 FREE = {
     "Candidate.__init__",
     "Candidate.order",
+    'CandidateFacts.get("order")',
+    'FunctionFacts.get("order")',
+    'KernelFacts.get("order")',
     "Judgement.__init__",
     "Judgement.outputs",
     "Operands.__init__",
