@@ -117,6 +117,7 @@ def test_sets_of_cases_share_no_seed(library):
     assert sum(map(len, seeds)) == len(set().union(*seeds))
 
 
+@pytest.mark.nightly
 def test_gaps_tell_the_rules_that_flash2_has_by_source_from_their_opposites():
     """The cheapest case of each rule: another order gives other bits."""
     given = [
@@ -173,6 +174,7 @@ def test_what_can_be_recorded_are_the_peers_that_have_a_twin():
     assert set(LIBRARIES) == {name for name, peer in PEERS.items() if peer.family}
 
 
+@pytest.mark.nightly
 def test_the_build_of_flash3_dew_never_packs_heads():
     """One recorded launch tells: subnormal values under a narrow window, where a tile that a row visits in vain flushes
     what it has."""

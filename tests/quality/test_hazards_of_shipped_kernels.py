@@ -37,9 +37,17 @@ KERNELS = named()
 SHAPES: dict[str, AnyConfig] = {name: KERNELS[name] for name in NAMES}
 # A shape of every kind of program; the others differ by tiles, stages and masks.
 QUICK = (
-    "fp16_d64_causal", "fp16_d128_no_pingpong", "fp16_d128_lockstep", "fp16_d256_no_overlap", "e4m3_d128_dense",
-    "e4m3_d64_causal_chained", "backward_d64_dense", "flash3_fp16_d128", "flash3_e4m3_d64", "flash3_backward_d96",
-)  # fmt: skip
+    "fp16_d64_causal",
+    "fp16_d128_no_pingpong",
+    "fp16_d128_lockstep",
+    "fp16_d256_no_overlap",
+    "e4m3_d128_dense",
+    "e4m3_d64_causal_chained",
+    "backward_d64_dense",
+    "flash3_fp16_d128",
+    "flash3_e4m3_d64",
+    "flash3_backward_d96",
+)
 SWEEP = sampled(NAMES, QUICK)
 
 

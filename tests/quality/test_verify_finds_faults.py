@@ -17,6 +17,7 @@ from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, plan
 from fa3verify.cli.main import main
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("shared_references")
 
@@ -54,6 +55,23 @@ FOUND_BY: dict[Fault, tuple[str, str, str]] = {
     Fault.SOFTCAP_AFTER_MASK: ("fp16", "normal", "L1"),
     Fault.UNCLAMPED_SCALE: ("e4m3", "faint", "L1"),
 }
+# One of every dtype, task and layer; the others are planted at night.
+QUICK = (
+    Fault.DROPPED_LAST_TILE,
+    Fault.STALE_V,
+    Fault.NEIGHBOUR_K_DESCALE,
+    Fault.NO_PROMOTION,
+    Fault.NO_P_OFFSET,
+    Fault.TRUNCATED_P,
+    Fault.BF16_P,
+    Fault.TRUNCATED_OUTPUT,
+    Fault.FINITE_SENTINEL,
+    Fault.CAUSAL_TOP_LEFT,
+    Fault.KV_HEAD_MODULO,
+    Fault.LSE_BASE_2,
+    Fault.LSE_KEEPS_OFFSET,
+    Fault.UNGUARDED_COMBINE,
+)
 # faults of the quantiser, all shown by the bound in any family: its shapes have rotations, means, groups and several
 # lengths
 QUANTIZER_FOUND_BY: dict[QuantizerFault, tuple[str, str]] = dict.fromkeys(QuantizerFault, ("normal", "L1"))
@@ -79,7 +97,7 @@ def test_every_fault_has_a_finder():
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-@pytest.mark.parametrize("fault", FOUND_BY, ids=str)
+@pytest.mark.parametrize("fault", sampled(FOUND_BY, QUICK), ids=str)
 def test_the_quick_plan_finds_the_fault(fault):
     dtype, task, layer = FOUND_BY[fault]
     summary = summary_of(f"twin.{dtype}+{fault}", task)
@@ -122,7 +140,12 @@ def test_the_same_task_passes_the_sound_quantiser():
     assert (summary["layers"]["L1"], summary["layers"]["L2"]) == ("pass", "pass")
 
 
-@pytest.mark.parametrize(("dtype", "task"), sorted({(dtype, task) for dtype, task, _ in FOUND_BY.values()}))
+TASKS = sorted({(dtype, task) for dtype, task, _ in FOUND_BY.values()})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "task"), sampled(TASKS, [("bf16", "normal"), ("e4m3", "offset_v"), ("fp16", "softmax_shift_invariance")])
+)
 def test_the_same_tasks_pass_the_unmutated_twin(dtype, task):
     assert summary_of(f"twin.{dtype}", task)["failures"] == []
 

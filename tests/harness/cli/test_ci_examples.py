@@ -111,8 +111,8 @@ def failures(junit: Path) -> int:
 def words_of(text: str) -> list[list[str]]:
     """The words behind ``fa3verify`` of each such line of a script, with a value for every variable."""
     text = re.sub(r"\$\(\(.*?\)\)|\"?\$\w+\"?", "1", text)
-    return [shlex.split(line.split("fa3verify ", 1)[1], comments=True) for line in text.splitlines()
-            if line.strip().removeprefix("exec ").startswith("fa3verify ")]  # fmt: skip
+    lines = [line for line in text.splitlines() if line.strip().removeprefix("exec ").startswith("fa3verify ")]
+    return [shlex.split(line.split("fa3verify ", 1)[1], comments=True) for line in lines]
 
 
 @pytest.mark.parametrize("name", ["attention.yml", "slurm.sh", "dask.sh"])

@@ -113,6 +113,7 @@ def test_tiles_that_hbm_binds_alike_are_one_row_that_says_its_gigabytes_per_seco
     assert " GB/s " in table(*decode)[3]
 
 
+@pytest.mark.nightly
 def test_few_heads_with_many_keys_are_cut_into_parts_and_packed() -> None:
     few = ("--batch", 1, "--seqlen", 32768, "--seqlen-q", 1, "--nheads", 32, "--nheads-kv", 8, "--head-dim", 256)
     whole = figures(*few, "--pack-gqa")["ranked"]

@@ -81,6 +81,7 @@ def _paper_rmse(seqlen: int, seeds: int) -> dict[str, float]:
     return dict(zip(rmse.variant.values, np.sqrt((rmse**2).mean("seed")).values, strict=True))
 
 
+@pytest.mark.nightly
 def test_the_papers_order_of_methods_holds_at_1024_keys():
     """Ranges: device measurements at 1024 keys were 1.84e-4, 1.17e-4, 1.43e-2, 8.09e-3; one head spreads by a third."""
     rmse = _paper_rmse(1024, 3)
@@ -162,6 +163,7 @@ def test_p_rounding_is_the_largest_source_of_fp8_kernel_error():
     assert data.rest.item() < 0.2 * data.total.item() < data.inputs.item()
 
 
+@pytest.mark.nightly
 def test_rotation_has_losers_and_the_model_predicts_the_gains():
     names = [u.kwargs["name"] for u in rotation.units("quick", 0)]
     data = rotation.assemble([rotation.gains(name, 128, 1) for name in names])

@@ -22,6 +22,7 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify import operations
 from fa3verify.inputs.recipe import FAMILIES, Recipe
 from fa3verify.metrics import error_over_bound
+from tests.sampling import sampled
 
 NAMES = tuple(family.name for family in FAMILIES if family.name != "activations")
 OPERATION = operations.find("backward")
@@ -188,7 +189,7 @@ def test_a_mistake_leaves_the_bound(fault: BackwardFault) -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("softcap", ["ex2", "tanh"])
-@pytest.mark.parametrize("cap", [2.0**-60, 0.01, 1.0, 30.0, 1e4, 2.0**80])
+@pytest.mark.parametrize("cap", sampled([2.0**-60, 0.01, 1.0, 30.0, 1e4, 2.0**80], [0.01, 30.0, 2.0**80]))
 def test_no_execution_with_a_softcap_leaves_the_bound(cap: float, softcap: Literal["ex2", "tanh"]) -> None:
     """Of caps far below all scores, where each saturates, up to caps that no score feels; rows without a key too."""
     rng = np.random.default_rng(int(np.log2(cap)) + 100)

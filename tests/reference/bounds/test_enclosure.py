@@ -18,6 +18,7 @@ from fa3_reference.bounds.enclosure import forward_enclosure, forward_execution
 from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, prepare
+from tests.sampling import sampled
 
 PACKED = AttentionProblem.varlen((40, 3, 0, 70), (200, 0, 9, 333), nheads=2, nheads_kv=1, head_dim=64, causal=True)
 PLAIN = AttentionProblem(1, 2, 1, 50, 400, 64)
@@ -102,7 +103,7 @@ def test_the_fault_of_an_fp8_kernel_that_the_a_priori_bound_lets_pass():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("gain", "mean"), [(1.0, 0.0), (4.0, 1.0), (30.0, 0.0)])
+@pytest.mark.parametrize(("gain", "mean"), sampled([(1.0, 0.0), (4.0, 1.0), (30.0, 0.0)], [(4.0, 1.0)]))
 def test_it_holds_every_execution_and_64_of_them_nearly_fill_it(dtype, gain, mean):
     problem = AttentionProblem(1, 1, 1, 16, 300, 64, dtype=dtype)
     x = operands(problem, 0, gain, mean)
