@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 DEFINITION = (
-    "bits lost: log2 of a row's RMS error over that of the ideal kernel, which rounds the exact output once to the "
+    "Bits lost: log2 of a row's RMS error over that of the ideal kernel, which rounds the exact output once to the "
     "same format; mean over rows, then over input families"
 )
 SEED = 0  # of the cases that count

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import __version__, bits_lost, coverage, operations
+from fa3verify import __version__, bits_lost, coverage, operations, sketch
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
@@ -191,6 +191,7 @@ def _kernel(
     orders = [case.pop("order", None) for case in cases]
     for case in cases:
         case.pop("point")
+    drawn = [(case["describe"], case.pop("sketch")) for case in cases if "sketch" in case]
     worst = max(cases, key=lambda c: c["measures"]["ratio_max"], default=None)
     body = {
         "name": name,
@@ -214,6 +215,7 @@ def _kernel(
         "inconclusive": None if kernel.failed else kernel.narrowed or coverage.inconclusive(covered),
         "families": families,
         "laws": laws,
+        "sketch": sketch.merged(drawn),
     }
     if settled is not None:
         body["assumed"] = settled.to_json(kernel)

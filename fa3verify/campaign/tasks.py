@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.model import BackwardModel
-from fa3verify import bits_lost, gate, hypotheses, operations, space, watch
+from fa3verify import bits_lost, gate, hypotheses, operations, sketch, space, watch
 from fa3verify.calls import CandidateError
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
@@ -33,6 +33,7 @@ from fa3verify.text import of_error, of_traceback
 from fa3verify.verdict import BOUND_LAWS
 
 if TYPE_CHECKING:
+    from fa3verify.judgement import Judgement
     from fa3verify.properties import Trial, Violation
 
 GIVE_UP = 3  # workers that one kernel may lose
@@ -141,6 +142,8 @@ def judge_cases(
             judgement = judge(candidate, case)
             record["measures"] = judgement.measures
             record["quantisation"] = operation.beside(judgement)
+            if operation.name == operations.FORWARD:
+                record["sketch"] = _sketch(judgement)
             if judgement.hypotheses:
                 sides = hypotheses.under(candidate)
                 record["hypotheses"] = {
@@ -159,7 +162,15 @@ def judge_cases(
         records.append(record)
         if is_fail_fast and _fails(candidate.name, [record]):
             break
+    sketch.with_one_worst(records)
     return records
+
+
+def _sketch(judgement: Judgement) -> dict[str, Any]:
+    """Where the errors of a forward lie."""
+    problem = judgement.case.problem
+    out, truth, bound = (each["out"] for each in (judgement.outputs, judgement.seen, judgement.bound))
+    return sketch.of_case(problem, out, truth, bound, judgement.operands.dequantized(problem)[2])
 
 
 def _order(candidate: Candidate, case: Case) -> dict[str, Any] | None:

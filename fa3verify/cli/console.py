@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -81,9 +82,12 @@ def tell(
 
 
 def _figure(value: float | None, measure: str = "") -> str:
-    """Two significant digits, exponents without padding; a ratio to a bound shows on which side of 1 it is."""
+    """Two significant digits, exponents without padding; a ratio to a bound shows on which side of 1 it is, and a
+    relative error that would be divided by 0 says so."""
     if value is None:
         return "-"
+    if "rel_rmse" in measure and math.isinf(value):
+        return "exact 0"
     if "ratio" in measure and 0.95 <= value < 1.05:
         return "< 1" if 0.9995 <= value < 1 else ratio_text(value)
     text = f"{value:.2g}"

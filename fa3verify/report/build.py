@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
+from fa3verify import bits_lost
 from fa3verify.campaign.symptoms import SEVERITIES, symptoms
 from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.metrics import all_measures
-from fa3verify.report import dataset, figures_coverage, notation, panels, study_tables, tables, words
+from fa3verify.report import (
+    dataset,
+    figures_coverage,
+    first_screen,
+    notation,
+    panels,
+    pictures,
+    study_tables,
+    tables,
+    words,
+)
+from fa3verify.text import plural
 from fa3verify.verdict import assumed, told
 
 if TYPE_CHECKING:
@@ -81,6 +93,12 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
     context = {
         "summary": summary,
         "sentence": words.sentence(summary),
+        "headline": first_screen.headline(summary),
+        "not_said": first_screen.not_said(summary),
+        "ranked": first_screen.ranked(summary),
+        "definition": bits_lost.DEFINITION,
+        "heat": first_screen.heat_map(summary),
+        "pictures": [each for kernel in summary["kernels"] if (each := pictures.of_kernel(kernel))],
         "sha256": content_sha256,
         "symptoms": symptoms(summary["failures"]),
         "severities": SEVERITIES,
@@ -104,7 +122,7 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
         panels=shown,
         pairs=figures_coverage.pairs(summary),
         svg=panels.draw_all(studies),
-        css=(TEMPLATES / "report.css").read_text("utf-8"),
+        css="".join((TEMPLATES / name).read_text("utf-8") for name in ("report.css", "run.css")),
     )
     markdown = environment(autoescape=False).get_template("report.md.j2").render(context)
     return {PAGE: html, MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"}
@@ -144,6 +162,7 @@ def environment(*, autoescape: bool) -> jinja2.Environment:
         "minutes": _minutes,
         "word": _word,
         "told": told,
+        "plural": plural,
         "assumed": assumed,
         "worst_sides": tables.worst_sides,
         "md": markdown_text,

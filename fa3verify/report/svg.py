@@ -116,8 +116,8 @@ def render(figure: Figure, name: str, alt: str) -> str:
     if box is None:
         raise AssertionError("matplotlib wrote an SVG without a viewBox")
     body = text[text.index(">") + 1 :]
-    return f'<svg role="img" aria-label="{_attribute(alt)}" {box.group()}>' + re.sub(r"\s*\n\s*", "\n", body).strip()
+    return f'<svg role="img" aria-label="{attribute(alt)}" {box.group()}>' + re.sub(r"\s*\n\s*", "\n", body).strip()
 
 
-def _attribute(text: str) -> str:
+def attribute(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")

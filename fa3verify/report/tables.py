@@ -43,7 +43,20 @@ HEADLINE = (
     ("non-finite", "nonfinite"),
 )
 _ALWAYS = ("family", "cases", "rel_rmse_seen", "ratio_max")  # columns that a table has even where nothing is known
+
+
+def _relative(value: Any) -> str:
+    """A relative error; where it is infinite, what it would be divided by.
+
+    >>> _relative("Infinity"), _relative(0.25)
+    ('exact is 0', '0.250')
+    """
+    return "exact is 0" if number(value) == "∞" else number(value)
+
+
 _FORMATS = {
+    "rel_rmse_seen": _relative,
+    "rel_rmse_unrounded": _relative,
     "cases": count,
     "nonfinite": count,
     "bias": signed,

@@ -1,0 +1,65 @@
+"""Strokes of small hand-drawn SVG pictures whose vertical axis is error / bound, with the limit at 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup, escape
+
+from fa3verify.report.notation import number
+from fa3verify.report.svg import attribute
+
+WIDTH, HEIGHT = 300, 150
+LEFT, RIGHT, TOP, BOTTOM = 34, 6, 8, 26
+_LOWEST, _HIGHEST = 1e-3, 1e3  # error / bound that an axis shows; what is beyond lies on its edge
+
+
+def labelled(count: int) -> list[int]:
+    """Return at most five bins that have a label."""
+    step = max(1, -(-count // 5))
+    return list(range(0, count, step))
+
+
+def y(value: float) -> float:
+    """Return where an error / bound stands."""
+    low, high = math.log10(_LOWEST), math.log10(_HIGHEST)
+    level = high if not math.isfinite(value) else math.log10(min(max(value, _LOWEST), _HIGHEST))
+    return TOP + (high - level) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+
+def x(i: float, count: int) -> float:
+    """Return where a bin begins."""
+    return LEFT + i / max(1, count) * (WIDTH - LEFT - RIGHT)
+
+
+def frame(title: str, labels: Sequence[tuple[float, str]], count: int) -> str:
+    """Axes, and the limit at 1."""
+    body = ""
+    for power in (-3, -2, -1, 0, 1, 2, 3):
+        at = y(10.0**power)
+        line = "var(--fail)" if power == 0 else "var(--grid)"
+        body += (
+            f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="{line}" stroke-width="{1 if power == 0 else 0.6}"/>'
+        )
+        if power % 3 == 0:
+            body += label(LEFT - 3, at + 3, "1" if power == 0 else number(10.0**power), "end")
+    for place, words in labels:
+        body += label(x(place + 0.5, count), HEIGHT - BOTTOM + 11, words, "middle")
+    return body + label((WIDTH + LEFT) / 2, HEIGHT - 3, title, "middle")
+
+
+def label(x: float, y: float, words: str, anchor: str) -> str:
+    """Return a label."""
+    style = f'font-size="8.5" fill="var(--muted)" text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
+
+
+def svg(body: str, alt: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Markup:
+    """Return a picture with its words for those who cannot see it."""
+    return Markup(f'<svg role="img" aria-label="{attribute(alt)}" viewBox="0 0 {size[0]} {size[1]}">{body}</svg>')
+
+
+def rect(x: float, y: float, width: float, height: float, fill: str) -> str:
+    """Return a filled bar."""
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"/>'

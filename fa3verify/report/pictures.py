@@ -1,0 +1,246 @@
+"""Pictures of one kernel, as SVG drawn by hand: error over query, keys and channel, its histogram, the worst case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from fa3verify.report import drawing
+from fa3verify.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
+from fa3verify.report.notation import number
+from fa3verify.sketch import HALF_OCTAVES, QUERY_ROWS
+from fa3verify.verdict import ratio_text
+
+_MAP_COLOURS = ("--m0", "--m1", "--m2", "--m3", "--m4", "--m5")
+_MOST_BARS = 128
+_CLEAR = 6.0  # standard deviations of noise from which a direction is told
+
+
+class Picture(NamedTuple):
+    """One drawing and what it shows."""
+
+    svg: Markup
+    words: str
+
+
+def of_kernel(kernel: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return ``profiles``, and of the worst case ``drawn`` and ``words``; None for a kernel that has no sketch."""
+    found = kernel.get("sketch")
+    if not found:
+        return None
+    name = kernel["name"]
+    profiles = [
+        _profile(found["query"], f"{name}: error / bound by query", "query", lambda i: str(i * QUERY_ROWS)),
+        _profile(found["keys"], f"{name}: error / bound by visible keys", "visible keys", _keys),
+        _profile(found["channel"], f"{name}: error / bound by channel", "channel", str),
+        _histogram(found["histogram"], f"{name}: histogram of error / bound"),
+    ]
+    worst = found["worst"]
+    drawn = [] if not worst else [_map(worst), _heads(worst), *_toward(worst)]
+    return {"name": name, "profiles": profiles, "drawn": drawn, "words": told(worst), "cases": found["cases"],
+            "is_wrong": bool(worst) and float(worst["ratio"]) > 1, "case": worst["case"] if worst else ""}  # fmt: skip
+
+
+def told(worst: Mapping[str, Any] | None) -> str:
+    """Return in words which heads, queries and channels of the worst case leave their bound, and towards which keys."""
+    if not worst:
+        return ""
+    ratio = float(worst["ratio"])
+    where = f"query {worst['query']}, head {worst['head']}, channel {worst['channel']}"
+    if ratio <= 1:
+        return f"The largest error / bound is {ratio_text(ratio)}, at {where}: within its bound, as is everything else."
+    wrong = worst["wrong"]
+    every = len(wrong["heads"]) == len(worst["heads"])
+    heads = "every head" if every else f"head {', '.join(wrong['heads'])} of {len(worst['heads'])}"
+    rows = _all(wrong["rows"], worst["rows"], "query", "queries")
+    channels = _all(wrong["channels"], worst["channels"], "channel", "channels")
+    said = f"Wrong: {heads}; in head {worst['head']} {rows}, {channels}."
+    return f"{said} {_pointed(worst)} Largest error / bound {ratio_text(ratio)}, {where}.".replace("  ", " ")
+
+
+def _all(spans: str, count: int, one: str, many: str) -> str:
+    if spans == (f"0 to {count - 1}" if count > 2 else ", ".join(map(str, range(count)))):
+        return f"all {count} {many}"
+    listed = spans if len(spans) < 60 else spans[:60].rpartition(",")[0] + ", ..."
+    return f"{one if spans.isdigit() else many} {listed} of {count}"
+
+
+def _pointed(worst: Mapping[str, Any]) -> str:
+    """Which keys the errors say are missing or too much, where they say it clearly."""
+    toward = worst.get("toward")
+    if not toward or not toward["keys"]:
+        return ""
+    found = []
+    for sign, words in ((-1, "away from"), (1, "towards")):
+        keys = [sign * x for x in toward["keys"]]
+        offsets = [sign * x for x in toward["offsets"]]
+        if max(keys) >= max(offsets) and (lit := _lit(keys)):
+            found.append(f"{words} the values of {_few(lit)}")
+        elif max(offsets) > max(keys) and (lit := _lit(offsets)):
+            diagonal = [(first + toward["first"], last + toward["first"]) for first, last in lit]
+            found.append(f"{words} the values of {_few(diagonal, '+')} from the diagonal")
+    return f"The errors point {' and '.join(found)}." if found else ""
+
+
+def _lit(values: Sequence[float]) -> list[tuple[int, int]]:
+    """At most two ranges of places that stand out from all others; none where nothing does."""
+    most = max(values)
+    if most < _CLEAR:
+        return []
+    ranges: list[tuple[int, int]] = []
+    for i in (i for i, x in enumerate(values) if x > most / 2):
+        if ranges and i - ranges[-1][1] <= 8:
+            ranges[-1] = (ranges[-1][0], i)
+        else:
+            ranges.append((i, i))
+    covered = sum(last - first + 1 for first, last in ranges)
+    return ranges if len(ranges) <= 2 and covered <= 0.45 * len(values) else []
+
+
+def _few(ranges: Sequence[tuple[int, int]], sign: str = "") -> str:
+    parts = [f"{a:{sign}}" if a == b else f"{a:{sign}} to {b:{sign}}" for a, b in ranges]
+    word = "key" if all(a == b for a, b in ranges) and len(ranges) == 1 else "keys"
+    return f"{word} {' and '.join(parts)}"
+
+
+def _profile(bins: Sequence[Sequence[Any]], alt: str, label: str, name: Callable[[int], str]) -> Picture:
+    """Largest and root mean square error / bound of every bin, on a logarithmic axis with the limit at 1."""
+    worst = [float(b[0]) if b[2] or float(b[0]) else None for b in bins]
+    rms = [math.sqrt(float(b[1]) / b[2]) if b[2] else None for b in bins]
+    body = drawing.frame(label, [(i, name(i)) for i in drawing.labelled(len(bins))], max(1, len(bins)))
+    body += _steps(rms, len(bins), "var(--c0)", 1.2)
+    body += _steps([x if x is None or x <= 1 else 1.0 for x in worst], len(bins), "var(--ink)", 1.2)
+    body += _bad(worst)
+    return Picture(drawing.svg(body, alt), f"{label}: largest (dark) and root mean square (blue) over {len(bins)} bins")
+
+
+def _keys(i: int) -> str:
+    return "0" if not i else f"{math.ceil(2 ** ((i - 1) / 2) - 1e-9)}"
+
+
+def _steps(values: Sequence[float | None], count: int, colour: str, width: float) -> str:
+    parts = [
+        f"M{drawing.x(i, count):.1f} {drawing.y(value):.1f}H{drawing.x(i + 1, count):.1f}"
+        for i, value in enumerate(values)
+        if value is not None
+    ]
+    return f'<path d="{"".join(parts)}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+
+
+def _bad(values: Sequence[float | None]) -> str:
+    """Bars from the limit to where an error leaves its bound."""
+    one, body = drawing.y(1.0), ""
+    for i, value in enumerate(values):
+        if value is not None and value > 1:
+            x, y = drawing.x(i, len(values)), drawing.y(value)
+            width = max(1.0, drawing.x(i + 1, len(values)) - x)
+            body += drawing.rect(x, y, width, max(1.0, one - y), "var(--fail)")
+    return body
+
+
+def _histogram(counts: Sequence[int], alt: str) -> Picture:
+    """Number of outputs by error / bound, both logarithmic; red beyond the limit."""
+    top = math.log10(max(1, *counts)) or 1.0
+    body, tall = "", HEIGHT - TOP - BOTTOM
+    for i, count in enumerate(counts):
+        if count:
+            high = (math.log10(count) + 0.3) / (top + 0.3) * tall
+            x, width = drawing.x(i, len(counts)), drawing.x(1, len(counts)) - LEFT - 0.6
+            fill = "var(--fail)" if i > HALF_OCTAVES else "var(--c0)"
+            body += drawing.rect(x, HEIGHT - BOTTOM - high, width, high, fill)
+    limit = drawing.x(HALF_OCTAVES + 1, len(counts))
+    body += f'<path d="M{limit:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="var(--fail)"/>'
+    for at, words in ((0, "0"), (HALF_OCTAVES - 12, "1/64"), (HALF_OCTAVES, "1"), (HALF_OCTAVES + 12, "64")):
+        body += drawing.label(drawing.x(at + 1, len(counts)), HEIGHT - BOTTOM + 11, words, "middle")
+    body += drawing.label((WIDTH + LEFT) / 2, HEIGHT - 3, "error / bound of every output", "middle")
+    body += drawing.label(LEFT - 3, TOP + 6, number(max(counts, default=0)), "end")
+    beyond = sum(counts[HALF_OCTAVES + 1 :])
+    return Picture(drawing.svg(body, alt), f"histogram of {sum(counts):,} outputs; {beyond:,} beyond the bound")
+
+
+def _map(worst: Mapping[str, Any]) -> Picture:
+    """The worst head: queries downward, channels to the right; the worst value is circled."""
+    rows = worst["map"]
+    tall, wide = len(rows), len(rows[0])
+    step_y, step_x = 200 / tall, 260 / wide
+    body = f'<g transform="translate(30 6) scale({step_x:.4f} {step_y:.4f})" shape-rendering="crispEdges">'
+    for level, colour in enumerate(_MAP_COLOURS):
+        path = "".join(_runs(rows, str(level)))
+        if path:
+            body += f'<path d="{path}" stroke="var({colour})" stroke-width="1.02" fill="none"/>'
+    body += "</g>"
+    x = 30 + (worst["channel"] + 0.5) / worst["channels"] * 260
+    y = 6 + (worst["query"] + 0.5) / worst["rows"] * 200
+    body += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="var(--ink)" stroke-width="1.5"/>'
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        last = worst["rows"] - 1
+        body += drawing.label(27, 6 + share * 200 + (7 if share == 0 else 0), str(round(share * last)), "end")
+        body += drawing.label(30 + share * 260, 217, str(round(share * (worst["channels"] - 1))), "middle")
+    body += drawing.label(160, 228, "channel (right) and query (down)", "middle")
+    alt = f"error / bound of head {worst['head']} of the worst case, query by channel"
+    words = (
+        f"head {worst['head']} of the worst case, query by channel; orange and red leave the bound; circled: the worst"
+    )
+    return Picture(drawing.svg(body, alt, (300, 232)), words)
+
+
+def _runs(rows: Sequence[str], level: str) -> list[str]:
+    """Horizontal strokes over neighbouring cells of one class."""
+    strokes = []
+    for y, row in enumerate(rows):
+        x = 0
+        while x < len(row):
+            end = x
+            while end < len(row) and row[end] == level:
+                end += 1
+            if end > x:
+                strokes.append(f"M{x} {y}.5h{end - x}")
+            x = max(end, x + 1)
+    return strokes
+
+
+def _heads(worst: Mapping[str, Any]) -> Picture:
+    """The largest error / bound of every head of the worst case."""
+    values = [float(x) for x in worst["largest"]]
+    names = worst["heads"]
+    body = drawing.frame("head", [(i, names[i]) for i in drawing.labelled(len(names))], len(names))
+    body += _steps([min(x, 1.0) for x in values], len(values), "var(--ink)", 1.4) + _bad(values)
+    return Picture(
+        drawing.svg(body, "largest error / bound of every head of the worst case"), "by head of the worst case"
+    )
+
+
+def _toward(worst: Mapping[str, Any]) -> list[Picture]:
+    """Which keys' values the errors point to; nothing where no error leaves its bound."""
+    toward = worst.get("toward")
+    if not toward or not toward["keys"] or float(worst["ratio"]) <= 1:
+        return []
+    first = toward["first"]
+    return [
+        _signed(toward["keys"], 0, "key: errors point towards its value (up) or away from it (down)"),
+        _signed(toward["offsets"], first, "key - diagonal: the same by distance from the diagonal"),
+    ]
+
+
+def _signed(values: Sequence[float], first: int, label: str) -> Picture:
+    """Bars up and down; of neighbours that share a bar the farthest from 0."""
+    step = max(1, -(-len(values) // _MOST_BARS))
+    bars = [max(values[i : i + step], key=abs) for i in range(0, len(values), step)]
+    most = max(_CLEAR, *(abs(x) for x in bars))
+    middle, half = (HEIGHT - BOTTOM + TOP) / 2, (HEIGHT - BOTTOM - TOP) / 2
+    body = f'<path d="M{LEFT} {middle}H{WIDTH - RIGHT}" stroke="var(--muted)" stroke-width="0.6"/>'
+    for i, value in enumerate(bars):
+        high = abs(value) / most * half
+        y = middle - high if value > 0 else middle
+        colour = "var(--fail)" if abs(value) > _CLEAR else "var(--c4)"
+        width = max(0.8, (WIDTH - LEFT - RIGHT) / len(bars))
+        body += drawing.rect(drawing.x(i, len(bars)), y, width, high, colour)
+    for i in drawing.labelled(len(bars)):
+        body += drawing.label(drawing.x(i + 0.5, len(bars)), HEIGHT - BOTTOM + 11, str(first + i * step), "middle")
+    for y, words in ((TOP + 6, f"+{most:.0f}"), (HEIGHT - BOTTOM, f"-{most:.0f}")):
+        body += drawing.label(LEFT - 3, y, words, "end")
+    body += drawing.label((WIDTH + LEFT) / 2, HEIGHT - 3, label.partition(":")[0], "middle")
+    return Picture(drawing.svg(body, label), f"{label}, in standard deviations of noise")
