@@ -18,6 +18,7 @@ from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.tasks import Task, execute
 from fa3verify.report import dataset
 from tests.harness.campaign.cluster_tasks import double, process
+from tests.harness.campaign.test_pool import ends
 
 KERNEL = "twin.quantize"
 
@@ -121,7 +122,8 @@ def test_a_worker_runs_a_task_in_a_process_of_its_own_and_refuses_one_of_other_s
     value, cpu_s = executors._run(here, process, (0,), {})
     assert value not in (os.getpid(), executors._run(here._replace(campaign="another"), process, (0,), {})[0])
     assert cpu_s >= 0
-    assert list(executors._here) == [here._replace(campaign="another")]  # the one of before has ended
+    assert list(executors._here) == [here._replace(campaign="another")]
+    assert ends(value)
     error, _ = executors._run(terms("of other sources"), double, (3,), {})
     assert isinstance(error, TaskError)
     assert "other sources" in str(error)
