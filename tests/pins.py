@@ -8,7 +8,9 @@ that is meant, ``python -m tests.pins`` writes it again, and the diff says what 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import pkgutil
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -17,11 +19,21 @@ from typing import Any
 import click
 import numpy as np
 
+import fa3_kernels.plan
+import fa3_simulator
+import fa3verify.inputs
+import fa3verify.studies
 from fa3_kernels.plan.backward_plan import backward_plan
+from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
 from fa3_kernels.plan.plan import Plan, Sizes, plan_of
 from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
+from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
+from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.backward_work import backward_work
 from fa3_simulator.microbench.suite import experiments
+from fa3_simulator.schedules import registers_needed, switches
+from fa3_simulator.tune import candidates
 from fa3verify.cli.main import main
 from fa3verify.gpu.bench import cells
 from fa3verify.gpu.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
@@ -65,7 +77,11 @@ def _requests(dtype: str) -> Iterator[Request]:
 def _launched(plan: Plan) -> list[object]:
     calls = plan.calls(Sizes(900, 1500, (500, 900)))
     tables = {name: digest(table) for name, table in plan.tables.items()}
-    return [plan.config, plan.variant, calls, tables, plan.numbers, plan.orders, plan.is_complete]
+    shape = (900, 8, 128) if plan.problem.is_varlen else (2, 700, 8, 128)
+    strides = _operand(*shape, dtype="fp16").strides
+    views = [x for call in calls for x in call.arguments if isinstance(x, View)]
+    seen = [(view.block, view.of(shape, strides)) for view in views]
+    return [plan.config, plan.variant, calls, seen, tables, plan.numbers, plan.orders, plan.is_complete]
 
 
 def launches() -> Rows:
@@ -137,6 +153,42 @@ def faults() -> Rows:
         yield f"museum {row}", (words, program())
 
 
+def figures() -> Rows:
+    """Measured figures, and lists of what is asked, that stand in the code."""
+    for package in (fa3_simulator, fa3_kernels.plan, fa3verify.studies, fa3verify.inputs):
+        for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            module = importlib.import_module(found.name)
+            for name, value in sorted(vars(module).items()):
+                if name.lstrip("_").isupper() and _is_plain(value):
+                    yield found.name, (name, value)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(item) for pair in value.items() for item in pair)
+    if isinstance(value, tuple | list):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def schedules() -> Rows:
+    """What a schedule needs of a multiprocessor, how packed sequences are cut, and how a program is drawn."""
+    for config in candidates(AttentionProblem(1, 8, 2, 700, 1000, 128, dtype="fp16")):
+        yield "forward", (config, registers_needed(config), switches(config))
+    wanted = ("registers", "registers_needed", "smem_bytes", "dq_slices", "dq_parts", "layout", "is_persistent")
+    for family, head_dim, v_in_registers in product(("gluon", "flash3"), (64, 128, 256), (False, True)):
+        for tile_m, tile_n in product((64, 80, 128), (64, 96, 128)):
+            try:
+                schedule = BackwardSchedule(head_dim, tile_m, tile_n, family, v_in_registers=v_in_registers)
+            except ValueError as error:
+                yield "backward", str(error)
+                continue
+            yield "backward", (schedule, [getattr(schedule, name) for name in wanted], backward_work(schedule))
+    for tiles, splits, causal in product((1, 2), (1, 3), (False, True)):
+        order = PackedOrder(tiles, 128, 128, 4, 2, -1, 0 if causal else -1, splits, 128)
+        yield "packed", packed_schedule(order, [300, 1, 500, 0], [700, 900, 0, 40], 20)
+
+
 def options() -> Rows:
     """Arguments and options of every command."""
     for name, command in main.commands.items():
@@ -157,7 +209,7 @@ def _type(kind: click.ParamType) -> dict[str, object]:
 
 
 TABLES: tuple[Callable[[], Rows], ...] = (
-    launches, backward_launches, recorded, timed, microbenchmarks, faults, options,
+    launches, backward_launches, recorded, timed, microbenchmarks, faults, figures, schedules, options,
 )  # fmt: skip
 
 

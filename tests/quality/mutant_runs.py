@@ -23,6 +23,7 @@ from tests.quality import reached_lines
 from tests.quality.reached_lines import Reached
 
 START_SECONDS = 60  # what importing and collecting may take on a busy machine
+TABLES = ("tests/test_pins.py", "tests/harness/test_pinned.py", "tests/test_records.py")  # read what imports make
 PATIENCE = 8  # an edit whose tests take so many times as long as they should runs forever
 
 
@@ -93,8 +94,13 @@ def rounds(change: Edit, reached: Reached) -> list[list[str]]:
 
     The files that are named as the edited one come first, then the quickest ones. The second round has the other tests
     of these files, because a fixture or a memory of the first tests may hide from coverage that they use the function.
+    What is worked out by an import belongs to no test: then the tests that reach the module are tried, and those that
+    read tables of many modules.
     """
-    direct = reached.of(change.path, change.first, change.last) or reached.of(change.path, 1, 10**9)
+    direct = reached.of(change.path, change.first, change.last)
+    if not direct:
+        tables = {test for test in reached.seconds if test.startswith(TABLES)}
+        direct = reached.of(change.path, 1, 10**9) | tables
     files: dict[str, list[str]] = defaultdict(list)
     for test in reached.seconds:
         files[test.partition("::")[0]].append(test)

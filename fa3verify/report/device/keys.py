@@ -163,7 +163,16 @@ KEYS = (  # the first that fits
         "searches among twins, which kept no hash of the twins and of the rules",
     ),
     Key(("findings/0006_low_lse.csv",), _constant, "gradients of libraries of a stated version, judged by float64"),
-    Key(("findings/known.json", "claims.toml", "page.toml"), _constant, "written by hand"),
+    Key(
+        ("mutants/harness.*",),
+        _none,
+        "edits of the code as it stood, told apart by the edited lines",
+    ),
+    Key(
+        ("findings/known.json", "claims.toml", "page.toml", "mutants/harness_survivors.toml"),
+        _constant,
+        "written by hand",
+    ),
     Key(
         ("tables/*.csv", "claims.json", "report.json"),
         _constant,

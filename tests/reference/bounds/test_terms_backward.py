@@ -107,9 +107,7 @@ def assert_is_by_hand(problem: AttentionProblem, x: BackwardOperands, model: Bac
     for name, found, expected in zip(("dQ", "dK", "dV"), bound, _BY_HAND[key], strict=True):
         found = np.swapaxes(found[0], 0, 1) if name == "dQ" else found[0, :, 0]
         assert np.isfinite(expected).all()
-        np.testing.assert_allclose(
-            found, expected, rtol=1e-10 if problem.softcap else 1e-11, atol=0, err_msg=f"{name} of {model}"
-        )
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=0, err_msg=f"{name} of {model}")
 
 
 @pytest.mark.parametrize("name", MODELS)
