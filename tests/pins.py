@@ -34,6 +34,10 @@ from fa3_simulator.backward_work import backward_work
 from fa3_simulator.microbench.suite import experiments
 from fa3_simulator.schedules import registers_needed, switches
 from fa3_simulator.tune import candidates
+from fa3verify.adversary import gradients, islands
+from fa3verify.adversary.gradients import colony as gradients_colony
+from fa3verify.adversary.gradients.mutations import MUTATIONS, Child
+from fa3verify.adversary.run import search_island
 from fa3verify.cli.main import main
 from fa3verify.gpu.bench import cells
 from fa3verify.gpu.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
@@ -189,6 +193,31 @@ def schedules() -> Rows:
         yield "packed", packed_schedule(order, [300, 1, 500, 0], [700, 900, 0, 40], 20)
 
 
+def searches() -> Rows:
+    """What searches breed from a seed, as the published curves were: figures to six digits, inputs exactly."""
+    for island in islands.ISLANDS:
+        yield f"{island.dtype} {island.name}", _rounded(search_island(island.dtype, island.name, [5], 64))
+    for island in gradients.ISLANDS:
+        rng = np.random.default_rng(2)
+        colony = gradients_colony.Colony.normal(island, rng)
+        with np.errstate(all="ignore"):
+            for mutation, index in product(MUTATIONS, range(min(island.problems, 4))):
+                mutation(Child(colony, index, 0.5, rng))
+        for name in ("q", "k", "v", "dout", "out"):
+            yield (
+                f"gradients, {island.dtype} {island.name}",
+                (name, digest(np.ascontiguousarray(getattr(colony, name)))),
+            )
+
+
+def _rounded(value: Any) -> object:
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items() if name != "cpu_s"}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
 def options() -> Rows:
     """Arguments and options of every command."""
     for name, command in main.commands.items():
@@ -209,7 +238,7 @@ def _type(kind: click.ParamType) -> dict[str, object]:
 
 
 TABLES: tuple[Callable[[], Rows], ...] = (
-    launches, backward_launches, recorded, timed, microbenchmarks, faults, figures, schedules, options,
+    launches, backward_launches, recorded, timed, microbenchmarks, faults, figures, schedules, searches, options,
 )  # fmt: skip
 
 
