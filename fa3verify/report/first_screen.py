@@ -78,7 +78,8 @@ def heat_map(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     if not families:
         return None
     errors = [_float(f[key]) for k in kernels for f in k["families"] for key in ("rel_rmse_seen", "rel_rmse_ideal")]
-    scale = [math.log10(x) for x in errors if x and math.isfinite(x)] or [0.0]
+    levels = [math.log10(x) for x in errors if x and math.isfinite(x)] or [0.0]
+    scale = max(min(levels), max(levels) - _DECADES), max(levels)
     rows = [(kernel, kind) for kernel in kernels for kind in _kinds(kernel)]
     return {
         "rows": [
@@ -89,14 +90,14 @@ def heat_map(summary: Mapping[str, Any]) -> dict[str, Any] | None:
             for kernel, kind in rows
         ],
         "families": [
-            {"name": name, "cells": [_cell(kernel, name, kind, (min(scale), max(scale))) for kernel, kind in rows]}
-            for name in families
+            {"name": name, "cells": [_cell(kernel, name, kind, scale) for kernel, kind in rows]} for name in families
         ],
-        "least": number(10 ** min(scale)),
-        "most": number(10 ** max(scale)),
+        "least": number(10 ** scale[0]),
+        "most": number(10 ** scale[1]),
     }
 
 
+_DECADES = 4  # that shades tell apart: one family of hardly any error would make all others alike
 _KINDS = {"ideal": "ideal {}", "bits": "bits lost"}
 
 
@@ -128,18 +129,19 @@ def _shade(error: float, scale: tuple[float, float]) -> str:
     if not error:
         return "0"
     level = math.log10(error) if math.isfinite(error) else high
-    return f"{(level - low) / (high - low or 1):.2f}"
+    return f"{max(0.0, level - low) / (high - low or 1):.2f}"
 
 
 def _short(error: float) -> str:
-    """Two digits, as narrow as they can be written.
+    """Two digits, or one where the exponent has two, as narrow as they can be written.
 
-    >>> _short(2.13e-4), _short(0.0), _short(float("inf"))
-    ('2.1e-4', '0', '∞')
+    >>> _short(2.13e-4), _short(1.39e-12), _short(0.0), _short(float("inf"))
+    ('2.1e-4', '1e-12', '0', '∞')
     """
     if not math.isfinite(error):
         return "∞"
-    return f"{error:.1e}".replace("e-0", "e-").replace("e+0", "e") if error else "0"
+    digits = 1 if 1e-9 <= error < 1e10 else 0
+    return f"{error:.{digits}e}".replace("e-0", "e-").replace("e+0", "e") if error else "0"
 
 
 def _float(value: Any) -> float:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from fa3verify.report import drawing
 from fa3verify.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-from fa3verify.report.notation import number
+from fa3verify.report.notation import below_one, number
 from fa3verify.sketch import HALF_OCTAVES, QUERY_ROWS
 from fa3verify.verdict import ratio_text
 
@@ -51,7 +51,7 @@ def told(worst: Mapping[str, Any] | None) -> str:
     ratio = float(worst["ratio"])
     where = f"query {worst['query']}, head {worst['head']}, channel {worst['channel']}"
     if ratio <= 1:
-        return f"The largest error / bound is {ratio_text(ratio)}, at {where}: within its bound, as is everything else."
+        return f"The largest error / bound is {below_one(ratio)}, at {where}: within its bound, as is everything else."
     wrong = worst["wrong"]
     every = len(wrong["heads"]) == len(worst["heads"])
     heads = "every head" if every else f"head {', '.join(wrong['heads'])} of {len(worst['heads'])}"

@@ -76,6 +76,13 @@ def test_a_cell_is_marked_where_an_error_leaves_its_bound_and_nowhere_else(figur
     assert (cell["text"], cell["state"]) == (text, state)
 
 
+def test_one_family_of_hardly_any_error_does_not_make_all_others_alike():
+    heat = first_screen.heat_map(ranked(rel_rmse_seen=1e-12, rel_rmse_ideal=1e-3))
+    cells = heat["families"][0]["cells"]
+    assert (cells[0]["text"], cells[0]["shade"]) == ("1e-12", "0.00")
+    assert 0.9 < float(cells[1]["shade"]) < 1
+
+
 def test_the_page_opens_with_sentence_number_and_figure():
     made = ranked()
     page = render(made, {}, "ab" * 32)[PAGE]

@@ -117,6 +117,11 @@ def test_a_sound_kernel_is_not_said_to_point_anywhere():
     assert "0 beyond the bound" in drawn["profiles"][3].words
 
 
+def test_a_ratio_just_below_1_is_not_written_out():
+    found = sketched(PROBLEM, exact(PROBLEM, *operands(PROBLEM)))
+    assert "is < 1.00, at" in pictures.told(found["worst"] | {"ratio": 0.99999999996})
+
+
 def test_profiles_and_histogram_count_every_output_once():
     found = sketched(PROBLEM, of_channel(PROBLEM, *operands(PROBLEM)))
     outputs = 40 * 4 * 64
