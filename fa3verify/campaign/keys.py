@@ -33,6 +33,7 @@ class KernelSummary(TypedDict):
     outputs: int
     worst_ratio: float | None
     bits_lost: BitsLost | None
+    sketch: Json | None
     operation: str
     dtype: str | None
     identity: dict[str, str | None]

@@ -75,7 +75,7 @@ def test_a_mistake_around_a_library_is_found(kernel, mistake):
     assert not all(passes(broken, judge(broken, case, unrounded=False).measures) for case in cases)
 
 
-@pytest.mark.parametrize("kernel", MISSING, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", MISSING or [pytest.param(None, marks=pytest.mark.skip(reason="none is missing"))])
 def test_a_missing_library_says_how_to_get_it(kernel):
     assert "pip install '" in kernel.unavailable
     assert "fa3verify" not in kernel.unavailable

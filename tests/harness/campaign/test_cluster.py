@@ -147,10 +147,12 @@ def test_what_a_cluster_answers_is_what_its_task_gives():
 
 def test_a_scheduler_that_does_not_answer_is_an_environment_error(tmp_path, monkeypatch):
     import dask
+    import distributed  # whose defaults must be there before one of them is set, or the setting takes all away with it
     from click.testing import CliRunner
 
     from fa3verify.cli.main import main
 
+    assert distributed.__version__
     with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
         words = ["verify", KERNEL, "--quick", "--scheduler", "tcp://127.0.0.1:9", "--out", str(tmp_path)]
         result = CliRunner().invoke(main, words)
