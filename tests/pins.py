@@ -7,6 +7,7 @@ that is meant, ``python -m tests.pins`` writes it again, and the diff says what 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -21,6 +22,7 @@ import numpy as np
 
 import fa3_kernels.plan
 import fa3_simulator
+import fa3verify
 import fa3verify.inputs
 import fa3verify.studies
 from fa3_kernels.plan.backward_plan import backward_plan
@@ -193,6 +195,36 @@ def schedules() -> Rows:
         yield "packed", packed_schedule(order, [300, 1, 500, 0], [700, 900, 0, 40], 20)
 
 
+def simulated() -> Rows:
+    """Cycles of launches, to six digits: every family and dtype, two machines, two clocks, masks, both directions."""
+    for family, dtype, head_dim in product(("gluon", "flash3"), DTYPES, (64, 128, 256)):
+        for machine, clock, masked in (("h200", None, False), ("h100", 1500.0, True)):
+            problem = AttentionProblem(2, 8, 2, 700, 1300, head_dim, dtype=dtype, causal=masked)  # type: ignore[arg-type]
+            forward = _cycles(problem, machine=machine, clock_mhz=clock, family=family)
+            yield f"{family} {dtype}", forward
+            if dtype != "e4m3":
+                yield f"{family} {dtype}", _cycles(problem, machine=machine, family=family, backward=True)
+    problem = AttentionProblem(1, 4, 4, 512, 2048, 128, dtype="fp16")
+    for family in ("gluon", "flash3", "lockstep"):
+        for choice in ({"pingpong": False}, {"intra_wg_overlap": False}, {"num_stages": 3}):
+            yield "switches", _cycles(problem, family=family, **choice)
+    for seqlen_k, pack_gqa in product((5000, 40000), (False, True)):
+        yield "decoding", _cycles(AttentionProblem(4, 32, 8, 1, seqlen_k, 128, dtype="bf16"), pack_gqa=pack_gqa)
+
+
+def _cycles(problem: AttentionProblem, **choices: Any) -> object:
+    try:
+        return _rounded(vars_of(fa3verify.simulate(problem, **choices)))
+    except ValueError as error:
+        return str(error)
+
+
+def vars_of(estimate: object) -> dict[str, object]:
+    """Return the numbers and words of an estimate."""
+    values = {field.name: getattr(estimate, field.name) for field in dataclasses.fields(estimate)}  # type: ignore[arg-type]
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str | dict)}
+
+
 def searches() -> Rows:
     """What searches breed from a seed, as the published curves were: figures to six digits, inputs exactly."""
     for island in islands.ISLANDS:
@@ -238,7 +270,8 @@ def _type(kind: click.ParamType) -> dict[str, object]:
 
 
 TABLES: tuple[Callable[[], Rows], ...] = (
-    launches, backward_launches, recorded, timed, microbenchmarks, faults, figures, schedules, searches, options,
+    launches, backward_launches, recorded, timed, microbenchmarks, faults, figures, schedules, simulated, searches,
+    options,
 )  # fmt: skip
 
 

@@ -56,8 +56,8 @@ def steps(section: str) -> list[tuple[str, str]]:
 def transcripts() -> list[Any]:
     """Sections with blocks marked ``console``: commands and the output printed below each; a section shares a folder.
 
-    A section that shows a file which imports torch needs it. The tutorial judges seven kernels, which takes long,
-    as does every whole campaign.
+    A section that shows a file which imports torch needs it. The tutorial judges seven kernels and the page on CI
+    several shards, which takes long, as does every whole campaign.
     """
     found = []
     for page in GUIDES:
@@ -67,7 +67,9 @@ def transcripts() -> list[Any]:
                 continue
             needs_torch = any(re.search(r"^(?:import|from) torch\b", text, re.MULTILINE) for _, text in of_section)
             marks = [pytest.mark.optional] if needs_torch else []
-            is_long = page.name == "tutorial.md" or any(WHOLE_CAMPAIGN.search(text) for _, text in of_section)
+            is_long = page.name in {"tutorial.md", "ci.md"} or any(
+                WHOLE_CAMPAIGN.search(text) for _, text in of_section
+            )
             marks += [pytest.mark.nightly] if is_long else []
             title = section.splitlines()[0].strip("# ").lower().replace(" ", "-")
             found.append(pytest.param(relative(page), of_section, id=f"{relative(page)}-{title}", marks=marks))
