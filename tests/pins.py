@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 import numpy as np
+from click.testing import CliRunner
 
 import fa3_kernels.plan
 import fa3_simulator
@@ -41,7 +42,7 @@ from fa3verify.adversary.gradients import colony as gradients_colony
 from fa3verify.adversary.gradients.mutations import MUTATIONS, Child
 from fa3verify.adversary.run import search_island
 from fa3verify.cli.main import main
-from fa3verify.gpu.bench import cells
+from fa3verify.gpu.bench import cells, results, tables
 from fa3verify.gpu.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
 from fa3verify.mutation.schedule_faults import PLANTED
 
@@ -225,6 +226,22 @@ def vars_of(estimate: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str | dict)}
 
 
+SIMULATE = (
+    "--seqlen 1024 --head-dim 256",
+    "--seqlen 512 --causal --dtype e4m3 --kernel flash3 --machine h100",
+    "--seqlen 1024 --backward --head-dim 64",
+)
+
+
+def words() -> Rows:
+    """Pages of measured speed as they would be written again, and what ``simulate`` prints."""
+    for file in sorted((FILE.parents[1] / "reports").rglob("bench.jsonl")):
+        measured = results.read(file)
+        yield file.parent.name, (tables.markdown(measured), tables.csv_text(measured.cells.values()))
+    for line in SIMULATE:
+        yield "simulate", CliRunner().invoke(main, ["simulate", *line.split()]).output
+
+
 def searches() -> Rows:
     """What searches breed from a seed, as the published curves were: figures to six digits, inputs exactly."""
     for island in islands.ISLANDS:
@@ -270,8 +287,8 @@ def _type(kind: click.ParamType) -> dict[str, object]:
 
 
 TABLES: tuple[Callable[[], Rows], ...] = (
-    launches, backward_launches, recorded, timed, microbenchmarks, faults, figures, schedules, simulated, searches,
-    options,
+    launches, backward_launches, recorded, timed, microbenchmarks, faults, figures, schedules, simulated, words,
+    searches, options,
 )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from fa3_kernels.plan.stamps import COLUMNS, CONSUMER_EVENTS, PRODUCER_EVENTS, S
 
 
 def stamped(*entries: tuple[int, int, int, int], ctas: int = 1) -> np.ndarray:
-    """Stamps of the last CTA: (actor, step, column, counter), for two consumers, a producer and three steps."""
-    stamps = np.zeros((ctas, 3, 3, COLUMNS), np.uint32)
+    """Stamps of the last CTA: (actor, step, column, counter), for two consumers, a producer and five steps."""
+    stamps = np.zeros((ctas, 3, 5, COLUMNS), np.uint32)
     for actor, step, column, counter in entries:
         stamps[-1, actor, step, column] = counter % 2**32
     return stamps.view(np.int32)
