@@ -5,7 +5,7 @@ that an operator with many replacements weighs no more than one with a single on
 or a GPU (all that the import contract of the CPU side does not list), annotations, and decorators that compile or
 remember.
 
-    python -m tests.quality.harness_mutants --seed 1 --edits 300 --out reports/mutants
+    python -m tests.quality.harness_mutants --seed 3 --edits 300 --work FOLDER --out reports/mutants
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def page(seed: int, outcomes: list[Outcome], explained: dict[str, str]) -> str:
     return "\n".join([
         "# Edits of the harness that the tests find",
         "",
-        f"{len(outcomes)} single edits of the code as it stands, drawn with seed {seed} by"
-        f" `python -m tests.quality.harness_mutants --seed {seed} --edits {len(outcomes)}`;"
+        f"{len(outcomes)} single edits of the code as it stands, drawn with seed {seed} by `python -m"
+        f" tests.quality.harness_mutants --seed {seed} --edits {len(outcomes)} --work FOLDER --out reports/mutants`;"
         " an edit is found where a test of the README's command that reaches the edited function fails.",
         "",
         "| package | edits | found | |",
@@ -165,6 +165,14 @@ def page(seed: int, outcomes: list[Outcome], explained: dict[str, str]) -> str:
         *left,
         "",
     ])  # fmt: skip
+
+
+def write(out: Path, seed: int, outcomes: list[Outcome]) -> None:
+    """Write the table of a survey, and the page of it with the reasons that stand beside them by key."""
+    rows = [{"key": outcome.edit.key, **asdict(outcome)} for outcome in outcomes]
+    (out / "harness.json").write_text(json.dumps({"seed": seed, "outcomes": rows}, indent=1) + "\n")
+    reasons = tomllib.loads((out / "harness_survivors.toml").read_text())
+    (out / "harness.md").write_text(page(seed, outcomes, reasons["survivors"]))
 
 
 def _percent(part: int, whole: int) -> str:
@@ -189,10 +197,7 @@ def main() -> None:
     found = sum(outcome.found for outcome in outcomes)
     print(f"{found} of {len(outcomes)} edits found, {_percent(found, len(outcomes))}")
     if options.out:
-        table = {"seed": options.seed, "outcomes": [asdict(outcome) for outcome in outcomes]}
-        (options.out / "harness.json").write_text(json.dumps(table, indent=1) + "\n")
-        reasons = tomllib.loads((options.out / "harness_survivors.toml").read_text())
-        (options.out / "harness.md").write_text(page(options.seed, outcomes, reasons["survivors"]))
+        write(options.out, options.seed, outcomes)
 
 
 if __name__ == "__main__":
