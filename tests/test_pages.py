@@ -113,7 +113,7 @@ def timeless(text: str) -> str:
 def test_the_first_screen_of_the_readme_has_a_picture_a_kernel_its_verdict_and_what_a_pass_says():
     screen = (ROOT / "README.md").read_text().splitlines()[:40]
     run = "$ fa3verify verify mykernel.py"
-    told = ("- **A pass says**", "- **A pass says nothing**", "- **The last line ranks**")
+    told = ("- **A pass says**", "- **A pass says nothing**", "- **The last line compares**")
     for wanted in ("![", "# mykernel.py", run, "VERIFY PASS", *told):
         assert any(line.startswith(wanted) for line in screen), wanted
 
