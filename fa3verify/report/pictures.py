@@ -220,7 +220,11 @@ def _toward(worst: Mapping[str, Any]) -> list[Picture]:
         return []
     first = toward["first"]
     return [
-        _signed(toward["keys"], 0, "key: errors point towards its value (up) or away from it (down); where all keys do, none is to blame"),
+        _signed(
+            toward["keys"],
+            0,
+            "key: errors point to its value (up) or away from it (down); where all do, none is to blame",
+        ),
         _signed(toward["offsets"], first, "key - diagonal: the same by distance from the diagonal"),
     ]
 
