@@ -545,3 +545,8 @@ def test_footprints_that_do_not_fit_are_named_with_their_numbers() -> None:
 def test_tune_enumerates_three_stages() -> None:
     kinds = {(s.intra_wg_overlap, s.softmax_stages) for s in candidates(problem(1, 1, 1, 1))}
     assert kinds == {(True, 2), (True, 3), (False, 2)}
+
+
+def test_the_ablation_without_overlap_reads_every_block_of_v_once_it_is_there():
+    program = forward(Config(pingpong=False, warp_specialized=False, intra_wg_overlap=False), [TileBlocks(5)])
+    assert check(program, orders=4) == []

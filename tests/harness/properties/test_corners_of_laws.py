@@ -17,7 +17,8 @@ from fa3verify.inputs.recipe import Recipe
 from fa3verify.policy import DEFAULT
 from fa3verify.properties import LAWS, Trial, replay_trial
 from fa3verify.properties.draws import independent
-from fa3verify.properties.law import Violation
+from fa3verify.properties.law import Violation, set_up
+from fa3verify.properties.transforms import masked_part
 
 ONE: dict[str, Any] = {"batch": 1, "nheads": 1, "nheads_kv": 1, "head_dim": 64}
 QUANTISER = (
@@ -119,3 +120,12 @@ def test_no_law_asks_anything_of_values_that_overflowed_behind_a_mask(law):
         )
         seed(0)(quick(given(law.draw(candidate))(check)))()
     assert asked
+
+
+def test_a_part_of_a_windowed_call_has_the_mask_under_which_its_rows_see_what_they_saw():
+    problem = AttentionProblem(1, 1, 1, 10, 14, 64, window=(5, 3))
+    setup = set_up(find("twin.fp16"), Case("twin.fp16", problem, Recipe("normal")))
+    (seq,) = problem.sequences()
+    cut = masked_part(setup, seq, rows=slice(2, 6), keys=slice(0, 12)).problem
+    assert (cut.seqlen_q, cut.seqlen_k) == (4, 12)
+    assert cut.window == (7, 1)  # row 5 saw the keys 4 to 12; as row 3 of 4 beside 12 keys its diagonal is at 11
