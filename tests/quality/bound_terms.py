@@ -13,6 +13,7 @@ import argparse
 import ast
 import copy
 import importlib
+import json
 import os
 import random
 import select
@@ -240,10 +241,11 @@ def _uncompiled(function: Any) -> Any:
 class Survey:
     """Runs the tests that pytest has collected on one mutant after another, each in a process of its own."""
 
-    def __init__(self, mutants: list[tuple[Term, str]], jobs: int, limit_s: float) -> None:
+    def __init__(self, mutants: list[tuple[Term, str]], jobs: int, limit_s: float, journal: Path | None) -> None:
         self.mutants = mutants
         self.jobs = jobs
         self.limit_s = limit_s
+        self.journal = journal
         self.names: dict[tuple[Term, str], str] = {}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -276,7 +278,16 @@ class Survey:
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         print("." if answer not in ("", "passed") else f"\n{mutant[1]}: {mutant[0].key}", end=" ", flush=True)
-        return answer.removeprefix("passed") or ("" if answer else "crash")
+        name = answer.removeprefix("passed") or ("" if answer else "crash")
+        if self.journal:
+            with self.journal.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps([list(_identity(*mutant)), name]) + "\n")
+        return name
+
+
+def _identity(term: Term, edit: str) -> tuple[str, ...]:
+    """What tells a mutant from every other one in a journal."""
+    return (term.key, str(term.path), edit)
 
 
 def _judge(items: list[pytest.Item], mutant: tuple[Term, str] | None) -> str:
@@ -323,20 +334,38 @@ def breaks(check: Callable[[], object], term: Term, edit: str) -> bool:
 
 
 def first_failures(
-    mutants: list[tuple[Term, str]], files: tuple[str, ...], jobs: int = 1, limit_s: float = 300
+    mutants: list[tuple[Term, str]],
+    files: tuple[str, ...],
+    jobs: int = 1,
+    limit_s: float = 300,
+    journal: Path | None = None,
 ) -> dict[tuple[Term, str], str]:
     """Return the first test of some files that fails on each mutant, "" where all pass.
+
+    A mutant that the journal knows is not run again.
 
     Raises
     ------
     RuntimeError
         If a test fails on the code as it is.
     """
-    survey = Survey(mutants, jobs, limit_s)
+    known = _journalled(journal)
+    names = {mutant: known[_identity(*mutant)] for mutant in mutants if _identity(*mutant) in known}
+    mutants = [mutant for mutant in mutants if mutant not in names]
+    if not mutants:
+        return names
+    survey = Survey(mutants, jobs, limit_s, journal)
     status = pytest.main(["-q", "-s", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *files], plugins=[survey])
     if status not in (0, 5):
         raise RuntimeError(f"the tests of the bounds must pass on the code as it is, got exit status {status}")
-    return survey.names
+    return names | survey.names
+
+
+def _journalled(journal: Path | None) -> dict[tuple[str, ...], str]:
+    if journal is None or not journal.exists():
+        return {}
+    lines = journal.read_text(encoding="utf-8").splitlines()
+    return {tuple(identity): name for identity, name in map(json.loads, lines)}
 
 
 class Found(NamedTuple):
@@ -352,15 +381,23 @@ def pinned(module: str) -> tuple[str, ...]:
     return tuple(str(TESTS / f"test_{name}.py") for name in _SEEN_BY.get(module, ("terms_forward",)))
 
 
-def examine(every: list[Term], jobs: int = 1, is_pinned_only: bool = False) -> list[Found]:
-    """Plant both mutants of every term; the other tests see those which pass all pinned ones."""
+def examine(every: list[Term], jobs: int = 1, is_pinned_only: bool = False, work: Path | None = None) -> list[Found]:
+    """Plant both mutants of every term; the other tests see those which pass all pinned ones.
+
+    The folder of the work, if any, keeps what was found, so that a survey that was ended goes on from there.
+    """
+    by_pinned = work and work / "pinned.jsonl"
+    by_others = work and work / "others.jsonl"
     edits = ("deleted", "halved")
     seen = {(term, edit): "" for term in every for edit in edits if _changes(term, edit)}
     for files in dict.fromkeys(pinned(term.module) for term in every):
-        seen |= first_failures([mutant for mutant in seen if pinned(mutant[0].module) == files], files, jobs)
+        seen |= first_failures(
+            [mutant for mutant in seen if pinned(mutant[0].module) == files], files, jobs, journal=by_pinned
+        )
     left = [mutant for mutant, name in seen.items() if not name]
     if left and not is_pinned_only:
-        seen |= first_failures(left, tuple(str(TESTS / f"test_{name}.py") for name in OTHERS), jobs)
+        others = tuple(str(TESTS / f"test_{name}.py") for name in OTHERS)
+        seen |= first_failures(left, others, jobs, journal=by_others)
     return [Found(term, *(seen.get((term, edit)) for edit in edits)) for term in every]
 
 
@@ -420,13 +457,16 @@ def main() -> None:
     parser.add_argument("--modules", nargs="*", default=list(MODULES), choices=MODULES)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--draw", type=int, metavar="N", help="examine N terms alone, drawn by seed 0")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep what was found there, and go on from it")
     parser.add_argument("--pinned", action="store_true", help="run the pinned tests alone")
     options = parser.parse_args()
     every = [term for module in options.modules for term in terms(module)]
     if options.draw:
         every = random.Random(0).sample(every, min(options.draw, len(every)))
         every.sort(key=lambda term: (MODULES.index(term.module), term.line))
-    found = examine(every, options.jobs, options.pinned)
+    if options.work:
+        options.work.mkdir(parents=True, exist_ok=True)
+    found = examine(every, options.jobs, options.pinned, options.work)
     options.out.write_text(table(found), encoding="utf-8")
     lost = [x for x in found if "" in (x.deleted, x.halved) and x.term.key not in explained()]
     for x in lost:
