@@ -33,7 +33,7 @@ _WITHOUT_TORCH = {
     if contract["name"] == "the CPU side runs without torch or triton"
     for name in contract["source_modules"]
 }
-_ROOMS = ("kernels/fa3_kernels/gluon", "fa3verify/gpu", "fa3verify/adapters")
+_ROOMS = ("kernels/fa3_kernels/gluon", "fa3verify/gpu", "fa3verify/adapters", "reports/fa3_reports")
 
 
 def _needs_torch(path: Path) -> bool:
@@ -48,7 +48,7 @@ collect_ignore = [
 ]  # of somebody else; tests/harness/test_pytest_plugin.py runs it
 collect_ignore += [
     str(path)
-    for folder in ("kernels", "fa3verify", "tests/gpu")
+    for folder in ("kernels", "fa3verify", "reports/fa3_reports", "tests/gpu")
     for path in sorted((_ROOT / folder).rglob("*.py"))
     if not (_HAS_TORCH and _HAS_TRITON) and not path.name.startswith("test_") and _needs_torch(path)
 ]

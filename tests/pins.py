@@ -32,9 +32,11 @@ from fa3_kernels.plan.plan import Plan, Sizes, plan_of
 from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
 from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
+from fa3_reports.microbench.suite import experiments
+from fa3_reports.mutation.schedule_faults import PLANTED
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.backward_work import backward_work
-from fa3_simulator.microbench.suite import experiments
 from fa3_simulator.schedules import registers_needed, switches
 from fa3_simulator.tune import candidates
 from fa3verify.adversary import gradients, islands
@@ -43,8 +45,6 @@ from fa3verify.adversary.gradients.mutations import MUTATIONS, Child
 from fa3verify.adversary.run import search_island
 from fa3verify.cli.main import main
 from fa3verify.gpu.bench import cells, results, tables
-from fa3verify.gpu.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
-from fa3verify.mutation.schedule_faults import PLANTED
 
 FILE = Path(__file__).with_suffix(".json")
 SMS = 132

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fa3_reports.device import keys
+from fa3_reports.device.source import Source
 from fa3verify.cli.main import main
-from fa3verify.report.device import keys
-from fa3verify.report.device.source import Source
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,7 +9,6 @@ from fa3verify.cli.adversary import adversary
 from fa3verify.cli.atlas import atlas
 from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
-from fa3verify.cli.bits import bits
 from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG
 from fa3verify.cli.hazards import hazards
@@ -17,12 +16,8 @@ from fa3verify.cli.hunt import hunt
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.merge import merge
-from fa3verify.cli.mutants import mutants
-from fa3verify.cli.record import record
-from fa3verify.cli.recordings import recordings
 from fa3verify.cli.replay import replay
 from fa3verify.cli.report import report
-from fa3verify.cli.sanitize import sanitize
 from fa3verify.cli.simulate import simulate
 from fa3verify.cli.trace import trace
 from fa3verify.cli.tune import tune
@@ -30,10 +25,10 @@ from fa3verify.cli.verify import verify
 
 JOURNEYS = {
     "Judge a kernel": (verify, replay, report, kernels, merge, atlas),
-    "Look for the worst": (hunt, compare, mutants, adversary),
+    "Look for the worst": (hunt, compare, adversary),
     "Choose a schedule, without a GPU": (tune, simulate, trace, hazards, audit),
-    "On a GPU": (bench, bits, record, sanitize),
-    "Other": (recordings, info),
+    "On a GPU": (bench,),
+    "Other": (info,),
 }
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from fa3_reports.mutation.schedule_faults import PLANTED, dropped, gluon, mailbox, one_arrival_more
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
 from fa3_simulator.program import Builder, NamedBarrier, Program
-from fa3verify.mutation.schedule_faults import PLANTED, dropped, gluon, mailbox, one_arrival_more
 
 H200 = load("h200")
 ORDERS = 1  # shows what all do

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fa3_reports.microbench.constants import Table, read
 from fa3_simulator import interpreter
 from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.machine import load
-from fa3_simulator.microbench.constants import Table, read
 from fa3_simulator.program import Builder, Gemm, Slot, Work
 
 H200 = load("h200")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa3_simulator.microbench.experiment import digest
-from fa3_simulator.microbench.sharing import PASSES, sharing
+from fa3_reports.microbench.experiment import digest
+from fa3_reports.microbench.sharing import PASSES, sharing
 
 REPORTS = Path(__file__).parents[2] / "reports"
 GPUS = ("h100", "h200")

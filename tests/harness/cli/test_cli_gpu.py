@@ -119,51 +119,12 @@ def test_a_selection_that_cannot_be_measured_is_refused(arguments, code, word, t
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("verb", [("bench",), ("bits",), ("record", "flash3")], ids=lambda verb: verb[0])
-def test_without_a_gpu_one_line_names_what_is_missing(verb, monkeypatch, tmp_path):
+def test_without_a_gpu_one_line_names_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr("fa3verify.gpu.unavailable", lambda: "no CUDA device")
-    result = invoke(*verb, "--out", tmp_path / "out")
+    result = invoke("bench", "--out", tmp_path / "out")
     assert result.exit_code == 3
-    assert result.stderr == f"fa3verify: {verb[0]} needs a GPU: no CUDA device\n"
+    assert result.stderr == "fa3verify: bench needs a GPU: no CUDA device\n"
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"), [(["sideways"], "unknown part 'sideways'"), (["--dtype", "fp8"], "fp8")]
-)
-def test_parts_of_the_campaign_are_known_by_name(arguments, word):
-    result = invoke("bits", *arguments)
-    assert result.exit_code == 2
-    assert word in " ".join(result.stderr.split())
-
-
-@pytest.mark.optional
-@pytest.mark.parametrize(("differing", "left", "code"), [("0", 0, 0), ("1", 0, 1), ("1", 2, 1), ("0", 2, 5)])
-def test_differing_bits_are_a_finding_and_missing_rows_no_pass(differing, left, code, monkeypatch, tmp_path):
-    from fa3verify.gpu.bits import campaign, forward
-
-    asked = []
-
-    def run(parts, settings, tell):
-        asked.append((parts, settings))
-        return [campaign.Filled(forward.CONTROLS, [["fp16", "fault", "9", "3", "9", "0"]], left), filled]
-
-    bits = campaign.PARTS["quantise"].tables[0]
-    filled = campaign.Filled(bits, [["x"] * 8 + ["9", differing, "4", "0"]], 0)
-    monkeypatch.setattr("fa3verify.gpu.unavailable", lambda: None)
-    monkeypatch.setattr(campaign, "run", run)
-    result = invoke("bits", "--dtype", "bf16", "--budget", 60, "--workers", 3, "--out", tmp_path, "--json", "-")
-    assert result.exit_code == code, result.output
-    assert asked == [(("forward", "backward", "quantise"), campaign.Settings(tmp_path, ("bf16",), 3, 60.0))]
-    sums = json.loads(result.stdout)["tables"]["quantize_bits.csv"]
-    assert sums == {
-        "values": 9,
-        "values_differing": int(differing),
-        "floats": 4,
-        "floats_differing": 0,
-        "rows": 1,
-        "left": 0,
-    }
 
 
 @pytest.mark.optional

@@ -9,7 +9,7 @@ import pytest
 
 from fa3_kernels.twin import one_query as twin
 from fa3_reference.problem import AttentionProblem
-from fa3verify import recordings
+from fa3_reports import recordings
 
 FOLDER = Path(__file__).parents[3] / "reports/h100/recordings"
 LAUNCHES = [x for file in ("cudnn", "cudnn.corners") for x in recordings.read(FOLDER / f"{file}.xz").launches]

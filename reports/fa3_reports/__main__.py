@@ -1,0 +1,34 @@
+"""The command ``python -m fa3_reports``: a verb for each kind of evidence that the project publishes."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from fa3_reports.cli.bits import bits
+from fa3_reports.cli.counters import counters
+from fa3_reports.cli.host import host
+from fa3_reports.cli.mutants import mutants
+from fa3_reports.cli.pages import claims, device
+from fa3_reports.cli.record import record
+from fa3_reports.cli.recordings import recordings
+from fa3_reports.cli.sanitize import sanitize
+from fa3verify.cli.exits import EPILOG
+
+JOURNEYS = {
+    "Without a GPU": (mutants, recordings, device, claims),
+    "On a GPU": (bits, record, counters, host, sanitize),
+}
+
+
+@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Make the evidence that the reports of fa3verify show."""
+
+
+for journey, verbs in JOURNEYS.items():
+    for verb in verbs:
+        main.add_command(verb)
+    main.add_panel(click.RichCommandPanel(journey, commands=[str(verb.name) for verb in verbs]))
+
+if __name__ == "__main__":
+    main(prog_name="python -m fa3_reports")

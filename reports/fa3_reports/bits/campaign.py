@@ -1,0 +1,174 @@
+"""Fill tables in processes that share the GPU. Rows are kept as they come: a command goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import TimeoutError, get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+
+from fa3_reports.bits import backward, forward, quantise, quantise_accuracy, quantise_speed
+from fa3_reports.bits.table import Table, Wrong, by_case, read, write
+from fa3verify.files import write_text
+from fa3verify.gpu.bench.timing import query
+
+HANG_SECONDS = 200  # without one finished piece of work
+
+
+class Part(NamedTuple):
+    """Tables that are evidence of the same kernels, and the file that says which kernels those were."""
+
+    tables: tuple[Table, ...]
+    evidence: Callable[[], dict[str, Any]]
+    provenance: str
+
+
+_QUANTISE = (quantise.evidence, "quantize_provenance.json")
+PARTS = {
+    "forward": Part((forward.BITS, forward.CONTROLS), forward.evidence, "gluon_forward_bits_provenance.json"),
+    "backward": Part((backward.BITS,), backward.evidence, "gluon_backward_bits_provenance.json"),
+    "quantise": Part((quantise.BITS,), *_QUANTISE),
+    "accuracy": Part((quantise_accuracy.ACCURACY,), *_QUANTISE),
+    "speed": Part((quantise_speed.SPEED,), *_QUANTISE),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One call of ``python -m fa3_reports bits``."""
+
+    out: Path
+    dtypes: tuple[str, ...]
+    workers: int = 0  # 0 is one per core
+    budget_s: float = math.inf
+
+
+class Filled(NamedTuple):
+    """What a table holds of the cases that were asked for."""
+
+    table: Table
+    rows: list[list[str]]
+    left: int  # cases without a row
+
+    @property
+    def broken(self) -> list[list[str]]:
+        return [row for row in self.rows if self.table.is_broken(row)]
+
+    def totals(self) -> dict[str, int]:
+        """Sums of the counts, for tables that have any."""
+        counted = [i for i, name in enumerate(self.table.columns) if f"{name}_differing" in self.table.columns]
+        counted += [i for i, name in enumerate(self.table.columns) if name.endswith("_differing")]
+        return {self.table.columns[i]: sum(int(row[i]) for row in self.rows) for i in sorted(counted)}
+
+
+def run(parts: Sequence[str], settings: Settings, tell: Callable[[str], None]) -> list[Filled]:
+    """Fill the tables of some parts, as far as the budget goes.
+
+    Parameters
+    ----------
+    parts : sequence of str
+        Of :data:`PARTS`.
+    settings : Settings
+    tell : callable
+        Gets one line per finished piece of work.
+
+    Raises
+    ------
+    ValueError
+        When the folder holds tables of other kernels than these.
+    Wrong
+        When a kernel hangs, raises, or gives results of another kind than its twin.
+    """
+    deadline = time.monotonic() + settings.budget_s
+    found = []
+    for name in parts:
+        check_evidence(PARTS[name], settings.out)
+    for name in parts:
+        part = PARTS[name]
+        for table in part.tables:
+            write_provenance(part, settings.out)  # before the first row, so that none is ever of unknown kernels
+            found.append(fill(table, settings, deadline, tell))
+        write_provenance(part, settings.out)
+    return found
+
+
+def fill(table: Table, settings: Settings, deadline: float, tell: Callable[[str], None]) -> Filled:
+    """Make the rows that are missing, in processes that each hold the GPU and run the twin beside it."""
+    path, chosen = settings.out / table.file, table.chosen(settings.dtypes)
+    known = read(path, table)
+    todo = [case for case in chosen if table.key_of(case) not in known]
+    workers = 1 if table.is_alone else settings.workers or os.cpu_count() or 1
+    pieces = table.split(todo, workers) if todo else []
+    with get_context("spawn").Pool(max(1, min(workers, len(pieces)))) as pool:
+        results = pool.imap_unordered(partial(_rows, table.rows), pieces)
+        for done in range(1, len(pieces) + 1):
+            try:
+                rows = results.next(max(0.0, min(HANG_SECONDS, deadline - time.monotonic())))
+            except TimeoutError:
+                if time.monotonic() < deadline:
+                    raise Wrong(f"no result for {HANG_SECONDS} s: a kernel hangs") from None
+                break
+            known |= by_case(table, rows)
+            write(path, table, known)
+            tell(f"{table.file}: {done} of {len(pieces)} pieces of work")
+    keys = [table.key_of(case) for case in chosen]
+    rows = [row for key in keys for row in known.get(key, [])]
+    return Filled(table, rows, sum(key not in known for key in keys))
+
+
+def _rows(make: Callable[[Any], list[list[Any]]], cases: Sequence[Any]) -> list[list[str]]:
+    """Rows of some cases, in a worker."""
+    found = []
+    for case in cases:
+        try:
+            found += [[str(x) for x in row] for row in make(case)]
+        except Exception as error:  # a kernel may raise anything, and what torch raises may not travel
+            raise Wrong(f"{case}: {type(error).__name__}: {error}") from None
+    return found
+
+
+def check_evidence(part: Part, out: Path) -> None:
+    """Raise ValueError if the folder holds rows of other kernels."""
+    path = out / part.provenance
+    if not path.exists():
+        return
+    facts, now = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(part.evidence()))
+    if any(facts.get(name) != value for name, value in now.items()):
+        raise ValueError(f"{path} is of other kernels than these: choose another folder, or remove its tables")
+
+
+def write_provenance(part: Part, out: Path) -> None:
+    """Say which machine, versions and kernels the tables of a folder are of."""
+    alike = {name: other for name, other in PARTS.items() if other.provenance == part.provenance}
+    tables = [(out / table.file, table) for other in alike.values() for table in other.tables]
+    dtypes = [
+        row[table.columns.index("dtype")]
+        for path, table in tables
+        if "dtype" in table.columns
+        for rows in read(path, table).values()
+        for row in rows
+    ]
+    facts = {
+        "gpu": query("name"),
+        "driver": query("driver_version"),
+        "max_sm_mhz": query("clocks.max.sm"),
+        "power_limit_w": query("power.limit"),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "numpy": np.__version__,
+        "dtypes": list(dict.fromkeys(dtypes)),
+        "parts": [name for name, other in alike.items() if all((out / t.file).exists() for t in other.tables)],
+        **part.evidence(),
+        "date_utc": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
+    }
+    write_text(out / part.provenance, json.dumps(facts, indent=1) + "\n")

@@ -1,0 +1,49 @@
+"""Verb bits: our GPU kernels against their twins over all cases, and what the quantiser costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, fail, one_line_errors, require_device
+
+
+@click.command(epilog=EPILOG)
+@click.argument("parts", metavar="[forward|backward|quantise|accuracy|speed]...", nargs=-1)
+@click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bits"), show_default=True)
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes that share the GPU; 0 is one per core.")
+@click.option("--budget", type=click.FloatRange(0), default=float("inf"), help="Seconds after which the rest is left.")
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the sums as JSON.")
+@click.option("--quiet", is_flag=True, help="Print the sums only.")
+def bits(parts: tuple[str, ...], dtypes: tuple[str, ...], json_target: str | None, quiet: bool, **options: Any) -> None:
+    """Compare our GPU kernels with their twins, bit for bit, over every case there is.
+
+    Forward, backward and quantiser by default; accuracy and speed are the quantiser's. Finished rows are kept in OUT:
+    the same command goes on where it stopped. Exit code 5 while rows are missing.
+    """
+    with one_line_errors():
+        known = ("forward", "backward", "quantise", "accuracy", "speed")
+        if unknown := [name for name in parts if name not in known]:
+            raise ValueError(f"unknown part {unknown[0]!r}; known are {', '.join(known)}")
+        require_device("bits")
+        from fa3_reports.bits import campaign
+        from fa3_reports.cli import console as shown
+        from fa3verify.cli import console
+
+        settings = campaign.Settings(
+            options["out"], dtypes or ("fp16", "bf16", "e4m3"), options["workers"], options["budget"]
+        )
+        try:
+            found = campaign.run(parts or ("forward", "backward", "quantise"), settings, console.teller(quiet))
+        except campaign.Wrong as error:
+            fail(FINDING, str(error))
+        tables = {f.table.file: f.totals() | {"rows": len(f.rows), "left": f.left} for f in found}
+        emit({"tables": tables, "broken": {f.table.file: f.broken for f in found}}, json_target)
+        if json_target != "-":
+            shown.print_bits(tables, [row for f in found for row in f.broken])
+        is_complete = not any(f.left for f in found) and any(f.rows for f in found)
+        raise Exit(FINDING if any(f.broken for f in found) else OK if is_complete else NOTHING)

@@ -1,0 +1,34 @@
+"""Verbs device and claims: the pages that are made of what is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rich_click as click
+
+from fa3verify.cli.exits import EPILOG, one_line_errors
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command(epilog=EPILOG)
+@click.argument("folder", type=_FOLDER)
+@click.option("--out", type=_FOLDER, help="[default: the folder itself]")
+def device(folder: Path, out: Path | None) -> None:
+    """Write the page of a device from its FOLDER, such as reports/h200."""
+    with one_line_errors():
+        from fa3_reports.device import page
+
+        click.echo(str(page.write(folder, out)))
+
+
+@click.command(epilog=EPILOG)
+@click.argument("file", type=_FILE)
+@click.option("--out", type=_FOLDER, help="[default: the folder of FILE]")
+def claims(file: Path, out: Path | None) -> None:
+    """Write the page of papers' claims from FILE, such as reports/claims.toml."""
+    with one_line_errors():
+        from fa3_reports import claims as said
+
+        click.echo(str(said.write(file, out)))

@@ -1,0 +1,266 @@
+"""The page of a device, as HTML and Markdown, with its tables as CSV and its figures as SVG.
+
+``page.toml`` in the folder is the part written by hand: name of the machine file, title, and conclusions with their
+date. Everything else is read from the data that lie there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from fa3_reports.device import accuracy, cycles, evidence, speed
+from fa3_reports.device.blocks import Column, Drawing, Section, Table, html_text
+from fa3_reports.device.keys import is_of_these_launches, why_stale
+from fa3_reports.device.source import Source
+from fa3_simulator.machine import load
+from fa3verify import __version__
+from fa3verify.files import json_text, write_text
+from fa3verify.report.build import TEMPLATES as OF_RUNS
+from fa3verify.report.build import environment
+from fa3verify.report.notation import count, number
+
+SCHEMA = "fa3verify.device/1"
+TEMPLATES = Path(__file__).with_name("templates")
+HAND_WRITTEN, PAGE, MARKDOWN, FACTS = "page.toml", "report.html", "README.md", "report.json"
+TABLES, FIGURES = "tables", "figures"
+DRAWN_WITH = ("matplotlib", "numpy")
+FACT_COLUMNS = (
+    Column("data", "data"),
+    Column("date", "date"),
+    Column("GPU", "gpu"),
+    Column("driver", "driver"),
+    Column("torch", "torch"),
+    Column("triton", "triton"),
+    Column("launches", "launches"),
+    Column("state", "state"),
+)
+
+
+METHOD = (
+    "**Bits.** A GPU kernel is launched on inputs drawn from seeds, and every output is compared with a CPU twin "
+    "that does the same operations in the same order, each modelled bit for bit. Controls have a fault planted in "
+    "the twin and must differ.",
+    "**Speed.** Bursts of a few launches with pauses between, all kernels of a cell in turns, the median of the "
+    "rounds; the SM clock is counted on the chip (cycles over time), not read from the driver. Forward 4 seqlen² "
+    "head_dim FLOP for each head and sequence, half with a causal mask, 2.5 times that backward. Sustained: "
+    "launches without a pause, for 40 ms or more.",
+    "**Limit.** The slower of two units at full rate and at the counted clock: tensor cores (4096 FLOP a cycle and "
+    "SM in 16 bits, twice that in FP8) and special-function units (one ex2 for every score). A kernel that computes "
+    "exponentials otherwise is not bound by the second.",
+    "**Simulation.** Tile and schedule of each launch are simulated instruction by instruction with constants from "
+    "microbenchmarks of this machine, at the clock that was counted; no constant is fitted to an attention kernel.",
+)
+
+
+def write(folder: Path, out: Path | None = None) -> Path:
+    """Write the page of a device's folder, into it unless told otherwise.
+
+    Parameters
+    ----------
+    folder : Path
+        With ``page.toml`` and data as ``reports/h200`` has them.
+    out : Path, optional
+        Links of the pages are those of ``folder`` wherever they are written.
+
+    Returns
+    -------
+    Path
+        The HTML page.
+
+    Raises
+    ------
+    ValueError
+        If there is no ``page.toml``, or a table lacks what its page needs.
+    """
+    out = Path(out or folder)
+    for name, text in render(Path(folder)).items():
+        write_text(out / name, text)
+    return out / PAGE
+
+
+def render(folder: Path) -> dict[str, str]:
+    """Return every file of the page as text, by its path."""
+    source = Source(folder)
+    hand = source.toml(HAND_WRITTEN)
+    machine = load(hand["machine"])
+    sections = [
+        evidence.bits(source),
+        speed.section(source, machine),
+        speed.sustained(source, machine),
+        speed.others(source),
+        accuracy.section(source),
+        evidence.mutants(source),
+        evidence.sanitizer(source),
+        cycles.section(source),
+        evidence.microbenchmarks(source),
+    ]
+    sections = [section for section in sections if section.blocks]
+    sections.append(_provenance(source))
+    reasons = _stale(source, sections)
+    sections = [_marked(section, reasons) for section in sections]
+    tables = [table for section in sections for table in section.tables]
+    context = {
+        "hand": hand,
+        "folder": f"reports/{folder.resolve().name}",
+        "sections": sections,
+        "headlines": headlines(tables),
+        "stale": _by_reason(reasons),
+        "method": METHOD,
+        "cite": cite(hand),
+    }
+    css = (OF_RUNS / "report.css").read_text("utf-8") + (TEMPLATES / "device.css").read_text("utf-8")
+    markdown = _template("device.md.j2", autoescape=False).render(context)
+    files = {
+        PAGE: _template("device.html.j2", autoescape=True).render(context, css=css),
+        MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n",
+        FACTS: json_text(_facts(source, hand, context["headlines"])),
+    }
+    files |= {f"{TABLES}/{table.name}.csv": table.csv() for table in tables}
+    drawings = [d for section in sections for figure in section.figures for d in figure.drawings]
+    return files | {f"{FIGURES}/{d.name}.svg": standalone(d, css) for d in drawings}
+
+
+def _stale(source: Source, sections: Sequence[Section]) -> dict[str, str]:
+    """Return why each file that blocks are made of is stale, by path; those of today's code are left out."""
+    paths = sorted({path for section in sections for block in section.blocks for path in block.data})
+    return {path: reason for path in paths if (reason := why_stale(source, path))}
+
+
+def _marked(section: Section, reasons: Mapping[str, str]) -> Section:
+    """Return a section whose blocks are marked where one of their files is stale."""
+    blocks = [replace(block, stale=any(path in reasons for path in block.data)) for block in section.blocks]
+    return replace(section, blocks=blocks)
+
+
+def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, reason in reasons.items():
+        found[reason].append(path)
+    return dict(found)
+
+
+def cite(hand: Mapping[str, Any]) -> str:
+    """Return how the page is cited."""
+    return (
+        f"fa3verify {__version__}: {hand['title']}, {hand['date']}. Algorithm: Shah, Bikshandi, Zhang, Thakkar, "
+        "Ramani, Dao: FlashAttention-3, Fast and Accurate Attention with Asynchrony and Low-precision, 2024, "
+        "arXiv:2407.08608."
+    )
+
+
+def _template(name: str, *, autoescape: bool) -> jinja2.Template:
+    made = environment(autoescape=autoescape)
+    made.loader = jinja2.FileSystemLoader([TEMPLATES, OF_RUNS])
+    made.tests["table_block"] = lambda block: isinstance(block, Table)
+    made.filters["rich"] = html_text
+    return made.get_template(name)
+
+
+def _facts(source: Source, hand: Mapping[str, Any], told: list[str]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "title": hand["title"],
+        "headlines": told,
+        "drawn_with": {name: importlib.metadata.version(name) for name in DRAWN_WITH},
+        "sources": dict(sorted(source.used.items())),
+    }
+
+
+def headlines(tables: list[Table]) -> list[str]:
+    """Return what a reader wants first, each from the table that it stands in; stale ones say so."""
+    told = ((table, line) for table in tables for line in _told(table))
+    return [f"{line} (stale)." if table.stale else f"{line}." for table, line in told]
+
+
+def _told(table: Table) -> list[str]:
+    """Return the headlines of one table, without the full stop."""
+
+    def total(key: str) -> int:
+        return sum(int(row[key]) for row in table.rows)
+
+    if table.name.startswith("bits-") and any("differing" in row for row in table.rows) and "cases" in table.rows[0]:
+        totals = [row for row in table.rows if row.get("feature", "all") == "all"]
+        keys = [c.key for c in table.columns if c.key not in ("dtype", "feature", "cases", "differing")]
+        outputs, differing = (sum(int(row[k]) for row in totals for k in names) for names in (keys, ["differing"]))
+        return [f"{table.title}: {count(differing)} of {count(outputs)} values differ"]
+    if table.name == "recordings-again":
+        gpus = ", ".join(sorted({row["gpu"] for row in table.rows}))
+        digests = f"{count(total('differing'))} of {count(total('digests'))} digests of O and lse"
+        return [f"Released kernels beside {gpus}: {digests} differ"]
+    if table.name == "recorded-twins":
+        compared = f"{count(total('differing'))} digests of {count(total('outputs'))} outputs differ"
+        return [f"Released kernels against their twins: {compared}"]
+    if table.name.startswith("ratios-") and "sustained" not in table.name:
+        return _ratio_told(table)
+    if table.name == "prediction-errors":
+        last = table.rows[-1]
+        off = f"{100 * last['mape']:.1f} % off on average, {100 * last['largest']:.0f} % at most"
+        roofline = f"(roofline {100 * last['roofline']:.0f} %)"
+        return [f"Simulated cycles of {last['rows']} forward launches: {off} {roofline}"]
+    if table.name == "mutation-score":
+        return [f"{total('found')} of {total('faults')} planted faults found"]
+    return []
+
+
+def _ratio_told(table: Table) -> list[str]:
+    rows = [row for row in table.rows if row["kernel"] == "ours"]
+    if not rows:
+        return []
+    parts = [
+        f"{number(row['mean']) if row['mean'] < 0.01 else format(row['mean'], '.3f')} over {row['peer']}"
+        for row in rows
+    ]
+    what = table.title.partition(":")[0]
+    data = table.data[0].split("/")[-2].replace("_", " ")
+    return [f"{what} ({rows[0]['cells']} cells of {data}), speed: {'; '.join(parts)}"]
+
+
+def _provenance(source: Source) -> Section:
+    """Which machine and software measured each file that was read."""
+    rows = []
+    for path in source.find("**/*_provenance.json") + source.find("**/*_run.json"):
+        facts = source.json(path)
+        for run in facts.get("runs", [facts]):
+            rows.append(
+                {"data": path, "date": str(run.get("run") or run.get("date_utc", ""))[:10], "gpu": run.get("gpu")}
+                | {name: run.get(name) for name in ("driver", "torch", "triton")}
+                | {"launches": str(facts.get("launches_sha256", ""))[:12] or None}
+                | {"state": _state(facts)}
+            )
+    unique = list({tuple(row.values()): row for row in rows}.values())
+    text = [
+        "stale: a kernel that was measured has other machine code now; the figures are of the code before. The hash "
+        "is of what is launched: machine code, arguments and tile schedules. A file without a hash counts as stale. "
+        f"The digest of every file that this page was made of stands in [{FACTS}]({FACTS})."
+    ]
+    table = Table(
+        "provenance", "Provenance", FACT_COLUMNS, unique, tuple(sorted({row["data"] for row in unique})), fold=True
+    )
+    return Section("provenance", "Provenance", text, [table])
+
+
+def _state(facts: Mapping[str, Any]) -> str:
+    """Return what the hash in a file of provenance says of it."""
+    if "launches_sha256" in facts:
+        return "current" if is_of_these_launches(facts) else "stale"
+    return "a hash a row" if "rows" in facts else "no hash"
+
+
+def standalone(drawing: Drawing, css: str) -> str:
+    """Return a drawing as a file of its own, with the page's colours in light and dark."""
+    rules = re.findall(
+        r"^(?::root \{.*?^\}|@media \(prefers-color-scheme: dark\) \{.*?^\})", css, re.DOTALL | re.MULTILINE
+    )
+    style = "\n".join(rules) + "\nsvg { background: var(--paper); font-family: system-ui, sans-serif; }"
+    head, _, body = drawing.svg.partition(">")
+    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)[0]
+    size = f' xmlns="http://www.w3.org/2000/svg" width="{width}pt" height="{height}pt"'
+    return f"{head}{size}><style>{style}</style>{body}\n"

@@ -1,0 +1,335 @@
+"""Speed: charts over sequence lengths, ratios to every peer and to the hardware's limit, and the other benches.
+
+The limit is what the slower of tensor cores and special-function units lets through at the clock that was counted
+during the very launch: every FLOP of the GEMMs at full rate, one ex2 per score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fa3_kernels.plan.barriers import WARP_THREADS
+from fa3_reports.device.blocks import Column, Figure, Section, Table, fixed, whole
+from fa3_reports.device.figures import draw_speed
+from fa3_reports.device.kernels import in_order, is_ours, look
+from fa3_reports.device.source import Row, Source
+from fa3_simulator.machine import Machine
+from fa3_simulator.roofline import SUB_CORES
+from fa3verify.gpu.bench.ratios import geometric_mean
+
+CURVES = {"paper": "forward", "backward": "backward"}  # grids whose cells are lengths of 16k tokens
+DTYPES = ("fp16", "bf16", "e4m3")
+
+
+def limit_tflops(machine: Machine, row: Row, mhz: float) -> float:
+    """Return what no kernel can exceed at a clock, in TFLOP/s, by tensor cores or by one ex2 per score.
+
+    An FP8 GEMM has twice the rate. A forward has 4 head_dim FLOP per score, a backward 10 (five GEMMs).
+    """
+    cycles_per_us = machine["sms"] * mhz
+    tensor = machine["tensor_flops_16bit"] * (2 if row["dtype"] == "e4m3" else 1)
+    flops_per_score = (10 if row["grid"] == "backward" else 4) * int(row["head_dim"])
+    exponentials = SUB_CORES * WARP_THREADS / machine["mufu_cycles"] * flops_per_score
+    return min(tensor, exponentials) * cycles_per_us / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One shape: TFLOP/s and counted MHz by kernel."""
+
+    row: Row
+    tflops: dict[str, float]
+    mhz: dict[str, float]
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.row["head_dim"])
+
+    @property
+    def causal(self) -> bool:
+        return self.row["causal"] == "True"
+
+    @property
+    def seqlen(self) -> int:
+        return int(self.row["seqlen_k"])
+
+    @property
+    def name(self) -> str:
+        return f"d{self.head_dim} {'causal' if self.causal else 'dense'} {self.seqlen}"
+
+    def best_peer(self) -> str | None:
+        return max((name for name in self.tflops if not is_ours(name)), key=self.tflops.__getitem__, default=None)
+
+    def ratio(self, kernel: str, peer: str | None) -> float:
+        """Speed over a peer's; NaN where one of them has none."""
+        return self.tflops.get(kernel, math.nan) / self.tflops.get(peer or "", math.nan)
+
+
+SHAPE = ("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
+
+
+def cells(rows: Iterable[Row], figure: str = "burst") -> list[Cell]:
+    """Group timed rows by shape, by head_dim, mask and length; the figure is ``burst`` or ``sustained``."""
+    found: dict[tuple[str, ...], Cell] = {}
+    for row in rows:
+        if row["status"] != "ok" or not row[f"{figure}_tflops"]:
+            continue
+        cell = found.setdefault(tuple(row[name] for name in SHAPE), Cell(row, {}, {}))
+        cell.tflops[row["kernel"]] = float(row[f"{figure}_tflops"])
+        if clock := row[f"{figure}_sm_mhz"]:
+            cell.mhz[row["kernel"]] = float(clock)
+    return sorted(found.values(), key=lambda c: (c.head_dim, c.causal, c.seqlen))
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The cells of one table, grid and dtype."""
+
+    path: str
+    grid: str
+    dtype: str
+    cells: Sequence[Cell]
+
+    @property
+    def name(self) -> str:
+        return f"{self.path.split('/')[-2]}-{CURVES.get(self.grid, self.grid)}-{self.dtype}".replace("_", "-")
+
+    @property
+    def title(self) -> str:
+        return f"{self.dtype} {CURVES.get(self.grid, self.grid)}"
+
+    @property
+    def kernels(self) -> list[str]:
+        return in_order(name for cell in self.cells for name in cell.tflops)
+
+
+def benches(source: Source, grids: Iterable[str], figure: str = "burst") -> list[Bench]:
+    """Return the cells of all speed tables by grid and dtype."""
+    found = []
+    for path in source.find("speed/*/bench.csv"):
+        rows = source.rows(path)
+        for grid in grids:
+            for dtype in DTYPES:
+                chosen = cells((r for r in rows if (r["grid"], r["dtype"]) == (grid, dtype)), figure)
+                if chosen:
+                    found.append(Bench(path, grid, dtype, chosen))
+    return sorted(found, key=lambda b: (list(grids).index(b.grid), DTYPES.index(b.dtype), -len(b.cells)))
+
+
+def ratios(bench: Bench, source: Source, name: str = "") -> Table:
+    """Geometric means of our speed over each peer's and over the best, by head_dim, with the worst cell."""
+    rows = []
+    dims = sorted({cell.head_dim for cell in bench.cells})
+    named = [k for k in bench.kernels if not is_ours(k)]
+    peers: list[str | None] = [None, *named] if len(named) > 1 else [*named]
+    for ours in (k for k in bench.kernels if is_ours(k)):
+        for peer in peers:
+            pairs = [(c, c.ratio(ours, peer or c.best_peer())) for c in bench.cells]
+            pairs = [(c, ratio) for c, ratio in pairs if not math.isnan(ratio)]
+            if not pairs:
+                continue
+            worst = min(pairs, key=lambda pair: pair[1])
+            means = {f"d{d}": geometric_mean(r for c, r in pairs if c.head_dim == d) for d in dims}
+            rows.append(
+                {"kernel": look(ours).title, "peer": look(peer).title if peer else "best of all peers"}
+                | {"cells": len(pairs), "mean": geometric_mean(r for _, r in pairs)}
+                | {key: None if math.isnan(value) else value for key, value in means.items()}
+                | {"worst": worst[1], "worst_cell": worst[0].name}
+            )
+    columns = [Column("kernel", "kernel"), Column("over", "peer"), Column("cells", "cells", whole)]
+    columns += [Column("geometric mean", "mean", fixed(3)), *(Column(f"d{d}", f"d{d}", fixed(3)) for d in dims)]
+    columns += [Column("worst", "worst", fixed(3)), Column("worst cell", "worst_cell")]
+    title = f"{bench.title}: speed over peers"
+    return Table(f"ratios-{name or bench.name}", title, columns, rows, (bench.path,))
+
+
+def listed(bench: Bench, source: Source, machine: Machine) -> Table:
+    """Every cell: TFLOP/s of all kernels, ours over the best peer, its clock, and over the limit at that clock."""
+    kernels = bench.kernels
+    ours = next((k for k in kernels if is_ours(k)), kernels[0])
+    rows = []
+    for cell in bench.cells:
+        peer, mhz = cell.best_peer(), cell.mhz.get(ours)
+        limit = limit_tflops(machine, cell.row, mhz) if mhz else None
+        speed = cell.tflops.get(ours)
+        rows.append(
+            {"head_dim": cell.head_dim, "mask": "causal" if cell.causal else "dense", "seqlen": cell.seqlen}
+            | cell.tflops
+            | {"best_peer": look(peer).title if peer else None, "ratio": cell.ratio(ours, peer) if peer else None}
+            | {"mhz": mhz, "limit": limit, "share": speed / limit if limit and speed else None}
+        )
+    columns = [Column("head_dim", "head_dim"), Column("mask", "mask"), Column("seqlen", "seqlen", whole)]
+    columns += [Column(look(k).title, k, fixed(0)) for k in kernels]
+    columns += [Column("best peer", "best_peer"), Column(f"{look(ours).title} / best", "ratio", fixed(3))]
+    columns += [Column("SM MHz", "mhz", fixed(0)), Column("limit", "limit", fixed(0))]
+    columns += [Column("of the limit", "share", fixed(2))]
+    title = f"{bench.title}: all {len(rows)} cells, TFLOP/s"
+    return Table(f"cells-{bench.name}", title, columns, rows, (bench.path,), fold=True)
+
+
+def chart(bench: Bench, source: Source, machine: Machine) -> Figure:
+    """One drawing per head_dim, dense above causal."""
+
+    def limit(cell: Cell) -> float | None:
+        fastest = max(cell.tflops, key=cell.tflops.__getitem__)
+        return limit_tflops(machine, cell.row, cell.mhz[fastest]) if fastest in cell.mhz else None
+
+    drawings = [
+        draw_speed(
+            f"{bench.name}-d{d}", f"{bench.title}, head_dim {d}", [c for c in bench.cells if c.head_dim == d], limit
+        )
+        for d in sorted({cell.head_dim for cell in bench.cells})
+        if len({cell.seqlen for cell in bench.cells if cell.head_dim == d}) > 1
+    ]
+    reading = (
+        "TFLOP/s over sequence length at 16k tokens in cool bursts. Dashed: the limit at the clock counted under "
+        "the fastest kernel of each cell."
+    )
+    table = bench.path.split("/")[-2].replace("_", " ")
+    title = bench.title if table in bench.title else f"{bench.title}, {table}"
+    return Figure(bench.name, title, drawings, (bench.path,), reading)
+
+
+def section(source: Source, machine: Machine) -> Section:
+    """Charts and ratios of all curves; a bench of a few lengths of a larger one has its ratios alone."""
+    blocks: list[Any] = []
+    for bench in benches(source, CURVES):
+        if len({c.seqlen for c in bench.cells}) >= 2 and not _is_sustained(source, bench):
+            blocks += [chart(bench, source, machine), ratios(bench, source), listed(bench, source, machine)]
+    text = [
+        "All kernels of a cell are timed in turns in cool bursts, and a kernel of ours has a speed only where the "
+        "bits of the outputs that were compared are those of its twin. Ratios are of speeds: above 1 ours is "
+        "faster. The limit is the slower of tensor cores and one ex2 per score, at the SM clock counted during the "
+        "launch."
+    ]
+    return Section("speed", "Speed", text, blocks)
+
+
+def _is_sustained(source: Source, bench: Bench) -> bool:
+    return any(r.get("sustained_tflops") for r in source.rows(bench.path) if r["grid"] == bench.grid)
+
+
+def sustained(source: Source, machine: Machine) -> Section:
+    """Speed under a kernel's own heat."""
+    blocks: list[Any] = []
+    for bench in benches(source, CURVES, "sustained"):
+        blocks += [ratios(bench, source, f"sustained-{bench.name}"), _heat(bench, source)]
+    return Section("sustained", "Under its own heat", (), blocks)
+
+
+def _heat(bench: Bench, source: Source) -> Table:
+    """Every sustained cell beside its burst, with power and joules where they were measured."""
+    of = [r for r in source.rows(bench.path) if (r["grid"], r["dtype"]) == (bench.grid, bench.dtype)]
+    bursts = {c.name: c.tflops for c in cells(of)}
+    measured = {(r["kernel"], _shape(r)): r for r in of}
+    rows = []
+    for cell in bench.cells:
+        for kernel in in_order(cell.tflops):
+            speed, burst = cell.tflops[kernel], bursts.get(cell.name, {}).get(kernel)
+            row = measured[kernel, _shape(cell.row)]
+            watts, joules = (_float(row.get(name, "")) for name in ("sustained_w", "joules"))
+            rows.append(
+                {"cell": cell.name, "kernel": look(kernel).title, "sustained": speed, "burst": burst}
+                | {"of_burst": speed / burst if burst else None, "mhz": cell.mhz.get(kernel)}
+                | {"watts": watts, "joules": joules, "per_joule": speed / watts if watts else None}
+            )
+    columns = [Column("cell", "cell"), Column("kernel", "kernel")]
+    columns += [Column("sustained TFLOP/s", "sustained", fixed(0)), Column("burst TFLOP/s", "burst", fixed(0))]
+    columns += [Column("of the burst", "of_burst", fixed(2)), Column("SM MHz", "mhz", fixed(0))]
+    if any(row["joules"] for row in rows):
+        columns += [Column("W", "watts", fixed(0)), Column("joules a launch", "joules", fixed(3))]
+        columns.append(Column("TFLOP a joule", "per_joule", fixed(2)))
+    name = f"sustained-cells-{bench.name}"
+    title = f"{bench.title}: sustained and burst"
+    return Table(name, title, columns, rows, (bench.path,), fold=len(rows) > 12)
+
+
+def others(source: Source) -> Section:
+    """Grids that are lists of cells: odd lengths, the paper's ablation, grouped heads, decoding; host cost and packed
+    sequences."""
+    blocks: list[Any] = []
+    titles = {"fresh": "Lengths that no tile divides", "ragged": "Short and chunked work"}
+    titles |= {"ablation": "The paper's ablation", "gqa": "Grouped heads", "decode": "Decoding"}
+    for grid, title in titles.items():
+        for bench in benches(source, (grid,)):
+            blocks.append(_cells_by_kernel(bench, source, title))
+    blocks += _host(source) + _packed(source)
+    return Section("shapes", "Ablation, grouped heads, decoding, calls", (), blocks)
+
+
+def _cells_by_kernel(bench: Bench, source: Source, title: str) -> Table:
+    rows = []
+    by_kernel = {(r["kernel"], _shape(r)): r for r in source.rows(bench.path) if r["status"] == "ok"}
+    for cell in bench.cells:
+        for kernel in in_order(cell.tflops):
+            row = by_kernel[kernel, _shape(cell.row)]
+            ratio = cell.ratio(kernel, cell.best_peer()) if is_ours(kernel) else None
+            rows.append(
+                {"shape": _told(cell.row), "kernel": look(kernel).title, "tflops": cell.tflops[kernel]}
+                | {"mhz": cell.mhz.get(kernel), "kilocycles": _thousands(row["burst_cycles"])}
+                | {"tb_per_s": _float(row["kv_tb_per_s"]), "ratio": ratio}
+            )
+    columns = [Column("shape", "shape"), Column("kernel", "kernel")]
+    if bench.grid != "decode":
+        columns.append(Column("TFLOP/s", "tflops", fixed(0)))
+    columns += [Column("SM MHz", "mhz", fixed(0)), Column("thousand cycles", "kilocycles", fixed(0))]
+    if bench.grid == "decode":
+        columns.append(Column("K and V, TB/s", "tb_per_s", fixed(2)))
+    columns.append(Column("over the best peer", "ratio", fixed(3)))
+    name = f"{bench.grid}-{bench.path.split('/')[-2]}-{bench.dtype}".replace("_", "-")
+    return Table(name, f"{title}, {bench.dtype}", columns, rows, (bench.path,))
+
+
+def _shape(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in ("grid", "dtype", *SHAPE))
+
+
+def _told(row: Row) -> str:
+    heads = row["nheads"] if row["nheads"] == row["nheads_kv"] else f"{row['nheads']}/{row['nheads_kv']}"
+    mask = "causal" if row["causal"] == "True" else "dense"
+    return f"batch {row['batch']}, {row['seqlen_q']} x {row['seqlen_k']}, {heads} heads, d{row['head_dim']}, {mask}"
+
+
+def _float(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _thousands(text: str) -> float | None:
+    return float(text) / 1e3 if text else None
+
+
+def _host(source: Source) -> list[Table]:
+    path = "speed/host/host.csv"
+    if not source.has(path):
+        return []
+    rows = source.rows(path)
+    columns = [Column("call", "situation"), Column("kernel", "kernel")]
+    columns += [Column(f"median, run {run}", f"run{run}", fixed(1)) for run in sorted({r["run"] for r in rows})]
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for r in rows:
+        key = (r["situation"], r["kernel"])
+        found.setdefault(key, {"situation": key[0], "kernel": look(key[1]).title})[f"run{r['run']}"] = float(
+            r["median_us"]
+        )
+    title = "Host time of a call before the GPU does anything, microseconds"
+    return [Table("host", title, columns, list(found.values()), (path,))]
+
+
+def _packed(source: Source) -> list[Table]:
+    path = "speed/packed/packed.csv"
+    if not source.has(path):
+        return []
+    times: dict[tuple[str, str, str], dict[str, float]] = {}
+    for r in source.rows(path):
+        times.setdefault((r["mix"], r["mask"], r["dtype"]), {})[r["version"]] = float(r["us"])
+    versions = in_order(version for found in times.values() for version in found)
+    rows: list[dict[str, Any]] = [
+        {"mix": mix, "mask": mask, "dtype": dtype} | found for (mix, mask, dtype), found in times.items()
+    ]
+    columns = [Column("lengths", "mix"), Column("mask", "mask"), Column("dtype", "dtype")]
+    columns += [Column(f"{version}, us", version, fixed(0)) for version in versions]
+    note = "old: the schedule that the host made in release 0.1.0; new: the one that the GPU makes."
+    return [Table("packed", "Packed sequences", columns, rows, (path,), note, fold=True)]

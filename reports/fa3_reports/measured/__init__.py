@@ -1,0 +1,1 @@
+"""What is measured of launches beside the times of bench: counters, cost on the host, choices of tune, overlap."""

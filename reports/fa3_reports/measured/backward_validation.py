@@ -1,0 +1,136 @@
+"""How far off is the simulated backward: predicted beside measured times of kernels by name.
+
+``python -m fa3_reports.measured.backward_validation MEASURED.csv`` prints, of every row, predicted and measured
+milliseconds at the row's clock, and the mean absolute error of each source. A row is a launch of any kernel whose
+schedule is known: columns of :data:`COLUMNS`; ``part`` is main for the main kernel alone and all with those in front
+and behind; ``tile`` (ROWSxKEYS) is the kernel's own where empty; ``clock`` is counted where the SMs' counters gave
+``sm_mhz``, else assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem
+from fa3_simulator.backward_choice import schedule_for
+from fa3_simulator.machine import Machine, load
+from fa3_simulator.run import estimate, operations
+from fa3verify.gpu.validation import accuracy
+
+COLUMNS = (
+    "source", "kernel", "part", "batch", "seqlen", "nheads", "nheads_kv", "head_dim", "causal", "turns", "tile",
+    "milliseconds", "sm_mhz", "clock",
+)  # fmt: skip
+PARTS, CLOCKS = ("main", "all"), ("counted", "assumed")
+
+
+class Compared(NamedTuple):
+    """One row: milliseconds, and TFLOP/s that the measured ones are."""
+
+    source: str
+    kernel: str
+    shape: str
+    clock: str
+    measured: float
+    predicted: float
+    tflops: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Read the rows; ValueError with file, line and column where one is missing or not among its values."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+            raise ValueError(f"{path.name}, line 1: column {missing[0]} is missing; it has {', '.join(COLUMNS)}")
+        rows = list(reader)
+    for line, row in enumerate(rows, 2):
+        for column, values in (("part", PARTS), ("clock", CLOCKS), ("causal", ("True", "False"))):
+            if row[column] not in values:
+                raise ValueError(
+                    f"{path.name}, line {line}: {column} must be {' or '.join(values)}, got {row[column]!r}"
+                )
+    if not rows:
+        raise ValueError(f"{path.name} has no row to compare")
+    return rows
+
+
+def compare(row: dict[str, str], machine: Machine) -> Compared:
+    """Predict one row at its clock; ValueError for a kernel, tile or order that is not known."""
+    batch, seqlen, nheads, nheads_kv, head_dim = (
+        int(row[name]) for name in ("batch", "seqlen", "nheads", "nheads_kv", "head_dim")
+    )
+    causal, clock = row["causal"] == "True", float(row["sm_mhz"])
+    problem = AttentionProblem(batch, nheads, nheads_kv, seqlen, seqlen, head_dim, causal=causal)
+    tile: Any = tuple(map(int, row["tile"].split("x"))) if row["tile"] else None
+    schedule = schedule_for(problem, row["kernel"], tile=tile, turns=row["turns"])
+    found = estimate(problem, schedule, machine, clock)
+    cycles = found.main_cycles if row["part"] == "main" else found.cycles
+    measured = float(row["milliseconds"])
+    heads = f"h{nheads}" + (f"/{nheads_kv}" if nheads_kv != nheads else "")
+    shape = f"d{head_dim} {'causal' if causal else 'dense'} {batch}x{seqlen} {heads}, {row['part']}"
+    if row["turns"] != "free":
+        shape += f", {row['turns']}"
+    stated = f"{clock:.0f} {row['clock']}"
+    tflops = operations(problem, schedule) / measured / 1e9
+    return Compared(row["source"], row["kernel"], shape, stated, measured, cycles / clock / 1e3, tflops)
+
+
+def markdown(found: Sequence[Compared], machine: Machine) -> str:
+    """Tables of errors by source, and of all rows."""
+    lines = [
+        f"Simulated {machine.name} beside {len(found)} measured backward passes, at each row's clock.",
+        "",
+        "| source | kernel | rows | mean absolute error | largest | bias |",
+        "|---|---|---|---|---|---|",
+    ]
+    for source, kernel in dict.fromkeys((x.source, x.kernel) for x in found):
+        errors = np.array([x.error for x in found if (x.source, x.kernel) == (source, kernel)])
+        e = accuracy(errors)
+        lines.append(f"| {source} | {kernel} | {errors.size} | {e['mape']:.1%} | {e['max']:.1%} | {e['bias']:+.1%} |")
+    lines += [
+        "",
+        "| source | kernel | launch | MHz | measured ms | TFLOP/s | predicted ms | error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {x.source} | {x.kernel} | {x.shape} | {x.clock} | {x.measured:.4g} | {x.tflops:.0f} "
+        f"| {x.predicted:.4g} | {x.error:+.1%} |"
+        for x in found
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; 2 and one line for a file that cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fa3_reports.measured.backward_validation", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("measured", type=Path, metavar="MEASURED.csv")
+    parser.add_argument("--machine", default="h200", help="h100, h200 or a .toml file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables there")
+    chosen = parser.parse_args(arguments)
+    try:
+        machine = load(chosen.machine)
+        text = markdown([compare(row, machine) for row in read(chosen.measured)], machine)
+        if chosen.markdown:
+            chosen.markdown.write_text(text + "\n", encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"validate: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

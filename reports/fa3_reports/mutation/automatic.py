@@ -1,0 +1,250 @@
+"""The campaign over automatic mutants: which there are, who examines them, and what is written as they end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from fa3_reports.mutation import edits, examine, reach
+from fa3_reports.mutation.edits import Mutant
+from fa3_reports.mutation.equivalence import EQUIVALENT
+from fa3verify import candidates
+from fa3verify.campaign.profiles import ProfileName
+from fa3verify.campaign.tasks import source_stamp
+from fa3verify.files import write_text
+
+# Ours in fp16 and e4m3, the quantiser, both backwards, and the family whose softmax differs most from ours.
+KERNELS = (
+    "twin.fp16", "twin.e4m3", "twin.quantize", "twin.flash3.dew.backward.fp16", "twin.backward.fp16",
+    "twin.flash3.dew.fp16",
+)  # fmt: skip
+Status = Literal["caught", "equivalent", "missed", "not finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for; ``seconds`` is the time after which no task begins, 0 without an end.
+
+    ``seed`` chooses the mutants; their inputs are those of seed 0, for which there is a baseline.
+    """
+
+    out: Path
+    count: int = 300
+    profile: ProfileName = "quick"
+    kernels: tuple[str, ...] = KERNELS
+    modules: tuple[str, ...] = ()
+    bits: bool = True
+    seed: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the results: a mutant under some tasks; ``plan`` is "all", or the only one."""
+
+    mutant: str
+    operator: str
+    profile: str
+    plan: str
+    found_by: str
+    kernel: str
+    task: str
+    bits: str
+    tasks: int
+    seconds: float
+    words: str
+
+
+@dataclass(slots=True)
+class Fate:
+    """What is known of one mutant: its rows, and how many tasks of release are still to come."""
+
+    mutant: Mutant
+    rows: list[Row] = field(default_factory=list)
+    missing: int = 0
+
+    @property
+    def status(self) -> Status:
+        if any(row.found_by for row in self.rows):
+            return "caught"
+        if self.mutant.identity in EQUIVALENT and not self.bits:
+            return "equivalent"
+        return "missed" if self.rows and not self.missing else "not finished"
+
+    @property
+    def found_by(self) -> str:
+        return next((row.found_by for row in self.rows if row.found_by), "")
+
+    @property
+    def bits(self) -> str:
+        return next((row.bits for row in self.rows if row.bits), "")
+
+
+def chosen(settings: Settings, lines: dict[str, dict[str, list[int]]]) -> list[Mutant]:
+    """Return the mutants of a campaign: all that a kernel runs, or so many of them; the same for the same seed."""
+    population = [
+        mutant
+        for module in settings.modules or edits.modules()
+        for mutant in edits.mutants(module)
+        if any(reach.is_run(mutant, lines[kernel]) for kernel in settings.kernels)
+    ]
+    random.Random(settings.seed).shuffle(population)
+    return population[: settings.count]
+
+
+def plan_of(
+    mutant: Mutant, settings: Settings, lines: dict[str, dict[str, list[int]]], profile: ProfileName
+) -> list[tuple[str, str]]:
+    """Return kernels and tasks for a mutant, the first tasks of all kernels that run it before the rest of any, and
+    last, where bits are compared, a search for any difference from the sound twin.
+    """
+    kernels = [kernel for kernel in settings.kernels if reach.is_run(mutant, lines[kernel])]
+    ranked = [(i, kernel, task) for kernel in kernels for i, task in enumerate(examine.tasks_of(kernel, profile))]
+    search = [(kernel, examine.SEARCH) for kernel in kernels if settings.bits]
+    return [(kernel, task) for _, kernel, task in sorted(ranked, key=lambda place: place[0])] + search
+
+
+def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str], None]) -> list[Fate]:
+    """Run a campaign, resuming what ``settings.out`` has; a line of ``automatic.csv`` a result, as it comes.
+
+    ``progress`` is told the mutant of each result.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds results of other code or other settings, or a module or a kernel is unknown.
+    """
+    until = time.time() + settings.seconds if settings.seconds else float("inf")
+    for module in settings.modules:
+        edits.mutants(module)
+    for kernel in settings.kernels:
+        candidates.find(kernel)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    lines = _lines(settings, pool)
+    fates = {mutant.identity: Fate(mutant) for mutant in chosen(settings, lines)}
+    for row in _stored(settings.out / "automatic.csv"):
+        if row.mutant in fates:
+            fates[row.mutant].rows.append(row)
+    _run(settings, pool, fates, lines, until, progress)
+    return list(fates.values())
+
+
+def _lines(settings: Settings, pool: ProcessPoolExecutor) -> dict[str, dict[str, list[int]]]:
+    """Lines that each kernel runs, kept beside the results with the hash of the code that they are for."""
+    path, stamp = settings.out / "lines.json", source_stamp()
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"stamp": stamp}
+    asked = {"bits": settings.bits}
+    if stored["stamp"] != stamp or stored.get("asked", asked) != asked:
+        raise ValueError(f"{settings.out} holds results of other code or settings; name another folder")
+    lines = stored.get("lines", {})
+    missing = [kernel for kernel in settings.kernels if kernel not in lines]
+    lines |= dict(zip(missing, pool.map(reach.lines_of, missing)))
+    write_text(path, json.dumps({"stamp": stamp, "asked": asked, "lines": lines}))
+    return lines
+
+
+def _stored(path: Path) -> Iterator[Row]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if None not in line.values():  # a line that was cut short is done again
+                values: dict[str, Any] = dict(line)
+                yield Row(**values | {"tasks": int(values["tasks"]), "seconds": float(values["seconds"])})
+
+
+def _unit(
+    mutant: str, plan: list[tuple[str, str]], profile: ProfileName, bits: bool, until: float
+) -> examine.Examination | None:
+    """A worker's task; None if the time is over."""
+    if time.time() > until:
+        return None
+    examine.warm_up(plan)
+    return examine.examine_mutant(mutant, plan, profile, bits=bits, until=until)
+
+
+def _units(
+    fate: Fate, settings: Settings, lines: dict[str, dict[str, list[int]]]
+) -> list[tuple[ProfileName, str, list[tuple[str, str]]]]:
+    """What is still to do for a mutant: (profile, name of the plan, plan). Survivors of quick see release task by
+    task, so that a campaign stops and goes on anywhere.
+    """
+    done = {(row.profile, row.plan) for row in fate.rows}
+    if any(row.found_by for row in fate.rows):
+        return []
+    if ("quick", "all") not in done:
+        return [("quick", "all", plan_of(fate.mutant, settings, lines, "quick"))]
+    if settings.profile == "quick":
+        return []
+    plan = plan_of(fate.mutant, settings, lines, settings.profile)
+    named = [(f"{kernel} {task}", [(kernel, task)]) for kernel, task in plan]
+    return [(settings.profile, name, only) for name, only in named if (settings.profile, name) not in done]
+
+
+def _run(
+    settings: Settings,
+    pool: ProcessPoolExecutor,
+    fates: dict[str, Fate],
+    lines: dict[str, dict[str, list[int]]],
+    until: float,
+    progress: Callable[[str], None],
+) -> None:
+    path = settings.out / "automatic.csv"
+    waiting: dict[Future, tuple[Fate, ProfileName, str]] = {}
+    argued: list[Fate] = []  # survivors of quick with an argument that they are equivalent
+
+    def submit(fate: Fate) -> None:
+        units = _units(fate, settings, lines)
+        for profile, name, plan in units:
+            given = (fate.mutant.identity, plan, profile, settings.bits, until)
+            waiting[pool.submit(_unit, *given)] = fate, profile, name
+        fate.missing = len(units)
+
+    def go_on(fate: Fate) -> None:
+        """Submit what is still to do; of what an argument covers release comes after all others."""
+        if fate.rows and fate.status == "equivalent":
+            argued.append(fate)
+        else:
+            submit(fate)
+
+    is_new = not path.exists()
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        for fate in fates.values():
+            go_on(fate)
+        while waiting or argued:
+            if not waiting:
+                for fate in argued:
+                    submit(fate)
+                argued.clear()
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                fate, profile, name = waiting.pop(future)
+                result = None if future.cancelled() else future.result()
+                if result is None:
+                    continue
+                fate.missing -= 1
+                fate.rows.append(_row(fate.mutant, profile, name, result))
+                writer.writerow(asdict(fate.rows[-1]))
+                file.flush()
+                if result.found_by:
+                    for other in [f for f, (whose, *_) in waiting.items() if whose is fate]:
+                        other.cancel()
+                elif not fate.missing:
+                    go_on(fate)
+                progress(fate.mutant.identity)
+
+
+def _row(mutant: Mutant, profile: str, plan: str, result: examine.Examination) -> Row:
+    return Row(
+        mutant.identity, mutant.operator, profile, plan, " ".join(result.found_by), result.kernel, result.task,
+        result.bits, result.tasks, result.seconds, result.words,
+    )  # fmt: skip

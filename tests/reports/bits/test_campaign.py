@@ -1,0 +1,140 @@
+"""The campaign of bits as far as it goes without a GPU: committed tables, planted faults, work, budgets, going on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from fa3_kernels.plan.choose import config_of
+from fa3_kernels.twin.faults import Fault
+from fa3_reports.bits import campaign, forward
+from fa3_reports.bits.campaign import PARTS, Settings
+from fa3_reports.bits.forward import E4M3_FAULTS, FAULTS, batches, control_case, differing, twin_bits
+from fa3_reports.bits.forward_cases import cases, operands
+from fa3_reports.bits.table import Table, Wrong, read, write
+
+pytestmark = pytest.mark.optional
+REPORTS = Path(__file__).parents[3] / "reports"
+TABLES = {table.file: table for part in PARTS.values() for table in part.tables}
+COMMITTED = sorted(path for file in TABLES for path in REPORTS.rglob(file))
+
+
+def test_every_table_is_committed_of_an_h200() -> None:
+    assert {path.name for path in COMMITTED if "h200" in path.parts} == set(TABLES)
+
+
+@pytest.mark.parametrize("committed", COMMITTED, ids=lambda path: "/".join(path.parts[-3:]))
+def test_committed_tables_have_every_case_and_break_no_rule(committed: Path, tmp_path: Path) -> None:
+    table = TABLES[committed.name]
+    found, wanted = read(committed, table), {table.key_of(case) for case in table.cases()}
+    assert len(wanted) == len(table.cases())
+    assert set(found) == wanted
+    assert not any(table.is_broken(row) for rows in found.values() for row in rows)
+    write(tmp_path / table.file, table, found)
+    assert sorted((tmp_path / table.file).read_bytes().splitlines()) == sorted(committed.read_bytes().splitlines())
+
+
+def test_every_case_is_run_once():
+    pieces = batches(cases(), 16)  # groups by what config_of returns
+    assert Counter(map(id, cases())) == Counter(id(case) for piece in pieces for case in piece)
+
+
+@pytest.mark.parametrize("feature", ["varlen", "splits", "activation", "padded"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "e4m3"])
+def test_the_twin_computes_every_kind_of_case(dtype: str, feature: str) -> None:
+    case = next(case for case in cases() if (case.feature, case.problem.dtype) == (feature, dtype))
+    out, lse = twin_bits(case, operands(case))
+    assert (out.shape, lse.shape) == (case.problem.out_shape, case.problem.lse_shape)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
+def test_planted_faults_of_the_controls_change_bits(dtype):
+    case = control_case(dtype)
+    given = operands(case)
+    sound = twin_bits(case, given)
+    for fault in E4M3_FAULTS if dtype == "e4m3" else FAULTS:
+        assert differing(twin_bits(case, given, Fault(fault)), sound)[0] > 0, fault
+    assert config_of(case.problem, **case.choices).promotion_interval == (128 if dtype == "e4m3" else 0)
+
+
+NUMBERS = Table("numbers.csv", ("dtype", "number", "n", "n_differing"), lambda: range(6), lambda x: ("fp16", x), print)
+
+
+def make(number: int) -> list[list]:
+    """Rows of a made-up table, in a worker; these names are told to it by the case itself."""
+    if number < 0:
+        raise OSError("a broken kernel")
+    return [["fp16", number, 10, 0]]
+
+
+class Pool:
+    """Runs in this process; results after the first ``done`` never come."""
+
+    def __init__(self, done: int) -> None:
+        self.done = done
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
+
+    def imap_unordered(self, run, pieces: list[list[int]]) -> Pool:
+        self.results = iter([run(piece) for piece in pieces[: self.done]])
+        return self
+
+    def next(self, timeout: float):
+        if timeout <= 0:
+            raise campaign.TimeoutError
+        for rows in self.results:
+            return rows
+        raise campaign.TimeoutError
+
+
+def fill(monkeypatch: pytest.MonkeyPatch, out: Path, cases: object, done: int, deadline: float = 1e30):
+    """Fill the made-up table, as far as its workers come."""
+    monkeypatch.setattr(campaign, "get_context", lambda _: type("Context", (), {"Pool": lambda self, n: Pool(done)})())
+    table = Table("n.csv", NUMBERS.columns, lambda: cases, NUMBERS.key, make)
+    return campaign.fill(table, Settings(out, ("fp16",)), deadline, lambda _: None)
+
+
+def test_rows_are_kept_and_the_same_command_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(Wrong, match="a kernel hangs"):
+        fill(monkeypatch, tmp_path, range(6), 2)
+    assert (tmp_path / "n.csv").read_text().count("\n") == 3
+    found = fill(monkeypatch, tmp_path, range(6), 4)  # the four others
+    assert (found.left, found.totals()) == (0, {"n": 60, "n_differing": 0})
+    assert [row[1] for row in found.rows] == list("012345")
+
+
+def test_a_spent_budget_leaves_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = fill(monkeypatch, tmp_path, range(6), 6, deadline=0.0)
+    assert (found.left, found.rows) == (6, [])
+
+
+def test_a_kernel_that_raises_is_named_with_its_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(Wrong, match="-1: OSError: a broken kernel"):
+        fill(monkeypatch, tmp_path, [-1], 1)
+
+
+def test_a_control_that_differs_in_no_bit_and_a_case_that_does_are_findings() -> None:
+    assert not forward.CONTROLS.is_broken(["fp16", "truncated_p", "10", "3", "10", "0"])
+    assert forward.CONTROLS.is_broken(["fp16", "truncated_p", "10", "0", "10", "3"])
+    assert TABLES["quantize_bits.csv"].is_broken(["x"] * 8 + ["10", "0", "10", "1"])
+
+
+def test_tables_of_other_kernels_are_not_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    part = PARTS["forward"]._replace(evidence=lambda: {"launches": ("a", "b")})
+    campaign.check_evidence(part, tmp_path)
+    for launches, is_alike in ((["a", "b"], True), (["a"], False)):
+        (tmp_path / part.provenance).write_text(json.dumps({"launches": launches, "gpu": "other"}))
+        if is_alike:
+            campaign.check_evidence(part, tmp_path)
+            continue
+        with pytest.raises(ValueError, match="of other kernels than these"):
+            campaign.check_evidence(part, tmp_path)

@@ -1,0 +1,175 @@
+"""Pages of devices: made of committed data alone, and made again the same; what is stale is called so."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fa3_reports.device import keys, page, speed
+from fa3_reports.device.source import Source
+from fa3_simulator.machine import load
+from fa3verify.gpu import timings
+from fa3verify.gpu.bench.ratios import geometric_mean
+from fa3verify.report import svg
+
+REPORTS = Path(__file__).parents[3] / "reports"
+DEVICES = ("h100", "h200")
+DRAWN = (page.PAGE, ".svg")  # hold figures, which depend on the library that drew them
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def rendered(request) -> tuple[Path, dict[str, str]]:
+    """The files of a device; its figures are composed and not painted, which takes most of the time."""
+    folder = REPORTS / request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(svg, "render", lambda figure, name, alt: f'<svg id="{name}" viewBox="0 0 1 1"></svg>')
+        return folder, page.render(folder)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def painted(request) -> tuple[Path, dict[str, str]]:
+    folder = REPORTS / request.param
+    return folder, page.render(folder)
+
+
+def again(folder: Path) -> str:
+    return f"make it again: python -m fa3_reports device reports/{folder.name}"
+
+
+def test_tables_markdown_and_facts_are_those_of_the_data_byte_for_byte(rendered):
+    folder, files = rendered
+    for name, text in files.items():
+        stored = (folder / name).read_text()
+        if name == page.FACTS:
+            assert json.loads(text) | {"drawn_with": {}} == json.loads(stored) | {"drawn_with": {}}, again(folder)
+        elif not name.endswith(DRAWN):
+            assert text == stored, f"{name} is of other data; {again(folder)}"
+
+
+@pytest.mark.nightly
+def test_figures_are_the_same_under_the_libraries_that_drew_them(painted):
+    folder, files = painted
+    recorded = json.loads((folder / page.FACTS).read_text())["drawn_with"]
+    if any(importlib.metadata.version(name) != version for name, version in recorded.items()):
+        pytest.skip(f"figures were drawn with {recorded}")
+    for name in (name for name in files if name.endswith(DRAWN)):
+        assert files[name] == (folder / name).read_text(), f"{name} is of other data; {again(folder)}"
+
+
+def test_nothing_is_left_of_an_earlier_page(rendered):
+    folder, files = rendered
+    kept = {p.relative_to(folder).as_posix() for sub in (page.TABLES, page.FIGURES) for p in (folder / sub).glob("*")}
+    assert kept == {name for name in files if "/" in name}
+
+
+@pytest.mark.nightly
+def test_a_page_is_small_and_asks_for_nothing_outside(painted):
+    _, files = painted
+    html = files[page.PAGE]
+    assert len(html.encode()) < 2_000_000
+    assert "<script" not in html
+    assert not any(mark in html for mark in ('src="http', "url(http", "@import", "<link"))
+    assert html.count("<table") == html.count("</table>")
+
+
+def test_every_table_and_figure_is_called_stale_where_the_key_of_a_file_of_it_is_another(rendered):
+    """A keyed file that a page reads stands below a table or figure, and those of stale files say so."""
+    folder, files = rendered
+    source = Source(folder)
+    for path in json.loads(files[page.FACTS])["sources"]:
+        if keys.key_of((folder / path).resolve()).why_stale is keys._constant:
+            continue
+        blocks = [b for b in re.split(r"^(?=### |\*\*|<details>)", files[page.MARKDOWN], flags=re.MULTILINE)
+                  if f"[{path}]({path})" in b.partition("Data: ")[2]]  # fmt: skip
+        assert blocks, f"{path} was read for a table that does not name it, so that nobody looked at its key"
+        if keys.why_stale(source, path):
+            assert not [b for b in blocks if "(stale)" not in b.splitlines()[0]], path
+
+
+def test_ratios_are_quotients_of_the_speeds_in_the_data():
+    folder = REPORTS / "h200"
+    source = Source(folder)
+    bench = next(b for b in speed.benches(source, speed.CURVES) if (b.dtype, b.grid) == ("fp16", "paper"))
+    table = speed.ratios(bench, source)
+    rows = [r for r in source.rows(bench.path) if (r["dtype"], r["grid"]) == ("fp16", "paper")]
+    by_kernel = {k: [float(r["burst_ms"]) for r in rows if r["kernel"] == k] for k in ("gluon", "flash3.dew")}
+    told = next(row for row in table.rows if (row["kernel"], row["peer"]) == ("ours", "FlashAttention-3 (dew)"))
+    times = zip(by_kernel["flash3.dew"], by_kernel["gluon"], strict=True)
+    assert math.isclose(told["mean"], geometric_mean(theirs / ours for theirs, ours in times), rel_tol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "grid", "at_1000_mhz"),
+    [
+        ("fp16", 128, "paper", 132 * 4096 / 1e3),  # tensor cores bind: ex2 takes half their time
+        ("e4m3", 256, "paper", 132 * 8192 / 1e3),
+        ("e4m3", 64, "paper", 132 * 128 / 8.1 * 4 * 64 / 1e3),  # ex2 binds, 8.1 cycles for 32 lanes of 4 units
+        ("fp16", 64, "backward", 132 * 4096 / 1e3),
+    ],
+)
+def test_the_limit_is_the_slower_of_tensor_cores_and_exponentials(dtype, head_dim, grid, at_1000_mhz):
+    row = {"dtype": dtype, "head_dim": str(head_dim), "grid": grid}
+    assert math.isclose(speed.limit_tflops(load("h200"), row, 1000.0), at_1000_mhz, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_measured_speed_is_above_the_limit_at_its_clock(device):
+    source, machine = Source(REPORTS / device), load(device)
+    cells = [(bench.path, cell) for bench in speed.benches(source, speed.CURVES) for cell in bench.cells]
+    assert sum(len(cell.mhz) for _, cell in cells) > 20
+    for path, cell in cells:
+        for kernel, mhz in cell.mhz.items():
+            assert cell.tflops[kernel] < speed.limit_tflops(machine, cell.row, mhz), (path, cell.name, kernel)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_predictions_are_of_the_rows_that_are_compared(device):
+    """Every validation.csv has the line, kernel, cycles and clock of what is read of the bench.csv beside it."""
+    source = Source(REPORTS / device)
+    paths = source.find("**/validation.csv")
+    assert len(paths) >= 3
+    for path in paths:
+        rows, _ = timings.read(REPORTS / device / path.replace("validation", "bench"))
+        read = {row.line: row for row in rows}
+        for row in source.rows(path):
+            line = read[int(row["line"])]
+            assert row["kernel"] == line.kernel
+            found = (float(row["measured_cycles"]), float(row["clock_mhz"]))
+            assert found == pytest.approx((line.cycles, line.clock_mhz), rel=1e-5), path
+
+
+def small_device(tmp_path: Path, *, stale: bool) -> Path:
+    """Return a folder with one speed table of one dtype."""
+    folder = tmp_path / "device"
+    shutil.copytree(REPORTS / "h200" / "speed" / "flash4", folder / "speed" / "flash4")
+    shutil.copy(REPORTS / "h200" / page.HAND_WRITTEN, folder / page.HAND_WRITTEN)
+    facts = folder / "speed" / "flash4" / "bench_provenance.json"
+    if stale:
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"launches_sha256": "0" * 64}))
+    return folder
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_stale_data_is_called_so_beside_its_table(tmp_path, stale):
+    files = page.render(small_device(tmp_path, stale=stale))
+    assert ("fp16 forward: speed over peers** (stale)" in files[page.MARKDOWN]) == stale
+    assert ('<span class="stale">stale</span>' in files[page.PAGE]) == stale
+
+
+def test_the_page_follows_its_data(tmp_path):
+    folder = small_device(tmp_path, stale=False)
+    table = folder / "speed" / "flash4" / "bench.csv"
+    before = page.render(folder)
+    with table.open(newline="") as file:
+        speed = next(row["burst_tflops"] for row in csv.DictReader(file) if row["head_dim"] == "128")
+    table.write_text(table.read_text().replace(speed, f"{0.7 * float(speed):.3f}"))
+    after = page.render(folder)
+    changed = {name for name in before if before[name] != after[name]}
+    assert {"tables/cells-flash4-forward-fp16.csv", "figures/flash4-forward-fp16-d128.svg", page.FACTS} <= changed

@@ -1,0 +1,148 @@
+"""Every file of evidence has a key; whoever alters a key, or the code behind it, makes the file stale by that alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fa3_reports import claims
+from fa3_reports.device import keys, page
+from fa3_reports.device.source import Source
+
+REPORTS = Path(__file__).parents[3] / "reports"
+SUFFIXES = {".csv", ".json", ".jsonl", ".nc", ".npz", ".toml", ".xz"}
+CODE = REPORTS / "fa3_reports"
+EVIDENCE = sorted(x for x in REPORTS.rglob("*") if x.suffix in SUFFIXES and not x.is_relative_to(CODE))
+UNKEYED = (keys._constant, keys._none)
+SHOWN = sorted(
+    {(REPORTS / device / path).resolve() for device in ("h100", "h200") for path in
+     json.loads((REPORTS / device / page.FACTS).read_text())["sources"]}
+    | {(REPORTS / path).resolve() for path in json.loads((REPORTS / claims.FACTS).read_text())["sources"]}
+)  # fmt: skip
+
+
+def named(path: Path) -> str:
+    return path.relative_to(REPORTS.parent).as_posix()
+
+
+def test_every_file_of_evidence_has_a_key_and_every_key_a_file():
+    assert len(EVIDENCE) > 300
+    undeclared = [named(path) for path in EVIDENCE if keys.key_of(path) is keys.UNDECLARED]
+    assert not undeclared, "declare in fa3_reports.device.keys what ties these to the code"
+    used = Counter(pattern for path in {*EVIDENCE, *SHOWN} for key in [keys.key_of(path)] for pattern in key.files
+                   if path.match(pattern))  # fmt: skip
+    assert not [pattern for key in keys.KEYS for pattern in key.files if not used[pattern]]
+    assert all(len(key.reason.split()) >= 3 for key in keys.KEYS)
+
+
+def test_a_file_that_is_not_declared_is_stale(tmp_path):
+    (tmp_path / "rumours.csv").write_text("kernel\n")
+    assert "no key is declared" in keys.why_stale(Source(tmp_path), "rumours.csv")
+
+
+def copied(path: Path, tmp_path: Path) -> Path:
+    """Copy a file with all that lies beside it, below a folder of the same name."""
+    folder = path.parent
+    to = tmp_path / "reports" / folder.relative_to(REPORTS)
+    for beside in [path, *folder.glob("*_provenance.json"), *folder.glob("*_run.json")]:
+        to.mkdir(parents=True, exist_ok=True)
+        shutil.copy(beside, to / beside.name)
+    if path.name == "compared.csv":
+        for recording in folder.glob("*.xz"):
+            shutil.copy(recording, to / recording.name)
+    return to / path.name
+
+
+def with_another_key(path: Path) -> None:
+    """Alter the hash or version by which a file, or the provenance beside it, is bound to the code, and only that."""
+    for file in [path, *path.parent.glob("*_provenance.json")]:
+        if file.suffix not in (".csv", ".json", ".md"):
+            continue
+        text = file.read_text()
+        text = re.sub(r'(launches_sha256"?[:=] ?"?)[0-9a-f]{8}', r"\g<1>00000000", text)
+        text = re.sub(r'("version": ")\d+\.\d+\.\d+"', r'\g<1>0.0.0"', text)
+        file.write_text(text)
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            head, *rows = csv.reader(file)
+        for name in {"twin", "ptx_sha256"} & {*head}:
+            rows[-1][head.index(name)] = "0" * 16
+            with path.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([head, *rows])
+
+
+KEYED = [path for path in SHOWN if keys.key_of(path).why_stale not in UNKEYED and "release" not in str(path)]
+
+
+@pytest.mark.parametrize("path", KEYED, ids=named)
+def test_a_file_with_another_key_is_stale_and_says_why(path, tmp_path):
+    there = copied(path, tmp_path)
+    with_another_key(there)
+    assert keys.why_stale(Source(there.parent), there.name)
+
+
+def test_a_release_of_another_version_is_stale(tmp_path):
+    for name, is_stale in (("release-0.0.1", True), (f"release-{keys.__version__}", False)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.md").write_text("# A report\n")
+        assert bool(keys.why_stale(Source(tmp_path), f"{name}/report.md")) == is_stale
+
+
+def test_a_file_of_which_no_hash_was_kept_is_not_called_current():
+    for path in ("h200/speed/host/host.csv", "h200/speed/packed/packed.csv", "mutants/museum.csv"):
+        assert "no hash" in keys.why_stale(Source(REPORTS), path)
+
+
+def test_the_ledger_is_current_only_where_every_row_is_of_todays_twin(tmp_path):
+    """All 2,662 rows were of another twin's code while the page said that 0 digests differ."""
+    there = copied(REPORTS / "h100" / "recordings" / "compared.csv", tmp_path)
+    lines = there.read_text().splitlines()[:50]
+    (name,) = {line.split(",")[0] for line in lines[1:]}
+    for twin, is_current in ((keys.twin_hash(name), True), ("0" * 16, False)):
+        rows = [line.split(",") for line in lines]
+        text = "\n".join(",".join([*r[:4], twin if i else r[4], r[5]]) for i, r in enumerate(rows))
+        there.write_text(text + "\n")
+        assert set(keys.of_todays_twin(Source(there.parent), there.name)) == {is_current}
+        assert bool(keys.why_stale(Source(there.parent), there.name)) != is_current
+
+
+def small_page(tmp_path: Path) -> dict[str, str]:
+    """The page of a folder with the ledger, the recordings and the bits of the forward."""
+    for path in ("recordings/compared.csv", "bits/gluon_forward_bits.csv", "bits/gluon_forward_controls.csv"):
+        folder = copied(REPORTS / "h100" / path, tmp_path).parents[1]
+    shutil.copy(REPORTS / "h100" / page.HAND_WRITTEN, folder / page.HAND_WRITTEN)
+    return page.render(folder)
+
+
+def test_a_page_calls_the_ledger_of_another_twin_stale_in_its_headline_and_beside_its_table(tmp_path):
+    text = small_page(tmp_path)[page.MARKDOWN]
+    (headline,) = re.findall(r"^- Released kernels against their twins: .*$", text, re.MULTILINE)
+    assert headline.endswith("(stale).") == bool(keys.why_stale(Source(REPORTS / "h100"), "recordings/compared.csv"))
+    assert ("**Recordings against our twins of these libraries** (stale)" in text) == headline.endswith("(stale).")
+
+
+def test_provenance_of_the_page_calls_nothing_current_that_has_no_hash():
+    rows = (REPORTS / "h200" / "tables" / "provenance.csv").read_text().splitlines()
+    assert not [row for row in rows if "host_run" in row and row.endswith("current")]
+    assert [row for row in rows if row.endswith("current")]
+
+
+def test_a_claim_that_rests_on_a_stale_file_says_so(tmp_path):
+    (tmp_path / "reports" / "atlas" / "h200").mkdir(parents=True)
+    stored = tmp_path / "reports" / "atlas" / "h200" / "atlas.json"
+    stored.write_text(json.dumps({"version": "0.0.1", "entries": [{"kernel": "a", "name": "a", "x": 1.0}]}))
+    (tmp_path / "reports" / "claims.toml").write_text(
+        'title = "t"\ntext = []\n[sources]\np = "a paper"\n[[claim]]\ntopic = "x"\ntext = "y"\nsource = "p"\n'
+        'said = "1"\nverdict = "confirmed"\nmeasured = "{f}"\nholds = {f = [0, 2]}\n'
+        '[claim.figures.f]\nfile = "atlas/h200/atlas.json"\nkeys = ["entries", "a", "x"]\n'
+    )
+    assert (
+        "h200/atlas.json](atlas/h200/atlas.json) (stale)"
+        in claims.render(tmp_path / "reports" / "claims.toml")[claims.PAGE]
+    )

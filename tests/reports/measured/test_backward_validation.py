@@ -1,0 +1,103 @@
+"""Backward times of any kernel by name: errors are those put in, and the committed table is what is simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fa3_reports.measured import backward_validation as validation
+from fa3_simulator.held_out import BACKWARD
+from fa3_simulator.machine import load
+
+H200 = load("h200")
+REPORTS = Path(__file__).parents[3] / "reports" / "h200" / "simulator" / "backward"
+ROW = dict.fromkeys(validation.COLUMNS, "") | {
+    "source": "here", "kernel": "gluon", "part": "all", "batch": "1", "seqlen": "1024", "nheads": "16",
+    "nheads_kv": "16", "head_dim": "128", "causal": "True", "turns": "free", "milliseconds": "1", "sm_mhz": "1600",
+    "clock": "counted",
+}  # fmt: skip
+
+
+def write(path: Path, *rows: dict[str, str]) -> Path:
+    lines = [",".join(validation.COLUMNS), *(",".join(row[name] for name in validation.COLUMNS) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_error_is_what_was_put_in() -> None:
+    predicted = validation.compare(ROW, H200).predicted
+    found = validation.compare(ROW | {"milliseconds": str(predicted / 1.25)}, H200)
+    assert found.error == pytest.approx(0.25)
+    assert found.tflops == pytest.approx(5 * 16 * 1024**2 * 128 / (predicted / 1.25) / 1e9)
+
+
+def test_part_tile_heads_turns_and_clock_of_a_row_are_simulated() -> None:
+    predicted = validation.compare(ROW, H200).predicted
+    slower = (
+        {"clock": "assumed", "sm_mhz": "1200"},
+        {"nheads_kv": "4"},
+        {"turns": "ascending"},
+    )
+    for changes in slower:
+        assert validation.compare(ROW | changes, H200).predicted > predicted, changes
+    assert validation.compare(ROW | {"part": "main"}, H200).predicted < predicted
+    upstream = ROW | {"kernel": "flash3"}
+    shipped, lower = (validation.compare(upstream | {"tile": tile}, H200).predicted for tile in ("", "48x128"))
+    assert lower > shipped
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"part": "half"}, "line 2: part must be main or all, got 'half'"),
+        ({"clock": "guessed"}, "line 2: clock must be counted or assumed, got 'guessed'"),
+        ({"causal": "1"}, "line 2: causal must be True or False, got '1'"),
+        ({"kernel": "cudnn"}, "a backward schedule is known of flash3, gluon, prototype, got cudnn"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(changes: dict, message: str, tmp_path: Path, capsys) -> None:
+    path = write(tmp_path / "measured.csv", ROW | changes)
+    assert validation.main([str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_without_a_column_or_a_row_is_refused(tmp_path: Path, capsys) -> None:
+    (tmp_path / "other.csv").write_text("kernel,ms\ngluon,1\n")
+    assert validation.main([str(tmp_path / "other.csv")]) == 2
+    assert validation.main([str(write(tmp_path / "empty.csv"))]) == 2
+    err = capsys.readouterr().err
+    assert "column source is missing" in err
+    assert "has no row to compare" in err
+
+
+@pytest.mark.nightly
+def test_the_committed_table_is_what_is_simulated_now() -> None:
+    """Of the rows in any order; those in turns take seconds each."""
+    table = (REPORTS / "validation.md").read_text()
+    rows = [row for row in validation.read(REPORTS / "measured.csv") if row["turns"] == "free"]
+    assert len(rows) > 70
+    for row in rows:
+        found = validation.compare(row, H200)
+        assert f"| {found.shape} | {found.clock} |" in table
+        assert f"| {found.predicted:.4g} | {found.error:+.1%} |" in table, found
+
+
+def test_the_tables_are_written_and_printed(tmp_path: Path, capsys) -> None:
+    path, out = write(tmp_path / "measured.csv", ROW, ROW | {"source": "there"}), tmp_path / "table.md"
+    assert validation.main([str(path), "--markdown", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert out.read_text() == printed
+    assert printed.count("| here | gluon |") == 2
+    assert "2 measured backward passes" in printed
+
+
+def test_the_errors_that_tune_states_are_those_of_the_table() -> None:
+    """Of each kernel over all sources, from the table's rounded means."""
+    table = (REPORTS / "validation.md").read_text().split("\n\n")[1]
+    sums: dict[str, tuple[int, float]] = {}
+    for line in table.splitlines()[2:]:
+        _, kernel, rows, error, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+        count, total = sums.get(kernel, (0, 0.0))
+        sums[kernel] = (count + int(rows), total + int(rows) * float(error.rstrip("%")) / 100)
+    assert {kernel: (n, pytest.approx(total / n, abs=1e-3)) for kernel, (n, total) in sums.items()} == BACKWARD

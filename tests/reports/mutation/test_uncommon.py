@@ -1,0 +1,45 @@
+"""Bugs that only uncommon inputs show: quick finds them by the task that is named, and sound kernels pass it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fa3_reports.mutation import museum, uncommon
+from fa3_reports.mutation.examine import examine, found_by
+from fa3_reports.mutation.forward_faults import Rewrite
+from fa3verify import candidates
+from fa3verify.coverage import COVER
+from tests.sampling import sampled
+
+# Quick ones, and three of the covering array; the command `python -m fa3_reports mutants uncommon` examines all.
+TRIED = [
+    e
+    for e in uncommon.EXHIBITS
+    if e.kernel == "twin.fp16" and (e.task != COVER or "-5e4" in e.what or "modulo" in e.what)
+]
+LINES = [e for e in uncommon.EXHIBITS if isinstance(e.plant, Rewrite)]
+
+
+def label(exhibit):
+    return f"{exhibit.what}, {exhibit.kernel}"
+
+
+@pytest.mark.parametrize(
+    "exhibit", sampled(TRIED, [e for e in TRIED if "sequences are counted" not in e.what]), ids=label
+)
+def test_quick_finds_what_uncommon_inputs_show(exhibit):
+    plan = [(exhibit.kernel, exhibit.task)]
+    found = examine(lambda _: museum.candidate_of(exhibit, bits=False), plan, "quick", 0)
+    assert found is not None
+    assert found.found_by, found
+    assert found.found_by != ("crash",), found
+
+
+@pytest.mark.parametrize("exhibit", LINES, ids=label)
+def test_what_is_planted_in_a_line_finds_that_line(exhibit):
+    assert exhibit.plant.tree().body
+
+
+@pytest.mark.parametrize("task", sorted({exhibit.task for exhibit in TRIED} - {COVER}))  # a campaign has that one
+def test_the_sound_twin_passes_the_same_tasks(task):
+    assert found_by(candidates.find("twin.fp16"), task, "quick", 0) == ()
