@@ -70,14 +70,14 @@ if TYPE_CHECKING:
     from fa3_simulator.tune import Ranked
     from fa3verify.calls import CandidateError
     from fa3verify.campaign.keys import KernelSummary, Summary
-    from fa3verify.candidates import Candidate, Identity
-    from fa3verify.candidates import find as find_kernel
     from fa3verify.cases import Case
     from fa3verify.inputs.activations import Activation
     from fa3verify.inputs.captures import load as load_activations
     from fa3verify.inputs.edits import Edit
     from fa3verify.inputs.recipe import Recipe
     from fa3verify.judgement import Judgement
+    from fa3verify.kernels.record import Candidate, Identity
+    from fa3verify.kernels.registry import find as find_kernel
     from fa3verify.operations.forward import Result
     from fa3verify.policy import Policy
     from fa3verify.public import Replayed, judge, kernel, replay, simulate, tune, verify
@@ -92,7 +92,7 @@ else:
             "AttentionProblem": "fa3_reference.problem",
             "BackwardModel": "fa3_reference.bounds.model",
             "BackwardSchedule": "fa3_simulator.backward_schedule",
-            "Candidate": "fa3verify.candidates",
+            "Candidate": "fa3verify.kernels.record",
             "CandidateError": "fa3verify.calls",
             "Case": "fa3verify.cases",
             "Config": "fa3_kernels.plan.config",
@@ -100,7 +100,7 @@ else:
             "Edit": "fa3verify.inputs.edits",
             "ErrorBound": "fa3_reference.bounds.forward",
             "Estimate": "fa3_simulator.run",
-            "Identity": "fa3verify.candidates",
+            "Identity": "fa3verify.kernels.record",
             "Judgement": "fa3verify.judgement",
             "KernelModel": "fa3_reference.bounds.model",
             "KernelSummary": "fa3verify.campaign.keys",
@@ -116,7 +116,7 @@ else:
             "SoftmaxOrder": "fa3_reference.bounds.model",
             "Summary": "fa3verify.campaign.keys",
             "default_config": "fa3_kernels.plan.config",
-            "find_kernel": "fa3verify.candidates:find",
+            "find_kernel": "fa3verify.kernels.registry:find",
             "forward_bound": "fa3_reference.bounds.forward",
             "judge": "fa3verify.public",
             "kernel": "fa3verify.public",

@@ -16,7 +16,7 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify import operations, watch
-from fa3verify.candidates import Candidate
+from fa3verify.kernels.record import Candidate
 from fa3verify.text import of_error, of_traceback
 
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import replay, summary
+from fa3verify.campaign import replay_files, summary
 from fa3verify.campaign.introduction import Introduction, Unavailable, introduce
 from fa3verify.campaign.tasks import Outcome, Task, plan
-from fa3verify.pytest_plugin import kernels_at
 from fa3verify.verdict import told
 
 MARKS = {"skips": pytest.mark.skip, "xfails": lambda reason: pytest.mark.xfail(reason=reason, strict=True)}
@@ -38,8 +37,12 @@ class Finding(Exception):
 class Conformance(pytest.File):
     """A conftest that names kernels, or stands where the command line does."""
 
+    def __init__(self, kernels: Sequence[str], **rest: Any) -> None:
+        super().__init__(**rest)
+        self.kernels = kernels
+
     def collect(self) -> Iterator[pytest.Collector]:
-        for name in kernels_at(self.config, self.path):
+        for name in self.kernels:
             yield Kernel.from_parent(self, name=name)
 
 
@@ -125,7 +128,7 @@ class Judged(pytest.Item):
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{self.title}-{number}") + ".json"
             path = _folder(self.config) / name
             rest = {name: finding[name] for name in ("baseline", "traceback")}
-            replay.write(path, finding["kernel"], finding["what"], finding["replay"], **rest)
+            replay_files.write(path, finding["kernel"], finding["what"], finding["replay"], **rest)
             lines.append(f"  replay: fa3verify replay {path}")
         return "\n".join(lines)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import space
-from fa3verify.candidates import Candidate, needed_features
 from fa3verify.cases import Case
+from fa3verify.kernels.record import Candidate, needed_features
 
 COVER = "cover"  # what the cases of a covering array are called where others have their family
 REQUIRED = 0.75  # share of the claimed classes of each kind

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fa3verify import operations
-from fa3verify.candidates import Accumulator, Candidate
+from fa3verify.kernels.record import Accumulator, Candidate
 from fa3verify.operations import Operation
 
 _HOPPER = (9, 0)  # compute capability of the tensor core whose sums were measured
@@ -54,6 +54,14 @@ def sums_of(candidate: Candidate) -> Sums:
         return Sums("either", f"device: {found.name}")
     is_sharp = candidate.dtype == "e4m3" and found.capability != _ADA
     return Sums("fp32" if is_sharp else "either", f"device: {found.name}, whose own were not measured")
+
+
+def assumed(candidate: Candidate, config: Any) -> Any:
+    """Return what the bound of a kernel in a configuration assumes: the order that it states, else the first
+    hypothesis of its operation, if that has any.
+    """
+    accumulator = None if candidate.order is not None else sums_of(candidate).accumulator
+    return operations.find(candidate.operation).assumed(candidate, config, accumulator)
 
 
 @dataclass(frozen=True, slots=True)

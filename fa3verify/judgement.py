@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import calls, candidates, hypotheses, metrics, operations
-from fa3verify.candidates import Candidate
+from fa3verify import calls, hypotheses, metrics, operations
 from fa3verify.cases import Case
+from fa3verify.kernels import registry
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.operations.operation import Arrays
 from fa3verify.policy import freed
@@ -89,17 +90,17 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
         original = operation.truth(problem, arrays, config, got) if unrounded else None
         bounds = {}
         for name, side in (sides or {_STATED: candidate}).items():
-            bound = operation.bound(problem, operands, operation.assumed(side, config), got)
+            bound = operation.bound(problem, operands, hypotheses.assumed(side, config), got)
             bounds[name] = freed(candidate.policy, problem, bound, math.inf)
         return seen, original, bounds
 
     before = None if operation.judges_choices else references({})  # what the kernel does can then not reach them
-    enclosure = {} if sides else _enclosure(candidate, problem, operands, operation.assumed(candidate, config))
+    enclosure = {} if sides else _enclosure(candidate, problem, operands, hypotheses.assumed(candidate, config))
     got = calls.run(candidate, problem, operands, config)
     seen, original, bounds = before or references(got)
     beside = metrics.enclosed(got, seen, enclosure)
     if candidate.twin is not None:
-        expected = calls.run(candidates.find(candidate.twin), problem, operands, config)
+        expected = calls.run(registry.find(candidate.twin), problem, operands, config)
         beside["bits_differing"] = metrics.bits_differing(got, expected)
     found = {
         name: metrics.figures(operation, got, seen, original, bound, config) | beside for name, bound in bounds.items()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fa3_reference.formats import FORMATS, round_to, ulp
-from fa3verify import bits_lost
+from fa3verify import bits_lost, operations
+from fa3verify.operations.ratios import difference, error_ratio
 
 if TYPE_CHECKING:
     from fa3verify.operations import Operation, Outputs
@@ -59,34 +60,10 @@ def measures_of(operation: Operation) -> dict[str, tuple[str, str]]:
 
 def all_measures(kernels: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
     """Return the figures of every operation that the kernels of a summary have."""
-    from fa3verify import operations
-
     measures = dict(MEASURES)
     for name in dict.fromkeys(kernel.get("operation", operations.FORWARD) for kernel in kernels):
         measures |= measures_of(operations.find(name))
     return measures
-
-
-def error_ratio(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    """Return |error| / bound with 0/0 = 0; a NaN error is infinitely wrong unless the bound is infinite."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.abs(error) / bound
-    ratio = np.where((error == 0) & (bound == 0), 0.0, ratio)
-    ratio = np.where(np.isnan(error), np.inf, ratio)
-    return np.where(np.isinf(bound), 0.0, ratio)
-
-
-def difference(got: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return got - truth where an infinity equals itself; any other infinity is infinitely wrong."""
-    got = got.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        return np.where(got == truth, 0.0, np.where(np.isinf(got), np.inf, got - truth))
-
-
-def error_over_bound(got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    """Return |got - truth| / bound of each element, as :func:`error_ratio` has it; -inf equals -inf."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return error_ratio(difference(got, truth), bound)
 
 
 def bits_differing(got: Outputs, twin: Outputs) -> int:

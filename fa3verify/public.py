@@ -12,9 +12,11 @@ from fa3_kernels.plan.traits import OURS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.campaign.profiles import PROFILES, ProfileName
-from fa3verify.candidates import MADE, Candidate, find
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.loading import MADE
+from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.registry import find
 from fa3verify.operations import FORWARD
 
 if TYPE_CHECKING:
@@ -66,7 +68,9 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
 
     def declare(function: Function) -> Function:
         from fa3verify.adapters.functions import array_candidate
+        from fa3verify.properties import check_claims
 
+        check_claims(facts.get("bitwise", ()))
         setattr(function, MADE, array_candidate(function, **facts))
         return function
 
@@ -186,10 +190,10 @@ def verify(
         ...
     ValueError: unknown kernel 'twin.fp17'; did you mean twin.fp16? ...
     """
-    from fa3verify import candidates
     from fa3verify.campaign import verify
+    from fa3verify.kernels import twins
 
-    names = (kernels,) if isinstance(kernels, str) else tuple(kernels) or tuple(c.name for c in candidates.BUILT_IN)
+    names = (kernels,) if isinstance(kernels, str) else tuple(kernels) or tuple(c.name for c in twins.BUILT_IN)
     if profile not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
     command = f"fa3verify.verify({names!r}, profile={profile!r}, seed={seed})"
@@ -248,10 +252,10 @@ def replay(file: str | Path, kernel: str | None = None, activations: str | Path 
         ...
     ValueError: none.json cannot be read: No such file or directory
     """
-    from fa3verify.campaign import replay
+    from fa3verify.campaign import replay, replay_files
 
     own = Path(activations) if activations else None
-    return Replayed(*replay.run(replay.read(Path(file)), kernel, own))
+    return Replayed(*replay.run(replay_files.read(Path(file)), kernel, own))
 
 
 def simulate(

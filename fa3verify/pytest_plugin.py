@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from fa3verify.candidates import Candidate
     from fa3verify.cases import Case
+    from fa3verify.kernels.record import Candidate
     from fa3verify.operations import Outputs
 
 LINE = "fa3_kernels"  # of a conftest: names of kernels, none where they come from the command line
@@ -53,11 +53,11 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """Collect the kernels' tests at a conftest that has the line."""
     if file_path.name != "conftest.py" or file_path not in (path for path, _ in _lines(parent.config)):
         return None
-    if not kernels_at(parent.config, file_path):
+    if not (kernels := kernels_at(parent.config, file_path)):
         return None
     from fa3verify.conformance import Conformance
 
-    return Conformance.from_parent(parent, path=file_path)
+    return Conformance.from_parent(parent, path=file_path, kernels=kernels)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -71,9 +71,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def fa3_candidate(request: pytest.FixtureRequest) -> Candidate:
     """A kernel under test, a :class:`fa3verify.Candidate`; skipped where it cannot run here."""
-    from fa3verify import candidates
+    from fa3verify.kernels import registry
 
-    candidate = candidates.find(request.param)
+    candidate = registry.find(request.param)
     if candidate.unavailable:
         pytest.skip(candidate.unavailable)
     return candidate

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.metrics import error_over_bound
+from fa3verify.operations.ratios import error_over_bound
 from fa3verify.tried import spans
 
 AXES = ("query", "keys", "channel")

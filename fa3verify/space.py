@@ -15,9 +15,9 @@ from fa3_kernels.plan.quantizer import Scale
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.candidates import Candidate, needed_descales, needed_features
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
+from fa3verify.kernels.record import Candidate, needed_descales, needed_features
 
 TILE = 128  # rows and keys of a tile in most kernels
 LONG = 1024

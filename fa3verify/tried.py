@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.candidates import needed_features
+from fa3verify.kernels.record import needed_features
 
 SIZES = ("head_dim", "head_dim_v", "group", "nheads", "sequences", "seqlen_q", "seqlen_k")  # sets in JSON
 _LONGEST = ("nheads", "seqlen_q", "seqlen_k")  # of which the largest is told

@@ -18,7 +18,7 @@ from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import Dtype
 from fa3verify.adapters.functions import GradientsOf, array_candidate
-from fa3verify.candidates import Candidate
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations.backward import GradientConfig
 from fa3verify.policy import Policy
 from fa3verify.text import install_hint

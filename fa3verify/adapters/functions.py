@@ -11,30 +11,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
-import numpy as np
-
-from fa3_kernels.plan.config import Config, OutDtype, default_config
+from fa3_kernels.plan.config import OutDtype
 from fa3_reference.bounds import BackwardModel, KernelModel
-from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Dtype, Operands
+from fa3_reference.problem import DTYPES, Dtype
 from fa3verify import operations
-from fa3verify.candidates import FEATURES, Accumulator, Candidate, Result
+from fa3verify.adapters.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
+from fa3verify.adapters.gradients import GradientFunction
+from fa3verify.kernels.record import Accumulator, Candidate
 from fa3verify.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["ArrayFunction", "CandidateFacts", "FunctionFacts", "KernelFacts", "array_candidate", "torch_candidate"]
-Layout = Literal["bhsd", "bshd"]
-Library = Literal["torch", "numpy"]
-GradientsOf = Literal["", "autograd", "given", "own"]
-ARRAY_FEATURES = FEATURES - {"block_descale"}  # descales are (batch, heads)
 
 
 class CandidateFacts(TypedDict, total=False):
-    """What may be said of a function beside its arrays, each as :class:`fa3verify.candidates.Candidate` holds it."""
+    """What may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Candidate` holds it."""
 
     features: Iterable[str]
     bitwise: Iterable[str]
@@ -68,109 +63,6 @@ class KernelFacts(FunctionFacts, total=False):
 
     library: Library
     device: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayFunction:
-    """The callable side of a candidate: a record, so that it can travel to worker processes.
-
-    Parameters
-    ----------
-    function : callable
-        ``function(q, k, v, *, softmax_scale, ...)`` returns ``out`` or ``(out, lse)``. It gets ``causal``, ``window``,
-        ``softcap`` if these are among its features; ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and
-        ``max_seqlen_k`` for packed sequences; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32
-        (batch, nheads_kv), or (batch, nheads) for q with ``query_head_descale`` among its features.
-    layout : {"bhsd", "bshd"}
-        Of batched q, k, v and out; packed ones are (tokens, heads, head_dim). lse is (batch, heads, seqlen_q) or
-        (heads, tokens).
-    library : {"torch", "numpy"}
-        Whose arrays it takes and returns.
-    device : str
-        Where torch tensors are made, such as "cpu" or "cuda".
-    features : frozenset of str
-        What it claims to take, a subset of :data:`ARRAY_FEATURES`.
-    out_dtype : {"", "fp16", "bf16"}
-        Format of the output of an e4m3 function; empty for bf16, and for the own format of 16-bit ones.
-    """
-
-    function: Callable[..., object]
-    layout: Layout
-    library: Library
-    device: str
-    features: frozenset[str]
-    out_dtype: str
-
-    def configure(self, problem: AttentionProblem) -> Config:
-        """Return a configuration that says the formats; of a function nothing else is known.
-
-        Parameters
-        ----------
-        problem : AttentionProblem
-            What is to be computed.
-
-        Returns
-        -------
-        Config
-            Our default one for the problem, with the function's output format.
-        """
-        changes: dict[str, Any] = {"out_dtype": self.out_dtype} if self.out_dtype else {}
-        return default_config(problem, **changes)
-
-    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
-        """Call the function on a problem's operands, in its own library and layout.
-
-        Parameters
-        ----------
-        problem : AttentionProblem
-            What is to be computed.
-        operands : Operands
-            Arrays in the format of the problem, and descales of e4m3 ones.
-        config : Config
-            As :meth:`configure` returned it; a function has no other.
-
-        Returns
-        -------
-        Result
-            Numpy arrays in the layout of the problem, with the dtypes that the function returned.
-        """
-        q, k, v = (self._given(x, problem) for x in (operands.q, operands.k, operands.v))
-        returned = self.function(q, k, v, **self._options(problem, operands))
-        out, lse = returned if isinstance(returned, tuple) else (returned, None)
-        return Result(self._layout(self._array(out), problem), None if lse is None else self._array(lse))
-
-    def _layout(self, x: np.ndarray, problem: AttentionProblem) -> np.ndarray:
-        return x.swapaxes(1, 2) if self.layout == "bhsd" and not problem.is_varlen else x
-
-    def _given(self, x: np.ndarray, problem: AttentionProblem) -> Any:
-        return self._foreign(self._layout(x, problem))
-
-    def _foreign(self, x: np.ndarray) -> Any:
-        if self.library == "numpy":
-            return np.ascontiguousarray(x)
-        from fa3verify.adapters.tensors import to_torch
-
-        return to_torch(x, self.device)
-
-    def _array(self, x: Any) -> np.ndarray:
-        if self.library == "numpy":
-            return np.asarray(x)
-        from fa3verify.adapters.tensors import to_numpy
-
-        return to_numpy(x)
-
-    def _options(self, problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
-        options: dict[str, Any] = {"softmax_scale": problem.softmax_scale}
-        options |= {name: getattr(problem, name) for name in ("causal", "window", "softcap") if name in self.features}
-        if problem.is_varlen:
-            starts = {name: self._foreign(getattr(problem, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-            options |= {**starts, "max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
-        for name in ("q_descale", "k_descale", "v_descale"):
-            descale: Descale | None = getattr(operands, name)
-            if descale is not None:
-                each = name == "q_descale" and "query_head_descale" in self.features
-                options[name] = self._foreign(descale.by_kv_head(problem.nheads if each else problem.nheads_kv))
-        return options
 
 
 def array_candidate(
@@ -208,7 +100,7 @@ def array_candidate(
         Judge gradients, not an output: those that torch's autograd takes of it, or that it computes, of the out and lse
         that it is given or of a forward of its own.
     **facts : CandidateFacts
-        What else :class:`fa3verify.candidates.Candidate` holds, above all ``features`` (causal and gqa by default),
+        What else :class:`fa3verify.kernels.record.Candidate` holds, above all ``features`` (causal and gqa by default),
         ``order``, ``accumulator``, ``policy``, ``head_dims``, ``seqlen_multiple``, ``min_seqlen`` and ``bitwise``, of
         which nothing is claimed by default. Without ``order`` the bound is that of any order, with the sums that
         ``accumulator`` or else the device says.
@@ -241,7 +133,6 @@ def array_candidate(
     for value, known, what in (
         *((dtype, DTYPES, "dtype") for dtype in dtypes),
         *((feature, sorted(taken), "feature") for feature in sorted(features)),
-        *((law, invariant_laws(), "bitwise") for law in bitwise),
         (layout, get_args(Layout), "layout"),
         (gradients, get_args(GradientsOf), "gradients"),
     ):
@@ -252,8 +143,6 @@ def array_candidate(
     side: Any = ArrayFunction(function, layout, library, device, features, out_dtype)
     title = name or getattr(function, "__name__", "function")
     if gradients:
-        from fa3verify.adapters.gradients import GradientFunction
-
         side = GradientFunction(function, layout, library, device, features, out_dtype, gradients)
         title = f"{title}.backward"
         rest = {"min_seqlen": 1, **rest}
@@ -297,10 +186,3 @@ def torch_candidate(
     ['cuda']
     """
     return array_candidate(function, library="torch", device=device, **facts)
-
-
-def invariant_laws() -> tuple[str, ...]:
-    """Names of the properties whose bits a kernel may claim."""
-    from fa3verify.properties import LAWS
-
-    return tuple(law.name for law in LAWS if law.kind in ("invariant", "agreement"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from fa3_kernels.twin.backward import Gradients
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Operands
-from fa3verify.adapters.functions import ArrayFunction, GradientsOf
+from fa3verify.adapters.arrays import ArrayFunction, GradientsOf
 from fa3verify.operations.backward import GradientConfig
 
 

@@ -25,7 +25,7 @@ from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.adversary.colony import Colony
 from fa3verify.adversary.guide import Guide
-from fa3verify.metrics import difference, error_ratio
+from fa3verify.operations.ratios import difference, error_ratio
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
 Objectives = tuple[tuple[str, bool], ...]  # what climbs, a field of Verdict, and whether extremes are tried

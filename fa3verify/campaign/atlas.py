@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from fa3_reference.problem import Dtype
 from fa3verify.campaign import records
-from fa3verify.candidates import Identity
 from fa3verify.files import json_text, write_text
+from fa3verify.kernels.record import Identity
 from fa3verify.operations import FORWARD
 
 SCHEMA = "fa3verify.atlas/2"

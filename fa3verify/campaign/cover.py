@@ -13,8 +13,8 @@ from itertools import combinations
 from typing import Any, cast
 
 from fa3verify import space
-from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.kernels.record import Candidate
 from fa3verify.space import Point
 
 Classes = tuple[tuple[str, tuple[str, ...]], ...]

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fa3verify import candidates, coverage, hypotheses, operations, watch
+from fa3verify import coverage, hypotheses, operations, watch
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
-from fa3verify.candidates import Candidate, Identity
 from fa3verify.inputs.captures import Capture
+from fa3verify.kernels import loading, registry
+from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.text import of_error, of_traceback, one_line
 
 
@@ -83,9 +84,9 @@ class Introduction:
 
 
 def found(kernel: str) -> Candidate:
-    """Return a kernel by name, as :func:`fa3verify.candidates.find`, and say that this may take its time."""
+    """Return a kernel by name, as :func:`fa3verify.kernels.registry.find`, and say that this may take its time."""
     with watch.warming(f"import of {kernel}"):
-        return candidates.find(kernel)
+        return registry.find(kernel)
 
 
 def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> Introduction:
@@ -98,15 +99,16 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
     Unavailable
         If it cannot run here.
     """
-    from fa3verify.properties import LAWS
+    from fa3verify.properties import LAWS, check_claims
 
     watch.trying("loading", lambda: {"kernel": kernel})
     try:
         candidate = found(kernel)
-    except candidates.Unloadable as error:
+    except loading.Unloadable as error:
         return Introduction(kernel, failed=str(error), raised=of_traceback(error.__cause__ or error))
     if candidate.unavailable:
         raise Unavailable(f"kernel {kernel} is unavailable: {candidate.unavailable}")
+    check_claims(candidate.bitwise or ())
     try:
         size = PROFILES[profile]
         fitting = [law for law in LAWS if law.applies(candidate)]

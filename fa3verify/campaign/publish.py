@@ -18,13 +18,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fa3verify.campaign import atlas, replay, summary, verify
+from fa3verify.campaign import atlas, replay_files, summary, verify
 from fa3verify.campaign.atlas import Atlas, Entry, Finding, Loss
 from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.pool import TaskError
-from fa3verify.candidates import Candidate
 from fa3verify.files import write_text
 from fa3verify.gpu.bench.timing import query
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 from fa3verify.studies import accumulator_loss
 from fa3verify.text import of_error, one_line
@@ -158,7 +158,7 @@ def _published(entry: Entry, found: dict[str, Any], campaign: Path, out: Path) -
     path = out / WORST / f"{stem}.json"
     largest = _largest([case for case in found["cases"] if case["kernel"] == entry.kernel])
     (body,) = (kernel for kernel in found["kernels"] if kernel["name"] == entry.kernel)
-    replay.write_largest(path, entry.kernel, largest, replay.chosen_of(body))
+    replay_files.write_largest(path, entry.kernel, largest, replay_files.chosen_of(body))
     kept, findings = _findings(entry.findings, campaign, path)
     coverage = {key: value for key, value in entry.coverage.items() if key != "pairs"}
     if pairs := entry.coverage.get("pairs"):

@@ -23,11 +23,11 @@ from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.profiles import PROFILES, captured_case, family_of, judged_cases
 from fa3verify.campaign.settled import of_one_hypothesis
-from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import COVER
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, pinned
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation
 from fa3verify.text import of_error, of_traceback
 from fa3verify.verdict import BOUND_LAWS
@@ -175,7 +175,7 @@ def _sketch(judgement: Judgement) -> dict[str, Any]:
 
 def _order(candidate: Candidate, case: Case) -> dict[str, Any] | None:
     """The order of operations that the bound of a case assumed, None for an operation whose bound assumes none."""
-    assumed = operations.find(candidate.operation).assumed(candidate, candidate.config_for(case.problem, case.changes))
+    assumed = hypotheses.assumed(candidate, candidate.config_for(case.problem, case.changes))
     return asdict(assumed) if isinstance(assumed, KernelModel | BackwardModel) else None
 
 

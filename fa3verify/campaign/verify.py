@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fa3verify import gate
-from fa3verify.campaign import adversary, atlas, replay, shards
+from fa3verify.campaign import adversary, atlas, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.findings import finding
@@ -304,7 +304,7 @@ def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> dict[str, An
         summary |= verdict_of(summary["kernels"], [*summary["failures"], *lost])
     if ran.interrupted_by is not None:
         summary["exit_code"] = 128 + ran.interrupted_by
-    replay.write_all(summary, settings.out)
+    replay_files.write_all(summary, settings.out)
     command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
     summary |= {"command": one_line(command, 10**4), "started": ran.started, "provenance": ran.provenance}
     summary |= {"wall_s": round(time.monotonic() - clock, 1)}

@@ -29,11 +29,11 @@ def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: 
     reason. The report of each library is in OUT/campaigns.
     """
     with one_line_errors():
-        from fa3verify import candidates
         from fa3verify.campaign import publish, verify
         from fa3verify.cli import console
+        from fa3verify.kernels import registry
 
-        known = candidates.discover()
+        known = registry.discover()
         chosen = tuple(dict.fromkeys(_chosen(kernels, known)))
         if all(name in known and known[name].unavailable for name in chosen):
             fail(ENVIRONMENT, f"none of these kernels runs here: {known[chosen[0]].unavailable}")

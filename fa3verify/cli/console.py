@@ -27,8 +27,8 @@ from rich.table import Column, Table
 from fa3verify import bits_lost, operations, tried
 from fa3verify.campaign.symptoms import Symptom, symptoms
 from fa3verify.campaign.tasks import Outcome
-from fa3verify.candidates import Candidate
 from fa3verify.cli.exits import emit, write
+from fa3verify.kernels.record import Candidate
 from fa3verify.text import plural
 from fa3verify.verdict import PARTS, assumed, ratio_text, told
 

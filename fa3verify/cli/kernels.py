@@ -14,10 +14,10 @@ from fa3verify.cli.options import peers_option
 def kernels(json_target: str | None) -> None:
     """List the kernels that can be judged, and why one cannot run here."""
     with one_line_errors():
-        from fa3verify import candidates
         from fa3verify.cli import console
+        from fa3verify.kernels import registry
 
-        known = list(candidates.discover().values())
+        known = list(registry.discover().values())
         emit({"kernels": [console.kernel_row(c) for c in known]}, json_target)
         if json_target != "-":
             console.print_kernels(known)

@@ -74,15 +74,15 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
     """
     began_s = time.monotonic()
     with one_line_errors(), ending_in_order():
-        from fa3verify import candidates
         from fa3verify.campaign import introduction, verify
         from fa3verify.campaign.narrowing import Only
         from fa3verify.cli import console
+        from fa3verify.kernels import twins
 
         targets = options["json_target"], options["junit_target"], options["update_baseline"]
         require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
         require_junit(options["junit_target"])
-        names = dict.fromkeys((*kernels, *references) or (c.name for c in candidates.BUILT_IN))
+        names = dict.fromkeys((*kernels, *references) or (c.name for c in twins.BUILT_IN))
         of_dims = f"@{','.join(map(str, options['head_dims']))}" if options["head_dims"] else ""
         settings = verify.Settings(
             tuple(name + of_dims for name in names),

@@ -13,8 +13,8 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.calls import Refused
-from fa3verify.candidates import Candidate
 from fa3verify.compare.problems import LONG, Fields, base, beside, causal, dense, disagreement
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup
 from fa3verify.properties.transforms import part, part_of_result, reordered

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fa3verify.candidates import Candidate, find, twin
+from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.registry import find
+from fa3verify.kernels.twins import twin
 
 
 def configured(name: str) -> Candidate:

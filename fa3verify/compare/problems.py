@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.candidates import Candidate
+from fa3verify.kernels.record import Candidate
 
 Fields = dict[str, Any]
 SIZES = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "causal")  # that somebody may choose

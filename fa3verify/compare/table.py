@@ -10,12 +10,12 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import __version__
 from fa3verify.adversary.run import isolating_pool
 from fa3verify.campaign.tasks import Task, execute
-from fa3verify.candidates import Candidate
 from fa3verify.compare.axes import AXES, Axis, axis_of
 from fa3verify.compare.bits import First
 from fa3verify.compare.named import configured
 from fa3verify.compare.problems import Fields
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 
 SCHEMA = "fa3verify.compare/1"

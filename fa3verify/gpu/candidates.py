@@ -14,10 +14,11 @@ from fa3_kernels.plan.traits import OURS
 from fa3_kernels.twin.backward import Gradients
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3verify import __version__, operations
-from fa3verify.candidates import FEATURES, Candidate, Result, order_of_family
 from fa3verify.gpu import unavailable
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import model_of
-from fa3verify.operations.forward import changeable
+from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.quantize import QuantizeConfig, stated_scale
 
 _CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile

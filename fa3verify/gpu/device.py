@@ -11,7 +11,7 @@ from fa3_kernels.gluon.launch import Descales, forward, packed_of
 from fa3_kernels.gluon.quantize import QuantizedQKV, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.adapters.launches import device_name as device_name
+from fa3verify.adapters.loaded import device_name as device_name
 from fa3verify.adapters.tensors import to_gpu
 from fa3verify.adapters.tensors import to_numpy as to_numpy
 

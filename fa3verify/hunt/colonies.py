@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -13,13 +13,16 @@ from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import operations
+from fa3verify import hypotheses, operations
 from fa3verify.adversary.colony import Colony
 from fa3verify.adversary.guide import Guide
 from fa3verify.adversary.judge import Bound, ErrorOverBound, Judge, Objectives, Verdict, truth_error
-from fa3verify.candidates import Candidate
-from fa3verify.hunt.objectives import Call, Difference, unrounded
+from fa3verify.hunt.call import Call, unrounded
+from fa3verify.kernels.record import Candidate
 from fa3verify.policy import freed
+
+if TYPE_CHECKING:
+    from fa3verify.hunt.objectives import Difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Hunted:
         return self.candidate.config_for(colony.problem, (("num_splits", island.num_splits),) if splits else ())
 
     def model(self, config: Any) -> KernelModel:
-        return operations.find(self.candidate.operation).assumed(self.candidate, config)
+        return hypotheses.assumed(self.candidate, config)
 
     def run(self, colony: Colony, config: Any, *, rounded: bool) -> tuple[np.ndarray, np.ndarray]:
         problem, operands = colony.problem, colony.operands

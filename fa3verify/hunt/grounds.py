@@ -8,7 +8,7 @@ from typing import Any
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.traits import OURS
 from fa3verify.adversary.islands import Island
-from fa3verify.candidates import Candidate
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 from fa3verify.properties.trials import LONG, Wanted
 

@@ -18,14 +18,14 @@ from fa3verify import __version__
 from fa3verify.adversary.climb import Find, Findings
 from fa3verify.adversary.run import isolating_pool
 from fa3verify.calls import CandidateError
-from fa3verify.campaign import replay
+from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Unavailable, found
 from fa3verify.campaign.tasks import Outcome, Task, execute, source_stamp
-from fa3verify.candidates import Candidate, Identity
 from fa3verify.files import json_text, write_text
 from fa3verify.hunt.grounds import Ground, ground_of, grounds_of
 from fa3verify.hunt.objectives import Objective, objective_from
 from fa3verify.hunt.search import search, value_of
+from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.text import one_line
 
 SCHEMA = "fa3verify.hunt/1"
@@ -235,7 +235,12 @@ def _body(
 
 
 def _content(settings: Settings, output: str, best: Find) -> dict[str, Any]:
-    named = {"schema": replay.HUNTED_SCHEMA, "objective": settings.objective, "output": output, "value": best.value}
+    named = {
+        "schema": replay_files.HUNTED_SCHEMA,
+        "objective": settings.objective,
+        "output": output,
+        "value": best.value,
+    }
     return named | best.content
 
 
@@ -244,7 +249,7 @@ def _write(out: Path, body: dict[str, Any]) -> None:
     for name, ground in body["grounds"].items():
         for output, best in ground["best"].items():
             path = out / "largest" / f"{re.sub(r'[^A-Za-z0-9]', '_', f'{name}-{output}')}.json"
-            replay.write(path, body["kernel"], f"hunt {body['words']}", best.pop("content"))
+            replay_files.write(path, body["kernel"], f"hunt {body['words']}", best.pop("content"))
             best["replay"] = path.relative_to(out).as_posix()
     write_text(out / PAGE, page(body))
     write_text(out / FILE, json_text(body))

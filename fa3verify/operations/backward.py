@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
     from fa3verify.campaign.profiles import Profile
-    from fa3verify.candidates import Accumulator, Candidate
+    from fa3verify.kernels.record import Accumulator, Candidate
     from fa3verify.properties.trials import Wanted
 
 # Grouped heads and a diagonal that is not square; more key blocks than two; a window and a softcap at the largest
@@ -128,12 +128,13 @@ class Backward(Operation):
         forward = Attention(*returned) if returned else attention(problem, q, k, v)
         return attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
 
-    def assumed(self, candidate: Candidate, config: BackwardConfig | GradientConfig) -> BackwardModel:
+    def assumed(
+        self, candidate: Candidate, config: BackwardConfig | GradientConfig, accumulator: Accumulator | None = None
+    ) -> BackwardModel:
         if candidate.order is not None:
             return cast(BackwardModel, candidate.order(config))
-        from fa3verify.hypotheses import sums_of
-
-        return next(iter(self.hypotheses(config, sums_of(candidate).accumulator).values()))
+        assert accumulator is not None
+        return next(iter(self.hypotheses(config, accumulator).values()))
 
     def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
         """Those of its forward: a function whose gradients are "autograd" or "own" has one of its own."""

@@ -20,16 +20,16 @@ from fa3_reference.bounds.quantisation import predict_error, quantization_bound
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
-from fa3verify.metrics import error_ratio
 from fa3verify.operations.operation import FEATURES, TWIN, Arrays, Operation, Output, Outputs
+from fa3verify.operations.ratios import error_ratio
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
     from fa3verify.campaign.profiles import Profile
-    from fa3verify.candidates import Accumulator, Candidate
     from fa3verify.inputs.recipe import Recipe
     from fa3verify.judgement import Judgement
+    from fa3verify.kernels.record import Accumulator, Candidate
     from fa3verify.properties.trials import Wanted
 
 # One scheme per shape, in turn: scale faults hide under one of them alone.
@@ -121,12 +121,11 @@ class Forward(Operation):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Config, got: Outputs) -> Outputs:
         return attention(problem, *arrays)._asdict()
 
-    def assumed(self, candidate: Candidate, config: Config) -> KernelModel:
+    def assumed(self, candidate: Candidate, config: Config, accumulator: Accumulator | None = None) -> KernelModel:
         if candidate.order is not None:
             return cast(KernelModel, candidate.order(config))
-        from fa3verify.hypotheses import sums_of
-
-        return next(iter(self.hypotheses(config, sums_of(candidate).accumulator).values()))
+        assert accumulator is not None
+        return next(iter(self.hypotheses(config, accumulator).values()))
 
     def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
         return tuple(KernelModel.hypotheses("fp16", "fp16"))
@@ -170,7 +169,7 @@ class Forward(Operation):
     def draw_choices(
         self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
     ) -> dict[str, Any]:
-        from fa3verify.properties.trials import small_schemes
+        from fa3verify.operations.schemes import small_schemes
 
         return {"scheme": draw(small_schemes(candidate, problem, wanted))} if candidate.dtype == "e4m3" else {}
 

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Array, AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
-from fa3verify.metrics import error_over_bound
+from fa3verify.operations.ratios import error_over_bound
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
     from fa3verify.campaign.profiles import Profile
-    from fa3verify.candidates import Accumulator, Candidate
     from fa3verify.inputs.recipe import Recipe
     from fa3verify.judgement import Judgement
+    from fa3verify.kernels.record import Accumulator, Candidate
     from fa3verify.properties.trials import Wanted
 
 # What kernels of quantised operands may take of their descales, beside one per sequence and kv head.
@@ -117,9 +117,11 @@ class Operation(ABC):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Any, got: Outputs) -> Outputs:
         """Return the exact outputs in float64; a main output also where a kernel need not have it."""
 
-    def assumed(self, candidate: Candidate, config: Any) -> Any:
-        """Return what the error bound assumes of a kernel: its configuration, unless an operation needs to know
-        more."""
+    def assumed(self, candidate: Candidate, config: Any, accumulator: Accumulator | None = None) -> Any:
+        """Return what the error bound assumes of a kernel: its configuration, unless an operation needs to know more.
+
+        ``accumulator`` is how a kernel adds products that states no order (:func:`fa3verify.hypotheses.assumed`).
+        """
         return config
 
     def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:

@@ -28,15 +28,15 @@ from fa3_reference.bounds.quantizer import Stored, distance_to_codes, stored_val
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
-from fa3verify.metrics import error_ratio
 from fa3verify.operations.operation import FEATURES, TWIN, Arrays, Operation, Output, Outputs
+from fa3verify.operations.ratios import error_ratio
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
     from fa3verify.campaign.profiles import Profile
-    from fa3verify.candidates import Candidate
     from fa3verify.inputs.recipe import Recipe
+    from fa3verify.kernels.record import Candidate
     from fa3verify.properties.trials import Wanted
 
 NAMES: tuple[str, ...] = ("q", "k", "v")

@@ -11,3 +11,4 @@ from fa3verify.properties.runner import find_law as find_law
 from fa3verify.properties.runner import replay_trial as replay_trial
 from fa3verify.properties.runner import run_law as run_law
 from fa3verify.properties.table import LAWS as LAWS
+from fa3verify.properties.table import check_claims as check_claims

@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import against_truth, within
 from fa3verify.properties.law import Refused, Setup, Trial, Violation, set_up

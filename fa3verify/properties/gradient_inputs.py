@@ -12,10 +12,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import adapted
 from fa3verify.inputs.loss import readout_dout
+from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import against_truth
 from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, law

@@ -18,8 +18,8 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import calls, operations
 from fa3verify.calls import CandidateError as CandidateError
 from fa3verify.calls import Refused as Refused
-from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation, Outputs
 from fa3verify.policy import Policy, freed
 

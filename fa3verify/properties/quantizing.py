@@ -14,8 +14,8 @@ from fa3_reference.bounds.device import U_FP32
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale, Operands, Sequence
 from fa3_reference.quantize import quantize_qkv
-from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.operations.quantize import NAMES
 from fa3verify.properties.compare import against_truth, close, same_bits

@@ -15,8 +15,8 @@ from hypothesis.errors import Flaky, Unsatisfiable
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import hypotheses, operations, watch
-from fa3verify.candidates import Candidate
 from fa3verify.coverage import classes_of
+from fa3verify.kernels.record import Candidate
 from fa3verify.properties.draws import independent
 from fa3verify.properties.law import CandidateError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS

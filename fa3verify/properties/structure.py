@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
+from fa3verify.kernels.record import Candidate
 from fa3verify.policy import empty_rows, out_rows
 from fa3verify.properties.compare import same_bits
 from fa3verify.properties.law import Refused, Setup, Trial, Untaken, Violation, set_up

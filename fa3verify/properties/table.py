@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fa3verify.properties.bounded import BOUNDED_LAWS
 from fa3verify.properties.exact import EXACT_LAWS
 from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS
@@ -28,3 +30,10 @@ LAWS: tuple[Law, ...] = (
     *GRADIENT_LAWS,
     *GRADIENT_INPUT_LAWS,
 )
+
+
+def check_claims(names: Iterable[str]) -> None:
+    """Raise ValueError, with the list, for a name of no property whose bits a kernel may claim."""
+    known = [law.name for law in LAWS if law.kind in ("invariant", "agreement")]
+    if unknown := sorted(set(names) - set(known)):
+        raise ValueError(f"bitwise must be among {', '.join(known)}, got {unknown[0]!r}")

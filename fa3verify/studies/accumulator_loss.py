@@ -16,8 +16,8 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import QuantScheme, prepare
-from fa3verify import candidates
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels import registry
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _inputs(dtype: Dtype, v_mean: float, seqlen_k: int, rows: int, seed: int) ->
 
 def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Records:
     """Return relative RMSE and gain of one kernel, of any dtype, at one length; nothing where it does not take that."""
-    candidate = None if kernel == EXACT else candidates.find(kernel)
+    candidate = None if kernel == EXACT else registry.find(kernel)
     problem, operands, truth = _inputs(candidate.dtype if candidate else "e4m3", v_mean, seqlen_k, rows, seed)
     if candidate and candidate.refusal(problem):
         return []

@@ -15,8 +15,8 @@ from fa3_reference.baselines import standard_attention_fp16
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme, prepare
-from fa3verify import candidates
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels import registry
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ SIZES: dict[Profile, tuple[int, int, int]] = {
 
 def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int) -> Records:
     """Return counts of errors above each level and in each ulp bin, for one kernel and one draw."""
-    dtype = "fp16" if kernel == STANDARD else candidates.find(kernel).dtype
+    dtype = "fp16" if kernel == STANDARD else registry.find(kernel).dtype
     problem = AttentionProblem(1, 1, 1, rows, seqlen, 128, dtype=dtype)
     arrays = Recipe(distribution, seed=seed).draw(problem)
     operands = prepare(problem, *arrays, QuantScheme("head") if dtype == "e4m3" else None).operands
@@ -45,7 +45,7 @@ def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int
     if kernel == STANDARD:
         out, out_dtype = standard_attention_fp16(problem, *arrays).out, "fp16"
     else:
-        candidate = candidates.find(kernel)
+        candidate = registry.find(kernel)
         config: Any = candidate.configure(problem)
         returned: Any = candidate.run(problem, operands, config)
         out = returned.out.astype(np.float64)

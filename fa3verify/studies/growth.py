@@ -13,10 +13,10 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify import candidates
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge
+from fa3verify.kernels import registry
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ SIZES: dict[Profile, _Size] = {
 
 def measure(kernel: str, distribution: str, rows: int, lengths: list[int], seed: int) -> Records:
     """Return error and error over bound at every length for one draw."""
-    candidate = candidates.find(kernel)
+    candidate = registry.find(kernel)
     scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
     records = []
     for seqlen_k in lengths:

@@ -13,11 +13,11 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify import candidates
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge
-from fa3verify.metrics import error_over_bound
+from fa3verify.kernels import registry
+from fa3verify.operations.ratios import error_over_bound
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ROWS, SEQLEN_K, HEAD_DIM = 512, 512, 64
 
 def ratios(kernel: str, seed: int) -> Records:
     """Return |error| / bound of every output of one run, to three digits."""
-    candidate = candidates.find(kernel)
+    candidate = registry.find(kernel)
     problem = AttentionProblem(1, 1, 1, ROWS, SEQLEN_K, HEAD_DIM, dtype=candidate.dtype)
     scheme = QuantScheme("block") if candidate.dtype == "e4m3" else None
     case = Case(kernel, problem, Recipe("fa3_outliers", seed=seed), scheme)

@@ -16,12 +16,12 @@ import click
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import candidates
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.campaign.tasks import plan
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import FAMILIES, UNCOMMON, Recipe
+from fa3verify.kernels import registry
 
 PROBLEM = AttentionProblem(2, 4, 2, 21, 70, 64)
 KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.bf16", "twin.flash2.bf16")
@@ -59,7 +59,7 @@ def plans() -> dict[str, str]:
             cases = [
                 case.to_json()
                 for family in introduced.families
-                for case in family_cases(candidates.find(name), family, PROFILES[profile], 0)
+                for case in family_cases(registry.find(name), family, PROFILES[profile], 0)
             ]
             found[f"{name} {profile}"] = of_json([tasks, cases])
     return found

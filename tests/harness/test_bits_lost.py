@@ -19,9 +19,10 @@ from fa3verify.campaign.junit import junit
 from fa3verify.campaign.profiles import PROFILES, family_cases, judged_cases
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, judge_family, pooled
-from fa3verify.candidates import Candidate, find
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.registry import find
 
 FP16 = FORMATS["fp16"]
 HALF_ULP, ULP = 2.0**-11, 2.0**-10  # of fp16 in [1, 2)

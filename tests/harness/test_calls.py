@@ -12,11 +12,13 @@ import pytest
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
 from fa3verify import calls, operations
-from fa3verify.candidates import FEATURES, Candidate, Result, find, order_of_family
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge
-from fa3verify.operations.forward import Forward
+from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.registry import find
+from fa3verify.operations import FEATURES
+from fa3verify.operations.forward import Forward, Result, order_of_family
 from fa3verify.properties import find_law, run_law
 from tests.harness.third_party import run as ideal
 

@@ -13,7 +13,6 @@ from ml_dtypes import bfloat16
 import fa3verify
 from fa3_reference.problem import AttentionProblem, Descale
 from fa3_reference.quantize import QuantScheme
-from fa3verify import candidates
 from fa3verify.adapters.functions import array_candidate
 from fa3verify.calls import run
 from fa3verify.campaign.profiles import PROFILES
@@ -21,6 +20,7 @@ from fa3verify.campaign.replay import run as replayed
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
+from fa3verify.kernels import record, registry
 from fa3verify.properties import find_law, run_law
 from fa3verify.properties.law import Trial
 from fa3verify.properties.trials import Wanted, small_cases
@@ -46,12 +46,12 @@ def test_the_twin_takes_scales_of_layers_and_of_query_heads(granularity, pack_gq
 def _of_the_first_head(problem, operands, config):
     """A kernel that reads one descale for the query heads of a group, as FlashAttention-3's interface has them."""
     values = np.repeat(operands.q_descale.values[:, :: problem.group], problem.group, axis=1)
-    kernel = candidates.find("twin.e4m3")
+    kernel = registry.find("twin.e4m3")
     return kernel.run(problem, replace(operands, q_descale=Descale(values, 0)), config)
 
 
 def test_a_kernel_that_reads_one_scale_for_a_group_fails_where_it_claims_more_and_is_not_asked_where_it_does_not():
-    claims = replace(candidates.find("twin.e4m3"), name="kernel", run=_of_the_first_head)
+    claims = replace(registry.find("twin.e4m3"), name="kernel", run=_of_the_first_head)
     assert not passes(claims, judge(claims, case_of("kernel", EACH)).measures)
     honest = replace(claims, features=claims.features - {"query_head_descale", "block_descale"})
     with pytest.raises(ValueError, match=r"kernel does not claim query_head_descale: kernel b2 h4/2"):
@@ -64,9 +64,9 @@ def test_a_kernel_that_reads_one_scale_for_a_group_fails_where_it_claims_more_an
 
 def test_query_heads_that_share_no_keys_ask_for_nothing_more_than_scales_by_kv_head():
     alone = replace(GROUPED, nheads_kv=4)
-    assert not candidates.needed_descales(case_of("k", EACH, alone))
-    assert candidates.needed_descales(case_of("k", EACH)) == {"query_head_descale"}
-    assert candidates.needed_descales(case_of("k", QuantScheme("row"))) == {"block_descale"}
+    assert not record.needed_descales(case_of("k", EACH, alone))
+    assert record.needed_descales(case_of("k", EACH)) == {"query_head_descale"}
+    assert record.needed_descales(case_of("k", QuantScheme("row"))) == {"block_descale"}
 
 
 def test_released_fp8_kernels_are_not_judged_by_scales_their_interface_lacks():
@@ -86,17 +86,17 @@ def test_a_trial_with_other_scales_says_nothing_of_a_kernel_that_does_not_claim_
 @given(st.data())
 @FEW
 def test_a_kernel_is_sent_only_the_scales_that_it_claims(data):
-    kernel = replace(candidates.find("twin.e4m3"), features=frozenset({"gqa", "causal"}))
+    kernel = replace(registry.find("twin.e4m3"), features=frozenset({"gqa", "causal"}))
     case = data.draw(small_cases(kernel, Wanted(grouped=True, descales="uniform")))
-    assert not candidates.needed_descales(case)
+    assert not record.needed_descales(case)
 
 
 @pytest.mark.parametrize("name", ["twin.e4m3", "twin.quantize"])
 def test_scales_of_query_heads_are_among_the_trials_of_kernels_that_claim_them(name):
-    kernel = candidates.find(name)
+    kernel = registry.find(name)
     told = find(
         small_cases(kernel, Wanted()),
-        lambda case: "query_head_descale" in candidates.needed_descales(case),
+        lambda case: "query_head_descale" in record.needed_descales(case),
         settings=FEW,
     )
     assert told.problem.group > 1
@@ -108,7 +108,7 @@ def test_the_quantiser_is_judged_by_scales_of_query_heads():
     assert judged.measures["ratio_max"] < 1
     assert judged.measures["ratio_q_descale_max"] <= 1
     grouped = run(
-        candidates.find("twin.quantize"), GROUPED, judged.operands, replace(_config(), scope="head", rotate=True)
+        registry.find("twin.quantize"), GROUPED, judged.operands, replace(_config(), scope="head", rotate=True)
     )
     assert not np.array_equal(grouped["q_descale"], judged.outputs["q_descale"])
     left_out = fa3verify.judge(
@@ -118,7 +118,7 @@ def test_the_quantiser_is_judged_by_scales_of_query_heads():
 
 
 def _config():
-    return candidates.find("twin.quantize").configure(GROUPED)
+    return registry.find("twin.quantize").configure(GROUPED)
 
 
 def plain_kernel(elsewhere: str = "", read=lambda descale: descale):

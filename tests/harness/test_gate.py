@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fa3verify import candidates, operations
+from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families
 from fa3verify.campaign.tasks import judge_family, pooled
 from fa3verify.gate import (
@@ -21,6 +21,7 @@ from fa3verify.gate import (
     read_baseline,
     shipped_baseline,
 )
+from fa3verify.kernels import registry, twins
 
 FAMILY = {
     "family": "normal",
@@ -34,7 +35,7 @@ FAMILY = {
     "bit_equal": 0.9,
     "nonfinite": 0,
 }
-HELD = (*candidates.BUILT_IN, *(kernel for kernel in candidates.ON_REQUEST if kernel.operation == "backward"))
+HELD = (*twins.BUILT_IN, *(kernel for kernel in twins.ON_REQUEST if kernel.operation == "backward"))
 KERNEL = {"name": "twin.fp16", "families": [FAMILY]}
 BASELINE = Baseline.of("quick", 0, [KERNEL])
 
@@ -178,7 +179,7 @@ def test_every_shipped_twin_has_a_baseline_of_every_family(kernel, profile):
 @pytest.mark.parametrize(("fault", "status"), [("", "pass"), ("+truncated_ds", "fail")])
 def test_our_backward_is_held_to_a_shipped_baseline(fault, status):
     name = f"twin.backward.bf16{fault}"
-    kernel = candidates.find(name)
+    kernel = registry.find(name)
     records = judge_family(name, "offset_v", "quick", 0)
     family = {"family": "offset_v", **pooled(records, operations.find(kernel.operation))}
     rows = baseline_rows({"name": name, "operation": "backward", "families": [family]}, shipped_baseline("quick", 0))

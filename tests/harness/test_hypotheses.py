@@ -12,17 +12,19 @@ from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify import candidates
 from fa3verify.adapters.functions import array_candidate
-from fa3verify.campaign import records, replay
+from fa3verify.campaign import records, replay, replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases
-from fa3verify.candidates import Candidate, find
 from fa3verify.cases import Case
 from fa3verify.hypotheses import sums_of, under
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
+from fa3verify.kernels import registry, twins
+from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.registry import find
+from fa3verify.operations import forward
 from fa3verify.properties import Trial, find_law, replay_trial, run_law
 from fa3verify.report.build import render
 from fa3verify.verdict import assumed
@@ -104,7 +106,7 @@ def judged(monkeypatch):
     """Return the summary of a small campaign of a kernel: cases by family, then trials of one property."""
 
     def run(kernel: Candidate, *cases: Case, examples: int = 0, seed: int = 0) -> dict:
-        monkeypatch.setattr(candidates, "find", lambda name: kernel)
+        monkeypatch.setattr(registry, "find", lambda name: kernel)
         known = replace(introduce(kernel.name, "quick"), claims=(), covers=False)
         outcomes = [
             Outcome(Task("family", "", print, {"kernel": kernel.name, "family": family}), found)
@@ -200,26 +202,26 @@ def test_a_finding_about_the_whole_kernel_holds_where_it_is_replayed_on_a_kernel
     summary = judged(kernel, *two_cases(kernel))
     (whole,) = (f for f in summary["failures"] if "whole kernel" in f["what"])
     for mended in (kernel_of(of_p), kernel_of(of_rounded_p), find_twin("bf16")):
-        monkeypatch.setattr(candidates, "find", lambda name, mended=mended: mended)
+        monkeypatch.setattr(registry, "find", lambda name, mended=mended: mended)
         assert replay.run({"kernel": "mine", "what": whole["what"], "content": whole["replay"]})[0]
 
 
 def find_twin(dtype):
-    return candidates.twin(dtype, name="mine")
+    return twins.twin(dtype, name="mine")
 
 
 def test_a_replay_gives_the_figures_of_its_campaign_and_says_where_it_assumes_other_sums(judged, monkeypatch, tmp_path):
     kernel = honest_fp8()
     summary = judged(kernel, case_of(kernel, "peaky", nheads_kv=2, seqlen_k=70))
-    replay.write_all(summary, tmp_path)
-    body = replay.read(tmp_path / summary["failures"][0]["replay"])
+    replay_files.write_all(summary, tmp_path)
+    body = replay_files.read(tmp_path / summary["failures"][0]["replay"])
     holds, message, _ = replay.run(body)
     assert not holds
     assert "the file's bound" not in message
     (family,) = summary["kernels"][0]["families"]
-    figures = replay.run(replay.read(tmp_path / family["replay"]))[2]
+    figures = replay.run(replay_files.read(tmp_path / family["replay"]))[2]
     assert figures["ratio_lse_max"] == family["ratio_lse_max"]
-    monkeypatch.setattr(candidates, "find", lambda name: honest_fp8(accumulator="either"))
+    monkeypatch.setattr(registry, "find", lambda name: honest_fp8(accumulator="either"))
     holds, message, _ = replay.run(body)
     assert holds
     assert "the file's bound assumed sums in binary32 (device: CPU), here it is sums of Hopper's" in message
@@ -275,7 +277,7 @@ def test_a_stated_order_is_the_only_hypothesis_and_its_summary_has_no_word_of_ot
     [
         ({"accumulator": "bf16"}, "accumulator must be among fp32, wgmma, either, got 'bf16'"),
         (
-            {"accumulator": "fp32", "order": candidates.order_of_family},
+            {"accumulator": "fp32", "order": forward.order_of_family},
             r"mine\.bf16 takes no accumulator, got 'fp32': its order",
         ),
     ],

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa3verify import candidates
-from fa3verify.campaign import replay
+from fa3verify.campaign import replay, replay_files
 from fa3verify.cases import Case
+from fa3verify.kernels import record, registry
 
 HERE = Path(__file__).parent / "replays"
 FILES = tuple(sorted(path for path in HERE.glob("*.json") if path.name != "expected.json"))
@@ -80,7 +80,7 @@ def digest(*arrays: np.ndarray | None) -> str:
 
 def digests(body: dict, kernel: str | None) -> dict[str, str]:
     """Draw a file's case, run the kernel on it as it stands, and return what came of it."""
-    case, candidate = case_of(body), candidates.find(kernel or body["kernel"])
+    case, candidate = case_of(body), registry.find(kernel or body["kernel"])
     arrays, prepared = case.draw()
     seen = prepared.operands
     descales = [x and x.values for x in (seen.q_descale, seen.k_descale, seen.v_descale)]
@@ -93,7 +93,7 @@ def digests(body: dict, kernel: str | None) -> dict[str, str]:
     }
 
 
-def recorded(name: str, calls: list, find=candidates.find) -> candidates.Candidate:
+def recorded(name: str, calls: list, find=registry.find) -> record.Candidate:
     """Find a kernel that notes every call: what differs from its configuration, and a digest of operands and result."""
     kernel = find(name)
 
@@ -123,9 +123,9 @@ def differences(name: str, got: dict[str, float] | None, expected: dict[str, flo
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_file_of_0_1_0_ends_as_it_did(path, monkeypatch):
     expected, calls = EXPECTED[path.stem], []
-    body = replay.read(path)
+    body = replay_files.read(path)
     with monkeypatch.context() as patched:
-        patched.setattr(candidates, "find", lambda name: recorded(name, calls))
+        patched.setattr(registry, "find", lambda name: recorded(name, calls))
         holds, message, measures = replay.run(body, expected["kernel"])
     found_since = bool((measures or {}).get("outside"))  # by the enclosure, which 0.1.0 did not have
     assert holds is (expected["holds"] and not found_since), message
@@ -157,13 +157,13 @@ def _chosen() -> tuple[set[str], set[str]]:
     every, chosen = set(), set()
     for path in FILES:
         case = case_of(json.loads(path.read_text()))
-        for record in (case, case.problem, case.recipe, case.scheme, *case.recipe.edits):
-            if record is not None:
-                name = type(record).__name__
-                every |= {f"{name}.{f.name}" for f in fields(record)}
-                given = [f.name for f in fields(record) if getattr(record, f.name) != _usual(record, f)]
+        for part in (case, case.problem, case.recipe, case.scheme, *case.recipe.edits):
+            if part is not None:
+                name = type(part).__name__
+                every |= {f"{name}.{f.name}" for f in fields(part)}
+                given = [f.name for f in fields(part) if getattr(part, f.name) != _usual(part, f)]
                 chosen |= {f"{name}.{field}" for field in given}
-        kernel = candidates.find(EXPECTED[path.stem]["kernel"] or case.kernel)
+        kernel = registry.find(EXPECTED[path.stem]["kernel"] or case.kernel)
         every |= {f"Config.{f.name}" for f in fields(kernel.configure(case.problem))}
         chosen |= {f"Config.{name}" for name, _ in case.changes}
     return every, chosen

@@ -49,7 +49,7 @@ sys.modules["pytest"] = sys.modules["junitparser"] = None  # an import of either
 for name in {names!r}:
     importlib.import_module(name)
 import fa3verify.gpu
-from fa3verify.candidates import discover
+from fa3verify.kernels.registry import discover
 fa3verify.gpu.unsupported = lambda: "no torch"
 print({{c.unavailable for name, c in discover().items() if name.startswith("gluon.")}})
 print([name for name in ("torch", "triton") if name in sys.modules])

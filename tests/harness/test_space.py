@@ -8,9 +8,9 @@ import pytest
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import space
-from fa3verify.candidates import find
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.registry import find
 from tests.harness import third_party
 
 KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.fp16", "twin.cudnn.fp16")

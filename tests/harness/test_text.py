@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fa3verify.candidates import Identity
+from fa3verify.kernels.record import Identity
 from fa3verify.text import MOST_BYTES, of_error, one_line
 
 

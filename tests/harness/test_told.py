@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from fa3_simulator.footprint import Finding
 from fa3_simulator.unbounded import Proof
-from fa3verify import candidates, hazards
+from fa3verify import hazards
 from fa3verify.cli import console
 from fa3verify.cli.console_device import print_audit
 from fa3verify.cli.main import main
+from fa3verify.kernels import registry
 from fa3verify.report import notation
 
 NUMBERS = {  # three digits, and a power where plain digits would be longer
@@ -103,7 +104,7 @@ def test_a_replay_tells_every_figure_with_two_digits_and_a_ratio_on_its_side_of_
 
 
 def test_kernels_are_told_with_what_keeps_the_others_away(capsys):
-    sound = candidates.find("twin.fp16")
+    sound = registry.find("twin.fp16")
     away = [replace(sound, name=name, unavailable="no device") for name in ("x", "y")]
     console.print_kernels([sound, *away])
     lines = capsys.readouterr().out.splitlines()

@@ -12,7 +12,8 @@ from fa3verify import coverage, tried
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, check_law, judge_family
-from fa3verify.candidates import FEATURES, twin
+from fa3verify.kernels.twins import twin
+from fa3verify.operations import FEATURES
 from fa3verify.properties import find_law, run_law
 from fa3verify.report.tables import what_was_tried
 from tests.harness import third_party

@@ -9,7 +9,10 @@ import numpy as np
 from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
-from fa3verify.candidates import FEATURES, Candidate, Result, twin
+from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.twins import twin
+from fa3verify.operations import FEATURES
+from fa3verify.operations.forward import Result
 
 
 def run(problem, operands, config):

@@ -19,8 +19,8 @@ import numpy as np
 from fa3_reference.attention import attention
 from fa3_reference.bounds.enclosure import forward_enclosure, forward_execution
 from fa3_reference.bounds.forward import forward_bound
-from fa3verify import candidates
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
+from fa3verify.kernels import registry
 from fa3verify.metrics import share_of
 
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3")
@@ -33,7 +33,7 @@ HEADS = (
 
 def measure(kernel: str, family: str) -> list[object]:
     """One row of the table."""
-    candidate = candidates.find(kernel)
+    candidate = registry.find(kernel)
     cases = family_cases(candidate, family, PROFILES["quick"], 0)
     digest, seconds = hashlib.sha256(), np.zeros(3)
     bounds, enclosed, single, loose = [], [], [], []
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    tasks = [(kernel, family) for kernel in KERNELS for family in families(candidates.find(kernel), PROFILES["quick"])]
+    tasks = [(kernel, family) for kernel in KERNELS for family in families(registry.find(kernel), PROFILES["quick"])]
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
         rows = list(pool.map(measure, *zip(*tasks, strict=True)))
     lines = [HEADS, ["---"] * len(HEADS), *rows]

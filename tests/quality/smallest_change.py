@@ -22,12 +22,13 @@ import numpy as np
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import Operands
 from fa3_reference.quantize import condition
-from fa3verify import candidates, gate, metrics, operations
+from fa3verify import gate, hypotheses, metrics, operations
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
 from fa3verify.campaign.tasks import pooled
-from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.judgement import Judgement, judge
+from fa3verify.kernels import registry
+from fa3verify.kernels.record import Candidate
 
 DTYPES = ("fp16", "bf16", "e4m3")
 FAMILIES = ("normal", "peaky", "offset_v")
@@ -69,7 +70,7 @@ class Scene:
         problem, case = self.judged.case.problem, self.judged.case
         outputs = self.run(operands=operands)
         seen = FORWARD.truth(problem, operands.dequantized(problem), self.config, outputs)
-        assumed = FORWARD.assumed(self.kernel, self.config)
+        assumed = hypotheses.assumed(self.kernel, self.config)
         bound = FORWARD.bound(problem, operands, assumed, outputs)
         judged = Judgement(case, self.judged.inputs, operands, outputs, seen, self.judged.unrounded, bound, {})
         enclosure = FORWARD.enclosure(problem, operands, assumed)
@@ -79,14 +80,14 @@ class Scene:
 @cache
 def scenes(dtype: str, family: str) -> tuple[Scene, ...]:
     """Judge the cases of one family of ``verify --quick`` with the sound twin."""
-    kernel = candidates.find(f"twin.{dtype}")
+    kernel = registry.find(f"twin.{dtype}")
     return tuple(_scene(kernel, case) for case in family_cases(kernel, family, PROFILES["quick"], 0))
 
 
 def _scene(kernel: Candidate, case: Case) -> Scene:
     judged = judge(kernel, case)
     config = kernel.config_for(case.problem, case.changes)
-    enclosure = FORWARD.enclosure(case.problem, judged.operands, FORWARD.assumed(kernel, config))
+    enclosure = FORWARD.enclosure(case.problem, judged.operands, hypotheses.assumed(kernel, config))
     return Scene(kernel, judged, config, enclosure, FORWARD.beside(judged))
 
 
@@ -164,7 +165,7 @@ def no_combine(scene: Scene, x: float) -> dict[str, Any]:
 
 @cache
 def _with_truncated_p(scene: Scene) -> dict[str, np.ndarray]:
-    return scene.run(candidates.find(f"{scene.kernel.name}+truncated_p"))
+    return scene.run(registry.find(f"{scene.kernel.name}+truncated_p"))
 
 
 @cache
@@ -258,7 +259,7 @@ Records = dict[str, dict[str, Any]]
 
 def grown(dtype: str, family: str, profile: ProfileName, index: int) -> Records:
     """Figures of one case of a family for each growth of the kernel's error, by the growth as text."""
-    kernel = candidates.find(f"twin.{dtype}")
+    kernel = registry.find(f"twin.{dtype}")
     scene = _scene(kernel, family_cases(kernel, family, PROFILES[profile], 0)[index])
     found = {f"{x:.0%}": kernel_error(scene, x) for x in GROWTHS}
     _unrounded.cache_clear()
@@ -273,7 +274,7 @@ def growths_seen(of_cases: list[Records], dtype: str, family: str, profile: Prof
 
 def in_every_family(dtype: str, profile: ProfileName, pool: Executor) -> Iterator[str]:
     """Yield the lines of a table of one kernel: the smallest growth that a rule of the baseline sees in each family."""
-    kernel = candidates.find(f"twin.{dtype}")
+    kernel = registry.find(f"twin.{dtype}")
     waiting = {
         family: [
             pool.submit(grown, dtype, family, profile, index)
@@ -292,7 +293,7 @@ def in_every_family(dtype: str, profile: ProfileName, pool: Executor) -> Iterato
 
 def counts(change: Change, dtype: str) -> str:
     """In how many families each rule of the baseline fails at x = 1."""
-    names = families(candidates.find(f"twin.{dtype}"), PROFILES["quick"])
+    names = families(registry.find(f"twin.{dtype}"), PROFILES["quick"])
     seen = []
     for family in names:
         seen.append(failing(change, dtype, family, 1.0))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fa3verify.adversary.colony import individual
-from fa3verify.candidates import find
 from fa3verify.hunt import Ratio, hunt
 from fa3verify.hunt.objectives import Call
 from fa3verify.hunt.search import value_of
+from fa3verify.kernels.registry import find
 from fa3verify.operations import find as operation
 
 PROBLEMS, SEED = 112, 1  # reports/notes/hunt.md has other seeds

@@ -12,11 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.twin.faults import BackwardFault, Fault, QuantizerFault
-from fa3verify import candidates, gate
+from fa3verify import gate
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, plan
 from fa3verify.cli.main import main
+from fa3verify.kernels import twins
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("shared_references")
@@ -167,4 +168,4 @@ def test_a_campaign_fails_a_faulty_twin_and_its_findings_replay(tmp_path):
 
 
 def test_no_twin_shares_its_name_with_a_faulty_one():
-    assert all("+" not in candidate.name for candidate in candidates.BUILT_IN)
+    assert all("+" not in candidate.name for candidate in twins.BUILT_IN)

@@ -16,7 +16,7 @@ from fa3verify.adversary.climb import Chances, Climb, Find, Findings
 from fa3verify.adversary.gradients.colony import GENES, Colony, Island, individual
 from fa3verify.adversary.gradients.execution import execute
 from fa3verify.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
-from fa3verify.metrics import error_over_bound
+from fa3verify.operations.ratios import error_over_bound
 
 RATIOS = ("dq", "dk", "dv")  # before the last rounding
 OBJECTIVES = (("dq", False), ("dk", False), ("dv", False), ("dq", True), ("dk", True), ("dv", True))

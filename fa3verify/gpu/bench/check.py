@@ -25,7 +25,7 @@ from fa3verify.adapters.tensors import to_numpy
 from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.kernels import Inputs
 from fa3verify.gpu.bench.results import Verdict
-from fa3verify.metrics import error_ratio
+from fa3verify.operations.ratios import error_ratio
 
 MAX_ROWS = 128
 EDGE_ROWS = 8  # the bound of a row takes ten times as long as its truth

@@ -22,7 +22,7 @@ from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands
-from fa3verify.adapters import backward_launches, launches
+from fa3verify.adapters import backward_launches, loaded
 from fa3verify.adapters.backward_launches import GivenBackward, Gradients
 from fa3verify.adapters.libraries import Unsupported
 from fa3verify.adapters.peers import BACKWARDS
@@ -31,7 +31,7 @@ from fa3verify.gpu.bench.cells import Cell
 from fa3verify.gpu.bench.graphs import GraphTimed
 from fa3verify.gpu.bench.kernels import Inputs, Kernel, Run
 from fa3verify.gpu.bench.results import Verdict
-from fa3verify.metrics import error_ratio
+from fa3verify.operations.ratios import error_ratio
 
 EDGE = 64  # rows or keys of a cut
 _ABOUT = {
@@ -122,7 +122,7 @@ def _kernel(name: str) -> Kernel:
             raise Unsupported(str(error)) from None
         return Run(GraphTimed(lambda i: made[i % len(made)]()), lambda: (given[0], made[0]()))
 
-    about = _ABOUT.get(name) or f"{BACKWARDS[name].about}, {launches.version(name)}"
+    about = _ABOUT.get(name) or f"{BACKWARDS[name].about}, {loaded.version(name)}"
     return Kernel(
         name, about, ("fp16", "bf16"), prepare, missing=missing, belongs=lambda cell: cell.grid == "backward",
         judge=lambda cell, returned: judge(cell, *returned),

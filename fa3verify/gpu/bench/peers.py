@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fa3_reference.bounds import KernelModel
-from fa3verify.adapters import launches
+from fa3verify.adapters import loaded
 from fa3verify.adapters.launches import Given
 from fa3verify.adapters.libraries import Unsupported
 from fa3verify.adapters.peers import PEERS
@@ -33,7 +33,7 @@ def model_of(name: str, cell: Cell) -> KernelModel:
 def _why_not(name: str) -> str | None:
     """Load a peer; why it does not load, None if it does."""
     try:
-        launches.loaded(name)
+        loaded.loaded(name)
     except Exception as error:  # a third party's library may raise anything
         text = " ".join(str(error).split())[:200]
         return text if isinstance(error, Unsupported) else f"{type(error).__name__}: {text}"
@@ -47,7 +47,7 @@ def kernel(name: str) -> Kernel:
     def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
         if missing:
             raise Unsupported(missing)
-        forward = launches.loaded(name)
+        forward = loaded.loaded(name)
         options = {"lse": False, **_options(name, cell)}
         given = [Given(x.q, x.k, x.v, **descales(cell, x)) for x in inputs]
         try:
@@ -56,7 +56,7 @@ def kernel(name: str) -> Kernel:
             raise Unsupported(str(error)) from None
         return Run(GraphTimed(lambda i: made[i % len(made)]()), made[0])
 
-    about = f"{peer.about}, {launches.version(name)}"
+    about = f"{peer.about}, {loaded.version(name)}"
     return Kernel(name, about, peer.dtypes, prepare, model=lambda cell: model_of(name, cell), missing=missing)
 
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 from fa3_reports.mutation import edits, examine, reach
 from fa3_reports.mutation.edits import Mutant
 from fa3_reports.mutation.equivalence import EQUIVALENT
-from fa3verify import candidates
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.files import write_text
+from fa3verify.kernels import registry
 
 # Ours in fp16 and e4m3, the quantiser, both backwards, and the family whose softmax differs most from ours.
 KERNELS = (
@@ -125,7 +125,7 @@ def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str],
     for module in settings.modules:
         edits.mutants(module)
     for kernel in settings.kernels:
-        candidates.find(kernel)
+        registry.find(kernel)
     settings.out.mkdir(parents=True, exist_ok=True)
     lines = _lines(settings, pool)
     fates = {mutant.identity: Fate(mutant) for mutant in chosen(settings, lines)}

@@ -17,14 +17,15 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation.apart import apart
 from fa3_reports.mutation.edits import find
 from fa3_reports.mutation.package import load
-from fa3verify import candidates, metrics, operations
+from fa3verify import metrics, operations
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
 from fa3verify.campaign.tasks import judge_cases, one_family
-from fa3verify.candidates import Candidate
 from fa3verify.cases import Case
 from fa3verify.coverage import COVER
 from fa3verify.gate import Baseline, baseline_rows, bit_rows, bound_rows, failed_parts, shipped_baseline
+from fa3verify.kernels import registry
+from fa3verify.kernels.record import Candidate
 from fa3verify.properties import LAWS, find_law, run_law
 from fa3verify.properties.law import Law, Trial, Violation, set_up
 from fa3verify.verdict import BOUND_LAWS
@@ -75,7 +76,7 @@ class Examination:
 def tasks_of(kernel: str, profile: ProfileName) -> list[str]:
     """Return the tasks of a kernel in a profile: families and properties, the telling ones first, then the covering
     array."""
-    candidate = candidates.find(kernel)
+    candidate = registry.find(kernel)
     laws = [law.name for law in LAWS if law.applies(candidate) and law.is_claimed(candidate)]
     names = [*families(candidate, PROFILES[profile]), *laws]
     first = [name for name in _TELLING if name in names]
@@ -85,7 +86,7 @@ def tasks_of(kernel: str, profile: ProfileName) -> list[str]:
 
 def mutant_candidate(kernel: str, package: str, *, bits: bool) -> Candidate:
     """Return a twin candidate that computes with another package's twin."""
-    sound = candidates.find(kernel)
+    sound = registry.find(kernel)
 
     def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
         return operations.find(sound.operation).twin(problem, operands, config, package=package)
@@ -138,7 +139,7 @@ def _same_bits(candidate: Candidate) -> Law:
 
     def check(candidate: Candidate, trial: Trial) -> Violation | None:
         setup = set_up(candidate, trial.case)
-        expected = setup.run(candidates.find(candidate.twin or ""))
+        expected = setup.run(registry.find(candidate.twin or ""))
         differ = metrics.bits_differing(setup.run(candidate), expected)
         return Violation(f"{differ} values differ from {candidate.twin}") if differ else None
 
@@ -220,5 +221,5 @@ def examine_mutant(
 def warm_up(plan: list[tuple[str, str]]) -> None:
     """Import and compile here what every fork needs: each kernel's first family, sound."""
     for kernel in dict.fromkeys(kernel for kernel, _ in plan):
-        candidate = candidates.find(kernel)
+        candidate = registry.find(kernel)
         judge_cases(candidate, "normal", family_cases(candidate, "normal", PROFILES["quick"], SEED))

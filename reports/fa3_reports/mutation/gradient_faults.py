@@ -15,8 +15,8 @@ from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.twin.backward import Gradients, backward
 from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.problem import AttentionProblem, BackwardOperands
-from fa3verify import candidates
-from fa3verify.candidates import Candidate
+from fa3verify.kernels import registry
+from fa3verify.kernels.record import Candidate
 
 TILE = 64  # rows or keys that a stale or missing tile has
 Run = Callable[..., Gradients]
@@ -36,7 +36,7 @@ class Row:
 
 def kernel_of(row: Row) -> Candidate:
     """The row's twin, by default that of FlashAttention-3's backward in fp16, with the row's mistake around it."""
-    sound, mistake = candidates.find(row.twin), row.mistake()
+    sound, mistake = registry.find(row.twin), row.mistake()
 
     def run(problem: AttentionProblem, operands: BackwardOperands, config: Any) -> Gradients:
         def twin(p: AttentionProblem = problem, o: BackwardOperands = operands, **options: Any) -> Gradients:

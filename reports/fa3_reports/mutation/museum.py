@@ -23,9 +23,10 @@ from fa3_reports.mutation.package import load
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load as load_machine
 from fa3_simulator.program import Program
-from fa3verify import candidates, operations
+from fa3verify import operations
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.candidates import Candidate
+from fa3verify.kernels import registry
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations.forward import Result
 
 REPORTS = 91  # of the list
@@ -180,13 +181,13 @@ def candidate_of(exhibit: Exhibit, *, bits: bool) -> Candidate:
     """Return the mistaken kernel of an exhibit that is none of a schedule; in a process of its own (see
     :func:`load`).
     """
-    sound, plant = candidates.find(exhibit.kernel), exhibit.plant
+    sound, plant = registry.find(exhibit.kernel), exhibit.plant
     twin = exhibit.kernel if bits else None
     name = f"{exhibit.kernel}+museum"
     if isinstance(plant, Rewrite):
         return replace(mutant_candidate(exhibit.kernel, load(plant), bits=bits), name=name)
     if isinstance(plant, StrEnum):
-        return replace(candidates.find(f"{exhibit.kernel}+{plant}"), name=name, twin=twin)
+        return replace(registry.find(f"{exhibit.kernel}+{plant}"), name=name, twin=twin)
     if sound.operation == operations.FORWARD:
         return replace(sound, name=name, run=_around(plant), twin=twin)
     return replace(plant(), name=name, twin=twin)

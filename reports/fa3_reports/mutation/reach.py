@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 from fa3_reports.mutation.edits import FOLDER, Mutant, modules, source
-from fa3verify import candidates
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.campaign.tasks import judge_cases
+from fa3verify.kernels import registry
 from fa3verify.properties import LAWS, run_law
 
 Lines = Mapping[str, frozenset[int]]  # by module
@@ -85,7 +85,7 @@ def lines_of(kernel: str, seed: int = 0) -> dict[str, list[int]]:
 
     What stands at module level counts as run where anything of the module is.
     """
-    candidate = candidates.find(kernel)
+    candidate = registry.find(kernel)
     lines: dict[str, set[int]] = {}
     with _traced(lines):
         for family in _FAMILIES:

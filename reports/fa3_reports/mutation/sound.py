@@ -13,11 +13,12 @@ from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fa3verify import candidates, operations
+from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.campaign.tasks import judge_cases, pooled
-from fa3verify.candidates import Candidate
 from fa3verify.gate import bound_rows
+from fa3verify.kernels import registry
+from fa3verify.kernels.record import Candidate
 from fa3verify.properties import LAWS, find_law, run_law
 from fa3verify.text import of_error
 
@@ -79,7 +80,7 @@ def _tasks() -> Iterator[tuple[str, str]]:
 
 
 def _sound(kernel: str) -> Candidate:
-    return replace(candidates.find(kernel), twin=None, **_SOUND_WHERE.get(kernel, {}))
+    return replace(registry.find(kernel), twin=None, **_SOUND_WHERE.get(kernel, {}))
 
 
 def examined(kernel: str, task: str, seed: int) -> Tally:

@@ -24,7 +24,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_atten
 from fa3_kernels.audit.evidence import evidence_sha256
 from fa3_kernels.frameworks import register_with_transformers
 from fa3_reference.problem import AttentionProblem
-from fa3verify.adapters import launches
+from fa3verify.adapters import launches, loaded
 
 _BEGAN = time.perf_counter()
 BATCH, SEQLEN, NEW = 4, 4096, 64
@@ -44,7 +44,7 @@ def flash3(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: fl
     problem = AttentionProblem(
         batch, heads, k.shape[2], rows, k.shape[1], dim, causal=True, dtype="bf16", softmax_scale=scaling
     )
-    return launches.loaded("flash3")(problem, launches.Given(q, k, v), {})().out, None
+    return loaded.loaded("flash3")(problem, launches.Given(q, k, v), {})().out, None
 
 
 def in_float32(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any) -> tuple[Any, None]:
@@ -143,7 +143,7 @@ def main() -> None:
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "transformers": transformers.__version__,
         "model": LLAMA, "batch": BATCH, "seqlen": SEQLEN,
         "parameters": sum(x.numel() for x in model.parameters()), "sha256": evidence_sha256("forward"),
-        "flash3": launches.identity("flash3"),
+        "flash3": loaded.identity("flash3"),
     }  # fmt: skip
     for name in TITLES:
         model.set_attn_implementation(name)

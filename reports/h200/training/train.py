@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from fa3_kernels.api import flash_attn_func
 from fa3_reference.problem import AttentionProblem
-from fa3verify.adapters import backward_launches, launches
+from fa3verify.adapters import backward_launches, launches, loaded
 
 STEPS, BATCH, SEQLEN, WIDTH, HEADS, KV_HEADS = 200, 16, 512, 256, 4, 2
 ROOT = Path(__file__).parents[3]
@@ -46,7 +46,7 @@ class _Flash3(torch.autograd.Function):
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch, seqlen, heads, dim = q.shape
         ctx.problem = AttentionProblem(batch, heads, k.shape[2], seqlen, seqlen, dim, causal=True, dtype="bf16")
-        found = launches.loaded("flash3.dew")(ctx.problem, launches.Given(q, k, v), {})()
+        found = loaded.loaded("flash3.dew")(ctx.problem, launches.Given(q, k, v), {})()
         ctx.save_for_backward(q, k, v, found.out, found.lse)
         return found.out
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3verify.adapters.functions import array_candidate
-from fa3verify.candidates import Candidate
+from fa3verify.kernels.record import Candidate
 from fa3verify.policy import Policy
 
 TILE = 64

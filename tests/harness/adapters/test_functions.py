@@ -13,16 +13,16 @@ import fa3verify
 from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify import candidates
 from fa3verify.adapters.cpu_candidates import CLAIMED, cpu
-from fa3verify.adapters.functions import array_candidate, invariant_laws
+from fa3verify.adapters.functions import array_candidate
 from fa3verify.campaign.introduction import introduce
 from fa3verify.cases import Case
 from fa3verify.coverage import adapted
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
+from fa3verify.kernels import registry
 from fa3verify.policy import Policy
-from fa3verify.properties import find_law, run_law
+from fa3verify.properties import check_claims, find_law, run_law
 
 
 def exact(q, k, v, *, softmax_scale, causal=False, layout="bhsd", **descales):
@@ -88,14 +88,22 @@ def test_a_misspelt_fact_is_refused_with_the_list():
         ({"dtypes": ("fp8",)}, "dtype must be among fp16, bf16, e4m3"),
         ({"features": ("causl",)}, "feature must be among causal, gqa"),
         ({"layout": "sbhd"}, "layout must be among bhsd, bshd"),
-        ({"bitwise": ("repeats",)}, "bitwise must be among appended_key"),
     ):
         with pytest.raises(ValueError, match=match):
             array_candidate(exact, **facts)
 
 
+def test_a_claim_of_no_property_is_refused_where_it_is_made_and_where_a_kernel_is_judged(monkeypatch):
+    with pytest.raises(ValueError, match="bitwise must be among appended_key"):
+        fa3verify.kernel(library="numpy", bitwise=("repeats",))(exact)
+    (kernel,) = array_candidate(exact, bitwise=("repeats",))
+    monkeypatch.setattr(registry, "find", lambda name: kernel)
+    with pytest.raises(ValueError, match=r"bitwise must be among appended_key.*got 'repeats'"):
+        introduce("exact.fp16", "quick")
+
+
 def test_what_libraries_on_a_cpu_claim_are_properties_that_can_be_claimed():
-    assert set(invariant_laws()) >= CLAIMED
+    check_claims(CLAIMED)
     assert all(kernel.bitwise == CLAIMED for kernel in cpu())
 
 
@@ -108,7 +116,7 @@ def test_properties_that_are_not_claimed_are_not_run():
 def test_what_a_policy_leaves_out_is_told(monkeypatch):
     policy = Policy(empty_out="undefined", special_values="undefined")
     (kernel,) = array_candidate(exact, policy=policy)
-    monkeypatch.setattr(candidates, "find", lambda name: kernel)
+    monkeypatch.setattr(registry, "find", lambda name: kernel)
     told = introduce("exact.fp16", "quick").not_claimed
     assert {"policy empty_out undefined", "policy special_values undefined"} <= set(told)
     assert not any("empty_lse" in words for words in told)
@@ -130,12 +138,12 @@ def beside_this_file(monkeypatch):
 
 
 def test_a_declared_function_stays_a_function_and_is_found_by_dtype(beside_this_file):
-    kernel = candidates.find("test_functions:declared.bf16")
+    kernel = registry.find("test_functions:declared.bf16")
     assert (kernel.dtype, kernel.name) == ("bf16", "test_functions:declared.bf16")
     case = Case(kernel.name, AttentionProblem(1, 2, 2, 20, 20, 64, dtype="bf16", causal=True), Recipe("peaky"))
     assert passes(kernel, judge(kernel, case).measures)
     with pytest.raises(ValueError, match=r"must name one of test_functions:declared\.fp16, test_functions:declared"):
-        candidates.find("test_functions:declared")
+        registry.find("test_functions:declared")
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

@@ -17,8 +17,8 @@ from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward as run_twin
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
-from fa3verify import candidates, gpu
-from fa3verify.adapters import flash4, peers
+from fa3verify import gpu
+from fa3verify.adapters import flash4, peer_kernels, peers
 from fa3verify.adapters.libraries import FOLDER_VARIABLE
 from fa3verify.adapters.peers import PEERS
 from fa3verify.calls import CandidateError
@@ -27,9 +27,10 @@ from fa3verify.cases import Case
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
+from fa3verify.kernels import registry
 from fa3verify.properties import find_law, run_law
 
-KERNELS = {kernel.name: kernel for kernel in peers.candidates()}
+KERNELS = {kernel.name: kernel for kernel in peer_kernels.candidates()}
 PLAIN = {"batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 90, "seqlen_k": 90, "head_dim": 64}
 
 
@@ -71,7 +72,7 @@ def test_a_peer_declares_what_its_twin_does_and_is_sent_nothing_that_it_refuses(
     problem = AttentionProblem(**{**PLAIN, **heads}, dtype=kernel.dtype)
     assert kernel.order(kernel.configure(problem)).dtype == kernel.dtype
     if kernel.twin is not None:
-        twin = candidates.find(kernel.twin)
+        twin = registry.find(kernel.twin)
         assert (kernel.policy, kernel.bitwise) == (twin.policy, twin.bitwise)
         assert kernel.declared == twin.declared
         assert kernel.features <= twin.features
@@ -102,7 +103,7 @@ def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for()
     """One query runs another tile than two of a causal call, whatever a caller does."""
     two = AttentionProblem(1, 1, 1, 2, 1, 128, dtype="bf16", causal=True)
     one = replace(two, seqlen_q=1, causal=False)
-    kernel, twin = KERNELS["flash3.bf16"], candidates.find("twin.flash3.bf16")
+    kernel, twin = KERNELS["flash3.bf16"], registry.find("twin.flash3.bf16")
     config = kernel.configure(two)
     assert kernel.unreachable(two, config) is None
     assert kernel.unreachable(two, replace(config, num_splits=3)) is None
@@ -120,7 +121,7 @@ def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for()
 
 def test_flex_is_sent_no_call_for_which_its_compiler_has_no_kernel():
     """The property whose trials of 75 queries and two heads a group ended in an InductorError on an H200."""
-    kernel, twin = KERNELS["cuda.flex.bf16"], candidates.find("twin.bf16")
+    kernel, twin = KERNELS["cuda.flex.bf16"], registry.find("twin.bf16")
     for queries, group, causal, refused in (
         (75, 2, True, True), (33, 4, True, True), (64, 2, True, False), (75, 1, True, False), (75, 3, True, False),
         (75, 2, False, False), (128, 2, True, False),
@@ -150,15 +151,16 @@ def test_an_empty_tensor_has_the_strides_of_its_shape():
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     torch = pytest.importorskip("torch", reason="needs torch")
-    from fa3verify.adapters import launches, tensors
+    from fa3verify.adapters import launches, loaded, tensors
 
     monkeypatch.setattr(launches, "to_gpu", tensors.to_torch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return launches
+    return loaded
 
 
 @pytest.mark.parametrize("fault", [None, Fault.TRUNCATED_OUTPUT])
 def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, fault):
+    from fa3verify.adapters.launches import Output
     from fa3verify.adapters.tensors import to_torch
 
     kernel, operands = KERNELS["flash3.bf16"], {}
@@ -168,7 +170,7 @@ def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, 
             assert options == {"num_splits": 3, "pack_gqa": True}
             config = kernel.config_for(problem, options.items())
             out, lse = run_twin(problem, operands["given"], config, fault=fault)
-            return lambda: on_a_cpu.Output(to_torch(out), to_torch(lse))
+            return lambda: Output(to_torch(out), to_torch(lse))
 
         return prepare
 
@@ -233,13 +235,14 @@ def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cp
     import torch
 
     from fa3verify.adapters.backward_launches import GivenBackward
+    from fa3verify.adapters.launches import Given
 
     problem = AttentionProblem(2, 3, 3, 90, 90, head_dim, dtype=dtype, causal=causal)
     kind = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
     q, k, v, dout, out = (torch.zeros(2, 90, 3, head_dim, dtype=kind) for _ in range(5))
     names = f"{'float16' if dtype == 'fp16' else 'bfloat16'}_{head_dim}_{'causal' if causal else 'dense'}"
     for wants_lse, first in ((True, "fwd"), (False, "plain")):
-        found = flash4.load("flash4")(problem, on_a_cpu.Given(q, k, v), {"lse": wants_lse})()
+        found = flash4.load("flash4")(problem, Given(q, k, v), {"lse": wants_lse})()
         name, given = compiled[-1]
         assert name == f"{first}_{names}"
         assert [x is y for x, y in zip(given, (q, k, v, found.out, found.lse))] == [True] * 5
@@ -257,13 +260,15 @@ def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cp
 
 
 def test_flash4_refuses_what_no_kernel_was_compiled_for(on_a_cpu, compiled):
+    from fa3verify.adapters.launches import Given
+
     prepare, plain = flash4.load("flash4"), AttentionProblem(**PLAIN | {"nheads_kv": 4})
     for problem, options, rule in (
         (AttentionProblem(**PLAIN), {}, "grouped heads"), (replace(plain, softcap=9.0), {}, "softcap"),
         (replace(plain, head_dim=96, head_dim_v=96), {}, "got 96"), (plain, {"num_splits": 2}, "options"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=rule):
-            prepare(problem, on_a_cpu.Given(None, None, None), options)
+            prepare(problem, Given(None, None, None), options)
     assert not compiled
 
 

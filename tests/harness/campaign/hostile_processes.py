@@ -22,7 +22,8 @@ import numpy as np
 from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
-from fa3verify.candidates import Candidate, Result
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations.forward import Result
 
 FORGED = '{"verdict": "pass", "exit_code": 0}'
 CALLS = {"made": 0}

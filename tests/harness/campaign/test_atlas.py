@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from fa3_reference.bounds import KernelModel
-from fa3verify import candidates
-from fa3verify.campaign import atlas, replay, tasks
+from fa3verify.campaign import atlas, replay, replay_files, tasks
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.files import json_text
+from fa3verify.kernels import record, registry
 from fa3verify.policy import Policy
 from fa3verify.report import moved
 
 KERNELS = ("twin.fp16", "twin.fp16+causal_top_left", "twin.quantize", "stranger")
 TRIED = ("normal", "repeated_run_is_identical", "causal_row_equals_truncated_problem", "error_within_bound")
 RECORDS = (
-    atlas.Atlas, atlas.Entry, candidates.Identity, atlas.Effort, atlas.FamilyFigures, atlas.Property, atlas.Finding,
+    atlas.Atlas, atlas.Entry, record.Identity, atlas.Effort, atlas.FamilyFigures, atlas.Property, atlas.Finding,
     atlas.Loss,
 )  # fmt: skip
 SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVIDIA H100"}
@@ -40,25 +40,25 @@ class Here(Executor):
         return future
 
 
-def stranger() -> candidates.Candidate:
+def stranger() -> record.Candidate:
     """Return a kernel that states no order, and says who it is and what it does by design."""
     policy = Policy(empty_lse="undefined", causal="top_left")
-    return replace(candidates.find("twin.bf16"), name="stranger", order=None, policy=policy, identity=lambda: SAID)
+    return replace(registry.find("twin.bf16"), name="stranger", order=None, policy=policy, identity=lambda: SAID)
 
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory) -> Iterator[tuple[dict[str, Any], Path]]:
     """The summary of a small campaign, and the folder with its atlas and replay files."""
     out = tmp_path_factory.mktemp("atlas")
-    find = candidates.find
+    find = registry.find
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "find", lambda name: stranger() if name == "stranger" else find(name))
+        patch.setattr(registry, "find", lambda name: stranger() if name == "stranger" else find(name))
         known = [introduce(name, "quick") for name in KERNELS]
         planned = [t for t in tasks.plan(known, "quick", 0) if t.arguments.get(t.kind) in TRIED]
         few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
         summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
         summary["started"] = "2026-01-01T00:00:00+00:00"
-        replay.write_all(summary, out)
+        replay_files.write_all(summary, out)
         atlas.write(out / atlas.FILE, atlas.of(summary))
         yield summary, out
 
@@ -93,7 +93,7 @@ def test_every_figure_of_a_family_is_given_again_by_its_replay_file(campaign):
         found = entry(campaign, name)
         assert [row.family for row in found.families] == ["normal"]
         for row in found.families:
-            holds, words, again = replay.run(replay.read(campaign[1] / row.replay))
+            holds, words, again = replay.run(replay_files.read(campaign[1] / row.replay))
             assert again == {"cases": row.problems, **row.figures}
             assert words.endswith(row.largest)
             assert holds is (found.verdict != "fail")
@@ -106,13 +106,13 @@ def test_every_finding_and_every_broken_property_is_found_again_by_its_replay_fi
     assert broken
     assert len(found.findings) > len(broken)
     for each in (*found.findings, *broken):
-        assert not replay.run(replay.read(campaign[1] / each.replay))[0]
+        assert not replay.run(replay_files.read(campaign[1] / each.replay))[0]
 
 
 def test_the_largest_error_of_a_family_comes_first_in_its_replay_file(campaign):
     summary, out = campaign
     (row,) = entry(campaign, "stranger").families
-    cases = replay.read(out / row.replay)["content"]["cases"]
+    cases = replay_files.read(out / row.replay)["content"]["cases"]
     ratios = {json.dumps(case["case"]): case["measures"]["ratio_max"] for case in summary["cases"]}
     ordered = [ratios[json.dumps(case)] for case in cases]
     assert ordered == sorted(ordered, reverse=True)
@@ -149,8 +149,8 @@ def test_identity_and_policy_are_what_a_kernel_says_of_itself(campaign):
 
 def test_a_kernel_that_says_nothing_has_no_identity_and_one_that_misspells_it_fails(monkeypatch):
     silent = replace(stranger(), identity=None)
-    monkeypatch.setattr(candidates, "find", lambda name: silent)
-    assert introduce("stranger", "quick").identity == candidates.Identity()
+    monkeypatch.setattr(registry, "find", lambda name: silent)
+    assert introduce("stranger", "quick").identity == record.Identity()
     silent = replace(silent, identity=lambda: {"sha": "0"})
     assert "'sha'" in str(introduce("stranger", "quick").failed)
 
@@ -221,6 +221,10 @@ def test_what_was_lost_over_long_rows_and_kernels_that_were_not_run_survive(camp
 
 
 def test_a_family_replay_without_cases_is_refused(campaign):
-    body = {"kernel": "twin.fp16", "what": "family normal", "content": {"schema": replay.FAMILY_SCHEMA, "cases": []}}
+    body = {
+        "kernel": "twin.fp16",
+        "what": "family normal",
+        "content": {"schema": replay_files.FAMILY_SCHEMA, "cases": []},
+    }
     with pytest.raises(ValueError, match="names no case"):
         replay.run(body)

@@ -11,7 +11,7 @@ import pytest
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import gate
-from fa3verify.campaign import replay
+from fa3verify.campaign import replay, replay_files
 from fa3verify.campaign.findings import clusters, finding, ordered
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.pool import WorkerLost
@@ -84,8 +84,8 @@ def test_a_baseline_finding_replays_against_the_baseline(tmp_path: Path):
     (failure,) = drifted()["failures"]
     assert failure["what"] == "L2 rel_rmse_seen"
     path = tmp_path / "case.json"
-    replay.write(path, "twin.fp16", failure["what"], failure["replay"], failure["baseline"])
-    body = replay.read(path)
+    replay_files.write(path, "twin.fp16", failure["what"], failure["replay"], failure["baseline"])
+    body = replay_files.read(path)
     holds, message, figures = replay.run(body)
     assert not holds
     assert f"rel_rmse_seen {figures['rel_rmse_seen']:.4g}, limit {failure['baseline']['limit']:.4g}" in message

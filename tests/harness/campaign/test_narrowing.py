@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import candidates
 from fa3verify.campaign import adversary
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.narrowing import Only
@@ -18,6 +17,7 @@ from fa3verify.campaign.verify import assemble_studies
 from fa3verify.cases import Case
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels import registry
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))
@@ -124,7 +124,7 @@ def test_what_was_not_begun_is_missing_from_studies_and_searches_and_is_no_failu
 )
 def test_a_case_is_a_finding_by_the_rules_of_the_gate_that_need_no_baseline(kind, changes, is_one):
     case = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
-    (record,) = judge_cases(candidates.find("twin.fp16"), "normal", [case])
+    (record,) = judge_cases(registry.find("twin.fp16"), "normal", [case])
     records = [record | {"measures": record["measures"] | changes}]
     value = {"records": records} if kind == "cover" else records
     assert is_finding(Outcome(Task(kind, "", print, {}), value)) is is_one
@@ -145,12 +145,12 @@ def test_other_findings_need_no_baseline_either(kind, value, is_one):
 
 
 def test_a_name_with_head_dims_claims_these_alone():
-    narrowed = candidates.find("twin.fp16@64,128")
+    narrowed = registry.find("twin.fp16@64,128")
     assert (narrowed.name, narrowed.head_dims) == ("twin.fp16@64,128", (64, 128))
     told = introduce("twin.fp16@64,128", "quick")
     assert [claim for claim in told.claims if claim.startswith("head_dim")] == ["head_dim 64", "head_dim 128"]
-    assert candidates.find("twin.fp16+stale_v@64").fault is not None
+    assert registry.find("twin.fp16+stale_v@64").fault is not None
     with pytest.raises(ValueError, match=r"triton_tutorial.* takes head_dim 64, not 128"):
-        candidates.find("twin.triton_tutorial.fp16@128")
+        registry.find("twin.triton_tutorial.fp16@128")
     with pytest.raises(ValueError, match="are numbers"):
-        candidates.find("twin.fp16@wide")
+        registry.find("twin.fp16@wide")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fa3verify import candidates, coverage, gate
+from fa3verify import coverage, gate
 from fa3verify.campaign import tasks, verify
 from fa3verify.cli.main import main
+from fa3verify.kernels import registry
 
 # An FP8 kernel that rounds P to e4m3, and nothing else beyond binary32; for one head_dim, so that it is judged quickly.
 KERNEL = """
@@ -88,9 +89,9 @@ def test_a_file_is_loaded_by_its_path_and_not_taken_for_another_module(tmp_path,
     monkeypatch.syspath_prepend(str(tmp_path))  # which undoes what loading adds
     (tmp_path / "my_own_kernel.py").write_text(KERNEL.format(growth=0.0))
     reference = f"{tmp_path}/my_own_kernel.py:kernel"
-    assert candidates.find(reference).name == reference
+    assert registry.find(reference).name == reference
     (tmp_path / "json.py").write_text(KERNEL.format(growth=0.0))
     with pytest.raises(ValueError, match=r"the module json is .*: rename"):
-        candidates.find(f"{tmp_path}/json.py:kernel")
+        registry.find(f"{tmp_path}/json.py:kernel")
     with pytest.raises(ValueError, match=r"there is no file .*nowhere\.py"):
-        candidates.find(f"{tmp_path}/nowhere.py:kernel")
+        registry.find(f"{tmp_path}/nowhere.py:kernel")

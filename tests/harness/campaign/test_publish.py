@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fa3verify import candidates
-from fa3verify.campaign import atlas, publish, replay, tasks, verify
+from fa3verify.campaign import atlas, publish, replay, replay_files, tasks, verify
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
+from fa3verify.kernels import twins
 from fa3verify.studies import accumulator_loss
 from tests.harness.campaign.test_atlas import Here
 
@@ -30,7 +30,7 @@ def small_campaign(settings: verify.Settings, progress: Any) -> dict[str, Any]:
     few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
     summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
     summary["started"] = "2026-01-01T00:00:00+00:00"
-    replay.write_all(summary, settings.out)
+    replay_files.write_all(summary, settings.out)
     return summary
 
 
@@ -38,7 +38,7 @@ def small_campaign(settings: verify.Settings, progress: Any) -> dict[str, Any]:
 def published(tmp_path_factory) -> tuple[atlas.Atlas, Path, list[str]]:
     """An atlas of a right kernel, a faulty one, a library that fails, and one that is not there."""
     out, told = tmp_path_factory.mktemp("published"), []
-    known = {"absent.fp16": replace(candidates.twin("fp16", name="absent.fp16"), unavailable="no such package")}
+    known = {"absent.fp16": replace(twins.twin("fp16", name="absent.fp16"), unavailable="no such package")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "run", small_campaign)
         patch.setattr(publish, "_losses", lambda settings, names: [(name, LOSS) for name in names])
@@ -78,24 +78,24 @@ def test_every_family_has_its_largest_case_in_the_replay_file_of_its_kernel(publ
         found = entry(made, name)
         assert [row.family for row in found.families] == ["normal", "peaky"]
         for row in found.families:
-            holds, words, again = replay.run(replay.read(out / row.replay), family=row.family)
+            holds, words, again = replay.run(replay_files.read(out / row.replay), family=row.family)
             assert holds
             assert again is not None
             assert again["ratio_max"] == row.figures["ratio_max"]
             assert words.endswith(row.largest)
-        _, _, both = replay.run(replay.read(out / found.families[0].replay))
+        _, _, both = replay.run(replay_files.read(out / found.families[0].replay))
         assert both is not None
         assert both["cases"] == 2
 
 
 def test_a_family_that_a_replay_file_does_not_have_is_refused_by_name(published):
     made, out, _ = published
-    body = replay.read(out / entry(made, "twin.fp16").families[0].replay)
+    body = replay_files.read(out / entry(made, "twin.fp16").families[0].replay)
     with pytest.raises(ValueError, match=r"no family 'nrmal'; it has .*normal"):
         replay.run(body, family="nrmal")
     finding = entry(made, "twin.fp16+stale_v").findings[0]
     with pytest.raises(ValueError, match="not one of the largest case of every family"):
-        replay.run(replay.read(out / str(finding.replay)), family="normal")
+        replay.run(replay_files.read(out / str(finding.replay)), family="normal")
 
 
 def test_the_first_finding_of_every_cause_has_a_replay_file_that_finds_it_again(published):
@@ -106,7 +106,7 @@ def test_the_first_finding_of_every_cause_has_a_replay_file_that_finds_it_again(
     stored = [finding for finding in found.findings if finding.replay]
     assert {finding.cause for finding in stored} == causes
     for finding in stored:
-        assert not replay.run(replay.read(out / str(finding.replay)))[0]
+        assert not replay.run(replay_files.read(out / str(finding.replay)))[0]
     named = {row.replay for e in made.entries for row in (*e.families, *e.findings, *e.properties) if row.replay}
     assert named == {path.relative_to(out).as_posix() for path in (out / "worst").iterdir()}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fa3verify import operations
-from fa3verify.campaign import replay
+from fa3verify.campaign import replay_files
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
@@ -275,11 +275,11 @@ def test_files_of_names_that_look_alike_do_not_overwrite_each_other(tmp_path):
         {"kernel": "k", "family": name, "case": {"number": i}, "measures": {"ratio_max": 0.5}}
         for i, name in enumerate(names)
     ]
-    replay.write_all({"failures": [], "cases": cases, "kernels": [kernel]}, tmp_path)
+    replay_files.write_all({"failures": [], "cases": cases, "kernels": [kernel]}, tmp_path)
     paths = [family["replay"] for family in kernel["families"]]
     assert len(set(paths)) == len(names)
     for i, (name, path) in enumerate(zip(names, paths, strict=True)):
-        body = replay.read(tmp_path / path)
+        body = replay_files.read(tmp_path / path)
         assert (body["kernel"], body["what"]) == ("k", f"family {name}")
         assert body["content"]["cases"] == [{"number": i}]
     assert sorted(tmp_path.glob("worst/*")) == sorted(tmp_path / path for path in paths)

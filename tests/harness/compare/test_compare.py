@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.candidates import Result, find
 from fa3verify.cli.main import main
 from fa3verify.compare import compare_kernels, compare_over
 from fa3verify.compare.axes import AXES, axis_of
@@ -20,6 +19,8 @@ from fa3verify.compare.named import configured
 from fa3verify.compare.run import RECIPES
 from fa3verify.compare.table import KERNELS, compared, page
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.registry import find
+from fa3verify.operations.forward import Result
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 STORED = Path(__file__).parents[3] / "reports" / "invariance"

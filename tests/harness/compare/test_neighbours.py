@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.plan.choose import config_of
-from fa3verify.candidates import Candidate, Result
 from fa3verify.cli.main import main
 from fa3verify.compare import compare_over
 from fa3verify.compare.axes import axis_of
@@ -17,6 +16,8 @@ from fa3verify.compare.named import configured
 from fa3verify.compare.problems import LONG, SIZES
 from fa3verify.compare.reasons import splits_of
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations.forward import Result
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 NEIGHBOURS = axis_of("neighbours")

@@ -14,7 +14,6 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify import gate
 from fa3verify.adapters.functions import array_candidate
-from fa3verify.candidates import find
 from fa3verify.cases import Case
 from fa3verify.cli.main import main
 from fa3verify.hunt import Difference, OverBaseline, Ratio, hunt
@@ -23,6 +22,7 @@ from fa3verify.hunt.objectives import LEAST_DIFFERENCE, Call, objective_from, un
 from fa3verify.hunt.search import value_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge
+from fa3verify.kernels.registry import find
 
 BASELINE = gate.shipped_baseline("quick", 0)
 assert BASELINE is not None

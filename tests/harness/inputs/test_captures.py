@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 import fa3verify
 from fa3_reference.attention import attention
-from fa3verify import candidates
-from fa3verify.campaign import replay
+from fa3verify.campaign import replay, replay_files
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce_all
 from fa3verify.campaign.pool import IsolatingPool
@@ -24,6 +23,7 @@ from fa3verify.cases import Case
 from fa3verify.cli.main import main
 from fa3verify.inputs import captures
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels import registry
 
 ROOT = Path(__file__).parents[3]
 
@@ -146,9 +146,9 @@ def test_a_file_without_keys_and_a_folder_without_files_are_refused(tmp_path):
 def test_values_beyond_fp16_are_for_kernels_whose_format_holds_them(tmp_path):
     (capture,) = captures.list_captures(stored(tmp_path, v=tensors()["v"] * 1e5))
     quick = PROFILES["quick"]
-    taken = {name: captured_case(candidates.find(f"twin.{name}"), capture, quick, 0) for name in ("bf16", "e4m3")}
+    taken = {name: captured_case(registry.find(f"twin.{name}"), capture, quick, 0) for name in ("bf16", "e4m3")}
     assert all(taken.values())
-    assert captured_case(candidates.find("twin.fp16"), capture, quick, 0) is None
+    assert captured_case(registry.find("twin.fp16"), capture, quick, 0) is None
     with pytest.raises(ValueError, match=r"layer00\.npz holds values up to .*, fp16 ends at 65504"):
         capture.problem()
 
@@ -184,9 +184,9 @@ def test_kernels_are_judged_on_own_files_and_replays_find_them_again(tmp_path, m
     ratios = {k["name"]: k["worst_ratio"] for k in summary["kernels"]}
     assert ratios["twin.e4m3"] < 1
     assert ratios["twin.fp16+wrong_softmax_scale"] > 1
-    replay.write_all(summary, Path("out"))
+    replay_files.write_all(summary, Path("out"))
     failed = next(f for f in summary["failures"] if f["what"] == "L1 error / bound")
-    body = replay.read(Path("out") / failed["replay"])
+    body = replay_files.read(Path("out") / failed["replay"])
     assert not replay.run(body)[0]
     assert replay.run(body, "twin.fp16")[0]
     shutil.move("own", "moved")
@@ -202,7 +202,7 @@ def test_kernels_are_judged_on_own_files_and_replays_find_them_again(tmp_path, m
 
 def test_a_figure_that_moved_on_an_own_file_is_compared_again_on_that_file(tmp_path):
     (capture,) = captures.list_captures(stored(tmp_path))
-    kernel = candidates.find("twin.fp16")
+    kernel = registry.find("twin.fp16")
     case = captured_case(kernel, capture, PROFILES["quick"], 0)
     assert case is not None
     moved = {"family": "captured:layer00", "profile": "quick", "seed": 0, "measure": "rel_rmse_seen"}

@@ -10,12 +10,13 @@ import pytest
 from fa3_reference.attention import attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.problem import AttentionProblem
-from fa3verify import calls, candidates, operations
+from fa3verify import calls, operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.cases import Case
 from fa3verify.inputs.loss import CLASSES, readout_dout
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
+from fa3verify.kernels import record, registry
 from fa3verify.properties import run_law
 from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS, SHIFTS
 from fa3verify.properties.gradients import GRADIENT_LAWS
@@ -25,8 +26,8 @@ NAME = "twin.flash3.dew.backward.{}"
 CASE = Case(NAME.format("fp16"), AttentionProblem(1, 2, 1, 30, 50, 64), Recipe("normal", seed=2), operation="backward")
 
 
-def twin(dtype: str = "fp16", fault: str = "") -> candidates.Candidate:
-    return candidates.find(NAME.format(dtype) + (f"+{fault}" if fault else ""))
+def twin(dtype: str = "fp16", fault: str = "") -> record.Candidate:
+    return registry.find(NAME.format(dtype) + (f"+{fault}" if fault else ""))
 
 
 def test_the_twin_passes_and_its_case_survives_json() -> None:
@@ -88,7 +89,7 @@ def test_a_campaign_has_cases_of_grouped_heads_several_blocks_and_windows() -> N
 
 @pytest.mark.parametrize("rule", LAWS, ids=lambda law: law.name)
 def test_the_twin_obeys_every_law_of_gradients(rule) -> None:
-    kernel = twin("bf16") if rule.applies(twin("bf16")) else candidates.find("twin.backward.bf16")
+    kernel = twin("bf16") if rule.applies(twin("bf16")) else registry.find("twin.backward.bf16")
     outcome = run_law(rule, kernel, max_examples=2, seed=1)
     assert (outcome.status, outcome.violation) == ("pass", None)
 

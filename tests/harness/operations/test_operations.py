@@ -10,13 +10,14 @@ import pytest
 
 from fa3_kernels.twin.faults import QuantizerFault
 from fa3_reference.problem import AttentionProblem
-from fa3verify import candidates, operations
+from fa3verify import operations
 from fa3verify.campaign import replay
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.cases import Case
 from fa3verify.gpu.candidates import gpu
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judgement import judge, passes
+from fa3verify.kernels import record, registry, twins
 from fa3verify.operations import WrongOutput
 from fa3verify.operations.forward import Result
 
@@ -90,7 +91,7 @@ def test_a_kernel_of_another_operation_does_not_replay_a_case():
 
 
 def test_the_quantisers_quick_cases_have_every_option():
-    cases = family_cases(candidates.find("twin.quantize"), "normal", PROFILES["quick"], 0)
+    cases = family_cases(registry.find("twin.quantize"), "normal", PROFILES["quick"], 0)
     problems, changes = [case.problem for case in cases], [dict(case.changes) for case in cases]
     assert any(p.is_varlen for p in problems)
     assert any(p.group > 1 and c.get("scope") == "head" for p, c in zip(problems, changes))
@@ -107,7 +108,7 @@ def test_the_quantisers_quick_cases_have_every_option():
 @pytest.mark.parametrize("name", ["twin.fp16", "twin.e4m3", "twin.e4m3_chained", "gluon.fp16", "gluon.e4m3_chained"])
 @pytest.mark.parametrize("profile", ["quick", "release"])
 def test_the_forwards_cases_have_every_configuration_that_its_kernel_can_take(name, profile):
-    kernel = next(c for c in (*candidates.BUILT_IN, *candidates.ON_REQUEST, *gpu()) if c.name == name)
+    kernel = next(c for c in (*twins.BUILT_IN, *twins.ON_REQUEST, *gpu()) if c.name == name)
     values: dict[str, set] = {}
     cases = [
         c for family in families(kernel, PROFILES[profile]) for c in family_cases(kernel, family, PROFILES[profile], 0)
@@ -125,12 +126,12 @@ def test_the_forwards_cases_have_every_configuration_that_its_kernel_can_take(na
 
 
 def test_a_kernel_that_names_no_fields_is_given_its_own_configuration():
-    kernel = replace(candidates.find("twin.e4m3"), changeable=frozenset())
+    kernel = replace(registry.find("twin.e4m3"), changeable=frozenset())
     assert not any(case.changes for case in family_cases(kernel, "normal", PROFILES["release"], 0))
 
 
 def test_outputs_too_small_for_fp16_stay_in_bf16():
-    kernel = candidates.find("twin.e4m3")
+    kernel = registry.find("twin.e4m3")
     changes = {
         family: [dict(case.changes) for case in family_cases(kernel, family, PROFILES["quick"], 0)]
         for family in ("faint", "tiny")
@@ -138,9 +139,9 @@ def test_outputs_too_small_for_fp16_stay_in_bf16():
     assert [any("out_dtype" in c for c in changes[family]) for family in changes] == [False, True]
 
 
-def _with_one_code_moved(name: str, index: tuple[int, ...]) -> candidates.Candidate:
+def _with_one_code_moved(name: str, index: tuple[int, ...]) -> record.Candidate:
     """The twin but for one code that is the next number."""
-    twin = candidates.find("twin.quantize")
+    twin = registry.find("twin.quantize")
 
     def run(problem, operands, config):
         stored = twin.run(problem, operands, config)
@@ -153,8 +154,8 @@ def _with_one_code_moved(name: str, index: tuple[int, ...]) -> candidates.Candid
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_a_single_wrong_code_breaks_the_bound(name):
-    sound = judge(candidates.find("twin.quantize"), CASE)
-    assert passes(candidates.find("twin.quantize"), sound.measures)
+    sound = judge(registry.find("twin.quantize"), CASE)
+    assert passes(registry.find("twin.quantize"), sound.measures)
     kernel = _with_one_code_moved(name, (0, 7, 0, 5))
     judged = judge(kernel, CASE)
     assert judged.measures["ratio_max"] > 100
@@ -163,19 +164,19 @@ def test_a_single_wrong_code_breaks_the_bound(name):
 
 @pytest.mark.parametrize("fault", QuantizerFault)
 def test_a_faulty_quantiser_differs_from_its_twin(fault):
-    kernel = replace(candidates.find(f"twin.quantize+{fault}"), twin="twin.quantize")
-    cases = family_cases(candidates.find("twin.quantize"), "normal", PROFILES["quick"], 0)
+    kernel = replace(registry.find(f"twin.quantize+{fault}"), twin="twin.quantize")
+    cases = family_cases(registry.find("twin.quantize"), "normal", PROFILES["quick"], 0)
     assert any(judge(kernel, case).measures["bits_differing"] for case in cases)
 
 
 def test_faults_belong_to_an_operation():
     with pytest.raises(ValueError, match="unknown fault 'stale_v' of quantize; known are neighbour_descale"):
-        candidates.find("twin.quantize+stale_v")
+        registry.find("twin.quantize+stale_v")
 
 
 def test_a_default_softmax_scale_is_the_quantisers_own(monkeypatch):
     """A wrong default is found, although every problem states a number."""
-    kernel = candidates.find("twin.quantize")
+    kernel = registry.find("twin.quantize")
     problem = AttentionProblem(1, 2, 1, 70, 33, 64, dtype="e4m3")
     default = Case(kernel.name, problem, Recipe("normal"), changes=(("subtract_k_mean", True),), operation="quantize")
     stated = replace(default, problem=replace(problem, softmax_scale=0.5))

@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
-from fa3verify.candidates import Candidate, Result, twin
+from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.twins import twin
+from fa3verify.operations.forward import Result
 
 Wrap = Callable[[Candidate, AttentionProblem, Operands, object], Result]
 

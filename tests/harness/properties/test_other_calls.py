@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import candidates
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels import registry
 from fa3verify.properties import Trial, find_law, replay_trial, run_law
 from fa3verify.properties.merging import merged
 from tests.harness.adapters import ideals
@@ -52,7 +52,7 @@ def test_a_mistake_from_the_third_sequence_or_head_on_is_found_by_permuting_them
 
 
 def test_permutations_are_of_three_and_more():
-    law, kernel, seen = find_law(ORDER), candidates.find("twin.fp16"), []
+    law, kernel, seen = find_law(ORDER), registry.find("twin.fp16"), []
 
     def note(candidate, trial):
         seen.append((trial.case.problem.batch, trial.case.problem.nheads_kv))
@@ -74,7 +74,7 @@ def test_a_correct_kernel_of_another_order_agrees_with_itself_within_its_bounds(
 @pytest.mark.parametrize("name", ["twin.flash3.bf16", "twin.flash2.fp16", "twin.cudnn.bf16", "twin.e4m3_chained"])
 @pytest.mark.parametrize("law", NEW)
 def test_twins_of_released_kernels_obey_the_laws_of_other_calls(law, name):
-    outcome = run_law(find_law(law), candidates.find(name), max_examples=12, seed=0)
+    outcome = run_law(find_law(law), registry.find(name), max_examples=12, seed=0)
     assert outcome.violation is None, f"{outcome.trial.describe()}\n{outcome.violation.message}"
 
 
@@ -84,7 +84,7 @@ def test_an_appended_key_of_no_weight_changes_no_bit_where_that_is_claimed():
     trial = Trial(APPENDED, case, {"before": 129, "score": "lowest"})
     assert "of no weight" in replay_trial(APPENDED, claims, trial).message
     assert replay_trial(APPENDED, claims_not, trial) is None
-    assert replay_trial(APPENDED, candidates.find("twin.fp16"), trial) is None
+    assert replay_trial(APPENDED, registry.find("twin.fp16"), trial) is None
 
 
 def test_parts_whose_lse_and_out_err_as_much_as_they_may_merge_within_the_bound():

@@ -10,9 +10,10 @@ import pytest
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.candidates import Candidate, twin
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.twins import twin
 from fa3verify.properties import POLICY, Rule, Trial, replay_trial
 
 LAW = "special_values_follow_policy"

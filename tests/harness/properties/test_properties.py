@@ -13,9 +13,12 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.candidates import Candidate, Result, find, twin
 from fa3verify.cases import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.registry import find
+from fa3verify.kernels.twins import twin
+from fa3verify.operations.forward import Result
 from fa3verify.properties import LAWS, Trial, find_law, replay_trial, run_law
 
 DTYPES = ("fp16", "bf16", "e4m3")

@@ -10,7 +10,7 @@ import pytest
 
 from fa3verify import __version__
 from fa3verify.campaign import atlas
-from fa3verify.candidates import Identity
+from fa3verify.kernels.record import Identity
 from fa3verify.report import atlas_page, atlas_tables, moved
 from fa3verify.report.atlas_page import write_pages
 from tests.harness.report.test_report import _parse

@@ -89,7 +89,7 @@ def test_each_family_has_the_bound_of_its_own_order():
 
 def test_a_plan_is_made_without_numba():
     """Who launches a kernel does not wait for a compiler of CPU loops, whatever a family tells its bound."""
-    program = "import sys, fa3_kernels.plan.plan, fa3verify.candidates; print('numba' in sys.modules)"
+    program = "import sys, fa3_kernels.plan.plan, fa3verify.kernels; print('numba' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
 

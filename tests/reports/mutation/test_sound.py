@@ -6,7 +6,7 @@ import pytest
 
 from fa3_reports.mutation import sound, tables
 from fa3_reports.mutation.sound import Tally
-from fa3verify import candidates
+from fa3verify.kernels import registry
 from fa3verify.properties import LAWS
 
 LAW_NAMES = {law.name for law in LAWS}
@@ -26,7 +26,7 @@ def test_every_kernel_is_there_and_has_properties_and_families():
     tasks = list(sound._tasks())
     assert {kernel for kernel, _ in tasks} == set(sound.KERNELS)
     assert all((kernel, "normal") in tasks for kernel in sound.KERNELS)
-    assert all(any(candidates.find(kernel).name == k and t in LAW_NAMES for k, t in tasks) for kernel in sound.KERNELS)
+    assert all(any(registry.find(kernel).name == k and t in LAW_NAMES for k, t in tasks) for kernel in sound.KERNELS)
 
 
 def _three_trials(kernel: str, task: str, seed: int) -> Tally:

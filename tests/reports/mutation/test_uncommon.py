@@ -7,8 +7,8 @@ import pytest
 from fa3_reports.mutation import museum, uncommon
 from fa3_reports.mutation.examine import examine, found_by
 from fa3_reports.mutation.forward_faults import Rewrite
-from fa3verify import candidates
 from fa3verify.coverage import COVER
+from fa3verify.kernels import registry
 from tests.sampling import sampled
 
 # Quick ones, and three of the covering array; the command `python -m fa3_reports mutants uncommon` examines all.
@@ -42,4 +42,4 @@ def test_what_is_planted_in_a_line_finds_that_line(exhibit):
 
 @pytest.mark.parametrize("task", sorted({exhibit.task for exhibit in TRIED} - {COVER}))  # a campaign has that one
 def test_the_sound_twin_passes_the_same_tasks(task):
-    assert found_by(candidates.find("twin.fp16"), task, "quick", 0) == ()
+    assert found_by(registry.find("twin.fp16"), task, "quick", 0) == ()

@@ -15,14 +15,15 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
-from fa3verify import candidates, coverage
+from fa3verify import coverage, operations
 from fa3verify import gpu as gpu_room
 from fa3verify.campaign import tasks
 from fa3verify.campaign.profiles import PROFILES, family_cases
-from fa3verify.candidates import find
 from fa3verify.cli.main import main
 from fa3verify.gpu.candidates import gpu
 from fa3verify.judgement import judge
+from fa3verify.kernels import loading, record, registry, twins
+from fa3verify.kernels.registry import find
 from fa3verify.properties import runner
 from fa3verify.properties.structure import STRUCTURE_LAWS
 
@@ -35,11 +36,11 @@ def beside_third_party(monkeypatch):
 
 def test_every_twin_takes_every_fault():
     for fault in Fault:
-        assert candidates.find(f"twin.e4m3+{fault}").fault is fault
+        assert registry.find(f"twin.e4m3+{fault}").fault is fault
 
 
 def test_a_kernel_is_never_sent_what_it_does_not_support():
-    kernel = candidates.Candidate("k", "fp16", lambda *a: None, default_config, frozenset({"causal"}))
+    kernel = record.Candidate("k", "fp16", lambda *a: None, default_config, frozenset({"causal"}))
     plain = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 8, "seqlen_k": 8, "head_dim": 64}
     assert kernel.supports(AttentionProblem(**plain, causal=True))
     assert not kernel.supports(AttentionProblem(**plain, softcap=1.0))
@@ -58,7 +59,7 @@ def test_a_kernel_is_never_sent_what_it_does_not_support():
     ],
 )
 def test_a_twin_of_a_released_kernel_runs_its_familys_order_and_refuses_what_it_does_not_know(name, refused):
-    kernel = candidates.find(name)
+    kernel = registry.find(name)
     plain = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 64, "seqlen_k": 64, "head_dim": 64}
     problem = AttentionProblem(**plain, dtype=kernel.dtype)
     assert kernel.supports(problem)
@@ -156,7 +157,7 @@ def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
 
     case = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
     for fault, differs in ((None, False), (Fault.TRUNCATED_OUTPUT, True)):
-        kernel = replace(candidates.twin("fp16", fault=fault), twin="twin.fp16")
+        kernel = replace(twins.twin("fp16", fault=fault), twin="twin.fp16")
         count = judge(kernel, case).measures["bits_differing"]
         assert (count > 0) == differs
         family = {"family": "normal", "bits_differing": count}
@@ -176,11 +177,11 @@ GPU_FORWARDS = [kernel for kernel in gpu() if kernel.operation == "forward"]
 
 
 def test_gpu_kernels_are_listed_with_the_reason_they_cannot_run():
-    listed = {c.name: c for c in candidates.discover().values() if c.name.startswith("gluon.")}
+    listed = {c.name: c for c in registry.discover().values() if c.name.startswith("gluon.")}
     assert set(listed) == GPU_KERNELS
     for kernel in listed.values():
         assert kernel.twin is not None
-        assert candidates.find(kernel.twin).dtype == kernel.dtype
+        assert registry.find(kernel.twin).dtype == kernel.dtype
         assert kernel.unavailable == gpu_room.unavailable()
 
 
@@ -200,7 +201,7 @@ def test_gpu_kernels_take_what_their_launch_takes():
 def test_a_gpu_kernel_and_its_twin_have_one_configuration():
     for kernel in GPU_FORWARDS:
         problem = AttentionProblem(1, 4, 4, 256, 512, 128, dtype=kernel.dtype, causal=True)
-        assert kernel.configure(problem) == candidates.find(kernel.twin).configure(problem)
+        assert kernel.configure(problem) == registry.find(kernel.twin).configure(problem)
 
 
 def test_a_gpu_kernel_refuses_a_configuration_that_no_launch_has():
@@ -215,7 +216,7 @@ def test_a_gpu_kernel_refuses_a_configuration_that_no_launch_has():
 @pytest.mark.parametrize("name", ["gluon.fp16", "gluon.e4m3"])
 def test_no_law_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name, law):
     kernel = next(c for c in gpu() if c.name == name)
-    twin = candidates.find(kernel.twin)
+    twin = registry.find(kernel.twin)
 
     def run(problem, operands, config):
         kernel.run.__self__.launch_options(problem, config)
@@ -240,7 +241,7 @@ def test_no_case_of_the_covering_array_asks_a_gpu_kernel_for_a_configuration_tha
 def test_a_kernel_without_block_descales_is_never_sent_any():
     from fa3verify.campaign.profiles import PROFILES, family_cases
 
-    per_head = replace(candidates.twin("e4m3"), features=candidates.FEATURES - {"block_descale"})
+    per_head = replace(twins.twin("e4m3"), features=operations.FEATURES - {"block_descale"})
     schemes = {case.scheme.granularity for case in family_cases(per_head, "normal", PROFILES["quick"], 0)}
     assert schemes == {"head"}
 
@@ -252,14 +253,14 @@ def test_a_replay_fails_while_a_bit_differs_from_the_twin(monkeypatch):
 
     case = Case("k", AttentionProblem(1, 1, 1, 8, 500, 64), Recipe("normal"))
     body = {"kernel": "k", "what": "L0 bits that differ from the twin", "content": case.to_json()}
-    twin, find = candidates.twin("fp16"), candidates.find
+    twin, find = twins.twin("fp16"), registry.find
     for num_splits, holds in ((1, True), (3, False)):
 
         def run(problem, operands, config, num_splits=num_splits):
             return twin.run(problem, operands, replace(config, num_splits=num_splits))
 
         kernel = replace(twin, name="k", twin="twin.fp16", run=run)
-        monkeypatch.setattr(candidates, "find", lambda name, kernel=kernel: kernel if name == "k" else find(name))
+        monkeypatch.setattr(registry, "find", lambda name, kernel=kernel: kernel if name == "k" else find(name))
         passes, _, measures = replay.run(body)
         assert measures["ratio_max"] <= 1
         assert passes is holds
@@ -277,10 +278,10 @@ def test_a_known_defect_of_a_released_kernel_comes_out_by_itself():
 def test_a_file_that_is_not_there_is_named_with_the_folder_that_it_was_sought_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=rf"no file absent\.py in {tmp_path}"):
-        candidates.load("absent.py:kernel")
+        loading.load("absent.py:kernel")
 
 
-KNOWN = candidates.discover()
+KNOWN = registry.discover()
 PAIRS = sorted(
     (name, twin)
     for name, kernel in KNOWN.items()
@@ -335,7 +336,7 @@ def test_a_file_that_gives_no_kernel_is_a_mistake_of_usage_that_says_what_to_wri
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ValueError, match="kernel '") as caught:
-        candidates.load(f"{module}.py:{function}")
+        loading.load(f"{module}.py:{function}")
     assert type(caught.value) is ValueError  # and no finding of the kernel
     assert words in str(caught.value)
 

@@ -1,0 +1,325 @@
+"""What a kernel is to the harness: how it is called, what it takes, and what it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from fa3_kernels.plan.config import Setting
+from fa3_reference.problem import AttentionProblem, Dtype
+from fa3verify import operations
+from fa3verify.operations import AnyConfig
+from fa3verify.policy import DEFAULT, Policy
+from fa3verify.text import MOST_BYTES, one_line
+
+if TYPE_CHECKING:
+    from fa3_reference.bounds import BackwardModel, KernelModel
+    from fa3verify.cases import Case
+
+
+Accumulator = Literal["fp32", "wgmma", "either"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What exactly was judged; None is what a kernel does not say. Every text is one line of at most 4 KiB.
+
+    Parameters
+    ----------
+    version : str, optional
+        Of the library.
+    file, sha256 : str, optional
+        Name and hash of its binary, or of the sources that stand for one.
+    device : str, optional
+        GPU, or what else it ran on.
+    """
+
+    version: str | None = None
+    file: str | None = None
+    sha256: str | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if (text := getattr(self, field.name)) is not None:
+                object.__setattr__(self, field.name, one_line(text, MOST_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel under judgement.
+
+    Parameters
+    ----------
+    name : str
+        Unique, such as ``twin.fp16``.
+    dtype : {"fp16", "bf16", "e4m3"}
+        Format of its operands, of a quantiser that of its codes.
+    run : callable
+        ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a
+        forward :class:`Result`).
+    configure : callable
+        ``configure(problem)``: the operation's configuration (for a forward ``Config``). ValueError if unsupported.
+    features : frozenset of str
+        Subset of :data:`fa3verify.operations.FEATURES`, and of a backward
+        :data:`fa3verify.operations.LSE_GRADIENT`; problems that need others are never sent.
+    description : str
+        One line for lists of kernels.
+    unavailable : str, optional
+        Why it cannot run here.
+    fault : StrEnum, optional
+        The planted mistake of a faulty twin.
+    twin : str, optional
+        Name of the twin whose bits it must equal (the verdict's part "bits").
+    operation : str
+        What it computes: a name in :data:`fa3verify.operations.OPERATIONS`.
+    order : callable, optional
+        ``order(config)``: the :class:`fa3_reference.bounds.KernelModel` of a forward, or the
+        :class:`fa3_reference.bounds.model.BackwardModel` of a backward, which states its order of operations and is
+        what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a family that is known.
+        Without it the bound is the wider one of any order (:mod:`fa3verify.hypotheses`).
+    accumulator : {"fp32", "wgmma", "either"}, optional
+        Of a kernel without ``order``, how it adds products: in binary32, in Hopper's tensor core, or either. By default
+        its device decides.
+    device : str
+        Where its arrays live, as torch names it: "cpu", "cuda" or "cuda:1".
+    changeable : frozenset of str
+        Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
+    policy : Policy
+        What it does by design where no arithmetic says what is right.
+    bitwise : frozenset of str, optional
+        Names of the properties it claims among those that demand equal bits of calls that differ; all by default. Of
+        the others those of kind "agreement" hold within the bounds; the rest are reported as not claimed.
+    head_dims : tuple of int, optional
+        The only ones it takes; without it, those that ``configure`` does not refuse.
+    seqlen_multiple, min_seqlen : int
+        Every length of queries and keys is a multiple of the one and at least the other; problems are adapted to that
+        (:func:`fa3verify.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys as well.
+    fixes_config : bool
+        Its configuration follows from the problem, but for what is ``changeable``: a property that keeps the
+        configuration of another problem is not tried on it.
+    launchable : callable, optional
+        ``launchable(problem, config)`` raises ValueError where no launch of a problem has a configuration. Without it
+        every configuration that ``changeable`` leads to can be run.
+    identity : callable, optional
+        ``identity()``: fields of :class:`Identity` by name, for stored judgements. Asked once in a campaign, where the
+        kernel runs.
+
+    Raises
+    ------
+    ValueError
+        For an unknown accumulator, or one beside an order or of a quantiser.
+    """
+
+    name: str
+    dtype: Dtype
+    run: Callable[..., object]
+    configure: Callable[[AttentionProblem], AnyConfig]
+    features: frozenset[str]
+    description: str = ""
+    unavailable: str | None = None
+    fault: StrEnum | None = None
+    twin: str | None = None
+    operation: str = operations.FORWARD
+    order: Callable[[Any], KernelModel | BackwardModel] | None = None
+    accumulator: Accumulator | None = None
+    device: str = "cpu"
+    changeable: frozenset[str] = frozenset()
+    policy: Policy = DEFAULT
+    bitwise: frozenset[str] | None = None
+    head_dims: tuple[int, ...] | None = None
+    seqlen_multiple: int = 1
+    min_seqlen: int = 0
+    fixes_config: bool = False
+    launchable: Callable[..., object] | None = None
+    identity: Callable[[], Mapping[str, str | None]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.accumulator is None:
+            return
+        if self.accumulator not in (known := get_args(Accumulator)):
+            raise ValueError(f"accumulator must be among {', '.join(known)}, got {self.accumulator!r}")
+        if self.order is not None or self.operation == "quantize":
+            why = "its order says how it adds" if self.order is not None else "its bound assumes none"
+            raise ValueError(f"{self.name} takes no accumulator, got {self.accumulator!r}: {why}")
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """What it declares other than the default, in words: its policy, and the sizes that it does not take."""
+        sizes = {"min_seqlen": self.min_seqlen > 0, "seqlen_multiple": self.seqlen_multiple > 1}
+        words = [f"{name} {getattr(self, name)}" for name, is_said in sizes.items() if is_said]
+        if self.head_dims is not None:
+            words.append(f"head_dims {', '.join(map(str, self.head_dims))}")
+        return (*self.policy.exceptions, *words)
+
+    def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Setting]] = ()) -> AnyConfig:
+        """Return the configuration for a problem with some fields changed.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What is computed.
+        changes : iterable of (str, value)
+            Fields of the configuration that differ from what the kernel chooses.
+
+        Returns
+        -------
+        Config, BackwardConfig, GradientConfig or QuantizeConfig
+            Of the kernel's operation.
+
+        Raises
+        ------
+        ValueError
+            If the problem or the changes are unsupported.
+        """
+        config = replace(self.configure(copy(problem)), **dict(changes))
+        if self.launchable is not None:
+            self.launchable(problem, config)
+        return config
+
+    def claims(self, law: str) -> bool:
+        """Tell whether it claims the bits of a property that not every kernel has.
+
+        Parameters
+        ----------
+        law : str
+            Name of the property.
+
+        Returns
+        -------
+        bool
+            True of all properties where :attr:`bitwise` is None.
+        """
+        return self.bitwise is None or law in self.bitwise
+
+    def misfit(self, problem: AttentionProblem) -> str | None:
+        """Return the declared size that a problem does not have; nothing is asked of the kernel.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What would be computed.
+
+        Returns
+        -------
+        str or None
+            The rule in words; None if the problem has all declared sizes.
+        """
+        if self.head_dims is not None and problem.head_dim not in self.head_dims:
+            return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
+        if self.seqlen_multiple > 1 or self.min_seqlen > 0:
+            for n in (n for seq in problem.sequences() for n in (seq.seqlen_q, seq.seqlen_k)):
+                if n % self.seqlen_multiple:
+                    return f"lengths must be multiples of {self.seqlen_multiple}, got {n}"
+                if n < self.min_seqlen:
+                    return f"lengths must be at least {self.min_seqlen}, got {n}"
+        return self.policy.misfit(problem)
+
+    def unreachable(self, problem: AttentionProblem, config: AnyConfig) -> str | None:
+        """Return why no caller can have a problem run in a configuration.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What would be computed.
+        config : Config, BackwardConfig, GradientConfig or QuantizeConfig
+            Of the kernel's operation.
+
+        Returns
+        -------
+        str or None
+            The reason in words; None if a caller can.
+        """
+        if not self.fixes_config:
+            return None
+        try:
+            own = self.configure(copy(problem))
+        except ValueError:  # as the run will say
+            return None
+        if chosen(own, config, self.changeable) is not None:
+            return None
+        return f"a caller chooses {' and '.join(sorted(self.changeable)) or 'nothing'} of a configuration"
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        """Return why the kernel does not take a problem.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What would be computed.
+
+        Returns
+        -------
+        str or None
+            The rule in words; None if the kernel takes the problem.
+        """
+        if problem.dtype != self.dtype:
+            return f"dtype must be {self.dtype}, got {problem.dtype}"
+        if missing := needed_features(problem) - self.features:
+            return f"it does not claim {', '.join(sorted(missing))}"
+        if words := self.misfit(problem):
+            return words
+        try:
+            self.configure(copy(problem))
+        except ValueError as error:
+            return one_line(error)
+        return None
+
+    def check_descales(self, case: Case) -> None:
+        """Check that the kernel claims to take the descales of a case, for it must not be judged by others.
+
+        Parameters
+        ----------
+        case : Case
+            What would be judged.
+
+        Raises
+        ------
+        ValueError
+            If the kernel does not claim them.
+        """
+        if missing := needed_descales(case) - self.features:
+            raise ValueError(f"{self.name} does not claim {', '.join(sorted(missing))}: {case.describe()}")
+
+    def supports(self, problem: AttentionProblem) -> bool:
+        """Tell whether the kernel takes this problem.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What would be computed.
+
+        Returns
+        -------
+        bool
+            Whether :meth:`refusal` has no reason.
+        """
+        return self.refusal(problem) is None
+
+
+def needed_features(problem: AttentionProblem) -> frozenset[str]:
+    """Features of :data:`fa3verify.operations.FEATURES` a problem needs from a kernel."""
+    needs = {
+        "causal": problem.causal,
+        "window": problem.window != (-1, -1),
+        "softcap": problem.softcap > 0,
+        "varlen": problem.is_varlen,
+        "gqa": problem.group > 1,
+        "head_dim_v": problem.head_dim_v != problem.head_dim,
+    }
+    return frozenset(name for name, needed in needs.items() if needed)
+
+
+def needed_descales(case: Case) -> frozenset[str]:
+    """Features of :data:`fa3verify.operations.DESCALES` that a case needs from a kernel."""
+    operation = operations.find(case.operation)
+    return operation.descales_of(case.problem, case.scheme, dict(case.changes))
+
+
+def chosen(own: Any, config: Any, names: Iterable[str]) -> dict[str, Any] | None:
+    """Return the fields of these names by which one configuration becomes another, None if they do not."""
+    found = {name: getattr(config, name) for name in names}
+    return found if replace(own, **found) == config else None

@@ -1,0 +1,146 @@
+"""The CPU twins as kernels under judgement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3verify import __version__, operations
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations.backward import model_of
+from fa3verify.operations.forward import Result, changeable, order_of_family
+from fa3verify.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Callable side of a twin candidate; a record so that it can travel to worker processes."""
+
+    operation: str
+    changes: tuple[tuple[str, Any], ...] = ()
+    fault: StrEnum | None = None
+
+    def configure(self, problem: AttentionProblem) -> Any:
+        return operations.find(self.operation).configure(problem, **dict(self.changes))
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> Any:
+        return operations.find(self.operation).twin(problem, operands, config, self.fault)
+
+    def unrounded(self, problem: AttentionProblem, operands: Operands, config: Any) -> Result:
+        """Run a twin of a forward up to its last rounding: out is float32."""
+        from fa3_kernels.twin.forward import forward
+
+        return Result(*forward(problem, operands, config, ideal=frozenset({"output"}), fault=self.fault))  # type: ignore[arg-type]
+
+    def identity(self) -> dict[str, str | None]:
+        """The twin's own sources, and the version of the kernels whose bits it has."""
+        from fa3_kernels.twin.compiled import source_hash
+
+        traits = traits_of(str(dict(self.changes).get("family", OURS)))
+        version = f"twin of {traits.title} ({traits.version}), fa3verify {__version__}"
+        return {"version": version, "sha256": source_hash(), "device": "CPU"}
+
+
+def twin(
+    dtype: Dtype,
+    *,
+    name: str | None = None,
+    fault: StrEnum | None = None,
+    description: str = "",
+    operation: str = operations.FORWARD,
+    **changes: object,
+) -> Candidate:
+    """Build a twin candidate, optionally with configuration changes or a planted fault."""
+    side = Twin(operation, tuple(sorted(changes.items())), fault)
+    name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
+    features, free = operations.find(operation).features_of(changes), frozenset[str]()
+    if operation == operations.FORWARD:
+        free = changeable(dtype, changes, str(changes.get("family", OURS)))
+    order = model_of if operation == "backward" else order_of_family
+    return Candidate(
+        name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation,
+        order=order, changeable=free, identity=side.identity,
+    )  # fmt: skip
+
+
+# Verified by default.
+BUILT_IN: tuple[Candidate, ...] = (
+    twin("fp16", description="bit-exact CPU twin of the FP16 forward kernel"),
+    twin("bf16", description="bit-exact CPU twin of the BF16 forward kernel"),
+    twin("e4m3", description="bit-exact CPU twin of the FP8 forward kernel, P V promoted every 128 keys"),
+    twin(
+        "e4m3",
+        name="twin.quantize",
+        operation="quantize",
+        description="bit-exact CPU twin of the quantiser to e4m3",
+    ),
+)
+
+
+# How FlashAttention-2 splits the keys follows from how many tiles a call has, so that bits of one sequence and head
+# depend on the others, on packing and on the mask.
+_WHATEVER_THE_SPLITS = frozenset(
+    {
+        "order_of_sequences_and_heads",
+        "repeated_run_is_identical",
+        "schedule_switches_change_no_bit",
+        "score_scaling_by_powers_of_two",
+        "sign_symmetry",
+        "value_channels_are_independent",
+        "value_scaling_by_powers_of_two",
+    }
+)
+
+
+# What kernels of other families declare, the twin as the library and from here alone, so that one verdict can be held
+# against the other: cuDNN runs another kernel for one query, the tutorial masks no tail, and FlashAttention-2 takes a
+# part of the keys whose row sum is NaN for an empty one, so that lse is finite where out is NaN.
+DECLARED: dict[str, dict[str, Any]] = {
+    "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
+    "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},
+    "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
+}
+
+
+# Built in, but verified only when named.
+ON_REQUEST: tuple[Candidate, ...] = (
+    twin(
+        "e4m3",
+        name="twin.e4m3_chained",
+        promotion_interval=0,
+        description="FP8 twin without promotion, as official FlashAttention-3: loses long-context output",
+    ),
+    *(
+        replace(
+            twin(
+                dtype,
+                name=f"twin.{family}.{dtype}",
+                family=family,
+                description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
+            ),
+            **DECLARED.get(family, {}),
+        )
+        for family, traits in FAMILIES.items()
+        if traits.is_reproduced and family != OURS
+        for dtype in traits.dtypes
+    ),
+    *(
+        replace(
+            twin(
+                dtype,
+                name=f"twin.backward.{dtype}" if family == OURS else f"twin.{family}.backward.{dtype}",
+                family=family,
+                operation="backward",
+                description=f"bit-exact CPU twin of the backward of {traits.title} ({traits.version})",
+            ),
+            min_seqlen=1,
+        )
+        for family, traits in FAMILIES.items()
+        if traits.backward is not None
+        for dtype in traits.dtypes
+        if dtype != "e4m3"
+    ),
+)

@@ -1,0 +1,40 @@
+"""Small quantisation schemes that fit a kernel, drawn by Hypothesis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from fa3_reference.hadamard import can_rotate
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn
+
+    from fa3verify.kernels.record import Candidate
+    from fa3verify.properties.trials import Wanted
+
+
+@st.composite
+def small_schemes(draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> QuantScheme:
+    """Draw a scheme whose K and V blocks are whole key tiles of the candidate's configuration."""
+    config: Any = candidate.configure(problem)
+    tile_n = config.tile_n
+    options = ["head", "tensor"]
+    if "block_descale" in candidate.features and wanted.descales != "uniform":
+        options = ["block"] if wanted.descales == "blocks" else ["head", "block", "tensor"]
+    granularity = draw(st.sampled_from(options))
+    if granularity == "head" and problem.group > 1 and "query_head_descale" in candidate.features:
+        granularity = draw(st.sampled_from(("head", "query_head")))  # blocks, which find more, stay as frequent
+    hadamard_seed = draw(st.one_of(st.none(), st.integers(0, 2**16)))
+    return QuantScheme(
+        granularity=granularity,  # type: ignore[arg-type]
+        block_rows_q=draw(st.sampled_from((4, 16) if wanted.descales == "blocks" else (128, 64, 32))),
+        block_rows_k=tile_n if wanted.descales == "blocks" else tile_n * draw(st.sampled_from((1, 2))),
+        block_rows_v=tile_n,
+        power_of_two=draw(st.booleans()),
+        hadamard_seed=hadamard_seed if can_rotate(problem.head_dim) else None,
+        k_mean=problem.softcap == 0 and draw(st.booleans()),
+    )
