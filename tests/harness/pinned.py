@@ -1,4 +1,4 @@
-"""What users' stored results rest on, as short digests: drawn operands, planned cases, and options of the verbs.
+"""What users' stored results rest on, as short digests: drawn operands, planned cases and trials, options of the verbs.
 
     python -m tests.harness.pinned > tests/harness/pinned.json
 
@@ -10,21 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify import space
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.campaign.tasks import plan
 from fa3verify.cli.main import main
+from fa3verify.compare.axes import AXES
 from fa3verify.inputs.recipe import FAMILIES, UNCOMMON, Recipe
-from fa3verify.kernels import registry
+from fa3verify.kernels import record, registry
+from fa3verify.properties.law import Law, Trial
+from fa3verify.properties.runner import run_law
+from fa3verify.properties.table import LAWS
 
 PROBLEM = AttentionProblem(2, 4, 2, 21, 70, 64)
 KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.bf16", "twin.flash2.bf16")
+TRIALS = 5  # the plainest one first
 
 
 def digest(*parts: bytes) -> str:
@@ -65,6 +72,39 @@ def plans() -> dict[str, str]:
     return found
 
 
+def trials() -> dict[str, str]:
+    """Return the digest of the first trials of a property on each kernel that it applies to."""
+    return {law.name: of_json([_trials(law, registry.find(name)) for name in KERNELS]) for law in LAWS}
+
+
+def _trials(law: Law, kernel: record.Candidate) -> list[Any]:
+    drawn: list[Trial] = []
+    run_law(replace(law, check=lambda _, trial: drawn.append(trial)), kernel, max_examples=TRIALS, seed=0)
+    return [trial.to_json() for trial in drawn]
+
+
+def classes() -> dict[str, str]:
+    """Return the digest of a case of every class that a kernel claims, with the classes that it has, by kernel."""
+    found = {}
+    for name in KERNELS:
+        kernel = registry.find(name)
+        chosen = [{dimension: one} for dimension, some in space.claimed(kernel).items() for one in some]
+        cases = [space.case_of(kernel, point, seed) for point in chosen for seed in range(space.TURNS)]
+        found[name] = of_json([(case.to_json(), space.point(kernel, case)) for case in cases])
+    return found
+
+
+def axes() -> dict[str, str]:
+    """Return the digest of the problems that ``compare`` makes of an axis's own values, by axis."""
+    sizes: list[dict[str, Any]] = [{}, {"nheads": 8, "nheads_kv": 4}]
+    found = {}
+    for axis in AXES:
+        fitting = [kernel for name in KERNELS if axis.fits(kernel := registry.find(name))]
+        problems = [axis.problem_for(kernel, x, given) for kernel in fitting for x in axis.values for given in sizes]
+        found[axis.name] = of_json([axis.words, [problem.to_json() for problem in problems]])
+    return found
+
+
 def options() -> dict[str, dict[str, str]]:
     """Return type, range, default and number of every parameter of every verb."""
     verbs = main.commands if isinstance(main, click.Group) else {}
@@ -81,9 +121,12 @@ def _parameter(x: click.Parameter) -> str:
     return ", ".join(fact for fact in facts if fact)
 
 
+TABLES = (draws, plans, trials, classes, axes, options)
+
+
 def all_pinned() -> dict[str, dict[str, Any]]:
     """Return everything, by kind."""
-    return {"draws": draws(), "plans": plans(), "options": options()}
+    return {make.__name__: make() for make in TABLES}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Drawn operands, planned cases and options of the verbs are those that are stored (``tests/harness/pinned.py``)."""
+"""Drawn operands, planned cases and trials, and options of the verbs are those that are stored (``tests/harness/pinned.py``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.harness import pinned
 STORED = json.loads((Path(__file__).parent / "pinned.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("make", [pinned.draws, pinned.plans, pinned.options], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", pinned.TABLES, ids=lambda make: make.__name__)
 def test_what_stored_results_rest_on_is_what_it_was(make: Callable[[], dict[str, Any]]) -> None:
     """A family draws what its baselines were measured on, a profile plans the same cases, a verb takes the same."""
     found = make()
