@@ -1,4 +1,4 @@
-"""Drawn operands, planned cases and trials, and options of the verbs are those that are stored (``tests/harness/pinned.py``)."""
+"""Draws, planned cases, trials and options of the verbs are those that are stored (``tests/harness/pinned.py``)."""
 
 from __future__ import annotations
 
