@@ -20,9 +20,14 @@ PYTHONPATH = os.pathsep.join(str(ROOT / room) for room in ("", "kernels", "simul
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {"PYTHONPATH": PYTHONPATH}
+    kept = {k: v for k, v in os.environ.items() if k == "PYTEST_CURRENT_TEST" or not k.startswith("PYTEST")}
     return subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
