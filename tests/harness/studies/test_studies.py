@@ -16,26 +16,15 @@ from fa3verify.studies import (
     accumulator_loss,
     budget,
     errors,
-    growth,
     outliers,
     paper,
     ratio_map,
     rotation,
-    usage,
 )
 from fa3verify.studies.growth import slope
 from fa3verify.studies.study import Variable, flatten, pivot
-
-TINY = (  # one cheap unit of each study, by its own function and arguments
-    (paper.STUDY, [u for u in paper.units("quick", 0) if "flash_fp16" in u.kwargs["variants"]][:1]),
-    (outliers.STUDY, outliers.units("quick", 0)[:2]),
-    (errors.STUDY, errors.units("quick", 0)[::5]),
-    (ratio_map.STUDY, ratio_map.units("quick", 0)[-2:]),
-    (growth.STUDY, growth.units("quick", 0)[:2]),
-    (usage.STUDY, usage.units("quick", 0)[:5]),
-    (budget.STUDY, budget.units("quick", 0)[:2]),
-    (rotation.STUDY, rotation.units("quick", 0)[:2]),
-)
+from tests.harness.studies import stored_records
+from tests.harness.studies.stored_records import TINY
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
@@ -51,12 +40,35 @@ def test_units_travel_and_have_distinct_keys(study, profile):
 def test_records_are_json_and_every_variable_says_what_it_is(study, units):
     results = [unit() for unit in units]
     assert json.loads(json.dumps(results, allow_nan=False)) == results
+    assert_close(stored_records.thinned(results), stored_records.stored()[study.name])
     data = study.assemble(results)
     assert data.attrs["title"]
     for name, variable in data.data_vars.items():
         assert variable.attrs.get("long_name"), f"{study.name}/{name} has no long_name"
         if variable.dtype.kind == "f":
             assert variable.attrs.get("units"), f"{study.name}/{name} has no units"
+
+
+def assert_close(found, stored, name=""):
+    """Sums may be added in another order on another machine, which moves the largest error most."""
+    assert type(found) is type(stored), name
+    if isinstance(found, dict):
+        assert found.keys() == stored.keys(), name
+        for key, value in found.items():
+            assert_close(value, stored[key], key)
+    elif isinstance(found, list):
+        assert len(found) == len(stored), name
+        for value, other in zip(found, stored, strict=True):
+            assert_close(value, other, name)
+    else:
+        is_figure = isinstance(found, float)
+        wanted = pytest.approx(stored, rel=0.1 if "max" in name else 2e-3, abs=0) if is_figure else stored
+        assert found == wanted, f"{name}: meant? then python -m tests.harness.studies.stored_records writes it"
+
+
+def test_pictures_and_tables_of_stored_records_are_as_they_were():
+    """Every name, unit, word, scale and place that a reader sees of a study, from records that do not move."""
+    assert stored_records.told().splitlines() == stored_records.DRAWN.read_text(encoding="utf-8").splitlines()
 
 
 def test_units_are_deterministic_in_any_order():
