@@ -252,6 +252,7 @@ def searches() -> Rows:
         with np.errstate(all="ignore"):
             for mutation, index in product(MUTATIONS, range(min(island.problems, 4))):
                 mutation(Child(colony, index, 0.5, rng))
+        yield f"gradients, {island.dtype} {island.name}", (f"{colony.softmax_scale:.6g}", f"{colony.softcap:.6g}")
         for name in ("q", "k", "v", "dout", "out"):
             yield (
                 f"gradients, {island.dtype} {island.name}",

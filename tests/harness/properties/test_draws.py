@@ -128,3 +128,22 @@ def test_numbers_are_drawn_from_all_magnitudes_and_both_ends():
     assert {0.001, 100} <= set(drawn)
     for low, high in ((0.001, 0.1), (0.1, 10), (10, 100)):
         assert sum(low < x < high for x in drawn) > 15, (low, high)
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, None), (None, 7), (-7, None), (3, 9)])
+def test_integers_without_an_end_are_of_2_to_the_64_values(low, high):
+    drawn = IndependentDraws(None)
+    values = [drawn.draw_integer(low, high) for _ in range(200)]
+    least = -(2**63) if low is high else high - 2**64 if low is None else low
+    most = least + 2**64 if high is None else high
+    assert least <= min(values)
+    assert max(values) <= most
+    width = max(values) - min(values)
+    assert width > (most - least) // 2
+
+
+def test_a_weighted_integer_is_as_frequent_as_it_is_asked_to_be():
+    drawn = IndependentDraws(None)
+    values = [drawn.draw_integer(0, 2**40, weights={5: 0.5, 6: 0.25}) for _ in range(400)]
+    assert 160 < values.count(5) < 240
+    assert 60 < values.count(6) < 140

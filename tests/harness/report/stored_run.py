@@ -2,8 +2,8 @@
 
     python -m tests.harness.report.stored_run
 
-writes them again after a change that is meant; the diff says what users will read. ``stored_run.json.xz`` is the summary
-of a part of a campaign on a numpy kernel, which leaves out the last of more than 128 keys, and on the twin of e4m3.
+writes them again after a change that is meant; the diff says what users will read. ``stored_run.json.xz`` is the
+summary of a part of a campaign on a numpy kernel, which leaves out the last of more than 128 keys, and on a twin.
 """
 
 from __future__ import annotations

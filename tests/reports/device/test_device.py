@@ -105,6 +105,16 @@ def test_ratios_are_quotients_of_the_speeds_in_the_data():
     assert math.isclose(told["mean"], geometric_mean(theirs / ours for theirs, ours in times), rel_tol=1e-4)
 
 
+@pytest.mark.parametrize("absent", ["flash3.dew", "torch.cudnn"])
+def test_a_peer_without_a_common_cell_has_no_row_and_hides_no_other(absent):
+    (present,) = {"flash3.dew", "torch.cudnn"} - {absent}
+    row = {"head_dim": "64", "causal": "False", "seqlen_k": "512", "dtype": "fp16", "grid": "paper"}
+    both = speed.Cell(row, {"gluon": 300.0, present: 200.0}, {})
+    alone = speed.Cell(row | {"seqlen_k": "1024"}, {absent: 100.0}, {})
+    table = speed.ratios(speed.Bench("speed/paper/bench.csv", "paper", "fp16", [both, alone]), Source(REPORTS / "h200"))
+    assert [(row["cells"], row["mean"]) for row in table.rows] == [(1, 1.5), (1, 1.5)]  # over the best, and over one
+
+
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "grid", "at_1000_mhz"),
     [

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from fa3_reference.problem import AttentionProblem
 from fa3_reports.mutation import museum, uncommon
 from fa3_reports.mutation.examine import examine, found_by
 from fa3_reports.mutation.forward_faults import Rewrite
+from fa3verify.cases import Case
 from fa3verify.coverage import COVER
+from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import registry
 from tests.sampling import sampled
 
@@ -43,3 +47,14 @@ def test_what_is_planted_in_a_line_finds_that_line(exhibit):
 @pytest.mark.parametrize("task", sorted({exhibit.task for exhibit in TRIED} - {COVER}))  # a campaign has that one
 def test_the_sound_twin_passes_the_same_tasks(task):
     assert found_by(registry.find("twin.fp16"), task, "quick", 0) == ()
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 5])
+def test_a_window_is_ignored_where_there_is_one_query_and_nowhere_else(seqlen_q):
+    (exhibit,) = [e for e in uncommon.EXHIBITS if e.what == "a window is ignored where there is one query"]
+    problem = AttentionProblem(1, 1, 1, seqlen_q, 40, 64, dtype="fp16", window=(3, 3))
+    operands = Case("twin.fp16", problem, Recipe("normal")).draw()[1].operands
+    sound = registry.find("twin.fp16")
+    config = sound.config_for(problem)
+    wrong = museum.candidate_of(exhibit, bits=False).run(problem, operands, config)
+    assert np.array_equal(wrong.out, sound.run(problem, operands, config).out) == (seqlen_q > 1)
