@@ -41,7 +41,7 @@ from fa3_simulator.schedules import registers_needed, switches
 from fa3_simulator.tune import candidates
 from fa3verify.adversary import gradients, islands
 from fa3verify.adversary.gradients import colony as gradients_colony
-from fa3verify.adversary.gradients.mutations import MUTATIONS, Child
+from fa3verify.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
 from fa3verify.adversary.run import search_island
 from fa3verify.cli.main import main
 from fa3verify.gpu.bench import cells, results, tables
@@ -252,7 +252,9 @@ def searches() -> Rows:
         with np.errstate(all="ignore"):
             for mutation, index in product(MUTATIONS, range(min(island.problems, 4))):
                 mutation(Child(colony, index, 0.5, rng))
-        yield f"gradients, {island.dtype} {island.name}", (f"{colony.softmax_scale:.6g}", f"{colony.softcap:.6g}")
+        for _ in range(8):
+            mutate_scale(colony, 0.5, True, rng)
+            yield f"gradients, {island.dtype} {island.name}", (f"{colony.softmax_scale:.6g}", f"{colony.softcap:.6g}")
         for name in ("q", "k", "v", "dout", "out"):
             yield (
                 f"gradients, {island.dtype} {island.name}",
