@@ -43,20 +43,19 @@ def _needs_torch(path: Path) -> bool:
     return any(line.startswith(("import torch", "from torch", "import triton", "from triton")) for line in lines)
 
 
-collect_ignore = [
-    str(_ROOT / "tests" / "foreign_project")
-]  # of somebody else; tests/harness/test_pytest_plugin.py runs it
-collect_ignore += [
-    str(path)
-    for folder in ("kernels", "fa3verify", "reports/fa3_reports", "tests/gpu")
-    for path in sorted((_ROOT / folder).rglob("*.py"))
-    if not (_HAS_TORCH and _HAS_TRITON) and not path.name.startswith("test_") and _needs_torch(path)
-]
-collect_ignore += [  # what tests share has no doctests, and some of it needs tools of the extra 'dev'
-    str(path)
-    for path in sorted((_ROOT / "tests").rglob("*.py"))
-    if not path.name.startswith(("test_", "conftest")) and ">>>" not in path.read_text(encoding="utf-8")
-]
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files without tests, and those whose packages are absent.
+
+    pytest would resolve a list of them once for each path that it meets. The project of somebody else is run by
+    tests/harness/test_pytest_plugin.py.
+    """
+    if collection_path == _ROOT / "tests" / "foreign_project":
+        return True
+    if collection_path.suffix != ".py" or collection_path.name.startswith(("test_", "conftest")):
+        return None
+    if ">>>" not in collection_path.read_text(encoding="utf-8"):
+        return True
+    return True if not (_HAS_TORCH and _HAS_TRITON) and _needs_torch(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
