@@ -16,6 +16,7 @@ from fa3_simulator import tune
 from fa3verify.cli.main import main
 
 SHORT = ("--seqlen", 1024, "--nheads", 4)
+WIDE = ("--head-dim", 256)  # which has the fewest tiles and schedules to simulate
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -53,12 +54,11 @@ def figures(*arguments: object) -> dict:
 
 
 def test_the_kernel_is_a_choice_and_ours_the_default_as_in_simulate() -> None:
-    wide = ("--head-dim", 256)
-    default, flash3 = figures(*wide), figures(*wide, "--kernel", "flash3")
-    assert default == figures(*wide, "--kernel", "gluon")
+    default, flash3 = figures(*WIDE), figures(*WIDE, "--kernel", "flash3")
+    assert default == figures(*WIDE, "--kernel", "gluon")
     assert flash3["kernel"] == "flash3"
     assert [r["cycles"] for r in flash3["ranked"]] != [r["cycles"] for r in default["ranked"]]
-    shipped = json.loads(CliRunner().invoke(main, ["simulate", *map(str, (*SHORT, *wide)), "--json", "-"]).stdout)
+    shipped = json.loads(CliRunner().invoke(main, ["simulate", *map(str, (*SHORT, *WIDE)), "--json", "-"]).stdout)
     own = next(r for r in default["ranked"] if (r["tile"], r["schedule"]) == ("128x64", "pingpong+overlap"))
     assert own["gluon"]
     assert shipped["schedule"].startswith("gluon fp16 d256 128x64")
@@ -73,7 +73,8 @@ def table(*arguments: object) -> list[str]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
+        WIDE,
+        pytest.param((), marks=pytest.mark.nightly),
         ("--kernel", "gluon", "--dtype", "e4m3"),
         pytest.param(("--seqlen-q", 1, "--nheads", 8, "--nheads-kv", 1), marks=pytest.mark.nightly),
         pytest.param(("--head-dim", 96), marks=pytest.mark.nightly),
@@ -93,7 +94,7 @@ def test_a_table_fits_80_columns_and_names_problem_machine_clock_and_error(argum
 
 
 def test_rows_within_the_held_out_error_of_the_first_share_its_place() -> None:
-    found = figures("--seqlen", 4096, "--head-dim", 256)
+    found = figures(*WIDE)
     error, rows = found["held_out"]["error"], found["ranked"]
     first = [row["place"] == 1 for row in rows]
     assert first == [row["cycles"] <= rows[0]["cycles"] * (1 + error) for row in rows]
@@ -125,14 +126,14 @@ def test_few_heads_with_many_keys_are_cut_into_parts_and_packed() -> None:
 
 def test_csv_has_the_rows_of_the_table(tmp_path: Any) -> None:
     target = tmp_path / "tune.csv"
-    found = figures("--csv", target, "--top", 3)
+    found = figures("--csv", target, "--top", 3, *WIDE)
     rows = list(csv.DictReader(target.read_text().splitlines()))
     assert [row["tile"] for row in rows] == [row["tile"] for row in found["ranked"]]
     assert [int(row["cycles"]) for row in rows] == [row["cycles"] for row in found["ranked"]]
 
 
 def test_two_machines_are_told_apart() -> None:
-    both = ("--machine", "h200", "--machine", "h100", "--top", 2, "--head-dim", 256)
+    both = ("--machine", "h200", "--machine", "h100", "--top", 2, *WIDE)
     found = figures(*both)
     assert [found["machine"], *(other["machine"] for other in found["others"])] == ["H200", "H100"]
     (line,) = (x for x in table(*both) if x.startswith("H100 beside"))
@@ -142,7 +143,7 @@ def test_two_machines_are_told_apart() -> None:
 
 def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fa3_kernels.gluon.unsupported", lambda: "package triton is not installed (extra 'gpu')")
-    code, out, _ = run("--compile")
+    code, out, _ = run("--compile", *WIDE)
     assert code == 0
     assert "not compiled: package triton is not installed (extra 'gpu'); registers are estimated" in out
 
