@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,33 +90,41 @@ def test_the_hash_covers_every_source_and_table(tree: Path) -> None:
     assert compiled.source_hash(package) not in seen
 
 
-WHERE = "from fa3_kernels.twin import compiled; print(compiled.cache_directory())"
+@pytest.fixture
+def directory(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Where loops are stored by a process that begins with these variables."""
+
+    def found(**environment: Path | str) -> Path:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(compiled.tempfile, "tempdir", None)
+        return compiled.cache_directory.__wrapped__()
+
+    return found
 
 
-def test_the_cache_root_falls_back_to_the_next_writable_place(tree: Path, tmp_path: Path) -> None:
+def test_the_cache_root_falls_back_to_the_next_writable_place(
+    tree: Path, tmp_path: Path, directory: Callable[..., Path]
+) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     home = tmp_path / "home"
     home.mkdir()
-    unset = {"FA3VERIFY_CACHE": "", "XDG_CACHE_HOME": ""}
-    assert Path(run(WHERE, tree, **unset, HOME=str(home))[0]).parent == home / ".cache" / "fa3verify"
-    xdg = {**unset, "XDG_CACHE_HOME": str(tmp_path / "xdg"), "HOME": str(home)}
-    assert Path(run(WHERE, tree, **xdg)[0]).parent == tmp_path / "xdg" / "fa3verify"
-    asked = {**xdg, "FA3VERIFY_CACHE": str(tmp_path / "asked")}
-    assert Path(run(WHERE, tree, **asked)[0]).parent == tmp_path / "asked" / "fa3verify"
-    nowhere = dict.fromkeys(("FA3VERIFY_CACHE", "XDG_CACHE_HOME", "HOME"), str(blocked))
-    temporary = Path(run(WHERE, tree, **nowhere, TMPDIR=str(home))[0])
-    assert home in temporary.parents
+    assert directory(FA3VERIFY_CACHE="", XDG_CACHE_HOME="", HOME=home).parent == home / ".cache" / "fa3verify"
+    assert directory(XDG_CACHE_HOME=tmp_path / "xdg").parent == tmp_path / "xdg" / "fa3verify"
+    assert directory(FA3VERIFY_CACHE=tmp_path / "asked").parent == tmp_path / "asked" / "fa3verify"
+    nowhere = {name: str(blocked) for name in ("FA3VERIFY_CACHE", "XDG_CACHE_HOME", "HOME")}
+    assert home in directory(**nowhere, TMPDIR=home).parents
     assert run(RUN, tree, **nowhere, TMPDIR=str(home))[0] == "2.0"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
-def test_a_cache_that_others_can_write_is_not_trusted(tree: Path, tmp_path: Path) -> None:
+def test_a_cache_that_others_can_write_is_not_trusted(tmp_path: Path, directory: Callable[..., Path]) -> None:
     shared = tmp_path / "shared"
     (shared / "fa3verify").mkdir(parents=True)
     (shared / "fa3verify").chmod(0o777)
     home = tmp_path / "home"
-    got = Path(run(WHERE, tree, FA3VERIFY_CACHE=str(shared), XDG_CACHE_HOME="", HOME=str(home))[0])
+    got = directory(FA3VERIFY_CACHE=shared, XDG_CACHE_HOME="", HOME=home)
     assert shared not in got.parents
     assert not stat.S_IMODE(got.stat().st_mode) & 0o022
 
