@@ -21,7 +21,7 @@ from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme, prepare
 from tests.sampling import sampled
 
-BATCH = 50  # problems of one call: a sequence each
+BATCH = 20  # problems of one call: a sequence each
 
 
 def plausible(dtype: Dtype, seed: int) -> tuple[AttentionProblem, object]:
