@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +142,9 @@ def _families(summary: Mapping[str, Any]) -> set[str]:
     return {name for name in drawn if name}
 
 
+@cache
 def environment(*, autoescape: bool) -> jinja2.Environment:
-    """Return the templates' environment, with the notation of reports."""
+    """Return the templates' environment, with the notation of reports; it keeps what it has compiled."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=autoescape,

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from fa3verify.report import first_screen
-from fa3verify.report.build import PAGE, render
+from fa3verify.report.build import PAGE, environment, render
 from tests.harness.report.fake_summary import summary
 
 
@@ -96,3 +96,9 @@ def test_a_relative_error_of_an_exact_zero_says_so_on_the_page():
     page = render(ranked(rel_rmse_unrounded="Infinity"), {}, "ab" * 32)[PAGE]
     table = page[page.index('id="headline"') :]
     assert re.search(r'<td class="n">exact is 0</td>', table)
+
+
+def test_a_template_is_compiled_once():
+    page, again = (environment(autoescape=True).get_template("report.html.j2") for _ in range(2))
+    assert page is again
+    assert environment(autoescape=False).get_template("report.html.j2") is not page
