@@ -15,7 +15,7 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
-from fa3verify import coverage, space
+from fa3verify import coverage, operations, space
 from fa3verify import gpu as gpu_room
 from fa3verify.campaign import tasks
 from fa3verify.campaign.profiles import PROFILES, family_cases
