@@ -160,6 +160,8 @@ def test_official_flash_attention_3_is_called_what_it_is_where_a_page_first_name
     assert named
 
 
+REPORTS = ROOT / "reports"
+CODE = REPORTS / "fa3_reports"
 EVIDENCE = {".csv", ".json", ".jsonl", ".nc", ".npz", ".toml", ".xz"}
 
 
@@ -173,9 +175,8 @@ def unsaid_staleness(page: Path) -> list[str]:
     """Stale files to which a page links that does not say so."""
     text = page.read_text()
     links = {page.parent / link for link in re.findall(r"\]\(([^)\s#]+)", text) if "://" not in link}
-    files = [
-        path.resolve() for path in links if path.suffix in EVIDENCE and (ROOT / "reports") in path.resolve().parents
-    ]
+    linked = [path.resolve() for path in links if path.suffix in EVIDENCE]
+    files = [path for path in linked if REPORTS in path.parents and CODE not in path.parents]
     stale = [path.name for path in files if keys.why_stale(Source(path.parent), path.name)]
     return [] if "stale" in text.lower() else stale
 

@@ -29,9 +29,10 @@ def replay(
     """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or property."""
     with one_line_errors():
         from fa3verify.campaign import replay as replays
+        from fa3verify.campaign import replay_files
         from fa3verify.cli import console
 
-        body = replays.read(file)
+        body = replay_files.read(file)
         holds, message, measures = replays.run(body, kernel, activations, family)
         emit({"holds": holds, "message": message, "measures": measures}, json_target)
         if json_target != "-":

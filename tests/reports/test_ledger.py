@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reports import ledger, recordings
+from fa3_reports.__main__ import main
 from fa3_reports.closure import twin_hash
 from fa3_reports.ledger import Entry, extend, least_work
 from fa3_reports.recordings import Recorded, Recording
 from fa3verify.cases import Case
-from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 
 FOLDER = Path(__file__).parents[2] / "reports/h100/recordings"

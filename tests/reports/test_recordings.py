@@ -14,12 +14,12 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import AttentionProblem
 from fa3_reports import recordings
+from fa3_reports.__main__ import main
 from fa3_reports.bits.corner_cases import corners
 from fa3_reports.bits.gap_cases import gaps
 from fa3_reports.bits.recorded_cases import cases
 from fa3_reports.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_operands, digests_of
 from fa3verify.cases import Case
-from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from tests.sampling import sampled
 

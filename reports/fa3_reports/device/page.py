@@ -157,8 +157,7 @@ def cite(hand: Mapping[str, Any]) -> str:
 
 
 def _template(name: str, *, autoescape: bool) -> jinja2.Template:
-    made = environment(autoescape=autoescape)
-    made.loader = jinja2.FileSystemLoader([TEMPLATES, OF_RUNS])
+    made = environment(autoescape=autoescape).overlay(loader=jinja2.FileSystemLoader([TEMPLATES, OF_RUNS]))
     made.tests["table_block"] = lambda block: isinstance(block, Table)
     made.filters["rich"] = html_text
     return made.get_template(name)

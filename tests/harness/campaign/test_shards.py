@@ -203,7 +203,7 @@ def test_shards_of_other_sources_than_these_are_not_merged(three):
 def test_another_version_of_a_kernels_module_is_another_kernel(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "versioned_kernel.py"
-    module.write_text("from fa3verify.kernels import twin\ndef kernel(): return twin('fp16')\n")
+    module.write_text("from fa3verify.kernels.twins import twin\ndef kernel(): return twin('fp16')\n")
     first = introduce("versioned_kernel:kernel", "quick").source
     module.write_text(module.read_text() + "# changed\n")
     assert first

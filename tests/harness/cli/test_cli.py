@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.campaign import replay as replays
+from fa3verify.campaign import replay_files
 from fa3verify.campaign import verify as jobs
 from fa3verify.cases import Case
 from fa3verify.cli.main import main
@@ -35,7 +35,7 @@ def one_line(result) -> str:
 @pytest.fixture
 def replay_file(tmp_path):
     path = tmp_path / "case.json"
-    replays.write(path, "twin.fp16", "largest error / bound", CASE.to_json())
+    replay_files.write(path, "twin.fp16", "largest error / bound", CASE.to_json())
     return path
 
 

@@ -19,7 +19,7 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
-from fa3verify.adapters import launches, libraries
+from fa3verify.adapters import libraries, loaded
 from fa3verify.adapters.launches import Output
 from fa3verify.adapters.libraries import Unsupported
 from fa3verify.gpu.bench import cells, check, graphs, kernels, peers, results, run
@@ -230,7 +230,7 @@ def test_a_peer_that_does_not_load_is_kept_with_its_reason(tmp_path, monkeypatch
         (broken, "OSError: two lines"),
         (lambda name: libraries.library("x.so"), f"neither x.so nor x.so.xz is in {tmp_path}"),
     ):
-        monkeypatch.setattr(launches, "loaded", load)
+        monkeypatch.setattr(loaded, "loaded", load)
         (kernel,) = peers.peers(lambda name: name == "flash3")
         assert kernel.missing == reason
         with pytest.raises(Unsupported, match=reason.partition(":")[0]):

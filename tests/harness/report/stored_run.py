@@ -62,7 +62,7 @@ def texts(made: dict[str, Any]) -> str:
         "printed": printed.getvalue(),
         build.MARKDOWN: pages[build.MARKDOWN],
         build.TEXT: words.page(made),
-        "junit.xml": junit(made).replace("><", ">\n<"),
+        "junit.xml": junit(made).replace(" />", "/>").replace("><", ">\n<"),
         build.PAGE: "\n".join(f"{_name(each)} {_digest(each)}" for each in sections),
     }
     return "\n".join(f"==== {name}\n{_without_ends(text)}" for name, text in parts.items())

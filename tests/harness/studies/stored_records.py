@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,16 @@ def told() -> str:
     with svg.styled():
         for panel in PANELS:
             found = data[panel.study]
-            lines += [f"==== {panel.study}: {panel.title}", f"attributes {dict(found.attrs)}"]
-            lines += [f"{name} {x.dims} {dict(x.attrs)} {figures(x.values)}" for name, x in found.variables.items()]
+            lines += [f"==== {panel.study}: {panel.title}", f"attributes {rounded(found.attrs)}"]
+            lines += [f"{name} {x.dims} {rounded(x.attrs)} {figures(x.values)}" for name, x in found.variables.items()]
             for axes in panel.draw(found).axes:
                 lines += ["-- axes", *drawn(axes)]
     return "\n".join([*lines, "==== tables", *(f"{k} {v}" for k, v in study_tables.of_studies(data).items()), ""])
+
+
+def rounded(attributes: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+    """Return attributes with numbers to nine digits: the last ones depend on the version of numpy."""
+    return {name: float(f"{x:.9g}") if isinstance(x, float) else x for name, x in attributes.items()}
 
 
 def drawn(axes: Any) -> Iterator[str]:
