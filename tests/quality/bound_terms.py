@@ -43,7 +43,7 @@ _SEEN_BY = {  # the pinned tests of each module
     "quantisation": ("terms_quantiser",),
     "quantizer": ("terms_quantiser", "quantizer"),
     "enclosure": ("terms_enclosure",),
-    "steps": ("terms_forward", "terms_backward"),
+    "steps": ("terms_steps", "terms_forward", "terms_backward"),
 }
 OTHERS = ("corners", "forward", "hypotheses", "gradient_hypotheses", "backward", "quantizer", "enclosure")
 GEOMETRY = {"_row_tiles", "key_parts", "tiles", "hidden", "empty", "put", "_tiles"}  # rows and keys, no error

@@ -73,7 +73,7 @@ def grouped_score_error(q: np.ndarray, k: np.ndarray, core: TensorCore, is_store
     """
     exponent, last = _exponents(q, core), _last_bits(q)
     if not is_stored:  # a factor that is no power of two may double the power of a number beside it
-        exponent, last = exponent + 1, np.where(q == 0, last, _NO_EXPONENT).astype(np.int32)
+        exponent, last = exponent + 1, np.full_like(last, _NO_EXPONENT)
     constants = core.k_step // 2, core.align_bits, core.out_bits
     columns = (np.ascontiguousarray(x.T) for x in (k, _exponents(k, core), _last_bits(k)))
     return _grouped_score_error(q, exponent.astype(np.int32), last, *columns, constants)
@@ -124,7 +124,7 @@ def _score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
                         s[i, j] += product
                         size[j] += abs(product)
             for j in range(keys):
-                c_low = _floor_log2(max(abs(before[j]) - ds[i, j], 0.0))
+                c_low = _floor_log2(abs(before[j]) - ds[i, j])
                 lost = min(inexact[j] * math.ldexp(1.0, int(coarsest[j])), size[j])
                 # C loses bits only where the largest product sets an alignment grid coarser than C's own last bit
                 if top[j] - align_bits > grid[j]:
@@ -135,7 +135,7 @@ def _score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
                 if result - out_bits > grid[j]:
                     lost += math.ldexp(1.0, int(result - out_bits))
                 ds[i, j] = (ds[i, j] + lost) * OUTWARD + (tiny if grid[j] < -126 - out_bits else 0.0)
-                grid[j] = max(grid[j], _floor_log2(max(abs(s[i, j]) - ds[i, j], 0.0)) - out_bits)
+                grid[j] = max(grid[j], _floor_log2(abs(s[i, j]) - ds[i, j]) - out_bits)
     return s, ds
 
 
@@ -179,7 +179,7 @@ def _grouped_score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants
 
 @inlined
 def _floor_log2(x):
-    """floor(log2 x) of finite x >= 0."""
+    """floor(log2 x) of finite x; of 0 and of negative numbers less than any."""
     return math.frexp(x)[1] - 1 if x > 0 else _NO_EXPONENT
 
 
@@ -207,7 +207,7 @@ def binary32_error(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     size = np.maximum(np.abs(low), np.abs(high))
     half_ulp = np.ldexp(1.0, np.maximum(np.frexp(size)[1] - 25, -150))
     known = np.maximum(np.abs(low - down), np.abs(high - up))
-    return np.where(down == up, np.minimum(known, half_ulp), half_ulp)
+    return np.where(down == up, known, half_ulp)
 
 
 def last_bit(x: np.ndarray) -> np.ndarray:
@@ -229,10 +229,9 @@ def rounding_error(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray
     _, exponent = np.frexp(high)
     least = 1 - fmt.bias - fmt.fraction_bits - 1
     half_ulp = np.ldexp(1.0, np.maximum(exponent - 2 - fmt.fraction_bits, least))
-    half_ulp = np.where(high > 0, np.minimum(half_ulp, high), 0.0)
-    down, up = (rounded(np.minimum(z, fmt.max_finite), fmt) for z in (low, high))
-    inside = np.maximum(np.abs(low - down), np.abs(high - up))
-    return np.where(high > fmt.max_finite, np.inf, np.where(down == up, np.minimum(inside, half_ulp), half_ulp))
+    down, up = rounded(low, fmt), rounded(high, fmt)
+    known = np.maximum(np.abs(low - down), np.abs(high - up))
+    return np.where(high > fmt.max_finite, np.inf, np.where(down == up, known, half_ulp))
 
 
 def rounded(x: np.ndarray, fmt: Format) -> np.ndarray:
