@@ -141,12 +141,14 @@ def _pairs(problem: AttentionProblem, h: Head, model: BackwardModel) -> _Pairs:
     t, dt = _differences(h, p, model)
     ds, ds_error = _ds(problem, p, t, dt, model)
     for x in (p.stored_error, ds_error):
-        np.maximum(x, _LEAST, out=x)
+        x += _LEAST
     hidden = np.logical_not(h.visible)
     for x in (p.exact, p.stored_error, ds):
         x[hidden] = 0
-    factors = dt if p.slope is None else dt + p.slope.error
-    ds_error[hidden] = np.where(np.isfinite(factors), 0, np.inf)[hidden]  # P is 0 there, and 0 times infinity is NaN
+    is_known = np.isfinite(dt)
+    if p.slope is not None:
+        is_known &= np.isfinite(p.slope.error)
+    ds_error[hidden] = np.where(is_known, 0, np.inf)[hidden]  # P is 0 there, and 0 times infinity is NaN
     return _Pairs(p.exact, p.stored_error, ds, ds_error)
 
 
@@ -170,7 +172,7 @@ def _of_keys(scale: float, heads: list[Head], pairs: list[_Pairs], model: Backwa
         rows = [(np.concatenate([h.q for h in heads]), np.concatenate([h.dout for h in heads]))]
     else:
         rows = [(h.q, h.dout) for h in heads]
-    blocks = max(1, -(-len(rows[0][0]) // model.tile_m)) if model.tile_m else 1
+    blocks = -(-len(rows[0][0]) // model.tile_m) if model.tile_m else 0
     dk, dv = [], []
     for x, (q, dout) in zip(pairs, rows, strict=True):
         dk.append(added([scaled(product(x.ds.T, x.ds_error.T, q, model), scale)], model, blocks))

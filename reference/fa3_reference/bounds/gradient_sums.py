@@ -49,7 +49,7 @@ def _chain_error(w: np.ndarray, dw: np.ndarray, x: np.ndarray, size: np.ndarray,
     least = core.operand.min_normal
     w_power = np.maximum(np.abs(w) + dw, least).max(1, initial=0)
     x_power = np.maximum(np.abs(x), least).max(0, initial=0)
-    power = np.minimum(w_power[:, None] * x_power, np.where(size > 0, np.inf, 0))
+    power = w_power[:, None] * x_power * (size > 0)
     cut = (core.k_step + 1) * core.align * np.maximum(power, size) + core.out * size + core.tiny * (size > 0)
     return steps * cut * (1 + steps * 2.0**-19) + promoted * size
 

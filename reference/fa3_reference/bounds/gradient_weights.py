@@ -83,7 +83,7 @@ def weights(problem: AttentionProblem, h: Head, model: BackwardModel) -> Weights
     down, up = (rounded(end, model.weight) for end in (low, high))
     error = np.maximum(up - exact, exact - down)
     if model.accumulator != "wgmma":
-        error = np.maximum(error, np.maximum(high - exact, exact - low))  # they may enter better than in that format
+        error = np.maximum(error, high - exact)  # they may enter better than in that format; exact - low is no more
     if model.forward == "own":  # and have been rounded in the scale of a running maximum, before the division
         error = np.maximum(error, high - exact + model.weight.unit_roundoff * high + model.weight.min_subnormal)
     return Weights(exact, low, high, error, slope)
@@ -106,13 +106,13 @@ def _capped(
 
 
 def _with_own_lse(x: np.ndarray, dx: np.ndarray, visible: np.ndarray, exp_error: float) -> np.ndarray:
-    """Step B9: the error of exponents in log2 units where the row sum is the kernel's own."""
+    """Step B9: the error of exponents in log2 units where the row sum is the kernel's own; of visible keys alone."""
     keys = visible.sum(1, keepdims=True)
-    dx = (dx + 4 * U_FP32 * (np.abs(x) + dx + np.log2(np.maximum(keys, 1)))) * OUTWARD
-    more, less = (np.where(visible, np.exp2(x + sign * dx), 0).sum(1, keepdims=True) for sign in (1, -1))
-    of_sum = np.maximum(np.log2(more), -np.log2(less)) + 2.0**-44
-    own = -np.log2(1 - exp_error) - LOG2_E * np.log1p(-gamma(len(x[0]) + DIVISION)) if x.size else 0.0
-    return (dx + np.where(keys > 0, of_sum, 0) + own) * OUTWARD
+    dx = (dx + 4 * U_FP32 * (np.abs(x) + dx + np.log2(keys))) * OUTWARD
+    more = np.where(visible, np.exp2(x + dx), 0).sum(1, keepdims=True)
+    of_sum = np.log2(more) + 2.0**-44  # the P of the truth sum to 1, so that their logarithm gains more than it loses
+    own = -np.log2(1 - exp_error) - LOG2_E * np.log1p(-gamma(x.shape[1] + DIVISION))
+    return (dx + of_sum + own) * OUTWARD
 
 
 def kept(s: np.ndarray, ds: np.ndarray, form: str, scale: float = 0.0) -> tuple[np.ndarray, np.ndarray]:

@@ -99,15 +99,16 @@ def by_hand(problem: AttentionProblem, x: BackwardOperands, model: BackwardModel
 
 
 def assert_is_by_hand(problem: AttentionProblem, x: BackwardOperands, model: BackwardModel) -> None:
-    """The two agree to the float64 of a tanh's differences, and of nothing where there is no softcap."""
+    """The two agree to some 2^-53 of a weight over its rounding, and to that of a tanh's differences."""
     key = pickle.dumps((problem, x, model))
     if key not in _BY_HAND:
         _BY_HAND[key] = by_hand(problem, x, model)
     bound = backward_bound(problem, x, model)
+    rtol = 1e-8 if problem.softcap or model.weights == "fp32" else 1e-11
     for name, found, expected in zip(("dQ", "dK", "dV"), bound, _BY_HAND[key], strict=True):
         found = np.swapaxes(found[0], 0, 1) if name == "dQ" else found[0, :, 0]
         assert np.isfinite(expected).all()
-        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=0, err_msg=f"{name} of {model}")
+        np.testing.assert_allclose(found, expected, rtol=rtol, atol=0, err_msg=f"{name} of {model}")
 
 
 @pytest.mark.parametrize("name", MODELS)
