@@ -42,7 +42,7 @@ _SEEN_BY = {  # the pinned tests of each module
     "gradient_sums": ("terms_gradients", "terms_backward"),
     "quantisation": ("terms_quantiser",),
     "quantizer": ("terms_quantiser", "quantizer"),
-    "enclosure": ("terms_enclosure",),
+    "enclosure": ("terms_ranges", "terms_enclosure"),
     "steps": ("terms_steps", "terms_forward", "terms_backward"),
 }
 OTHERS = ("corners", "forward", "hypotheses", "gradient_hypotheses", "backward", "quantizer", "enclosure")
