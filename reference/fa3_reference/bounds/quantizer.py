@@ -174,7 +174,7 @@ def _per_row(problem: AttentionProblem, name: str, descale: np.ndarray, scheme: 
     block_rows = scheme.rows_per_descale(name)  # pyright: ignore[reportArgumentType]
     for seq in problem.sequences():
         rows = (problem.rows_q if name == "q" else problem.rows_k)(factors, seq)  # (seqlen, heads, 1)
-        blocks = np.arange(len(rows)) // block_rows if block_rows else np.zeros(len(rows), int)
+        blocks = np.arange(len(rows)) // (block_rows or len(rows) or 1)
         rows[..., 0] = descale[seq.index].astype(np.float64)[:, blocks].T
     return factors
 
@@ -213,5 +213,4 @@ def distance_to_codes(codes: np.ndarray, exact: np.ndarray) -> np.ndarray:
     index = np.minimum(np.searchsorted(numbers, np.abs(codes)), _E4M3.max_code)
     lower, upper = np.append(0.0, middles)[index], np.append(middles, np.inf)[index]
     along = np.where(codes == 0, np.abs(exact), exact * np.sign(codes))
-    distance = np.maximum(np.maximum(lower - along, along - upper), 0.0)
-    return np.where(np.isnan(codes), np.nan, distance)
+    return np.maximum(np.maximum(lower - along, along - upper), 0.0)

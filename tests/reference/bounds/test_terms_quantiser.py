@@ -10,7 +10,7 @@ import pytest
 
 from fa3_reference.attention import attention
 from fa3_reference.bounds.quantisation import predict_error, quantization_bound
-from fa3_reference.bounds.quantizer import stored_values
+from fa3_reference.bounds.quantizer import distance_to_codes, stored_values
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme, condition
 
@@ -153,6 +153,23 @@ def test_each_block_of_rows_is_scaled_by_its_own_descale() -> None:
         np.testing.assert_allclose(scaled[0, :, 0], x[0, :, 0] / np.array(factors)[:, None], rtol=1e-14)
 
 
+def test_each_sequence_is_scaled_by_its_own_descales_in_rows_of_its_own() -> None:
+    problem = AttentionProblem.varlen((3, 1), (2, 5), nheads=1, nheads_kv=1, head_dim=4, dtype="e4m3")
+    rng = np.random.default_rng(0)
+    arrays = tuple(rng.standard_normal(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
+    given = tuple(np.array([[[x]], [[2 * x]]]) for x in (1.0, 4.0, 16.0))
+    value, _ = stored_values(problem, arrays, QuantScheme("head"), given, 5)  # type: ignore[arg-type]
+    lengths = ((3, 1), (2, 5), (2, 5))
+    for scaled, x, first, rows in zip(value.scaled, arrays, (1.0, 4.0, 16.0), lengths, strict=True):
+        factors = np.repeat([first, 2 * first], rows)[:, None, None]
+        np.testing.assert_array_equal(scaled, x / factors)
+
+
+def test_a_code_that_is_nan_is_a_rounding_of_nothing() -> None:
+    codes, exact = np.array([np.nan, np.nan, 1.0]), np.array([0.0, 448.0, 1.0])
+    np.testing.assert_array_equal(distance_to_codes(codes, exact), [np.nan, np.nan, 0.0])
+
+
 def test_a_maximum_that_may_be_nothing_may_have_descale_1_and_one_that_is_nothing_has() -> None:
     """One key is its own mean: what is left of it is rounding, and a descale of nothing is 1."""
     problem, q, k, v = one_head(1)
@@ -262,6 +279,18 @@ def test_the_prediction_is_the_first_derivative_of_each_operand(softcap: float) 
         np.testing.assert_allclose(found, eps * math.sqrt(squares / (2 * 3)), rtol=1e-5)
     total = predicted.from_q**2 + predicted.from_k**2 + predicted.from_v**2
     np.testing.assert_allclose(predicted.total, np.sqrt(total), rtol=1e-13)
+
+
+def test_one_key_is_predicted_no_error_of_its_weight() -> None:
+    """O is V: the square of their distance is 0, which float64 sums may take for -1e-16."""
+    problem = AttentionProblem(1, 1, 1, 2, 1, 4, 64, dtype="e4m3")
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        q, k, v = (rng.standard_normal(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
+        predicted = predict_error(problem, q, k, v, QuantScheme("head"))
+        assert 0 <= predicted.from_k.item() < 1e-8
+        assert 0 <= predicted.from_q.item() < 1e-8
+        assert predicted.from_v.item() > 0
 
 
 def test_a_sequence_without_queries_is_predicted_no_error() -> None:
