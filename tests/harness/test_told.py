@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fa3_simulator.footprint import Finding
 from fa3_simulator.unbounded import Proof
 from fa3verify import hazards
-from fa3verify.cli import console
+from fa3verify.cli import console, ranking
 from fa3verify.cli.console_device import print_audit
 from fa3verify.cli.main import main
 from fa3verify.kernels import registry
@@ -145,4 +145,62 @@ def test_an_audit_says_what_was_accepted_and_passes_with_it(capsys):
         "MOVED one",
         "AUDIT FAIL 0 kernels, 1 figures moved",
         "AUDIT PASS 0 kernels, 0 figures moved",
+    ]
+
+
+def schedule(place: int, **more: Any) -> dict[str, Any]:
+    base = {"place": place, "tile": "128x96", "splits": 1, "packed": False, "stages": 2, "p": "reg", "cycles": 30000}
+    base |= {"schedule": "pingpong", "milliseconds": 0.01754, "tflops": 551.6, "gap": 0.0421, "binds": "tensor"}
+    return base | {"busy": 0.914, "hbm_gb_per_s": 812.3, "gluon": True, "flash3_choice": False, "alike": []} | more
+
+
+RANKED = {
+    "problem": "b1", "machine": "h200", "clock_mhz": 1710.4, "kernel": "gluon", "lower_bound_cycles": 28000,
+    "lower_bound_binds": "mufu", "schedules": 17, "regret_gluon": 0.0314, "regret_flash3": None, "shows_peer": True,
+    "ranked": [
+        schedule(1, alike=["64x64", "64x96", "64x128", "64x160", "64x192", "64x224"]),
+        schedule(2, tile="64x64", measured_cycles=31000.4, gap=1.256, gluon=False, flash3_choice=True, binds="hbm"),
+        schedule(2, binds="l2", registers=168, spill_bytes=8, note="slow"),
+        schedule(4, p="smem", binds="reduce", registers=0, note="", not_measured="no GPU", alike=["80x64"]),
+    ],
+}  # fmt: skip
+
+
+TOLD_RANKING = """\
+b1: gluon on h200 at 1710 MHz
+lower bound 28000 cycles (exp2); 17 schedules fit, the best of every tile:
+ #   tile stages    P cycles     ms TFLOP/s  gap        binds   schedule
+ 1 128x96      2  reg  30000 0.0175     552 4.2%   tensor 91% G pingpong
+   as long with 64x64, 64x96, 64x128, 64x160 and 2 more
+2=  64x64      2  reg  30000 0.0175     552 126% HBM 812 GB/s F pingpong, measured 31000 (-3.2%)
+2= 128x96      2  reg  30000 0.0175     552 4.2%       L2 91% G pingpong, 168 registers, 8 bytes spilled, ! slow
+ 4 128x96      2 smem  30000 0.0175     552 4.2%       dQ 91% G pingpong, ! not measured: no GPU
+   as long with 80x64
+against the first: best launch of Gluon +3.1%, FlashAttention-3's own is not among them
+b1: gluon on h200 at 1710 MHz
+lower bound 28000 cycles (L2); 17 schedules fit, the best of every tile:
+#   tile parts  heads stages   P cycles     ms  gap        binds   schedule
+1 128x96     3 packed      2 reg  30000 0.0175 4.2%   tensor 91% G pingpong
+  as long with 64x64, 64x96, 64x128, 64x160 and 2 more
+2  64x64     3 packed      2 reg  30000 0.0175 126% HBM 812 GB/s F pingpong, measured 31000 (-3.2%)
+not compiled: no ptxas; registers are estimated
+simulated against measured: Kendall tau 0.87, regret top-1 1.2%, top-3 0.0%
+against the first: best launch of Gluon +3.1%, FlashAttention-3's own +50.0%
+b1: gluon on h200 at 1710 MHz
+lower bound 28000 cycles (exp2); 17 schedules fit, the best our kernels can be launched with:
+#   tile parts  heads stages   P cycles     ms  gap      binds   schedule
+1 128x96     3 packed      2 reg  30000 0.0175 4.2% tensor 91% G pingpong
+  as long with 64x64, 64x96, 64x128, 64x160 and 2 more
+""".splitlines()
+
+
+def test_a_ranking_of_schedules_is_told_whole(capsys):
+    ranking.print_ranking(RANKED, builds=False)
+    split = [row | {"splits": 3, "packed": True} for row in RANKED["ranked"][:2]]
+    measured = {"not_compiled": "no ptxas", "regret": (0.0123, 0.0), "tau": 0.874, "regret_flash3": 0.5}
+    ranking.print_ranking(RANKED | measured | {"ranked": split, "lower_bound_binds": "l2"}, builds=False)
+    ranking.print_ranking(RANKED | {"ranked": split[:1]}, builds=True)
+    assert capsys.readouterr().out.splitlines() == TOLD_RANKING
+    assert ranking.csv_of([RANKED | {"ranked": RANKED["ranked"][:1]}]).splitlines()[1:] == [
+        "b1,h200,1710.4,gluon,1,128x96,1,False,2,reg,pingpong,30000,0.01754,551.6,0.0421,tensor,0.914,812.3,True,False"
     ]
