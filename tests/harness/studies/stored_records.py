@@ -69,9 +69,11 @@ def told() -> str:
     with svg.styled():
         for panel in PANELS:
             found = data[panel.study]
-            lines += [f"==== {panel.study}: {panel.title}", f"attributes {rounded(found.attrs)}"]
-            lines += [f"{name} {x.dims} {rounded(x.attrs)} {figures(x.values)}" for name, x in found.variables.items()]
-            for axes in panel.draw(found).axes:
+            lines += [f"==== {panel.study}: {panel.title}", f"attributes {dict(found.attrs)}"]
+            lines += [f"{name} {x.dims} {dict(x.attrs)} {figures(x.values)}" for name, x in found.variables.items()]
+            figure = panel.draw(found)
+            lines += [f"legend {[text.get_text() for text in each.get_texts()]}" for each in figure.legends]
+            for axes in figure.axes:
                 lines += ["-- axes", *drawn(axes)]
     return "\n".join([*lines, "==== tables", *(f"{k} {v}" for k, v in study_tables.of_studies(data).items()), ""])
 
