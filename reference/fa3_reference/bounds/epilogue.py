@@ -28,7 +28,7 @@ _LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary3
 def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     """Exact O and base-2 lse of a part, with bounds before the final rounding (steps 3 and 7)."""
     row_sum, least = state.l, state.l - state.l_down
-    o = np.where(row_sum[:, None] > 0, state.o / row_sum[:, None], 0.0)
+    o = state.o / row_sum[:, None]
     up = state.l_up[:, None]
     spread = state.bo2 - 2 * o * state.bo + o * o * up
     noise = CANCELLED * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
@@ -68,7 +68,7 @@ def _row_sum_error(state: State, model: KernelModel, terms: Terms) -> np.ndarray
     if not model.is_stated:
         return error
     # A sum of n numbers has n - 1 additions, and none rounds where all are multiples of one power of two.
-    roundings = (np.maximum(state.weights - 1, 0) + state.moves) * U_FP32
+    roundings = (state.weights - 1 + state.moves) * U_FP32
     error = np.minimum(error, terms.row_sum * np.where(roundings < 0.5, roundings / (1 - roundings), np.inf) * weights)
     total = weights * np.exp2(state.tau + model.p_offset_log2)
     return np.where(total < state.l_grid / U_FP32, 0.0, error)
@@ -112,7 +112,7 @@ def _log(
     worst = state.worst + 2.0**-80  # and what is flushed
     if model.order.row_sum_of == "rounded":
         lost = terms.p_rounding * (model.p_format.unit_roundoff + state.keys * model.p_format.min_subnormal / 2)
-        worst = worst - np.log1p(-lost) if lost < 1 else np.full_like(worst, np.inf)
+        worst = worst - np.log1p(-lost)  # NaN where nothing is left
     log_l = np.where(state.unknown, worst, np.fmin(log_l, worst))
     log_l = log_l + sigma / np.where(sigma < 1, 1 - sigma, np.nan)
     offset = model.largest_offset_log2
@@ -143,9 +143,8 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     """Bound of the split-KV combine (step 8)."""
     o, error, noise, lse, lse_error = (np.stack(x) for x in zip(*parts, strict=True))
     top = lse.max(0)
-    base = np.where(np.isneginf(top), 0.0, top)
-    w = np.exp2(lse - base)  # (splits, rows)
-    distance = np.where(w > 0, np.abs(lse - base) + lse_error + lse_error.max(0), 0.0)
+    w = np.exp2(lse - top)  # (splits, rows)
+    distance = np.where(w > 0, np.abs(lse - top) + lse_error + lse_error.max(0), 0.0)
     is_top = lse - lse_error > np.where(np.eye(len(parts), dtype=bool)[..., None], -np.inf, lse + lse_error).max(1)
     weighed = np.where(is_top & model.is_stated, 0.0, LN2 * U_FP32 * distance + _EXP)  # the exponential of 0 is exact
     omega = np.where(w > 0, LN2 * lse_error + terms.combine * weighed, 0.0)
@@ -153,26 +152,23 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     up = np.maximum(np.expm1(omega), vanishes)
     total, least = w.sum(0), (w * np.where(vanishes, 0.0, np.exp(-omega))).sum(0)
     merged = (w[..., None] * o).sum(0) / total[:, None]
-    merged = np.where(np.isneginf(top)[:, None], 0.0, merged)
-    least = np.where(least > 0, least, np.nan)[:, None]
+    least = least[:, None]
     grow = (w * up)[..., None] * np.abs(o - merged) + (w * np.exp(omega))[..., None] * error
     size = ((w * np.exp(omega))[..., None] * (np.abs(o) + error)).sum(0) / least
     roundings = terms.combine * (gamma(2 * len(parts) + (not model.is_stated)) + RCP_REL) * (1 + 2.0**-20)
     merged_error = (grow.sum(0) / least + roundings * size) * OUTWARD
     if model.order.combine == "lse":
-        apart = _by_lse(weighed, distance, base * LN2, np.log(total), terms)
+        apart = _by_lse(weighed, distance, top * LN2, np.log(total), terms)
         merged_error = merged_error + ((w * np.exp(omega) * apart)[..., None] * (np.abs(o) + error)).sum(0) / least
     merged_error = merged_error + (len(parts) + 1) * model.tiny * (1 + np.abs(o).max(0))
-    noise = (w[..., None] * (noise + 2.0**-46 * np.abs(o))).sum(0) / np.where(total > 0, total, 1.0)[:, None]
-    merged_lse = base + np.log2(total)
+    noise = (w[..., None] * (noise + 2.0**-46 * np.abs(o))).sum(0) / total[:, None]
+    merged_lse = top + np.log2(total)
     relative = np.log((w * np.exp(omega)).sum(0) / total) * LOG2_E
     relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + terms.combine * gamma(len(parts) - 1) * LOG2_E
     lg2 = terms.lg2 * (LG2_ABS + LG2_REL * (np.abs(np.log2(total)) + relative))
     lse_out = relative + lg2
     lse_out = lse_out + terms.lse * binary32_error(merged_lse - lse_out, merged_lse + lse_out)
-    empty = np.isneginf(top)
-    merged_error, noise = (np.where(empty[:, None], 0.0, value) for value in (merged_error, noise))
-    return Part(merged, merged_error, noise, merged_lse, np.where(empty, 0.0, lse_out * OUTWARD))
+    return Part(merged, merged_error, noise, merged_lse, lse_out * OUTWARD)
 
 
 def _by_lse(

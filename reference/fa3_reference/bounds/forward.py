@@ -154,7 +154,6 @@ def _add_block(state: State, head: Head, rows: np.ndarray, keys: slice, model: K
     x, dx, noise = head.scores(rows, keys, model, terms)
     state.noise = np.maximum(state.noise, 2 * noise)
     state.outside |= np.isnan(x).any(axis=1, keepdims=True)
-    x, dx = np.where(np.isnan(x), 0.0, x), np.where(np.isfinite(dx), dx, 0.0)
     v_factor = float(head.v_factor[keys].min())
     ratio = 1.0 if state.v_factor is None else state.v_factor / v_factor
     state.v_factor = v_factor
@@ -175,13 +174,12 @@ def _move_maximum(
     high, low = np.maximum(state.max_high, (x + dx).max(1)), np.maximum(state.max_low, (x - dx).max(1))
     stays = (x + dx).max(1) <= state.max_low
     moved = ~np.isneginf(state.max) & (~stays | (model.order.rescale == "contracted"))  # else alpha is exactly 1
-    reach = np.where(moved, np.abs(high) + np.abs(state.max_low) + 2 * offset, 0.0)
-    span = np.where(moved, high - state.max_low, 0.0) + gamma(2) * reach
-    base = np.where(np.isneginf(new_max), 0.0, new_max)
-    tau = _rounded_maximum(base, np.maximum(high - base, base - low), model)
+    reach = np.abs(high) + np.abs(state.max_low) + 2 * offset
+    span = high - state.max_low + gamma(2) * reach
+    tau = _rounded_maximum(new_max, np.maximum(high - new_max, new_max - low), model)
     if model.is_stated:  # step 3: p and alpha share the rounded maximum
-        distance, within = state.max - base, state.tau + tau
-        exponent = np.where(moved, binary32_error(distance - within, distance + within), 0.0)
+        distance, within = state.max - new_max, state.tau + tau
+        exponent = binary32_error(distance - within, distance + within)
     elif model.order.maxima == "scaled":
         exponent = U_FP32 * span
     else:
@@ -209,12 +207,13 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     offset = model.p_offset_log2
     tau, visible = state.tau, ~np.isneginf(x)
     if model.order.exponent == "rounded":
-        dx = dx + terms.exponent * U_FP32 * np.where(visible, np.abs(x) + dx, 0.0)
+        dx = dx + terms.exponent * U_FP32 * (np.abs(x) + dx)
     y = x - base[:, None]
     p = np.exp2(y)
-    r = np.where(visible, _log_errors(y, dx, tau[:, None], model, terms), 0.0)
+    r = _log_errors(y, dx, tau[:, None], model, terms)
     if not model.is_blocked:
-        r = r + np.where(visible, _moves(x, _exponent(y, model) + dx + tau[:, None], state, model), 0.0)
+        r = r + _moves(x, _exponent(y, model) + dx + tau[:, None], state, model)
+    r = np.where(visible, r, 0.0)
     state.unknown |= r.max(1) > _HOPELESS
     state.worst = np.maximum(state.worst, r.max(1))
     flushed = y + offset - dx - tau[:, None] < -VANISHES
@@ -222,13 +221,13 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     cap = np.exp2(2 * U_FP32 * (np.abs(base) + model.largest_offset_log2 + tau)) * (1 + 2 * model.exp_error)
     # A maximum of millions is rounded so far that P leaves its format, and larger ones lift every weight.
     lifted = cap * (2.0**8 if model.order.rescale == "lazy" else 1.0) * 2.0**offset
-    largest = 2.0**100 if model.order.weights == "normalised" else model.p_format.max_finite
+    largest = np.inf if model.order.weights == "normalised" else model.p_format.max_finite
     state.outside |= ~((lifted <= largest) & (cap <= _LIFTED))[:, None]
     if not model.is_blocked or model.order.rescale == "lazy":
         cap = np.full_like(cap, np.inf)
     up = np.minimum(np.expm1(r) * OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(p > 0, p, 1.0) - 1.0)
     down = np.where(flushed, 1.0, -np.expm1(-r) * OUTWARD)
-    either = np.where(visible, np.maximum(up, down), 0.0)
+    either = np.maximum(up, down)
     low, high = np.where(flushed, 0.0, p * np.exp(-r)), p * np.exp(r)
     rounding, unit = _p_rounding(low, high, tau, cap, model)
     rounding = terms.p_rounding * rounding
@@ -245,8 +244,8 @@ def _weight_grids(low: np.ndarray, high: np.ndarray, shift: np.ndarray, model: K
     after they are rounded to P's format."""
     if not model.is_stated:
         return [np.zeros(len(low))] * 3
+    low = low / shift
     high = np.where(high * shift < FP32_MIN_NORMAL, 0.0, high * shift)
-    low = np.minimum(low / shift, high)
     return [(high > 0).sum(1), *(grid(low, high, fmt).min(1) for fmt in (FORMATS["fp32"], model.p_format))]
 
 
@@ -361,7 +360,7 @@ def _exact(
     core, promoted = model.core, bool(model.promotion_interval)
     scale = w.unit / state.v_factor * np.exp2(state.tau)[:, None]  # takes sizes to units of the kernel
     carried, added, largest = (x * scale for x in sizes)
-    least = np.maximum(np.abs(state.o) - state.boa - state.o_error, 0.0) * scale * np.exp2(-2 * state.tau)[:, None]
+    least = (np.abs(state.o) - state.boa - state.o_error) * scale * np.exp2(-2 * state.tau)[:, None]
     ulp = np.where(least > 0, np.ldexp(1.0, np.maximum(np.frexp(least)[1] - 24, -149)), 2.0**-149)
     state.o_grid = np.where(rescaled, 0.0 if promoted else ulp, state.o_grid)  # an fma does not round C alone
     products = w.p_grid[:, None] * last_bit(finite(v)).min(0)
@@ -408,7 +407,7 @@ def _cut(
     sums = np.minimum(steps * core.out * chain_top, 8 * added)
     lost = terms.products * np.where(exact.products, 0.0, products) + terms.sums * np.where(exact.sums, 0.0, sums)
     if chunks:
-        rounded_sum = np.minimum(top, reached) if chunks == 1 else top
+        rounded_sum = reached if chunks == 1 else top
         inexact = (added > 0) & ~exact.promotion
         lost = lost + terms.promotion * np.where(inexact, chunks * U_FP32 * (rounded_sum + lost), 0.0)
     return lost

@@ -50,7 +50,7 @@ class State:
 
     def rescale(self, new_max: np.ndarray, a: np.ndarray, vanishes: np.ndarray) -> None:
         """Move every sum to a new maximum; alpha has a relative error of at most e^a - 1, or is flushed to 0."""
-        alpha = np.where(np.isneginf(self.max), 0.0, np.exp2(self.max - np.where(np.isneginf(new_max), 0.0, new_max)))
+        alpha = np.exp2(self.max - np.where(np.isneginf(new_max), 0.0, new_max))
         grow, grown = alpha * np.exp(a), alpha * (np.expm1(a) + vanishes)
         wide, widened, narrow = grow[:, None], grown[:, None], alpha[:, None]
         self.l_up = grow * self.l_up + grown * self.l
