@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.quality.bound_terms import EXPLAINED, MODULES, breaks, explained, terms
+from tests.quality.bound_terms import EXPLAINED, MODULES, _mutant, breaks, explained, terms
 from tests.reference.bounds import (
     test_terms_backward,
     test_terms_enclosure,
@@ -47,6 +47,15 @@ def test_a_term_that_no_test_saw_is_seen_by_a_pinned_one(hole: str) -> None:
     check = CHECKS.get(hole, lambda: GRADIENTS("weights in binary32"))
     check()  # of the bound as it is
     assert breaks(check, term, edit)
+
+
+@pytest.mark.parametrize("key", ["backward._pairs: np.inf", "enclosure._softmax: end"])
+def test_an_arm_whose_other_one_is_a_number_is_deleted_by_code_that_runs(key: str) -> None:
+    """What chose between an array and a number is read by its rows, which a number alone does not have."""
+    arms = [term for term in terms(key.split(".")[0]) if term.key == key and term.kind == "arm"]
+    assert arms
+    for term in arms:
+        _mutant(term, "deleted")
 
 
 def test_every_reason_is_of_a_term_that_exists() -> None:
