@@ -129,7 +129,7 @@ class Backward(Operation):
         return attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
 
     def assumed(
-        self, candidate: Candidate, config: BackwardConfig | GradientConfig, accumulator: Accumulator | None = None
+        self, candidate: Candidate, config: BackwardConfig | GradientConfig, accumulator: Accumulator | None
     ) -> BackwardModel:
         if candidate.order is not None:
             return cast(BackwardModel, candidate.order(config))

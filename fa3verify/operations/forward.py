@@ -121,7 +121,7 @@ class Forward(Operation):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Config, got: Outputs) -> Outputs:
         return attention(problem, *arrays)._asdict()
 
-    def assumed(self, candidate: Candidate, config: Config, accumulator: Accumulator | None = None) -> KernelModel:
+    def assumed(self, candidate: Candidate, config: Config, accumulator: Accumulator | None) -> KernelModel:
         if candidate.order is not None:
             return cast(KernelModel, candidate.order(config))
         assert accumulator is not None

@@ -117,7 +117,7 @@ class Operation(ABC):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Any, got: Outputs) -> Outputs:
         """Return the exact outputs in float64; a main output also where a kernel need not have it."""
 
-    def assumed(self, candidate: Candidate, config: Any, accumulator: Accumulator | None = None) -> Any:
+    def assumed(self, candidate: Candidate, config: Any, accumulator: Accumulator | None) -> Any:
         """Return what the error bound assumes of a kernel: its configuration, unless an operation needs to know more.
 
         ``accumulator`` is how a kernel adds products that states no order (:func:`fa3verify.hypotheses.assumed`).

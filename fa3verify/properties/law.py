@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from hypothesis.strategies import SearchStrategy
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import calls, operations
+from fa3verify import calls, hypotheses, operations
 from fa3verify.calls import CandidateError as CandidateError
 from fa3verify.calls import Refused as Refused
 from fa3verify.cases import Case
@@ -231,5 +231,5 @@ def set_up(candidate: Candidate, case: Case) -> Setup:
     except ValueError as error:
         raise Refused(f"ValueError: {error}") from error
     operation = operations.find(candidate.operation)
-    assumed = partial(operation.assumed, candidate)
+    assumed = partial(hypotheses.assumed, candidate)
     return Setup(operation, case.problem, case.operands(), config, assumed, candidate.policy)

@@ -61,8 +61,11 @@ def assert_close(found, stored, name=""):
         for value, other in zip(found, stored, strict=True):
             assert_close(value, other, name)
     else:
-        is_figure = isinstance(found, float | int) and not isinstance(found, bool)
-        wanted = pytest.approx(stored, rel=0.1 if "max" in name else 2e-3, abs=0) if is_figure else stored
+        wanted = stored
+        if isinstance(found, float):
+            wanted = pytest.approx(stored, rel=0.1 if "max" in name else 2e-3, abs=0)
+        elif isinstance(found, int) and not isinstance(found, bool):
+            wanted = pytest.approx(stored, rel=0.02, abs=2)  # a count moves where an error is on the edge of a class
         assert found == wanted, f"{name}: meant? then python -m tests.harness.studies.stored_records writes it"
 
 
