@@ -221,7 +221,7 @@ def _printed(
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", *options]
     command += ["-p", "no:cacheprovider", "--timeout=0"]
     command += ["-o", "addopts=--import-mode=importlib --doctest-modules --benchmark-disable -rfE", f"@{listed}"]
-    paths = [str(copy), *(str(copy / folder) for folder in ("kernels", "simulator", "reference"))]
+    paths = [str(copy), *(str(copy / folder) for folder in ("kernels", "simulator", "reference", "reports"))]
     search = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **extra, "PYTHONPATH": search, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     with printed.open("w") as output:
