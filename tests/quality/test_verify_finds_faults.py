@@ -17,7 +17,7 @@ from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, plan
 from fa3verify.cli.main import main
-from fa3verify.kernels.twins import twins
+from fa3verify.kernels import twins
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("shared_references")

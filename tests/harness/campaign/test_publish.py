@@ -12,7 +12,7 @@ import pytest
 from fa3verify.campaign import atlas, publish, replay, replay_files, tasks, verify
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
-from fa3verify.kernels.twins import twins
+from fa3verify.kernels import twins
 from fa3verify.studies import accumulator_loss
 from tests.harness.campaign.test_atlas import Here
 
