@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import math
 import signal
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fa3verify.judgement import Judgement
     from fa3verify.properties import Trial, Violation
 
+LIBRARIES = ("numpy", "scipy", "numba", "ml_dtypes")  # on whose last bits a truth or a bound may depend
 GIVE_UP = 3  # workers that one kernel may lose
 
 
@@ -84,16 +86,29 @@ class Outcome:
         return self.task.arguments.get("kernel")
 
 
+def journal_stamp(*kernels: Candidate) -> str:
+    """Return what a journal knows its results by: the packages that made them, their libraries, and the kernels.
+
+    Results of another version of a library, or of a kernel whose code is another, are not gone on with.
+    """
+    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    identities = [dict(kernel.identity()) for kernel in kernels if kernel.identity]
+    return hashlib.sha256(json.dumps([source_stamp(), versions, identities]).encode()).hexdigest()
+
+
 def source_stamp() -> str:
-    """Hash of every module of the packages whose code makes a result."""
+    """Return the hash of the modules and tables of the packages that make a result."""
     import fa3_kernels
     import fa3_reference
     import fa3verify
 
     digest = hashlib.sha256()
     for package in (fa3_reference, fa3_kernels, fa3verify):
-        for path in sorted(Path(package.__path__[0]).rglob("*.py")):
-            digest.update(path.read_bytes())
+        folder = Path(package.__path__[0])
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".json", ".toml"):
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 

@@ -364,7 +364,7 @@ def _execute(
         tasks,
         executor,
         journal=settings.journal,
-        stamp=campaign.source_stamp(),
+        stamp=campaign.journal_stamp(),
         progress=lambda outcome: progress(len(tasks), outcome),
         stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
     )

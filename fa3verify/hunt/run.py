@@ -20,7 +20,7 @@ from fa3verify.adversary.run import isolating_pool
 from fa3verify.calls import CandidateError
 from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Unavailable, found
-from fa3verify.campaign.tasks import Outcome, Task, execute, source_stamp
+from fa3verify.campaign.tasks import Outcome, Task, execute, journal_stamp
 from fa3verify.files import json_text, write_text
 from fa3verify.hunt.grounds import Ground, ground_of, grounds_of
 from fa3verify.hunt.objectives import Objective, objective_from
@@ -139,6 +139,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda label: None
         raise Unavailable(f"kernel {settings.kernel} is unavailable: {candidate.unavailable}")
     grounds = _chosen(candidate, objective_from(settings.objective), settings.grounds)
     journal = settings.out / PARTIAL
+    stamp = journal_stamp(candidate)
     if not settings.resume:
         shutil.rmtree(journal, ignore_errors=True)
     sums, failures = {ground.name: Findings() for ground in grounds}, []
@@ -146,7 +147,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda label: None
     with isolating_pool(settings.workers) as executor:
         for number, problems in enumerate(_rounds(settings, len(grounds))):
             tasks = _tasks(settings, grounds, sums, number, problems)
-            outcomes = execute(tasks, executor, journal=journal, stamp=source_stamp(), progress=_teller(progress))
+            outcomes = execute(tasks, executor, journal=journal, stamp=stamp, progress=_teller(progress))
             failures += _gathered(sums, outcomes)
             if failures or time.monotonic() > deadline:
                 break

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import fa3_kernels
 from fa3verify import operations
 from fa3verify.campaign import replay_files
 from fa3verify.campaign import tasks as campaign
@@ -19,6 +21,7 @@ from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_family, pooled
 from fa3verify.files import write_text
+from fa3verify.kernels import registry
 
 
 class Serial(Executor):
@@ -66,6 +69,23 @@ def test_a_resumed_campaign_runs_only_what_is_missing(tmp_path):
     execute(TASKS, changed, journal=tmp_path, stamp="b")
     assert (first.calls, second.calls, changed.calls) == (4, 1, 4)  # the failed task is tried again
     assert [o.value for o in again] == [6, 2, None, 4]
+
+
+def test_a_journal_knows_the_tables_the_libraries_and_the_kernel_that_made_its_results(monkeypatch, tmp_path):
+    stamps = {campaign.journal_stamp()}
+    for sha256 in ("a", "b"):
+        stamps.add(campaign.journal_stamp(replace(registry.find("twin.fp16"), identity=lambda x=sha256: {"sha256": x})))
+    monkeypatch.setattr(campaign.importlib.metadata, "version", lambda name: "of tomorrow")
+    stamps.add(campaign.journal_stamp())
+    shutil.copytree(Path(fa3_kernels.__path__[0]) / "twin", tmp_path / "twin")
+    monkeypatch.setattr(fa3_kernels, "__path__", [str(tmp_path)])
+    stamps.add(campaign.journal_stamp())
+    table = tmp_path / "twin" / "mufu_tables.json"
+    table.write_text(table.read_text() + " ")
+    stamps.add(campaign.journal_stamp())
+    table.rename(table.with_name("tables_of_mufu.json"))
+    stamps.add(campaign.journal_stamp())
+    assert len(stamps) == 7
 
 
 def test_results_of_foreign_code_are_never_kept(tmp_path):
