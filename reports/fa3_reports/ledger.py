@@ -1,4 +1,4 @@
-"""The ledger of comparisons: which recorded launches were held against a twin, of which sources, and what differed.
+"""The ledger of comparisons: which recorded launches were held against a twin, of which keys, and what differed.
 
 A line is written when a launch is done, so that work that is cut off counts and the next run goes on from there.
 """
@@ -13,16 +13,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from fa3_reports.closure import twin_hash
-from fa3_reports.recordings import Recorded, Recording, check, cost, refusal
+from fa3_reports.recordings import Recorded, Recording, check, cost, keys_of, refusal
 
 LONG_KEYS, LONG_SHARE = 4096, 0.1  # a tenth of the outputs is to have that many keys
 
 
 class Entry(NamedTuple):
-    """One launch: file and place of its recording, elements of O, most keys, :func:`twin_hash`, and what differs.
+    """One launch: file and place of its recording, elements of O, most keys, its keys, and what differs.
 
-    ``differing`` counts digests of O and of LSE, each of a sequence and head.
+    ``twin`` and ``plan`` are :func:`fa3_reports.recordings.keys_of` it; ``differing`` counts digests of O and of LSE,
+    each of a sequence and head.
     """
 
     recording: str
@@ -30,6 +30,7 @@ class Entry(NamedTuple):
     outputs: int
     keys: int
     twin: str
+    plan: str
     differing: int
 
 
@@ -42,15 +43,18 @@ def read(path: Path) -> list[Entry]:
     if tuple(head) != Entry._fields:
         raise ValueError(f"{path.name} is not a ledger: expected columns {', '.join(Entry._fields)}")
     try:
-        return [Entry(row[0], int(row[1]), int(row[2]), int(row[3]), row[4], int(row[5])) for row in rows]
+        return [Entry(row[0], int(row[1]), int(row[2]), int(row[3]), row[4], row[5], int(row[6])) for row in rows]
     except (ValueError, IndexError) as error:
         raise ValueError(f"{path.name} is not a ledger: {error}") from error
 
 
 def of_today(entries: Iterable[Entry], given: Mapping[str, Recording]) -> list[Entry]:
-    """Those of the recordings that are given whose twin has today's bits."""
-    hashes = {name: twin_hash(recording.library) for name, recording in given.items()}
-    return [entry for entry in entries if entry.twin == hashes.get(entry.recording)]
+    """Return the launches, of the recordings that are given, whose keys are those that they have today."""
+    return [entry for entry in entries if entry.recording in given and _is_of_today(entry, given[entry.recording])]
+
+
+def _is_of_today(entry: Entry, recording: Recording) -> bool:
+    return (entry.twin, entry.plan) == keys_of(recording.library, recording.launches[entry.launch])
 
 
 def _append(path: Path, entry: Entry) -> None:
@@ -75,7 +79,7 @@ class Todo(NamedTuple):
 def least_work(given: Mapping[str, Recording], outputs: int, done: Sequence[Entry] = ()) -> list[Todo]:
     """Launches that reach a number of outputs, a tenth of them with 4096 keys or more, for the fewest products.
 
-    What stands in ``done`` with this twin counts and is not compared again. Those with many keys come first.
+    What stands in ``done`` with its keys of today counts and is not compared again. Those with many keys come first.
     """
     known = {(entry.recording, entry.launch): entry for entry in of_today(done, given)}
     launches = [Todo(name, i, x, found.library) for name, found in given.items() for i, x in enumerate(found.launches)]
@@ -133,7 +137,8 @@ def _compared(todo: Todo) -> tuple[Entry, str]:
     """A launch run again, and its case in words."""
     checked = check(todo.library, todo.launch)
     differing = len(checked.out_differing) + len(checked.lse_differing)
-    entry = Entry(todo.name, todo.place, todo.launch.outputs, todo.keys, twin_hash(todo.library), differing)
+    keys = keys_of(todo.library, todo.launch)
+    entry = Entry(todo.name, todo.place, todo.launch.outputs, todo.keys, *keys, differing)
     return entry, todo.launch.case.describe()
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reports.evidence_keys import FORWARD, ONE_QUERY, code_key, launch_key
 from fa3verify.cases import Case
 
 if TYPE_CHECKING:
@@ -160,6 +161,20 @@ def refusal(library: str, launch: Recorded) -> str:
 def is_one_query(library: str, launch: Recorded) -> bool:
     """Whether a launch is one of cuDNN's kernel for one query, which has a twin of its own."""
     return library == "cudnn" and launch.case.problem.seqlen_q == 1
+
+
+def keys_of(library: str, launch: Recorded) -> tuple[str, str]:
+    """Return the keys of a launch as it is compared today: of its twin's code, and of what the plan hands to it.
+
+    Both are empty for a launch that the library's plan does not take today.
+    """
+    problem = launch.case.problem
+    if is_one_query(library, launch):
+        return code_key(*ONE_QUERY), launch_key(problem, None)
+    try:
+        return code_key(*FORWARD), launch_key(problem, _config(library, launch))
+    except ValueError:
+        return "", ""
 
 
 def _run_twin(library: str, launch: Recorded, operands: Operands) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from fa3_reference.problem import AttentionProblem
 from fa3_reports import ledger, recordings
 from fa3_reports.__main__ import main
-from fa3_reports.closure import twin_hash
 from fa3_reports.ledger import Entry, extend, least_work
 from fa3_reports.recordings import Recorded, Recording
 from fa3verify.cases import Case
@@ -23,6 +22,12 @@ FOLDER = Path(__file__).parents[2] / "reports/h100/recordings"
 def launch(seqlen_q: int, seqlen_k: int, **more) -> Recorded:
     problem = AttentionProblem(1, 1, 1, seqlen_q, seqlen_k, 64, dtype="bf16", **more)
     return Recorded(Case("flash3.bf16", problem, Recipe("normal")), "00")
+
+
+def compared(given: dict[str, Recording], place: int, keys: int) -> Entry:
+    """A launch that was compared with its twin of today, without a difference."""
+    one = given["x"].launches[place]
+    return Entry("x", place, one.outputs, keys, *recordings.keys_of("flash3", one), 0)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +47,11 @@ def test_the_least_work_that_reaches_the_outputs_is_chosen_and_a_tenth_of_it_has
     names = [todo.launch for todo in least_work(given, few.outputs)]
     assert names == [long, few]
     assert [todo.launch for todo in least_work(given, few.outputs + long.outputs + 1)] == [long, few, more]
-    of_today = twin_hash("flash3")
-    done = [Entry("x", 3, few.outputs, 100, of_today, 0), Entry("x", 1, long.outputs, 4096, of_today, 0)]
+    done = [compared(given, 3, 100), compared(given, 1, 4096)]
     assert not least_work(given, few.outputs, done)
-    of_another_twin = [entry._replace(twin="0" * 16) for entry in done]
-    assert [todo.launch for todo in least_work(given, few.outputs, of_another_twin)] == [long, few]
+    for column in ("twin", "plan"):
+        of_another_key = [entry._replace(**{column: "0" * 16}) for entry in done]
+        assert [todo.launch for todo in least_work(given, few.outputs, of_another_key)] == [long, few]
 
 
 def test_a_causal_launch_costs_what_its_mask_leaves():
@@ -98,7 +103,11 @@ def test_committed_ledgers_name_recorded_launches_and_nothing_differs(path):
 
 
 def test_launches_of_4096_keys_are_long_and_sums_are_by_recording():
-    entries = [Entry("x", 0, 100, 4096, "", 1), Entry("x", 1, 30, 4095, "", 2), Entry("y", 0, 7, 9000, "", 0)]
+    entries = [
+        Entry("x", 0, 100, 4096, "", "", 1),
+        Entry("x", 1, 30, 4095, "", "", 2),
+        Entry("y", 0, 7, 9000, "", "", 0),
+    ]
     assert ledger.sums(entries) == {"x": (2, 130, 100, 3), "y": (1, 7, 7, 0)}
 
 
@@ -106,10 +115,10 @@ def test_what_was_compared_is_taken_off_what_is_wanted():
     """Ten launches of 1000 x 64 outputs and ten long ones of a tenth; each of either kind costs as much."""
     launches = (*(launch(1000, 100 + i) for i in range(10)), *(launch(100, 4096 + i) for i in range(10)))
     given = {"x": Recording("flash3", {}, launches)}
-    short, long, of_today = 64_000, 6_400, twin_hash("flash3")
+    short, long = 64_000, 6_400
 
     def places(outputs: int, *done: int) -> list[int]:
-        entries = [Entry("x", i, launches[i].outputs, 100 if i < 10 else 4096, of_today, 0) for i in done]
+        entries = [compared(given, i, 100 if i < 10 else 4096) for i in done]
         return [todo.place for todo in least_work(given, outputs, entries)]
 
     assert [x.outputs for x in launches] == [short] * 10 + [long] * 10

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, get_args
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from fa3_kernels.audit.golden import read_rows
 
 Evidence = Literal[
     "forward", "packed", "quantize", "timeline", "backward", "forward+packed", "forward+packed+quantize+backward"
 ]
+# Keys of launches by the hash of them all, of measurements from before provenance held the keys themselves.
+MEASURED = Path(__file__).parent / "measured.json"
 
 
-def evidence_sha256(of: Evidence) -> str:
-    """Hash of all launches of :func:`fa3_kernels.audit.probes.probes` that a measurement is evidence of, as accepted.
+def launch_keys(of: str) -> dict[str, str]:
+    """Return a key of every launch that a measurement may be evidence of, by the name of its probe, as accepted.
 
-    Of each what the GPU gets (:func:`fa3_kernels.audit.launched.launch_sha256`), and the PTX where the audit compiles
-    it; that both are those of the code in this tree is what ``fa3verify audit`` says, and of the launches a test.
+    It is of what the GPU gets (:func:`fa3_kernels.audit.launched.launch_sha256`) for each kernel of the launch, and of
+    the PTX where the audit compiles it; that both are those of the code in this tree is what ``fa3verify audit`` says,
+    and of the launches a test.
 
     Parameters
     ----------
@@ -31,11 +38,45 @@ def evidence_sha256(of: Evidence) -> str:
     """
     if of not in get_args(Evidence):
         raise ValueError(f"evidence must be of {', '.join(get_args(Evidence))} launches, got {of!r}")
-    rows = [row for row in read_rows().values() if row["launch"]["of"] in of.split("+")]
-    launches = sorted(f"{row['launch']['sha256']} {row.get('ptx_sha256', '')}" for row in rows)
-    return hashlib.sha256("\n".join(launches).encode()).hexdigest()
+    kernels: dict[str, list[str]] = {}
+    for label, row in read_rows().items():
+        if row["launch"]["of"] in of.split("+"):
+            text = f"{row['launch']['sha256']} {row.get('ptx_sha256', '')}"
+            kernels.setdefault(label.partition("/")[0], []).append(text)
+    return {probe: hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] for probe, texts in kernels.items()}
 
 
-def evidence_facts(of: Evidence) -> dict[str, str]:
-    """What provenance says of the kernels."""
-    return {"evidence_of": of, "launches_sha256": evidence_sha256(of)}
+def evidence_sha256(of: str) -> str:
+    """Return one hash of all :func:`launch_keys`, by which a measurement names the launches that it is evidence of."""
+    return hashlib.sha256("\n".join(sorted(launch_keys(of).values())).encode()).hexdigest()
+
+
+def changed_since(of: str, sha256: str, then: Mapping[str, str] | None = None) -> frozenset[str]:
+    """Return which launches are others now than those that were measured, by probe.
+
+    A launch that was not looked at then has not changed.
+
+    Parameters
+    ----------
+    of : str
+        As in :func:`launch_keys`.
+    sha256 : str
+        Their hash then.
+    then : mapping, optional
+        Their keys then; by default as they were kept. Where nobody kept them, all launches have changed.
+    """
+    now = launch_keys(of)
+    if sha256 == evidence_sha256(of):
+        return frozenset()
+    known = then or _measured().get(sha256)
+    return frozenset(now if known is None else (probe for probe, key in known.items() if now.get(probe) != key))
+
+
+@cache
+def _measured() -> dict[str, dict[str, str]]:
+    return json.loads(MEASURED.read_text(encoding="utf-8"))
+
+
+def evidence_facts(of: Evidence) -> dict[str, Any]:
+    """Return what provenance says of the kernels: of which launches it is, their hash and their keys."""
+    return {"evidence_of": of, "launches_sha256": evidence_sha256(of), "launches": launch_keys(of)}

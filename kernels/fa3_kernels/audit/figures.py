@@ -39,12 +39,16 @@ class Unavailable(Exception):
 
 
 def ptx_sha256(ptx: str) -> str:
-    """Hash of a kernel's PTX without what depends on where the sources lie: comments, line information, debug sections.
+    """Return the hash of a kernel's PTX without its name, and without what depends on where the sources lie.
 
     >>> ptx_sha256("add.f32 a;\\n\\t.loc 1 2 3\\n") == ptx_sha256("add.f32 a; // here\\n")
     True
+    >>> ptx_sha256(".entry f( .param f_param_0 )") == ptx_sha256(".entry other( .param other_param_0 )")
+    True
     """
     body = ptx.split(".section\t.debug", 1)[0]
+    if entry := re.search(r"\.entry\s+(\w+)", body):
+        body = re.sub(rf"\b{entry[1]}(?=_param_\d|\b)", "kernel", body)
     lines = (line.split("//", 1)[0].strip() for line in body.splitlines())
     kept = [x for x in lines if x and not x.startswith((".loc", ".file", "$L__tmp", "$L__func"))]
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()

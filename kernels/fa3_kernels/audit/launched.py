@@ -1,7 +1,7 @@
 """What the GPU gets of a launch, as one hash: evidence measured on a launch is of everything that has this hash.
 
-Names of modules, records and fields, comments and the layout of files are not in it; what the compiler makes of the
-kernel is not either, that is the hash of the PTX. Torch is needed for launches of the quantiser alone.
+Names of kernels, modules, records and fields, comments and the layout of files are not in it; what the compiler makes
+of the kernel is not either, that is the hash of the PTX. Torch is needed for launches of the quantiser alone.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.plan import Pointer
 
 
-def launch_sha256(kernel: str, args: Sequence[Any], grid: Sequence[int], options: Mapping[str, Any]) -> str:
+def launch_sha256(args: Sequence[Any], grid: Sequence[int], options: Mapping[str, Any]) -> str:
     """Hash one kernel launch.
 
     Parameters
     ----------
-    kernel : str
-        The kernel function's name.
     args : sequence
         Arguments in order. Numbers, strings and None count by value; tuples and records by their values in order,
         whatever their fields are called; tensors by dtype, tables that the host makes by shape and content too;
@@ -40,12 +38,12 @@ def launch_sha256(kernel: str, args: Sequence[Any], grid: Sequence[int], options
 
     >>> from collections import namedtuple
     >>> one, other = namedtuple("A", "x")(2), namedtuple("B", "y")(2)
-    >>> launch_sha256("f", (one,), (1,), {}) == launch_sha256("f", (other,), (1,), {})
+    >>> launch_sha256((one,), (1,), {}) == launch_sha256((other,), (1,), {})
     True
-    >>> launch_sha256("f", (2,), (1,), {}) == launch_sha256("f", (2.0,), (1,), {})
+    >>> launch_sha256((2,), (1,), {}) == launch_sha256((2.0,), (1,), {})
     False
     """
-    parts = (kernel, _text(tuple(args)), _text(tuple(grid)), _text(tuple(sorted(options.items()))))
+    parts = (_text(tuple(args)), _text(tuple(grid)), _text(tuple(sorted(options.items()))))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -84,7 +82,7 @@ def labelled(name: str, calls: Sequence[Call]) -> dict[str, Call]:
 
 def launch_figures(launch: Launch, call: Call) -> dict[str, Any]:
     """The row's group ``launch``: what it is evidence of, grid, hash."""
-    digest = launch_sha256(call.kernel, call.arguments, call.grid, call.options)
+    digest = launch_sha256(call.arguments, call.grid, call.options)
     return {"of": launch.evidence, "grid": list(call.grid), "sha256": digest}
 
 

@@ -7,69 +7,85 @@ equality, and never by hand.
 
 from __future__ import annotations
 
-import json
-import lzma
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fa3_kernels.audit.evidence import evidence_sha256
-from fa3_reports.closure import twin_hash
+from fa3_kernels.audit.evidence import changed_since
+from fa3_reports import ledger, recordings
+from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Source
 from fa3verify import __version__
 from fa3verify.report.notation import count
 
 MULTIPROCESSORS = 132  # of both GPUs that were measured: experiments that fill a GPU depend on it
+SEVERAL = "of several versions"  # instead of a hash, where each of the runs has its own
 CHANGED = "what the GPU is launched with has changed since it was measured"
 
 
-def is_of_these_launches(facts: Mapping[str, Any]) -> bool:
-    """Tell whether what was launched, by its provenance and that of all its runs, is what is launched now."""
-    hashes = {facts["launches_sha256"], *(run["launches_sha256"] for run in facts.get("runs", ()))}
-    return hashes == {evidence_sha256(facts["evidence_of"])}
+def changed_launches(facts: Mapping[str, Any]) -> frozenset[str]:
+    """Return which launches have changed since a measurement or one of its runs, by its provenance."""
+    of, runs = facts["evidence_of"], [facts, *facts.get("runs", ())]
+    hashed = [run for run in runs if run["launches_sha256"] != SEVERAL]
+    return frozenset().union(*(changed_since(of, run["launches_sha256"], run.get("launches")) for run in hashed))
 
 
 def _launches(source: Source, path: str) -> str:
-    """Compare the hash of all launches in the provenance beside a file."""
+    """Compare the launches of the provenance beside a file, and count its rows that are of those that have changed.
+
+    All rows are where they do not say of which launches they are. What is no table is made of the tables beside it.
+    """
     facts = source.provenance_of(path)
     if facts is None:
         return "no provenance lies beside it"
-    return "" if is_of_these_launches(source.json(facts)) else CHANGED
+    about = source.json(facts)
+    changed, function = changed_launches(about), "backward" if about["evidence_of"] == "backward" else "forward"
+    beside = [path] if path.endswith(".csv") else source.find(f"{Path(path).parent}/*.csv")
+    tables = [x for x in beside if changed and source.provenance_of(x) == facts]
+    rows = [row for x in tables for row in Source(source.root).rows(x)]
+    try:
+        others = sum(concerns(row, changed, function) for row in rows)
+    except KeyError:
+        others = len(rows)
+    if not changed or (rows and not others):
+        return ""
+    some = f"{count(others)} of {count(len(rows))} rows: " if others < len(rows) else ""
+    return f"{some}{CHANGED}"
 
 
 def _forward(source: Source, path: str) -> str:
     """Compare the hash of the forward's launches that a file has in itself."""
-    return "" if source.json(path)["sha256"] == evidence_sha256("forward") else CHANGED
+    return CHANGED if changed_since("forward", source.json(path)["sha256"]) else ""
 
 
 def _stamps(source: Source, path: str) -> str:
-    """Compare the hash that a timeline has in its own head."""
-    now = f"# launches_sha256={evidence_sha256('timeline')}"
-    return "" if now in source.text(path).splitlines() else CHANGED
+    """Compare the hash that a timeline has in its own head: it is of the one launch that it is called by."""
+    head = [line.partition("=")[2] for line in source.text(path).splitlines() if line.startswith("# launches_sha256=")]
+    probe = Path(path).name.replace(".stamps.csv", "_stamps")
+    return "" if head and probe not in changed_since("timeline", head[0]) else CHANGED
 
 
 def of_todays_twin(source: Source, path: str) -> list[bool]:
-    """Return for each row of a ledger whether its twin is the twin that the code has now."""
-    rows = source.rows(path)
-    folder = Path(path).parent
-    now = {name: twin_hash(_library(source, f"{folder}/{name}.xz")) for name in {row["recording"] for row in rows}}
-    return [row["twin"] == now[row["recording"]] for row in rows]
-
-
-def _library(source: Source, path: str) -> str:
-    """Return which library a recording is of."""
-    head, _, _ = lzma.decompress(source.read(path)).partition(b"\n")
-    return str(json.loads(head)["library"])
+    """Return for each row of a ledger whether its twin, and what the plan hands to it, are as they are now."""
+    source.read(path)
+    entries = ledger.read(source.root / path)
+    given = {}
+    for name in {entry.recording for entry in entries}:
+        file = f"{Path(path).parent}/{name}.xz"
+        source.read(file)
+        given[name] = recordings.read(source.root / file)
+    current = {*ledger.of_today(entries, given)}
+    return [entry in current for entry in entries]
 
 
 def _twin(source: Source, path: str) -> str:
-    """Compare the hash of the twin that every row of a ledger has."""
+    """Compare the keys that every row of a ledger has: of its twin, and of what the plan handed to it."""
     current = of_todays_twin(source, path)
     others = current.count(False)
     if not others:
         return ""
-    return f"{count(others)} of {count(len(current))} launches were compared with a twin whose code has changed since"
+    return f"{count(others)} of {count(len(current))} launches were compared with a twin or a plan that changed since"
 
 
 @cache
@@ -122,7 +138,7 @@ class Key(NamedTuple):
 
 KEYS = (  # the first that fits
     Key(("*_provenance.json", "*_run.json"), _constant, "the facts that keys are read from"),
-    Key(("recordings/compared.csv",), _twin, "each row has the hash of the twin that was run"),
+    Key(("recordings/compared.csv",), _twin, "each row has the keys of the twin that was run and of its plan"),
     Key(
         ("recordings/*.xz", "recordings/*.npz"),
         _constant,

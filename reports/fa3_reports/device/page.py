@@ -18,7 +18,7 @@ import jinja2
 
 from fa3_reports.device import accuracy, cycles, evidence, speed
 from fa3_reports.device.blocks import Column, Drawing, Section, Table, html_text
-from fa3_reports.device.keys import is_of_these_launches, why_stale
+from fa3_reports.device.keys import changed_launches, why_stale
 from fa3_reports.device.source import Source
 from fa3_simulator.machine import load
 from fa3verify import __version__
@@ -236,8 +236,9 @@ def _provenance(source: Source) -> Section:
             )
     unique = list({tuple(row.values()): row for row in rows}.values())
     text = [
-        "stale: a kernel that was measured has other machine code now; the figures are of the code before. The hash "
-        "is of what is launched: machine code, arguments and tile schedules. A file without a hash counts as stale. "
+        "stale: a kernel that was measured has other machine code now; the figures are of the code before. Every "
+        "launch has a key of its own, of its machine code, arguments and tile schedule, so that a launch that changed "
+        "makes those rows stale that have its features. A file without a hash counts as stale. "
         f"The digest of every file that this page was made of stands in [{FACTS}]({FACTS})."
     ]
     table = Table(
@@ -249,7 +250,8 @@ def _provenance(source: Source) -> Section:
 def _state(facts: Mapping[str, Any]) -> str:
     """Return what the hash in a file of provenance says of it."""
     if "launches_sha256" in facts:
-        return "current" if is_of_these_launches(facts) else "stale"
+        changed = changed_launches(facts)
+        return f"{count(len(changed))} launches changed" if changed else "current"
     return "a hash a row" if "rows" in facts else "no hash"
 
 

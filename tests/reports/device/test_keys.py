@@ -71,7 +71,7 @@ def with_another_key(path: Path) -> None:
     if path.suffix == ".csv":
         with path.open(newline="") as file:
             head, *rows = csv.reader(file)
-        for name in {"twin", "ptx_sha256"} & {*head}:
+        for name in {"plan", "ptx_sha256"} & {*head}:
             rows[-1][head.index(name)] = "0" * 16
             with path.open("w", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([head, *rows])
@@ -99,17 +99,27 @@ def test_a_file_of_which_no_hash_was_kept_is_not_called_current():
         assert "no hash" in keys.why_stale(Source(REPORTS), path)
 
 
-def test_the_ledger_is_current_only_where_every_row_is_of_todays_twin(tmp_path):
+def test_a_row_of_the_ledger_is_current_only_where_its_twin_and_its_plan_are_todays(tmp_path):
     """All 2,662 rows were of another twin's code while the page said that 0 digests differ."""
     there = copied(REPORTS / "h100" / "recordings" / "compared.csv", tmp_path)
-    lines = there.read_text().splitlines()[:50]
-    (name,) = {line.split(",")[0] for line in lines[1:]}
-    for twin, is_current in ((keys.twin_hash(name), True), ("0" * 16, False)):
-        rows = [line.split(",") for line in lines]
-        text = "\n".join(",".join([*r[:4], twin if i else r[4], r[5]]) for i, r in enumerate(rows))
-        there.write_text(text + "\n")
-        assert set(keys.of_todays_twin(Source(there.parent), there.name)) == {is_current}
-        assert bool(keys.why_stale(Source(there.parent), there.name)) != is_current
+    head, *rows = (line.split(",") for line in there.read_text().splitlines())
+    rows = [row for row in rows if row[0] == "flash3"][:4]
+    for i, column in enumerate(("twin", "plan")):
+        rows[i][head.index(column)] = "0" * 16
+    there.write_text("\n".join(map(",".join, [head, *rows])) + "\n")
+    source = Source(there.parent)
+    assert keys.of_todays_twin(source, there.name) == [False, False, True, True]
+    assert keys.why_stale(source, there.name).startswith("2 of 4 launches")
+
+
+def test_the_committed_ledger_is_current_for_flash_attention_3_and_says_of_which_launches_it_is_not():
+    source, path = Source(REPORTS / "h100"), "recordings/compared.csv"
+    current = Counter()
+    for row, is_current in zip(source.rows(path), keys.of_todays_twin(source, path), strict=True):
+        current[row["recording"], is_current] += 1
+    assert current["flash3", True] + current["flash3.dew", True] == 2011
+    others = sum(n for (_, is_current), n in current.items() if not is_current)
+    assert keys.why_stale(source, path).startswith(f"{others} of ") if others else not keys.why_stale(source, path)
 
 
 def small_page(tmp_path: Path) -> dict[str, str]:

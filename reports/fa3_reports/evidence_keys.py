@@ -1,0 +1,80 @@
+"""Keys of meaning: evidence about a function and about one launch of it, bound to what decides the bits and no more.
+
+:func:`code_key` is a Merkle hash of a function's syntax (:mod:`fa3_reports.merkle`): a rename, a move or a comment
+keeps it. What the plan hands to a twin is no code of the twin: it counts by :func:`launch_key`, launch by launch.
+
+Some edits that keep every bit change a key nevertheless: ``a + b`` written as ``b + a``, another name of a field, of a
+method or of an argument of a method, and whatever stands in a branch that no launch takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fa3_kernels.plan.traits import traits_of
+from fa3_reports.merkle import Code, short_hash
+
+if TYPE_CHECKING:
+    from fa3_kernels.plan.config import Config
+    from fa3_reference.problem import AttentionProblem
+
+PACKAGES = ("fa3_kernels", "fa3_reference")
+FORWARD, ONE_QUERY = ("fa3_kernels.twin.forward", "forward"), ("fa3_kernels.twin.one_query", "one_query")
+
+
+@cache
+def code_key(module: str, name: str, checkout: Path | None = None) -> str:
+    """Return 16 hexadecimal digits over what a function computes, the same for every version of Python.
+
+    Parameters
+    ----------
+    module, name : str
+        Where the function is defined, and what it is called there.
+    checkout : Path, optional
+        Folder with other sources, ``kernels/fa3_kernels`` and ``reference/fa3_reference``; by default what is imported.
+
+    Raises
+    ------
+    ValueError
+        If the module defines no such name.
+
+    >>> code_key(*FORWARD) == code_key(*ONE_QUERY)
+    False
+    """
+    if checkout:
+        folders = {package: checkout / package.partition("_")[2] / package for package in PACKAGES}
+    else:
+        folders = {package: Path(str(find_spec(package).origin)).parent for package in PACKAGES}  # type: ignore[union-attr]
+    return Code(folders).key(module, name)
+
+
+def launch_key(problem: AttentionProblem, config: Config | None) -> str:
+    """Return 16 hexadecimal digits over the values that the plan hands to the forward's twin for one launch.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        A field that has its default is left out, so that a field more changes no key.
+    config : Config or None
+        None for cuDNN's kernel of one query, which gets a head_dim alone.
+
+    Raises
+    ------
+    TypeError
+        For a value that has no JSON, and might change without changing the key.
+    """
+    fields = dataclasses.fields(problem)
+    asked = sorted((x.name, getattr(problem, x.name)) for x in fields if getattr(problem, x.name) != x.default)
+    if config is None:
+        return short_hash(json.dumps([asked, traits_of("cudnn").compiled_head_dim(problem.head_dim)]))
+    traits = config.traits
+    formats = config.dtype, config.out_dtype, config.is_fp8, config.p_offset_log2, config.promotion_interval
+    tiles = config.head_dim, config.tile_m, config.tile_n, config.pack_gqa, traits.pads_group, config.intra_wg_overlap
+    channels = traits.compiled_head_dim(problem.head_dim, config.is_fp8)
+    parts = config.num_splits, traits.sequence_splits(problem, config)
+    return short_hash(json.dumps([asked, formats, tiles, channels, parts, dataclasses.astuple(traits.order)]))

@@ -1,0 +1,110 @@
+"""Rows of a table are stale where a launch whose features they have has changed, and no others are."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fa3_kernels.audit.probes import probes
+from fa3_reports.device import keys
+from fa3_reports.device.launches import concerns
+from fa3_reports.device.source import Source
+from fa3verify.report.notation import count
+
+BITS = Path(__file__).parents[3] / "reports" / "h200" / "bits"
+BENCH = BITS.parent / "speed" / "paper_grid" / "bench.csv"
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def of(path: Path, *changed: str) -> list[dict[str, str]]:
+    return [row for row in rows(path) if concerns(row, frozenset(changed))]
+
+
+def test_a_causal_launch_is_of_causal_rows_of_16_bits_at_its_head_dim_alone():
+    found = of(BITS / "gluon_forward_bits.csv", "fp16_d128_causal")
+    assert {row["dtype"] for row in found} == {"fp16", "bf16"}
+    assert all(64 < int(row["head_dim"]) <= 128 for row in found)
+    assert all(row["causal"] == "True" or int(row["right"]) >= 0 for row in found)
+    causal = [
+        row for row in rows(BITS / "gluon_forward_bits.csv") if row["causal"] == "True" and row["dtype"] == "fp16"
+    ]
+    assert sum(row["dtype"] == "fp16" and row["causal"] == "True" for row in found) == sum(
+        64 < max(int(row["head_dim"]), int(row["head_dim_v"])) <= 128 for row in causal
+    )
+
+
+@pytest.mark.parametrize(
+    ("probe", "column", "values"),
+    [
+        ("fp16_d64_splits", "num_splits", {"1"}),
+        ("fp16_d64_softcap", "softcap", {"0.0"}),
+        ("fp16_d64_packed", "pack_gqa", {"False"}),
+        ("fp16_d64_varlen", "varlen", {"False"}),
+        ("e4m3_d64_dense_chained", "promotion_interval", {"64", "128"}),
+        ("e4m3_d64_dense_blocks", "v_scope", {"none", "tensor", "head"}),
+        ("bf16_d64_dense", "dtype", {"fp16", "e4m3"}),
+    ],
+)
+def test_a_feature_of_a_launch_is_of_no_row_without_it(probe, column, values):
+    found = of(BITS / "gluon_forward_bits.csv", probe)
+    assert found
+    assert not {row[column] for row in found} & values
+
+
+def test_a_dense_launch_is_of_all_rows_of_its_formats_and_head_dim():
+    every = [
+        x
+        for x in rows(BITS / "gluon_forward_bits.csv")
+        if x["dtype"] == "e4m3" and max(int(x["head_dim"]), int(x["head_dim_v"])) > 128
+    ]
+    assert of(BITS / "gluon_forward_bits.csv", "e4m3_d256_dense") == every
+
+
+def test_every_row_of_the_bits_is_of_some_launch_and_launches_of_other_functions_of_none():
+    forward = frozenset(x.name for x in probes() if x.function == "forward" and not x.stamps)
+    others = frozenset(x.name for x in probes() if x.function != "forward")
+    for row in rows(BITS / "gluon_forward_bits.csv"):
+        assert concerns(row, forward)
+        assert not concerns(row, others)
+
+
+def test_rows_of_other_kernels_are_of_no_launch_of_ours_and_a_launch_that_is_gone_is_of_all_of_ours():
+    found = of(BENCH, "a launch that is gone")
+    assert {row["kernel"].partition(".")[0] for row in found} == {"gluon"}
+    assert len(found) == sum(row["kernel"].startswith("gluon") for row in rows(BENCH)) < len(rows(BENCH))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    there = tmp_path / "h200" / "bits"
+    shutil.copytree(BITS, there)
+    return there
+
+
+def test_a_table_says_how_many_of_its_rows_are_stale_and_is_current_where_none_is(folder, monkeypatch):
+    path, other = "bits/gluon_forward_bits.csv", "bits/gluon_backward_bits.csv"
+    source = Source(folder.parent)
+    for changed, says in (
+        (frozenset(), ""),
+        (frozenset({"fp16_d128_causal"}), f"508 of {count(4110)} rows: {keys.CHANGED}"),
+        (frozenset({"quantize_d64_plain"}), ""),
+    ):
+        monkeypatch.setattr(keys, "changed_since", lambda *args, changed=changed: changed)
+        assert says in keys.why_stale(source, path)
+        assert bool(keys.why_stale(source, path)) == bool(says)
+    monkeypatch.setattr(keys, "changed_since", lambda *args: frozenset({"backward_d64_dense"}))
+    assert "160 of 480 rows: " in keys.why_stale(source, other)
+
+
+def test_a_table_that_names_launches_that_nobody_kept_is_stale(folder):
+    provenance = folder / "gluon_forward_bits_provenance.json"
+    provenance.write_text(json.dumps(json.loads(provenance.read_text()) | {"launches_sha256": "0" * 64}))
+    assert keys.why_stale(Source(folder.parent), "bits/gluon_forward_bits.csv") == keys.CHANGED
