@@ -33,7 +33,7 @@ _WITHOUT_TORCH = {
     if contract["name"] == "the CPU side runs without torch or triton"
     for name in contract["source_modules"]
 }
-_ROOMS = ("kernels/fa3_kernels/gluon", "fa3verify/gpu", "fa3verify/adapters", "reports/fa3_reports")
+_ROOMS = ("kernels/fa3_kernels/gluon", "fa3verify/bench", "fa3verify/kernels", "reports/fa3_reports")
 
 
 def _needs_torch(path: Path) -> bool:

@@ -42,6 +42,7 @@ __all__ = [
     "Result",
     "SoftmaxOrder",
     "Summary",
+    "array_candidate",
     "default_config",
     "find_kernel",
     "forward_bound",
@@ -51,6 +52,7 @@ __all__ = [
     "prepare",
     "replay",
     "simulate",
+    "torch_candidate",
     "truth",
     "tune",
     "verify",
@@ -68,18 +70,19 @@ if TYPE_CHECKING:
     from fa3_simulator.machine import Machine
     from fa3_simulator.run import Estimate
     from fa3_simulator.tune import Ranked
-    from fa3verify.calls import CandidateError
     from fa3verify.campaign.keys import KernelSummary, Summary
-    from fa3verify.cases import Case
+    from fa3verify.cases.case import Case
     from fa3verify.inputs.activations import Activation
     from fa3verify.inputs.captures import load as load_activations
     from fa3verify.inputs.edits import Edit
     from fa3verify.inputs.recipe import Recipe
-    from fa3verify.judgement import Judgement
+    from fa3verify.judging.judgement import Judgement
+    from fa3verify.kernels.adapters.functions import array_candidate, torch_candidate
+    from fa3verify.kernels.calls import CandidateError
+    from fa3verify.kernels.policy import Policy
     from fa3verify.kernels.record import Candidate, Identity
     from fa3verify.kernels.registry import find as find_kernel
     from fa3verify.operations.forward import Result
-    from fa3verify.policy import Policy
     from fa3verify.public import Replayed, judge, kernel, replay, simulate, tune, verify
 else:
     from fa3_reference.lazy import exporter
@@ -93,20 +96,20 @@ else:
             "BackwardModel": "fa3_reference.bounds.model",
             "BackwardSchedule": "fa3_simulator.backward_schedule",
             "Candidate": "fa3verify.kernels.record",
-            "CandidateError": "fa3verify.calls",
-            "Case": "fa3verify.cases",
+            "CandidateError": "fa3verify.kernels.calls",
+            "Case": "fa3verify.cases.case",
             "Config": "fa3_kernels.plan.config",
             "Descale": "fa3_reference.problem",
             "Edit": "fa3verify.inputs.edits",
             "ErrorBound": "fa3_reference.bounds.forward",
             "Estimate": "fa3_simulator.run",
             "Identity": "fa3verify.kernels.record",
-            "Judgement": "fa3verify.judgement",
+            "Judgement": "fa3verify.judging.judgement",
             "KernelModel": "fa3_reference.bounds.model",
             "KernelSummary": "fa3verify.campaign.keys",
             "Machine": "fa3_simulator.machine",
             "Operands": "fa3_reference.problem",
-            "Policy": "fa3verify.policy",
+            "Policy": "fa3verify.kernels.policy",
             "QuantScheme": "fa3_reference.quantize",
             "Quantized": "fa3_reference.quantize",
             "Ranked": "fa3_simulator.tune",
@@ -115,6 +118,7 @@ else:
             "Result": "fa3verify.operations.forward",
             "SoftmaxOrder": "fa3_reference.bounds.model",
             "Summary": "fa3verify.campaign.keys",
+            "array_candidate": "fa3verify.kernels.adapters.functions",
             "default_config": "fa3_kernels.plan.config",
             "find_kernel": "fa3verify.kernels.registry:find",
             "forward_bound": "fa3_reference.bounds.forward",
@@ -124,6 +128,7 @@ else:
             "prepare": "fa3_reference.quantize",
             "replay": "fa3verify.public",
             "simulate": "fa3verify.public",
+            "torch_candidate": "fa3verify.kernels.adapters.functions",
             "truth": "fa3_reference.attention:attention",
             "tune": "fa3verify.public",
             "verify": "fa3verify.public",

@@ -18,7 +18,7 @@ import pytest
 from fa3verify.campaign import replay_files, summary
 from fa3verify.campaign.introduction import Introduction, Unavailable, introduce
 from fa3verify.campaign.tasks import Outcome, Task, plan
-from fa3verify.verdict import told
+from fa3verify.judging.verdict import told
 
 MARKS = {"skips": pytest.mark.skip, "xfails": lambda reason: pytest.mark.xfail(reason=reason, strict=True)}
 TITLES = {"law": "property", "family": "family", "cover": "covering_array"}

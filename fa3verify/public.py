@@ -12,7 +12,7 @@ from fa3_kernels.plan.traits import OURS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.campaign.profiles import PROFILES, ProfileName
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.loading import MADE
 from fa3verify.kernels.record import Candidate
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fa3_simulator.machine import Machine
     from fa3_simulator.run import Estimate
     from fa3_simulator.tune import Ranked
-    from fa3verify.adapters.functions import KernelFacts
     from fa3verify.campaign.keys import Summary
-    from fa3verify.judgement import Judgement
+    from fa3verify.judging.judgement import Judgement
+    from fa3verify.kernels.adapters.functions import KernelFacts
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -43,7 +43,8 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
     *refused : nothing
         It takes keywords alone: a kernel is looked up by :func:`fa3verify.find_kernel`.
     **facts : KernelFacts
-        As :func:`fa3verify.adapters.functions.array_candidate` takes them, which says what the function is called with.
+        As :func:`fa3verify.kernels.adapters.functions.array_candidate` takes them, which says what the function is
+        called with.
 
     Returns
     -------
@@ -67,7 +68,7 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
         )
 
     def declare(function: Function) -> Function:
-        from fa3verify.adapters.functions import array_candidate
+        from fa3verify.kernels.adapters.functions import array_candidate
         from fa3verify.properties import check_claims
 
         check_claims(facts.get("bitwise", ()))
@@ -124,7 +125,7 @@ def judge(
     >>> judge("twin.quantize", problem, block_rows=32, rotate=True).measures["ratio_max"] < 1
     True
     """
-    from fa3verify.judgement import judge
+    from fa3verify.judging.judgement import judge
 
     candidate = find(candidate) if isinstance(candidate, str) else candidate
     if isinstance(problem, Case):
@@ -190,7 +191,7 @@ def verify(
         ...
     ValueError: unknown kernel 'twin.fp17'; did you mean twin.fp16? ...
     """
-    from fa3verify.campaign import verify
+    from fa3verify.commands import verify
     from fa3verify.kernels import twins
 
     names = (kernels,) if isinstance(kernels, str) else tuple(kernels) or tuple(c.name for c in twins.BUILT_IN)
@@ -215,7 +216,7 @@ class Replayed(NamedTuple):
     message : str
         One line that says so, and the traceback of what the kernel raises, if it raises.
     measures : dict of str to float, optional
-        Figures of :mod:`fa3verify.metrics` where the file holds one judged case, else None.
+        Figures of :mod:`fa3verify.judging.metrics` where the file holds one judged case, else None.
     """
 
     holds: bool
@@ -252,7 +253,8 @@ def replay(file: str | Path, kernel: str | None = None, activations: str | Path 
         ...
     ValueError: none.json cannot be read: No such file or directory
     """
-    from fa3verify.campaign import replay, replay_files
+    from fa3verify.campaign import replay_files
+    from fa3verify.commands import replay
 
     own = Path(activations) if activations else None
     return Replayed(*replay.run(replay_files.read(Path(file)), kernel, own))

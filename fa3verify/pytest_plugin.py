@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from fa3verify.cases import Case
+    from fa3verify.cases.case import Case
     from fa3verify.kernels.record import Candidate
     from fa3verify.operations import Outputs
 
@@ -98,11 +98,11 @@ def fa3_truth(fa3_candidate: Candidate) -> Callable[..., Outputs]:
 def fa3_bound(fa3_candidate: Candidate) -> Callable[..., Outputs]:
     """``fa3_bound(case)``: by name, how far from the truth each output may lie, in float64; infinite where nothing is
     promised. ``got`` is as for ``fa3_truth``. Of a kernel that states no order it is the bound under a ``hypothesis``
-    of :func:`fa3verify.hypotheses.under`, the first by default.
+    of :func:`fa3verify.judging.hypotheses.under`, the first by default.
     """
 
     def bound(case: Case, got: Outputs | None = None, hypothesis: str = "") -> Outputs:
-        from fa3verify.hypotheses import under
+        from fa3verify.judging.hypotheses import under
         from fa3verify.properties.law import set_up
 
         kernel = under(fa3_candidate)[hypothesis] if hypothesis else fa3_candidate

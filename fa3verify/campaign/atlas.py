@@ -3,7 +3,7 @@
 ``verify`` writes ``OUT/atlas.json``, and the verb ``atlas`` one of many campaigns; entries need nothing else but the
 replay files that they name, by paths relative to the atlas's own folder. The records below are the schema, and their
 fields its keys: a change of meaning, or a field more or less, is a new number. All figures are those of
-:func:`fa3verify.metrics.measures_of`, pooled over a family.
+:func:`fa3verify.judging.metrics.measures_of`, pooled over a family.
 """
 
 from __future__ import annotations

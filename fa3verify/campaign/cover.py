@@ -12,10 +12,10 @@ from functools import cache
 from itertools import combinations
 from typing import Any, cast
 
-from fa3verify import space
-from fa3verify.cases import Case
+from fa3verify.cases import space
+from fa3verify.cases.case import Case
+from fa3verify.cases.space import Point
 from fa3verify.kernels.record import Candidate
-from fa3verify.space import Point
 
 Classes = tuple[tuple[str, tuple[str, ...]], ...]
 Cell = tuple[str, str]  # a dimension and a class of it

@@ -17,7 +17,7 @@ from fa3verify.campaign.tasks import source_stamp
 from fa3verify.text import of_error
 
 if TYPE_CHECKING:
-    from fa3verify.campaign.verify import Settings
+    from fa3verify.commands.verify import Settings
 
 LEAST_MEMORY_BYTES = 8 << 30
 

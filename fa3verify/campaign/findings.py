@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fa3verify.cases import Case
-from fa3verify.verdict import law_of
+from fa3verify.cases.case import Case
+from fa3verify.judging.verdict import law_of
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?")
 

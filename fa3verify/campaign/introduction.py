@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fa3verify import coverage, hypotheses, operations, watch
+from fa3verify import operations
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
+from fa3verify.cases import coverage
 from fa3verify.inputs.captures import Capture
-from fa3verify.kernels import loading, registry
+from fa3verify.judging import hypotheses
+from fa3verify.kernels import loading, registry, watch
 from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.text import of_error, of_traceback, one_line
 
@@ -35,7 +37,7 @@ class Introduction:
     laws, families : tuple of str
         What there is to run.
     claims, not_claimed : tuple of str
-        Classes of :mod:`fa3verify.coverage`; what kernels of its operation may claim and this one does not.
+        Classes of :mod:`fa3verify.cases.coverage`; what kernels of its operation may claim and this one does not.
     constraint : str, optional
         What keeps it from some problem of the campaign.
     failed : str, optional

@@ -9,7 +9,7 @@ Json = dict[str, object]  # a JSON object whose keys docs/summary.md lists
 
 
 class BitsLost(TypedDict):
-    """The number that ranks a kernel, in bits lost over the ideal kernel of its format (:mod:`fa3verify.bits_lost`)."""
+    """The number that ranks a kernel: bits lost over an ideal kernel (:mod:`~fa3verify.judging.bits_lost`)."""
 
     mean: float
     worst: float

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from fa3verify.campaign.introduction import Introduction
-from fa3verify.coverage import COVER
+from fa3verify.cases.coverage import COVER
 
 
 @dataclass(frozen=True, slots=True)

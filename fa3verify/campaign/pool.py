@@ -170,9 +170,10 @@ class IsolatingPool(Executor):
     workers : int
     limit_s : float
         A worker that exceeds it is killed and replaced; the task's future raises :class:`WorkerLost`. The time counts
-        from the last warm-up that a task tells (:func:`fa3verify.watch.warming`), which itself has :data:`WARM_UP`
-        times as long, and begins again where a task has begun another case (:func:`fa3verify.watch.trying`), so that a
-        case that never ends is stopped after at most twice the limit.
+        from the last warm-up that a task tells (:func:`fa3verify.kernels.watch.warming`), which itself has
+        :data:`WARM_UP` times as long, and begins again where a task has begun another case
+        (:func:`fa3verify.kernels.watch.trying`), so that a case that never ends is stopped after at most twice the
+        limit.
     memory_bytes : int, optional
         Private memory of each worker; no limit by default.
     """

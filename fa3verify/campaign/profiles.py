@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import bits_lost, operations
-from fa3verify.cases import Case
-from fa3verify.coverage import adapted
+from fa3verify import operations
+from fa3verify.cases.case import Case
+from fa3verify.cases.coverage import adapted
 from fa3verify.inputs.activations import list_activations
 from fa3verify.inputs.captures import Capture
 from fa3verify.inputs.recipe import FAMILIES, Recipe
+from fa3verify.judging import bits_lost
 from fa3verify.kernels.record import Candidate
 
 ProfileName = Literal["quick", "release", "soak"]

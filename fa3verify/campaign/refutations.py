@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fa3verify import operations
 from fa3verify.campaign.settled import judged_under, settle
 from fa3verify.campaign.tasks import judge_cases, refuting
-from fa3verify.cases import Case
-from fa3verify.hypotheses import sums_of
-from fa3verify.judgement import passes
+from fa3verify.cases.case import Case
+from fa3verify.judging.hypotheses import sums_of
+from fa3verify.judging.judgement import passes
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties import Trial, find_law
 from fa3verify.properties.runner import verdicts

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa3verify.campaign.introduction import Introduction
-from fa3verify.gate import GateRow
-from fa3verify.hypotheses import strain
+from fa3verify.judging.gate import GateRow
+from fa3verify.judging.hypotheses import strain
+from fa3verify.judging.verdict import ratio_text, told
 from fa3verify.operations import Operation
-from fa3verify.verdict import ratio_text, told
 
 SCHEMA = "fa3verify.refutations/1"
 RULE = "error / bound of the whole kernel"

@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import __version__, bits_lost, coverage, operations, sketch
+from fa3verify import __version__, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.profiles import CAPTURED
 from fa3verify.campaign.settled import RULE, Settled, judged_under, refutations, settle, whole_row
 from fa3verify.campaign.tasks import Outcome, outcomes_of, pooled
-from fa3verify.coverage import COVER
-from fa3verify.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
-from fa3verify.hypotheses import assumption, strain
-from fa3verify.tried import REPEATED, Tried, concluded
-from fa3verify.verdict import BOUND_LAWS, EXIT_CODES, ratio_text
+from fa3verify.cases import coverage
+from fa3verify.cases.coverage import COVER
+from fa3verify.cases.tried import REPEATED, Tried, concluded
+from fa3verify.judging import bits_lost, sketch
+from fa3verify.judging.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
+from fa3verify.judging.hypotheses import assumption, strain
+from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, ratio_text
 
 SCHEMA = "fa3verify.summary/1"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fa3verify.verdict import BOUND_LAWS, law_of, told
+from fa3verify.judging.verdict import BOUND_LAWS, law_of, told
 
 SEVERITIES = {  # the gravest first: what it means
     "no result": "The kernel raised, hung, or returned what it does not declare.",

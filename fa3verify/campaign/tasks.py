@@ -17,24 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.model import BackwardModel
-from fa3verify import bits_lost, gate, hypotheses, operations, sketch, space, watch
-from fa3verify.calls import CandidateError
+from fa3verify import operations
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.profiles import PROFILES, captured_case, family_of, judged_cases
 from fa3verify.campaign.settled import of_one_hypothesis
-from fa3verify.cases import Case
-from fa3verify.coverage import COVER
+from fa3verify.cases import space
+from fa3verify.cases.case import Case
+from fa3verify.cases.coverage import COVER
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, pinned
+from fa3verify.judging import bits_lost, gate, hypotheses, sketch
+from fa3verify.judging.verdict import BOUND_LAWS
+from fa3verify.kernels import watch
+from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation
 from fa3verify.text import of_error, of_traceback
-from fa3verify.verdict import BOUND_LAWS
 
 if TYPE_CHECKING:
-    from fa3verify.judgement import Judgement
+    from fa3verify.judging.judgement import Judgement
     from fa3verify.properties import Trial, Violation
 
 LIBRARIES = ("numpy", "scipy", "numba", "ml_dtypes")  # on whose last bits a truth or a bound may depend
@@ -146,7 +149,7 @@ def judge_cases(
     The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
     the one that the case speaks least against (:mod:`fa3verify.campaign.settled` chooses one for the whole kernel).
     """
-    from fa3verify.judgement import judge
+    from fa3verify.judging.judgement import judge
 
     operation = operations.find(candidate.operation)
     records: list[dict[str, Any]] = []

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fa3verify import watch
 from fa3verify.campaign import supervisor
+from fa3verify.kernels import watch
 from fa3verify.text import of_error
 
 NOTE_BYTES = 1 << 20  # of a note that is read: whatever else a kernel writes there is no case

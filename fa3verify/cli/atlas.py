@@ -29,8 +29,8 @@ def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: 
     reason. The report of each library is in OUT/campaigns.
     """
     with one_line_errors():
-        from fa3verify.campaign import publish, verify
         from fa3verify.cli import console
+        from fa3verify.commands import publish, verify
         from fa3verify.kernels import registry
 
         known = registry.discover()

@@ -24,20 +24,22 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from fa3verify import bits_lost, operations, tried
+from fa3verify import operations
 from fa3verify.campaign.symptoms import Symptom, symptoms
 from fa3verify.campaign.tasks import Outcome
+from fa3verify.cases import tried
 from fa3verify.cli.exits import emit, write
+from fa3verify.judging import bits_lost
+from fa3verify.judging.verdict import PARTS, assumed, ratio_text, told
 from fa3verify.kernels.record import Candidate
 from fa3verify.text import plural
-from fa3verify.verdict import PARTS, assumed, ratio_text, told
 
 STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow", "inconclusive": "bold yellow"}
 
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
-    """Show a progress bar on stderr; yields the callback of :func:`fa3verify.campaign.verify.run`."""
+    """Show a progress bar on stderr; yields the callback of :func:`fa3verify.commands.verify.run`."""
     console = Console(stderr=True, quiet=quiet, highlight=False)
     narrow = console.width < 70
     fitting = Column(no_wrap=True, overflow="ellipsis", max_width=max(8, console.width - (24 if narrow else 44)))

@@ -34,9 +34,9 @@ def fail(code: int, message: str) -> NoReturn:
 
 def require_device(what: str) -> None:
     """Leave, with the reason, unless the GPU kernels can run here."""
-    from fa3verify import gpu
+    from fa3verify.kernels import here
 
-    if reason := gpu.unavailable():
+    if reason := here.unavailable():
         fail(ENVIRONMENT, f"{what} needs a GPU: {reason}")
 
 

@@ -65,9 +65,9 @@ def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline:
     from dataclasses import replace
 
     from fa3_reference.problem import DTYPES
-    from fa3verify import gate
     from fa3verify.hunt import Difference, OverBaseline, Ratio
     from fa3verify.hunt.objectives import Objective
+    from fa3verify.judging import gate
 
     if (objective == "difference") != (against is not None):
         raise ValueError("--objective difference goes with --against KERNEL")

@@ -18,8 +18,8 @@ from fa3verify.cli.options import output_options
 def merge(folders: tuple[Path, ...], **options: Any) -> None:
     """Judge a campaign whose shards lie in FOLDERS, written by verify --shard; write the report of the whole."""
     with one_line_errors():
-        from fa3verify.campaign import verify
         from fa3verify.cli import console
+        from fa3verify.commands import verify
 
         targets = options["json_target"], options["junit_target"], options["update_baseline"]
         require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))

@@ -28,9 +28,9 @@ def replay(
 ) -> None:
     """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or property."""
     with one_line_errors():
-        from fa3verify.campaign import replay as replays
         from fa3verify.campaign import replay_files
         from fa3verify.cli import console
+        from fa3verify.commands import replay as replays
 
         body = replay_files.read(file)
         holds, message, measures = replays.run(body, kernel, activations, family)

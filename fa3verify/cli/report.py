@@ -26,7 +26,7 @@ def report(data: tuple[Path, ...], out: Path, against: Path | None) -> None:
 
 
 def _of_data(data: tuple[Path, ...], out: Path, against: Path | None) -> str:
-    from fa3verify.campaign import verify
+    from fa3verify.commands import verify
     from fa3verify.report import atlas_page, build, moved
 
     runs = [path for path in data if path.suffix == ".nc"]

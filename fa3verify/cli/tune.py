@@ -185,7 +185,7 @@ def _compile(best: list[Any], rows: list[dict[str, Any]], problem: Any) -> dict[
 
     if reason := unsupported():
         return {"not_compiled": reason}
-    from fa3verify.gpu import tuning as tune_build
+    from fa3verify.bench import tuning as tune_build
 
     for entry, row in zip(best, rows, strict=True):
         row |= tune_build.compile_schedule(problem, entry.config)._asdict()
@@ -196,8 +196,8 @@ def _measure(best: list[Any], rows: list[dict[str, Any]], problem: Any) -> dict[
     """Add measured cycles to the rows; rank agreement and regret where three were timed."""
     import numpy as np
 
-    from fa3verify.gpu import tuning as tune_build
-    from fa3verify.gpu.validation import agreement
+    from fa3verify.bench import tuning as tune_build
+    from fa3verify.bench.validation import agreement
 
     cell = tune_build.cell_of(problem)
     measured = tune_build.measure_cycles(cell, [tune_build.options_of(r.config, problem) for r in best])

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.calls import Refused
 from fa3verify.compare.problems import LONG, Fields, base, beside, causal, dense, disagreement
+from fa3verify.kernels.calls import Refused
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup

@@ -8,13 +8,13 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.calls import Refused
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.compare.axes import Axis, Pair
 from fa3verify.compare.bits import First, first_difference, size_of
 from fa3verify.compare.problems import Fields
 from fa3verify.compare.reasons import reason, splits_of
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.calls import Refused
 from fa3verify.kernels.record import Candidate, needed_features
 from fa3verify.operations import FORWARD, Outputs
 from fa3verify.properties.law import Setup, Untaken, set_up

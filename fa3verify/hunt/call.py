@@ -10,11 +10,13 @@ import numpy as np
 
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import calls, hypotheses, operations
-from fa3verify.cases import Case
+from fa3verify import operations
+from fa3verify.cases.case import Case
+from fa3verify.judging import hypotheses
+from fa3verify.kernels import calls
+from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
-from fa3verify.policy import freed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import hypotheses, operations
+from fa3verify import operations
 from fa3verify.adversary.colony import Colony
 from fa3verify.adversary.guide import Guide
 from fa3verify.adversary.judge import Bound, ErrorOverBound, Judge, Objectives, Verdict, truth_error
 from fa3verify.hunt.call import Call, unrounded
+from fa3verify.judging import hypotheses
+from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
-from fa3verify.policy import freed
 
 if TYPE_CHECKING:
     from fa3verify.hunt.objectives import Difference

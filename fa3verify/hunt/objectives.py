@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from fa3_reference.formats import FORMATS, ulp
-from fa3verify import gate
 from fa3verify.adversary.judge import Judge
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.hunt.call import Call, unrounded
 from fa3verify.inputs.recipe import FAMILIES
-from fa3verify.judgement import judge
+from fa3verify.judging import gate
+from fa3verify.judging.judgement import judge
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find
 from fa3verify.operations import FORWARD, Output
@@ -47,8 +47,8 @@ class Objective(Protocol):
         ------
         ValueError
             If the kernel, or the other one, does not take the case.
-        fa3verify.calls.CandidateError
-            As :func:`fa3verify.calls.run`.
+        fa3verify.kernels.calls.CandidateError
+            As :func:`fa3verify.kernels.calls.run`.
         """
         ...
 

@@ -17,7 +17,6 @@ from typing import Any
 from fa3verify import __version__
 from fa3verify.adversary.climb import Find, Findings
 from fa3verify.adversary.run import isolating_pool
-from fa3verify.calls import CandidateError
 from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Unavailable, found
 from fa3verify.campaign.tasks import Outcome, Task, execute, journal_stamp
@@ -25,6 +24,7 @@ from fa3verify.files import json_text, write_text
 from fa3verify.hunt.grounds import Ground, ground_of, grounds_of
 from fa3verify.hunt.objectives import Objective, objective_from
 from fa3verify.hunt.search import search, value_of
+from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.text import one_line
 
@@ -89,7 +89,7 @@ def hunt(
     ------
     ValueError
         For an unknown ground.
-    fa3verify.calls.CandidateError
+    fa3verify.kernels.calls.CandidateError
         If a kernel raises, or returns what it does not declare.
     """
     chosen = _chosen(candidate, objective, grounds)

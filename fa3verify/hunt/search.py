@@ -18,15 +18,16 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from fa3verify import operations, watch
+from fa3verify import operations
 from fa3verify.adversary.climb import Findings
 from fa3verify.adversary.colony import individual
 from fa3verify.adversary.evolve import Search
 from fa3verify.adversary.islands import Island
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.hunt.grounds import Ground
 from fa3verify.hunt.objectives import Objective
 from fa3verify.inputs.strategies import recipes
+from fa3verify.kernels import watch
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 from fa3verify.properties.trials import small_cases

@@ -291,7 +291,7 @@ class Parameter:
 class Distribution:
     """One row of the table: how Q, K and V are drawn, the formula for reports, and why it is there.
 
-    ``kind`` is the class of inputs that it is of in :mod:`fa3verify.space`.
+    ``kind`` is the class of inputs that it is of in :mod:`fa3verify.cases.space`.
     """
 
     name: str

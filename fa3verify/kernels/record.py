@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
@@ -11,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify import operations
+from fa3verify.kernels.policy import DEFAULT, Policy
 from fa3verify.operations import AnyConfig
-from fa3verify.policy import DEFAULT, Policy
 from fa3verify.text import MOST_BYTES, one_line
 
 if TYPE_CHECKING:
     from fa3_reference.bounds import BackwardModel, KernelModel
-    from fa3verify.cases import Case
+    from fa3verify.cases.case import Case
 
 
+_PLAIN_LENGTH = 128  # of queries and keys, where a head_dim is asked about
 Accumulator = Literal["fp32", "wgmma", "either"]
 
 
@@ -80,7 +82,7 @@ class Candidate:
         ``order(config)``: the :class:`fa3_reference.bounds.KernelModel` of a forward, or the
         :class:`fa3_reference.bounds.model.BackwardModel` of a backward, which states its order of operations and is
         what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a family that is known.
-        Without it the bound is the wider one of any order (:mod:`fa3verify.hypotheses`).
+        Without it the bound is the wider one of any order (:mod:`fa3verify.judging.hypotheses`).
     accumulator : {"fp32", "wgmma", "either"}, optional
         Of a kernel without ``order``, how it adds products: in binary32, in Hopper's tensor core, or either. By default
         its device decides.
@@ -97,7 +99,7 @@ class Candidate:
         The only ones it takes; without it, those that ``configure`` does not refuse.
     seqlen_multiple, min_seqlen : int
         Every length of queries and keys is a multiple of the one and at least the other; problems are adapted to that
-        (:func:`fa3verify.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys as well.
+        (:func:`fa3verify.cases.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys as well.
     fixes_config : bool
         Its configuration follows from the problem, but for what is ``changeable``: a property that keeps the
         configuration of another problem is not tried on it.
@@ -323,3 +325,23 @@ def chosen(own: Any, config: Any, names: Iterable[str]) -> dict[str, Any] | None
     """Return the fields of these names by which one configuration becomes another, None if they do not."""
     found = {name: getattr(config, name) for name in names}
     return found if replace(own, **found) == config else None
+
+
+def fitting(n: int, candidate: Candidate) -> int:
+    """Return the smallest length that a kernel takes and that is no smaller."""
+    return math.ceil(max(n, candidate.min_seqlen) / candidate.seqlen_multiple) * candidate.seqlen_multiple
+
+
+def head_dim_refusal(candidate: Candidate, head_dim: int) -> str | None:
+    """Return why a kernel takes no plain problem of a head_dim, with or without a causal mask; None if it takes one.
+
+    Raises
+    ------
+    ValueError
+        If there is no problem of such a head_dim.
+    """
+    n = fitting(_PLAIN_LENGTH, candidate)
+    plain = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": candidate.dtype}
+    problems = [AttentionProblem(head_dim=head_dim, causal=causal, **plain) for causal in (False, True)]
+    refusals = [candidate.refusal(problem) for problem in problems]
+    return None if None in refusals else refusals[0]

@@ -10,12 +10,12 @@ import importlib.metadata
 from dataclasses import replace
 
 from fa3_kernels.plan.config import Config
-from fa3verify import operations, space
-from fa3verify.adapters import peer_kernels
-from fa3verify.adapters.cpu_candidates import cpu
-from fa3verify.gpu.candidates import gpu
+from fa3verify import operations
+from fa3verify.kernels.adapters import peer_kernels
+from fa3verify.kernels.adapters.cpu_candidates import cpu
+from fa3verify.kernels.gluon import gpu
 from fa3verify.kernels.loading import load, meant
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, head_dim_refusal
 from fa3verify.kernels.twins import BUILT_IN, ON_REQUEST, Twin, twin
 
 ENTRY_POINTS = "fa3verify.kernels"
@@ -49,7 +49,7 @@ def _of_head_dims(candidate: Candidate, dims: str) -> Candidate:
 def _check_head_dim(candidate: Candidate, head_dim: int) -> None:
     """Raise ValueError, with the rule, for a head_dim that a kernel refuses, or of which a twin has no kernel."""
     try:
-        rule = space.head_dim_refusal(candidate, head_dim)
+        rule = head_dim_refusal(candidate, head_dim)
         if isinstance(getattr(candidate.run, "__self__", None), Twin):  # which computes sizes that no launch has
             Config(candidate.dtype, head_dim)
     except ValueError as error:

@@ -9,10 +9,10 @@ from typing import Any
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
+from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
-from fa3verify.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

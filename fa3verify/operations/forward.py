@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fa3verify.campaign.profiles import Profile
     from fa3verify.inputs.recipe import Recipe
-    from fa3verify.judgement import Judgement
+    from fa3verify.judging.judgement import Judgement
     from fa3verify.kernels.record import Accumulator, Candidate
     from fa3verify.properties.trials import Wanted
 

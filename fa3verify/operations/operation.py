@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fa3verify.campaign.profiles import Profile
     from fa3verify.inputs.recipe import Recipe
-    from fa3verify.judgement import Judgement
+    from fa3verify.judging.judgement import Judgement
     from fa3verify.kernels.record import Accumulator, Candidate
     from fa3verify.properties.trials import Wanted
 
@@ -120,7 +120,8 @@ class Operation(ABC):
     def assumed(self, candidate: Candidate, config: Any, accumulator: Accumulator | None) -> Any:
         """Return what the error bound assumes of a kernel: its configuration, unless an operation needs to know more.
 
-        ``accumulator`` is how a kernel adds products that states no order (:func:`fa3verify.hypotheses.assumed`).
+        ``accumulator`` is how a kernel adds products that states no order
+        (:func:`fa3verify.judging.hypotheses.assumed`).
         """
         return config
 

@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.judging.verdict import ratio_text
+from fa3verify.kernels.policy import out_rows
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.operations.ratios import error_over_bound
-from fa3verify.policy import out_rows
 from fa3verify.properties.law import Setup, Trial, Violation
-from fa3verify.verdict import ratio_text
 
 
 @dataclass(frozen=True, eq=False)

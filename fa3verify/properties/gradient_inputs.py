@@ -12,8 +12,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from fa3verify.cases import Case
-from fa3verify.coverage import adapted
+from fa3verify.cases.case import Case
+from fa3verify.cases.coverage import adapted
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import against_truth

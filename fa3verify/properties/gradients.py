@@ -11,10 +11,10 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
+from fa3verify.kernels.policy import empty_rows, out_rows
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import LSE_GRADIENT
-from fa3verify.policy import empty_rows, out_rows
 from fa3verify.properties.compare import against_truth, same_bits, same_values, unsigned_zeros, within
 from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, law, needs

@@ -15,13 +15,15 @@ from typing import Any, Literal, NamedTuple
 from hypothesis.strategies import SearchStrategy
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import calls, hypotheses, operations
-from fa3verify.calls import CandidateError as CandidateError
-from fa3verify.calls import Refused as Refused
-from fa3verify.cases import Case
+from fa3verify import operations
+from fa3verify.cases.case import Case
+from fa3verify.judging import hypotheses
+from fa3verify.kernels import calls
+from fa3verify.kernels.calls import CandidateError as CandidateError
+from fa3verify.kernels.calls import Refused as Refused
+from fa3verify.kernels.policy import Policy, freed
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation, Outputs
-from fa3verify.policy import Policy, freed
 
 SCHEMA = "fa3verify.trial/1"
 Kind = Literal["exact", "invariant", "agreement", "bounded"]
@@ -180,7 +182,7 @@ class Setup(NamedTuple):
     policy: Policy
 
     def run(self, candidate: Candidate) -> Outputs:
-        """Run the candidate, as :func:`fa3verify.calls.run` does; Untaken where it declares not to take the problem."""
+        """Run the candidate by :func:`fa3verify.kernels.calls.run`; Untaken where it declares not to take it."""
         if words := candidate.misfit(self.problem) or candidate.unreachable(self.problem, self.config):
             raise Untaken(words)
         return calls.run(candidate, self.problem, self.operands, self.config)

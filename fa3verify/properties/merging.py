@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import Descale, Sequence
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import Call, agree, called, unsigned_zeros, within

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem, Sequence
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
+from fa3verify.kernels.policy import empty_rows, out_rows
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
-from fa3verify.policy import empty_rows, out_rows
 from fa3verify.properties.law import Setup, Trial, Untaken, Violation, set_up
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import Wanted, law

@@ -14,7 +14,7 @@ from fa3_reference.bounds.device import U_FP32
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale, Operands, Sequence
 from fa3_reference.quantize import quantize_qkv
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.operations.quantize import NAMES

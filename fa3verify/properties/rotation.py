@@ -14,7 +14,7 @@ from fa3_reference.attention import attention
 from fa3_reference.bounds.quantisation import quantization_bound
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.quantize import condition
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import within
 from fa3verify.properties.law import Trial, Violation, set_up

@@ -14,13 +14,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Flaky, Unsatisfiable
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import hypotheses, operations, watch
-from fa3verify.coverage import classes_of
+from fa3verify import operations
+from fa3verify.cases.coverage import classes_of
+from fa3verify.cases.tried import Tried
+from fa3verify.judging import hypotheses
+from fa3verify.kernels import watch
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.draws import independent
 from fa3verify.properties.law import CandidateError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS
-from fa3verify.tried import Tried
 
 MAX_SHRINK_TRIALS = 300
 
@@ -30,12 +32,12 @@ class LawOutcome:
     """What a search for violations found.
 
     ``examples`` counts the trials up to and including the first failure, ``outputs`` the output values the candidate
-    produced for them, ``classes`` are those of :mod:`fa3verify.coverage` that they had; ``trial`` and ``violation`` are
-    the smallest failure seen, None unless ``status`` is ``fail``. ``not_tried``: there was no trial that the candidate
-    takes. ``hypotheses`` are those about a kernel that states no order, each with what refutes it or None; empty where
-    the law asks for no bound. ``tried`` is what :meth:`fa3verify.tried.Tried.to_json` gives of the calls of its trials.
-    ``optional`` has, for every output that a kernel may leave out, the first trial in which it was returned and the
-    first in which it was missing.
+    produced for them, ``classes`` are those of :mod:`fa3verify.cases.coverage` that they had; ``trial`` and
+    ``violation`` are the smallest failure seen, None unless ``status`` is ``fail``. ``not_tried``: there was no trial
+    that the candidate takes. ``hypotheses`` are those about a kernel that states no order, each with what refutes it or
+    None; empty where the law asks for no bound. ``tried`` is what :meth:`fa3verify.cases.tried.Tried.to_json` gives of
+    the calls of its trials. ``optional`` has, for every output that a kernel may leave out, the first trial in which it
+    was returned and the first in which it was missing.
     """
 
     law: str

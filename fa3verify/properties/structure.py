@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
+from fa3verify.kernels.policy import empty_rows, out_rows
 from fa3verify.kernels.record import Candidate
-from fa3verify.policy import empty_rows, out_rows
 from fa3verify.properties.compare import same_bits
 from fa3verify.properties.law import Refused, Setup, Trial, Untaken, Violation, set_up
 from fa3verify.properties.transforms import part, part_of_result, query_heads, reordered, repeated_heads, visible

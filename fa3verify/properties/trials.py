@@ -12,8 +12,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
-from fa3verify.cases import Case
-from fa3verify.coverage import adapted
+from fa3verify.cases.case import Case
+from fa3verify.cases.coverage import adapted
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.law import Kind, Law, Trial, Violation

@@ -12,7 +12,7 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import against_truth, close, within
 from fa3verify.properties.law import Trial, Violation, set_up

@@ -23,9 +23,9 @@ from fa3verify import __version__, operations
 from fa3verify.campaign.atlas import Atlas, Entry
 from fa3verify.campaign.findings import clusters
 from fa3verify.files import write_text
+from fa3verify.judging.verdict import told
 from fa3verify.report.atlas_tables import Judged, details, matrices, overview
 from fa3verify.report.build import TEMPLATES, environment
-from fa3verify.verdict import told
 
 PAGE, MARKDOWN = "atlas.html", "atlas.md"
 KNOWN_SCHEMA, COMPARED_SCHEMA = "fa3verify.known/1", "fa3verify.compare/1"

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
-from fa3verify import bits_lost
 from fa3verify.campaign.symptoms import SEVERITIES, symptoms
 from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
-from fa3verify.metrics import all_measures
+from fa3verify.judging import bits_lost
+from fa3verify.judging.metrics import all_measures
+from fa3verify.judging.verdict import assumed, told
 from fa3verify.report import (
     dataset,
     figures_coverage,
@@ -28,7 +29,6 @@ from fa3verify.report import (
     words,
 )
 from fa3verify.text import plural
-from fa3verify.verdict import assumed, told
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 
 from fa3verify.files import plain, replacing
-from fa3verify.metrics import all_measures
+from fa3verify.judging.metrics import all_measures
 
 SCHEMA = "fa3verify.run/2"
 SUMMARY_SCHEMA = "fa3verify.summary/1"

@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fa3verify import bits_lost, tried
 from fa3verify.campaign.symptoms import symptoms
+from fa3verify.cases import tried
+from fa3verify.judging import bits_lost
 from fa3verify.report.notation import DASH, number
 from fa3verify.text import plural
 

@@ -13,12 +13,12 @@ from typing import Any
 from fa3verify.campaign import atlas
 from fa3verify.campaign.atlas import Entry, FamilyFigures
 from fa3verify.files import write_text
+from fa3verify.judging.verdict import told
 from fa3verify.report import dataset
 from fa3verify.report.atlas_tables import is_side
 from fa3verify.report.build import TEMPLATES, environment
 from fa3verify.report.notation import DASH, number, ratio
 from fa3verify.report.tables import Row, Table, table
-from fa3verify.verdict import told
 
 PAGE, MARKDOWN = "moved.html", "moved.md"
 FIGURES = ("ratio_max", "max_error", "ulp_max", "rel_rmse_seen", "rel_rmse_unrounded", "bias", "nonfinite", "outside",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fa3verify.verdict import ratio_text
+from fa3verify.judging.verdict import ratio_text
 
 DASH = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from fa3verify.judging.sketch import HALF_OCTAVES, QUERY_ROWS
+from fa3verify.judging.verdict import ratio_text
 from fa3verify.report import drawing
 from fa3verify.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from fa3verify.report.notation import below_one, number
-from fa3verify.sketch import HALF_OCTAVES, QUERY_ROWS
-from fa3verify.verdict import ratio_text
 
 _MAP_COLOURS = ("--m0", "--m1", "--m2", "--m3", "--m4", "--m5")
 _MOST_BARS = 128

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from fa3verify import operations, tried
+from fa3verify import operations
+from fa3verify.cases import tried
+from fa3verify.judging.verdict import PARTS
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
-from fa3verify.verdict import PARTS
 
 Row = dict[str, str]
 Table = dict[str, Any]  # title, columns (heading, key, is_number), rows

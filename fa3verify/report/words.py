@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from fa3verify import tried
 from fa3verify.campaign.symptoms import symptoms
+from fa3verify.cases import tried
+from fa3verify.judging.verdict import PARTS, assumed, ratio_text, told
 from fa3verify.text import plural
-from fa3verify.verdict import PARTS, assumed, ratio_text, told
 
 
 def sentence(summary: Mapping[str, Any]) -> str:

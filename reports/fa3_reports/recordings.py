@@ -21,7 +21,7 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.evidence_keys import FORWARD, ONE_QUERY, code_key, launch_key
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 
 if TYPE_CHECKING:
     from fa3_kernels.plan.config import Config

@@ -17,10 +17,10 @@ import click
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import space
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.campaign.tasks import plan
+from fa3verify.cases import space
 from fa3verify.cli.main import main
 from fa3verify.compare.axes import AXES
 from fa3verify.inputs.recipe import FAMILIES, UNCOMMON, Recipe

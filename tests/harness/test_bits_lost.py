@@ -13,14 +13,16 @@ import pytest
 from fa3_reference.formats import FORMATS, encode, round_to, ulp
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify import bits_lost, calls, metrics, operations
+from fa3verify import operations
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
 from fa3verify.campaign.profiles import PROFILES, family_cases, judged_cases
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, judge_family, pooled
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging import bits_lost, metrics
+from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find
 

@@ -11,10 +11,11 @@ import pytest
 
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
-from fa3verify import calls, operations
-from fa3verify.cases import Case
+from fa3verify import operations
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judgement import judge
+from fa3verify.judging.judgement import judge
+from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find
 from fa3verify.operations import FEATURES

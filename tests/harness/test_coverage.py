@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
-from fa3verify import coverage
 from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.cases import coverage
 from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.kernels.record import Candidate, needed_features
 from fa3verify.kernels.twins import twin

@@ -13,14 +13,14 @@ from ml_dtypes import bfloat16
 import fa3verify
 from fa3_reference.problem import AttentionProblem, Descale
 from fa3_reference.quantize import QuantScheme
-from fa3verify.adapters.functions import array_candidate
-from fa3verify.calls import run
 from fa3verify.campaign.profiles import PROFILES
-from fa3verify.campaign.replay import run as replayed
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
+from fa3verify.commands.replay import run as replayed
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judgement import judge, passes
+from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels import record, registry
+from fa3verify.kernels.adapters.functions import array_candidate
+from fa3verify.kernels.calls import run
 from fa3verify.properties import find_law, run_law
 from fa3verify.properties.law import Trial
 from fa3verify.properties.trials import Wanted, small_cases

@@ -10,7 +10,7 @@ import pytest
 from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families
 from fa3verify.campaign.tasks import judge_family, pooled
-from fa3verify.gate import (
+from fa3verify.judging.gate import (
     POLICY,
     Baseline,
     baseline_rows,

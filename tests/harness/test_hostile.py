@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from fa3verify import coverage
 from fa3verify.campaign import atlas, tasks
+from fa3verify.cases import coverage
 from fa3verify.cli.main import main
 from tests.harness.hostile import EXPECTED, MODULES
 

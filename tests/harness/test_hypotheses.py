@@ -12,22 +12,23 @@ from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.adapters.functions import array_candidate
-from fa3verify.campaign import records, replay, replay_files
+from fa3verify.campaign import records, replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases
-from fa3verify.cases import Case
-from fa3verify.hypotheses import sums_of, under
+from fa3verify.cases.case import Case
+from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judgement import judge, passes
+from fa3verify.judging.hypotheses import sums_of, under
+from fa3verify.judging.judgement import judge, passes
+from fa3verify.judging.verdict import assumed
 from fa3verify.kernels import registry, twins
+from fa3verify.kernels.adapters.functions import array_candidate
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find
 from fa3verify.operations import forward
 from fa3verify.properties import Trial, find_law, replay_trial, run_law
 from fa3verify.report.build import render
-from fa3verify.verdict import assumed
 
 PLAIN, ROUNDED = "the row sum adds P", "the row sum adds the rounded P"
 FAMILIES = ("normal", "peaky", "sink", "offset_v")
@@ -302,7 +303,7 @@ def test_an_accumulator_that_says_nothing_or_contradicts_an_order_is_refused(fac
 def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it(
     monkeypatch, capability, dtype, accumulator
 ):
-    from fa3verify.adapters import tensors
+    from fa3verify.kernels.adapters import tensors
 
     monkeypatch.setattr(tensors, "gpu_of", lambda device: tensors.Gpu("NVIDIA X", capability))
     (kernel,) = array_candidate(of_p, dtypes=(dtype,), library="torch", device="cuda")

@@ -15,14 +15,15 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.faults import Fault
 from fa3_reference.problem import AttentionProblem
-from fa3verify import coverage, operations, space
-from fa3verify import gpu as gpu_room
+from fa3verify import operations
 from fa3verify.campaign import tasks
 from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.cases import coverage, space
 from fa3verify.cli.main import main
-from fa3verify.gpu.candidates import gpu
-from fa3verify.judgement import judge
+from fa3verify.judging.judgement import judge
+from fa3verify.kernels import here as gpu_room
 from fa3verify.kernels import loading, record, registry, twins
+from fa3verify.kernels.gluon import gpu
 from fa3verify.kernels.registry import find
 from fa3verify.properties import runner
 from fa3verify.properties.structure import STRUCTURE_LAWS
@@ -150,10 +151,10 @@ def test_a_narrow_kernel_is_judged_on_shapes_adapted_to_it(beside_third_party, t
 
 
 def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
-    from fa3verify.cases import Case
-    from fa3verify.gate import bit_rows
+    from fa3verify.cases.case import Case
     from fa3verify.inputs.recipe import Recipe
-    from fa3verify.judgement import judge
+    from fa3verify.judging.gate import bit_rows
+    from fa3verify.judging.judgement import judge
 
     case = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
     for fault, differs in ((None, False), (Fault.TRUNCATED_OUTPUT, True)):
@@ -253,8 +254,8 @@ def test_a_kernel_without_block_descales_is_never_sent_any():
 
 
 def test_a_replay_fails_while_a_bit_differs_from_the_twin(monkeypatch):
-    from fa3verify.campaign import replay
-    from fa3verify.cases import Case
+    from fa3verify.cases.case import Case
+    from fa3verify.commands import replay
     from fa3verify.inputs.recipe import Recipe
 
     case = Case("k", AttentionProblem(1, 1, 1, 8, 500, 64), Recipe("normal"))

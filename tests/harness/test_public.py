@@ -12,7 +12,7 @@ import pytest
 
 import fa3verify
 from fa3verify.campaign import replay_files
-from fa3verify.campaign import verify as campaign
+from fa3verify.commands import verify as campaign
 
 PROBLEM = fa3verify.AttentionProblem(1, 1, 1, 8, 40, 64)
 
@@ -36,9 +36,9 @@ def test_no_public_name_is_a_submodule_that_would_shadow_it():
     assert not set(fa3verify.__all__) & {module.name for module in pkgutil.iter_modules(fa3verify.__path__)}
 
 
-@pytest.mark.parametrize("first", ["import fa3verify.judgement, fa3verify.campaign.verify", "fa3verify.judge"])
+@pytest.mark.parametrize("first", ["import fa3verify.judging.judgement, fa3verify.commands.verify", "fa3verify.judge"])
 def test_verbs_stay_functions_whatever_is_imported_first(first):
-    then = "import fa3verify.judgement, fa3verify.campaign.verify, fa3verify.campaign.replay"
+    then = "import fa3verify.judging.judgement, fa3verify.commands.verify, fa3verify.commands.replay"
     calls = "print(*(callable(getattr(fa3verify, name)) for name in fa3verify.__all__))"
     assert set(fresh(f"import fa3verify\n{first}\n{then}\n{calls}").split()) == {"True"}
 

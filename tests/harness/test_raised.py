@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fa3verify import calls, text
+from fa3verify import text
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels import calls
 from fa3verify.public import AttentionProblem, judge, kernel
 
 RAISING = """\

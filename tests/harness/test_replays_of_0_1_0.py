@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa3verify.campaign import replay, replay_files
-from fa3verify.cases import Case
+from fa3verify.campaign import replay_files
+from fa3verify.cases.case import Case
+from fa3verify.commands import replay
 from fa3verify.kernels import record, registry
 
 HERE = Path(__file__).parent / "replays"

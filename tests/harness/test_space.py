@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import space
-from fa3verify.cases import Case
+from fa3verify.cases import space
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.registry import find
 from tests.harness import third_party

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import coverage, tried
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, check_law, judge_family
+from fa3verify.cases import coverage, tried
 from fa3verify.kernels.twins import twin
 from fa3verify.operations import FEATURES
 from fa3verify.properties import find_law, run_law

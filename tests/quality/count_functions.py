@@ -93,7 +93,8 @@ def of_a_call() -> tuple[list[str], int]:
 
 def of_a_verdict() -> tuple[list[str], int]:
     """From the settings of ``verify`` to the twin, in one process, on a verdict like the one before."""
-    from fa3verify.campaign import tasks, verify
+    from fa3verify.campaign import tasks
+    from fa3verify.commands import verify
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as out:
         plan = tasks.plan

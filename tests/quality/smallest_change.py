@@ -22,11 +22,12 @@ import numpy as np
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import Operands
 from fa3_reference.quantize import condition
-from fa3verify import gate, hypotheses, metrics, operations
+from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
 from fa3verify.campaign.tasks import pooled
-from fa3verify.cases import Case
-from fa3verify.judgement import Judgement, judge
+from fa3verify.cases.case import Case
+from fa3verify.judging import gate, hypotheses, metrics
+from fa3verify.judging.judgement import Judgement, judge
 from fa3verify.kernels import registry
 from fa3verify.kernels.record import Candidate
 

@@ -40,8 +40,8 @@ def test_an_edit_is_drawn_where_the_program_changes_and_nowhere_else(tmp_path):
 
 def test_the_same_seed_draws_the_same_edits_of_the_cpu_side():
     files = [str(path.relative_to(ROOT)) for path in modules(ROOT)]
-    assert {"fa3verify/gate.py", "reference/fa3_reference/bounds/forward.py"} <= set(files)
-    assert "fa3verify/gpu/bench/run.py" not in files  # it needs torch
+    assert {"fa3verify/judging/gate.py", "reference/fa3_reference/bounds/forward.py"} <= set(files)
+    assert "fa3verify/bench/run.py" not in files  # it needs torch
     assert "kernels/fa3_kernels/twin/forward.py" not in files
 
 
@@ -57,14 +57,16 @@ def test_an_edit_is_made_and_undone(tmp_path):
 
 
 def test_tests_that_reach_the_function_come_first_and_their_files_follow():
-    change = Edit("fa3verify/gate.py", 9, "a", "b", 8, 9)
+    change = Edit("fa3verify/judging/gate.py", 9, "a", "b", 8, 9)
     seconds = {
         "tests/x.py::slow": 5.0,
         "tests/test_gate.py::near": 9.0,
         "tests/x.py::far": 1.0,
         "tests/y.py::none": 0.1,
     }
-    reached = Reached(seconds, {"fa3verify/gate.py": {9: frozenset({"tests/x.py::slow", "tests/test_gate.py::near"})}})
+    reached = Reached(
+        seconds, {"fa3verify/judging/gate.py": {9: frozenset({"tests/x.py::slow", "tests/test_gate.py::near"})}}
+    )
     assert rounds(change, reached) == [["tests/test_gate.py::near", "tests/x.py::slow"], ["tests/x.py::far"]]
 
 
@@ -86,7 +88,7 @@ def test_a_planted_edit_is_found_by_a_test_that_reaches_it_and_survives_one_that
 
 
 def test_the_page_counts_by_package_and_names_every_survivor_with_its_reason():
-    found = Outcome(Edit("fa3verify/gate.py", 1, "a", "b", 1, 1), True, "FAILED x", 1.0)
+    found = Outcome(Edit("fa3verify/judging/gate.py", 1, "a", "b", 1, 1), True, "FAILED x", 1.0)
     left = Outcome(Edit("fa3verify/text.py", 1, "c | d", "e", 1, 1), False, "", 1.0)
     text = page(7, [found, left], {left.edit.key: "They are equal."})
     assert "| fa3verify | 2 | 1 | 50 % |" in text
@@ -99,7 +101,7 @@ def test_a_draw_changes_the_syntax_tree(tmp_path):
     folder.mkdir()
     (folder / "gate.py").write_text(SOURCE)
     (tmp_path / "pyproject.toml").write_text(
-        '[[tool.importlinter.contracts]]\nname = "without torch"\nsource_modules = ["fa3verify.gate"]\n'
+        '[[tool.importlinter.contracts]]\nname = "without torch"\nsource_modules = ["fa3verify.judging.gate"]\n'
     )
     edits = draw(tmp_path, 10, 1)
     assert edits == draw(tmp_path, 10, 1)

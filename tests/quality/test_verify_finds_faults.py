@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.twin.faults import BackwardFault, Fault, QuantizerFault
-from fa3verify import gate
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, plan
 from fa3verify.cli.main import main
+from fa3verify.judging import gate
 from fa3verify.kernels import twins
 from tests.sampling import sampled
 

@@ -22,7 +22,7 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import AttentionProblem
 from fa3_reports import merkle, recordings
 from fa3_reports.evidence_keys import FORWARD, ONE_QUERY, code_key, launch_key
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 
 RECORDINGS = Path(__file__).parents[2] / "reports/h100/recordings"

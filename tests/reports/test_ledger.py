@@ -13,7 +13,7 @@ from fa3_reports import ledger, recordings
 from fa3_reports.__main__ import main
 from fa3_reports.ledger import Entry, extend, least_work
 from fa3_reports.recordings import Recorded, Recording
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 
 FOLDER = Path(__file__).parents[2] / "reports/h100/recordings"

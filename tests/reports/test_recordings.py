@@ -19,7 +19,7 @@ from fa3_reports.bits.corner_cases import corners
 from fa3_reports.bits.gap_cases import gaps
 from fa3_reports.bits.recorded_cases import cases
 from fa3_reports.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_operands, digests_of
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from tests.sampling import sampled
 
@@ -169,7 +169,7 @@ def test_two_recordings_agree_where_both_refused_whatever_the_words(tmp_path):
 
 def test_what_can_be_recorded_are_the_peers_that_have_a_twin():
     from fa3_reports.cli.record import LIBRARIES
-    from fa3verify.adapters.peers import PEERS
+    from fa3verify.kernels.adapters.peers import PEERS
 
     assert set(LIBRARIES) == {name for name, peer in PEERS.items() if peer.family}
 

@@ -133,7 +133,7 @@ def verified(out: Path) -> str:
 
 def given_to_functions(model: fa3verify.BackwardModel) -> tuple[fa3verify.Candidate, ...]:
     """Declare the function without a decorator."""
-    from fa3verify.adapters.functions import array_candidate, torch_candidate
+    from fa3verify import array_candidate, torch_candidate
 
     stated = array_candidate(mine, features=(), gradients="given", order=lambda config: model)
     return (*stated, *torch_candidate(mine, dtypes=("bf16",), layout="bshd"))

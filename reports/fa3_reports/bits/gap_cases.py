@@ -12,7 +12,7 @@ from itertools import product
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reports.bits.corner_cases import no_keys
 from fa3_reports.bits.recorded_cases import Draws
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.edits import Edit
 from fa3verify.inputs.recipe import Recipe
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.edits import Edit
 from fa3verify.inputs.recipe import FAMILIES, Recipe, Tensor
 

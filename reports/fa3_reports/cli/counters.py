@@ -31,8 +31,8 @@ def counters(out: Path, quiet: bool, **options: Any) -> None:
         cells = cells_of(options)
         require_device("counters")
         from fa3_reports.measured import counted
+        from fa3verify.bench import run as bench_run
         from fa3verify.cli import console
-        from fa3verify.gpu.bench import run as bench_run
 
         settings = bench_run.Settings(cells, out, options["names"], budget_s=options["budget"], seed=options["seed"])
         click.echo(counted.run(settings, require_profiler(), console.teller(quiet)))

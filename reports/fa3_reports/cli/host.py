@@ -17,7 +17,7 @@ def host(out: Path, quiet: bool) -> None:
     with one_line_errors():
         require_device("host")
         from fa3_reports.measured import host_cost
+        from fa3verify.bench import run as bench_run
         from fa3verify.cli import console
-        from fa3verify.gpu.bench import run as bench_run
 
         click.echo(host_cost.write(out, bench_run.provenance([], {}), console.teller(quiet)))

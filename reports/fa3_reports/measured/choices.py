@@ -98,9 +98,9 @@ def record(path: Path, machine: str) -> None:
 
 def _cycles(problem: AttentionProblem, configs: Sequence[Config]) -> list[float]:
     """Median cycles of a launch; NaN for what is refused."""
-    from fa3verify.adapters.libraries import Unsupported
-    from fa3verify.gpu.bench import kernels, results, timing
-    from fa3verify.gpu.tuning import cell_of, options_of
+    from fa3verify.bench import kernels, results, timing
+    from fa3verify.bench.tuning import cell_of, options_of
+    from fa3verify.kernels.adapters.libraries import Unsupported
 
     cell, runs = cell_of(problem), dict[str, timing.Timed]()
     inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)

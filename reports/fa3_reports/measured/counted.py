@@ -19,11 +19,11 @@ import torch
 from fa3_kernels.audit.evidence import evidence_facts
 from fa3_reports.measured import counters
 from fa3_reports.measured.counters import Launched
+from fa3verify.bench import run as bench
+from fa3verify.bench.cells import Cell
+from fa3verify.bench.kernels import Kernel, draw
+from fa3verify.bench.timing import query
 from fa3verify.files import json_text, write_text
-from fa3verify.gpu.bench import run as bench
-from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.kernels import Kernel, draw
-from fa3verify.gpu.bench.timing import query
 from fa3verify.text import one_line
 
 MARK_CYCLES = 1000
@@ -32,7 +32,7 @@ _FACTS = {"gpu": "name", "driver": "driver_version"}
 
 
 def run(settings: bench.Settings, profiler: str, tell: Callable[[str], None]) -> Path:
-    """Count what :class:`fa3verify.gpu.bench.run.Settings` names, and write ``counters.csv`` with its provenance.
+    """Count what :class:`fa3verify.bench.run.Settings` names, and write ``counters.csv`` with its provenance.
 
     Parameters
     ----------

@@ -17,18 +17,19 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation.apart import apart
 from fa3_reports.mutation.edits import find
 from fa3_reports.mutation.package import load
-from fa3verify import metrics, operations
+from fa3verify import operations
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
 from fa3verify.campaign.tasks import judge_cases, one_family
-from fa3verify.cases import Case
-from fa3verify.coverage import COVER
-from fa3verify.gate import Baseline, baseline_rows, bit_rows, bound_rows, failed_parts, shipped_baseline
+from fa3verify.cases.case import Case
+from fa3verify.cases.coverage import COVER
+from fa3verify.judging import metrics
+from fa3verify.judging.gate import Baseline, baseline_rows, bit_rows, bound_rows, failed_parts, shipped_baseline
+from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import registry
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties import LAWS, find_law, run_law
 from fa3verify.properties.law import Law, Trial, Violation, set_up
-from fa3verify.verdict import BOUND_LAWS
 
 # What finds most for its time comes first; the rest in the order of a campaign.
 _TELLING = ("normal", "offset_v", "block_scaled", "error_within_bound", "gradients_within_bound")

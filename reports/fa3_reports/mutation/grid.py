@@ -23,10 +23,10 @@ from fa3_reports.mutation.museum import Exhibit, candidate_of
 from fa3_reports.mutation.rules import RULES, compared
 from fa3verify import operations
 from fa3verify.campaign.tasks import pooled
-from fa3verify.cases import Case
-from fa3verify.gate import Baseline, baseline_rows
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import FAMILIES, Recipe
-from fa3verify.judgement import Judgement, judge, passes
+from fa3verify.judging.gate import Baseline, baseline_rows
+from fa3verify.judging.judgement import Judgement, judge, passes
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find
 from fa3verify.kernels.twins import twin

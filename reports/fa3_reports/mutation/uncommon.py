@@ -15,7 +15,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation.forward_faults import Rewrite, Run, fed, posed, where
 from fa3_reports.mutation.museum import Exhibit
-from fa3verify.coverage import COVER
+from fa3verify.cases.coverage import COVER
 from fa3verify.operations.forward import Result
 
 _F16, _BF16, _FP8 = "twin.fp16", "twin.bf16", "twin.e4m3"

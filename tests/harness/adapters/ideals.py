@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
-from fa3verify.adapters.functions import array_candidate
+from fa3verify.kernels.adapters.functions import array_candidate
+from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Candidate
-from fa3verify.policy import Policy
 
 TILE = 64
 

@@ -13,15 +13,15 @@ import fa3verify
 from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.adapters.cpu_candidates import CLAIMED, cpu
-from fa3verify.adapters.functions import array_candidate
 from fa3verify.campaign.introduction import introduce
-from fa3verify.cases import Case
-from fa3verify.coverage import adapted
+from fa3verify.cases.case import Case
+from fa3verify.cases.coverage import adapted
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judgement import judge, passes
+from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels import registry
-from fa3verify.policy import Policy
+from fa3verify.kernels.adapters.cpu_candidates import CLAIMED, cpu
+from fa3verify.kernels.adapters.functions import array_candidate
+from fa3verify.kernels.policy import Policy
 from fa3verify.properties import check_claims, find_law, run_law
 
 

@@ -8,10 +8,10 @@ import pytest
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.problem import AttentionProblem
-from fa3verify.adapters.functions import array_candidate, torch_candidate
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judgement import judge, passes
+from fa3verify.judging.judgement import judge, passes
+from fa3verify.kernels.adapters.functions import array_candidate, torch_candidate
 from fa3verify.properties import LAWS, run_law
 
 PROBLEM = AttentionProblem(2, 4, 2, 9, 33, 64, causal=True)
@@ -76,7 +76,7 @@ def test_a_misspelt_kind_of_gradients_is_refused_with_the_list():
 @pytest.mark.optional
 def test_a_differentiable_function_of_tensors_is_judged_by_autograd():
     pytest.importorskip("torch", reason="needs torch")
-    from fa3verify.adapters.cpu import math_of
+    from fa3verify.kernels.adapters.cpu import math_of
 
     def returns_two(q, k, v, **options):
         return math_of(q, k, v, **options), None

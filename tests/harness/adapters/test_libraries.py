@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fa3verify.adapters.libraries import FOLDER_VARIABLE, Unsupported, library
+from fa3verify.kernels.adapters.libraries import FOLDER_VARIABLE, Unsupported, library
 
 
 @pytest.mark.parametrize("name", ["one.so", "kernels/one.so"])

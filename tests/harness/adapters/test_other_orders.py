@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import FAMILIES
-from fa3verify.judgement import judge, passes
+from fa3verify.judging.judgement import judge, passes
 from tests.harness.adapters import ideals
 
 pytestmark = pytest.mark.usefixtures("shared_references")

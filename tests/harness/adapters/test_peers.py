@@ -17,17 +17,16 @@ from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward as run_twin
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
-from fa3verify import gpu
-from fa3verify.adapters import flash4, peer_kernels, peers
-from fa3verify.adapters.libraries import FOLDER_VARIABLE
-from fa3verify.adapters.peers import PEERS
-from fa3verify.calls import CandidateError
 from fa3verify.campaign.profiles import PROFILES, family_cases
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judgement import judge, passes
-from fa3verify.kernels import registry
+from fa3verify.judging.judgement import judge, passes
+from fa3verify.kernels import here, registry
+from fa3verify.kernels.adapters import flash4, peer_kernels, peers
+from fa3verify.kernels.adapters.libraries import FOLDER_VARIABLE
+from fa3verify.kernels.adapters.peers import PEERS
+from fa3verify.kernels.calls import CandidateError
 from fa3verify.properties import find_law, run_law
 
 KERNELS = {kernel.name: kernel for kernel in peer_kernels.candidates()}
@@ -47,7 +46,7 @@ def listed(monkeypatch, tmp_path):
 
 
 def test_peers_are_listed_with_the_reason_they_cannot_run(listed, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "no_device", lambda: "no such device")
+    monkeypatch.setattr(here, "no_device", lambda: "no such device")
     monkeypatch.setattr(peers, "find_spec", lambda package: package if package == "torch" else None)
     found = listed()
     assert os.environ[FOLDER_VARIABLE] == str(tmp_path)  # which worker processes inherit
@@ -139,7 +138,7 @@ def test_flex_is_sent_no_call_for_which_its_compiler_has_no_kernel():
 
 def test_an_empty_tensor_has_the_strides_of_its_shape():
     pytest.importorskip("torch", reason="needs torch")
-    from fa3verify.adapters.tensors import to_torch
+    from fa3verify.kernels.adapters.tensors import to_torch
 
     for name in ("fp16", "bf16", "e4m3"):
         x = to_torch(np.zeros((1, 0, 2, 64), FORMATS[name].dtype))
@@ -151,7 +150,7 @@ def test_an_empty_tensor_has_the_strides_of_its_shape():
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     torch = pytest.importorskip("torch", reason="needs torch")
-    from fa3verify.adapters import launches, loaded, tensors
+    from fa3verify.kernels.adapters import launches, loaded, tensors
 
     monkeypatch.setattr(launches, "to_gpu", tensors.to_torch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -160,8 +159,8 @@ def on_a_cpu(monkeypatch):
 
 @pytest.mark.parametrize("fault", [None, Fault.TRUNCATED_OUTPUT])
 def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, fault):
-    from fa3verify.adapters.launches import Output
-    from fa3verify.adapters.tensors import to_torch
+    from fa3verify.kernels.adapters.launches import Output
+    from fa3verify.kernels.adapters.tensors import to_torch
 
     kernel, operands = KERNELS["flash3.bf16"], {}
 
@@ -234,8 +233,8 @@ def compiled(monkeypatch, tmp_path):
 def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cpu, compiled, dtype, head_dim, causal):
     import torch
 
-    from fa3verify.adapters.backward_launches import GivenBackward
-    from fa3verify.adapters.launches import Given
+    from fa3verify.kernels.adapters.backward_launches import GivenBackward
+    from fa3verify.kernels.adapters.launches import Given
 
     problem = AttentionProblem(2, 3, 3, 90, 90, head_dim, dtype=dtype, causal=causal)
     kind = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
@@ -260,7 +259,7 @@ def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cp
 
 
 def test_flash4_refuses_what_no_kernel_was_compiled_for(on_a_cpu, compiled):
-    from fa3verify.adapters.launches import Given
+    from fa3verify.kernels.adapters.launches import Given
 
     prepare, plain = flash4.load("flash4"), AttentionProblem(**PLAIN | {"nheads_kv": 4})
     for problem, options, rule in (
@@ -273,7 +272,7 @@ def test_flash4_refuses_what_no_kernel_was_compiled_for(on_a_cpu, compiled):
 
 
 def test_an_atlas_needs_a_kernel_that_runs(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "no_device", lambda: "no such device")
+    monkeypatch.setattr(here, "no_device", lambda: "no such device")
     result = CliRunner().invoke(main, ["atlas", "cuda.*", "cudnn.fp16", "--out", str(tmp_path / "out")])
     assert result.exit_code == 3
     assert "none of these kernels runs here: " in result.stderr

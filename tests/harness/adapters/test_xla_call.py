@@ -7,8 +7,8 @@ import ctypes as c
 import numpy as np
 import pytest
 
-from fa3verify.adapters import xla_call
-from fa3verify.adapters.xla_call import Call, Runtime
+from fa3verify.kernels.adapters import xla_call
+from fa3verify.kernels.adapters.xla_call import Call, Runtime
 
 Handler = c.CFUNCTYPE(c.c_void_p, c.c_void_p)
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from fa3verify import watch
+from fa3verify.kernels import watch
 
 
 def double(x: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from fa3verify.adversary import campaign as adversary
 from fa3verify.adversary import run
-from fa3verify.campaign import adversary
 from fa3verify.campaign.tasks import Outcome
 
 

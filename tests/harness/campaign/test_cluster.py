@@ -12,10 +12,10 @@ import xarray as xr
 
 from fa3verify.campaign import executors
 from fa3verify.campaign import tasks as campaign
-from fa3verify.campaign import verify as jobs
 from fa3verify.campaign.executors import Cluster
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.tasks import Task, execute
+from fa3verify.commands import verify as jobs
 from fa3verify.report import dataset
 from tests.harness.campaign.cluster_tasks import double, process
 from tests.harness.campaign.test_pool import ends

@@ -11,10 +11,10 @@ import pytest
 
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.faults import Fault
-from fa3verify import coverage, space
 from fa3verify.campaign.cover import _array, cover
-from fa3verify.cases import Case
-from fa3verify.judgement import judge, passes
+from fa3verify.cases import coverage, space
+from fa3verify.cases.case import Case
+from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels.registry import find
 from fa3verify.kernels.twins import twin
 from tests.harness import third_party

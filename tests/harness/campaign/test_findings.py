@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import gate
-from fa3verify.campaign import replay, replay_files
+from fa3verify.campaign import replay_files
 from fa3verify.campaign.findings import clusters, finding, ordered
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.pool import WorkerLost
 from fa3verify.campaign.summary import summarize, verdict_of
 from fa3verify.campaign.tasks import GIVE_UP, Outcome, Task, check_law, execute, judge_family
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
+from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging import gate
 from fa3verify.properties import Trial
 from fa3verify.properties.compare import close
 from tests.harness.campaign.test_tasks import Serial

@@ -42,7 +42,7 @@ IDENTITY = f"{HERE}:has_an_endless_identity"
 PROGRAM = """
 import os, sys
 os.environ["HOSTILE_CAMPAIGN"] = str(os.getpid())
-from fa3verify import coverage
+from fa3verify.cases import coverage
 from fa3verify.campaign import tasks
 coverage.REQUIRED = 0.0  # so little is tried here that no verdict would be given
 plan, wanted = tasks.plan, os.environ["HOSTILE_TASKS"].split(",")

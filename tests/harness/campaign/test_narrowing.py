@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.campaign import adversary
+from fa3verify.adversary import campaign as adversary
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.narrowing import Only
 from fa3verify.campaign.tasks import Outcome, Task, execute, is_finding, judge_cases, plan
-from fa3verify.campaign.verify import assemble_studies
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
+from fa3verify.commands.verify import assemble_studies
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import registry
 

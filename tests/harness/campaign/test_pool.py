@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa3verify import watch
 from fa3verify.campaign.pool import IsolatingPool, TaskError, WorkerLost
+from fa3verify.kernels import watch
 from tests.sampling import sampled
 
 

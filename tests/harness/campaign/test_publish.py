@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import atlas, publish, replay, replay_files, tasks, verify
+from fa3verify.campaign import atlas, replay_files, tasks
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
+from fa3verify.commands import publish, replay, verify
 from fa3verify.kernels import twins
 from fa3verify.studies import accumulator_loss
 from tests.harness.campaign.test_atlas import Here

@@ -15,12 +15,12 @@ from click.testing import CliRunner, Result
 
 from fa3verify.campaign import shards
 from fa3verify.campaign import tasks as campaign
-from fa3verify.campaign import verify as jobs
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.profiles import PROFILES
 from fa3verify.campaign.shards import Number, dealt, estimated_s
 from fa3verify.campaign.tasks import Task
 from fa3verify.cli.main import main
+from fa3verify.commands import verify as jobs
 from fa3verify.report import dataset
 
 SOUND, WRONG = "twin.quantize", "twin.quantize+neighbour_descale"

@@ -165,7 +165,7 @@ def test_pooling_weights_by_outputs():
 
 
 def campaign_measures() -> list[str]:
-    from fa3verify.metrics import MEASURES
+    from fa3verify.judging.metrics import MEASURES
 
     return list(MEASURES)
 

@@ -28,7 +28,8 @@ PROGRAM = f"""#!{sys.executable}
 import sys
 from concurrent.futures import Executor, Future
 
-from fa3verify.campaign import tasks, verify
+from fa3verify.campaign import tasks
+from fa3verify.commands import verify
 
 
 class Inline(Executor):

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import replay_files
-from fa3verify.campaign import verify as jobs
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
+from fa3verify.commands import verify as jobs
 from fa3verify.inputs.recipe import Recipe
 
 CASE = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import files
-from fa3verify.campaign import verify as jobs
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
+from fa3verify.commands import verify as jobs
 from fa3verify.files import why_unwritable, write_output
 from fa3verify.inputs.recipe import Recipe
 
@@ -142,7 +142,7 @@ def test_a_reader_who_closes_the_pipe_changes_no_code(verdict, code, options, tm
     program = f"""
 import sys
 sys.path[:0] = {[p for p in sys.path if p]!r}
-from fa3verify.campaign import verify
+from fa3verify.commands import verify
 from fa3verify.cli.main import main
 summary = {SUMMARY!r} | {{"verdict": {verdict!r}, "exit_code": {code}}}
 summary["failures"] *= 500

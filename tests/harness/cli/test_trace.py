@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fa3verify.bench.cells import Cell
 from fa3verify.cli.main import main
-from fa3verify.gpu.bench.cells import Cell
 
 STAMPS = ("consumer 0,0,turn,0", "consumer 0,0,issued,400", "consumer 0,1,turn,2000")
 
@@ -28,7 +28,7 @@ class Recorder:
         self.asked: list[tuple[Cell, dict[str, Any], Path]] = []
 
     def __call__(self, cell: Cell, options: dict[str, Any], path: Path) -> Any:
-        from fa3verify.gpu import timelines
+        from fa3verify.bench import timelines
 
         self.asked.append((cell, options, path))
         recorded = timelines.Recorded(self.slowdown, 1234.5)
@@ -40,8 +40,8 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     found = Recorder(1.02)
-    monkeypatch.setattr("fa3verify.gpu.unavailable", lambda: None)
-    monkeypatch.setattr("fa3verify.gpu.timelines.record", found)
+    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: None)
+    monkeypatch.setattr("fa3verify.bench.timelines.record", found)
     return found
 
 
@@ -52,7 +52,7 @@ def processes(path: Path) -> list[str]:
 def test_measure_without_a_gpu_leaves_with_3_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fa3verify.gpu.unavailable", lambda: "no CUDA device")
+    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: "no CUDA device")
     code, _, err = run(tmp_path / "x.json", "--measure")
     assert (code, err.strip()) == (3, "fa3verify: trace --measure needs a GPU: no CUDA device")
     assert not list(tmp_path.iterdir())

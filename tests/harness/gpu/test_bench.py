@@ -19,12 +19,12 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
-from fa3verify.adapters import libraries, loaded
-from fa3verify.adapters.launches import Output
-from fa3verify.adapters.libraries import Unsupported
-from fa3verify.gpu.bench import cells, check, graphs, kernels, peers, results, run
-from fa3verify.gpu.bench.kernels import Inputs, Kernel, Run
-from fa3verify.gpu.bench.timing import Burst, Pace
+from fa3verify.bench import cells, check, graphs, kernels, peers, results, run
+from fa3verify.bench.kernels import Inputs, Kernel, Run
+from fa3verify.bench.timing import Burst, Pace
+from fa3verify.kernels.adapters import libraries, loaded
+from fa3verify.kernels.adapters.launches import Output
+from fa3verify.kernels.adapters.libraries import Unsupported
 from tests.harness.gpu.test_bench_records import CELL, LONG, SCHEDULE, SHORT, SOUND, FakeTimed, record, records_file
 
 pytestmark = pytest.mark.optional

@@ -14,11 +14,11 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale, Dtype, Operands
-from fa3verify.adapters.launches import Output
-from fa3verify.gpu.bench import check, peers, results
-from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.kernels import Inputs
-from fa3verify.gpu.bench.timing import Burst, Times
+from fa3verify.bench import check, peers, results
+from fa3verify.bench.cells import Cell
+from fa3verify.bench.kernels import Inputs
+from fa3verify.bench.timing import Burst, Times
+from fa3verify.kernels.adapters.launches import Output
 
 pytestmark = pytest.mark.optional
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fa3_kernels.plan.traits import FAMILIES
-from fa3verify.gpu.bench.cells import select
+from fa3verify.bench.cells import select
 
 
 def test_fresh_lengths_are_divided_by_none_of_our_tiles_and_their_heads_are_odd() -> None:

@@ -15,12 +15,12 @@ from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import attention
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.problem import BackwardOperands
-from fa3verify.adapters.backward_launches import GivenBackward, Gradients
-from fa3verify.adapters.tensors import to_torch
-from fa3verify.gpu.bench import gradients
-from fa3verify.gpu.bench.cells import Cell, select
-from fa3verify.gpu.bench.gradients import judge
-from fa3verify.gpu.bench.kernels import Kernel
+from fa3verify.bench import gradients
+from fa3verify.bench.cells import Cell, select
+from fa3verify.bench.gradients import judge
+from fa3verify.bench.kernels import Kernel
+from fa3verify.kernels.adapters.backward_launches import GivenBackward, Gradients
+from fa3verify.kernels.adapters.tensors import to_torch
 
 pytestmark = pytest.mark.optional
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3verify.gpu.bench import cells, results, tables, timing
-from fa3verify.gpu.bench.results import Verdict
-from fa3verify.gpu.bench.timing import LAUNCHES, Burst, Pace, Times, measure, sm_mhz
+from fa3verify.bench import cells, results, tables, timing
+from fa3verify.bench.results import Verdict
+from fa3verify.bench.timing import LAUNCHES, Burst, Pace, Times, measure, sm_mhz
 
 CELL = cells.Cell("paper", "fp16", 2, 512, 512, 4, 4, 128, False)
 SOUND = Verdict(1000, 0, 1e-4, 0.0)

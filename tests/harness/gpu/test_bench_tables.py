@@ -8,9 +8,9 @@ import math
 
 import pytest
 
-from fa3verify.gpu.bench import cells, ratios, results, tables
-from fa3verify.gpu.bench.results import Verdict
-from fa3verify.gpu.bench.timing import Burst, Times
+from fa3verify.bench import cells, ratios, results, tables
+from fa3verify.bench.results import Verdict
+from fa3verify.bench.timing import Burst, Times
 
 A, B = cells.paper(["fp16"], [64, 128], [512], [False])
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from fa3_kernels.audit.evidence import changed_since
 from fa3_kernels.audit.probes import instrumented
 from fa3_simulator.timeline import COLOURS, Bar
+from fa3verify.bench import stamps
 from fa3verify.cli.main import main
-from fa3verify.gpu import stamps
 
 FACTS = {"kernel": "gluon", "dtype": "fp16", "head_dim": "128", "tile": "128x128", "seqlen": "1024", "causal": "false",
          "sm_mhz": "1500", "slowdown": "1.012"}  # fmt: skip

@@ -18,12 +18,11 @@ from fa3_kernels.audit.evidence import evidence_sha256
 from fa3_kernels.gluon.launch import NO_DESCALES
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_kernels.plan.stamps import COLUMNS
-from fa3verify.gpu import stamps as reader
-from fa3verify.gpu import timelines
-from fa3verify.gpu.bench import kernels, timing
-from fa3verify.gpu.bench.cells import Cell
-from fa3verify.gpu.bench.graphs import GraphTimed
-from fa3verify.gpu.bench.timing import Burst
+from fa3verify.bench import kernels, timelines, timing
+from fa3verify.bench import stamps as reader
+from fa3verify.bench.cells import Cell
+from fa3verify.bench.graphs import GraphTimed
+from fa3verify.bench.timing import Burst
 
 pytestmark = pytest.mark.optional
 CELL = Cell("schedules", "fp16", 1, 1024, 1024, 4, 4, 128, True)

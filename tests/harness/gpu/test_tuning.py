@@ -11,9 +11,8 @@ pytest.importorskip("triton")
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.request import Choices
 from fa3_reference.problem import AttentionProblem
-from fa3verify.gpu import tuning
-from fa3verify.gpu.bench import check, kernels, timing
-from fa3verify.gpu.bench.cells import Cell
+from fa3verify.bench import check, kernels, timing, tuning
+from fa3verify.bench.cells import Cell
 
 pytestmark = pytest.mark.optional
 CELL = Cell("schedules", "fp16", 1, 1024, 1024, 4, 4, 128, False)

@@ -13,8 +13,8 @@ from fa3_kernels.plan.config import Config, default_config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.machine import load
 from fa3_simulator.run import estimate
-from fa3verify.gpu import timings as measured
-from fa3verify.gpu import validation as validate
+from fa3verify.bench import timings as measured
+from fa3verify.bench import validation as validate
 
 H200, CLOCK = load("h200"), 1650.0
 PROBLEM = AttentionProblem(1, 16, 16, 2048, 2048, 128)

@@ -13,14 +13,15 @@ from click.testing import CliRunner
 
 import fa3verify
 from fa3_reference.attention import attention
-from fa3verify.campaign import replay, replay_files
+from fa3verify.campaign import replay_files
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce_all
 from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.profiles import PROFILES, captured_case
 from fa3verify.campaign.summary import summarize
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
+from fa3verify.commands import replay
 from fa3verify.inputs import captures
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import registry

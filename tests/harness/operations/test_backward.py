@@ -10,13 +10,13 @@ import pytest
 from fa3_reference.attention import attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.problem import AttentionProblem
-from fa3verify import calls, operations
+from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.loss import CLASSES, readout_dout
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judgement import judge, passes
-from fa3verify.kernels import record, registry
+from fa3verify.judging.judgement import judge, passes
+from fa3verify.kernels import calls, record, registry
 from fa3verify.properties import run_law
 from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS, SHIFTS
 from fa3verify.properties.gradients import GRADIENT_LAWS

@@ -11,13 +11,13 @@ import pytest
 from fa3_kernels.twin.faults import QuantizerFault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
-from fa3verify.campaign import replay
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
-from fa3verify.cases import Case
-from fa3verify.gpu.candidates import gpu
+from fa3verify.cases.case import Case
+from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judgement import judge, passes
+from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels import record, registry, twins
+from fa3verify.kernels.gluon import gpu
 from fa3verify.operations import WrongOutput
 from fa3verify.operations.forward import Result
 

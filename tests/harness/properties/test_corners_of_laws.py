@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.edits import Edit
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.policy import DEFAULT
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find
-from fa3verify.policy import DEFAULT
 from fa3verify.properties import LAWS, Trial, replay_trial
 from fa3verify.properties.draws import independent
 from fa3verify.properties.law import Violation, set_up

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import registry
 from fa3verify.properties import Trial, find_law, replay_trial, run_law

@@ -13,7 +13,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find

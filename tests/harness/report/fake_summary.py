@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fa3verify.inputs.recipe import FAMILIES
-from fa3verify.metrics import MEASURES
+from fa3verify.judging.metrics import MEASURES
 
 
 def _measures(scale: float) -> dict[str, float]:

@@ -13,9 +13,9 @@ import pytest
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem
-from fa3verify import sketch
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging import sketch
 from fa3verify.report import pictures
 
 PROBLEM = AttentionProblem(1, 4, 2, 40, 90, 64, dtype="fp16", causal=True)

@@ -16,7 +16,7 @@ import pytest
 import xarray as xr
 
 from fa3verify import files as atomic
-from fa3verify.metrics import MEASURES
+from fa3verify.judging.metrics import MEASURES
 from fa3verify.report import build, dataset, figures, panels, tables
 from fa3verify.report.build import rebuild, write_report
 from fa3verify.report.svg import colour

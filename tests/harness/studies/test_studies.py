@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
-from fa3verify.campaign import verify
 from fa3verify.campaign.introduction import introduce
+from fa3verify.commands import verify
 from fa3verify.studies import (
     PROFILES,
     STUDIES,

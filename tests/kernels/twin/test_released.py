@@ -21,7 +21,7 @@ from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.forward import Forward, forward
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from tests.kernels.device_inputs import GOLDEN
 
 PARTS = 8  # of the recorded launches, so that workers share them

@@ -9,8 +9,8 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reports.mutation import museum, uncommon
 from fa3_reports.mutation.examine import examine, found_by
 from fa3_reports.mutation.forward_faults import Rewrite
-from fa3verify.cases import Case
-from fa3verify.coverage import COVER
+from fa3verify.cases.case import Case
+from fa3verify.cases.coverage import COVER
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import registry
 from tests.sampling import sampled

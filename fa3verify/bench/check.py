@@ -1,0 +1,160 @@
+"""Bits and accuracy of what was timed: whole row tiles of the timed output, against the twin and against float64.
+
+The last rows of a sequence, with all its keys, are an attention problem of their own whose row tile lies as it does in
+the whole: the twin computes it in under a second where the whole shape would take minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.tiles import padded_group
+from fa3_reference.attention import attention
+from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.forward import forward_bound
+from fa3_reference.formats import FORMATS, ulp
+from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3verify.bench.cells import Cell
+from fa3verify.bench.kernels import Inputs
+from fa3verify.bench.results import Verdict
+from fa3verify.kernels.adapters.launches import Output
+from fa3verify.kernels.adapters.tensors import to_numpy
+from fa3verify.operations.ratios import error_ratio
+
+MAX_ROWS = 128
+EDGE_ROWS = 8  # the bound of a row takes ten times as long as its truth
+SCALING = 2.0**-22  # relative error of a result that is multiplied by its scale in binary32, and of that scale
+
+
+class Sample(NamedTuple):
+    """Some rows of one sequence and one group of heads, with the keys that the last of them may see, and what was
+    returned for them."""
+
+    problem: AttentionProblem
+    operands: Operands
+    out: np.ndarray
+    lse: np.ndarray | None
+
+    @property
+    def truth(self) -> np.ndarray:
+        """Float64 attention of the dequantised operands."""
+        return attention(self.problem, *self.operands.dequantized(self.problem)).out
+
+
+class Work(NamedTuple):
+    """What is to be judged, on the host: whole row tiles, and a few rows whose errors are bounded."""
+
+    tiles: tuple[Sample, ...]
+    edges: tuple[Sample, ...]
+    scale: float  # of the output
+    config: Config | None
+    model: KernelModel | None
+
+
+def last_rows(cell: Cell, config: Config | None) -> int:
+    """Return how many rows the last row tile of a sequence has; at most :data:`MAX_ROWS` where no tiling is known.
+
+    >>> from fa3_kernels.plan.config import default_config
+    >>> cell = Cell("paper", "fp16", 32, 500, 500, 16, 16, 128, False)
+    >>> last_rows(cell, default_config(cell.problem))  # tiles of 128 rows: 384 and 116
+    116
+    """
+    if config is None:
+        return min(cell.seqlen_q, MAX_ROWS)
+    positions = config.tile_m // padded_group(cell.nheads // cell.nheads_kv) if config.pack_gqa else config.tile_m
+    return (cell.seqlen_q - 1) % positions + 1
+
+
+def sample(cell: Cell, given: Inputs, output: Output, rows: slice, batch: int, head_kv: int) -> Sample:
+    """Cut some rows of one sequence and kv head out of the operands and out of what was returned."""
+    group = cell.nheads // cell.nheads_kv
+    heads = slice(head_kv * group, (head_kv + 1) * group)
+    keys = max(0, cell.seqlen_k - (cell.seqlen_q - rows.stop if cell.causal else 0))
+    q, out = (to_numpy(x[batch : batch + 1, rows, heads]) for x in (given.q, output.out))
+    k, v = (to_numpy(x[batch : batch + 1, :keys, head_kv : head_kv + 1]) for x in (given.k, given.v))
+    lse = None if output.lse is None else to_numpy(output.lse[batch : batch + 1, heads, rows])
+    sizes = {"nheads": group, "nheads_kv": 1, "seqlen_q": rows.stop - rows.start, "seqlen_k": keys}
+    factors = (given.q_descale, given.k_descale, given.v_descale)
+    descales = [
+        Descale(np.full((1, n, 1), f, np.float32)) if cell.dtype == "e4m3" else None
+        for n, f in zip((group, 1, 1), factors)
+    ]
+    return Sample(replace(cell.problem, batch=1, **sizes), Operands(q, k, v, *descales), out, lse)
+
+
+def edges(cell: Cell, given: Inputs, output: Output) -> Iterator[Sample]:
+    """Rows of the last sequence and head whose errors are bounded, where a wrong mask shows: the first ones, and under
+    a mask the last, which then see most keys."""
+    rows = [slice(0, min(EDGE_ROWS, cell.seqlen_q))]
+    if cell.causal and cell.seqlen_q > EDGE_ROWS:
+        rows.append(slice(cell.seqlen_q - EDGE_ROWS, cell.seqlen_q))
+    for each in rows:
+        yield sample(cell, given, output, each, cell.batch - 1, cell.nheads_kv - 1)
+
+
+def gather(cell: Cell, given: Inputs, output: Output, config: Config | None, model: KernelModel | None = None) -> Work:
+    """Copy what is judged of an output from the GPU: the first and the last (sequence, head).
+
+    Parameters
+    ----------
+    given : Inputs
+        What ``output`` was computed from.
+    config : Config, optional
+        Ours: then O and LSE must have the bits of the twin.
+    model : KernelModel, optional
+        Of others: the order of operations within whose error bound the output must be.
+    """
+    rows = slice(cell.seqlen_q - last_rows(cell, config), cell.seqlen_q)
+    places = sorted({(0, 0), (cell.batch - 1, cell.nheads_kv - 1)})
+    tiles = tuple(sample(cell, given, output, rows, *place) for place in places)
+    return Work(tiles, () if model is None else tuple(edges(cell, given, output)), output.scale, config, model)
+
+
+def judge(work: Work) -> Verdict:
+    """Compare what was returned with the twin, with float64 and with its error bound."""
+    outputs = differing = 0
+    square = norm = product = 0.0
+    for part in work.tiles:
+        truth, value = part.truth, part.out.astype(np.float64) * work.scale
+        square += float(((value - truth) ** 2).sum())
+        norm += float((truth**2).sum())
+        product += float((value * truth).sum())
+        outputs += part.out.size
+        if work.config is not None:
+            differing += _bits_differing(part, work.config)
+    bits = differing if work.config is not None else -1
+    model = work.model
+    ratio = math.nan if model is None else max(ratio_max(part, model, work.scale) for part in work.edges)
+    return Verdict(outputs, bits, float(np.sqrt(square / norm)), product / norm - 1, ratio)
+
+
+def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:
+    """Largest error of a sample over the bound of an order of operations; infinite where an output is NaN.
+
+    The bound is that before the last rounding, to which the rounding to the output's own format is added, at its own
+    scale: of e4m3 outputs it is most of the error.
+    """
+    out, truth = part.out, part.truth
+    bound = forward_bound(part.problem, part.operands, replace(model, out_dtype="fp32")).out
+    fmt = next(f for f in FORMATS.values() if f.dtype == out.dtype)
+    reached = (bound + np.abs(truth) * SCALING) / scale  # of the number that is rounded
+    rounding = np.where(np.isinf(reached), 0.0, ulp(np.abs(truth) / scale + reached, fmt) / 2)
+    bound = (reached + rounding) * scale
+    return float(np.max(error_ratio(out.astype(np.float64) * scale - truth, bound), initial=0.0))
+
+
+def _bits_differing(part: Sample, config: Config) -> int:
+    from fa3_kernels.twin.forward import forward
+
+    want, out, lse = forward(part.problem, part.operands, config), part.out, part.lse
+    assert lse is not None, "our kernels return one"
+    if want.out.shape != out.shape or want.out.dtype != out.dtype:
+        raise ValueError(f"out must be {want.out.dtype} {want.out.shape}, got {out.dtype} {out.shape}")
+    wrong = np.count_nonzero(out.view(np.uint16) != want.out.view(np.uint16))
+    return int(wrong + np.count_nonzero(lse.view(np.uint32) != want.lse.view(np.uint32)))

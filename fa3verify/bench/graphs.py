@@ -1,0 +1,104 @@
+"""Launches timed on the GPU: by CUDA graphs where possible, between events, with the SMs' counters read around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from fa3_kernels.gluon.clock import SLOTS, read_clocks
+from fa3verify.bench.timing import BY_GRAPH, LAUNCHES, Burst, sm_mhz
+
+_READ_CLOCKS: Any = read_clocks  # the annotations of gluon.jit hide that a kernel is launched
+HEAD_START_CYCLES = 1_000_000  # half a millisecond: the host needs 30 to 200 us to start a graph
+
+
+class GraphTimed:
+    """Launches captured in a CUDA graph and timed by events."""
+
+    timed_by = BY_GRAPH
+
+    def __init__(self, launch: Callable[[int], object]) -> None:
+        self.launch = launch
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> Burst:
+        graph = self._graphs.get(launches) or self._capture(launches)
+        return _between_events(lambda: [graph.replay() for _ in range(repeats)], launches * repeats, probe)
+
+    def _capture(self, launches: int) -> torch.cuda.CUDAGraph:
+        for i in range(LAUNCHES):
+            self.launch(i)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(launches):
+                self.launch(i)
+        graph.replay()
+        torch.cuda.synchronize()
+        self._graphs = {launches: graph}  # one at a time: a graph keeps its outputs
+        return graph
+
+
+class EventTimed:
+    """Plain launches between two events, for what cannot be captured; short kernels then show the host's pace."""
+
+    timed_by = "events, no graph"
+
+    def __init__(self, launch: Callable[[int], object]) -> None:
+        self.launch = launch
+
+    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> Burst:
+        self.launch(0)
+        torch.cuda.synchronize()
+        launches *= repeats
+        return _between_events(lambda: [self.launch(i) for i in range(launches)], launches, probe)
+
+
+def _between_events(run: Callable[[], object], launches: int, probe: Callable[[], None]) -> Burst:
+    """Time ``run``; the counters are read just outside the two events, on the same stream.
+
+    The GPU sleeps first while the host queues the rest. Otherwise it passes the first event before the host has started
+    the graph, and every burst reads some 30 us too long (decision 0020).
+    """
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    counters = _counters()
+    torch.cuda._sleep(HEAD_START_CYCLES)
+    counters.begin()
+    start.record()
+    run()
+    stop.record()
+    counters.end()
+    probe()
+    torch.cuda.synchronize()
+    return Burst(start.elapsed_time(stop) / launches, sm_mhz(*counters.readings()))
+
+
+class Counters:
+    """Cycle counter and time of every SM, read on the GPU before and after a run."""
+
+    def __init__(self) -> None:
+        self._sms = torch.cuda.get_device_properties(0).multi_processor_count
+        self._readings = torch.zeros((2, SLOTS, 2), dtype=torch.int64, device="cuda")
+
+    def _read(self, which: int) -> None:
+        _READ_CLOCKS[(self._sms,)](self._readings[which], SLOTS, num_warps=1)
+
+    def begin(self) -> None:
+        self._readings.zero_()
+        self._read(0)
+
+    def end(self) -> None:
+        self._read(1)
+
+    def readings(self) -> tuple[np.ndarray, np.ndarray]:
+        before, after = self._readings.cpu().numpy()
+        return before, after
+
+
+@lru_cache(maxsize=1)
+def _counters() -> Counters:
+    return Counters()

@@ -1,0 +1,258 @@
+"""What is timed: our kernels and their peers behind one face, each either ready or missing with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from fa3_kernels.gluon.launch import NO_DESCALES, Descales, forward
+from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.plan.request import Choices, Semantics
+from fa3_reference.bounds import KernelModel
+from fa3verify.bench.cells import Cell
+from fa3verify.bench.graphs import GraphTimed
+from fa3verify.bench.results import Verdict
+from fa3verify.bench.timing import Timed
+from fa3verify.kernels.adapters.launches import Output
+from fa3verify.kernels.adapters.libraries import Unsupported
+from fa3verify.kernels.adapters.tensors import TORCH_DTYPES
+
+MAX_COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
+EVERY = ("fp16", "bf16", "e4m3")
+# Tiles tried beside the shipped ones in grid "schedules", good and bad; 128 x 256 of fp16 spills and its wgmma is
+# serialised.
+TILES: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {
+    ("fp16", 64): ((128, 64), (128, 128), (128, 256), (192, 64), (192, 128)),
+    ("fp16", 128): ((128, 32), (128, 64), (192, 64)),
+    ("fp16", 256): ((128, 32),),
+    ("e4m3", 64): ((128, 64), (128, 256)),
+    ("e4m3", 128): ((128, 32), (128, 64)),
+    ("e4m3", 256): ((128, 64),),
+}
+
+
+class Inputs(NamedTuple):
+    """One set of operands on the GPU: (batch, seqlen, nheads, head_dim), and for e4m3 one factor per operand."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    q_descale: float = 1.0
+    k_descale: float = 1.0
+    v_descale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A kernel prepared for a cell: how it is timed, and its output for the first set of inputs."""
+
+    timed: Timed
+    output: Callable[[], Any]  # an Output, or what a backward read and its Gradients
+
+
+Prepare = Callable[[Cell, Sequence[Inputs]], Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that can be timed.
+
+    Parameters
+    ----------
+    name : str
+        As in every table.
+    about : str
+        What it is and which version.
+    dtypes : tuple of str
+    prepare : callable
+        ``prepare(cell, inputs) -> Run``; :class:`Unsupported` for a cell it does not take.
+    configure : callable, optional
+        Ours only: ``configure(cell) -> Config``, with which the twin must give the same bits.
+    options : callable, optional
+        Ours only: the launch options for a cell.
+    model : callable, optional
+        Of others: ``model(cell) -> KernelModel``, the order of operations within whose error bound its output must be.
+    judge : callable, optional
+        Of a backward: ``judge(cell, output) -> Verdict``.
+    missing : str, optional
+        Why it cannot be loaded here.
+    belongs : callable
+        ``belongs(cell) -> bool``: whether it is wanted there.
+    """
+
+    name: str
+    about: str
+    dtypes: tuple[str, ...]
+    prepare: Prepare
+    configure: Callable[[Cell], Config] | None = None
+    options: Callable[[Cell], dict[str, Any]] | None = None
+    model: Callable[[Cell], KernelModel] | None = None
+    judge: Callable[[Cell, Any], Verdict] | None = None
+    missing: str | None = None
+    belongs: Callable[[Cell], bool] = lambda cell: True
+
+    def takes(self, cell: Cell) -> bool:
+        """Whether the kernel belongs in this cell's table at all."""
+        is_backward = self.judge is not None
+        return cell.dtype in self.dtypes and is_backward == (cell.grid == "backward") and self.belongs(cell)
+
+
+def draw(cell: Cell, copies: int, seed: int) -> list[Inputs]:
+    """Draw sets of N(0, 1) operands on the GPU, V with the cell's mean; e4m3 operands by amax / 448 per tensor."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    drawn = []
+    for _ in range(copies):
+        problem, tensors, factors = cell.problem, [], []
+        for shape, mean in ((problem.q_shape, 0.0), (problem.k_shape, 0.0), (problem.v_shape, cell.v_mean)):
+            x = torch.randn(shape, device="cuda", dtype=torch.float32, generator=generator) + mean
+            factor = 1.0
+            if cell.dtype == "e4m3":
+                factor = float(x.abs().max()) / 448
+                x = x / factor
+            tensors.append(x.to(TORCH_DTYPES[cell.dtype]))
+            factors.append(factor)
+        drawn.append(Inputs(*tensors, *factors))
+    return drawn
+
+
+def descales(cell: Cell, given: Inputs) -> dict[str, torch.Tensor]:
+    """Factors in the layout of FlashAttention-3, float32 (batch, nheads_kv); empty for 16-bit operands."""
+    if cell.dtype != "e4m3":
+        return {}
+    shape = (cell.batch, cell.nheads_kv)
+    names = ("q_descale", "k_descale", "v_descale")
+    return {n: torch.full(shape, getattr(given, n), dtype=torch.float32, device=given.q.device) for n in names}
+
+
+def our_launch(cell: Cell, inputs: Sequence[Inputs], choices: Choices) -> Callable[..., tuple]:
+    """Our forward as a function of the number of a launch, which takes the inputs in turn, and of ``stamps``."""
+    named = [descales(cell, x) for x in inputs]
+    factors = [Descales(x["q_descale"], x["k_descale"], x["v_descale"]) if x else NO_DESCALES for x in named]
+    semantics = Semantics(cell.causal)
+
+    def launch(i: int, **more: Any) -> tuple:
+        x, factor = inputs[i % len(inputs)], factors[i % len(inputs)]
+        return forward(x.q, x.k, x.v, semantics, choices, descales=factor, **more)
+
+    return launch
+
+
+def our_kernel(
+    name: str,
+    about: str,
+    dtypes: tuple[str, ...] = EVERY,
+    belongs: Callable[[Cell], bool] = lambda cell: True,
+    **options: Any,
+) -> Kernel:
+    """One of our kernels, or a variant of it by launch options."""
+
+    def configure(cell: Cell) -> Config:
+        sms = torch.cuda.get_device_properties(0).multi_processor_count
+        return config_of(cell.problem, num_sms=sms, **(_defaults(cell) | options))
+
+    def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
+        launch = our_launch(cell, inputs, Choices(**(_defaults(cell) | options)))
+
+        try:
+            launch(0)
+        except ValueError as error:
+            raise Unsupported(str(error)) from None
+        return Run(GraphTimed(launch), lambda: Output(*launch(0)))
+
+    return Kernel(name, about, dtypes, prepare, configure, lambda cell: _defaults(cell) | options, belongs=belongs)
+
+
+def _defaults(cell: Cell) -> dict[str, Any]:
+    """Split counts are chosen from the shape where one query token leaves most of the GPU idle."""
+    return {"num_splits": 0} if cell.grid == "decode" else {}
+
+
+def _is_varied(cell: Cell) -> bool:
+    """Whether schedules are tried out in this cell."""
+    return cell.grid == "schedules" and cell.dtype != "bf16"
+
+
+def _is_ablated(cell: Cell) -> bool:
+    return _is_varied(cell) or (cell.grid == "ablation" and cell.dtype != "e4m3")
+
+
+def _takes_turns(cell: Cell) -> bool:
+    return default_config(cell.problem).pingpong
+
+
+def _has_overlap(cell: Cell) -> bool:
+    """e4m3 at head_dim 256 has none to switch off."""
+    return _is_ablated(cell) and (cell.dtype, cell.head_dim) != ("e4m3", 256)
+
+
+def _has_lockstep(cell: Cell) -> bool:
+    return cell.grid == "ablation" or (_is_varied(cell) and (cell.dtype, cell.head_dim) == ("fp16", 128))
+
+
+def _tries(tile: tuple[int, int]) -> Callable[[Cell], bool]:
+    """Whether a tile is tried in a cell: listed, and not the one that ships."""
+
+    def belongs(cell: Cell) -> bool:
+        shipped = default_config(cell.problem)
+        is_listed = tile in TILES.get((cell.dtype, cell.head_dim), ())
+        return _is_varied(cell) and is_listed and tile != (shipped.tile_m, shipped.tile_n)
+
+    return belongs
+
+
+def _tiles() -> list[Kernel]:
+    """Our kernels with other tiles; those of 64 keys also with every overlap switched off."""
+    found = []
+    for tile in sorted({tile for tiles in TILES.values() for tile in tiles}):
+        name, about = f"gluon.{tile[0]}x{tile[1]}", f"this package, tiles of {tile[0]} x {tile[1]}"
+        found.append(our_kernel(name, about, belongs=_tries(tile), tile=tile))
+        if tile == (128, 64):
+            found.append(
+                our_kernel(
+                    f"{name}.serial",
+                    f"{about}, no overlap",
+                    belongs=_tries(tile),
+                    tile=tile,
+                    pingpong=False,
+                    intra_wg_overlap=False,
+                )
+            )
+    return found
+
+
+def ours() -> list[Kernel]:
+    """Our kernels: as shipped, FP8 without promotion, with parts of the schedule switched off, and with other tiles."""
+    rest = ("fp16", "bf16")
+    return [
+        our_kernel("gluon", "this package, as shipped"),
+        our_kernel("gluon.chained", "this package, FP8 without promotion to fp32", ("e4m3",), promotion_interval=0),
+        our_kernel(
+            "gluon.one_split", "this package, keys not split", belongs=lambda c: c.grid == "decode", num_splits=1
+        ),
+        our_kernel(
+            "gluon.no_pingpong",
+            "this package, warpgroups not taking turns",
+            belongs=lambda c: _is_ablated(c) and _takes_turns(c),
+            pingpong=False,
+        ),
+        our_kernel(
+            "gluon.pingpong",
+            "this package, warpgroups taking turns",
+            belongs=lambda c: _is_ablated(c) and not _takes_turns(c),
+            pingpong=True,
+        ),
+        our_kernel(
+            "gluon.no_overlap",
+            "this package, softmax not under the GEMMs",
+            belongs=_has_overlap,
+            intra_wg_overlap=False,
+        ),
+        our_kernel(
+            "gluon.no_specialisation", "this package, no producer warp", rest, _has_lockstep, warp_specialize=False
+        ),
+        *_tiles(),
+    ]

@@ -1,0 +1,293 @@
+"""Measure cell after cell, each complete before the next begins; the same command goes on where it stopped."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import platform
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fa3_kernels.audit.evidence import Evidence, evidence_facts
+from fa3verify import __version__
+from fa3verify.bench import check, gradients, results, tables
+from fa3verify.bench.cells import Cell
+from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
+from fa3verify.bench.kernels import MAX_COPIES, Inputs, Kernel, Run, draw, ours
+from fa3verify.bench.peers import peers
+from fa3verify.bench.results import CellRecord, Measured, Results, Switches, Verdict, measured
+from fa3verify.bench.timing import LAUNCHES, Clock, Pace, Timed, measure, query
+from fa3verify.bench.warm import processes, warm_up
+from fa3verify.kernels.adapters.libraries import Unsupported
+
+RECORDS = "bench.jsonl"
+
+
+class ContextLost(Exception):
+    """A kernel took the CUDA context with it: nothing more can run in this process. The cell's record says which."""
+
+    def __init__(self, record: CellRecord, name: str) -> None:
+        super().__init__(
+            f"{name} took the CUDA context with it in {record.cell.key}; the same command goes on after this cell"
+        )
+        self.record = record
+
+
+class Judges(NamedTuple):
+    """Who compares outputs with twins and bounds, and the kernels whose bits were found right in another cell."""
+
+    pool: Executor
+    known: Collection[tuple[str, Switches | None]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One call of ``fa3verify bench``."""
+
+    cells: Sequence[Cell]
+    out: Path
+    kernels: tuple[str, ...] = ()  # names or patterns; empty is all
+    pace: Pace = field(default_factory=Pace)
+    budget_s: float = math.inf
+    seed: int = 0
+
+    def wants(self, name: str) -> bool:
+        return not self.kernels or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.kernels)
+
+
+def provenance(kernels: Sequence[Kernel], missing: dict[str, str], of: Evidence = "forward") -> dict[str, Any]:
+    """What a run is: machine, driver, versions, the hash of our launches that it is evidence of."""
+    packages = {}
+    for name in ("triton", "numpy", "numba", "nvidia-cudnn-frontend"):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            packages[name] = "absent"
+    return {
+        "kind": "run",
+        "schema": results.SCHEMA,
+        "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "version": __version__,
+        "gpu": query("name"),
+        "driver": query("driver_version"),
+        "max_sm_mhz": query("clocks.max.sm"),
+        "power_limit_w": query("power.limit"),
+        "head_start_cycles": HEAD_START_CYCLES,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        **packages,
+        **evidence_facts(of),
+        "kernels": {k.name: k.about for k in kernels},
+        "missing": missing,
+    }
+
+
+def copies_for(cell: Cell, cache_bytes: int) -> int:
+    """Sets of inputs used in turn, so that a launch does not find its operands in the L2 cache of the one before.
+
+    >>> copies_for(Cell("gqa", "fp16", 1, 512, 512, 16, 16, 128, False), 60 << 20)
+    3
+    """
+    return max(1, min(MAX_COPIES, math.ceil(2 * cache_bytes / cell.io_bytes)))
+
+
+def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
+    """Measure what is not measured yet.
+
+    Parameters
+    ----------
+    settings : Settings
+    tell : callable
+        Gets one line per cell.
+
+    Returns
+    -------
+    results : Results
+        Everything in the output folder, earlier runs included; also written as CSV, netCDF and Markdown.
+    left : int
+        Cells not measured because ``budget_s`` was spent.
+    """
+    started = time.monotonic()
+    path = settings.out / RECORDS
+    known = results.read(path)
+    kernels = wanted(settings)
+    missing = {k.name: k.missing for k in kernels if k.missing}
+    for name, reason in missing.items():
+        tell(f"missing {name}: {reason}")
+    of: Evidence = "backward" if all(cell.grid == "backward" for cell in settings.cells) else "forward"
+    facts = provenance(kernels, missing, of)
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    clock, left, is_announced = Clock(), 0, False
+    chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}
+    names = {cell: [k.name for k in some] for cell, some in chosen.items()}
+    todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["launches_sha256"])]
+    with processes() as pool:
+        warm_up(todo, kernels, pool)
+        for cell in todo:
+            if time.monotonic() - started > settings.budget_s:
+                left += 1
+                continue
+            if not is_announced:
+                results.append(path, facts)
+                known.runs[facts["run"]], is_announced = facts, True
+            judges = Judges(pool, known.judged(cell, facts["launches_sha256"]))
+            copies = copies_for(cell, cache)
+            try:
+                record = measure_cell(cell, chosen[cell], settings, clock, facts["run"], copies, judges)
+            except ContextLost as lost:
+                _keep(path, lost.record, known, tell)
+                tables.write(known, settings.out)
+                raise
+            _keep(path, record, known, tell)
+    if known.cells:
+        tables.write(known, settings.out)
+    return known, left
+
+
+def wanted(settings: Settings) -> list[Kernel]:
+    """Load the kernels that settings name, of what their cells are of: forwards, or gradients."""
+    if any(cell.grid == "backward" for cell in settings.cells):
+        return gradients.kernels(settings.wants)
+    return [k for k in ours() if settings.wants(k.name)] + peers(settings.wants)
+
+
+def _keep(path: Path, record: CellRecord, known: Results, tell: Callable[[str], None]) -> None:
+    results.append(path, record.to_json())
+    known.cells[record.cell.key] = record
+    tell(line(record))
+
+
+def line(record: CellRecord) -> str:
+    """One line: the cell and the speed, or the trouble, of every kernel."""
+    parts = []
+    for m in record.kernels:
+        if m.status != results.MEASURED:
+            parts.append(f"{m.name} {m.status}")
+        elif math.isnan(m.burst_ms):
+            parts.append(f"{m.name} rel rmse {m.rel_rmse:.1e}")
+        else:
+            parts.append(f"{m.name} {record.tflops(m.name):.0f}")
+    return f"{record.cell.key}: " + ", ".join(parts)
+
+
+def schedule_of(kernel: Kernel, cell: Cell) -> Switches | None:
+    """Tile and switches of one of our kernels in a cell, as configured; None for a peer."""
+    if kernel.configure is None or kernel.options is None:
+        return None
+    config = kernel.configure(cell)
+    is_specialized = kernel.options(cell).get("warp_specialize", True)
+    return Switches(
+        config.tile_m,
+        config.tile_n,
+        config.pingpong and is_specialized,
+        config.intra_wg_overlap,
+        is_specialized,
+        config.promotion_interval,
+        config.holds_turn,
+    )
+
+
+def measure_cell(
+    cell: Cell,
+    kernels: Sequence[Kernel],
+    settings: Settings,
+    clock: Clock,
+    run_id: str,
+    copies: int,
+    judges: Judges,
+) -> CellRecord:
+    """Prepare, judge and time all kernels of one cell; one that fails is a status, never the end.
+
+    They are judged while they are timed, and one whose verdict is bad keeps no time.
+    """
+    inputs = draw(cell, copies, settings.seed)
+    runs: dict[str, Timed] = {}
+    schedules: dict[str, Switches | None] = {}
+    verdicts: dict[str, Callable[[], Verdict]] = {}
+    failed: dict[str, str] = {}
+    for kernel in kernels:
+        try:
+            prepared = kernel.prepare(cell, inputs)
+            schedules[kernel.name] = schedule_of(kernel, cell)
+            if (kernel.name, schedules[kernel.name]) in judges.known:
+                verdicts[kernel.name] = lambda: results.NOT_JUDGED
+            else:
+                verdicts[kernel.name] = _verdict(cell, kernel, inputs[0], prepared, judges.pool)
+            runs[kernel.name] = ready(prepared)
+        except Unsupported as error:
+            failed[kernel.name] = f"unsupported: {error}"
+        except Exception as error:  # a kernel may raise anything
+            failed[kernel.name] = _failure(error)
+            _check_context(cell, kernel.name, kernels, failed, run_id)
+    pace = Pace(0, 0, False) if cell.grid == "drift" else settings.pace
+    times = measure(runs, pace, clock)
+    rows = []
+    for name in (kernel.name for kernel in kernels):
+        try:
+            verdict = None if name in failed else verdicts[name]()
+        except Exception as error:  # what it returned may be anything
+            failed[name], verdict = _failure(error), None
+        if verdict is None:
+            rows.append(Measured(name, failed[name]))
+        else:
+            rows.append(measured(name, runs[name].timed_by, times[name], verdict, schedules[name]))
+    return CellRecord(run_id, cell, copies, tuple(rows))
+
+
+def _failure(error: Exception) -> str:
+    return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _verdict(cell: Cell, kernel: Kernel, given: Inputs, prepared: Run, pool: Executor) -> Callable[[], Verdict]:
+    """Have an output judged, a backward's here and now; what is returned waits for the verdict."""
+    if kernel.judge is not None:
+        verdict = kernel.judge(cell, prepared.output())
+        return lambda: verdict
+    config = kernel.configure(cell) if kernel.configure else None
+    model = kernel.model(cell) if kernel.model else None
+    return pool.submit(check.judge, check.gather(cell, given, prepared.output(), config, model)).result
+
+
+def _check_context(cell: Cell, name: str, kernels: Sequence[Kernel], failed: dict[str, str], run_id: str) -> None:
+    """Raise :class:`ContextLost`, with a record of the cell, if the GPU answers no more."""
+    try:
+        synchronize()
+    except RuntimeError as error:
+        rest = f"not measured: {name} took the CUDA context with it"
+        rows = tuple(Measured(k.name, failed.get(k.name, rest)) for k in kernels)
+        raise ContextLost(CellRecord(run_id, cell, 1, rows), name) from error
+
+
+def synchronize() -> None:
+    """Wait for the GPU; RuntimeError if a kernel has failed on it."""
+    torch.cuda.synchronize()
+
+
+def ready(prepared: Run) -> Timed:
+    """Capture and run a kernel once; what cannot be captured is timed by plain events and says so."""
+    timed = prepared.timed
+    try:
+        timed.time(LAUNCHES, lambda: None)
+        return timed
+    except RuntimeError:
+        if not isinstance(timed, GraphTimed):
+            raise
+        synchronize()
+        plain = EventTimed(timed.launch)
+        plain.time(LAUNCHES, lambda: None)
+        return plain
+
+
+def failed(known: Results) -> list[str]:
+    """Our kernels whose bits differ from the twin."""
+    return [
+        f"{r.cell.key}: {m.name}: {m.status}" for r in known.cells.values() for m in r.kernels if m.bits_differing > 0
+    ]

@@ -1,0 +1,148 @@
+"""Record a measured timeline: an instrumented kernel's stamps, as the file that :mod:`fa3verify.bench.stamps` reads."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from itertools import groupby, takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fa3_kernels.audit.evidence import evidence_facts
+from fa3_kernels.audit.probes import STEPS
+from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.request import Choices
+from fa3_kernels.plan.stamps import COLUMNS, Stamp, read_stamps
+from fa3verify.bench import graphs, kernels, results, timing
+from fa3verify.bench import stamps as measured
+from fa3verify.bench.cells import Cell
+from fa3verify.files import write_text
+
+BLOCKS = 24  # that are kept, as many as a simulated timeline shows
+PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
+
+
+class Recorded(NamedTuple):
+    """What the stamps cost: SM cycles with them over those without; and the clock of the bursts with them."""
+
+    slowdown: float
+    sm_mhz: float
+
+
+def record(cell: Cell, options: dict[str, Any], path: Path) -> Recorded:
+    """Write the timeline of CTA 0 of our kernel, up to its :data:`BLOCKS`-th key block.
+
+    Parameters
+    ----------
+    cell : Cell
+    options : dict
+        Launch options, see :func:`fa3verify.bench.tuning.options_of`.
+    path : Path
+        Also written for a slowdown that makes it no evidence: it says so itself, and its reader refuses it.
+
+    Returns
+    -------
+    Recorded
+
+    Raises
+    ------
+    ValueError
+        For options that the kernel does not take, and for a schedule whose consumers stamp nothing.
+    RuntimeError
+        When the bits of the instrumented kernel are not those of the kernel, or the SMs' counters gave no clock.
+    """
+    inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
+    config = config_of(cell.problem, **options)
+    ctas = torch.cuda.get_device_properties(0).multi_processor_count
+    shape = (ctas, config.consumers + 1, STEPS, COLUMNS)
+    stamps = torch.zeros(shape, dtype=torch.int32, device=inputs[0].q.device)
+
+    launch = kernels.our_launch(cell, inputs, Choices(**options))
+
+    def stamped(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return launch(i, stamps=stamps)
+
+    _check_bits(launch(0), stamped(0))
+    recorded = _slowdown(launch, stamped)
+    stamps.zero_()
+    stamped(0)
+    kept = list(first_blocks(stamps.cpu().numpy()))
+    if not any(stamp.event == "turn" for stamp in kept):
+        raise ValueError(f"a {cell.dtype} schedule with {dict(options)} has consumers that stamp nothing")
+    facts = _facts(cell, (config.tile_m, config.tile_n), recorded) | _provenance(cell, options)
+    write_text(path, csv_text(facts, kept))
+    return recorded
+
+
+def _check_bits(plain: tuple[torch.Tensor, ...], stamped: tuple[torch.Tensor, ...]) -> None:
+    """Raise RuntimeError unless both kernels give the same bits, NaN included."""
+    for name, bits, a, b in zip(("out", "lse"), (torch.int16, torch.int32), plain, stamped):
+        if not torch.equal(a.view(bits), b.view(bits)):
+            raise RuntimeError(f"the instrumented kernel must give the bits of the kernel, but its {name} differs")
+
+
+def _slowdown(plain: Any, stamped: Any) -> Recorded:
+    """Time both kernels, interleaved; figures are rounded as the file has them."""
+    runs = {"plain": graphs.GraphTimed(plain), "stamped": graphs.GraphTimed(stamped)}
+    times = timing.measure(runs, PACE, timing.Clock())
+    cycles = {name: statistics.median(map(results.cycles, found.bursts)) for name, found in times.items()}
+    clock = statistics.median(burst.sm_mhz for burst in times["stamped"].bursts)
+    if not math.isfinite(clock):
+        raise RuntimeError("the SMs' counters gave no clock")
+    return Recorded(round(cycles["stamped"] / cycles["plain"], 4), round(clock, 1))
+
+
+def first_blocks(stamps: np.ndarray, blocks: int = BLOCKS) -> Iterator[Stamp]:
+    """Stamps of CTA 0 in time, of each actor until it comes to key block ``blocks``.
+
+    An actor may come back to an earlier block (V is transposed a step behind the loads); what follows would leave a
+    gap.
+    """
+    for _, mine in groupby(read_stamps(stamps), key=lambda stamp: stamp.actor):
+        yield from takewhile(lambda stamp: stamp.step < blocks, sorted(mine, key=lambda stamp: stamp.cycle))
+
+
+def csv_text(facts: Mapping[str, Any], stamps: list[Stamp]) -> str:
+    """The file that :func:`fa3verify.bench.stamps.read` reads.
+
+    >>> print(csv_text({"kernel": "gluon"}, [Stamp("producer", 0, "k_free", 7)]), end="")
+    # kernel=gluon
+    actor,step,event,cycle
+    producer,0,k_free,7
+    """
+    rows = [",".join(map(str, stamp)) for stamp in stamps]
+    head = [f"# {key}={value}" for key, value in facts.items()]
+    return "\n".join([*head, ",".join(measured.COLUMNS), *rows, ""])
+
+
+def _facts(cell: Cell, tile: tuple[int, int], recorded: Recorded) -> dict[str, Any]:
+    """The values of :data:`fa3verify.bench.stamps.KEYS`."""
+    return {
+        "kernel": "gluon",
+        "dtype": cell.dtype,
+        "head_dim": cell.head_dim,
+        "tile": f"{tile[0]}x{tile[1]}",
+        "seqlen": cell.seqlen_k,
+        "causal": str(cell.causal).lower(),
+        "sm_mhz": recorded.sm_mhz,
+        "slowdown": recorded.slowdown,
+    }
+
+
+def _provenance(cell: Cell, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What else ran, where, when, and which kernel it was."""
+    return {
+        "batch": cell.batch,
+        "nheads": cell.nheads,
+        **{name: value for name, value in options.items() if name != "tile"},
+        "cta": 0,
+        "gpu": timing.query("name"),
+        "driver": timing.query("driver_version"),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **evidence_facts("timeline"),
+    }

@@ -1,0 +1,103 @@
+"""Schedules that our kernels can be launched with: what ptxas makes of them, and what a GPU measures."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fa3_kernels.audit.calls import calls_of
+from fa3_kernels.audit.compile import compile_call
+from fa3_kernels.audit.figures import tensor_loops
+from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.plan.config import Config
+from fa3_reference.problem import AttentionProblem
+from fa3verify.bench import check, kernels, results, timing
+from fa3verify.bench.cells import Cell
+
+ROUNDS, PAUSE_S = 5, 0.3
+_REGISTER = re.compile(r"\bR(\d+)\b")
+
+
+def cell_of(problem: AttentionProblem) -> Cell:
+    """What is launched where a problem is simulated."""
+    p = problem
+    return Cell("schedules", p.dtype, p.batch, p.seqlen_q, p.seqlen_k, p.nheads, p.nheads_kv, p.head_dim, p.causal)
+
+
+class Built(NamedTuple):
+    """One compiled schedule; ``note`` is empty for a sound one.
+
+    ``registers`` is what the code names in one thread: consumers, whom setmaxnreg gives the most.
+    """
+
+    registers: int = 0
+    spill_bytes: int = 0
+    note: str = ""
+
+
+def options_of(config: Config, problem: AttentionProblem) -> dict[str, Any]:
+    """Choices (:class:`fa3_kernels.plan.request.Choices`) that run a configuration for a problem.
+
+    >>> options_of(Config(tile_n=64, pingpong=False, pack_gqa=True), AttentionProblem(1, 8, 2, 1, 4096, 128))
+    {'tile': (128, 64), 'pingpong': False, 'intra_wg_overlap': True, 'pack_gqa': True}
+    """
+    c = config
+    options = {"tile": (c.tile_m, c.tile_n), "pingpong": c.pingpong, "intra_wg_overlap": c.intra_wg_overlap}
+    options |= {"promotion_interval": c.promotion_interval} if c.is_fp8 else {}
+    options |= {"num_splits": c.num_splits} if c.num_splits > 1 else {}
+    return options | ({"pack_gqa": c.pack_gqa} if problem.group > 1 else {})
+
+
+def compile_schedule(problem: AttentionProblem, config: Config) -> Built:
+    """Compile our kernel for sm_90a as a launch with this schedule would; what goes wrong is the note."""
+    try:
+        options = options_of(config, problem)
+        (call,) = calls_of(Launch("tune", problem, options))
+        code = compile_call(call)
+    except ValueError as error:
+        return Built(note=f"refused: {error}")
+    except Exception as error:  # the compiler may raise anything
+        return Built(note=f"does not compile: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
+    spills = sum(loop[name] for loop in tensor_loops(code.sass) for name in ("LDL", "STL"))
+    notes = [f"{spills} spill instructions in the loops"] if spills else []
+    notes += ["ptxas serialised wgmma"] if code.serialisation else []
+    registers = 1 + max(int(n) for n in _REGISTER.findall(code.sass))
+    return Built(registers, code.spill_bytes, ", ".join(notes))
+
+
+def measure_cycles(cell: Cell, options: Sequence[Mapping[str, Any]]) -> list[float | str]:
+    """Time our kernel with each set of launch options: interleaved cool bursts, in SM cycles by the counted clock.
+
+    Parameters
+    ----------
+    cell : Cell
+    options : sequence of mapping
+        Launch options, see :func:`options_of`.
+
+    Returns
+    -------
+    list of float or str
+        Median cycles of a launch, or why there are none: refused, or bits that differ from the twin's.
+    """
+    inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
+    runs: dict[str, timing.Timed] = {}
+    found: list[float | str] = ["not timed"] * len(options)
+    for i, chosen in enumerate(options):
+        kernel = kernels.our_kernel(f"tune {i}", "a schedule of tune", (cell.dtype,), **chosen)
+        try:
+            run = kernel.prepare(cell, inputs)
+            config = kernel.configure(cell) if kernel.configure else None
+            verdict = check.judge(check.gather(cell, inputs[0], run.output(), config))
+        except (kernels.Unsupported, ValueError) as error:
+            found[i] = f"refused: {error}"
+            continue
+        if verdict.bits_differing > 0:
+            found[i] = f"{verdict.bits_differing} bits differ from the twin"
+        else:
+            runs[str(i)] = run.timed
+    times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S, sustained=False), timing.Clock())
+    for i, timed in times.items():
+        found[int(i)] = statistics.median(map(results.cycles, timed.bursts))
+    return found

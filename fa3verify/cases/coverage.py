@@ -1,0 +1,137 @@
+"""What a kernel claims, what of it was tried, and how a problem is adapted to what it takes.
+
+A class is one thing that a kernel claims: a class of a dimension of :mod:`fa3verify.cases.space`, a family of inputs, a
+property. A verdict rests on the classes that ran; where less than :data:`REQUIRED` of any kind of them did, it is
+inconclusive. Beside it stand the pairs of classes that met in a judged case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.cases import space
+from fa3verify.cases.case import Case
+from fa3verify.kernels.record import Candidate, needed_features
+
+COVER = "cover"  # what the cases of a covering array are called where others have their family
+REQUIRED = 0.75  # share of the claimed classes of each kind
+Pair = tuple[tuple[str, str], tuple[str, str]]  # of classes, each with its dimension
+
+
+def classes_of(candidate: Candidate, case: Case) -> frozenset[str]:
+    """Return the classes that a case has, as :func:`claims` writes them."""
+    return named(space.point(candidate, case))
+
+
+def named(point: space.Point) -> frozenset[str]:
+    """Write the classes of a point with the names of their dimensions."""
+    return frozenset(f"{name} {chosen}" for name, chosen in point.items())
+
+
+def claims(candidate: Candidate, properties: Iterable[str], families: Iterable[str]) -> tuple[str, ...]:
+    """Return every class that a kernel claims, with the properties and families that are for its kind of kernel.
+
+    A kernel that declares no head_dims claims none of them: those that it is asked are the campaign's own choice.
+    """
+    dimensions = {name: classes for name, classes in space.claimed(candidate).items() if _is_declared(candidate, name)}
+    return (
+        *(f"{name} {chosen}" for name, classes in dimensions.items() for chosen in classes),
+        *(f"property {name}" for name in properties),
+        *(f"family {name}" for name in families),
+    )
+
+
+def _is_declared(candidate: Candidate, dimension: str) -> bool:
+    return dimension != "head_dim" or candidate.head_dims is not None
+
+
+def judged(claimed: Iterable[str], tried: Iterable[str], constraint: str | None) -> dict[str, Any]:
+    """Return coverage in JSON: claimed classes by kind, those that were not tried, the least share and its kind.
+
+    ``constraint`` is what kept the kernel from problems of the campaign, if anything did.
+    """
+    claimed, tried = tuple(claimed), set(tried)
+    kinds = list(dict.fromkeys(name.split()[0] for name in claimed))
+    counts = {}
+    for kind in kinds:
+        mine = [name for name in claimed if name.split()[0] == kind]
+        counts[kind] = {"claimed": len(mine), "tried": sum(name in tried for name in mine)}
+    least = min(kinds, key=lambda kind: counts[kind]["tried"] / counts[kind]["claimed"], default=None)
+    share = counts[least]["tried"] / counts[least]["claimed"] if least else 0.0
+    return {
+        "kinds": counts,
+        "not_tried": [name for name in claimed if name not in tried],
+        "least": least,
+        "share": share,
+        "required": REQUIRED,
+        "constraint": constraint,
+    }
+
+
+def pairs(points: Iterable[space.Point]) -> frozenset[Pair]:
+    """Return the pairs of classes that meet in some point."""
+    return frozenset(pair for point in points for pair in combinations(sorted(point.items()), 2))
+
+
+def paired(feasible: Iterable[space.Point], tried: Iterable[space.Point]) -> dict[str, Any]:
+    """Return in JSON how many pairs of classes are feasible and met in a judged case, in all and by two dimensions.
+
+    ``feasible`` are points in which every pair meets that can.
+    """
+    wanted, met = pairs(feasible), pairs(tried)
+    of, ran = (Counter((a[0], b[0]) for a, b in found) for found in (wanted, wanted & met))
+    rows = [{"dimensions": list(key), "feasible": n, "tried": ran[key]} for key, n in sorted(of.items())]
+    return {"feasible": len(wanted), "tried": len(wanted & met), "by_dimensions": rows}
+
+
+def inconclusive(coverage: dict[str, Any]) -> str | None:
+    """Return why a verdict cannot be given, None if enough ran."""
+    if coverage["share"] >= coverage["required"]:
+        return None
+    counts = coverage["kinds"].get(coverage["least"], {"claimed": 0, "tried": 0})
+    because = f"; the kernel refuses: {coverage['constraint']}" if coverage["constraint"] else ""
+    missing = [name for name in coverage["not_tried"] if name.split()[0] == coverage["least"]]
+    names = ", ".join(name.partition(" ")[2] for name in missing[:6]) + (", ..." if len(missing) > 6 else "")
+    what = f"{counts['tried']} of {counts['claimed']} claimed classes of kind {coverage['least']} ran"
+    return f"{what}, {coverage['required']:.0%} are required; not tried: {names}{because}"
+
+
+def adapted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem:
+    """Return a problem that has nothing a kernel does not claim: no other feature, head_dim or length.
+
+    A feature that is not claimed is left out; another head_dim becomes the next larger one, or the largest; lengths
+    grow to what the kernel takes, and are equal under a causal mask aligned top-left. A problem that the kernel takes
+    comes back as it is.
+    """
+    if candidate.supports(problem):
+        return problem
+    needs = needed_features(problem) - candidate.features
+    changes: dict[str, Any] = {"head_dim": _nearest(space.head_dims(candidate), problem.head_dim)}
+    if "head_dim_v" in needs or problem.head_dim_v == problem.head_dim:
+        changes["head_dim_v"] = 0
+    if math.isclose(problem.softmax_scale * math.sqrt(problem.head_dim), 1.0):
+        changes["softmax_scale"] = None
+    plain = {"causal": {"causal": False}, "window": {"window": (-1, -1)}, "softcap": {"softcap": 0.0}}
+    plain["gqa"] = {"nheads_kv": problem.nheads}
+    for name in needs & plain.keys():
+        changes |= plain[name]
+    lengths: list[tuple[int, ...]] = [
+        tuple(space.fitting(n, candidate) for n in of)
+        for of in (problem.seqlens_q or (problem.seqlen_q,), problem.seqlens_k or (problem.seqlen_k,))
+    ]
+    if candidate.policy.causal == "top_left" and problem.causal and "causal" not in needs:
+        lengths[1] = lengths[0]
+    changes |= {"seqlen_q": max(lengths[0]), "seqlen_k": max(lengths[1])}
+    packed = problem.is_varlen and "varlen" not in needs
+    changes |= {"seqlens_q": lengths[0] if packed else None, "seqlens_k": lengths[1] if packed else None}
+    return replace(problem, **changes)
+
+
+def _nearest(dims: tuple[int, ...], wanted: int) -> int:
+    return min((n for n in dims if n >= wanted), default=max(dims, default=wanted))

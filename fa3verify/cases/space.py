@@ -1,0 +1,356 @@
+"""The space of cases: its dimensions, the classes of each, the class of a case, and a case for any choice of classes.
+
+A class is a range in which kernels take one path: one key, a whole tile, one key more. Lengths are those of the first
+sequence, relative to the tile of the kernel's configuration, or to :data:`TILE` where it has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from fa3_kernels.plan.quantizer import Scale
+from fa3_reference.hadamard import can_rotate
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.quantize import QuantScheme
+from fa3verify.cases.case import Case
+from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
+from fa3verify.kernels.record import Candidate, fitting, head_dim_refusal, needed_descales, needed_features
+
+TILE = 128  # rows and keys of a tile in most kernels
+LONG = 1024
+HEAD_DIMS = (64, 32, 96, 128, 192, 256)  # asked of a kernel that declares none; others than 64, 128 and 256 are padded
+TILES_OF_KEYS = ("a tile but one", "a tile", "a tile and one", "half a tile last", "several tiles")
+Point = Mapping[str, str]  # a class by dimension
+Classify = Callable[[Case, Any], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One dimension: its classes, the plainest first, and the class of a case in a configuration.
+
+    ``operation`` and ``dtype`` limit it to some kernels; without ``classes`` they are those of the kernel.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    of: Classify
+    operation: str | None = None
+    dtype: str | None = None
+
+    def concerns(self, candidate: Candidate) -> bool:
+        """Tell whether kernels like this one have the dimension."""
+        return self.operation in (None, candidate.operation) and self.dtype in (None, candidate.dtype)
+
+
+def head_dims(candidate: Candidate) -> tuple[int, ...]:
+    """Return the head_dims that a kernel declares, or those of :data:`HEAD_DIMS` that it does not refuse."""
+    return tuple(_head_dims(candidate))
+
+
+def _head_dims(candidate: Candidate) -> Iterator[int]:
+    if candidate.head_dims is not None:
+        yield from candidate.head_dims
+        return
+    for d in HEAD_DIMS:
+        if head_dim_refusal(candidate, d) is None:
+            yield d
+
+
+def _softcap(case: Case, config: Any) -> str:
+    x = case.problem.softcap
+    return "off" if not x else "above 1" if x > 1 else "at most 1"
+
+
+def _first(case: Case) -> tuple[int, int]:
+    seq = next(case.problem.sequences())
+    return seq.seqlen_q, seq.seqlen_k
+
+
+def _count(*steps: tuple[int, str]) -> Callable[[int], str]:
+    """The class of a count: that of the last step that it reaches."""
+    return lambda n: next(name for least, name in reversed(steps) if n >= least)
+
+
+_BATCH = _count((1, "1"), (2, "2"), (3, "3 or more"))
+_GROUP = _count((1, "1"), (2, "2 to 4"), (5, "5 or more"))
+_KV_HEADS = _count((1, "1"), (2, "2 or 3"), (4, "4 or more"))
+# Cases of a class take its sizes in turn: a kernel may hold heads by the four or eight. Groups are large where kv heads
+# are few, so that none is costly in both.
+_SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "batch": {"1": (1,), "2": (2,), "3 or more": (3, 5)},
+    "group": {"1": (1,), "2 to 4": (2, 4), "5 or more": (5, 8)},
+    "kv_heads": {"1": (1,), "2 or 3": (2, 3), "4 or more": (9, 4)},
+}
+TURNS = 2  # sizes of a class at the most
+
+
+def _queries(case: Case, config: Any) -> str:
+    n, tile = _first(case)[0], getattr(config, "tile_m", TILE)
+    if n <= 1:
+        return ("none", "one")[n]
+    return "part of a tile" if n < tile else "a tile" if n == tile else "several tiles"
+
+
+def _keys(case: Case, config: Any) -> str:
+    n, tile = _first(case)[1], getattr(config, "tile_n", TILE)
+    named = {0: "none", 1: "one", tile - 1: "a tile but one", tile: "a tile", tile + 1: "a tile and one"}
+    if n in named:
+        return named[n]
+    if n >= LONG:
+        return "long"
+    return "part of a tile" if n < tile else "half a tile last" if n % 128 == 64 else "several tiles"
+
+
+def _mask(case: Case, config: Any) -> str:
+    (left, right), causal = case.problem.window, case.problem.causal
+    name = {(False, False): "", (True, False): "left", (False, True): "right", (True, True): "both"}
+    window = name[left >= 0, right >= 0]
+    return " ".join([*(["causal"] if causal else []), *(["window", window] if window else [])]) or "none"
+
+
+def _scale(case: Case, config: Any) -> str:
+    scale = case.problem.softmax_scale
+    if math.isclose(scale * math.sqrt(case.problem.head_dim), 1.0):
+        return "default"
+    return "tiny" if scale < 0.01 else "above 1" if scale > 1 else "other"
+
+
+def _layout(case: Case, config: Any) -> str:
+    if not case.problem.is_varlen:
+        return "batched"
+    others = list(case.problem.sequences())[1:]
+    return "packed, some empty" if any(not s.seqlen_q or not s.seqlen_k for s in others) else "packed"
+
+
+def _promotion(case: Case, config: Any) -> str:
+    interval = getattr(config, "promotion_interval", 0)
+    return "chained" if not interval else "in parts" if interval < getattr(config, "tile_n", TILE) else "every tile"
+
+
+def _descales(case: Case, config: Any) -> str:
+    scheme = case.scheme
+    if scheme is None or scheme.granularity != "block":
+        return scheme.granularity if scheme else "none"
+    rows = {scheme.rows_per_descale(operand) for operand in ("q", "k", "v")}
+    return "blocks" if rows == {getattr(config, "tile_n", TILE)} else "other blocks"
+
+
+def _of_scheme(field: str, off: object, words: tuple[str, str] = ("off", "on")) -> Classify:
+    return lambda case, config: words[getattr(case.scheme, field, off) != off]
+
+
+def _of_config(field: str, default: object, words: Mapping[Any, str]) -> Classify:
+    return lambda case, config: words.get(value := getattr(config, field, default), str(value))
+
+
+_SPLITS = _of_config("num_splits", 1, {1: "one"})
+_EXACT = ("exact", "power of two")
+_ON = {False: "off", True: "on"}
+_FP8 = {"operation": "forward", "dtype": "e4m3"}
+_ROWS = {128: "of one size", (64, 32, 128): "of several"}
+_KINDS = tuple(dict.fromkeys(d.kind for d in DISTRIBUTIONS.values()))
+DIMENSIONS: tuple[Dimension, ...] = (
+    Dimension("inputs", _KINDS, lambda case, config: DISTRIBUTIONS[case.recipe.distribution].kind),
+    Dimension("batch", ("1", "2", "3 or more"), lambda case, config: _BATCH(case.problem.batch)),
+    Dimension("group", ("1", "2 to 4", "5 or more"), lambda case, config: _GROUP(case.problem.group)),
+    Dimension("kv_heads", ("1", "2 or 3", "4 or more"), lambda case, config: _KV_HEADS(case.problem.nheads_kv)),
+    Dimension("head_dim", (), lambda case, config: str(case.problem.head_dim)),
+    Dimension(
+        "value_dim",
+        ("as keys", "other"),
+        lambda case, config: "as keys" if case.problem.head_dim_v == case.problem.head_dim else "other",
+    ),
+    Dimension("queries", ("part of a tile", "one", "a tile", "several tiles"), _queries),
+    Dimension(
+        "keys",
+        ("part of a tile", "none", "one", *TILES_OF_KEYS, "long"),
+        _keys,
+    ),
+    Dimension(
+        "mask", ("none", "causal", "window both", "window left", "window right", "causal window left"), _mask
+    ),
+    Dimension("softcap", ("off", "above 1", "at most 1"), _softcap),
+    Dimension("scale", ("default", "tiny", "other", "above 1"), _scale),
+    Dimension("layout", ("batched", "packed", "packed, some empty"), _layout),
+    Dimension(
+        "splits",
+        ("one", "several"),
+        lambda case, config: "one" if _SPLITS(case, config) == "one" else "several",
+        operation="forward",
+    ),
+    Dimension("packing", ("off", "on"), _of_config("pack_gqa", False, _ON), operation="forward"),
+    Dimension("output", ("bf16", "fp16"), _of_config("out_dtype", "bf16", {}), **_FP8),
+    Dimension("promotion", ("every tile", "in parts", "chained"), _promotion, **_FP8),
+    Dimension("descales", ("head", "tensor", "query_head", "blocks", "other blocks"), _descales, **_FP8),
+    Dimension("rotation", ("off", "on"), _of_scheme("hadamard_seed", None), **_FP8),
+    Dimension("centring", ("off", "on"), _of_scheme("k_mean", False), **_FP8),
+    Dimension("scaling", _EXACT, _of_scheme("power_of_two", False, _EXACT), **_FP8),
+    Dimension("scope", ("head", "query_head", "block"), _of_config("scope", "head", {}), operation="quantize"),
+    Dimension("block_rows", ("of one size", "of several"), _of_config("block_rows", 128, _ROWS), operation="quantize"),
+    Dimension("rounding", get_args(Scale), _of_config("scale", "amax", {}), operation="quantize"),
+    Dimension("rotation", ("off", "on"), _of_config("rotate", False, _ON), operation="quantize"),
+    Dimension("centring", ("off", "on"), _of_config("subtract_k_mean", False, _ON), operation="quantize"),
+    Dimension("input", ("fp16", "bf16"), _of_config("input_dtype", "fp16", {}), operation="quantize"),
+)  # fmt: skip
+
+
+def dimensions(candidate: Candidate) -> dict[str, tuple[str, ...]]:
+    """Return the dimensions of kernels like this one, each with its classes, the plainest first."""
+    own = {"head_dim": tuple(map(str, head_dims(candidate)))}
+    return {d.name: own.get(d.name, d.classes) for d in DIMENSIONS if d.concerns(candidate)}
+
+
+def point(candidate: Candidate, case: Case) -> dict[str, str]:
+    """Return the class of a case in every dimension.
+
+    Raises
+    ------
+    ValueError
+        If the kernel has no configuration for it.
+    """
+    config = candidate.config_for(case.problem, case.changes)
+    return {d.name: d.of(case, config) for d in DIMENSIONS if d.concerns(candidate)}
+
+
+def case_of(candidate: Candidate, chosen: Point, seed: int = 0) -> Case:
+    """Return a case that has the chosen classes, and the plainest of every other dimension.
+
+    Inputs of a kind are of each of its families in turn, as seeds go on, and so are the sizes of a class.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or the kernel declares not to take it; what it refuses nevertheless is not asked.
+    """
+    families = [
+        f for f in (*FAMILIES, *UNCOMMON) if DISTRIBUTIONS[f.distribution].kind == chosen.get("inputs", _KINDS[0])
+    ]
+    drawn = [family for family in families if not DISTRIBUTIONS[family.distribution].check]
+    recipe = drawn[seed % len(drawn)].recipe(seed=seed)
+    case = _made(candidate, chosen, recipe, TILE, TILE)
+    try:
+        config = candidate.config_for(case.problem, case.changes)
+    except ValueError:
+        return case
+    case = _made(candidate, chosen, recipe, getattr(config, "tile_m", TILE), getattr(config, "tile_n", TILE))
+    found = point(candidate, case)
+    if wrong := {name: c for name, c in chosen.items() if found.get(name, c) != c}:
+        raise ValueError(f"{candidate.name} has no case of {wrong}")
+    return case
+
+
+def _made(candidate: Candidate, chosen: Point, recipe: Recipe, tile_m: int, tile_n: int) -> Case:
+    """The case of the chosen classes for a tile, which follows from the configuration, and that from the problem."""
+    problem = _problem(candidate, chosen, tile_m, tile_n, recipe.seed)
+    if chosen.get("rotation") == "on" and not can_rotate(problem.head_dim):
+        raise ValueError(f"a head_dim of {problem.head_dim} is not rotated")
+    changes, scheme = _changes(candidate, chosen, tile_n), _scheme(candidate, chosen, problem, tile_n)
+    case = Case(candidate.name, problem, recipe, scheme, changes, candidate.operation)
+    if lacking := (needed_features(problem) | needed_descales(case)) - candidate.features:
+        raise ValueError(f"{candidate.name} does not claim {', '.join(sorted(lacking))}")
+    if words := candidate.misfit(problem):
+        raise ValueError(words)
+    return case
+
+
+def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> tuple[int, int]:
+    queries = {"one": 1, "a tile": tile_m, "several tiles": tile_m + 1}.get(chosen.get("queries", ""), 5)
+    last_half = next(n for n in (192, 320, 448) if n % 128 == 64 and n > tile_n + 1)
+    keys = {
+        "none": 0, "one": 1, "a tile but one": tile_n - 1, "a tile": tile_n, "a tile and one": tile_n + 1,
+        "half a tile last": last_half, "several tiles": 2 * tile_n + 5, "long": LONG + 6,
+    }.get(chosen.get("keys", ""), 17)  # fmt: skip
+    return fitting(queries, candidate), fitting(keys, candidate)
+
+
+def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
+    # Packing a single head is a configuration of the twin, and no launch has it.
+    plain_group = "2 to 4" if chosen.get("packing") == "on" and candidate.launchable is not None else "1"
+    layout = chosen.get("layout", "batched")
+    plain = {"batch": "2" if "empty" in layout else "1", "group": plain_group, "kv_heads": "1"}
+    batch, group, nheads_kv = (
+        (sizes := of[chosen.get(name, plain[name])])[turn % len(sizes)] for name, of in _SIZES.items()
+    )
+    head_dim = int(chosen.get("head_dim") or next(_head_dims(candidate), 0))
+    n, m = _lengths(candidate, chosen, tile_m, tile_n)
+    if candidate.policy.causal == "top_left" and "causal" in chosen.get("mask", ""):
+        m = n
+    fields: dict[str, Any] = {
+        "nheads": group * nheads_kv,
+        "nheads_kv": nheads_kv,
+        "head_dim": head_dim,
+        "head_dim_v": 32 if head_dim != 32 else 64,
+        "dtype": candidate.dtype,
+        "softcap": {"above 1": 30.0, "at most 1": 0.1}.get(chosen.get("softcap", ""), 0.0),
+        "softmax_scale": {"tiny": 1e-4, "other": 0.3, "above 1": 1.5}.get(chosen.get("scale", "")),
+        "causal": "causal" in chosen.get("mask", ""),
+    }
+    if chosen.get("value_dim") != "other":
+        del fields["head_dim_v"]
+    if "window" in (mask := chosen.get("mask", "")):
+        fields["window"] = (-1 if "right" in mask else m // 3, -1 if "left" in mask else m // 5)
+    if layout == "batched":
+        return AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields)
+    others = [(2, 9), (3, 20)] if layout == "packed" else [(0, 9), (3, 0)]
+    others = [others[i % 2] for i in range(batch - 1)]
+    lengths = [(n, m), *((fitting(a, candidate), fitting(b, candidate)) for a, b in others)]
+    return AttentionProblem.varlen(tuple(a for a, _ in lengths), tuple(b for _, b in lengths), **fields)
+
+
+def _changes(candidate: Candidate, chosen: Point, tile_n: int) -> tuple[tuple[str, Any], ...]:
+    """Fields of the configuration that have the chosen classes, but for those that are so anyway."""
+    changes: dict[str, Any] = {}
+    if candidate.operation == "forward":
+        wanted = {
+            "num_splits": {"one": 1, "several": 3}.get(chosen.get("splits", "")),
+            "pack_gqa": {"off": False, "on": True}.get(chosen.get("packing", "")),
+            "out_dtype": chosen.get("output"),
+            "promotion_interval": {"every tile": tile_n, "in parts": tile_n // 2, "chained": 0}.get(
+                chosen.get("promotion", "")
+            ),
+        }
+        changes = {name: x for name, x in wanted.items() if x is not None and name in candidate.changeable}
+    elif candidate.operation == "quantize":
+        changes = {"scope": chosen.get("scope", "head"), "scale": chosen.get("rounding", "amax")}
+        changes |= {"block_rows": (64, 32, 128) if chosen.get("block_rows") == "of several" else 128}
+        changes |= {"rotate": chosen.get("rotation") == "on", "subtract_k_mean": chosen.get("centring") == "on"}
+        changes |= {"input_dtype": chosen.get("input", "fp16"), "seed": 1}
+    return tuple(sorted(changes.items()))
+
+
+def _scheme(candidate: Candidate, chosen: Point, problem: AttentionProblem, tile_n: int) -> QuantScheme | None:
+    if candidate.operation != "forward" or candidate.dtype != "e4m3":
+        return None
+    if chosen.get("centring") == "on" and problem.softcap:
+        raise ValueError("K is not centred under a softcap")
+    descales = chosen.get("descales", "head")
+    is_other = descales == "other blocks"
+    return QuantScheme(
+        "block" if "blocks" in descales else descales,  # type: ignore[arg-type]
+        block_rows_q=32 if is_other else tile_n,
+        block_rows_k=2 * tile_n if is_other else tile_n,
+        block_rows_v=tile_n,
+        power_of_two=chosen.get("scaling") == "power of two",
+        hadamard_seed=0 if chosen.get("rotation") == "on" else None,
+        k_mean=chosen.get("centring") == "on",
+    )
+
+
+def claimed(candidate: Candidate) -> dict[str, tuple[str, ...]]:
+    """Return the classes that a kernel claims by the features and sizes it declares, whatever else it refuses."""
+    found = {}
+    for name, classes in dimensions(candidate).items():
+        if kept := tuple(c for c in classes if _is_claimed(candidate, {name: c})):
+            found[name] = kept
+    return found
+
+
+def _is_claimed(candidate: Candidate, chosen: Point) -> bool:
+    try:
+        case_of(candidate, chosen)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,193 @@
+"""The atlas of many kernels: a campaign for each library, what its forwards lose over long rows, and the pages of it.
+
+A library costs its own entries only: atlas and pages are written again after each, and one that fails has its reason in
+them. Losses come last. ``OUT/worst`` gets a replay file a kernel, of the largest case of every family, and one a cause
+of its findings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fa3verify.bench.timing import query
+from fa3verify.campaign import atlas, replay_files, summary
+from fa3verify.campaign.atlas import Atlas, Entry, Finding, Loss
+from fa3verify.campaign.executors import make_executor
+from fa3verify.campaign.pool import TaskError
+from fa3verify.commands import verify
+from fa3verify.files import write_text
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations import FORWARD
+from fa3verify.studies import accumulator_loss
+from fa3verify.text import of_error, one_line
+
+CAMPAIGNS, WORST = "campaigns", "worst"
+LOSS_V_MEAN = 1.0
+LOSS_LIMIT_S = 600.0
+LOSS_ROWS = {8192: 128, 131072: 128, 1 << 20: 16}  # query rows by keys: the longest takes as long as the one before it
+
+
+def run(
+    settings: verify.Settings, known: dict[str, Candidate], tell: Callable[[str], None], *, resume: bool = False
+) -> Atlas:
+    """Judge the kernels of ``settings``, a library after the other, and write ``atlas.json``, its pages and replays.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``out`` takes the atlas, and ``out/campaigns`` the report of each library.
+    known : dict
+        What is known by name of the kernels; those that are unavailable are entries that say why.
+    tell : callable
+        Gets one line per library.
+    resume : bool
+        Keep the judged entries of an atlas of the same profile and seed that is there already.
+
+    Returns
+    -------
+    Atlas
+    """
+    made = _empty(settings)
+    kept = _stored(settings, made) if resume else ()
+    missing = [_missing(known[name]) for name in settings.kernels if name in known and known[name].unavailable]
+    done = {entry.kernel for entry in (*kept, *missing)}
+    made = _write(settings.out, replace(made, entries=(*kept, *missing)))
+    todo = [name for name in settings.kernels if name not in done]
+    for library, names in groupby(todo, lambda name: name.rpartition(".")[0]):
+        found = _judged(settings, library, tuple(names))
+        made = _write(settings.out, replace(made, entries=(*made.entries, *found)))
+        tell(", ".join(f"{entry.kernel} {entry.verdict}" for entry in found))
+    for name, loss in _losses(settings, [entry.kernel for entry in made.entries if _may_lose(entry)]):
+        entries = tuple(replace(entry, loss=loss) if entry.kernel == name else entry for entry in made.entries)
+        made = _write(settings.out, replace(made, entries=entries))
+        tell(f"{name} over long rows: {', '.join(each.missing or f'{each.rel_rmse:.2e}' for each in loss)}")
+    return made
+
+
+def _may_lose(entry: Entry) -> bool:
+    """Whether it is a forward that was judged, and whose loss over long rows is not known yet."""
+    return entry.operation == FORWARD and entry.verdict != "not run" and not entry.loss
+
+
+def _empty(settings: verify.Settings) -> Atlas:
+    facts = summary.provenance(settings.seed)
+    packages = {name: version for name, version in facts["packages"].items() if version != "absent"}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        packages["NVIDIA driver"] = query("driver_version")
+    started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    given = settings.profile, settings.seed, started, facts["platform"], packages
+    return Atlas(facts["version"], facts["git"], *given, entries=())
+
+
+def _stored(settings: verify.Settings, made: Atlas) -> tuple[Entry, ...]:
+    """Judged entries of the atlas that is there; ValueError if it is of another profile, seed or version."""
+    path = settings.out / atlas.FILE
+    if not path.is_file():
+        return ()
+    there = atlas.read(path)
+    for name in ("profile", "seed", "version"):
+        if getattr(there, name) != getattr(made, name):
+            raise ValueError(f"{path} has {name} {getattr(there, name)}, not {getattr(made, name)}")
+    return tuple(entry for entry in there.entries if entry.verdict != "not run")
+
+
+def _missing(candidate: Candidate) -> Entry:
+    facts = {"description": one_line(candidate.description), "policy": candidate.declared}
+    facts |= {"operation": candidate.operation, "dtype": candidate.dtype}
+    return atlas.not_run(candidate.name, one_line(candidate.unavailable or ""), **facts)
+
+
+def _write(out: Path, made: Atlas) -> Atlas:
+    from fa3verify.report import atlas_page
+
+    made = replace(made, entries=tuple(sorted(made.entries, key=lambda entry: entry.kernel)))
+    atlas.write(out / atlas.FILE, made)
+    atlas_page.write_pages(out, [out / atlas.FILE])
+    return made
+
+
+def _judged(settings: verify.Settings, library: str, names: tuple[str, ...]) -> list[Entry]:
+    """Entries of one library; whatever it does to the campaign is the reason that it has none."""
+    own = replace(settings, kernels=names, out=settings.out / CAMPAIGNS / (library or names[0]), studies=False)
+    try:
+        found = verify.run(own, lambda total, outcome: None)
+    except Exception as error:
+        return [atlas.not_run(name, of_error(error)) for name in names]
+    return [_published(entry, found, own.out, settings.out) for entry in atlas.of(found).entries]
+
+
+def _losses(settings: verify.Settings, names: Sequence[str]) -> Iterator[tuple[str, tuple[Loss, ...]]]:
+    """Accumulator loss of kernels at every length, or why there is none."""
+    if not names:
+        return
+    executor = make_executor(replace(settings, task_limit_s=settings.task_limit_s or LOSS_LIMIT_S))
+    asked = {
+        name: {
+            keys: executor.submit(accumulator_loss.measure, name, LOSS_V_MEAN, keys, rows, settings.seed)
+            for keys, rows in LOSS_ROWS.items()
+        }
+        for name in names
+    }
+    for name, each in asked.items():
+        yield name, tuple(_loss(keys, future) for keys, future in each.items())
+    executor.shutdown()
+
+
+def _loss(seqlen_k: int, future: Any) -> Loss:
+    rows = LOSS_ROWS[seqlen_k]
+    try:
+        (found,) = future.result() or [None]
+    except TaskError as error:
+        return Loss(seqlen_k, rows, None, None, one_line(str(error)))
+    if found is None:
+        return Loss(seqlen_k, rows, None, None, "it does not take this length")
+    return Loss(seqlen_k, rows, found["rel_rmse"], found["bias"], None)
+
+
+def _published(entry: Entry, found: dict[str, Any], campaign: Path, out: Path) -> Entry:
+    """An entry as it is published: its replay files below ``out``, of every family the largest case."""
+    stem = re.sub(r"[^A-Za-z0-9._+-]", "_", entry.kernel)
+    path = out / WORST / f"{stem}.json"
+    largest = _largest([case for case in found["cases"] if case["kernel"] == entry.kernel])
+    (body,) = (kernel for kernel in found["kernels"] if kernel["name"] == entry.kernel)
+    replay_files.write_largest(path, entry.kernel, largest, replay_files.chosen_of(body))
+    kept, findings = _findings(entry.findings, campaign, path)
+    coverage = {key: value for key, value in entry.coverage.items() if key != "pairs"}
+    if pairs := entry.coverage.get("pairs"):
+        coverage["pairs"] = {key: pairs[key] for key in ("feasible", "tried")}
+    return replace(
+        entry,
+        coverage=coverage,
+        families=tuple(replace(row, replay=f"{WORST}/{path.name}") for row in entry.families),
+        properties=tuple(replace(law, replay=kept.get(str(law.replay))) for law in entry.properties),
+        findings=findings,
+    )
+
+
+def _largest(cases: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The case of the largest error / bound of every family."""
+    found: dict[str, dict[str, Any]] = {}
+    for case in sorted(cases, key=lambda case: case["measures"]["ratio_max"], reverse=True):
+        found.setdefault(case["family"], case["case"])
+    return found
+
+
+def _findings(findings: Sequence[Finding], campaign: Path, beside: Path) -> tuple[dict[str, str], tuple[Finding, ...]]:
+    """Copy the replay file of the first finding of each cause: new names by old, and the findings with them."""
+    kept: dict[str, str] = {}
+    for _, same in groupby(findings, lambda finding: finding.cause):
+        first = next(same).replay
+        if first and first not in kept:
+            path = beside.with_name(f"{beside.stem}.finding-{len(kept)}.json")
+            write_text(path, json.dumps(json.loads((campaign / first).read_text("utf-8")), sort_keys=True) + "\n")
+            kept[first] = f"{WORST}/{path.name}"
+    return kept, tuple(replace(finding, replay=kept.get(str(finding.replay))) for finding in findings)

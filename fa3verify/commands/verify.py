@@ -1,0 +1,389 @@
+"""The main job: plan, run, judge, write the report; whole, or in shards that are merged."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fa3verify.adversary import campaign as adversary
+from fa3verify.campaign import atlas, replay_files, shards
+from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign.executors import make_executor
+from fa3verify.campaign.findings import finding
+from fa3verify.campaign.introduction import Introduction, introduce_all
+from fa3verify.campaign.narrowing import Only
+from fa3verify.campaign.profiles import ProfileName
+from fa3verify.campaign.summary import provenance, summarize, verdict_of
+from fa3verify.campaign.tasks import Outcome, Task
+from fa3verify.files import write_text
+from fa3verify.inputs.captures import Capture, list_captures
+from fa3verify.judging import gate
+from fa3verify.operations import FORWARD
+from fa3verify.text import one_line, plural
+
+PARTIAL = ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for."""
+
+    kernels: tuple[str, ...]
+    profile: ProfileName
+    seed: int
+    out: Path
+    baseline: Path | None = None
+    update_baseline: Path | None = None
+    workers: int = 0
+    scheduler: str | None = None
+    studies: bool = True
+    command: str | None = None  # as the summary names it; this process's command line by default
+    task_limit_s: float | None = None  # the profile's by default
+    activations: Path | None = None  # npz files of the user's own model, or one of them
+    memory_bytes: int | None = None  # of each worker; by default an equal share of the machine's, at least 8 GiB
+    shard: shards.Number | None = None  # which part to run; all by default
+    only: Only = Only()  # noqa: RUF009 (immutable)
+    is_fail_fast: bool = False  # whether the first finding ends the campaign
+    began_s: float | None = (
+        None  # when the command began, by the monotonic clock; when its tasks are planned by default
+    )
+
+    @property
+    def journal(self) -> Path:
+        """Where results wait for the end; shards that write into one folder have each their own."""
+        return self.out / (PARTIAL if self.shard is None else f"{PARTIAL}-{self.shard.number}-of-{self.shard.count}")
+
+
+class Baselines(NamedTuple):
+    """What a campaign is compared with, and what the file to be updated holds; None for what there is not."""
+
+    compared: gate.Baseline | None
+    updated: gate.Baseline | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a campaign or a shard of it ran: on which kernels and activations, with what outcomes, when and where."""
+
+    kernels: list[Introduction]
+    captures: tuple[Capture, ...]
+    outcomes: list[Outcome]
+    started: str
+    wall_s: float
+    provenance: dict[str, Any]
+    interrupted_by: int | None = None  # number of a signal
+
+
+class Interrupted(KeyboardInterrupt):
+    """A campaign that was interrupted, all of whose processes have ended; the message says what is kept.
+
+    ``summary`` is what it reported of what it had found, None where it had nothing to report.
+    """
+
+    def __init__(self, number: int, message: str, summary: dict[str, Any] | None = None) -> None:
+        super().__init__(number, message)
+        self.number = number
+        self.message = message
+        self.summary = summary
+
+
+def prepare_output(out: Path) -> None:
+    """Create the output directory; ValueError if nothing can be written there."""
+    try:
+        write_text(out / ".writable", "")
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise ValueError(f"output directory {out} cannot be written: {error.strerror}") from None
+
+
+def study_tasks(kernels: list[Introduction], settings: Settings) -> list[Task]:
+    """Return the studies' units as tasks, with those about the kernels under judgement."""
+    from fa3verify.studies import STUDIES
+
+    asked = [k.name for k in kernels if k.operation == FORWARD and k.dtype == "e4m3" and not k.failed]
+    tasks = []
+    for study in STUDIES:
+        units = [(unit, True) for unit in study.units(settings.profile, settings.seed)]
+        for name in asked:
+            own = study.of_kernel(name, settings.profile, settings.seed)
+            units += [(unit, name.startswith("twin.")) for unit in own]
+        for unit, durable in units:
+            tasks.append(Task(f"study {study.name}", f"study: {study.name}", unit.run, dict(unit.kwargs), durable))
+    return tasks
+
+
+def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the studies' datasets by name, those that ``--fail-fast`` left unfinished apart, and a failure for every
+    lost unit."""
+    from fa3verify.studies import STUDIES
+
+    datasets, failures = {}, []
+    for study in STUDIES:
+        mine = [o for o in outcomes if o.task.kind == f"study {study.name}"]
+        lost = [o for o in mine if o.error]
+        failures += [finding("-", f"study {study.name}", o.error or "", crashed=True) for o in lost]
+        if len(lost) < len(mine) and not any(o.skipped for o in mine):
+            datasets[study.name] = study.assemble([o.value for o in mine if not o.error])
+    return datasets, failures
+
+
+def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> dict[str, Any]:
+    """Run a campaign and write everything below ``settings.out``.
+
+    Parameters
+    ----------
+    progress : callable
+        Called with (number of tasks, None) at the start and (number of tasks, outcome) after each.
+
+    Returns
+    -------
+    dict
+        The summary, as written to ``summary.json``.
+
+    Raises
+    ------
+    ValueError
+        For an unknown kernel, a bad baseline, a damaged or foreign file of activations, or an unwritable output
+        directory.
+    Interrupted
+        A KeyboardInterrupt, after the workers have ended and the report of what was found is written; finished tasks of
+        the twins stay in the journal and are not run again next time.
+    """
+    baselines = _baselines(settings)
+    ran = carry_out(settings, progress)
+    if ran.interrupted_by is None:
+        try:
+            return conclude(ran, settings, baselines)
+        except KeyboardInterrupt as stop:
+            number = stop.args[0] if stop.args else signal.SIGINT
+            raise Interrupted(number, f"its report is not whole; {_told_kept(settings)}") from None
+    summary = conclude(ran, settings, Baselines(baselines.compared, None))
+    report = f"{settings.out / 'report.html'} has what was found so far"
+    raise Interrupted(ran.interrupted_by, f"{report}; {_told_kept(settings)}", summary)
+
+
+def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> dict[str, Any]:
+    """Run one shard and write it below ``settings.out``.
+
+    Returns
+    -------
+    dict
+        ``shard`` in words, ``file``, number of ``tasks``, ``failures`` as in a summary, and ``exit_code``:
+        1 with a failure, 0 without, which is no pass. What depends on other shards is not judged here: the baseline,
+        whether enough was tried, and what the adversary found.
+
+    Raises
+    ------
+    ValueError
+        As for :func:`run`.
+    Interrupted
+        Without a shard, which is whole or not there.
+    """
+    assert settings.shard is not None
+    ran, stamp, shard = carry_out(settings, progress), campaign.source_stamp(), settings.shard
+    if ran.interrupted_by is not None:
+        raise Interrupted(ran.interrupted_by, f"{shard} is not written; {_told_kept(settings)}")
+    asked = {"kernels": list(settings.kernels), "profile": settings.profile, "seed": settings.seed}
+    asked |= {"studies": settings.studies, "sources": stamp}
+    captures, outcomes = tuple(capture.to_json() for capture in ran.captures), shards.kept(ran.outcomes, stamp)
+    facts = (asked, tuple(ran.kernels), captures, outcomes, ran.started, ran.wall_s, ran.provenance)
+    path = shards.write(shards.Part(shard.number, shard.count, *facts), settings.out)
+    _remove_journal(settings)
+    failures = summarize(ran.kernels, ran.outcomes, None, profile=settings.profile, seed=settings.seed)["failures"]
+    failures += [
+        finding("-", outcome.task.label, outcome.error, crashed=True)
+        for outcome in ran.outcomes
+        if outcome.error and outcome.task.kind not in ("law", "family")
+    ]
+    found = {"shard": str(shard), "file": path.name, "tasks": len(ran.outcomes)}
+    return found | {"failures": failures, "exit_code": 1 if failures else 0}
+
+
+def merge(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
+    """Conclude from the shards of a campaign as :func:`run` does; nothing is run.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``out`` and the baselines; what the campaign was asked for is what the shards say.
+
+    Returns
+    -------
+    dict
+        The summary. Its data are those of one process, but for a kernel that lost so many workers that it got no more.
+
+    Raises
+    ------
+    ValueError
+        As :func:`fa3verify.campaign.shards.read_all`, for shards that other sources ran, a bad baseline, or an
+        unwritable output directory.
+    """
+    parts = shards.read_all(folders)
+    asked, stamp = dict(parts[0].asked), campaign.source_stamp()
+    if asked.pop("sources", None) != stamp:
+        version = parts[0].provenance.get("version")
+        raise ValueError(f"these sources of fa3verify did not run the shards: merge with those that did, of {version}")
+    try:
+        settings = replace(settings, **asked | {"kernels": tuple(asked["kernels"])})
+        captures = tuple(Capture.from_json(capture) for capture in parts[0].captures)
+        tasks = _tasks(list(parts[0].kernels), captures, settings)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a shard is damaged: {type(error).__name__}: {error}") from None
+    baselines = _baselines(settings)
+    outcomes = shards.outcomes_of(parts, tasks, stamp)
+    prepare_output(settings.out)
+    began, longest_s = min(part.started for part in parts), max(part.wall_s for part in parts)
+    ran = Ran(list(parts[0].kernels), captures, outcomes, began, longest_s, parts[0].provenance)
+    return conclude(ran, settings, baselines)
+
+
+def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> Ran:
+    """Run the tasks of a campaign, or of one shard of it, as :func:`run` says."""
+    started = datetime.now(UTC)
+    clock = settings.began_s or time.monotonic()
+    interrupted_by = None
+    captures = list_captures(settings.activations) if settings.activations else ()
+    executor = make_executor(settings)
+    try:
+        introduced = introduce_all(settings.kernels, settings.profile, executor, captures)
+        kernels = [settings.only.of(kernel) for kernel in introduced]
+        prepare_output(settings.out)
+        tasks = _tasks(kernels, captures, settings)
+        mine = shards.dealt(tasks, settings.shard) if settings.shard else tasks
+        threading.Thread(target=_import_report, daemon=True).start()
+        try:
+            outcomes = _execute(mine, settings, executor, progress)
+        except campaign.Interrupted as stop:
+            interrupted_by = stop.number
+            outcomes = stop.outcomes
+            kernels = [replace(kernel, narrowed=_told_interrupted(outcomes)) for kernel in kernels]
+    except BaseException:
+        executor.shutdown(cancel_futures=True)
+        raise
+    # Nothing that a kernel has begun is left when the reports are written.
+    executor.shutdown(cancel_futures=any(outcome.skipped for outcome in outcomes))
+    began = started.isoformat(timespec="seconds")
+    facts = provenance(settings.seed)
+    return Ran(kernels, captures, outcomes, began, time.monotonic() - clock, facts, interrupted_by)
+
+
+def _told_interrupted(outcomes: list[Outcome]) -> str:
+    ended = sum(not outcome.skipped for outcome in outcomes)
+    return f"interrupted when {ended} of {len(outcomes)} tasks had ended"
+
+
+def _told_kept(settings: Settings) -> str:
+    """What the same command goes on from, in words."""
+    kept = len(list(settings.journal.glob("*.json")))
+    if not kept:
+        return "no finished task is kept, and the same command begins anew"
+    own = all(name.startswith("twin.") for name in settings.kernels)
+    rest = "" if own else "; kernels other than the twins begin anew"
+    return f"the same command goes on from {plural(kept, 'finished task')} of twins and studies{rest}"
+
+
+def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> dict[str, Any]:
+    """Judge what ran and write everything below ``settings.out``; returns the summary."""
+    clock = time.monotonic() - ran.wall_s
+    is_stopped = settings.is_fail_fast and any(map(campaign.is_finding, ran.outcomes))
+    compared = None if is_stopped else baselines.compared  # a family that ended early has the figures of fewer cases
+    summary = summarize(ran.kernels, ran.outcomes, compared, profile=settings.profile, seed=settings.seed)
+    studies, lost = assemble_studies(ran.outcomes) if settings.studies else ({}, [])
+    if lost := [*lost, *adversary.write(ran.outcomes, settings.out)]:
+        summary |= verdict_of(summary["kernels"], [*summary["failures"], *lost])
+    if ran.interrupted_by is not None:
+        summary["exit_code"] = 128 + ran.interrupted_by
+    replay_files.write_all(summary, settings.out)
+    command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
+    summary |= {"command": one_line(command, 10**4), "started": ran.started, "provenance": ran.provenance}
+    summary |= {"wall_s": round(time.monotonic() - clock, 1)}
+    summary |= {"cpu_s": campaign.cpu_seconds(ran.outcomes)}
+    if settings.update_baseline:
+        body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
+        write_text(settings.update_baseline, body.with_kernels_of(baselines.updated).text())
+    atlas.write(settings.out / atlas.FILE, atlas.of(summary))
+    _write_report(settings.out, summary, studies)
+    if ran.interrupted_by is None:
+        _remove_journal(settings)
+    return summary
+
+
+def _baselines(settings: Settings) -> Baselines:
+    """Read the baselines of a campaign before it runs; ValueError for one of another profile or seed."""
+    if settings.only.limit is not None:  # figures of fewer cases are others
+        return Baselines(None, None)
+    compared = _stored(settings, settings.baseline)
+    if settings.baseline is None:
+        compared = gate.shipped_baseline(settings.profile, settings.seed)
+    return Baselines(compared, _stored(settings, settings.update_baseline, may_be_new=True))
+
+
+def _stored(settings: Settings, path: Path | None, *, may_be_new: bool = False) -> gate.Baseline | None:
+    """Read a baseline, None where none is asked for or a new one is written; ValueError if it is of another profile or
+    seed."""
+    if path is None or (may_be_new and not path.is_file()):
+        return None
+    baseline = gate.read_baseline(path)
+    if (baseline.profile, baseline.seed) != (settings.profile, settings.seed):
+        raise ValueError(
+            f"baseline {baseline.name} is for profile {baseline.profile} and seed {baseline.seed}, "
+            f"not {settings.profile} and {settings.seed}"
+        )
+    return baseline
+
+
+def _tasks(kernels: list[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
+    """Everything there is to run; no studies where no kernel takes a case."""
+    tasks = campaign.plan(
+        kernels, settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
+    )
+    if settings.only:
+        return tasks
+    if settings.profile in adversary.PROBLEMS:
+        tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
+    return tasks + study_tasks(kernels, settings) if tasks and settings.studies else tasks
+
+
+def _execute(
+    tasks: list[Task], settings: Settings, executor: Executor, progress: Callable[[int, Outcome | None], None]
+) -> list[Outcome]:
+    """Run the tasks with a journal that survives an interruption."""
+    progress(len(tasks), None)
+    return campaign.execute(
+        tasks,
+        executor,
+        journal=settings.journal,
+        stamp=campaign.journal_stamp(),
+        progress=lambda outcome: progress(len(tasks), outcome),
+        stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
+    )
+
+
+def _remove_journal(settings: Settings) -> None:
+    """Remove what could be resumed: the report, or the shard, exists."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(settings.journal)
+
+
+def _import_report() -> None:
+    """Import what the report needs while the workers run: it takes seconds."""
+    import_module("fa3verify.report.build")
+    import_module("h5netcdf")
+
+
+def _write_report(out: Path, summary: dict[str, Any], studies: dict[str, Any]) -> None:
+    from fa3verify.report.build import write_report
+
+    write_report(out, summary, studies)

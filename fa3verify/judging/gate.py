@@ -1,0 +1,288 @@
+"""From figures to a verdict: bits, bound, baseline with its policy, and the stored baselines.
+
+Bits (L0 in files): a GPU kernel equals its twin. Bound (L1): error / bound <= 1 everywhere, and what quantising the
+inputs did stays within its own bound. Baseline (L2): no figure of a family is worse than the stored one by more than
+the policy's margin. What was not compared never passes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fa3verify import operations
+from fa3verify.cases.coverage import COVER
+
+SCHEMA = "fa3verify.baseline/1"
+SHIPPED = Path(__file__).parent / "data" / "baselines"
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRule:
+    """How much worse one figure may get: ``limit = baseline * (1 + relative) + absolute``.
+
+    Of a figure that is ``counted``, a share of the outputs, at most 5 % and four standard deviations of the count,
+    which is less where few outputs are counted of many.
+    """
+
+    measure: str
+    relative: float
+    absolute: float
+    why: str
+    counted: bool = False
+
+    def limit(self, baseline: float, outputs: int) -> float:
+        """The largest figure that passes; ``outputs`` were judged, 0 where nobody knows."""
+        limit = baseline * (1 + self.relative) + self.absolute
+        if not self.counted or not outputs:
+            return limit
+        deviation = math.sqrt((baseline * (1 - baseline) + 1 / outputs) / outputs)
+        return min(limit, 1.05 * baseline + 4 * deviation)
+
+
+# The inputs are fixed by their seeds, so an unchanged kernel moves none of these: the margins are for a kernel that was
+# changed on purpose in ways that should not matter.
+POLICY: tuple[BaselineRule, ...] = (
+    BaselineRule("rel_rmse_seen", 0.02, 1e-9, "rounding noise of one family moves by less than 2 % under reordering"),
+    BaselineRule(
+        "rel_rmse_unrounded",
+        0.02,
+        1e-9,
+        "mostly the rounding of inputs; reordering moves it by less than 1 %",
+    ),
+    BaselineRule("abs_bias", 0.10, 2e-6, "a signed bias is a truncation or a lost term, however small"),
+    BaselineRule("lse_max_error", 0.50, 2e-6, "one element decides; fp16 lse errors are near 1e-6"),
+    BaselineRule("lse_rms_error", 0.10, 1e-8, "all elements decide; reordering moves it by less than 9 %"),
+    BaselineRule(
+        "not_bit_equal", 0.02, 0.01, "share of outputs that are not the correctly rounded truth", counted=True
+    ),
+    BaselineRule("nonfinite", 0.0, 0.0, "NaN or Inf where the truth is finite"),
+)
+_OF_EVERY_BASELINE = ("rel_rmse_seen", "abs_bias", "ratio_max", "not_bit_equal", "nonfinite")  # since the first version
+
+
+@dataclass(frozen=True, slots=True)
+class GateRow:
+    """One comparison: ``status`` is pass, fail or not compared; ``margin`` = 1 - observed / limit.
+
+    ``telling`` is the measure whose largest value in the family picks the case to replay.
+    """
+
+    layer: str
+    rule: str
+    kernel: str
+    family: str
+    observed: float | None
+    limit: float | None
+    baseline: float | None
+    status: str
+    telling: str = "ratio_max"
+
+    def to_json(self) -> dict[str, Any]:
+        margin = None
+        if self.observed is not None and self.limit:
+            margin = 1 - self.observed / self.limit
+        return {
+            "layer": self.layer,
+            "rule": self.rule,
+            "kernel": self.kernel,
+            "family": self.family,
+            "observed": self.observed,
+            "limit": self.limit,
+            "baseline": self.baseline,
+            "margin": margin,
+            "status": self.status,
+        }
+
+
+def gated_figures(kernel: dict[str, Any], measures: dict[str, Any]) -> dict[str, float]:
+    """Figures of one family of a kernel that a baseline stores; the rules of :data:`POLICY` compare most of them."""
+    side_errors = {f"{side.name}_{kind}_error" for side in _sides(kernel) for kind in ("max", "rms")}
+    return {
+        "rel_rmse_seen": measures["rel_rmse_seen"],
+        "rel_rmse_unrounded": measures["rel_rmse_unrounded"],
+        "abs_bias": abs(measures["bias"]),
+        "ratio_max": measures["ratio_max"],
+        **{name: x for name in sorted(side_errors) if (x := measures.get(name)) is not None},
+        "not_bit_equal": 1.0 - measures["bit_equal"],
+        "nonfinite": measures["nonfinite"],
+    }
+
+
+def _sides(kernel: dict[str, Any]) -> tuple[operations.Output, ...]:
+    """Outputs of a kernel's operation beside the main ones."""
+    return operations.find(kernel.get("operation", operations.FORWARD)).sides
+
+
+def _stored_families(kernel: dict[str, Any]) -> list[dict[str, Any]]:
+    """Families that baselines hold: not the covering array, whose cases are no fixed set."""
+    return [family for family in kernel["families"] if family["family"] != COVER]
+
+
+def failed_parts(rows: list[GateRow]) -> set[str]:
+    """Return the parts of the verdict that rows fail."""
+    return {row.layer for row in rows if row.status == "fail"}
+
+
+def bit_rows(kernel: dict[str, Any]) -> list[GateRow]:
+    """Bits of every family of a kernel that has a twin."""
+    return [
+        GateRow(
+            "L0",
+            "bits that differ from the twin",
+            kernel["name"],
+            f["family"],
+            n,
+            0.0,
+            None,
+            "fail" if n else "pass",
+            "bits_differing",
+        )
+        for f in kernel["families"]
+        if (n := f.get("bits_differing")) is not None
+    ]
+
+
+def bound_rows(kernel: dict[str, Any]) -> list[GateRow]:
+    """Bound of every family of one kernel."""
+    rows = []
+    rules = [
+        ("error / bound", "ratio_max"),
+        *((f"{side.name.replace('_', ' ')} error / bound", f"ratio_{side.name}_max") for side in _sides(kernel)),
+        ("non-finite outputs", "nonfinite"),
+    ]
+    if all("outside" in family for family in kernel["families"]):
+        rules.append(("outside the stated order, assuming the tensor-core model", "outside"))
+    if any(family.get("quantisation_bound_ratio") is not None for family in kernel["families"]):
+        rules.append(("quantisation error / its own bound", "quantisation_bound_ratio"))
+    for family in kernel["families"]:
+        for rule, key in rules:
+            observed = family.get(key)
+            limit = 0.0 if key in ("nonfinite", "outside") else 1.0
+            status = "not compared" if observed is None else ("pass" if observed <= limit else "fail")
+            rows.append(GateRow("L1", rule, kernel["name"], family["family"], observed, limit, None, status, key))
+    return rows
+
+
+def baseline_rows(kernel: dict[str, Any], baseline: Baseline | None) -> list[GateRow]:
+    """Baseline of every family of one kernel."""
+    name = kernel["name"]
+    if baseline is None:
+        return [GateRow("L2", "drift", name, "all: no baseline", None, None, None, "not compared")]
+    rows = []
+    for family in _stored_families(kernel):
+        stored = baseline.figures(name, family["family"])
+        if stored is None:
+            rows.append(GateRow("L2", "drift", name, family["family"], None, None, None, "not compared"))
+            continue
+        figures = gated_figures(kernel, family)
+        for rule in POLICY:
+            observed, reference = figures.get(rule.measure), stored.get(rule.measure)
+            if observed is None:
+                continue
+            telling = rule.measure if rule.measure in family else "ratio_max"
+            limit, status = None, "not compared"
+            if reference is not None:
+                limit = rule.limit(reference, family.get("outputs", 0))
+                status = "pass" if observed <= limit and math.isfinite(observed) else "fail"
+            row = GateRow("L2", rule.measure, name, family["family"], observed, limit, reference, status, telling)
+            rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Stored figures: ``kernels[name][family][measure]``, valid for one profile and seed."""
+
+    profile: str
+    seed: int
+    kernels: dict[str, dict[str, dict[str, float]]]
+    sha256: str = ""
+    name: str = ""
+
+    def figures(self, kernel: str, family: str) -> dict[str, float] | None:
+        """Figures of one family; a twin with a planted fault is compared with the twin it claims to be."""
+        stored = self.kernels.get(kernel) or self.kernels.get(kernel.partition("+")[0], {})
+        return stored.get(family)
+
+    def with_kernels_of(self, other: Baseline | None) -> Baseline:
+        """Return this baseline with the kernels of another one that it lacks."""
+        return replace(self, kernels={**other.kernels, **self.kernels}) if other else self
+
+    def text(self) -> str:
+        """Canonical text, one figure per line so that a diff can be reviewed."""
+        body = {"schema": SCHEMA, "profile": self.profile, "seed": self.seed, "kernels": self.kernels}
+        return json.dumps(body, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def of(cls, profile: str, seed: int, kernels: list[dict[str, Any]]) -> Baseline:
+        """Collect a baseline from a campaign's kernels.
+
+        An infinite figure is left out: the error against unrounded inputs where rounding leaves nothing but zeros.
+        """
+        stored = {
+            k["name"]: {
+                f["family"]: {
+                    name: float(f"{value:.6g}")
+                    for name, value in gated_figures(k, f).items()
+                    if math.isfinite(value) or name in _OF_EVERY_BASELINE
+                }
+                for f in _stored_families(k)
+            }
+            for k in kernels
+        }
+        return cls(profile, seed, stored)
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Baseline:
+        """Read a baseline; ValueError names what is wrong with a damaged or foreign file."""
+        try:
+            body = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name} is not a baseline: {error}") from None
+        if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+            found = body.get("schema") if isinstance(body, dict) else type(body).__name__
+            raise ValueError(f"{name} is not a baseline: expected schema {SCHEMA!r}, got {found!r}")
+        try:
+            kernels = {
+                kernel: {
+                    family: {m: float(figures[m]) for m in {*_OF_EVERY_BASELINE, *figures}}
+                    for family, figures in families.items()
+                }
+                for kernel, families in body["kernels"].items()
+            }
+            return cls(
+                str(body["profile"]), int(body["seed"]), kernels, hashlib.sha256(text.encode()).hexdigest(), name
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{name} is a damaged baseline: {type(error).__name__}: {error}") from None
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline file."""
+    try:
+        return Baseline.parse(path.read_text(encoding="utf-8"), path.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"baseline {path} cannot be read: {error}") from None
+
+
+def shipped_baseline(profile: str, seed: int) -> Baseline | None:
+    """Return the baseline that ships for a profile and seed, if there is one."""
+    path = SHIPPED / f"{profile}.json"
+    if not path.exists():
+        return None
+    baseline = read_baseline(path)
+    return baseline if baseline.seed == seed else None
+
+
+def layer_status(rows: list[GateRow], layer: str) -> str:
+    """Summarise a layer: fail beats pass beats not compared."""
+    statuses = {row.status for row in rows if row.layer == layer}
+    for status in ("fail", "pass"):
+        if status in statuses:
+            return status
+    return "not compared"

@@ -1,0 +1,112 @@
+"""What the bound assumes of a kernel that states no order: its sums, and hypotheses about the whole kernel.
+
+Hypotheses exclude each other: P is summed before it is rounded, or after. A kernel is judged under each, and passes if
+one of them holds in every case and every property of its campaign; no element and no case may choose for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from fa3verify import operations
+from fa3verify.kernels.record import Accumulator, Candidate
+from fa3verify.operations import Operation
+
+_HOPPER = (9, 0)  # compute capability of the tensor core whose sums were measured
+_ADA = (8, 9)  # its e4m3 products are said to keep as few bits (MMA-Sim); nothing of it was measured here
+_WORDS: dict[Accumulator, str] = {
+    "fp32": "sums in binary32",
+    "wgmma": "sums of Hopper's tensor core",
+    "either": "sums of Hopper's tensor core or in binary32",
+}
+
+
+class Sums(NamedTuple):
+    """Whose sums the bound of any order assumes, and who says so."""
+
+    accumulator: Accumulator
+    source: str
+
+    def __str__(self) -> str:
+        return f"{_WORDS[self.accumulator]} ({self.source})"
+
+
+def sums_of(candidate: Candidate) -> Sums:
+    """Return which sums are assumed of a kernel that states no order: those that it declares, or of its device.
+
+    On a Hopper GPU a kernel may multiply with the tensor core or without, and on other GPUs Hopper's stands for their
+    own, which was not measured. An e4m3 kernel on a GPU without products of e4m3, or with sharper ones than Hopper's,
+    is held to binary32, as every kernel on a CPU is.
+    """
+    if candidate.accumulator is not None:
+        return Sums(candidate.accumulator, "declared")
+    if not candidate.device.startswith("cuda"):
+        return Sums("fp32", f"device: {candidate.device.upper() if candidate.device == 'cpu' else candidate.device}")
+    from fa3verify.kernels.adapters.tensors import gpu_of
+
+    found = gpu_of(candidate.device)
+    if found is None:
+        return Sums("either", f"device: {candidate.device}, which is not here")
+    if found.capability == _HOPPER:
+        return Sums("either", f"device: {found.name}")
+    is_sharp = candidate.dtype == "e4m3" and found.capability != _ADA
+    return Sums("fp32" if is_sharp else "either", f"device: {found.name}, whose own were not measured")
+
+
+def assumed(candidate: Candidate, config: Any) -> Any:
+    """Return what the bound of a kernel in a configuration assumes: the order that it states, else the first
+    hypothesis of its operation, if that has any.
+    """
+    accumulator = None if candidate.order is not None else sums_of(candidate).accumulator
+    return operations.find(candidate.operation).assumed(candidate, config, accumulator)
+
+
+@dataclass(frozen=True, slots=True)
+class _Assumed:
+    """The order of operations that one hypothesis says; a record so that it can travel to worker processes."""
+
+    operation: str
+    accumulator: Accumulator
+    hypothesis: str
+
+    def __call__(self, config: Any) -> Any:
+        found = operations.find(self.operation).hypotheses(config, self.accumulator)
+        return found.get(self.hypothesis) or next(iter(found.values()))  # a configuration may leave less to choose
+
+
+def under(candidate: Candidate) -> dict[str, Candidate]:
+    """Return a kernel under each hypothesis by name, as if it stated that order; none of one that states its own."""
+    if candidate.order is not None:
+        return {}
+    names = operations.find(candidate.operation).hypothesis_names(candidate)
+    if not names:
+        return {}
+    accumulator = sums_of(candidate).accumulator
+    return {
+        name: replace(candidate, order=_Assumed(candidate.operation, accumulator, name), accumulator=None)
+        for name in names
+    }
+
+
+def strain(operation: Operation, measures: Mapping[str, Any]) -> float:
+    """Return how far a case goes towards a bound: its largest error / bound, above 1 where it leaves it."""
+    ratios = [measures["ratio_max"], *(measures.get(f"ratio_{side.name}_max") or 0.0 for side in operation.sides)]
+    return math.inf if measures["nonfinite"] else max(ratios)
+
+
+def assumption(sums: Sums | str, hypothesis: str) -> str:
+    """Return in words what the bound of a kernel that states no order assumed."""
+    return f"assumed: any order, {sums}, {hypothesis}"
+
+
+def holding(ratios: Mapping[str, float]) -> str:
+    """Return in words which hypotheses a case leaves, of the largest error / bound under each.
+
+    >>> holding({"row sum of P": 0.4, "row sum of rounded P": 2.4}), holding({})
+    ('row sum of P', '')
+    """
+    kept = [name for name, ratio in ratios.items() if ratio <= 1]
+    return ", ".join(kept) or ("no hypothesis" if ratios else "")

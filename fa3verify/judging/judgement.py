@@ -1,0 +1,128 @@
+"""Judge one case: run the kernel, compare with float64, divide by the bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify import operations
+from fa3verify.cases.case import Case
+from fa3verify.judging import hypotheses, metrics
+from fa3verify.kernels import calls, registry
+from fa3verify.kernels.policy import freed
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations import Outputs
+from fa3verify.operations.operation import Arrays
+
+_STATED = ""  # the hypothesis of a kernel that states its order
+Enclosure = Mapping[str, tuple[np.ndarray, np.ndarray]]
+Exact = Mapping[str, NDArray[np.float64]]  # truths and bounds by name of output
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Everything known about one run; outputs, truths and bound are arrays by name of output, such as "out" and "lse".
+
+    Parameters
+    ----------
+    case : Case
+        What was run; :func:`fa3verify.judge` of it gives the same figures again.
+    inputs : tuple of float64 arrays
+        The arrays q, k and v, and what else the operation takes, before rounding or quantisation.
+    operands : Operands
+        What the kernel saw.
+    outputs : mapping of str to array
+        What the kernel returned, in its own formats.
+    seen : mapping of str to float64 array
+        The truth for the operands the kernel saw.
+    unrounded : mapping of str to float64 array, optional
+        The truth for ``inputs``; None when it was not asked for.
+    bound : mapping of str to float64 array
+        Largest |outputs - seen| of a sound kernel, element by element; inf where nothing is promised.
+    measures : dict of str to float
+        Figures of :mod:`fa3verify.judging.metrics` by name; ``ratio_max`` is the largest error / bound. A NaN that
+        should be none counts as an infinite error.
+    hypotheses : mapping of str to dict of str to float
+        Of a kernel that states no order those figures by hypothesis (:mod:`fa3verify.judging.hypotheses`), else empty;
+        ``bound`` and ``measures`` are of the one that the case speaks least against.
+    """
+
+    case: Case
+    inputs: Arrays
+    operands: Operands
+    outputs: Outputs
+    seen: Exact
+    unrounded: Exact | None
+    bound: Exact
+    measures: dict[str, float]
+    hypotheses: Mapping[str, dict[str, float]] = field(default_factory=dict)
+
+
+def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgement:
+    """Run and measure one case.
+
+    Parameters
+    ----------
+    unrounded : bool
+        Also compare with the truth of the inputs before rounding, as the FlashAttention-3 paper does.
+
+    Raises
+    ------
+    ValueError
+        If the candidate takes no such case.
+    fa3verify.kernels.calls.CandidateError
+        If it raises, changes its operands, or returns what it does not declare.
+    """
+    operation, problem = operations.find(candidate.operation), case.problem
+    candidate.check_descales(case)
+    arrays, prepared = case.draw()
+    operands = prepared.operands
+    config = candidate.config_for(problem, case.changes)
+    exact, sides = operands.dequantized(problem), hypotheses.under(candidate)
+
+    def references(got: Outputs) -> tuple[Outputs, Outputs | None, dict[str, Outputs]]:
+        seen = operation.truth(problem, exact, config, got)
+        original = operation.truth(problem, arrays, config, got) if unrounded else None
+        bounds = {}
+        for name, side in (sides or {_STATED: candidate}).items():
+            bound = operation.bound(problem, operands, hypotheses.assumed(side, config), got)
+            bounds[name] = freed(candidate.policy, problem, bound, math.inf)
+        return seen, original, bounds
+
+    before = None if operation.judges_choices else references({})  # what the kernel does can then not reach them
+    enclosure = {} if sides else _enclosure(candidate, problem, operands, hypotheses.assumed(candidate, config))
+    got = calls.run(candidate, problem, operands, config)
+    seen, original, bounds = before or references(got)
+    beside = metrics.enclosed(got, seen, enclosure)
+    if candidate.twin is not None:
+        expected = calls.run(registry.find(candidate.twin), problem, operands, config)
+        beside["bits_differing"] = metrics.bits_differing(got, expected)
+    found = {
+        name: metrics.figures(operation, got, seen, original, bound, config) | beside for name, bound in bounds.items()
+    }
+    least = min(found, key=lambda name: hypotheses.strain(operation, found[name]))
+    under = found if sides else {}
+    return Judgement(case, arrays, operands, got, seen, original, bounds[least], found[least], under)
+
+
+def _enclosure(candidate: Candidate, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:
+    """Ranges that the stated order of operations leaves the outputs, by name; everything where the policy is free."""
+    ranges = operations.find(candidate.operation).enclosure(problem, operands, assumed)
+    low, high = ({name: ends[i] for name, ends in ranges.items()} for i in (0, 1))
+    low, high = freed(candidate.policy, problem, low, -math.inf), freed(candidate.policy, problem, high, math.inf)
+    return {name: (low[name], high[name]) for name in ranges}
+
+
+def passes(candidate: Candidate, measures: dict[str, float]) -> bool:
+    """Whether one judged case passes: no bit differs from the twin and no value is outside its enclosure, where there
+    is one, and no element leaves its bound.
+    """
+    operation = operations.find(candidate.operation)
+    wrong = ("bits_differing", "outside")
+    return hypotheses.strain(operation, measures) <= 1 and not any(measures.get(name, 0) for name in wrong)

@@ -1,0 +1,177 @@
+"""Where the errors of a forward kernel lie, small enough to be kept: by query, visible keys and channel, and the worst.
+
+Everything is in units of the bound, so that 1 is the limit. A profile has the largest error / bound of each bin, over
+all judged cases, and its mean square. Of the case with the largest one the worst head is drawn, query by channel; where
+an error leaves its bound, ``toward`` says to which keys the errors point: the error of a kernel that lost a key points
+away from that key's value, the error of one that counts a key too much points towards it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.cases.tried import spans
+from fa3verify.operations.ratios import error_over_bound
+
+AXES = ("query", "keys", "channel")
+QUERY_ROWS = 8  # of one bin
+HALF_OCTAVES = 24  # bins of the histogram below 1
+LEVELS = (0.25, 0.5, 1.0, 4.0, 64.0)  # upper ends of the classes of a drawn cell; the last class has none
+_CELLS = 96  # drawn cells along an axis at most
+_BINS = HALF_OCTAVES + 17
+
+
+def of_case(
+    problem: AttentionProblem, out: np.ndarray, truth: np.ndarray, bound: np.ndarray, v: np.ndarray
+) -> dict[str, Any]:
+    """Return the sketch of one case, in JSON.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+    out, truth, bound : array of the problem's out_shape
+    v : float64 array of the problem's v_shape
+        As the kernel saw it.
+    """
+    ratio = np.where(np.isfinite(truth) & np.isfinite(bound), error_over_bound(out, truth, bound), 0.0)
+    per_row, per_channel = [], []
+    for seq in problem.sequences():
+        rows = problem.rows_q(ratio, seq)
+        if rows.size:
+            first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
+            per_row.append((np.arange(seq.seqlen_q), np.maximum(stop - first, 0), rows.reshape(len(rows), -1)))
+            per_channel.append(rows.reshape(-1, rows.shape[-1]))
+    if not per_row:
+        return {"histogram": [0] * _BINS, **{axis: [] for axis in AXES}, "worst": None}
+    queries = np.concatenate([each[0] for each in per_row])
+    keys = np.concatenate([each[1] for each in per_row])
+    of_row = np.concatenate([each[2] for each in per_row])
+    octaves = np.where(keys > 0, 1 + np.floor(2 * np.log2(np.maximum(keys, 1))), 0).astype(int)
+    channels = np.concatenate(per_channel).T
+    return {
+        "histogram": np.bincount(_half_octave(of_row.ravel()), minlength=_BINS).tolist(),
+        "query": _profile(queries // QUERY_ROWS, of_row),
+        "keys": _profile(octaves, of_row),
+        "channel": _profile(np.arange(len(channels)), channels),
+        "worst": _worst(problem, ratio, out.astype(np.float64) - truth, truth, v),
+    }
+
+
+def _half_octave(ratio: np.ndarray) -> np.ndarray:
+    """Bin of the histogram: the one numbered :data:`HALF_OCTAVES` ends at 1."""
+    with np.errstate(divide="ignore"):
+        at = np.ceil(2 * np.log2(ratio)) + HALF_OCTAVES
+    return np.clip(np.nan_to_num(at, nan=0.0, posinf=_BINS, neginf=0.0), 0, _BINS - 1).astype(int)
+
+
+def _profile(bins: np.ndarray, ratio: np.ndarray) -> list[list[float]]:
+    """Largest ratio, sum of squares of the finite ones and their number, of every bin."""
+    size = int(bins.max()) + 1
+    finite = np.isfinite(ratio)
+    worst = np.zeros(size)
+    np.maximum.at(worst, bins, ratio.max(axis=1))
+    squares = np.bincount(bins, np.square(np.where(finite, ratio, 0.0)).sum(axis=1), size)
+    count = np.bincount(bins, finite.sum(axis=1), size)
+    return [[_short(a), _short(b), float(c)] for a, b, c in zip(worst, squares, count, strict=True)]
+
+
+def _short(x: float) -> float:
+    return float(f"{x:.3g}")
+
+
+def _worst(
+    problem: AttentionProblem, ratio: np.ndarray, error: np.ndarray, truth: np.ndarray, v: np.ndarray
+) -> dict[str, Any]:
+    """The head of the largest ratio, query by channel, and in words which heads, rows and channels leave the bound."""
+    found = [(seq, head) for seq in problem.sequences() for head in range(problem.nheads) if seq.seqlen_q]
+    largest = [float(problem.rows_q(ratio, seq)[:, head].max()) for seq, head in found]
+    at = int(np.argmax(largest))
+    seq, head = found[at]
+    cells = problem.rows_q(ratio, seq)[:, head]
+    wrong = cells > 1
+    query, channel = np.unravel_index(int(np.argmax(cells)), cells.shape)
+    heads = [f"{s.index}.{h}" if problem.batch > 1 else str(h) for s, h in found]
+    kept = {"sequence": seq.index, "head": head, "query": int(query), "channel": int(channel), "ratio": largest[at]}
+    kept |= {"rows": cells.shape[0], "channels": cells.shape[1], "map": _map(cells)}
+    kept |= {"heads": heads[:64], "largest": [_short(x) for x in largest[:64]]}
+    kept["wrong"] = {
+        "heads": [heads[i] for i, x in enumerate(largest) if x > 1],
+        "rows": spans(np.flatnonzero(wrong.any(axis=1)).tolist()),
+        "channels": spans(np.flatnonzero(wrong.any(axis=0)).tolist()),
+        "values": int(wrong.sum()),
+    }
+    errors = np.where(wrong.any(axis=1, keepdims=True), problem.rows_q(error, seq)[:, head], np.nan)
+    values = problem.rows_k(v, seq)[:, head // problem.group]
+    exact = problem.rows_q(truth, seq)[:, head]
+    kept["toward"] = _toward(errors, exact, values) if np.isfinite(errors).all(axis=1).any() else None
+    return kept
+
+
+def _map(cells: np.ndarray) -> list[str]:
+    """Classes of :data:`LEVELS` as digits, a text a row; the largest of neighbours where there are too many cells."""
+    steps = [max(1, -(-n // _CELLS)) for n in cells.shape]
+    for axis, step in enumerate(steps):
+        cells = np.maximum.reduceat(cells, np.arange(0, cells.shape[axis], step), axis=axis)
+    classes = np.searchsorted(LEVELS, cells)
+    return ["".join(map(str, row)) for row in classes]
+
+
+def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> dict[str, Any]:
+    """How far errors point to each key's value, in standard deviations of what noise does: by key, and by its distance
+    from the diagonal that ends at the last query and the last key."""
+    rows = np.flatnonzero(np.isfinite(errors).all(axis=1) & np.isfinite(exact).all(axis=1))
+    e, o, (nq, nk) = errors[rows], exact[rows], (len(errors), len(values))
+    if not nk or not len(rows):
+        return {"keys": [], "offsets": [], "first": 0}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        dots = e @ values.T - (e * o).sum(1, keepdims=True)
+        far = np.square(values).sum(1) - 2 * o @ values.T + np.square(o).sum(1, keepdims=True)
+        cosine = dots / np.sqrt(np.maximum(far, 0) * np.square(e).sum(1, keepdims=True))
+    cosine = np.where(np.isfinite(cosine), np.clip(cosine, -1, 1), 0.0)
+    width = math.sqrt(values.shape[1])
+    offsets = np.arange(nk)[None] - (rows[:, None] + nk - nq)
+    first = int(offsets.min())
+    places = (offsets - first).ravel()
+    by_offset = np.bincount(places, cosine.ravel()) / np.sqrt(np.maximum(np.bincount(places), 1))
+    by_key = cosine.sum(0) / math.sqrt(len(rows))
+    return {
+        "keys": [_short(x) for x in by_key * width],
+        "offsets": [_short(x) for x in by_offset * width],
+        "first": first,
+    }
+
+
+def merged(sketches: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """Return one sketch of many cases, each with its words; None of none."""
+    total: dict[str, Any] = {"histogram": [0] * _BINS, **{axis: [] for axis in AXES}, "worst": None}
+    count = 0
+    for words, each in sketches:
+        count += 1
+        total["histogram"] = [a + b for a, b in zip(total["histogram"], each["histogram"], strict=True)]
+        for axis in AXES:
+            _add(total[axis], each[axis])
+        worst = each["worst"]
+        if worst and (total["worst"] is None or worst["ratio"] > total["worst"]["ratio"]):
+            total["worst"] = {**worst, "case": words}
+    return {**total, "cases": count} if count else None
+
+
+def _add(total: list[list[float]], profile: list[list[float]]) -> None:
+    """Add a profile to another one."""
+    total += [[0.0, 0.0, 0.0] for _ in range(len(profile) - len(total))]
+    for into, (worst, squares, count) in zip(total, profile, strict=False):
+        into[:] = max(into[0], worst), _short(into[1] + squares), into[2] + count
+
+
+def with_one_worst(records: list[dict[str, Any]]) -> None:
+    """Keep the drawn head of the worst of judged cases alone."""
+    drawn = [record["sketch"] for record in records if record.get("sketch") and record["sketch"]["worst"]]
+    most = max(drawn, key=lambda sketch: sketch["worst"]["ratio"], default=None)
+    for sketch in drawn:
+        if sketch is not most:
+            sketch["worst"] = None

@@ -1,0 +1,120 @@
+"""One run of a kernel: on operands of its own, checked afterwards, with outputs that nobody else holds.
+
+A kernel gets copies that are read-only, and the harness keeps the originals: no kernel can change what it is judged
+against, and one that changes its copies is found. What it returns is copied, because a kernel that returns the same
+buffer twice would turn every comparison of two runs into one of a run with itself.
+"""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3verify import operations
+from fa3verify.kernels import watch
+from fa3verify.kernels.record import Candidate
+from fa3verify.text import of_error, of_traceback
+
+
+class CandidateError(Exception):
+    """A kernel raised, changed its operands, or returned what it does not declare; the message is one line."""
+
+    @property
+    def traceback(self) -> dict[str, str] | None:
+        """That of what the kernel raised, as :func:`fa3verify.text.of_traceback`; None where it raised nothing."""
+        cause = self.__cause__
+        return None if cause is None or isinstance(cause, operations.WrongOutput) else of_traceback(cause)
+
+
+class Refused(CandidateError):
+    """A kernel raised ValueError: it may not support what was asked."""
+
+
+def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
+    """Run a kernel once.
+
+    Parameters
+    ----------
+    candidate : Candidate
+    problem : AttentionProblem
+    operands : Operands
+        The kernel sees read-only copies; these stay as they are.
+    config
+        Of the kernel's operation; the kernel sees a copy.
+
+    Returns
+    -------
+    dict
+        Outputs by name, in the dtypes and shapes that the operation and the configuration declare; NaN and Inf as the
+        kernel returned them. Contiguous, and in no memory that the kernel holds.
+
+    Raises
+    ------
+    Refused
+        If the kernel raised ValueError.
+    CandidateError
+        If it raised anything else, SystemExit included, changed its operands, or returned the wrong thing.
+    """
+    process, given = os.getpid(), sealed(operands)
+    try:
+        with watch.warming(candidate.name), np.errstate():  # which ends what the kernel sets for its own sums
+            returned = candidate.run(copy(problem), given, copy(config))
+        named = operations.find(candidate.operation).named(returned, problem, config)
+    except operations.WrongOutput as error:
+        raise CandidateError(str(error)) from error
+    except ValueError as error:
+        raise Refused(of_error(error) + _hint(error)) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a third party's kernel may raise anything, SystemExit included
+        raise CandidateError(of_error(error) + _hint(error)) from error
+    finally:
+        if os.getpid() != process:
+            os._exit(1)  # a process that the kernel forked must not go on with the harness's work
+    if changed := [f.name for f in fields(operands) if not _same(getattr(given, f.name), getattr(operands, f.name))]:
+        raise CandidateError(f"changed its operand {' and '.join(changed)}")
+    return {name: np.array(x, order="C") for name, x in named.items()}
+
+
+def _hint(error: BaseException) -> str:
+    """Return what to do where a Triton kernel finds no GPU, or got tensors that are on none."""
+    words = of_error(error)
+    no_device = any(part in words for part in ("active drivers (", "cannot be accessed from Triton"))
+    if not no_device or os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    return " (a Triton kernel runs on a CPU where the environment has TRITON_INTERPRET=1)"
+
+
+def sealed(operands: Operands) -> Operands:
+    """Return a copy of operands whose arrays are read-only."""
+    copies = {f.name: _sealed(getattr(operands, f.name)) for f in fields(operands)}
+    return replace(operands, **copies)
+
+
+def _sealed(x: np.ndarray | Descale | None) -> np.ndarray | Descale | None:
+    if x is None:
+        return None
+    if isinstance(x, Descale):
+        return Descale(_read_only(x.values), x.block_rows)
+    return _read_only(x)
+
+
+def _read_only(x: np.ndarray) -> np.ndarray:
+    x = np.array(x)
+    x.flags.writeable = False
+    return x
+
+
+def _same(a: np.ndarray | Descale | None, b: np.ndarray | Descale | None) -> bool:
+    """Whether two arrays, or the values of two descales, have the same bits."""
+    if isinstance(a, Descale) and isinstance(b, Descale):
+        return a.block_rows == b.block_rows and _same(a.values, b.values)
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return a is b
+    bits = f"u{b.dtype.itemsize}"
+    return (a.shape, a.dtype) == (b.shape, b.dtype) and bool((a.view(bits) == b.view(bits)).all())
