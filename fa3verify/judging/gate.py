@@ -18,7 +18,7 @@ from fa3verify import operations
 from fa3verify.cases.coverage import COVER
 
 SCHEMA = "fa3verify.baseline/1"
-SHIPPED = Path(__file__).parent / "data" / "baselines"
+SHIPPED = Path(__file__).parents[1] / "data" / "baselines"
 
 
 @dataclass(frozen=True, slots=True)
