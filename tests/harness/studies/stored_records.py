@@ -7,10 +7,11 @@ writes both files again after a change that is meant.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
-from collections.abc import Hashable, Iterator, Mapping
+import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ TINY = (  # cheap units of each study, by its own function and arguments
     (rotation.STUDY, rotation.units("quick", 0)[:2]),
     (accumulator_loss.STUDY, [u for u in accumulator_loss.units("quick", 0) if u.kwargs["seqlen_k"] == 2048][:4]),
 )
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 MAPPED = 16  # every 16th row and column of a map is stored
 
 
@@ -72,22 +74,31 @@ def told() -> str:
             lines += [f"==== {panel.study}: {panel.title}", f"attributes {dict(found.attrs)}"]
             lines += [f"{name} {x.dims} {dict(x.attrs)} {figures(x.values)}" for name, x in found.variables.items()]
             figure = panel.draw(found)
-            lines += [f"legend {[text.get_text() for text in each.get_texts()]}" for each in figure.legends]
+            lines.append(f"size {figures(figure.get_size_inches())}")
+            lines += [
+                f"legend {[(text.get_text(), text.get_fontsize()) for text in each.get_texts()]}"
+                for each in figure.legends
+            ]
             for axes in figure.axes:
                 lines += ["-- axes", *drawn(axes)]
     return "\n".join([*lines, "==== tables", *(f"{k} {v}" for k, v in study_tables.of_studies(data).items()), ""])
 
 
-def rounded(attributes: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-    """Return attributes with numbers to nine digits: the last ones depend on the version of numpy."""
-    return {name: float(f"{x:.9g}") if isinstance(x, float) else x for name, x in attributes.items()}
+def alike(line: str, other: str) -> bool:
+    """Whether two lines have the same words, and numbers that differ at most in the last of the digits written."""
+    pairs = zip(NUMBER.findall(line), NUMBER.findall(other), strict=False)
+    return NUMBER.split(line) == NUMBER.split(other) and all(
+        math.isclose(float(a), float(b), rel_tol=2e-5, abs_tol=1e-12) for a, b in pairs
+    )
 
 
 def drawn(axes: Any) -> Iterator[str]:
     """Yield what stands in one system of axes: words, scales, marks and the places of everything."""
-    yield f"words {axes.get_title()!r} {axes.get_xlabel()!r} {axes.get_ylabel()!r} {[t.get_text() for t in axes.texts]}"
+    yield f"title {axes.get_title('left')!r}"
+    yield f"words {axes.get_xlabel()!r} {axes.get_ylabel()!r} {[t.get_text() for t in axes.texts]}"
     yield f"scales {axes.get_xscale()} {figures(axes.get_xlim())} {axes.get_yscale()} {figures(axes.get_ylim())}"
-    yield f"ticks {figures(axes.get_xticks())} {figures(axes.get_yticks())}"
+    across = seen(axes.get_xticks(), axes.get_xlim())
+    yield f"ticks {figures(across)} {figures(seen(axes.get_yticks(), axes.get_ylim()))}"
     legend = axes.get_legend()
     yield f"legend {[text.get_text() for text in legend.get_texts()] if legend else ''}"
     for line in axes.lines:
@@ -104,12 +115,15 @@ def drawn(axes: Any) -> Iterator[str]:
         yield f"text {text.get_text()!r} {figures(text.get_position())}"
 
 
+def seen(ticks: Any, ends: tuple[float, float]) -> list[float]:
+    """Return the ticks between two ends: some versions of matplotlib return more."""
+    return [tick for tick in ticks if min(ends) <= tick <= max(ends)]
+
+
 def figures(values: Any) -> str:
-    """Return values as text with five digits; of many their number and a digest."""
-    flat = np.ravel(np.asarray(values))
-    texts = [f"{x:.5g}" if isinstance(x, int | float | np.number) else str(x) for x in flat.tolist()]
-    text = " ".join(texts)
-    return text if len(texts) <= 12 else f"{len(texts)} values {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    """Return values as text, numbers with six digits."""
+    flat = np.ravel(np.asarray(values)).tolist()
+    return " ".join(f"{x:.6g}" if isinstance(x, int | float | np.number) else str(x) for x in flat)
 
 
 if __name__ == "__main__":

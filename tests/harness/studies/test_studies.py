@@ -50,7 +50,10 @@ def test_records_are_json_and_every_variable_says_what_it_is(study, units):
 
 
 def assert_close(found, stored, name=""):
-    """Sums may be added in another order on another machine, which moves the largest error most."""
+    """Sums may be added in another order on another machine, which moves the largest error most.
+
+    Then a few of the 32768 outputs of a record round to a neighbour: counts move, and so does a mean that is near 0.
+    """
     assert type(found) is type(stored), name
     if isinstance(found, dict):
         assert found.keys() == stored.keys(), name
@@ -63,15 +66,20 @@ def assert_close(found, stored, name=""):
     else:
         wanted = stored
         if isinstance(found, float):
-            wanted = pytest.approx(stored, rel=0.1 if "max" in name else 2e-3, abs=0)
-        elif isinstance(found, int) and not isinstance(found, bool):
-            wanted = pytest.approx(stored, rel=0.02, abs=2)  # a count moves where an error is on the edge of a class
+            few = 8 / 32768 if name == "mean_ulp" else 0
+            wanted = pytest.approx(stored, rel=0.1 if "max" in name else 2e-3, abs=few)
+        elif name in ("above", "counts"):
+            wanted = pytest.approx(stored, rel=0.02, abs=8)  # a count moves where an error is on the edge of a class
         assert found == wanted, f"{name}: meant? then python -m tests.harness.studies.stored_records writes it"
 
 
 def test_pictures_and_tables_of_stored_records_are_as_they_were():
     """Every name, unit, word, scale and place that a reader sees of a study, from records that do not move."""
-    assert stored_records.told().splitlines() == stored_records.DRAWN.read_text(encoding="utf-8").splitlines()
+    found = stored_records.told().splitlines()
+    stored = stored_records.DRAWN.read_text(encoding="utf-8").splitlines()
+    apart = [pair for pair in zip(found, stored, strict=False) if not stored_records.alike(*pair)]
+    assert not apart
+    assert len(found) == len(stored)
 
 
 def test_units_are_deterministic_in_any_order():
