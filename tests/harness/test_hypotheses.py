@@ -7,13 +7,16 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from fa3verify.adapters.functions import array_candidate
 
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.campaign import records, replay_files
+from fa3verify import operations
+from fa3verify.campaign import records, replay, replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
+from fa3verify.campaign.settled import settle
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases
 from fa3verify.cases.case import Case
@@ -236,6 +239,16 @@ def test_trials_of_a_property_that_refute_different_hypotheses_are_one_finding_w
     assert "refuted before" in found[f"law {LAW}"]["message"]
     for what, failure in found.items():
         assert not replay.run({"kernel": kernel.name, "what": what, "content": failure["replay"]})[0], what
+
+
+def test_a_hypothesis_is_refuted_by_what_speaks_most_against_it():
+    def law(name, ratio):
+        return {"law": name, "hypotheses": {PLAIN: {"ratio": ratio, "trial": {"n": ratio}, "describe": name}}}
+
+    found = settle(operations.find("forward"), [], [law("first", 2.0), law("worst", 3.0), law("last", 1.5)])
+    assert found is not None
+    assert (found.worst, found.refuted[PLAIN].case) == ({PLAIN: 3.0}, "worst")
+    assert found.content["contents"] == [{"n": 3.0}]
 
 
 def test_one_trial_is_judged_by_whichever_hypothesis_holds_and_the_kernel_runs_once():

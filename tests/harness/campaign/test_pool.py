@@ -145,6 +145,20 @@ def test_the_limit_is_of_a_case_so_that_many_may_take_longer_together():
         assert lost.value.at == {"what": "family x", "content": {"case": 2}}
 
 
+def warm_up_in_a_case(warm_s: float) -> None:
+    watch.trying("family x", lambda: {"case": 0})
+    warm_up(warm_s, 0.0)
+
+
+def test_a_warm_up_has_a_limit_of_its_own_and_hangs_in_its_case(monkeypatch):
+    with IsolatingPool(1, limit_s=1.0) as executor:
+        assert executor.submit(abs, -3).result(timeout=60) == 3
+        monkeypatch.setattr("fa3verify.campaign.pool.WARM_UP", 2)
+        with pytest.raises(WorkerLost, match="no answer within 2 s") as lost:
+            executor.submit(warm_up_in_a_case, 600).result(timeout=60)
+        assert lost.value.at == {"what": "family x", "content": {"case": 0}}
+
+
 def test_what_a_task_forked_ends_with_its_worker(tmp_path):
     with IsolatingPool(1, limit_s=20.0) as executor:
         forked = executor.submit(fork_and_stay, str(tmp_path / "pid")).result(timeout=60)

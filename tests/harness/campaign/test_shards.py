@@ -140,6 +140,7 @@ def refused(*folders: Path) -> str:
 
 def test_a_missing_shard_is_named(three):
     assert "of 3 shards are missing: 2" in refused(three[0], three[2])
+    assert "of 3 shards are missing: 1, 3" in refused(three[1])
 
 
 def test_two_shards_of_one_number_are_refused(three):

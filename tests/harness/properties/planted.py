@@ -88,3 +88,17 @@ def parity_of_keys_in_the_output(sound, problem, operands, config) -> Result:
     """Move outputs by less than a unit in their last place with an odd number of keys."""
     out, lse = sound.run(problem, operands, config)
     return Result((out.astype(np.float64) * (1 + 3.5e-4 * (problem.seqlen_k % 2))).astype(out.dtype), lse)
+
+
+def output_on_a_fixed_grid(sound, problem, operands, config) -> Result:
+    """Round outputs to multiples of 1/16, whatever their size."""
+    out, lse = sound.run(problem, operands, config)
+    return Result((np.rint(out.astype(np.float64) * 16) / 16).astype(out.dtype), lse)
+
+
+def small_k_descales_taken_for_one(sound, problem, operands, config) -> Result:
+    """Take descales of K below 1 for 1."""
+    if operands.k_descale is not None:
+        known = replace(operands.k_descale, values=np.maximum(operands.k_descale.values, np.float32(1)))
+        operands = replace(operands, k_descale=known)
+    return sound.run(problem, operands, config)

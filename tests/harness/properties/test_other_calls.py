@@ -51,6 +51,20 @@ def test_a_mistake_from_the_third_sequence_or_head_on_is_found_by_permuting_them
     assert outcome.violation.kind == "violated", outcome.violation.message
 
 
+SCALED = (
+    (planted.output_on_a_fixed_grid, "fp16", "value_scaling_by_powers_of_two"),
+    (planted.small_k_descales_taken_for_one, "e4m3", "score_scaling_by_powers_of_two"),
+)
+
+
+@pytest.mark.parametrize(("mistake", "dtype", "law"), SCALED, ids=lambda x: getattr(x, "__name__", None))
+def test_a_mistake_of_some_sizes_is_found_by_scaling(mistake, dtype, law):
+    kernel = planted.planted(mistake, dtype, bitwise=frozenset({law}))
+    outcome = run_law(find_law(law), kernel, max_examples=30, seed=0, shrink_seconds=0)
+    assert outcome.violation is not None, f"{mistake.__name__} survives {outcome.examples} trials of {law}"
+    assert outcome.violation.kind == "violated", outcome.violation.message
+
+
 def test_permutations_are_of_three_and_more():
     law, kernel, seen = find_law(ORDER), registry.find("twin.fp16"), []
 
