@@ -81,9 +81,9 @@ def names_of(records: Sequence[CellRecord]) -> list[str]:
 def ratio_lines(results: Results, grid: str) -> list[str]:
     """One line per dtype and peer of a grid: geometric mean and worst cell."""
     lines = []
-    pairs = {(grid, r.cell.dtype) for r in results.cells.values() if r.cell.grid == grid != "drift"}
-    for grid, dtype in sorted(pairs):
-        records = [r for r in results.cells.values() if (r.cell.grid, r.cell.dtype) == (grid, dtype)]
+    cells = [r for r in results.cells.values() if r.cell.grid == grid != "drift"]
+    for dtype in sorted({r.cell.dtype for r in cells}):
+        records = [r for r in cells if r.cell.dtype == dtype]
         names = names_of(records)
         for peer in (n for n in names if not is_ours(n)):
             if s := summarize(records, OURS, peer):

@@ -200,6 +200,9 @@ class Stream:
         self._add(Op.WGMMA, self.program.gemms(gemm), NONE if a is None else slots(a), slots(b), slots(accumulator))
 
     def wgmma_wait(self, in_flight: int) -> None:
+        """Wait until at most so many groups of wgmma are in flight; ValueError for less than none."""
+        if in_flight < 0:
+            raise ValueError(f"a wait leaves 0 groups of wgmma or more in flight, got {in_flight}")
         self._add(Op.WGMMA_WAIT, in_flight)
 
     def load(self, barrier: Mbarrier, slots: Iterable[Slot], *, is_far: bool = False) -> None:

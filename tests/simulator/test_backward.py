@@ -250,6 +250,13 @@ def test_tuning_chooses_what_upstream_launches(head_dim: int, most: float) -> No
     assert not any(r.is_launchable for r in ranked)
 
 
+@pytest.mark.parametrize("family", ["gluon", "flash3"])
+def test_what_ships_is_a_candidate(family: str) -> None:
+    for head_dim in (64, 128, 256):
+        asked = problem(head_dim, 128)
+        assert shipped_schedule(asked, family) in candidates(asked, family, H200["smem_bytes"])
+
+
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_candidates_of_ours_have_tiles_of_powers_of_two_and_fit(head_dim: int) -> None:
     found = list(candidates(problem(head_dim, 128), "gluon", H200["smem_bytes"]))

@@ -14,7 +14,7 @@ from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import ALONE, SCALARS, TICKS, costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine, load
-from fa3_simulator.overlap import ledger
+from fa3_simulator.overlap import ledger, measure
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Work
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.trace import DeadlockError
@@ -34,6 +34,19 @@ def test_a_gemm_alone_takes_its_tensor_time_and_the_tail() -> None:
     assert (
         run(builder.build()) == 8 * (64 + 4) + H200["wgmma_tail_cycles"]
     )  # 64 cycles per 64 x 128 x 16, 4 for A in registers
+
+
+def test_softmax_that_is_not_there_is_hidden() -> None:
+    builder = Builder("gemm")
+    builder.actor("warpgroup", 128, 240).wgmma(Gemm("S", 8, 128, 16, True), None, Slot("k", 0), Slot("s", 0))
+    program = builder.build()
+    priced = costs(program, H200)
+    assert measure(program, priced, engine.simulate(program, priced)).hidden_softmax == 1
+
+
+def test_no_wait_leaves_less_than_no_groups_in_flight() -> None:
+    with pytest.raises(ValueError, match="0 groups of wgmma or more in flight, got -1"):
+        Builder("gemm").actor("warpgroup", 128, 240).wgmma_wait(-1)
 
 
 def test_e4m3_halves_the_tensor_time() -> None:

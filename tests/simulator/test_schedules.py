@@ -77,6 +77,12 @@ def test_shipped_programs_have_no_race_and_no_deadlock(schedule: Config) -> None
     assert check(forward(schedule, [TileBlocks(5, 1), TileBlocks(1), TileBlocks(4)]), orders=10) == []
 
 
+@pytest.mark.parametrize("tiles", [[], [TileBlocks(0)], [TileBlocks(2), TileBlocks(2, 3)], [TileBlocks(2, -1)]])
+def test_a_program_is_of_tiles_with_blocks_of_which_some_are_masked(tiles: list[TileBlocks]) -> None:
+    with pytest.raises(ValueError, match="at least one key block and at most as many masked ones"):
+        forward(Config(), tiles)
+
+
 @each_schedule
 def test_instruction_counts_are_those_of_the_algorithm(schedule: Config) -> None:
     blocks = 7

@@ -112,6 +112,18 @@ def test_a_limit_leaves_a_proof_incomplete() -> None:
     assert (proof.words, proof.is_complete) == (3, False)
 
 
+def test_a_proof_of_a_kernel_whose_states_never_repeat_ends_at_its_limit() -> None:
+    def make(tiles: list[TileBlocks]) -> Program:
+        blocks = sum(tile.blocks for tile in tiles)
+        assert blocks < 400, "the proof goes beyond its limit"
+        builder = Builder("counting")
+        builder.actor("warpgroup", 128, 240).wgmma_wait(blocks)
+        return builder.build()
+
+    proof = prove(make, is_persistent=False, most=300)
+    assert (proof.words, proof.is_complete) == (300, False)
+
+
 def ring(slots: int, waits: int) -> Callable[[list[TileBlocks]], Program]:
     """A producer and a consumer of a ring; the producer waits for a slot from the ``waits``-th load on."""
 

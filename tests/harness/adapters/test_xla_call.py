@@ -49,6 +49,8 @@ def test_sizes_are_those_of_the_interface():
     assert frame.struct_size == 168
     assert (frame.arguments.struct_size, frame.attributes.struct_size) == (40, 48)
     assert c.sizeof(xla_call._Buffer) == 48
+    version = c.cast(frame.api, c.POINTER(xla_call._Api))[0].version
+    assert (version.struct_size, version.major, version.minor) == (24, 0, 4)
     assert c.sizeof(xla_call._Api) == 16 + 24 + 8 + 8 * 19
 
 

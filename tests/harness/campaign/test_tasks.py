@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 
 import fa3_kernels
+from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
-from fa3verify.campaign import replay_files
+from fa3verify.campaign import replay_files, tasks
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_family, pooled
+from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_cover, judge_family, pooled
+from fa3verify.cases import Case
 from fa3verify.files import write_text
+from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import registry
 
 
@@ -113,6 +116,21 @@ def outcomes_of(kernel: str, family: str) -> list[Outcome]:
 
 def summary_of(kernel: str, outcomes: list[Outcome]) -> dict:
     return summarize([introduce(kernel, "quick")], outcomes, None, profile="quick", seed=0)
+
+
+@pytest.mark.parametrize(("options", "count"), [({}, 3), ({"is_fail_fast": True}, 2)])
+def test_every_case_is_judged_unless_the_first_finding_is_to_be_the_last(monkeypatch, options, count):
+    wrong = "twin.fp16+missing_column"
+    cases = [Case(wrong, AttentionProblem(1, 1, 1, 1, keys, 64), Recipe("normal")) for keys in (0, 8, 8)]
+    monkeypatch.setattr(tasks, "judged_cases", lambda *_: cases)
+    monkeypatch.setattr(tasks, "cover", lambda *_: [({}, case) for case in cases])
+    assert len(judge_family(wrong, "normal", "quick", 0, **options)) == count
+    assert len(judge_cover(wrong, "quick", 0, **options)["records"]) == count
+
+
+def test_a_kernel_without_a_judged_case_is_not_said_to_leave_an_output_out():
+    summary = summary_of("twin.fp16", [])
+    assert "output lse" not in summary["kernels"][0]["coverage"]["not_claimed"]
 
 
 def test_a_lost_task_fails_the_verdict():

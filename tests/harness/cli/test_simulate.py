@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from fa3_simulator.timeline import COLOURS, Bar, svg_gantt
 from fa3verify.cli.main import main
 
 
@@ -140,6 +142,13 @@ def test_svg_is_one_picture(tmp_path: Path) -> None:
     assert run("simulate", "--seqlen", 1024, "--svg", target)[0] == 0
     assert target.read_text().startswith("<svg")
     assert target.read_text().count("</svg>") == 1
+
+
+def test_nothing_of_a_timeline_lies_below_its_picture() -> None:
+    bars = [Bar(row, "S", kind, 0.0, 90.0) for row, kind in zip(("a", "b", "c"), COLOURS, strict=False)]
+    picture = svg_gantt(bars, 0.0, 100.0, "three rows")
+    height = int(re.search(r'<svg [^>]*height="(\d+)"', picture)[1])
+    assert 0 < max(int(y) for y in re.findall(r' y="(\d+)"', picture)) < height
 
 
 def test_svg_says_what_it_shows_and_has_dark_colours(tmp_path: Path) -> None:

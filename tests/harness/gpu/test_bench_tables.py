@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -112,6 +113,12 @@ def test_dtypes_are_never_pooled():
         "paper bf16: gluon is 0.500 times as fast as fa3",
         "paper fp16: gluon is 2.000 times as fast as fa3",
     ]
+
+
+def test_grids_are_never_pooled():
+    records = (record(replace(A, grid=grid), gluon=1.0, fa3=2.0) for grid in ("decode", "paper", "shapes"))
+    (line,) = ratios.ratio_lines(collected(*records), "paper")
+    assert line.startswith("paper fp16: gluon is 2.000 times as fast as fa3 over 1 cells")
 
 
 def test_netcdf_holds_figures_rounds_and_provenance(tmp_path):

@@ -135,6 +135,24 @@ def test_a_request_is_refused_in_one_line_with_the_value_and_the_rule(given, mes
     assert "\n" not in str(caught.value)
 
 
+def test_the_strides_of_descales_are_those_of_the_caller_or_of_the_copy_that_repeats_heads():
+    """Two sequences of eight heads, and of two kv heads: Q's descales are one a kv head, and are repeated."""
+    q, k = operand(2, 9, 8, 128, dtype="float8_e4m3fn"), operand(2, 300, 2, 128, dtype="float8_e4m3fn")
+    dense, spread = operand(2, 2, dtype="float32"), Operand((2, 2), (40, 3), "float32", "cuda:0")
+    layouts = request_of((q, k, k), Semantics(), Choices(), descales=(dense, dense, spread)).descales
+    assert [x and (x.strides, x.repeats) for x in layouts] == [
+        ((8, 1, 0), (4, 1)),
+        ((2, 1, 0), (1, 1)),
+        ((40, 3, 0), (1, 1)),
+    ]
+
+
+@pytest.mark.parametrize(("right", "pays"), [(-1, False), (0, True), (5, True)])
+def test_tiles_go_in_pairs_where_a_mask_makes_them_differ_and_every_cta_gets_one(right, pays):
+    order = PackedOrder(1, 128, 128, 2, 1, -1, right, 1, 128)
+    assert [order.pays_in_pairs(tiles, SMS) for tiles in (2 * SMS - 1, 2 * SMS)] == [False, pays]
+
+
 def test_the_number_of_outputs_is_limited_by_32_bits():
     with pytest.raises(ValueError, match=r"at most 2\^31 output elements"):
         request_of((operand(64, 1 << 16, 8, 128), *[operand(64, 16, 8, 128)] * 2), Semantics(), Choices())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
-from fa3_kernels.plan.quantizer import MAX_DESCALE, MIN_DESCALE, QuantizeOptions, tile_rows
+from fa3_kernels.plan.quantizer import MAX_DESCALE, MIN_DESCALE, QuantizeOptions, tile_form, tile_rows
 from fa3_kernels.twin.quantize import butterflies, descale_of, quantize_qkv
 from fa3_reference import quantize as reference
 from fa3_reference.attention import attention
@@ -260,3 +260,10 @@ def test_illegal_operands_are_refused():
 def test_tiles_divide_blocks(rows: int, want: int):
     assert tile_rows(rows, 128) == want
     assert rows % want == 0
+
+
+def test_wide_heads_have_tiles_of_half_as_many_rows_where_a_descale_has_more():
+    """A tile of 128 rows and 128 channels and one of 64 rows and 256 fit one program; two parts fit two of them."""
+    assert [tile_rows(rows, 128) for rows in (0, 384)] == [128, 128]
+    assert [tile_rows(rows, 256) for rows in (0, 384)] == [64, 64]
+    assert [tile_form(*shape, True).parts for shape in ((128, 128), (64, 256), (128, 256))] == [1, 1, 2]

@@ -226,6 +226,20 @@ def test_a_factor_below_the_normal_numbers_is_lifted_to_them() -> None:
         assert_is_by_hand(problem, times(x, q=100.0, k=100.0), model_of("e4m3", name))
 
 
+@pytest.mark.parametrize("name", ["as it is", *FREE])
+def test_nothing_is_known_where_the_scale_of_a_row_is_below_the_normal_numbers(name: str) -> None:
+    """softmax_scale times the descale of Q meets that of K, which makes it normal, only after it was rounded."""
+    problem, x = drawn("e4m3", 9)
+    for power, is_known in ((-124, True), (-128, False)):
+        far = replace(
+            x,
+            q_descale=Descale(np.full((1, 1, 1), 2.0**power, np.float32)),
+            k_descale=Descale(np.full((1, 1, 3), 2.0**100, np.float32), TILE),
+        )
+        found = forward_bound(problem, far, model_of("e4m3", name))
+        assert bool(np.isfinite(found.out).all()) == is_known
+
+
 @pytest.mark.parametrize("name", ["as it is", "blocks, builds that flush", "binary32 sums", "scores in bf16", *FREE])
 def test_scores_that_may_be_flushed_count_with_their_factor(name: str) -> None:
     for power in (-63, -66):
