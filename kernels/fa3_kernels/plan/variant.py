@@ -82,23 +82,23 @@ class Variant:
 
     consumers: int
     consumer_regs: int
-    producer_regs: int = 24
-    stages: int = 2
-    query_slots: int = 2
-    pack: int = 1
-    has_key_tail: bool = True
-    is_left_limited: bool = False
-    is_right_limited: bool = False
-    is_varlen: bool = False
-    is_split: bool = False
-    softcap: bool = False
-    pingpong: bool = True
-    overlap: bool = True
-    producer_warps: int = 1
-    slices: int = 1
-    promotion_interval: int = 0
-    block_descales: bool = False
-    integer_max: bool = False
+    producer_regs: int
+    stages: int
+    query_slots: int
+    pack: int
+    has_key_tail: bool
+    is_left_limited: bool
+    is_right_limited: bool
+    is_varlen: bool
+    is_split: bool
+    softcap: bool
+    pingpong: bool
+    overlap: bool
+    producer_warps: int
+    slices: int
+    promotion_interval: int
+    block_descales: bool
+    integer_max: bool
     stamps: int = 0
 
     # Derived; fields rather than properties, so that they are part of the record that Triton's cache is keyed by.
@@ -123,11 +123,7 @@ class Variant:
 
     @property
     def entry_regs(self) -> int:
-        """Registers per thread at launch: all partitions start equal, and together they hold the register file.
-
-        >>> Variant(consumers=2, consumer_regs=240).entry_regs, Variant(consumers=3, consumer_regs=160).entry_regs
-        (168, 128)
-        """
+        """Registers per thread at launch: all partitions start equal, and together they hold the register file."""
         return {2: 168, 3: 128}[self.consumers]
 
 
