@@ -7,14 +7,13 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from fa3verify.adapters.functions import array_candidate
 
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify import operations
-from fa3verify.campaign import records, replay, replay_files
+from fa3verify.campaign import records, replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.settled import settle
 from fa3verify.campaign.summary import summarize
