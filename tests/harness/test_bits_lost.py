@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from fa3verify.judgement import judge
 
 from fa3_reference.formats import FORMATS, encode, round_to, ulp
 from fa3_reference.problem import AttentionProblem
@@ -21,8 +22,6 @@ from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, judge_family, pooled
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judging import bits_lost, metrics
-from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find
 
@@ -52,6 +51,13 @@ def lost(out, truth, judged=None):
 )
 def test_bits_lost_are_those_worked_out_by_hand(out, truth, bits):
     assert lost(out, truth) == pytest.approx(bits, abs=1e-12)
+
+
+def test_an_exact_zero_that_comes_back_has_no_error():
+    """Without keys the truth is 0, of which no share can be taken."""
+    nothing = Case("twin.fp16", AttentionProblem(1, 1, 1, 4, 0, 64), Recipe("normal"))
+    measures = judge(find("twin.fp16"), nothing).measures
+    assert {measures[f"rel_rmse_{name}"] for name in ("seen", "ideal", "unrounded")} == {0.0}
 
 
 def test_what_is_not_judged_does_not_count():

@@ -64,6 +64,12 @@ def test_each_rule_passes_at_its_margin_and_fails_beyond(rule):
         assert statuses(worse(**{key: shown}))[rule.measure] == status
 
 
+def test_twice_the_figure_fails_by_every_rule_of_figures_that_are_not_0():
+    doubled = worse(**{k: 2 * x for k, x in FAMILY.items() if isinstance(x, float)} | {"bit_equal": 0.8})
+    found = statuses(doubled)
+    assert {found[rule.measure] for rule in POLICY if rule.measure != "nonfinite"} == {"fail"}
+
+
 def test_a_share_of_few_outputs_may_grow_by_four_standard_deviations_of_its_count():
     """100 of 1,000,000 outputs: 5 more are 5 %, 40 are four deviations; 2 % and 0.01 would allow 10,002 more."""
     rare = FAMILY | {"outputs": 1_000_000}

@@ -93,6 +93,7 @@ def test_a_failing_test_shows_case_bound_and_a_replay_that_fails_again(ran):
     assert re.search(observed + r" +case: kernels:wrong b1 h4/4 129x321 d64 \| tiny\(octaves=0\)", shown)
     file = re.search(r"replay: fa3verify replay (\S+)", shown)
     assert file is not None
+    assert Path(file[1]).is_relative_to(folder / ".pytest_cache")
     assert run(folder, "fa3verify", "replay", file[1]).returncode == 1
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,6 +192,21 @@ def test_measured_stands_beside_simulated(tuning: Any, monkeypatch: pytest.Monke
     out = run("--measure", 4)[1]
     assert "! not measured: refused: no" in out
     assert "Kendall tau 0.33, regret top-1 20.0%, top-3 0.0%" in out
+
+
+@pytest.mark.parametrize(
+    ("cycles", "regret"), [([12e3, 10e3], [0.2, 0.0]), ([12e3, "refused: no"], []), (["refused: no"] * 2, [])]
+)
+def test_two_timings_are_needed_to_agree(cycles: list, regret: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked without the GPU's side of tune, which needs Triton."""
+    timed = SimpleNamespace(
+        cell_of=lambda problem: None, options_of=lambda *asked: None, measure_cycles=lambda cell, options: cycles
+    )
+    monkeypatch.setattr("fa3verify.gpu.unavailable", lambda: None)
+    monkeypatch.setitem(sys.modules, "fa3verify.gpu.tuning", timed)
+    monkeypatch.setattr("fa3verify.gpu.tuning", timed, raising=False)
+    found = figures("--measure", 2, *WIDE)
+    assert found["regret"] == pytest.approx(regret)
 
 
 @pytest.mark.parametrize("option", [("--compile",), ("--measure", 3)])

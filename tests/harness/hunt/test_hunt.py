@@ -8,11 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from fa3verify.adapters.functions import array_candidate
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.cases.case import Case
+from fa3verify import gate
+from fa3verify.adversary.climb import Findings
+from fa3verify.cases import Case
 from fa3verify.cli.main import main
 from fa3verify.hunt import Difference, OverBaseline, Ratio, hunt
 from fa3verify.hunt.grounds import grounds_of
@@ -145,6 +148,39 @@ def test_every_kernel_has_a_ground():
         islands = [island for ground in grounds_of(find(name)) for island in ground.islands]
         assert {"few", "tile", "long"} <= {island.name for island in islands}
         assert all(find(name).refusal(island.problem(1.0, 1.0)) is None for island in islands)
+
+
+def test_only_rows_of_one_sequence_have_descales_by_tile():
+    """Rows of batches of their own have descales of their own already."""
+    islands = [island for ground in grounds_of(find("twin.e4m3")) for island in ground.islands]
+    assert {(island.rows > 1, island.descale_tiles) for island in islands} == {(True, 1), (False, 0)}
+    assert {island.descale_tiles for ground in grounds_of(find("twin.fp16")) for island in ground.islands} == {0}
+
+
+def test_what_is_drawn_at_random_for_a_ground_of_splits_is_split():
+    for ground, changes in (("splits", {"num_splits": 3}), ("few", {})):
+        found = hunt(find("twin.fp16"), Ratio(), 4, 1, grounds=(ground,), at_random=True)
+        assert found.best["out"].content["case"].get("changes", {}) == changes
+
+
+def test_grounds_share_problems_and_seconds(monkeypatch):
+    asked = []
+
+    def search(candidate, objective, ground, seed, problems, *, at_random, seconds):
+        asked.append((ground.name, problems, seconds))
+        return Findings(problems=problems)
+
+    monkeypatch.setattr("fa3verify.hunt.run.search", search)
+    assert hunt(find("twin.fp16"), Ratio(), 60, 1, grounds=("few", "tile", "long"), seconds=6.0).problems == 60
+    assert asked == [("few", 20, 2.0), ("tile", 20, 2.0), ("long", 20, 2.0)]
+
+
+def test_what_a_later_search_found_is_told_at_its_time():
+    later = Findings(problems=10, cpu_s=0.5)
+    later.meet("out", 0.75, dict)
+    whole = Findings(problems=20, cpu_s=1.125)
+    whole.add(later)
+    assert whole.curve == [(30, 1.625, "out", 0.75)]
 
 
 def test_the_verb_goes_on_from_its_journal_on_any_number_of_processes(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from fa3verify.report import figures_coverage
 
 
@@ -17,6 +20,15 @@ def test_pairs_that_did_not_meet_are_counted_over_all_kernels():
     assert "keys" in drawn
     assert "mask" in drawn
     assert ">31<" not in (figures_coverage.pairs({"kernels": [_kernel(27, 27)]}) or ">31<")
+
+
+def test_the_number_of_a_pair_stands_within_its_square(monkeypatch):
+    monkeypatch.setattr(figures_coverage.svg, "render", lambda figure, *words: figure)
+    (axes,) = figures_coverage.pairs({"kernels": [_kernel(10, 27)]}).axes
+    (square,), (number,) = axes.patches, axes.texts
+    place = np.array(number.get_position())
+    low = np.array(square.get_xy())
+    assert place - low == pytest.approx([0.46, 0.46], abs=0.05)
 
 
 def test_runs_without_covering_arrays_have_no_heat_map():

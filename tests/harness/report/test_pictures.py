@@ -142,6 +142,25 @@ def test_a_ratio_of_exactly_1_stands_within_the_bound():
     assert [i for i, count in enumerate(found["histogram"]) if count] == [0, 22, 24, 25, 40]
 
 
+def test_rows_of_one_key_are_apart_from_rows_of_two():
+    problem = replace(PROBLEM, batch=1, seqlen_q=2, seqlen_k=2)  # causal: query 0 sees one key
+    found = sketched(problem, exact(problem, *operands(problem)))
+    assert [i for i, bin_ in enumerate(found["keys"]) if bin_[2]] == [1, 3]  # ends at 2^0 and 2^1
+
+
+def test_keys_close_together_are_told_as_one_range():
+    wrong = operands(PROBLEM)
+    worst = sketched(PROBLEM, of_head(PROBLEM, *wrong))["worst"]
+
+    def told(*lit: int) -> str:
+        keys = [-9.0 if i in lit else 0.0 for i in range(90)]
+        return pictures.told(worst | {"toward": {"keys": keys, "offsets": [0.0], "first": 0}})
+
+    assert "away from the values of keys 20 to 24." in told(20, 21, 24)
+    assert "away from the values of keys 20 to 28." in told(20, 28)
+    assert "away from the values of keys 20 and 29." in told(20, 29)
+
+
 def test_sketches_of_many_cases_keep_the_largest_and_add_the_rest():
     first, second = (sketched(PROBLEM, kernel(PROBLEM, *operands(PROBLEM))) for kernel in (of_rows, of_head))
     both = sketch.merged([("one", first), ("two", second)])
