@@ -16,6 +16,7 @@ from fa3verify.adversary.colony import Colony, Environment, individual
 from fa3verify.adversary.guide import Guide
 from fa3verify.adversary.islands import ISLANDS, Island, island_of
 from fa3verify.adversary.judge import UNROUNDED, judge, judge_rounded, truth_error
+from fa3verify.adversary.surroundings import mutate
 from tests.reference.exact import exact_attention
 
 
@@ -161,3 +162,26 @@ def of_cause(cause: str) -> Colony:
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_cause_is_told_by_its_trigger(cause):
     assert cause_of(of_cause(cause), 0, 0) == cause
+
+
+def test_scores_that_are_equal_rescale_nothing_however_low_they_are():
+    colony = normal(island_of("bf16", "two tiles"))
+    colony.q[0] = 16
+    colony.k[0] = -8
+    colony.environment = replace(colony.environment, softmax_scale=1.0)
+    assert Guide.of(colony).scores[0].max() < -150
+    assert cause_of(colony, 0, 0) == "other"
+
+
+def test_a_wild_mutation_moves_descales_of_neighbouring_blocks_apart():
+    where = island_of("e4m3", "splits")
+    rng = np.random.default_rng(0)
+    colonies = [normal(where) for _ in range(40)]
+    before = colonies[0].environment
+    apart = 0
+    for colony in colonies:
+        mutate(colony, 1.0, True, rng)
+        for name in ("k_descale", "v_descale"):
+            moved = np.log2(getattr(colony.environment, name) / getattr(before, name).astype(np.float64))
+            apart += moved.size >= 3 and bool((np.abs(np.diff(moved)) > 40).all() and (np.abs(moved) > 20).all())
+    assert apart

@@ -150,6 +150,13 @@ def test_every_kernel_has_a_ground():
         assert all(find(name).refusal(island.problem(1.0, 1.0)) is None for island in islands)
 
 
+def test_a_kernel_of_one_head_dim_has_rows_of_one_channel():
+    """Their scores are all but exact."""
+    for name in ("twin.cudnn.fp16", "twin.flash2.bf16"):
+        few = next(ground for ground in grounds_of(find(name)) if ground.name == "few")
+        assert few.islands[0].width == 1, name
+
+
 def test_only_rows_of_one_sequence_have_descales_by_tile():
     """Rows of batches of their own have descales of their own already."""
     islands = [island for ground in grounds_of(find("twin.e4m3")) for island in ground.islands]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -24,7 +26,8 @@ def test_pairs_that_did_not_meet_are_counted_over_all_kernels():
 
 def test_the_number_of_a_pair_stands_within_its_square(monkeypatch):
     monkeypatch.setattr(figures_coverage.svg, "render", lambda figure, *words: figure)
-    (axes,) = figures_coverage.pairs({"kernels": [_kernel(10, 27)]}).axes
+    figure: Any = figures_coverage.pairs({"kernels": [_kernel(10, 27)]})
+    (axes,) = figure.axes
     (square,), (number,) = axes.patches, axes.texts
     place = np.array(number.get_position())
     low = np.array(square.get_xy())
