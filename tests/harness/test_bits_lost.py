@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from fa3verify.judgement import judge
 
 from fa3_reference.formats import FORMATS, encode, round_to, ulp
 from fa3_reference.problem import AttentionProblem
@@ -22,6 +21,9 @@ from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, judge_family, pooled
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging import bits_lost, metrics
+from fa3verify.judging.judgement import judge
+from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.registry import find
 

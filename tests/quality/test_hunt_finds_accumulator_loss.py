@@ -6,7 +6,7 @@ import pytest
 
 from fa3verify.adversary.colony import individual
 from fa3verify.hunt import Ratio, hunt
-from fa3verify.hunt.objectives import Call
+from fa3verify.hunt.call import Call
 from fa3verify.hunt.search import value_of
 from fa3verify.kernels.registry import find
 from fa3verify.operations import find as operation

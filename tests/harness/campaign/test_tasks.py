@@ -21,7 +21,7 @@ from fa3verify.campaign.junit import junit
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_cover, judge_family, pooled
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.files import write_text
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import registry

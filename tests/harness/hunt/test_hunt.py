@@ -8,18 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from fa3verify.adapters.functions import array_candidate
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify import gate
 from fa3verify.adversary.climb import Findings
-from fa3verify.cases import Case
+from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.hunt import Difference, OverBaseline, Ratio, hunt
+from fa3verify.hunt.call import Call, unrounded
 from fa3verify.hunt.grounds import grounds_of
-from fa3verify.hunt.objectives import LEAST_DIFFERENCE, Call, objective_from, unrounded
+from fa3verify.hunt.objectives import LEAST_DIFFERENCE, objective_from
 from fa3verify.hunt.search import value_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging import gate
