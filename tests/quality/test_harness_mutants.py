@@ -101,7 +101,7 @@ def test_a_draw_changes_the_syntax_tree(tmp_path):
     folder.mkdir()
     (folder / "gate.py").write_text(SOURCE)
     (tmp_path / "pyproject.toml").write_text(
-        '[[tool.importlinter.contracts]]\nname = "without torch"\nsource_modules = ["fa3verify.judging.gate"]\n'
+        '[[tool.importlinter.contracts]]\nname = "without torch"\nsource_modules = ["fa3verify.gate"]\n'
     )
     edits = draw(tmp_path, 10, 1)
     assert edits == draw(tmp_path, 10, 1)
