@@ -202,9 +202,9 @@ def test_two_timings_are_needed_to_agree(cycles: list, regret: list, monkeypatch
     timed = SimpleNamespace(
         cell_of=lambda problem: None, options_of=lambda *asked: None, measure_cycles=lambda cell, options: cycles
     )
-    monkeypatch.setattr("fa3verify.gpu.unavailable", lambda: None)
-    monkeypatch.setitem(sys.modules, "fa3verify.gpu.tuning", timed)
-    monkeypatch.setattr("fa3verify.gpu.tuning", timed, raising=False)
+    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: None)
+    monkeypatch.setitem(sys.modules, "fa3verify.bench.tuning", timed)
+    monkeypatch.setattr("fa3verify.bench.tuning", timed, raising=False)
     found = figures("--measure", 2, *WIDE)
     assert found["regret"] == pytest.approx(regret)
 
