@@ -133,8 +133,10 @@ def _differs(source: str, mutated: str) -> bool:
         return False
 
 
-def page(seed: int, outcomes: list[Outcome], explained: dict[str, str]) -> str:
-    """Return the Markdown page of a survey: the score by package, and every survivor with its explanation."""
+def page(seed: int, outcomes: list[Outcome], explained: dict[str, str], note: str = "") -> str:
+    """Return the Markdown page of a survey: the score by package, what is noted by hand, and every survivor with its
+    explanation.
+    """
     rows = []
     for package in SCOPE:
         inside = [outcome for outcome in outcomes if outcome.edit.path.startswith(package + "/")]
@@ -158,6 +160,7 @@ def page(seed: int, outcomes: list[Outcome], explained: dict[str, str]) -> str:
         "|---|--:|--:|--:|",
         *rows,
         "",
+        *([note.strip(), ""] if note else []),
         "## Edits that no test finds",
         "",
         "| file | before | after | why it stays |",
@@ -172,7 +175,7 @@ def write(out: Path, seed: int, outcomes: list[Outcome]) -> None:
     rows = [{"key": outcome.edit.key, **asdict(outcome)} for outcome in outcomes]
     (out / "harness.json").write_text(json.dumps({"seed": seed, "outcomes": rows}, indent=1) + "\n")
     reasons = tomllib.loads((out / "harness_survivors.toml").read_text())
-    (out / "harness.md").write_text(page(seed, outcomes, reasons["survivors"]))
+    (out / "harness.md").write_text(page(seed, outcomes, reasons["survivors"], reasons.get("note", "")))
 
 
 def _percent(part: int, whole: int) -> str:
