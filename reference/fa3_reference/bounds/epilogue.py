@@ -147,7 +147,7 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     distance = np.where(w > 0, np.abs(lse - top) + lse_error + lse_error.max(0), 0.0)
     is_top = lse - lse_error > np.where(np.eye(len(parts), dtype=bool)[..., None], -np.inf, lse + lse_error).max(1)
     weighed = np.where(is_top & model.is_stated, 0.0, LN2 * U_FP32 * distance + _EXP)  # the exponential of 0 is exact
-    omega = np.where(w > 0, LN2 * lse_error + terms.combine * weighed, 0.0)
+    omega = LN2 * lse_error + terms.combine * weighed
     vanishes = distance + np.log2(len(parts)) > VANISHES
     up = np.maximum(np.expm1(omega), vanishes)
     total, least = w.sum(0), (w * np.where(vanishes, 0.0, np.exp(-omega))).sum(0)
