@@ -380,7 +380,10 @@ class Found(NamedTuple):
 
 def pinned(module: str) -> tuple[str, ...]:
     """Return the files of the tests that pin the numbers of a module."""
-    return tuple(str(TESTS / f"test_{name}.py") for name in _SEEN_BY.get(module, ("terms_corners", "terms_forward")))
+    return tuple(
+        str(TESTS / f"test_{name}.py")
+        for name in _SEEN_BY.get(module, ("terms_states", "terms_corners", "terms_forward"))
+    )
 
 
 def examine(every: list[Term], jobs: int = 1, is_pinned_only: bool = False, work: Path | None = None) -> list[Found]:

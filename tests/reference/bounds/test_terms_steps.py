@@ -198,3 +198,15 @@ def test_numbers_of_e4m3_between_two_ends_are_multiples_of_a_power_of_two(
     low: float, high: float, power: float
 ) -> None:
     assert grid(np.array([low]), np.array([high]), FORMATS["e4m3"]).item() == power
+
+
+def test_a_sum_is_cut_to_the_bits_of_what_it_may_be_with_all_that_its_products_lost() -> None:
+    """The sum is 0.113 below 512; six products of 2^-9 lose up to 2^-5 each, which takes it past 512.
+
+    Half of that would not: above 512 a sum of e4m3 products is cut to 2^-4, which is not where the products are cut.
+    """
+    row = [448.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, *[2.0**-9] * 6]
+    q, k = np.ones((1, 16)), np.array([row])
+    s, ds = score_error(q, k, TENSOR_CORE["e4m3"])
+    assert s.item() == 511.875 + 6 * 2.0**-9
+    np.testing.assert_allclose(ds, (6 * 2.0**-5 + 2.0**-4) * (1 + 2.0**-30), rtol=1e-13)
