@@ -110,7 +110,8 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
         return Introduction(kernel, failed=str(error), raised=of_traceback(error.__cause__ or error))
     if candidate.unavailable:
         raise Unavailable(f"kernel {kernel} is unavailable: {candidate.unavailable}")
-    check_claims(candidate.bitwise or ())
+    if candidate.bitwise is not None:
+        check_claims(candidate.bitwise)
     try:
         size = PROFILES[profile]
         fitting = [law for law in LAWS if law.applies(candidate)]

@@ -58,10 +58,14 @@ def sums_of(candidate: Candidate) -> Sums:
 
 def assumed(candidate: Candidate, config: Any) -> Any:
     """Return what the bound of a kernel in a configuration assumes: the order that it states, else the first
-    hypothesis of its operation, if that has any.
+    hypothesis of its operation; where an operation has no orders, the configuration itself.
     """
-    accumulator = None if candidate.order is not None else sums_of(candidate).accumulator
-    return operations.find(candidate.operation).assumed(candidate, config, accumulator)
+    operation = operations.find(candidate.operation)
+    if not operation.has_orders:
+        return config
+    if candidate.order is not None:
+        return candidate.order(config)
+    return next(iter(operation.hypotheses(config, sums_of(candidate).accumulator).values()))
 
 
 @dataclass(frozen=True, slots=True)

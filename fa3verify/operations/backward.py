@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -83,6 +83,7 @@ class Backward(Operation):
     config = BackwardConfig
     features = FEATURES - {"block_descale"} | {LSE_GRADIENT}
     faults = BackwardFault
+    has_orders = True
 
     def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
         return self.features & backward_of(changes.get("family", _FAMILY)).features
@@ -127,14 +128,6 @@ class Backward(Operation):
             returned = []
         forward = Attention(*returned) if returned else attention(problem, q, k, v)
         return attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
-
-    def assumed(
-        self, candidate: Candidate, config: BackwardConfig | GradientConfig, accumulator: Accumulator | None
-    ) -> BackwardModel:
-        if candidate.order is not None:
-            return cast(BackwardModel, candidate.order(config))
-        assert accumulator is not None
-        return next(iter(self.hypotheses(config, accumulator).values()))
 
     def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
         """Those of its forward: a function whose gradients are "autograd" or "own" has one of its own."""

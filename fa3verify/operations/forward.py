@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,7 @@ class Forward(Operation):
     config = Config
     features = FEATURES
     faults = Fault
+    has_orders = True
 
     def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
         return self.features & traits_of(changes.get("family", OURS)).features
@@ -120,12 +121,6 @@ class Forward(Operation):
 
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Config, got: Outputs) -> Outputs:
         return attention(problem, *arrays)._asdict()
-
-    def assumed(self, candidate: Candidate, config: Config, accumulator: Accumulator | None) -> KernelModel:
-        if candidate.order is not None:
-            return cast(KernelModel, candidate.order(config))
-        assert accumulator is not None
-        return next(iter(self.hypotheses(config, accumulator).values()))
 
     def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
         return tuple(KernelModel.hypotheses("fp16", "fp16"))

@@ -78,7 +78,8 @@ class Operation(ABC):
 
     ``config`` is the dataclass of a kernel's configuration, whose fields a case may change; ``features`` are those of
     :data:`FEATURES` that the twin takes; ``faults`` are the mistakes that can be planted in it.
-    ``judges_choices`` says that truth and bound depend on what the kernel returned, so that they follow its run.
+    ``has_orders`` says that its error bound is for an order of operations, and ``judges_choices`` that truth and bound
+    depend on what the kernel returned, so that they follow its run.
     """
 
     name: ClassVar[str]
@@ -86,6 +87,7 @@ class Operation(ABC):
     config: ClassVar[type]
     features: ClassVar[frozenset[str]]
     faults: ClassVar[type[StrEnum]]
+    has_orders: ClassVar[bool] = False
     judges_choices: ClassVar[bool] = False
 
     def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
@@ -116,14 +118,6 @@ class Operation(ABC):
     @abstractmethod
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Any, got: Outputs) -> Outputs:
         """Return the exact outputs in float64; a main output also where a kernel need not have it."""
-
-    def assumed(self, candidate: Candidate, config: Any, accumulator: Accumulator | None) -> Any:
-        """Return what the error bound assumes of a kernel: its configuration, unless an operation needs to know more.
-
-        ``accumulator`` is how a kernel adds products that states no order
-        (:func:`fa3verify.judging.hypotheses.assumed`).
-        """
-        return config
 
     def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
         """Names of what a kernel that states no order of operations may do; none for an operation without orders."""
