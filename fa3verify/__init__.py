@@ -77,11 +77,11 @@ if TYPE_CHECKING:
     from fa3verify.inputs.edits import Edit
     from fa3verify.inputs.recipe import Recipe
     from fa3verify.judging.judgement import Judgement
-    from fa3verify.kernels.adapters.functions import array_candidate, torch_candidate
     from fa3verify.kernels.calls import CandidateError
+    from fa3verify.kernels.functions import array_candidate, torch_candidate
     from fa3verify.kernels.policy import Policy
     from fa3verify.kernels.record import Candidate, Identity
-    from fa3verify.kernels.registry import find as find_kernel
+    from fa3verify.known.registry import find as find_kernel
     from fa3verify.operations.forward import Result
     from fa3verify.public import Replayed, judge, kernel, replay, simulate, tune, verify
 else:
@@ -118,9 +118,9 @@ else:
             "Result": "fa3verify.operations.forward",
             "SoftmaxOrder": "fa3_reference.bounds.model",
             "Summary": "fa3verify.campaign.keys",
-            "array_candidate": "fa3verify.kernels.adapters.functions",
+            "array_candidate": "fa3verify.kernels.functions",
             "default_config": "fa3_kernels.plan.config",
-            "find_kernel": "fa3verify.kernels.registry:find",
+            "find_kernel": "fa3verify.known.registry:find",
             "forward_bound": "fa3_reference.bounds.forward",
             "judge": "fa3verify.public",
             "kernel": "fa3verify.public",
@@ -128,7 +128,7 @@ else:
             "prepare": "fa3_reference.quantize",
             "replay": "fa3verify.public",
             "simulate": "fa3verify.public",
-            "torch_candidate": "fa3verify.kernels.adapters.functions",
+            "torch_candidate": "fa3verify.kernels.functions",
             "truth": "fa3_reference.attention:attention",
             "tune": "fa3verify.public",
             "verify": "fa3verify.public",

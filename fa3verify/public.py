@@ -16,7 +16,7 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.loading import MADE
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fa3_simulator.tune import Ranked
     from fa3verify.campaign.keys import Summary
     from fa3verify.judging.judgement import Judgement
-    from fa3verify.kernels.adapters.functions import KernelFacts
+    from fa3verify.kernels.functions import KernelFacts
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -43,7 +43,7 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
     *refused : nothing
         It takes keywords alone: a kernel is looked up by :func:`fa3verify.find_kernel`.
     **facts : KernelFacts
-        As :func:`fa3verify.kernels.adapters.functions.array_candidate` takes them, which says what the function is
+        As :func:`fa3verify.kernels.functions.array_candidate` takes them, which says what the function is
         called with.
 
     Returns
@@ -68,7 +68,7 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
         )
 
     def declare(function: Function) -> Function:
-        from fa3verify.kernels.adapters.functions import array_candidate
+        from fa3verify.kernels.functions import array_candidate
         from fa3verify.properties import check_claims
 
         check_claims(facts.get("bitwise", ()))

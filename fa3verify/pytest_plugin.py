@@ -71,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def fa3_candidate(request: pytest.FixtureRequest) -> Candidate:
     """A kernel under test, a :class:`fa3verify.Candidate`; skipped where it cannot run here."""
-    from fa3verify.kernels import registry
+    from fa3verify.known import registry
 
     candidate = registry.find(request.param)
     if candidate.unavailable:

@@ -43,8 +43,8 @@ from fa3verify.adversary import gradients, islands
 from fa3verify.adversary.gradients import colony as gradients_colony
 from fa3verify.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
 from fa3verify.adversary.run import search_island
-from fa3verify.bench import cells, results, tables
 from fa3verify.cli.main import main
+from fa3verify.timed import cells, results, tables
 
 FILE = Path(__file__).with_suffix(".json")
 SMS = 132

@@ -20,12 +20,12 @@ from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3verify.bench.cells import Cell
 from fa3verify.bench.kernels import Inputs
-from fa3verify.bench.results import Verdict
-from fa3verify.kernels.adapters.launches import Output
-from fa3verify.kernels.adapters.tensors import to_numpy
+from fa3verify.known.launches import Output
 from fa3verify.operations.ratios import error_ratio
+from fa3verify.tensors.convert import to_numpy
+from fa3verify.timed.cells import Cell
+from fa3verify.timed.results import Verdict
 
 MAX_ROWS = 128
 EDGE_ROWS = 8  # the bound of a row takes ten times as long as its truth

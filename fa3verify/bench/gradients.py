@@ -22,16 +22,16 @@ from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands
-from fa3verify.bench.cells import Cell
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.bench.kernels import Inputs, Kernel, Run
-from fa3verify.bench.results import Verdict
-from fa3verify.kernels.adapters import backward_launches, loaded
-from fa3verify.kernels.adapters.backward_launches import GivenBackward, Gradients
-from fa3verify.kernels.adapters.libraries import Unsupported
-from fa3verify.kernels.adapters.peers import BACKWARDS
-from fa3verify.kernels.adapters.tensors import to_numpy
+from fa3verify.known import backward_launches, loaded
+from fa3verify.known.backward_launches import GivenBackward, Gradients
+from fa3verify.known.libraries import Unsupported
+from fa3verify.known.peers import BACKWARDS
 from fa3verify.operations.ratios import error_ratio
+from fa3verify.tensors.convert import to_numpy
+from fa3verify.timed.cells import Cell
+from fa3verify.timed.results import Verdict
 
 EDGE = 64  # rows or keys of a cut
 _ABOUT = {

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fa3_kernels.gluon.clock import SLOTS, read_clocks
-from fa3verify.bench.timing import BY_GRAPH, LAUNCHES, Burst, sm_mhz
+from fa3verify.timed.timing import BY_GRAPH, LAUNCHES, Burst, sm_mhz
 
 _READ_CLOCKS: Any = read_clocks  # the annotations of gluon.jit hide that a kernel is launched
 HEAD_START_CYCLES = 1_000_000  # half a millisecond: the host needs 30 to 200 us to start a graph

@@ -13,13 +13,13 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.bounds import KernelModel
-from fa3verify.bench.cells import Cell
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.results import Verdict
-from fa3verify.bench.timing import Timed
-from fa3verify.kernels.adapters.launches import Output
-from fa3verify.kernels.adapters.libraries import Unsupported
-from fa3verify.kernels.adapters.tensors import TORCH_DTYPES
+from fa3verify.known.launches import Output
+from fa3verify.known.libraries import Unsupported
+from fa3verify.tensors.convert import TORCH_DTYPES
+from fa3verify.timed.cells import Cell
+from fa3verify.timed.results import Verdict
+from fa3verify.timed.timing import Timed
 
 MAX_COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
 EVERY = ("fp16", "bf16", "e4m3")

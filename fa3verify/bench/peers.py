@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fa3_reference.bounds import KernelModel
-from fa3verify.bench.cells import Cell
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.bench.kernels import Inputs, Kernel, Run, descales
-from fa3verify.kernels.adapters import loaded
-from fa3verify.kernels.adapters.launches import Given
-from fa3verify.kernels.adapters.libraries import Unsupported
-from fa3verify.kernels.adapters.peers import PEERS
+from fa3verify.known import loaded
+from fa3verify.known.launches import Given
+from fa3verify.known.libraries import Unsupported
+from fa3verify.known.peers import PEERS
+from fa3verify.timed.cells import Cell
 
 
 def _options(name: str, cell: Cell) -> dict[str, Any]:

@@ -17,15 +17,16 @@ import torch
 
 from fa3_kernels.audit.evidence import Evidence, evidence_facts
 from fa3verify import __version__
-from fa3verify.bench import check, gradients, results, tables
-from fa3verify.bench.cells import Cell
+from fa3verify.bench import check, gradients
 from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
 from fa3verify.bench.kernels import MAX_COPIES, Inputs, Kernel, Run, draw, ours
 from fa3verify.bench.peers import peers
-from fa3verify.bench.results import CellRecord, Measured, Results, Switches, Verdict, measured
-from fa3verify.bench.timing import LAUNCHES, Clock, Pace, Timed, measure, query
 from fa3verify.bench.warm import processes, warm_up
-from fa3verify.kernels.adapters.libraries import Unsupported
+from fa3verify.known.libraries import Unsupported
+from fa3verify.timed import results, tables
+from fa3verify.timed.cells import Cell
+from fa3verify.timed.results import CellRecord, Measured, Results, Switches, Verdict, measured
+from fa3verify.timed.timing import LAUNCHES, Clock, Pace, Timed, measure, query
 
 RECORDS = "bench.jsonl"
 

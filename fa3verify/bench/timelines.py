@@ -1,4 +1,4 @@
-"""Record a measured timeline: an instrumented kernel's stamps, as the file that :mod:`fa3verify.bench.stamps` reads."""
+"""Record a measured timeline: an instrumented kernel's stamps, as the file that :mod:`fa3verify.timed.stamps` reads."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from fa3_kernels.audit.probes import STEPS
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.request import Choices
 from fa3_kernels.plan.stamps import COLUMNS, Stamp, read_stamps
-from fa3verify.bench import graphs, kernels, results, timing
-from fa3verify.bench import stamps as measured
-from fa3verify.bench.cells import Cell
+from fa3verify.bench import graphs, kernels
 from fa3verify.files import write_text
+from fa3verify.timed import results, timing
+from fa3verify.timed import stamps as measured
+from fa3verify.timed.cells import Cell
 
 BLOCKS = 24  # that are kept, as many as a simulated timeline shows
 PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
@@ -108,7 +109,7 @@ def first_blocks(stamps: np.ndarray, blocks: int = BLOCKS) -> Iterator[Stamp]:
 
 
 def csv_text(facts: Mapping[str, Any], stamps: list[Stamp]) -> str:
-    """The file that :func:`fa3verify.bench.stamps.read` reads.
+    """The file that :func:`fa3verify.timed.stamps.read` reads.
 
     >>> print(csv_text({"kernel": "gluon"}, [Stamp("producer", 0, "k_free", 7)]), end="")
     # kernel=gluon
@@ -121,7 +122,7 @@ def csv_text(facts: Mapping[str, Any], stamps: list[Stamp]) -> str:
 
 
 def _facts(cell: Cell, tile: tuple[int, int], recorded: Recorded) -> dict[str, Any]:
-    """The values of :data:`fa3verify.bench.stamps.KEYS`."""
+    """The values of :data:`fa3verify.timed.stamps.KEYS`."""
     return {
         "kernel": "gluon",
         "dtype": cell.dtype,

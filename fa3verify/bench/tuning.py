@@ -13,8 +13,9 @@ from fa3_kernels.audit.figures import tensor_loops
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench import check, kernels, results, timing
-from fa3verify.bench.cells import Cell
+from fa3verify.bench import check, kernels
+from fa3verify.timed import results, timing
+from fa3verify.timed.cells import Cell
 
 ROUNDS, PAUSE_S = 5, 0.3
 _REGISTER = re.compile(r"\bR(\d+)\b")

@@ -16,8 +16,8 @@ from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.choose import config_of, shape_of
 from fa3_kernels.plan.variant import variant_of
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench.cells import Cell
 from fa3verify.bench.kernels import Kernel
+from fa3verify.timed.cells import Cell
 
 
 def processes() -> Executor:

@@ -18,8 +18,9 @@ from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, 
 from fa3verify.cases import coverage
 from fa3verify.inputs.captures import Capture
 from fa3verify.judging import hypotheses
-from fa3verify.kernels import loading, registry, watch
+from fa3verify.kernels import loading, watch
 from fa3verify.kernels.record import Candidate, Identity
+from fa3verify.known import registry
 from fa3verify.text import of_error, of_traceback, one_line
 
 
@@ -86,7 +87,7 @@ class Introduction:
 
 
 def found(kernel: str) -> Candidate:
-    """Return a kernel by name, as :func:`fa3verify.kernels.registry.find`, and say that this may take its time."""
+    """Return a kernel by name, as :func:`fa3verify.known.registry.find`, and say that this may take its time."""
     with watch.warming(f"import of {kernel}"):
         return registry.find(kernel)
 

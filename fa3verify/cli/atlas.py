@@ -31,7 +31,7 @@ def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: 
     with one_line_errors():
         from fa3verify.cli import console
         from fa3verify.commands import publish, verify
-        from fa3verify.kernels import registry
+        from fa3verify.known import registry
 
         known = registry.discover()
         chosen = tuple(dict.fromkeys(_chosen(kernels, known)))

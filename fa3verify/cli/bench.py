@@ -13,7 +13,7 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_err
 from fa3verify.cli.options import peers_option
 
 if TYPE_CHECKING:
-    from fa3verify.bench.cells import Cell
+    from fa3verify.timed.cells import Cell
 
 GRIDS = (
     "paper", "fresh", "ragged", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2",
@@ -56,7 +56,7 @@ seed_option = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=
 
 def cells_of(options: dict[str, Any]) -> list[Cell]:
     """Return the cells that the options name; leave if there are none."""
-    from fa3verify.bench.cells import select
+    from fa3verify.timed.cells import select
 
     filters = {name: options[name] for name in ("head_dims", "seqlens", "causal")}
     cells = select(options["grid"], options["dtypes"] or ("fp16", "bf16", "e4m3"), **filters)
@@ -84,7 +84,7 @@ def bench(out: Path, quiet: bool, **options: Any) -> None:
         cells = cells_of(options)
         require_device("bench")
         from fa3verify.bench import run as bench_run
-        from fa3verify.bench.timing import Pace
+        from fa3verify.timed.timing import Pace
 
         pace = Pace(options["rounds"], options["pause"], options["sustained"])
         settings = bench_run.Settings(cells, out, options["names"], pace, options["budget"], options["seed"])

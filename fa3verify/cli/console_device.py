@@ -47,7 +47,7 @@ def print_audit(figures: dict[str, Any], broken: list[str], moved: list[str], ac
 
 def print_bench(results: Any, grid: str, left: int, wrong: list[str], out: Path, *, quiet: bool) -> None:
     """Print ratios to every peer, what is missing, kernels whose bits differ, and the path of the report."""
-    from fa3verify.bench.ratios import ratio_lines
+    from fa3verify.timed.ratios import ratio_lines
 
     console = Console(highlight=False)
     if not quiet:

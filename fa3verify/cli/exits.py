@@ -34,7 +34,7 @@ def fail(code: int, message: str) -> NoReturn:
 
 def require_device(what: str) -> None:
     """Leave, with the reason, unless the GPU kernels can run here."""
-    from fa3verify.kernels import here
+    from fa3verify.tensors import here
 
     if reason := here.unavailable():
         fail(ENVIRONMENT, f"{what} needs a GPU: {reason}")

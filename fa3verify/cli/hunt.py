@@ -82,7 +82,7 @@ def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline:
         kept = {name: figures for name, figures in stored.kernels.items() if name in own}
         goal = OverBaseline(replace(stored, kernels=kept))
     if against is not None:
-        from fa3verify.kernels.registry import find
+        from fa3verify.known.registry import find
 
         goal = Difference(find(against), "ulp" if unit == "ulp" else "bound")
     return goal.to_json()

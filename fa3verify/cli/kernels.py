@@ -15,7 +15,7 @@ def kernels(json_target: str | None) -> None:
     """List the kernels that can be judged, and why one cannot run here."""
     with one_line_errors():
         from fa3verify.cli import console
-        from fa3verify.kernels import registry
+        from fa3verify.known import registry
 
         known = list(registry.discover().values())
         emit({"kernels": [console.kernel_row(c) for c in known]}, json_target)

@@ -12,7 +12,7 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
-from fa3verify.kernels.adapters.libraries import FOLDER_VARIABLE
+from fa3verify.known.libraries import FOLDER_VARIABLE
 
 KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon, prototype or flash3."
 

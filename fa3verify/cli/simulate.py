@@ -119,7 +119,7 @@ def simulate(
 
 def _validate(path: Path, machine: str, json_target: str | None) -> None:
     from fa3_simulator.machine import load
-    from fa3verify.bench import validation as validate
+    from fa3verify.timed import validation as validate
 
     if given := given_options(but=VALIDATES_WITH):
         raise ValueError(f"--validate takes schedules from the file and does not take {', '.join(given)}")

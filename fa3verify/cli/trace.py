@@ -81,7 +81,7 @@ def _print_both(processes: dict[str, Any], figures: dict[str, Any]) -> None:
 
 def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
     """Record stamps on the GPU here: the clock it ran at, and the stamps or why they are no evidence."""
-    from fa3verify.bench.stamps import read
+    from fa3verify.timed.stamps import read
 
     if given := given_options(("backward", "p_in_smem", "clock_mhz", *GROUPED)):
         raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
@@ -104,7 +104,7 @@ def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
 
 def _stamps(path: Path, options: dict[str, Any]) -> Any:
     """Read measured stamps; what they say of the problem becomes the options."""
-    from fa3verify.bench.stamps import read
+    from fa3verify.timed.stamps import read
 
     stamps = read(path)
     names = ("dtype", "head_dim", "tile", "seqlen", "causal")
@@ -119,7 +119,7 @@ def _stamps(path: Path, options: dict[str, Any]) -> Any:
 
 def _add_measured(processes: dict[str, Any], stamps: Any) -> dict[str, float]:
     """Put the measured bars beside the simulated ones, and say how long a key block takes in each."""
-    from fa3verify.bench.stamps import aligned, cycles_per_block
+    from fa3verify.timed.stamps import aligned, cycles_per_block
 
     (simulated,) = processes.values()
     slowed = f"{stamps.slowdown - 1:+.1%} by the stamps"

@@ -197,7 +197,7 @@ def _measure(best: list[Any], rows: list[dict[str, Any]], problem: Any) -> dict[
     import numpy as np
 
     from fa3verify.bench import tuning as tune_build
-    from fa3verify.bench.validation import agreement
+    from fa3verify.timed.validation import agreement
 
     cell = tune_build.cell_of(problem)
     measured = tune_build.measure_cycles(cell, [tune_build.options_of(r.config, problem) for r in best])

@@ -18,7 +18,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fa3verify.bench.timing import query
 from fa3verify.campaign import atlas, replay_files, summary
 from fa3verify.campaign.atlas import Atlas, Entry, Finding, Loss
 from fa3verify.campaign.executors import make_executor
@@ -29,6 +28,7 @@ from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 from fa3verify.studies import accumulator_loss
 from fa3verify.text import of_error, one_line
+from fa3verify.timed.timing import query
 
 CAMPAIGNS, WORST = "campaigns", "worst"
 LOSS_V_MEAN = 1.0

@@ -44,7 +44,7 @@ def run(
         Figures of a judged case.
     """
     from fa3verify.judging import hypotheses
-    from fa3verify.kernels import registry
+    from fa3verify.known import registry
 
     candidate = registry.find(kernel or body["kernel"])
     holds, message, measures = _judged(candidate, body, activations, family)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
 from fa3verify.kernels.twins import twin
+from fa3verify.known.registry import find
 
 
 def configured(name: str) -> Candidate:

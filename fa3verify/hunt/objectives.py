@@ -17,7 +17,7 @@ from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.judging import gate
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD, Output
 from fa3verify.operations.ratios import error_over_bound
 

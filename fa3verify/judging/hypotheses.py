@@ -45,7 +45,7 @@ def sums_of(candidate: Candidate) -> Sums:
         return Sums(candidate.accumulator, "declared")
     if not candidate.device.startswith("cuda"):
         return Sums("fp32", f"device: {candidate.device.upper() if candidate.device == 'cpu' else candidate.device}")
-    from fa3verify.kernels.adapters.tensors import gpu_of
+    from fa3verify.tensors.convert import gpu_of
 
     found = gpu_of(candidate.device)
     if found is None:

@@ -14,9 +14,10 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.judging import hypotheses, metrics
-from fa3verify.kernels import calls, registry
+from fa3verify.kernels import calls
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
+from fa3verify.known import registry
 from fa3verify.operations import Outputs
 from fa3verify.operations.operation import Arrays
 

@@ -1,1 +1,1 @@
-"""What is judged: the record of a kernel, the twins, loading of somebody's own, and the registry of all."""
+"""What is judged: the record of a kernel, the twins, and functions of somebody's own."""

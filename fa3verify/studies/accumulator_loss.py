@@ -17,7 +17,7 @@ from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
 
 if TYPE_CHECKING:

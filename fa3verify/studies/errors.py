@@ -16,7 +16,7 @@ from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any
 
 from fa3_reports.device.keys import why_stale
 from fa3_reports.device.source import RECORDED, Row, Source
-from fa3verify.bench.ratios import geometric_mean
 from fa3verify.files import json_text, write_text
+from fa3verify.timed.ratios import geometric_mean
 
 VERDICTS = ("confirmed", "refuted", "not reproduced", "not tested")
 PAGE, FACTS, SCHEMA = "claims.md", "claims.json", "fa3verify.claims/1"

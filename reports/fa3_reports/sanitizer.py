@@ -139,8 +139,8 @@ def start(launch: Launch) -> None:
 
     from fa3_reports.bits import forward_cases
     from fa3_reports.bits.forward_cases import NUMPY, Case
-    from fa3verify.kernels.adapters import backward_launches
-    from fa3verify.kernels.device import run_forward, run_quantiser
+    from fa3verify.known import backward_launches
+    from fa3verify.known.device import run_forward, run_quantiser
 
     problem, choices = launch.problem, dict(launch.choices)
     blocks = choices.pop("descale_blocks", None)
@@ -226,7 +226,7 @@ def _printed(command: list[str], name: str, seconds: float) -> str:
 def provenance(sanitizer: Path) -> str:
     """JSON of what examined which kernels."""
     from fa3_kernels.audit.evidence import evidence_facts
-    from fa3verify.bench.timing import query
+    from fa3verify.timed.timing import query
 
     version = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")
     facts = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.kernels.adapters import backward_launches
-from fa3verify.kernels.adapters.backward_launches import GivenBackward
+from fa3verify.known import backward_launches
+from fa3verify.known.backward_launches import GivenBackward
 
 HEAD_DIM = 64
 

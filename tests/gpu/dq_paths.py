@@ -32,13 +32,13 @@ from fa3_kernels.gluon.launch import num_sms
 from fa3_kernels.gluon.run import KERNELS, PlanOnGpu
 from fa3_kernels.plan.backward_plan import BackwardPlan, backward_plan
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench.cells import Cell, paper
 from fa3verify.bench.gradients import given_of
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.bench.kernels import draw
-from fa3verify.bench.results import cycles
-from fa3verify.bench.timing import Clock, Pace, Times, measure
-from fa3verify.kernels.adapters.backward_launches import GivenBackward
+from fa3verify.known.backward_launches import GivenBackward
+from fa3verify.timed.cells import Cell, paper
+from fa3verify.timed.results import cycles
+from fa3verify.timed.timing import Clock, Pace, Times, measure
 from tests.gpu import dq_kernels
 
 SEQLENS = (1024, 4096, 16384)

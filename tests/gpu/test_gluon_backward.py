@@ -28,7 +28,7 @@ def differentiated(
     import torch
 
     from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
-    from fa3verify.kernels.adapters.tensors import TORCH_DTYPES, to_numpy
+    from fa3verify.tensors.convert import TORCH_DTYPES, to_numpy
 
     torch.manual_seed(0)
     shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape)

@@ -158,7 +158,7 @@ def test_illegal_operands_are_refused() -> None:
 def test_the_candidate_has_the_bits_of_its_twin():
     from fa3verify.campaign.profiles import PROFILES, family_cases
     from fa3verify.judging.judgement import judge, passes
-    from fa3verify.kernels import registry
+    from fa3verify.known import registry
 
     kernel = registry.find("gluon.quantize")
     for case in family_cases(kernel, "normal", PROFILES["quick"], 0):

@@ -24,7 +24,8 @@ from fa3verify.cases import space
 from fa3verify.cli.main import main
 from fa3verify.compare.axes import AXES
 from fa3verify.inputs.recipe import FAMILIES, UNCOMMON, Recipe
-from fa3verify.kernels import record, registry
+from fa3verify.kernels import record
+from fa3verify.known import registry
 from fa3verify.properties.law import Law, Trial
 from fa3verify.properties.runner import run_law
 from fa3verify.properties.table import LAWS

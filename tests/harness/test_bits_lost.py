@@ -25,7 +25,7 @@ from fa3verify.judging import bits_lost, metrics
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 
 FP16 = FORMATS["fp16"]
 HALF_ULP, ULP = 2.0**-11, 2.0**-10  # of fp16 in [1, 2)

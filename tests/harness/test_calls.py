@@ -17,7 +17,7 @@ from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from fa3verify.operations import FEATURES
 from fa3verify.operations.forward import Forward, Result, order_of_family
 from fa3verify.properties import find_law, run_law

@@ -18,9 +18,10 @@ from fa3verify.cases.case import Case
 from fa3verify.commands.replay import run as replayed
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.kernels import record, registry
-from fa3verify.kernels.adapters.functions import array_candidate
+from fa3verify.kernels import record
 from fa3verify.kernels.calls import run
+from fa3verify.kernels.functions import array_candidate
+from fa3verify.known import registry
 from fa3verify.properties import find_law, run_law
 from fa3verify.properties.law import Trial
 from fa3verify.properties.trials import Wanted, small_cases

@@ -21,7 +21,8 @@ from fa3verify.judging.gate import (
     read_baseline,
     shipped_baseline,
 )
-from fa3verify.kernels import registry, twins
+from fa3verify.kernels import twins
+from fa3verify.known import registry
 
 FAMILY = {
     "family": "normal",

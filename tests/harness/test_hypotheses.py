@@ -24,10 +24,11 @@ from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.hypotheses import sums_of, under
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.judging.verdict import assumed
-from fa3verify.kernels import registry, twins
-from fa3verify.kernels.adapters.functions import array_candidate
+from fa3verify.kernels import twins
+from fa3verify.kernels.functions import array_candidate
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
+from fa3verify.known import registry
+from fa3verify.known.registry import find
 from fa3verify.operations import forward
 from fa3verify.properties import Trial, find_law, replay_trial, run_law
 from fa3verify.report.build import render
@@ -315,7 +316,7 @@ def test_an_accumulator_that_says_nothing_or_contradicts_an_order_is_refused(fac
 def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it(
     monkeypatch, capability, dtype, accumulator
 ):
-    from fa3verify.kernels.adapters import tensors
+    from fa3verify.tensors import convert as tensors
 
     monkeypatch.setattr(tensors, "gpu_of", lambda device: tensors.Gpu("NVIDIA X", capability))
     (kernel,) = array_candidate(of_p, dtypes=(dtype,), library="torch", device="cuda")

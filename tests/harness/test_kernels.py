@@ -21,12 +21,13 @@ from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.cases import coverage, space
 from fa3verify.cli.main import main
 from fa3verify.judging.judgement import judge
-from fa3verify.kernels import here as gpu_room
-from fa3verify.kernels import loading, record, registry, twins
-from fa3verify.kernels.gluon import gpu
-from fa3verify.kernels.registry import find
+from fa3verify.kernels import loading, record, twins
+from fa3verify.known import registry
+from fa3verify.known.gluon import gpu
+from fa3verify.known.registry import find
 from fa3verify.properties import runner
 from fa3verify.properties.structure import STRUCTURE_LAWS
+from fa3verify.tensors import here as gpu_room
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ import pytest
 from fa3verify.campaign import replay_files
 from fa3verify.cases.case import Case
 from fa3verify.commands import replay
-from fa3verify.kernels import record, registry
+from fa3verify.kernels import record
+from fa3verify.known import registry
 
 HERE = Path(__file__).parent / "replays"
 FILES = tuple(sorted(path for path in HERE.glob("*.json") if path.name != "expected.json"))

@@ -10,7 +10,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from tests.harness import third_party
 
 KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.fp16", "twin.cudnn.fp16")

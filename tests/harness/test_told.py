@@ -16,7 +16,7 @@ from fa3verify import hazards
 from fa3verify.cli import console, ranking
 from fa3verify.cli.console_device import print_audit
 from fa3verify.cli.main import main
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 from fa3verify.report import notation
 
 NUMBERS = {  # three digits, and a power where plain digits would be longer

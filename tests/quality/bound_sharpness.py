@@ -21,7 +21,7 @@ from fa3_reference.bounds.enclosure import forward_enclosure, forward_execution
 from fa3_reference.bounds.forward import forward_bound
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.judging.metrics import share_of
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3")
 EXECUTIONS = 64

@@ -2,8 +2,7 @@
 
 The edits are cosmic-ray's. A place in the code is drawn first and then one of the edits that are possible there, so
 that an operator with many replacements weighs no more than one with a single one. Left out are modules that need torch
-or a GPU (all that the import contract of the CPU side does not list), annotations, and decorators that compile or
-remember.
+or a GPU (the bench, and whatever imports torch or triton), annotations, and decorators that compile or remember.
 
     python -m tests.quality.harness_mutants --seed 3 --edits 300 --work FOLDER --out reports/mutants
 """
@@ -14,6 +13,7 @@ import argparse
 import ast
 import json
 import random
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -31,6 +31,7 @@ from tests.quality.mutant_runs import Edit, Outcome
 SCOPE = ("fa3verify", "simulator/fa3_simulator", "kernels/fa3_kernels/plan", "reference/fa3_reference/bounds")
 EDITED = {"operator", "keyword", "number", "comparison", "except_clause", "decorator", "factor", "not_test"}
 EDITED |= {"test", "if_stmt", "while_stmt", "assert_stmt", "for_stmt", "and_test", "or_test"}  # parso's names
+NEEDS_TORCH = re.compile(r"^(?:import|from) (?:torch|triton)\b", re.MULTILINE)
 PUNCTUATION = set("()[]{},.:=;@") | {"->", ":=", "..."}
 QUICK_ONLY = {"njit", "jit", "cache", "lru_cache", "cached_property"}  # decorators that change how fast, not what
 
@@ -45,15 +46,11 @@ class Place:
 
 
 def modules(root: Path) -> list[Path]:
-    """Return the modules of the scope that the import contract of the CPU side lists, without their package's data."""
-    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    listed = next(contract["source_modules"] for contract in contracts if "torch" in contract["name"])
+    """Return the modules of the scope that run without torch."""
     found = []
     for folder in SCOPE:
         for path in sorted((root / folder).rglob("*.py")):
-            name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-            name = name.removeprefix("simulator.").removeprefix("kernels.").removeprefix("reference.")
-            if any(name == module or name.startswith(module + ".") for module in listed):
+            if "bench" not in path.parts and not NEEDS_TORCH.search(path.read_text()):
                 found.append(path)
     return found
 

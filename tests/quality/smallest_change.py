@@ -28,8 +28,8 @@ from fa3verify.campaign.tasks import pooled
 from fa3verify.cases.case import Case
 from fa3verify.judging import gate, hypotheses, metrics
 from fa3verify.judging.judgement import Judgement, judge
-from fa3verify.kernels import registry
 from fa3verify.kernels.record import Candidate
+from fa3verify.known import registry
 
 DTYPES = ("fp16", "bf16", "e4m3")
 FAMILIES = ("normal", "peaky", "offset_v")

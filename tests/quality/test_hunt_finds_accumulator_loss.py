@@ -8,7 +8,7 @@ from fa3verify.adversary.colony import individual
 from fa3verify.hunt import Ratio, hunt
 from fa3verify.hunt.call import Call
 from fa3verify.hunt.search import value_of
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from fa3verify.operations import find as operation
 
 PROBLEMS, SEED = 112, 1  # reports/notes/hunt.md has other seeds

@@ -6,8 +6,8 @@ import pytest
 
 from fa3_kernels.twin.faults import DESCRIPTIONS, BackwardFault, Fault, QuantizerFault
 from fa3_reference.problem import Dtype
-from fa3verify.kernels.registry import find
 from fa3verify.kernels.twins import twin
+from fa3verify.known.registry import find
 from fa3verify.properties import LawOutcome, find_law, run_law
 
 pytestmark = pytest.mark.usefixtures("shared_references")

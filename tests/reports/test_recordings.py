@@ -169,7 +169,7 @@ def test_two_recordings_agree_where_both_refused_whatever_the_words(tmp_path):
 
 def test_what_can_be_recorded_are_the_peers_that_have_a_twin():
     from fa3_reports.cli.record import LIBRARIES
-    from fa3verify.kernels.adapters.peers import PEERS
+    from fa3verify.known.peers import PEERS
 
     assert set(LIBRARIES) == {name for name, peer in PEERS.items() if peer.family}
 

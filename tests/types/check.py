@@ -22,7 +22,7 @@ from typing import Any
 
 PACKAGES = (
     "fa3verify",
-    "fa3verify.kernels.adapters.functions",
+    "fa3verify.kernels.functions",
     "fa3verify.inputs.strategies",
     "fa3_kernels",
     "fa3_simulator",

@@ -15,7 +15,7 @@ from numpydoc.validate import ERROR_MSGS, validate
 
 PACKAGES = (
     "fa3verify",
-    "fa3verify.kernels.adapters.functions",
+    "fa3verify.kernels.functions",
     "fa3verify.inputs.strategies",
     "fa3_kernels",
     "fa3_kernels.api",

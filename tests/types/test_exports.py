@@ -15,7 +15,7 @@ import pytest
 
 import fa3verify
 from fa3verify.campaign.keys import KernelSummary, Summary
-from fa3verify.kernels.adapters.functions import KernelFacts, array_candidate, torch_candidate
+from fa3verify.kernels.functions import KernelFacts, array_candidate, torch_candidate
 
 PACKAGES = ("fa3verify", "fa3_kernels", "fa3_simulator", "fa3_reference")
 LAZY = (*PACKAGES, "fa3_reference.bounds")

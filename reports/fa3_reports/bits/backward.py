@@ -24,8 +24,8 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Ope
 from fa3_reports.bits import forward_cases
 from fa3_reports.bits.forward_cases import FAMILIES, NUMPY, Case
 from fa3_reports.bits.table import Table
-from fa3verify.kernels.adapters import backward_launches
-from fa3verify.kernels.device import run_forward
+from fa3verify.known import backward_launches
+from fa3verify.known.device import run_forward
 
 COLUMNS = (
     "feature", "dtype", "head_dim", "head_dim_v", "causal", "left", "right", "softcap", "batch", "nheads", "nheads_kv",

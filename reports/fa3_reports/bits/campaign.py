@@ -19,8 +19,8 @@ import triton
 
 from fa3_reports.bits import backward, forward, quantise, quantise_accuracy, quantise_speed
 from fa3_reports.bits.table import Table, Wrong, by_case, read, write
-from fa3verify.bench.timing import query
 from fa3verify.files import write_text
+from fa3verify.timed.timing import query
 
 HANG_SECONDS = 200  # without one finished piece of work
 

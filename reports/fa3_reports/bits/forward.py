@@ -21,7 +21,7 @@ from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reports.bits.forward_cases import DEFAULTS, DTYPES, Case, cases, operands
 from fa3_reports.bits.table import Table
-from fa3verify.kernels.device import run_forward
+from fa3verify.known.device import run_forward
 
 FAULTS = ("truncated_p", "coarse_exp2", "fp16_row_sum", "kv_head_modulo", "swapped_v_rows")
 E4M3_FAULTS = (

@@ -14,8 +14,8 @@ from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.twin.quantize import quantize_qkv as twin_quantize
 from fa3_reports.bits.quantise_cases import Case, arrays, cases
 from fa3_reports.bits.table import Table, Wrong
-from fa3verify.kernels.adapters.tensors import to_numpy
-from fa3verify.kernels.device import run_quantiser
+from fa3verify.known.device import run_quantiser
+from fa3verify.tensors.convert import to_numpy
 
 FIELDS = ("q", "k", "v", "q_descale", "k_descale", "v_descale", "lse_correction", "k_mean")
 COLUMNS = (

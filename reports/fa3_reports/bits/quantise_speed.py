@@ -13,7 +13,7 @@ from fa3_kernels.gluon.quantize import quantize_qkv
 from fa3_reports.bits.quantise_cases import HIDDEN
 from fa3_reports.bits.table import Table
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.timing import Clock, Pace, measure
+from fa3verify.timed.timing import Clock, Pace, measure
 
 SEQLEN = 4096
 PACE = Pace(rounds=7, pause_s=0.03, sustained=False)

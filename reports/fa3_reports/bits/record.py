@@ -16,10 +16,10 @@ from fa3_reports.bits.corner_cases import corners
 from fa3_reports.bits.gap_cases import gaps
 from fa3_reports.bits.recorded_cases import cases
 from fa3_reports.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_operands, digests_of, write
-from fa3verify.bench.timing import query
 from fa3verify.cases.case import Case
-from fa3verify.kernels.adapters import loaded
-from fa3verify.kernels.adapters.peers import PEERS
+from fa3verify.known import loaded
+from fa3verify.known.peers import PEERS
+from fa3verify.timed.timing import query
 
 Which = Literal["broad", "corners", "gaps"]
 LONG_OUTPUTS = 2_000_000  # of a case, from which on it waits for all others

@@ -13,8 +13,8 @@ from fa3_reports.device.blocks import Column, Figure, Section, Table, as_printed
 from fa3_reports.device.figures import draw_predictions, draw_timeline
 from fa3_reports.device.kernels import look
 from fa3_reports.device.source import Row, Source
-from fa3verify.bench import stamps
 from fa3verify.report.notation import percent
+from fa3verify.timed import stamps
 
 ERRORS = ("simulated_cycles", "roofline_cycles", "closed_form_cycles")
 BLOCKS_SHOWN = 2.5  # of a timeline

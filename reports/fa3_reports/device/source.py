@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 Row = dict[str, str]
-# Names that tables have from before a peer was called as its candidate in fa3verify.kernels.adapters.peers is.
+# Names that tables have from before a peer was called as its candidate in fa3verify.known.peers is.
 RECORDED = {
     "fa3": "flash3",
     "fa3.dew": "flash3.dew",

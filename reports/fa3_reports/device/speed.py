@@ -18,7 +18,7 @@ from fa3_reports.device.kernels import in_order, is_ours, look
 from fa3_reports.device.source import Row, Source
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import SUB_CORES
-from fa3verify.bench.ratios import geometric_mean
+from fa3verify.timed.ratios import geometric_mean
 
 CURVES = {"paper": "forward", "backward": "backward"}  # grids whose cells are lengths of 16k tokens
 DTYPES = ("fp16", "bf16", "e4m3")

@@ -22,7 +22,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_simulator.backward_choice import schedule_for
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.run import estimate, operations
-from fa3verify.bench.validation import accuracy
+from fa3verify.timed.validation import accuracy
 
 COLUMNS = (
     "source", "kernel", "part", "batch", "seqlen", "nheads", "nheads_kv", "head_dim", "causal", "turns", "tile",

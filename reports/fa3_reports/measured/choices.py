@@ -98,9 +98,10 @@ def record(path: Path, machine: str) -> None:
 
 def _cycles(problem: AttentionProblem, configs: Sequence[Config]) -> list[float]:
     """Median cycles of a launch; NaN for what is refused."""
-    from fa3verify.bench import kernels, results, timing
+    from fa3verify.bench import kernels
     from fa3verify.bench.tuning import cell_of, options_of
-    from fa3verify.kernels.adapters.libraries import Unsupported
+    from fa3verify.known.libraries import Unsupported
+    from fa3verify.timed import results, timing
 
     cell, runs = cell_of(problem), dict[str, timing.Timed]()
     inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)

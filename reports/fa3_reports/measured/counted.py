@@ -20,11 +20,11 @@ from fa3_kernels.audit.evidence import evidence_facts
 from fa3_reports.measured import counters
 from fa3_reports.measured.counters import Launched
 from fa3verify.bench import run as bench
-from fa3verify.bench.cells import Cell
 from fa3verify.bench.kernels import Kernel, draw
-from fa3verify.bench.timing import query
 from fa3verify.files import json_text, write_text
 from fa3verify.text import one_line
+from fa3verify.timed.cells import Cell
+from fa3verify.timed.timing import query
 
 MARK_CYCLES = 1000
 LONGEST_S = 3600.0  # of a profiled process

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fa3_simulator.roofline import SUB_CORES
-from fa3verify.bench.cells import Cell
-from fa3verify.bench.results import Switches
-from fa3verify.bench.tables import CELL_FIELDS
 from fa3verify.files import csv_text
+from fa3verify.timed.cells import Cell
+from fa3verify.timed.results import Switches
+from fa3verify.timed.tables import CELL_FIELDS
 
 MARK = "spin_kernel"  # of torch.cuda._sleep
 # Cycles are those of an SM: its own clock ticks from first to last, those with a warp on it, and those in which each of

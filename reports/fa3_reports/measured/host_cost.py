@@ -21,8 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
 from fa3_reports.measured.host_rows import Cost, check
 from fa3verify.files import write_text
-from fa3verify.kernels.adapters import loaded
-from fa3verify.kernels.adapters.libraries import Unsupported
+from fa3verify.known import loaded
+from fa3verify.known.libraries import Unsupported
 
 CALLS, GROUP, WARM_UP = 400, 20, 40
 HEADS, HEADS_KV, HEAD_DIM = 16, 16, 128

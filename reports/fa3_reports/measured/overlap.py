@@ -26,8 +26,8 @@ from fa3_simulator.run import all_tiles, estimate, launched
 from fa3_simulator.schedules import TileBlocks, read_switches
 from fa3_simulator.timeline import bars
 from fa3_simulator.what_if import speedups
-from fa3verify.bench import stamps, timings
 from fa3verify.files import markdown_table, write_text
+from fa3verify.timed import stamps, timings
 
 INTRO = """T is the time of a launch or of a step, T_tensor that of its tensor cores, T_softmax the vector work of all
 warpgroups run alone, all in cycles of an SM. Exposed is T - T_tensor, hidden the share of T_softmax that is not, and

@@ -18,7 +18,7 @@ from fa3_reports.mutation.equivalence import EQUIVALENT
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.files import write_text
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 
 # Ours in fp16 and e4m3, the quantiser, both backwards, and the family whose softmax differs most from ours.
 KERNELS = (

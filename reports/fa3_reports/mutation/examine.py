@@ -26,8 +26,8 @@ from fa3verify.cases.coverage import COVER
 from fa3verify.judging import metrics
 from fa3verify.judging.gate import Baseline, baseline_rows, bit_rows, bound_rows, failed_parts, shipped_baseline
 from fa3verify.judging.verdict import BOUND_LAWS
-from fa3verify.kernels import registry
 from fa3verify.kernels.record import Candidate
+from fa3verify.known import registry
 from fa3verify.properties import LAWS, find_law, run_law
 from fa3verify.properties.law import Law, Trial, Violation, set_up
 

@@ -15,8 +15,8 @@ from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.twin.backward import Gradients, backward
 from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.problem import AttentionProblem, BackwardOperands
-from fa3verify.kernels import registry
 from fa3verify.kernels.record import Candidate
+from fa3verify.known import registry
 
 TILE = 64  # rows or keys that a stale or missing tile has
 Run = Callable[..., Gradients]

@@ -28,8 +28,8 @@ from fa3verify.inputs.recipe import FAMILIES, Recipe
 from fa3verify.judging.gate import Baseline, baseline_rows
 from fa3verify.judging.judgement import Judgement, judge, passes
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
 from fa3verify.kernels.twins import twin
+from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
 
 QUERIES, HEAD_DIM = 128, 128

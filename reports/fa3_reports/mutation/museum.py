@@ -25,8 +25,8 @@ from fa3_simulator.machine import load as load_machine
 from fa3_simulator.program import Program
 from fa3verify import operations
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.kernels import registry
 from fa3verify.kernels.record import Candidate
+from fa3verify.known import registry
 from fa3verify.operations.forward import Result
 
 REPORTS = 91  # of the list

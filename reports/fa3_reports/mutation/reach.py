@@ -13,7 +13,7 @@ from typing import Any
 from fa3_reports.mutation.edits import FOLDER, Mutant, modules, source
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.campaign.tasks import judge_cases
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 from fa3verify.properties import LAWS, run_law
 
 Lines = Mapping[str, frozenset[int]]  # by module

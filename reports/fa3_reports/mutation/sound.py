@@ -17,8 +17,8 @@ from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.campaign.tasks import judge_cases, pooled
 from fa3verify.judging.gate import bound_rows
-from fa3verify.kernels import registry
 from fa3verify.kernels.record import Candidate
+from fa3verify.known import registry
 from fa3verify.properties import LAWS, find_law, run_law
 from fa3verify.text import of_error
 

@@ -24,7 +24,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_atten
 from fa3_kernels.audit.evidence import evidence_sha256
 from fa3_kernels.frameworks import register_with_transformers
 from fa3_reference.problem import AttentionProblem
-from fa3verify.kernels.adapters import launches, loaded
+from fa3verify.known import launches, loaded
 
 _BEGAN = time.perf_counter()
 BATCH, SEQLEN, NEW = 4, 4096, 64

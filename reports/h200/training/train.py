@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from fa3_kernels.api import flash_attn_func
 from fa3_reference.problem import AttentionProblem
-from fa3verify.kernels.adapters import backward_launches, launches, loaded
+from fa3verify.known import backward_launches, launches, loaded
 
 STEPS, BATCH, SEQLEN, WIDTH, HEADS, KV_HEADS = 200, 16, 512, 256, 4, 2
 ROOT = Path(__file__).parents[3]

@@ -19,8 +19,9 @@ from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.commands import replay
 from fa3verify.files import json_text
-from fa3verify.kernels import record, registry
+from fa3verify.kernels import record
 from fa3verify.kernels.policy import Policy
+from fa3verify.known import registry
 from fa3verify.report import moved
 
 KERNELS = ("twin.fp16", "twin.fp16+causal_top_left", "twin.quantize", "stranger")

@@ -15,8 +15,8 @@ from fa3verify.campaign.cover import _array, cover
 from fa3verify.cases import coverage, space
 from fa3verify.cases.case import Case
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.kernels.registry import find
 from fa3verify.kernels.twins import twin
+from fa3verify.known.registry import find
 from tests.harness import third_party
 
 MOST_CELLS = 3 * 10**6  # scores times channels of a case

@@ -17,7 +17,7 @@ from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.commands.verify import assemble_studies
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))

@@ -13,7 +13,7 @@ from fa3verify.cases import coverage
 from fa3verify.cli.main import main
 from fa3verify.commands import verify
 from fa3verify.judging import gate
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 
 # An FP8 kernel that rounds P to e4m3, and nothing else beyond binary32; for one head_dim, so that it is judged quickly.
 KERNEL = """

@@ -24,7 +24,7 @@ from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_
 from fa3verify.cases.case import Case
 from fa3verify.files import write_text
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 
 
 class Serial(Executor):

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from fa3_kernels.audit import figures as audit
 from fa3_kernels.audit import golden as accepted
-from fa3verify.bench.results import Results
 from fa3verify.cli.main import main
+from fa3verify.timed.results import Results
 
 FIGURES = {
     "fp16_d64_dense/forward_fp16": {
@@ -120,7 +120,7 @@ def test_a_selection_that_cannot_be_measured_is_refused(arguments, code, word, t
 
 
 def test_without_a_gpu_one_line_names_what_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: "no CUDA device")
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: "no CUDA device")
     result = invoke("bench", "--out", tmp_path / "out")
     assert result.exit_code == 3
     assert result.stderr == "fa3verify: bench needs a GPU: no CUDA device\n"
@@ -131,7 +131,7 @@ def test_without_a_gpu_one_line_names_what_is_missing(monkeypatch, tmp_path):
 def test_wrong_bits_are_a_finding_and_cells_left_are_told(monkeypatch, tmp_path):
     from fa3verify.bench import run as bench_run
 
-    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: None)
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: None)
     monkeypatch.setattr(bench_run, "run", lambda settings, tell: (Results(), 3))
     result = invoke("bench", "--out", tmp_path)
     assert result.exit_code == 0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fa3verify.bench.cells import Cell
 from fa3verify.cli.main import main
+from fa3verify.timed.cells import Cell
 
 STAMPS = ("consumer 0,0,turn,0", "consumer 0,0,issued,400", "consumer 0,1,turn,2000")
 
@@ -40,7 +40,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     found = Recorder(1.02)
-    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: None)
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: None)
     monkeypatch.setattr("fa3verify.bench.timelines.record", found)
     return found
 
@@ -52,7 +52,7 @@ def processes(path: Path) -> list[str]:
 def test_measure_without_a_gpu_leaves_with_3_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: "no CUDA device")
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: "no CUDA device")
     code, _, err = run(tmp_path / "x.json", "--measure")
     assert (code, err.strip()) == (3, "fa3verify: trace --measure needs a GPU: no CUDA device")
     assert not list(tmp_path.iterdir())

@@ -175,7 +175,7 @@ def test_only_what_the_kernels_take_is_built(tuning: Any, monkeypatch: pytest.Mo
 
 
 def test_measure_without_a_gpu_leaves_with_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: "no CUDA device")
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: "no CUDA device")
     code, _, err = run("--measure", 3)
     assert (code, err.strip()) == (3, "fa3verify: tune --measure needs a GPU: no CUDA device")
 
@@ -183,7 +183,7 @@ def test_measure_without_a_gpu_leaves_with_3(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.optional
 def test_measured_stands_beside_simulated(tuning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of four timed; the simulated best is measured 20 % slower than the second."""
-    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: None)
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: None)
     monkeypatch.setattr(tuning, "measure_cycles", lambda cell, options: [12e3, 10e3, "refused: no", 13e3])
     found = figures("--measure", 4)
     assert [r.get("measured_cycles") for r in found["ranked"]] == [12e3, 10e3, None, 13e3]
@@ -202,7 +202,7 @@ def test_two_timings_are_needed_to_agree(cycles: list, regret: list, monkeypatch
     timed = SimpleNamespace(
         cell_of=lambda problem: None, options_of=lambda *asked: None, measure_cycles=lambda cell, options: cycles
     )
-    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: None)
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: None)
     monkeypatch.setitem(sys.modules, "fa3verify.bench.tuning", timed)
     monkeypatch.setattr("fa3verify.bench.tuning", timed, raising=False)
     found = figures("--measure", 2, *WIDE)

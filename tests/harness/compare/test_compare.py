@@ -19,7 +19,7 @@ from fa3verify.compare.named import configured
 from fa3verify.compare.run import RECIPES
 from fa3verify.compare.table import KERNELS, compared, page
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
 
 pytestmark = pytest.mark.usefixtures("in_this_process")

@@ -23,8 +23,8 @@ from fa3verify.hunt.search import value_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging import gate
 from fa3verify.judging.judgement import judge
-from fa3verify.kernels.adapters.functions import array_candidate
-from fa3verify.kernels.registry import find
+from fa3verify.kernels.functions import array_candidate
+from fa3verify.known.registry import find
 
 BASELINE = gate.shipped_baseline("quick", 0)
 assert BASELINE is not None

@@ -24,7 +24,7 @@ from fa3verify.cli.main import main
 from fa3verify.commands import replay
 from fa3verify.inputs import captures
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 
 ROOT = Path(__file__).parents[3]
 

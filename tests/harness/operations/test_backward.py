@@ -16,7 +16,8 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.loss import CLASSES, readout_dout
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.kernels import calls, record, registry
+from fa3verify.kernels import calls, record
+from fa3verify.known import registry
 from fa3verify.properties import run_law
 from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS, SHIFTS
 from fa3verify.properties.gradients import GRADIENT_LAWS

@@ -16,8 +16,9 @@ from fa3verify.cases.case import Case
 from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.kernels import record, registry, twins
-from fa3verify.kernels.gluon import gpu
+from fa3verify.kernels import record, twins
+from fa3verify.known import registry
+from fa3verify.known.gluon import gpu
 from fa3verify.operations import WrongOutput
 from fa3verify.operations.forward import Result
 

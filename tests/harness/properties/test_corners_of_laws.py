@@ -15,7 +15,7 @@ from fa3verify.inputs.edits import Edit
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.policy import DEFAULT
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from fa3verify.properties import LAWS, Trial, replay_trial
 from fa3verify.properties.draws import independent
 from fa3verify.properties.law import Violation, set_up

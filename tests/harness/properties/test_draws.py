@@ -17,7 +17,7 @@ from hypothesis.internal.conjecture.provider_conformance import run_conformance_
 import fa3_kernels
 import fa3_reference
 import fa3verify
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from fa3verify.properties import LAWS, Trial, find_law, run_law
 from fa3verify.properties.draws import IndependentDraws, independent
 from tests.sampling import sampled
@@ -28,7 +28,7 @@ import hashlib, importlib, sys
 from dataclasses import replace
 if len(sys.argv) > 1:
     importlib.import_module(sys.argv[1])
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from fa3verify.properties import find_law, run_law
 digest = hashlib.sha256()
 for name in ("error_within_bound", "schedule_switches_change_no_bit"):

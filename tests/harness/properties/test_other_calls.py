@@ -10,10 +10,10 @@ import pytest
 from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 from fa3verify.properties import Trial, find_law, replay_trial, run_law
 from fa3verify.properties.merging import merged
-from tests.harness.adapters import ideals
+from tests.harness.known import ideals
 from tests.harness.properties import planted
 
 WINDOW, CHUNKS = "windowed_row_equals_truncated_problem", "prefill_equals_its_chunks_and_decode"

@@ -16,8 +16,8 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
 from fa3verify.kernels.twins import twin
+from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
 from fa3verify.properties import LAWS, Trial, find_law, replay_trial, run_law
 

@@ -10,7 +10,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 from fa3verify.properties import Trial, replay_trial
 
 LAW = "codes_keep_the_scores"

@@ -31,7 +31,7 @@ def test_help_lists_every_verb_at_once_and_loads_nothing_heavy():
     "verb", [("bits",), ("record", "flash3"), ("counters",), ("host",), ("sanitize",)], ids=lambda verb: verb[0]
 )
 def test_without_a_gpu_one_line_names_what_is_missing(verb, monkeypatch, tmp_path):
-    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: "no CUDA device")
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: "no CUDA device")
     result = invoke(*verb, "--out", tmp_path / "out")
     assert result.exit_code == 3
     assert result.stderr == f"fa3verify: {verb[0]} needs a GPU: no CUDA device\n"
@@ -74,7 +74,7 @@ def test_differing_bits_are_a_finding_and_missing_rows_no_pass(differing, left, 
 
     bits = campaign.PARTS["quantise"].tables[0]
     filled = campaign.Filled(bits, [["x"] * 8 + ["9", differing, "4", "0"]], 0)
-    monkeypatch.setattr("fa3verify.kernels.here.unavailable", lambda: None)
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: None)
     monkeypatch.setattr(campaign, "run", run)
     result = invoke("bits", "--dtype", "bf16", "--budget", 60, "--workers", 3, "--out", tmp_path, "--json", "-")
     assert result.exit_code == code, result.output

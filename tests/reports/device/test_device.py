@@ -15,9 +15,9 @@ import pytest
 from fa3_reports.device import keys, page, speed
 from fa3_reports.device.source import Source
 from fa3_simulator.machine import load
-from fa3verify.bench import timings
-from fa3verify.bench.ratios import geometric_mean
 from fa3verify.report import svg
+from fa3verify.timed import timings
+from fa3verify.timed.ratios import geometric_mean
 
 REPORTS = Path(__file__).parents[3] / "reports"
 DEVICES = ("h100", "h200")

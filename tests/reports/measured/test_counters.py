@@ -14,8 +14,8 @@ from fa3_reports.measured.counters import METRICS, Launched
 from fa3_simulator.machine import load
 from fa3_simulator.roofline import tensor_cycles_per_block
 from fa3_simulator.run import all_tiles
-from fa3verify.bench import timings
-from fa3verify.bench.cells import Cell
+from fa3verify.timed import timings
+from fa3verify.timed.cells import Cell
 from tests.sampling import sampled
 
 CELL = Cell("paper", "fp16", 1, 1024, 1024, 4, 4, 128, False)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fa3_simulator.held_out import FORWARD
-from fa3verify.bench.validation import Compared, rankings
+from fa3verify.timed.validation import Compared, rankings
 from tests.reports.measured.published import check_published, figures, published
 from tests.sampling import sampled
 

@@ -8,7 +8,7 @@ from fa3_reports.mutation import edits
 from fa3_reports.mutation.equivalence import EQUIVALENT
 from fa3_reports.mutation.examine import SEARCH, SEED, examine, examine_mutant
 from fa3verify.campaign.profiles import ACTIVATIONS, PROFILES, families, family_cases
-from fa3verify.kernels.registry import find
+from fa3verify.known.registry import find
 
 NORMAL = [("twin.fp16", "normal")]
 

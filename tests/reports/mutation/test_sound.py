@@ -6,7 +6,7 @@ import pytest
 
 from fa3_reports.mutation import sound, tables
 from fa3_reports.mutation.sound import Tally
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 from fa3verify.properties import LAWS
 
 LAW_NAMES = {law.name for law in LAWS}

@@ -12,7 +12,7 @@ from fa3_reports.mutation.forward_faults import Rewrite
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels import registry
+from fa3verify.known import registry
 from tests.sampling import sampled
 
 # Quick ones, and three of the covering array; the command `python -m fa3_reports mutants uncommon` examines all.

@@ -1,0 +1,122 @@
+"""A function of arrays as the callable side of a kernel: torch tensors or numpy arrays in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fa3_kernels.plan.config import Config, default_config
+from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3verify.operations import FEATURES
+from fa3verify.operations.forward import Result
+
+Layout = Literal["bhsd", "bshd"]
+Library = Literal["torch", "numpy"]
+GradientsOf = Literal["", "autograd", "given", "own"]
+ARRAY_FEATURES = FEATURES - {"block_descale"}  # descales are (batch, heads)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFunction:
+    """The callable side of a candidate: a record, so that it can travel to worker processes.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(q, k, v, *, softmax_scale, ...)`` returns ``out`` or ``(out, lse)``. It gets ``causal``, ``window``,
+        ``softcap`` if these are among its features; ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and
+        ``max_seqlen_k`` for packed sequences; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32
+        (batch, nheads_kv), or (batch, nheads) for q with ``query_head_descale`` among its features.
+    layout : {"bhsd", "bshd"}
+        Of batched q, k, v and out; packed ones are (tokens, heads, head_dim). lse is (batch, heads, seqlen_q) or
+        (heads, tokens).
+    library : {"torch", "numpy"}
+        Whose arrays it takes and returns.
+    device : str
+        Where torch tensors are made, such as "cpu" or "cuda".
+    features : frozenset of str
+        What it claims to take, a subset of :data:`ARRAY_FEATURES`.
+    out_dtype : {"", "fp16", "bf16"}
+        Format of the output of an e4m3 function; empty for bf16, and for the own format of 16-bit ones.
+    """
+
+    function: Callable[..., object]
+    layout: Layout
+    library: Library
+    device: str
+    features: frozenset[str]
+    out_dtype: str
+
+    def configure(self, problem: AttentionProblem) -> Config:
+        """Return a configuration that says the formats; of a function nothing else is known.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What is to be computed.
+
+        Returns
+        -------
+        Config
+            Our default one for the problem, with the function's output format.
+        """
+        changes: dict[str, Any] = {"out_dtype": self.out_dtype} if self.out_dtype else {}
+        return default_config(problem, **changes)
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+        """Call the function on a problem's operands, in its own library and layout.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What is to be computed.
+        operands : Operands
+            Arrays in the format of the problem, and descales of e4m3 ones.
+        config : Config
+            As :meth:`configure` returned it; a function has no other.
+
+        Returns
+        -------
+        Result
+            Numpy arrays in the layout of the problem, with the dtypes that the function returned.
+        """
+        q, k, v = (self._given(x, problem) for x in (operands.q, operands.k, operands.v))
+        returned = self.function(q, k, v, **self._options(problem, operands))
+        out, lse = returned if isinstance(returned, tuple) else (returned, None)
+        return Result(self._layout(self._array(out), problem), None if lse is None else self._array(lse))
+
+    def _layout(self, x: np.ndarray, problem: AttentionProblem) -> np.ndarray:
+        return x.swapaxes(1, 2) if self.layout == "bhsd" and not problem.is_varlen else x
+
+    def _given(self, x: np.ndarray, problem: AttentionProblem) -> Any:
+        return self._foreign(self._layout(x, problem))
+
+    def _foreign(self, x: np.ndarray) -> Any:
+        if self.library == "numpy":
+            return np.ascontiguousarray(x)
+        from fa3verify.tensors.convert import to_torch
+
+        return to_torch(x, self.device)
+
+    def _array(self, x: Any) -> np.ndarray:
+        if self.library == "numpy":
+            return np.asarray(x)
+        from fa3verify.tensors.convert import to_numpy
+
+        return to_numpy(x)
+
+    def _options(self, problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
+        options: dict[str, Any] = {"softmax_scale": problem.softmax_scale}
+        options |= {name: getattr(problem, name) for name in ("causal", "window", "softcap") if name in self.features}
+        if problem.is_varlen:
+            starts = {name: self._foreign(getattr(problem, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+            options |= {**starts, "max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
+        for name in ("q_descale", "k_descale", "v_descale"):
+            descale: Descale | None = getattr(operands, name)
+            if descale is not None:
+                each = name == "q_descale" and "query_head_descale" in self.features
+                options[name] = self._foreign(descale.by_kv_head(problem.nheads if each else problem.nheads_kv))
+        return options

@@ -1,0 +1,188 @@
+"""A user's function of arrays as a candidate: torch tensors or numpy arrays in and out, a few facts declared.
+
+    from fa3verify.kernels.functions import torch_candidate
+
+    def mine():
+        return torch_candidate(my_attention, dtypes=("bf16",), layout="bhsd", features=("causal", "gqa"))
+
+``fa3verify verify mymodule:mine`` judges it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
+
+from fa3_kernels.plan.config import OutDtype
+from fa3_reference.bounds import BackwardModel, KernelModel
+from fa3_reference.problem import DTYPES, Dtype
+from fa3verify import operations
+from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
+from fa3verify.kernels.gradients import GradientFunction
+from fa3verify.kernels.policy import Policy
+from fa3verify.kernels.record import Accumulator, Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ArrayFunction", "CandidateFacts", "FunctionFacts", "KernelFacts", "array_candidate", "torch_candidate"]
+
+
+class CandidateFacts(TypedDict, total=False):
+    """What may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Candidate` holds it."""
+
+    features: Iterable[str]
+    bitwise: Iterable[str]
+    description: str
+    order: Callable[[Any], KernelModel | BackwardModel]
+    accumulator: Accumulator | None
+    policy: Policy
+    head_dims: tuple[int, ...] | None
+    seqlen_multiple: int
+    min_seqlen: int
+    changeable: frozenset[str]
+    fixes_config: bool
+    launchable: Callable[..., object]
+    identity: Callable[[], Mapping[str, str | None]]
+    twin: str | None
+    unavailable: str | None
+
+
+class FunctionFacts(CandidateFacts, total=False):
+    """What :func:`torch_candidate` may be told beside the device, as :func:`array_candidate` takes it."""
+
+    dtypes: Iterable[Dtype]
+    name: str
+    layout: Layout
+    out_dtype: OutDtype | Literal[""]
+    gradients: GradientsOf
+
+
+class KernelFacts(FunctionFacts, total=False):
+    """What :func:`fa3verify.kernel` may be told of the function below it, as :func:`array_candidate` takes it."""
+
+    library: Library
+    device: str
+
+
+def array_candidate(
+    function: Callable[..., object],
+    *,
+    dtypes: Iterable[Dtype] = ("fp16",),
+    name: str = "",
+    layout: Layout = "bhsd",
+    out_dtype: OutDtype | Literal[""] = "",
+    library: Library = "numpy",
+    device: str = "cpu",
+    gradients: GradientsOf = "",
+    **facts: Unpack[CandidateFacts],
+) -> tuple[Candidate, ...]:
+    """Make candidates of a function, one per dtype, named ``NAME.DTYPE``, or ``NAME.backward.DTYPE``.
+
+    Parameters
+    ----------
+    function : callable
+        As :class:`ArrayFunction` calls it, or for gradients
+        :class:`fa3verify.kernels.gradients.GradientFunction`.
+    dtypes : iterable of {"fp16", "bf16", "e4m3"}
+        Formats of the operands that it takes; there is one candidate for each.
+    name : str
+        What the candidates are called in front of their format, by default the function's own name.
+    layout : {"bhsd", "bshd"}
+        Of batched arrays, as :class:`ArrayFunction` says.
+    out_dtype : {"", "fp16", "bf16"}
+        Of an e4m3 function's output, bf16 by default; others return their own format.
+    library : {"torch", "numpy"}
+        Whose arrays it takes and returns. Numpy ones of bf16 and e4m3 have the dtypes of ml_dtypes.
+    device : str
+        Where torch tensors are made, such as "cpu" or "cuda".
+    gradients : {"", "autograd", "given", "own"}
+        Judge gradients, not an output: those that torch's autograd takes of it, or that it computes, of the out and lse
+        that it is given or of a forward of its own.
+    **facts : CandidateFacts
+        What else :class:`fa3verify.kernels.record.Candidate` holds, above all ``features`` (causal and gqa by default),
+        ``order``, ``accumulator``, ``policy``, ``head_dims``, ``seqlen_multiple``, ``min_seqlen`` and ``bitwise``, of
+        which nothing is claimed by default. Without ``order`` the bound is that of any order, with the sums that
+        ``accumulator`` or else the device says.
+
+    Returns
+    -------
+    tuple of Candidate
+        One for each dtype, in their order.
+
+    Raises
+    ------
+    ValueError
+        For a misspelt fact, dtype, layout, feature, property, accumulator or kind of gradients, with the list of those
+        that exist; for "autograd" of a function that is not of torch tensors; for an accumulator beside an order.
+
+    Examples
+    --------
+    >>> def mine(q, k, v, *, softmax_scale, causal): ...
+    >>> [candidate.name for candidate in array_candidate(mine, dtypes=("fp16", "bf16"), features=("causal",))]
+    ['mine.fp16', 'mine.bf16']
+    """
+    if unknown := sorted(facts.keys() - CandidateFacts.__annotations__.keys()):
+        known = ", ".join(sorted(KernelFacts.__annotations__))
+        raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
+    operation = "backward" if gradients else operations.FORWARD
+    taken = ARRAY_FEATURES & operations.find(operation).features
+    rest: dict[str, Any] = dict(facts)
+    features = frozenset(rest.pop("features", ("causal", "gqa")))
+    bitwise = rest.pop("bitwise", ())
+    for value, known, what in (
+        *((dtype, DTYPES, "dtype") for dtype in dtypes),
+        *((feature, sorted(taken), "feature") for feature in sorted(features)),
+        (layout, get_args(Layout), "layout"),
+        (gradients, get_args(GradientsOf), "gradients"),
+    ):
+        if value not in known:
+            raise ValueError(f"{what} must be among {', '.join(known)}, got {value!r}")
+    if gradients == "autograd" and library != "torch":
+        raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
+    side: Any = ArrayFunction(function, layout, library, device, features, out_dtype)
+    title = name or getattr(function, "__name__", "function")
+    if gradients:
+        side = GradientFunction(function, layout, library, device, features, out_dtype, gradients)
+        title = f"{title}.backward"
+        rest = {"min_seqlen": 1, **rest}
+    return tuple(
+        Candidate(
+            f"{title}.{dtype}", dtype, side.run, side.configure, features, bitwise=frozenset(bitwise),
+            operation=operation, device=device, **rest,
+        )
+        for dtype in dtypes
+    )  # fmt: skip
+
+
+def torch_candidate(
+    function: Callable[..., object], *, device: str = "cpu", **facts: Unpack[FunctionFacts]
+) -> tuple[Candidate, ...]:
+    """Make candidates of a function of torch tensors on a device; the rest is as in :func:`array_candidate`.
+
+    Parameters
+    ----------
+    function : callable
+        As in :func:`array_candidate`, of torch tensors.
+    device : str
+        Where its tensors are made, such as "cpu" or "cuda".
+    **facts : FunctionFacts
+        The rest, as in :func:`array_candidate`.
+
+    Returns
+    -------
+    tuple of Candidate
+        One for each dtype, in their order.
+
+    Raises
+    ------
+    ValueError
+        As :func:`array_candidate` does.
+
+    Examples
+    --------
+    >>> def mine(q, k, v, *, softmax_scale): ...
+    >>> [candidate.device for candidate in torch_candidate(mine, device="cuda", features=())]
+    ['cuda']
+    """
+    return array_candidate(function, library="torch", device=device, **facts)

@@ -1,0 +1,117 @@
+"""FlashAttention-4 on SM90, from kernels that its package compiled elsewhere, without a GPU.
+
+The package's object cache holds a kernel as a host object with the device code in it. Of the CuTe DSL, a compiler of
+240 MB, such an object needs the runtime library alone. In the peers' folder ``flash4`` holds that library, and every
+kind of launch as shared libraries, called through the package ``tvm_ffi``: ``fwd``, ``plain`` (without the lse), and of
+a backward ``pre``, ``bwd`` and ``post``. How they are made is said in docs/libraries.md.
+
+On an H200 all kinds are right at 300, 512 and 4096 keys and run in CUDA graphs. Forward: relative error 2.4e-4 to
+2.9e-4 in fp16, 1.9e-3 to 2.3e-3 in bf16, lse within 2.2e-6, bits that repeat, the same without the lse. Backward:
+2.7e-4 to 3.1e-4 in fp16, the bits of dK and dV repeat, those of dQ do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.known.libraries import library
+
+if TYPE_CHECKING:
+    from fa3verify.known.launches import Forward, Given, Launch, Output
+
+FOLDER = "flash4"
+RUNTIME = f"{FOLDER}/libcute_dsl_runtime.so"
+PACKAGE = "tvm_ffi"
+# Query rows of a tile, to whose multiple a backward pads its scratch: dense, causal (its _tile_size_bwd_sm90).
+TILE_M = {64: (128, 128), 128: (80, 64), 256: (64, 64)}
+_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
+_NO_EXTRAS = (*(None,) * 9, (None, None), *(None,) * 2)  # sequence starts, pages, windows, sinks, sparsity, modifiers
+
+
+def refuses(problem: AttentionProblem) -> str:
+    """What no kernel was compiled for; empty where one was.
+
+    >>> refuses(AttentionProblem(1, 2, 2, 64, 64, 96))
+    'compiled for head_dim 64, 128 and 256, got 96 and 96'
+    """
+    p = problem
+    if p.head_dim not in TILE_M or p.head_dim_v != p.head_dim:
+        return f"compiled for head_dim 64, 128 and 256, got {p.head_dim} and {p.head_dim_v}"
+    if p.is_varlen or p.softcap or p.window != (-1, -1) or p.group > 1 or p.dtype not in _TYPES:
+        return "compiled for batches of one length in fp16 and bf16, without windows, softcap and grouped heads"
+    return ""
+
+
+@cache
+def _load(name: str) -> Any:
+    """The host function of one file; Unsupported without it."""
+    import tvm_ffi  # pyright: ignore[reportMissingImports]
+
+    ctypes.CDLL(str(library(RUNTIME)), mode=ctypes.RTLD_GLOBAL)
+    return tvm_ffi.load_module(str(library(f"{FOLDER}/{name}"))).func
+
+
+def _functions(problem: AttentionProblem, *kinds: str) -> list[Any]:
+    """The kernels of a problem; ValueError for what none was compiled for."""
+    if rule := refuses(problem):
+        raise ValueError(rule)
+    rest = f"{_TYPES[problem.dtype]}_{problem.head_dim}_{'causal' if problem.causal else 'dense'}.so"
+    return [_load(f"{kind}_{rest}") for kind in kinds]
+
+
+def load(name: str) -> Forward:
+    """Return the forward: batches of one length, without options; Unsupported without its runtime library."""
+    from fa3verify.known.launches import Output
+
+    library(RUNTIME)
+
+    def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+        if options.keys() - {"lse"}:
+            raise ValueError("compiled without options")
+        wants_lse = options.get("lse", True)
+        (function,) = _functions(problem, "fwd" if wants_lse else "plain")
+        q, k, v = given[:3]
+        out = q.new_empty(problem.out_shape)
+        lse = q.new_empty(problem.lse_shape).float() if wants_lse else None
+
+        def launch() -> Output:
+            function(q, k, v, out, lse, problem.softmax_scale, *_NO_EXTRAS)
+            return Output(out, lse)
+
+        return launch
+
+    return prepare
+
+
+def prepare_backward(problem: AttentionProblem, x: Any) -> Any:
+    """Return what launches the three kernels; its result is dq, dk and dv, the same tensors at every call.
+
+    ``x`` has q, k, v, dout and out (batch, seqlen, nheads, head_dim) and lse (batch, nheads, seqlen).
+
+    Raises
+    ------
+    ValueError
+        For what no kernel was compiled for.
+    Unsupported
+        Without the files.
+    """
+    pre, main, post = _functions(problem, "pre", "bwd", "post")
+    p = problem
+    tile_m = TILE_M[p.head_dim][p.causal]
+    rows = -(-p.seqlen_q // tile_m) * tile_m
+    dq, dk, dv = (y.new_empty(y.shape) for y in (x.q, x.k, x.v))
+    dots, lse_log2 = (x.lse.new_empty(p.batch, p.nheads, rows) for _ in range(2))
+    sums = x.lse.new_empty(p.batch, p.nheads, rows * p.head_dim)
+    nothing = (None,) * 5
+
+    def launch() -> tuple[Any, ...]:
+        pre(x.out, x.dout, dots, x.lse, lse_log2, sums, *nothing, 1.0, None, None)  # a scale of another mode
+        main(x.q, x.k, x.v, x.dout, lse_log2, dots, sums, dk, dv, p.softmax_scale, *_NO_EXTRAS)
+        post(sums, dq, p.softmax_scale, *nothing[:4])
+        return dq, dk, dv
+
+    return launch

@@ -1,0 +1,138 @@
+"""Our GPU kernels as candidates: listed everywhere, with the reason where they cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fa3_kernels.plan.backward import BackwardConfig
+from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.traits import OURS
+from fa3_kernels.twin.backward import Gradients
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
+from fa3verify import __version__, operations
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations import FEATURES
+from fa3verify.operations.backward import model_of
+from fa3verify.operations.forward import Result, changeable, order_of_family
+from fa3verify.operations.quantize import QuantizeConfig, stated_scale
+from fa3verify.tensors.here import unavailable
+
+_CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
+_FP8_CHOICES = ("promotion_interval", "out_dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class _Gluon:
+    """Callable side of a GPU candidate: a record, so that it can travel to worker processes.
+
+    What it supports is what the launch supports: its configuration is the launch's own.
+    """
+
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def configure(self, problem: AttentionProblem) -> Config:
+        return config_of(problem, **dict(self.options))
+
+    def launch_options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
+        """Options with which the launch has this very configuration; ValueError where none give it."""
+        names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
+        options: dict[str, Any] = {name: getattr(config, name) for name in names}
+        options["tile"] = (config.tile_m, config.tile_n)
+        if config_of(problem, **options) != config:
+            raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
+        return options
+
+    def identity(self) -> dict[str, str | None]:
+        """Version, the hash of everything that is launched, and the GPU."""
+        from fa3_kernels.audit.evidence import evidence_sha256
+        from fa3verify.known.device import device_name
+
+        return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256("forward"), "device": device_name()}
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+        options = self.launch_options(problem, config)
+        from fa3verify.known.device import run_forward
+
+        return Result(*run_forward(problem, operands, options))
+
+
+def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeConfig) -> dict[str, np.ndarray]:
+    """Run our quantiser; its outputs by name."""
+    from fa3verify.known.device import run_quantiser, to_numpy
+
+    given = {name: getattr(operands, name) for name in "qkv"}
+    if problem.is_varlen:
+        given |= {name: getattr(problem, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    stored = run_quantiser(given, {"softmax_scale": stated_scale(problem), **config.options()})
+    named = {output.name: getattr(stored, output.name) for output in operations.find("quantize").outputs}
+    return {name: to_numpy(x) for name, x in named.items() if x is not None}
+
+
+def _quantiser(reason: str | None) -> Candidate:
+    operation, about = operations.find("quantize"), "quantiser to e4m3 on a Hopper GPU"
+    return Candidate(
+        "gluon.quantize", "e4m3", _quantise, operation.configure, operation.features, about, reason,
+        twin="twin.quantize", operation="quantize",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """Callable side of our deterministic backward, whose bits the twin has."""
+
+    def configure(self, problem: AttentionProblem) -> BackwardConfig:
+        return operations.find("backward").configure(problem, family=OURS)
+
+    def identity(self) -> dict[str, str | None]:
+        """Version, the hash of everything that is launched, and the GPU."""
+        from fa3_kernels.audit.evidence import evidence_sha256
+        from fa3verify.known.device import device_name
+
+        return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256("backward"), "device": device_name()}
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> Gradients:
+        from fa3verify.known import backward_launches
+
+        assert isinstance(operands, BackwardOperands)
+        return Gradients(*backward_launches.run("gluon.deterministic", problem, operands))
+
+
+def _backwards(reason: str | None) -> tuple[Candidate, ...]:
+    side, features = _Backward(), operations.find("backward").features_of({"family": OURS})
+    dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
+    return tuple(
+        Candidate(
+            f"gluon.backward.{dtype}", dtype, side.run, side.configure, features,
+            f"deterministic {dtype.upper()} backward on a Hopper GPU", reason, twin=f"twin.backward.{dtype}",
+            operation="backward", order=model_of, min_seqlen=1, fixes_config=True, identity=side.identity,
+        )
+        for dtype in dtypes
+    )  # fmt: skip
+
+
+def gpu() -> tuple[Candidate, ...]:
+    """Return the GPU kernels, with the reason where they cannot run."""
+    reason = unavailable()
+    chained = (("promotion_interval", 0),)
+    kinds: tuple[tuple[str, Dtype, tuple[tuple[str, Any], ...], str], ...] = (
+        ("fp16", "fp16", (), "FP16 forward"),
+        ("bf16", "bf16", (), "BF16 forward"),
+        ("e4m3", "e4m3", (), "FP8 forward, P V promoted every 128 keys"),
+        ("e4m3_chained", "e4m3", chained, "FP8 forward without promotion, as official FlashAttention-3"),
+    )
+    candidates = []
+    for name, dtype, options, description in kinds:
+        side = _Gluon(options)
+        features = FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}
+        about = f"{description} on a Hopper GPU"
+        kernel = Candidate(
+            f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}",
+            order=order_of_family, changeable=changeable(dtype, dict(options)),
+            launchable=side.launch_options, identity=side.identity,
+        )  # fmt: skip
+        candidates.append(kernel)
+    return (*candidates, *_backwards(reason), _quantiser(reason))

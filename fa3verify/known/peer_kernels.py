@@ -1,0 +1,128 @@
+"""Other people's GPU kernels as kernels under judgement: each row of :data:`fa3verify.known.peers.PEERS`.
+
+Nothing of a library is imported before a kernel runs, torch included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fa3_kernels.plan.backward import BackwardConfig, backward_config
+from fa3_kernels.plan.config import Config
+from fa3_kernels.twin.backward import Gradients
+from fa3_reference.bounds.model import BackwardModel
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Operands
+from fa3verify import operations
+from fa3verify.kernels.record import Candidate, chosen
+from fa3verify.kernels.twins import DECLARED
+from fa3verify.known.cpu_candidates import CLAIMED
+from fa3verify.known.peers import BACKWARDS, PEERS, Peer
+from fa3verify.operations.backward import GradientConfig, model_of
+from fa3verify.operations.forward import Result
+from fa3verify.tensors import here
+
+_KNOWN_BACKWARDS = ("flash3.dew",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """Callable side of a peer's candidate: a record, so that it can travel to worker processes."""
+
+    name: str
+
+    def configure(self, problem: AttentionProblem) -> Config:
+        return PEERS[self.name].configure(problem)
+
+    def options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
+        """What a caller chooses: all there is where a configuration is not the problem's own, else nothing.
+
+        ValueError where that would not give this configuration.
+        """
+        own, choices = self.configure(problem), PEERS[self.name].choices
+        if config == own:
+            return {}
+        options = chosen(own, config, choices)
+        if options is None:
+            raise ValueError(f"a caller of {self.name} chooses {' and '.join(choices) or 'nothing'} of a configuration")
+        return options
+
+    def identity(self) -> dict[str, str | None]:
+        """The library's version and binary, and the GPU it runs on."""
+        from fa3verify.known import loaded
+
+        return {**loaded.identity(self.name), "device": loaded.device_name()}
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+        options = self.options(problem, config)
+        from fa3verify.known import loaded
+
+        return Result(*loaded.run(self.name, problem, operands, options))
+
+
+def _candidates(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:
+    side = _Library(name)
+    facts = DECLARED.get(peer.family, {}) if peer.family else {"bitwise": CLAIMED, **dict(peer.facts)}
+    return tuple(
+        Candidate(
+            f"{name}.{dtype}", dtype, side.run, side.configure, frozenset(peer.features),
+            f"{peer.about} ({peer.version})" if peer.version else peer.about, peer.unjudged or peer.missing() or device,
+            twin=f"twin.{peer.family}.{dtype}" if peer.family else None, order=peer.model,
+            changeable=frozenset(peer.choices), fixes_config=True, identity=side.identity, **facts,
+        )
+        for dtype in peer.dtypes
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Callable side of a peer's backward, of the out and lse that it is given."""
+
+    name: str
+
+    def configure(self, problem: AttentionProblem) -> BackwardConfig | GradientConfig:
+        """What its family launches, where that is known."""
+        if problem.head_dim % 8 or problem.head_dim_v != problem.head_dim:
+            raise ValueError(f"head_dim must be a multiple of 8, got {problem.head_dim} and {problem.head_dim_v}")
+        if rule := BACKWARDS[self.name].refuses(problem):
+            raise ValueError(rule)
+        if self.name in _KNOWN_BACKWARDS:
+            return backward_config(problem, family=PEERS[self.name].family)
+        return GradientConfig(problem.dtype)
+
+    def identity(self) -> dict[str, str | None]:
+        """The library's version and binary, and the GPU it runs on."""
+        return _Library(self.name).identity()
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> Gradients:
+        from fa3verify.known import backward_launches
+
+        assert isinstance(operands, BackwardOperands)
+        return Gradients(*backward_launches.run(self.name, problem, operands))
+
+
+def _added_in_16_bits(config: GradientConfig) -> BackwardModel:
+    """torch adds dK and dV of a group's heads in 16 bits, whoever computed them."""
+    return replace(BackwardModel.any_order(config.dtype, accumulator="either"), parts=config.dtype)
+
+
+def _gradients(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:
+    """The backward of a peer; its parts of dQ are added in any order, so no twin has its bits."""
+    order = model_of if name in _KNOWN_BACKWARDS else _added_in_16_bits
+    side, facts = _Gradients(name), {"min_seqlen": 1, **DECLARED.get(peer.family, {}), "bitwise": frozenset()}
+    features = frozenset(peer.features) & operations.find("backward").features - {"varlen", "head_dim_v"}
+    return tuple(
+        Candidate(
+            f"{name}.backward.{dtype}", dtype, side.run, side.configure, features, f"backward of {peer.about}",
+            peer.missing() or device, operation="backward", order=order, fixes_config=True,
+            identity=side.identity, **facts,
+        )
+        for dtype in peer.dtypes
+    )  # fmt: skip
+
+
+def candidates() -> tuple[Candidate, ...]:
+    """Return the peers as kernels that verify judges, with the reason where one cannot run here."""
+    device = here.no_device()
+    forwards = (made for name, peer in PEERS.items() for made in _candidates(name, peer, device))
+    return (*forwards, *(made for name, peer in BACKWARDS.items() for made in _gradients(name, peer, device)))

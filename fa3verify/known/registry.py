@@ -1,0 +1,113 @@
+"""Which kernels there are, and which one a name means.
+
+Built in are the CPU twins. Others come from ``module:function``, ``file.py:function`` or the entry-point group
+``fa3verify.kernels``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import replace
+
+from fa3_kernels.plan.config import Config
+from fa3verify import operations
+from fa3verify.kernels.loading import load, meant
+from fa3verify.kernels.record import Candidate, head_dim_refusal
+from fa3verify.kernels.twins import BUILT_IN, ON_REQUEST, Twin, twin
+from fa3verify.known import peer_kernels
+from fa3verify.known.cpu_candidates import cpu
+from fa3verify.known.gluon import gpu
+
+ENTRY_POINTS = "fa3verify.kernels"
+
+
+def discover() -> dict[str, Candidate]:
+    """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
+    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu(), *peer_kernels.candidates(), *cpu())}
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            candidate = load(entry.value)
+        except ValueError as error:
+            candidate = replace(ON_REQUEST[0], description="", unavailable=str(error))
+        found[entry.name] = replace(candidate, name=entry.name)
+    return found
+
+
+def _of_head_dims(candidate: Candidate, dims: str) -> Candidate:
+    """The kernel with these head dims alone, given as text; ValueError for one that it does not take."""
+    if not all(d.isdecimal() for d in dims.split(",")):
+        raise ValueError(f"head dims behind @ are numbers such as 64,128, got {dims!r}")
+    asked, known = tuple(map(int, dims.split(","))), candidate.head_dims
+    if known is not None and (others := set(asked) - set(known)):
+        raise ValueError(f"{candidate.name} takes head_dim {', '.join(map(str, known))}, not {min(others)}")
+    if candidate.unavailable is None:
+        for head_dim in asked:
+            _check_head_dim(candidate, head_dim)
+    return replace(candidate, name=f"{candidate.name}@{dims}", head_dims=asked)
+
+
+def _check_head_dim(candidate: Candidate, head_dim: int) -> None:
+    """Raise ValueError, with the rule, for a head_dim that a kernel refuses, or of which a twin has no kernel."""
+    try:
+        rule = head_dim_refusal(candidate, head_dim)
+        if isinstance(getattr(candidate.run, "__self__", None), Twin):  # which computes sizes that no launch has
+            Config(candidate.dtype, head_dim)
+    except ValueError as error:
+        rule = str(error)
+    if rule:
+        raise ValueError(f"{candidate.name} does not take head_dim {head_dim}: {rule}")
+
+
+def find(name: str) -> Candidate:
+    """Return the kernel of a name.
+
+    Parameters
+    ----------
+    name : str
+        A name that ``fa3verify kernels`` lists, ``NAME+fault`` for a twin with a planted mistake, ``module:function``
+        or ``file.py:function``, of several dtypes ``module:function.bf16``. ``@64,128`` behind any of them leaves it
+        these head dims alone.
+
+    Returns
+    -------
+    Candidate
+        The kernel, also where it cannot run here: then ``unavailable`` says why.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel, with the name that may have been meant, or if its own code cannot be loaded.
+
+    Examples
+    --------
+    >>> find("twin.fp16").dtype
+    'fp16'
+    >>> find("twin.e4m3+stale_v").fault
+    <Fault.STALE_V: 'stale_v'>
+    """
+    base, at, dims = name.rpartition("@")
+    if at and base.rpartition("@")[2].replace(",", "").isdecimal():
+        raise ValueError(f"head dims stand once behind a kernel's name, as in NAME@64,128, got {name!r}")
+    if at:
+        return _of_head_dims(find(base), dims)
+    if ":" in name:
+        return load(name)
+    known = {c.name: c for c in (*BUILT_IN, *ON_REQUEST)}  # without looking for a GPU
+    if name not in known and (installed := importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)):
+        return replace(load(next(iter(installed)).value), name=name)
+    if name not in known and "+" not in name:
+        known = discover()
+    if name in known:
+        return known[name]
+    base, _, fault = name.partition("+")
+    if fault and base in known and base.startswith("twin."):
+        operation = known[base].operation
+        faults = operations.find(operation).faults
+        try:
+            planted = faults(fault)
+        except ValueError:
+            raise ValueError(f"unknown fault {fault!r} of {operation}; known are {', '.join(faults)}") from None
+        side = known[base].run.__self__  # type: ignore[attr-defined]
+        return twin(known[base].dtype, name=name, fault=planted, operation=operation, **dict(side.changes))
+    rest = "'fa3verify kernels' lists them all; one of your own is MODULE:FUNCTION or FILE.py:FUNCTION"
+    raise ValueError(f"unknown kernel {name!r}{meant(base, known) or ';'} {rest}")

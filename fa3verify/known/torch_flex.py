@@ -1,0 +1,50 @@
+"""FlexAttention of torch, compiled, its causal mask aligned bottom-right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.known.launches import Forward, Given, Launch, Output
+
+SHAPES = 1024  # that one process may compile for: past torch's own limit it would run uncompiled
+
+
+@cache
+def _compiled(dynamic: bool | None) -> Any:
+    torch._dynamo.config.recompile_limit = SHAPES
+    torch._dynamo.config.accumulated_recompile_limit = SHAPES
+    return torch.compile(flex_attention, dynamic=dynamic, fullgraph=True)
+
+
+def load(name: str) -> Forward:
+    """Return the forward."""
+    return prepare
+
+
+def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+    """Prepare a call; the mask's blocks are made once.
+
+    With an LSE it is compiled as torch does by itself, the second shape for any; without one for each shape, as its
+    users do for speed.
+    """
+    mask, offset = None, problem.seqlen_k - problem.seqlen_q
+    if problem.causal:
+        mask = create_block_mask(
+            lambda b, h, i, j: j <= i + offset, None, None, problem.seqlen_q, problem.seqlen_k, device=given.q.device
+        )
+    q, k, v = (x.transpose(1, 2) for x in given[:3])
+    named: dict[str, Any] = {"block_mask": mask, "enable_gqa": problem.group > 1, "scale": problem.softmax_scale}
+    if not options.get("lse", True):
+        return lambda: Output(_compiled(False)(q, k, v, **named).transpose(1, 2))
+
+    def launch() -> Output:
+        out, aux = _compiled(None)(q, k, v, **named, return_aux=AuxRequest(lse=True))
+        return Output(out.transpose(1, 2), aux.lse)
+
+    return launch

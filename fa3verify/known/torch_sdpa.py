@@ -1,0 +1,86 @@
+"""Attention kernels that torch ships, at their operators: FlashAttention-2, cuDNN, EFFICIENT and MATH.
+
+The causal masks of all but FlashAttention-2 are aligned top-left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.known.launches import Forward, Given, Launch, Output
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (batch, heads, seqlen, head_dim)
+_ATEN = torch.ops.aten
+
+
+def _flash2(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    scale = problem.softmax_scale
+    found = _ATEN._scaled_dot_product_flash_attention(*x, 0.0, problem.causal, False, scale=scale)
+    return found[0], found[1]
+
+
+def _cudnn(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    scale, causal = problem.softmax_scale, problem.causal
+    found = _ATEN._scaled_dot_product_cudnn_attention(*x, None, lse, 0.0, causal, False, scale=scale)
+    return found[0], found[1].reshape(problem.lse_shape) if lse else None
+
+
+def _efficient(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """It takes no grouped heads, and pads the rows of its lse."""
+    k, v = (y.repeat_interleave(problem.group, 1) for y in x[1:])
+    scale, causal = problem.softmax_scale, problem.causal
+    found = _ATEN._scaled_dot_product_efficient_attention(x[0], k, v, None, lse, 0.0, causal, scale=scale)
+    return found[0], found[1][:, :, : problem.seqlen_q] if lse else None
+
+
+def _math(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    scale, is_gqa = problem.softmax_scale, problem.group > 1
+    with sdpa_kernel([SDPBackend.MATH]):
+        return scaled_dot_product_attention(*x, is_causal=problem.causal, scale=scale, enable_gqa=is_gqa), None
+
+
+_BATCHED: dict[str, Callable[[AttentionProblem, Tensors, bool], tuple[torch.Tensor, torch.Tensor | None]]] = {
+    "flash2": _flash2,
+    "cudnn": _cudnn,
+    "cuda.efficient": _efficient,
+    "cuda.math": _math,
+}
+
+
+def _packed(problem: AttentionProblem, given: Given) -> Launch:
+    """FlashAttention-2 for packed sequences."""
+    starts, longest = (given.cu_seqlens_q, given.cu_seqlens_k), (problem.seqlen_q, problem.seqlen_k)
+
+    def launch() -> Output:
+        found = _ATEN._flash_attention_forward(
+            *given[:3], *starts, *longest, 0.0, problem.causal, False, scale=problem.softmax_scale
+        )
+        return Output(found[0], found[1])
+
+    return launch
+
+
+def load(name: str) -> Forward:
+    """Return the forward of one of the four."""
+    function = _BATCHED[name]
+
+    def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+        if problem.softcap or problem.window != (-1, -1) or options.keys() - {"lse"}:
+            raise ValueError("torch's attention has neither windows nor softcap nor options")
+        if problem.is_varlen:
+            return _packed(problem, given)
+        q, k, v = (x.transpose(1, 2) for x in given[:3])
+
+        def launch() -> Output:
+            out, lse = function(problem, (q, k, v), options.get("lse", True))
+            return Output(out.transpose(1, 2), lse)
+
+        return launch
+
+    return prepare

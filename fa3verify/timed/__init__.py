@@ -1,0 +1,1 @@
+"""Timings as data: cells, results, tables and rows, which are read without a GPU."""

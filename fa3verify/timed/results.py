@@ -1,0 +1,267 @@
+"""Records of what was measured: one JSON line per cell, appended when it is complete, so that a run can go on later."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fa3verify.files import plain
+from fa3verify.judging.verdict import ratio_text
+from fa3verify.timed.cells import Cell
+from fa3verify.timed.timing import Burst, Times
+
+SCHEMA = "fa3verify.bench/2"
+MEASURED = "ok"
+FIGURES = (
+    "burst_ms", "burst_sm_mhz", "burst_cycles", "burst_driver_mhz", "sustained_ms", "sustained_sm_mhz",
+    "sustained_driver_mhz", "sustained_w", "rel_rmse", "gain",
+)  # fmt: skip
+
+
+class Verdict(NamedTuple):
+    """What a sample showed; bits are -1 where there is no twin or nothing was compared, figures then NaN."""
+
+    outputs: int
+    bits_differing: int
+    rel_rmse: float  # against float64 attention of the dequantised operands
+    gain: float  # regression of the output on the truth, less 1: negative is shrunk towards zero
+    ratio_max: float = math.nan  # largest error over its bound, of a kernel without a twin
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the kernel has no speed: it is another function that was timed; None where nothing is known of that."""
+        if self.bits_differing > 0:
+            return f"bits differ from the twin: {self.bits_differing} of {self.outputs} and their lse"
+        if self.ratio_max > 1:
+            return f"computes something else: error / bound {ratio_text(self.ratio_max)} in the sampled rows"
+        return None
+
+
+NOT_JUDGED = Verdict(0, -1, math.nan, math.nan)
+
+
+class Switches(NamedTuple):
+    """Tile and switches that one of our kernels ran with; the keys of records call it its schedule."""
+
+    tile_m: int
+    tile_n: int
+    pingpong: bool
+    overlap: bool
+    warp_specialized: bool
+    promotion_interval: int
+    holds_turn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One kernel in one cell; times are medians, NaN where there is none.
+
+    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong, or whose
+    errors leave its bound, has none. ``*_sm_mhz`` is
+    counted on the SMs during the run, ``*_driver_mhz`` what the driver reports; ``burst_cycles`` are SM cycles per
+    launch, ``sustained_w`` the mean power under sustained load.
+    """
+
+    name: str
+    status: str
+    timed_by: str = ""
+    burst_ms: float = math.nan
+    burst_sm_mhz: float = math.nan
+    burst_cycles: float = math.nan
+    burst_driver_mhz: float = math.nan
+    sustained_ms: float = math.nan
+    sustained_sm_mhz: float = math.nan
+    sustained_driver_mhz: float = math.nan
+    sustained_w: float = math.nan
+    rounds_ms: tuple[float, ...] = ()
+    schedule: Switches | None = None
+    outputs: int = 0
+    bits_differing: int = -1
+    rel_rmse: float = math.nan
+    gain: float = math.nan
+
+
+def _median(values: Iterable[float]) -> float:
+    values = list(values)
+    return statistics.median(values) if values else math.nan
+
+
+def cycles(burst: Burst) -> float:
+    """SM cycles of one launch.
+
+    >>> cycles(Burst(ms=0.5, sm_mhz=1800.0))
+    900000.0
+    """
+    return burst.ms * burst.sm_mhz * 1e3
+
+
+def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule: Switches | None = None) -> Measured:
+    """Build the record of one kernel from its times and its verdict."""
+    if verdict.trouble:
+        times = Times()
+    return Measured(
+        name,
+        verdict.trouble or MEASURED,
+        timed_by,
+        _median(b.ms for b in times.bursts),
+        _median(b.sm_mhz for b in times.bursts),
+        _median(cycles(b) for b in times.bursts),
+        _median(times.burst_driver_mhz),
+        _median(b.ms for b in times.sustained),
+        _median(b.sm_mhz for b in times.sustained),
+        _median(times.sustained_driver_mhz),
+        _median(times.sustained_w),
+        tuple(b.ms for b in times.bursts),
+        schedule,
+        verdict.outputs,
+        verdict.bits_differing,
+        verdict.rel_rmse,
+        verdict.gain,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """One complete cell of one run."""
+
+    run: str
+    cell: Cell
+    copies: int
+    kernels: tuple[Measured, ...]
+
+    def tflops(self, name: str, sustained: bool = False) -> float:
+        """TFLOP/s of a kernel here; NaN without a time.
+
+        >>> cell = Cell("paper", "fp16", 1, 1000, 1000, 1, 1, 250, False)
+        >>> record = CellRecord("", cell, 1, (Measured("a", "ok", burst_ms=1.0),))
+        >>> record.tflops("a")
+        1.0
+        """
+        for m in self.kernels:
+            if m.name == name:
+                return self.cell.flops / 1e9 / (m.sustained_ms if sustained else m.burst_ms)
+        return math.nan
+
+    def joules(self, name: str) -> float:
+        """Energy of a launch under a kernel's own heat; NaN without one.
+
+        >>> cell = Cell("paper", "fp16", 1, 1000, 1000, 1, 1, 250, False)
+        >>> CellRecord("", cell, 1, (Measured("a", "ok", sustained_ms=2.0, sustained_w=700.0),)).joules("a")
+        1.4
+        """
+        return next((m.sustained_w * m.sustained_ms / 1e3 for m in self.kernels if m.name == name), math.nan)
+
+    def ratio(self, name: str, peer: str) -> float:
+        """How many times as fast as a peer a kernel is here; NaN if either has no time."""
+        return self.tflops(name) / self.tflops(peer)
+
+    def to_json(self) -> dict[str, Any]:
+        kernels = [
+            {f: getattr(m, f) for f in Measured.__slots__} | {"schedule": m.schedule and m.schedule._asdict()}
+            for m in self.kernels
+        ]
+        return {"kind": "cell", "run": self.run, "cell": self.cell.to_json(), "copies": self.copies, "kernels": kernels}
+
+
+def launches_of(run: Mapping[str, Any]) -> str:
+    """What a run's figures are evidence of; of a file written before evidence was of launches nothing is known."""
+    return run.get("launches_sha256", "unknown")
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything in one ``bench.jsonl``: the latest record of every cell, and the provenance of every run."""
+
+    cells: dict[str, CellRecord] = field(default_factory=dict)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def is_done(self, cell: Cell, names: Iterable[str], kernel_hash: str) -> bool:
+        """Whether a cell was measured with these kernels, launched as they are now."""
+        record = self.cells.get(cell.key)
+        if record is None or launches_of(self.runs[record.run]) != kernel_hash:
+            return False
+        return set(names) <= {m.name for m in record.kernels}
+
+    def judged(self, cell: Cell, kernel_hash: str) -> set[tuple[str, Switches | None]]:
+        """Kernels whose bits need no second look: found right in another cell of grid ``schedules``, of these launches.
+
+        Its cells of one dtype, head_dim and mask run the same compiled kernels.
+        """
+        found: set[tuple[str, Switches | None]] = set()
+        kind = (cell.dtype, cell.head_dim, cell.causal)
+        for record in self.cells.values():
+            c = record.cell
+            is_alike = c.grid == cell.grid == "schedules" and (c.dtype, c.head_dim, c.causal) == kind
+            if is_alike and launches_of(self.runs[record.run]) == kernel_hash:
+                found |= {(m.name, m.schedule) for m in record.kernels if m.status == MEASURED and m.outputs}
+        return found
+
+    def missing(self) -> dict[str, str]:
+        """Peers that were wanted and did not load, with the reason."""
+        return {name: reason for run in self.runs.values() for name, reason in run["missing"].items()}
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value == "NaN" else float(value)
+
+
+def _read_cell(body: Mapping[str, Any]) -> CellRecord:
+    kernels = []
+    for m in body["kernels"]:
+        fields = {**m, **{n: _number(m.get(n, "NaN")) for n in FIGURES}, "rounds_ms": tuple(map(float, m["rounds_ms"]))}
+        fields["schedule"] = m["schedule"] and Switches(**m["schedule"])
+        kernels.append(Measured(**fields))
+    return CellRecord(body["run"], Cell(**body["cell"]), body["copies"], tuple(kernels))
+
+
+def read(path: Path) -> Results:
+    """Read a file of records; a last line without its end, cut short by a kill, is left out.
+
+    Raises
+    ------
+    ValueError
+        For anything else that is no record, naming the line.
+    """
+    results = Results()
+    if not path.exists():
+        return results
+    lines = path.read_bytes().split(b"\n")[:-1]
+    for number, line in enumerate(lines, 1):
+        try:
+            body = json.loads(line)
+            if body["kind"] == "run":
+                if body["schema"] != SCHEMA:
+                    raise ValueError(f"schema must be {SCHEMA}, got {body['schema']}")
+                results.runs[body["run"]] = body
+            else:
+                record = _read_cell(body)
+                results.cells[record.cell.key] = record
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: not a record of fa3verify bench: {error}") from None
+    return results
+
+
+def append(path: Path, body: Mapping[str, Any]) -> None:
+    """Append one record and flush it to the disk; a line cut short before it is ended first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                _drop_last_line(file)
+        file.write(json.dumps(plain(body), ensure_ascii=False, sort_keys=True).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _drop_last_line(file: Any) -> None:
+    file.seek(0)
+    content = file.read()
+    file.truncate(content.rfind(b"\n") + 1)
+    file.seek(0, os.SEEK_END)

@@ -1,0 +1,254 @@
+"""The same records as CSV, as netCDF and as Markdown tables with ratios to every peer."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fa3verify.files import json_text, markdown_table, replacing, write_text
+from fa3verify.timed.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
+from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of
+
+PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
+CELL_FIELDS = ("grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
+COLUMNS = (*FIGURES, "bits_differing", "outputs")
+UNITS = {"ms": "ms", "mhz": "MHz", "w": "W", "tflops": "TFLOP/s", "cycles": "cycles"}  # by the last word of a name
+
+
+def _flat(records: Iterable[CellRecord]) -> Iterable[dict[str, Any]]:
+    for record in records:
+        for m in record.kernels:
+            row = {name: getattr(record.cell, name) for name in CELL_FIELDS}
+            row |= {"kernel": m.name, "status": m.status, "timed_by": m.timed_by, "input_copies": record.copies}
+            row |= m.schedule._asdict() if m.schedule else dict.fromkeys(Switches._fields, "")
+            row |= {"burst_ms": m.burst_ms, "burst_tflops": record.tflops(m.name), "burst_sm_mhz": m.burst_sm_mhz}
+            row |= {"burst_cycles": m.burst_cycles, "burst_driver_mhz": m.burst_driver_mhz}
+            row |= {"sustained_ms": m.sustained_ms, "sustained_tflops": record.tflops(m.name, sustained=True)}
+            row |= {"sustained_sm_mhz": m.sustained_sm_mhz, "sustained_driver_mhz": m.sustained_driver_mhz}
+            row |= {"sustained_w": m.sustained_w, "joules": record.joules(m.name)}
+            row |= {"kv_tb_per_s": record.cell.kv_bytes / 1e9 / m.burst_ms}
+            row |= {"ratio_to_best_peer": record.ratio(m.name, best_peer(record) or "")}
+            row |= {"outputs_checked": m.outputs, "bits_differing": m.bits_differing, "rel_rmse": m.rel_rmse}
+            row |= {"gain": m.gain, "run": record.run}
+            yield row
+
+
+def csv_text(records: Iterable[CellRecord]) -> str:
+    """One line per cell and kernel; empty where there is no figure."""
+    rows = list(_flat(records))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else ["kernel"], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: _cell_text(v) for k, v in row.items()})
+    return out.getvalue()
+
+
+def _cell_text(value: Any) -> Any:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return value
+
+
+def dataset(results: Results) -> Any:
+    """Return a Dataset: figures by (cell, kernel), bursts by (cell, kernel, round), provenance in attributes."""
+    import numpy as np
+    import xarray as xr
+
+    records = list(results.cells.values())
+    names = sorted({m.name for r in records for m in r.kernels}, key=lambda n: (not is_ours(n), n))
+    rounds = max((len(m.rounds_ms) for r in records for m in r.kernels), default=0)
+    figures = {name: np.full((len(records), len(names)), np.nan) for name in (*COLUMNS, "burst_tflops")}
+    every = np.full((len(records), len(names), rounds), np.nan)
+    status = np.full((len(records), len(names)), "not measured", dtype=object)
+    schedules: list[list[Switches | None]] = [[None] * len(names) for _ in records]
+    for i, record in enumerate(records):
+        for m in record.kernels:
+            j = names.index(m.name)
+            status[i, j], schedules[i][j] = m.status, m.schedule
+            every[i, j, : len(m.rounds_ms)] = m.rounds_ms
+            for name in COLUMNS:
+                figures[name][i, j] = getattr(m, name)
+            figures["burst_tflops"][i, j] = record.tflops(m.name)
+    axes = ("cell", "kernel")
+    variables: dict[str, Any] = {
+        n: (axes, x, {"units": UNITS.get(n.rpartition("_")[2], "1")}) for n, x in figures.items()
+    }
+    for name in Switches._fields:  # NaN for peers
+        values = [[getattr(s, name, math.nan) for s in row] for row in schedules]
+        variables[name] = (axes, np.array(values, float).reshape(len(records), len(names)), {"units": "1"})
+    variables["rounds_ms"] = ((*axes, "round"), every, {"units": "ms"})
+    variables["status"] = (axes, status.astype(str))
+    coordinates = {"cell": [r.cell.key for r in records], "kernel": names, "run": ("cell", [r.run for r in records])}
+    for name in CELL_FIELDS:
+        values = [getattr(r.cell, name) for r in records]
+        coordinates[name] = ("cell", [int(v) if isinstance(v, bool) else v for v in values])
+    attributes = {
+        "Conventions": "CF-1.11",
+        "title": "fa3verify bench",
+        "runs_json": json.dumps(results.runs, sort_keys=True),
+    }
+    return xr.Dataset(variables, coordinates, attributes)
+
+
+def provenance(results: Results) -> dict[str, Any]:
+    """Return the runs behind the figures and the one hash of the kernels they timed, or that there is no one."""
+    used = {r.run for r in results.cells.values()}
+    runs = [facts for name, facts in results.runs.items() if name in used]
+    hashes = {launches_of(facts) for facts in runs}
+    return {
+        "evidence_of": "+".join(sorted({facts.get("evidence_of", "forward") for facts in runs})),
+        "launches_sha256": hashes.pop() if len(hashes) == 1 else "of several versions",
+        "runs": runs,
+    }
+
+
+def write(results: Results, out: Path) -> None:
+    """Write ``bench.csv``, ``bench.nc``, ``bench.md`` and ``bench_provenance.json``."""
+    write_text(out / "bench_provenance.json", json_text(provenance(results)))
+    records = list(results.cells.values())
+    write_text(out / "bench.csv", csv_text(records))
+    write_text(out / "bench.md", markdown(results))
+    with replacing(out / "bench.nc") as temporary:
+        dataset(results).to_netcdf(temporary, engine="h5netcdf")
+
+
+def markdown(results: Results) -> str:
+    """Tables per grid, dtype, head_dim and mask; then ratios to peers; then what is missing and what measured it."""
+    parts = ["# Speed", ""]
+    grids = dict.fromkeys(r.cell.grid for r in results.cells.values())
+    for grid in grids:
+        records = [r for r in results.cells.values() if r.cell.grid == grid]
+        parts += {"paper": _paper, "drift": _accumulator_loss}.get(grid, _listed)(grid, records)
+        parts += _energy(records)
+        if grid != "drift":
+            parts += _ratios(records)
+    parts += _missing(results)
+    parts += ["## Runs", ""]
+    for run in results.runs.values():
+        facts = {k: v for k, v in run.items() if k not in ("kind", "schema", "missing", "kernels")}
+        parts.append("- " + ", ".join(f"{k} {v}" for k, v in facts.items()))
+    return "\n".join(parts) + "\n"
+
+
+def _figure(value: float, digits: int = 0) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _paper(grid: str, records: Sequence[CellRecord]) -> list[str]:
+    parts = [f"## Grid {grid}: TFLOP/s in cool bursts (sustained in brackets)", ""]
+    blocks: dict[tuple, dict[int, CellRecord]] = {}
+    for r in records:
+        blocks.setdefault((r.cell.dtype, r.cell.head_dim, r.cell.causal), {})[r.cell.seqlen_k] = r
+    for (dtype, head_dim, causal), by_length in blocks.items():
+        lengths = sorted(by_length)
+        parts += [f"**{dtype}, head_dim {head_dim}, {'causal' if causal else 'not causal'}**", ""]
+        rows = []
+        for name in names_of(list(by_length.values())):
+            rows.append([name, *(_speed(by_length[n], name) for n in lengths)])
+        parts += markdown_table(["kernel", *map(str, lengths)], rows)
+    counted = [m.burst_sm_mhz for r in records for m in r.kernels if m.burst_sm_mhz > 0]
+    if counted:
+        parts += [f"SM clock counted in the bursts: {min(counted):.0f} to {max(counted):.0f} MHz", ""]
+    return parts
+
+
+def _energy(records: Sequence[CellRecord]) -> list[str]:
+    """Joules of a launch by NVML's energy counter, and operations per joule, where they were measured."""
+    weighed = [r for r in records if any(m.sustained_w > 0 for m in r.kernels)]
+    if not weighed:
+        return []
+    names = names_of(weighed)
+    rows = [[r.cell.key, *(_energy_text(r, name) for name in names)] for r in weighed]
+    title = "Under sustained load: joules a launch (TFLOP per joule, watts), by the energy counter of the GPU:"
+    return [title, "", *markdown_table(["cell", *names], rows)]
+
+
+def _energy_text(record: CellRecord, name: str) -> str:
+    joules = record.joules(name)
+    watts = next((m.sustained_w for m in record.kernels if m.name == name), math.nan)
+    if math.isnan(joules):
+        return "-"
+    return f"{joules:.3g} ({record.cell.flops / 1e12 / joules:.3f}, {watts:.0f})"
+
+
+def _speed(record: CellRecord, name: str) -> str:
+    hot = record.tflops(name, sustained=True)
+    return _figure(record.tflops(name)) + ("" if math.isnan(hot) else f" ({hot:.0f})")
+
+
+def _listed(grid: str, records: Sequence[CellRecord]) -> list[str]:
+    parts = [f"## Grid {grid}", ""]
+    rows = []
+    for r in records:
+        for m in r.kernels:
+            us = m.burst_ms * 1e3
+            figures = [_figure(us, 1), _figure(r.tflops(m.name)), _figure(r.tflops(m.name, sustained=True))]
+            figures += [_figure(r.cell.kv_bytes / 1e9 / m.burst_ms, 2), _figure(m.burst_sm_mhz)]
+            figures.append(_figure(m.burst_cycles / 1e3, 1))
+            extra = [f"{PAPER_ABLATION.get(m.name, '-')}"] if grid == "ablation" else []
+            rows.append([r.cell.key, m.name, *figures, *extra, "" if m.status == MEASURED else m.status])
+    header = ["cell", "kernel", "us", "TFLOP/s", "sustained", "TB/s of KV", "SM MHz", "kilocycles"]
+    header += ["paper, H100"] if grid == "ablation" else []
+    return parts + markdown_table([*header, "note"], rows)
+
+
+def _accumulator_loss(grid: str, records: Sequence[CellRecord]) -> list[str]:
+    parts = ["## FP8 accumulator loss: relative RMSE against float64, V with mean 1 (gain - 1 in brackets)", ""]
+    names = names_of(records)
+    rows = [
+        [str(r.cell.head_dim), str(r.cell.seqlen_k), *(_loss_text(r, name) for name in names)]
+        for r in sorted(records, key=lambda r: (r.cell.head_dim, r.cell.seqlen_k))
+    ]
+    return parts + markdown_table(["head_dim", "keys", *names], rows)
+
+
+def _loss_text(record: CellRecord, name: str) -> str:
+    found: Measured | None = next((m for m in record.kernels if m.name == name), None)
+    return "-" if found is None or math.isnan(found.rel_rmse) else f"{found.rel_rmse:.2e} ({found.gain:+.1e})"
+
+
+def _ratios(records: Sequence[CellRecord]) -> list[str]:
+    """Ratios per dtype; cells of different dtypes are never pooled."""
+    rows, worst = [], []
+    for dtype in dict.fromkeys(r.cell.dtype for r in records):
+        chosen = [r for r in records if r.cell.dtype == dtype]
+        names = names_of(chosen)
+        for name in (n for n in names if is_ours(n)):
+            for peer in (n for n in names if not is_ours(n)):
+                if found := summarize(chosen, name, peer):
+                    dims = ", ".join(f"d{d} {x:.3f}" for d, x in found.per_head_dim.items())
+                    mean = f"{found.geometric_mean:.3f}"
+                    rows.append(
+                        [dtype, name, peer, str(found.cells), mean, dims, f"{found.worst:.3f}", found.worst_cell]
+                    )
+            if found := worst_against_best(chosen, name):
+                worst.append(
+                    f"{dtype} {name}: worst cell against the best peer {found[0]:.3f} ({found[1]}, {found[2]})"
+                )
+    if not rows:
+        return []
+    header = ["dtype", "kernel", "peer", "cells", "geometric mean", "per head_dim", "worst", "worst cell"]
+    return [
+        "Times as fast as a peer, cool bursts:",
+        "",
+        *markdown_table(header, rows),
+        *(f"- {line}" for line in worst),
+        "",
+    ]
+
+
+def _missing(results: Results) -> list[str]:
+    parts = [f"- missing peer {name}: {reason}" for name, reason in results.missing().items()]
+    seen = set()
+    for r in results.cells.values():
+        for m in r.kernels:
+            if m.status != MEASURED and (m.name, m.status) not in seen:
+                seen.add((m.name, m.status))
+                parts.append(f"- {m.name} has no speed in {r.cell.key}: {m.status}")
+    return ["## Missing", "", *(parts or ["- nothing"]), ""]

@@ -1,0 +1,187 @@
+"""Measured cycles: rows of ``bench.csv``, as ``fa3verify bench`` writes it, with the schedule that each one ran."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from fa3_kernels.plan.choose import choose_num_splits
+from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
+from fa3_kernels.plan.traits import FAMILIES
+from fa3_reference.problem import AttentionProblem
+
+# Names that files of measurements have from before a peer was called as its candidate in
+# fa3verify.known.peers is.
+RECORDED = {"fa3": "flash3", "fa3.dew": "flash3.dew", "fa4": "flash4"}
+# Families whose schedule other people's kernels have, builds of one alike: their tiles are known and not in the rows.
+SCHEDULED = {"flash3": "flash3", "flash3.dew": "flash3", "flash4": "flash4"}
+# Decoding: libraries choose how many parts the keys are cut into, but for ours with keys in one piece; of a build that
+# keeps them in one piece whatever it is asked for, it is not known how it packs heads.
+ONE_SPLIT, UNKNOWN_PARTS = "gluon.one_split", "flash3.dew"
+SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
+COLUMNS = (
+    "grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "kernel", "status",
+    *SCHEDULE_COLUMNS, "burst_sm_mhz", "burst_cycles",
+)  # fmt: skip
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+
+class Measured(NamedTuple):
+    """One row: ``cycles`` from launch to end at an SM clock of ``clock_mhz``."""
+
+    line: int
+    kernel: str
+    problem: AttentionProblem
+    config: Config
+    cycles: float
+    clock_mhz: float
+
+
+class _Row:
+    """Values of one line by column; what is wrong names both."""
+
+    def __init__(self, line: int, values: dict[str, str], origin: str) -> None:
+        self.line, self.values, self.origin = line, values, origin
+        self.kernel = RECORDED.get(values["kernel"], values["kernel"])  # as its candidate is called now
+
+    def refuse(self, column: str, rule: str) -> ValueError:
+        return ValueError(f"{self.origin}, line {self.line}: {column} must be {rule}, got {self.values[column]!r}")
+
+    def positive(self, column: str) -> float:
+        try:
+            value = float(self.values[column])
+        except ValueError:
+            value = -1.0
+        if not 0 < value < float("inf"):
+            raise self.refuse(column, "a number above 0")
+        return value
+
+    def whole(self, column: str, at_least: int = 1) -> int:
+        text = self.values[column]
+        if not (text.isascii() and text.isdigit()) or int(text) < at_least:
+            raise self.refuse(column, f"a whole number of at least {at_least}")
+        return int(text)
+
+    def flag(self, column: str) -> bool:
+        text = self.values[column].lower()
+        if text not in (*_TRUE, *_FALSE):
+            raise self.refuse(column, "True or False")
+        return text in _TRUE
+
+
+def read(path: Path) -> tuple[list[Measured], Counter[str]]:
+    """Read the rows that a program can be simulated for.
+
+    Parameters
+    ----------
+    path : Path
+        ``bench.csv`` with the columns of :data:`COLUMNS`; others are ignored.
+
+    Returns
+    -------
+    rows : list of Measured
+    left_out : Counter
+        Rows that are not among them, by reason.
+
+    Raises
+    ------
+    ValueError
+        For a file that is no such table; the message names column and line.
+    """
+    rows, left_out = [], Counter()
+    for row in _rows(path):
+        if reason := _unusable(row):
+            left_out[reason] += 1
+            continue
+        problem = _problem(row)
+        config = _config(row, problem)
+        if isinstance(config, str):
+            left_out[config] += 1
+            continue
+        cycles, clock = row.positive("burst_cycles"), row.positive("burst_sm_mhz")
+        rows.append(Measured(row.line, row.values["kernel"], problem, config, cycles, clock))
+    return rows, left_out
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+                raise ValueError(
+                    f"{path.name}, line 1: column {missing[0]} is missing; bench.csv has {', '.join(COLUMNS)}"
+                )
+            for values in reader:
+                if None in values or None in values.values():
+                    raise ValueError(
+                        f"{path.name}, line {reader.line_num}: must have {len(reader.fieldnames or ())} fields"
+                    )
+                yield _Row(reader.line_num, values, path.name)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} is no CSV file: {error}") from None
+
+
+def _unusable(row: _Row) -> str | None:
+    """Why there is nothing to compare, or None."""
+    if row.values["status"] != "ok":
+        return "no timing: the kernel failed or does not take the shape"
+    if row.values["grid"] == "decode" and row.kernel == UNKNOWN_PARTS:
+        return f"decode: how {UNKNOWN_PARTS} cuts keys and packs heads is not known"
+    if not row.values["burst_cycles"]:
+        return "no cycles: the SM clock was not counted"
+    return None
+
+
+def _problem(row: _Row) -> AttentionProblem:
+    """What was computed in a row."""
+    sizes = {name: row.whole(name) for name in ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim")}
+    if sizes["nheads"] % sizes["nheads_kv"]:
+        raise row.refuse("nheads_kv", f"a divisor of nheads {sizes['nheads']}")
+    with _named(row):
+        return AttentionProblem(**sizes, dtype=row.values["dtype"], causal=row.flag("causal"))  # type: ignore[arg-type]
+
+
+def _config(row: _Row, problem: AttentionProblem) -> Config | str:
+    """The configuration that ran, or why there is none."""
+    name = row.kernel
+    if family := SCHEDULED.get(name):
+        if not FAMILIES[family].shipped(problem):
+            return f"{FAMILIES[family].title} with a tile not in our table"
+        return default_config(problem, family=family, num_splits=0 if row.values["grid"] == "decode" else 1)
+    if not row.values["tile_m"]:
+        return f"no program for {name}"
+    with _named(row):
+        specialized = row.flag("warp_specialized")
+        config = Config(
+            dtype=problem.dtype,
+            head_dim=kernel_head_dim(problem.head_dim),
+            tile_m=row.whole("tile_m"),
+            tile_n=row.whole("tile_n"),
+            promotion_interval=row.whole("promotion_interval", 0) if row.values["promotion_interval"] else 0,
+            pack_gqa=row.values["grid"] == "decode" and problem.group > 1,  # one query: a group is one tile
+            pingpong=row.flag("pingpong") and specialized,
+            intra_wg_overlap=row.flag("overlap"),
+            warp_specialized=specialized,
+        )
+    # Older files have no such column; a kernel that rotates sums hands on its turn as the one before did.
+    is_now = "holds_turn" in row.values and row.flag("holds_turn") == config.holds_turn
+    if config.has_former and not (is_now and row.values.get("former") != "True"):
+        config = replace(config, former=True)
+    if row.values["grid"] != "decode" or name == ONE_SPLIT:
+        return config
+    return replace(config, num_splits=choose_num_splits(problem, config))
+
+
+@contextmanager
+def _named(row: _Row) -> Iterator[None]:
+    """Name file and line in what a record refuses."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if text.startswith(row.origin) else f"{row.origin}, line {row.line}: {text}") from None

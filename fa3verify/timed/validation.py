@@ -1,0 +1,252 @@
+"""How far off is the simulator: predicted beside measured cycles of attention kernels, and what its ranking would cost.
+
+``python -m fa3verify.timed.validation BENCH.csv`` prints the errors of the simulation, of the roofline and of the
+closed form over the rows of :mod:`fa3verify.timed.timings`, and per problem Kendall's tau and the regret of choosing by
+simulated time. ``--markdown FILE`` writes that, and beside it a table of all rows with the suffix .csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa3_simulator.machine import Machine, load
+from fa3_simulator.roofline import closed_form, roofline
+from fa3_simulator.run import estimate
+from fa3verify import files
+from fa3verify.timed.timings import Measured, read
+
+MODELS = ("simulated", "roofline", "closed form")
+RESAMPLES, SEED = 4000, 0
+SMALLEST_RANKING = 3  # schedules of one problem
+TOP = (1, 3)
+
+
+class Compared(NamedTuple):
+    """One measured row with the cycles that each of :data:`MODELS` predicts at its clock."""
+
+    row: Measured
+    predicted: tuple[float, ...]
+
+    @property
+    def group(self) -> str:
+        c = self.row.config
+        return f"{c.family} {c.dtype} d{c.head_dim} {'causal' if self.row.problem.causal else 'dense'}"
+
+    @property
+    def problem(self) -> str:
+        p = self.row.problem
+        return f"{self.group} b{p.batch} h{p.nheads} {p.seqlen_q}x{p.seqlen_k}"
+
+
+class Ranking(NamedTuple):
+    """Schedules of one problem by simulated cycles: agreement with the measured order, regret by :data:`TOP`."""
+
+    problem: str
+    schedules: int
+    tau: float
+    regret: tuple[float, ...]
+
+
+def compare(rows: Sequence[Measured], machine: Machine) -> list[Compared]:
+    """Predict every row at the clock it was measured at."""
+    found = []
+    for row in rows:
+        problem = (row.problem, row.config, machine)
+        simulated = estimate(*problem, row.clock_mhz).cycles
+        bound = roofline(*problem, row.clock_mhz).cycles + machine["launch_cycles"]
+        found.append(Compared(row, (simulated, bound, closed_form(*problem))))
+    return found
+
+
+def accuracy(errors: np.ndarray) -> dict[str, float]:
+    """Mean absolute error with its 95 % bootstrap interval, largest and mean error.
+
+    Parameters
+    ----------
+    errors : ndarray
+        (rows,) predicted / measured - 1.
+
+    Returns
+    -------
+    dict
+        ``mape``, ``low``, ``high``, ``max`` (of the absolute values) and ``bias`` (signed).
+    """
+    size = np.abs(errors)
+    resampled = np.random.default_rng(SEED).integers(0, size.size, (RESAMPLES, size.size))
+    low, high = np.quantile(size[resampled].mean(1), (0.025, 0.975))
+    values = (size.mean(), low, high, size.max(), errors.mean())
+    return dict(zip(("mape", "low", "high", "max", "bias"), map(float, values)))
+
+
+def agreement(simulated: np.ndarray, measured: np.ndarray) -> tuple[float, tuple[float, ...]]:
+    """Kendall's tau of two (schedules,) arrays of cycles, 0 where one is all ties; regret of choosing by the first.
+
+    The regret of the top k: the best measured of the k simulated fastest, over the best measured of all, minus 1.
+    """
+    from scipy.stats import kendalltau  # a second of imports
+
+    order = measured[np.argsort(simulated, kind="stable")]
+    tau, _ = map(float, kendalltau(simulated, measured))
+    return 0.0 if np.isnan(tau) else tau, tuple(float(order[:k].min() / order.min() - 1) for k in TOP)
+
+
+def rankings(compared: Sequence[Compared]) -> list[Ranking]:
+    """Rank the schedules of every problem that has at least three; a schedule measured twice counts with its median."""
+    problems: dict[str, dict[Any, list[Compared]]] = {}
+    for item in compared:
+        problems.setdefault(item.problem, {}).setdefault(item.row.config, []).append(item)
+    found = []
+    for problem, schedules in problems.items():
+        if len(schedules) < SMALLEST_RANKING:
+            continue
+        pairs = np.array(
+            [
+                (np.median([x.predicted[0] for x in items]), np.median([x.row.cycles for x in items]))
+                for items in schedules.values()
+            ]
+        )
+        found.append(Ranking(problem, len(pairs), *agreement(pairs[:, 0], pairs[:, 1])))
+    return found
+
+
+def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[str, Any]:
+    """Compare all rows of ``bench.csv`` that a program can be simulated for; ``seqlens``: of these numbers of keys.
+
+    Returns
+    -------
+    dict
+        ``rows``, ``left_out`` by reason, ``groups`` (the last one is all), ``rankings`` and the machine's
+        assumed constants.
+
+    Raises
+    ------
+    ValueError
+        As :func:`fa3verify.timed.timings.read`, and when no row is left.
+    """
+    return figures_of(path.name, machine, *compare_file(path, machine, seqlens))
+
+
+def compare_file(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> tuple[list[Compared], Counter[str]]:
+    """Predict the rows of a file; also those left out, by reason. Raises as :func:`validate`."""
+    rows, left_out = read(path)
+    if seqlens:
+        rows = [row for row in rows if row.problem.seqlen_k in seqlens]
+    if not rows:
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in left_out.items()) or "it has no rows"
+        raise ValueError(f"{path.name} has no row to compare: {reasons}")
+    return compare(rows, machine), left_out
+
+
+def figures_of(file: str, machine: Machine, compared: Sequence[Compared], left_out: Counter[str]) -> dict[str, Any]:
+    """What :func:`validate` returns, of rows that are compared already."""
+    errors = np.array([np.array(x.predicted) / x.row.cycles - 1 for x in compared])
+    names = np.array([x.group for x in compared])
+    groups = []
+    for name in (*sorted(set(names)), "all"):
+        chosen = errors[names == name] if name != "all" else errors
+        by_model = {model: accuracy(chosen[:, i]) for i, model in enumerate(MODELS)}
+        groups.append({"group": str(name), "rows": len(chosen), "models": by_model})
+    return {
+        "file": file,
+        "machine": machine.name,
+        "rows": len(compared),
+        "left_out": dict(left_out),
+        "groups": groups,
+        "rankings": [r._asdict() for r in rankings(compared)],
+        "assumed_constants": machine.assumed(),
+    }
+
+
+PROBLEM = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "dtype", "causal")
+CYCLES = ("measured_cycles", "simulated_cycles", "roofline_cycles", "closed_form_cycles")
+
+
+def csv_text(compared: Sequence[Compared]) -> str:
+    """One line per row: its line in the file of measurements, kernel, problem, tile, clock and cycles."""
+    rows = []
+    for (line, kernel, problem, config, cycles, clock), predicted in compared:
+        sizes = [getattr(problem, name) for name in PROBLEM]
+        figures = [f"{x:.6g}" for x in (clock, cycles, *predicted)]
+        rows.append((line, kernel, *sizes, config.tile_m, config.tile_n, *figures))
+    return files.csv_text(("line", "kernel", *PROBLEM, "tile_m", "tile_n", "clock_mhz", *CYCLES), rows)
+
+
+def markdown(figures: dict[str, Any]) -> str:
+    """Tables of :func:`validate`'s figures."""
+    lines = [
+        f"Simulated {figures['machine']} beside {figures['rows']} measured rows of {figures['file']}, "
+        "in cycles at each row's clock.",
+        "Mean absolute error [95 % bootstrap interval] and bias of predicted / measured - 1.",
+        "The closed form's two constants were fitted to published H100 timings; "
+        "nothing in the other two is fitted to a kernel.",
+        "",
+        "| group | rows | " + " | ".join(MODELS) + " |",
+        "|---" * (2 + len(MODELS)) + "|",
+    ]
+    for group in figures["groups"]:
+        cells = [
+            f"{e['mape']:.1%} [{e['low']:.1%}, {e['high']:.1%}], largest {e['max']:.1%}, bias {e['bias']:+.1%}"
+            for e in group["models"].values()
+        ]
+        lines.append(f"| {group['group']} | {group['rows']} | {' | '.join(cells)} |")
+    lines += ["", *_ranking_lines(figures["rankings"]), ""]
+    left = [f"{count} x {reason}" for reason, count in sorted(figures["left_out"].items())]
+    lines.append(f"Left out: {'; '.join(left) or 'nothing'}.")
+    lines.append(f"Assumed, not measured: {', '.join(figures['assumed_constants']) or 'nothing'}.")
+    return "\n".join(lines)
+
+
+def _ranking_lines(ranked: list[dict[str, Any]]) -> list[str]:
+    if not ranked:
+        return [f"No problem has {SMALLEST_RANKING} schedules: nothing to rank."]
+    lines = ["| problem | schedules | Kendall tau | " + " | ".join(f"top-{k} regret" for k in TOP) + " |"]
+    lines.append("|---" * (3 + len(TOP)) + "|")
+    for r in ranked:
+        regret = " | ".join(f"{x:.1%}" for x in r["regret"])
+        lines.append(f"| {r['problem']} | {r['schedules']} | {r['tau']:.2f} | {regret} |")
+    taus, regrets = np.array([r["tau"] for r in ranked]), np.array([r["regret"] for r in ranked])
+    for name, tau, regret in (
+        ("median", np.median(taus), np.median(regrets, 0)),
+        ("worst", taus.min(), regrets.max(0)),
+    ):
+        lines.append(f"| {name} | | {tau:.2f} | {' | '.join(f'{x:.1%}' for x in regret)} |")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; 2 and one line for a file that cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fa3verify.timed.validation", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("bench", type=Path, metavar="BENCH.csv")
+    parser.add_argument(
+        "--seqlen", type=int, nargs="+", default=(), metavar="N", help="rows with these numbers of keys alone"
+    )
+    parser.add_argument("--machine", default="h200", help="h100, h200 or a .toml file")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="also write the tables there, and all rows as .csv"
+    )
+    chosen = parser.parse_args(arguments)
+    try:
+        machine = load(chosen.machine)
+        compared, left_out = compare_file(chosen.bench, machine, chosen.seqlen)
+        text = markdown(figures_of(chosen.bench.name, machine, compared, left_out))
+        if chosen.markdown:
+            files.write_text(chosen.markdown, text + "\n")
+            files.write_text(chosen.markdown.with_suffix(".csv"), csv_text(compared))
+    except (ValueError, OSError) as error:
+        print(f"validate: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

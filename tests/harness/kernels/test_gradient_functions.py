@@ -1,0 +1,91 @@
+"""A user's gradients: a function of arrays is given what it needs, and judged by the forward that it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fa3_reference.attention import Attention, attention
+from fa3_reference.attention_bwd import attention_bwd
+from fa3_reference.problem import AttentionProblem
+from fa3verify.cases.case import Case
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging.judgement import judge, passes
+from fa3verify.kernels.functions import array_candidate, torch_candidate
+from fa3verify.properties import LAWS, run_law
+
+PROBLEM = AttentionProblem(2, 4, 2, 9, 33, 64, causal=True)
+
+
+def gradients(*given_arrays, softmax_scale, causal, layout="bhsd", own=False):
+    """Float64 gradients of arrays, rounded once, of the out and lse that are given or of exact ones."""
+    *given_arrays, lse = given_arrays
+    arrays = [(x.swapaxes(1, 2) if layout == "bhsd" else x).astype(np.float64) for x in given_arrays]
+    batch, rows, heads, width = arrays[0].shape
+    problem = AttentionProblem(
+        batch, heads, arrays[1].shape[2], rows, arrays[1].shape[1], width, causal=causal, softmax_scale=softmax_scale
+    )
+    given = attention(problem, *arrays[:3]) if own else Attention(arrays[4], lse)
+    found = (x.astype(given_arrays[0].dtype) for x in attention_bwd(problem, *arrays[:4], given))
+    return tuple(x.swapaxes(1, 2) if layout == "bhsd" else x for x in found)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("kind", ["given", "own"])
+def test_gradients_of_arrays_are_judged_in_their_own_layout(kind, layout):
+    def mine(*arrays, **options):
+        return gradients(*arrays, **options, layout=layout, own=kind == "own")
+
+    (kernel,) = array_candidate(mine, gradients=kind, layout=layout)
+    assert kernel.name == "mine.backward.fp16"
+    measures = judge(kernel, Case(kernel.name, PROBLEM, Recipe("normal"), operation="backward")).measures
+    assert passes(kernel, measures)
+    assert measures["bit_equal"] == 1
+
+
+def test_what_is_not_there_is_not_found_by_the_truth_of_a_given_forward():
+    """Each truth is its own: exact gradients of the other forward are not the correctly rounded ones."""
+    for kind, own in (("given", True), ("own", False)):
+        (kernel,) = array_candidate(lambda *a, own=own, **o: gradients(*a, **o, own=own), gradients=kind)
+        case = Case(kernel.name, PROBLEM, Recipe("normal"), operation="backward")
+        assert judge(kernel, case).measures["bit_equal"] < 0.99
+
+
+def test_exact_gradients_obey_every_property_that_is_claimed_of_them():
+    (kernel,) = array_candidate(gradients, gradients="given", bitwise=("negated_dout_negates_gradients",))
+    claimed = [law for law in LAWS if law.applies(kernel) and law.is_claimed(kernel)]
+    assert {law.name for law in claimed} > {"gradients_within_bound", "grouped_heads_add_up"}
+    for law in claimed:
+        assert run_law(law, kernel, max_examples=2, seed=0).status == "pass", law.name
+
+
+def test_a_misspelt_kind_of_gradients_is_refused_with_the_list():
+    for make, facts, match in (
+        (array_candidate, {"gradients": "auto"}, "gradients must be among , autograd, given, own, got 'auto'"),
+        (array_candidate, {"gradients": "autograd"}, "autograd is torch's: the library must be torch, got numpy"),
+        (
+            torch_candidate,
+            {"gradients": "autograd", "features": ("block_descale",)},
+            "feature must be among causal, gqa",
+        ),
+    ):
+        with pytest.raises(ValueError, match=match):
+            make(gradients, **facts)
+
+
+@pytest.mark.optional
+def test_a_differentiable_function_of_tensors_is_judged_by_autograd():
+    pytest.importorskip("torch", reason="needs torch")
+    from fa3verify.known.cpu import math_of
+
+    def returns_two(q, k, v, **options):
+        return math_of(q, k, v, **options), None
+
+    def mistaken(q, k, v, **options):
+        return math_of(q.detach(), k, v, **options) + 0 * q.sum()
+
+    for function, is_right in ((math_of, True), (returns_two, True), (mistaken, False)):
+        (kernel,) = torch_candidate(function, gradients="autograd", dtypes=("bf16",))
+        problem = AttentionProblem(1, 4, 2, 40, 40, 64, dtype="bf16", causal=True)
+        case = Case(kernel.name, problem, Recipe("normal"), operation="backward")
+        assert passes(kernel, judge(kernel, case).measures) == is_right

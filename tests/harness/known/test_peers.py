@@ -1,0 +1,286 @@
+"""The table of peers: listed with their reasons, judged like their twins, and run with what a caller may choose."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fa3_kernels.twin.faults import Fault
+from fa3_kernels.twin.forward import forward as run_twin
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem
+from fa3verify.campaign.profiles import PROFILES, family_cases
+from fa3verify.cases.case import Case
+from fa3verify.cli.main import main
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging.judgement import judge, passes
+from fa3verify.kernels.calls import CandidateError
+from fa3verify.known import flash4, peer_kernels, peers, registry
+from fa3verify.known.libraries import FOLDER_VARIABLE
+from fa3verify.known.peers import PEERS
+from fa3verify.properties import find_law, run_law
+from fa3verify.tensors import here
+
+KERNELS = {kernel.name: kernel for kernel in peer_kernels.candidates()}
+PLAIN = {"batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 90, "seqlen_k": 90, "head_dim": 64}
+
+
+@pytest.fixture
+def listed(monkeypatch, tmp_path):
+    """What ``fa3verify kernels --peers DIR`` says of the peers; the variable ends with the test."""
+    monkeypatch.setenv(FOLDER_VARIABLE, "")
+
+    def ask():
+        result = CliRunner().invoke(main, ["kernels", "--peers", str(tmp_path), "--json", "-"])
+        return {k["name"]: k["unavailable"] for k in json.loads(result.stdout)["kernels"]}
+
+    return ask
+
+
+def test_peers_are_listed_with_the_reason_they_cannot_run(listed, tmp_path, monkeypatch):
+    monkeypatch.setattr(here, "no_device", lambda: "no such device")
+    monkeypatch.setattr(peers, "find_spec", lambda package: package if package == "torch" else None)
+    found = listed()
+    assert os.environ[FOLDER_VARIABLE] == str(tmp_path)  # which worker processes inherit
+    assert set(KERNELS) <= set(found)
+    assert found["flash3.e4m3"] == f"neither fa3_fwd_C.so nor fa3_fwd_C.so.xz is in {tmp_path}"
+    for name in ("flash4.bf16", "flash4.backward.bf16"):
+        assert "neither flash4/libcute_dsl_runtime.so nor" in found[name]
+    assert "bench checks them" in found["cudnn.fp8.e4m3"]
+    (tmp_path / "fa3_fwd_C.so.xz").touch()
+    (tmp_path / "flash4").mkdir()
+    (tmp_path / "flash4/libcute_dsl_runtime.so.xz").touch()
+    found = listed()
+    assert found["flash3.e4m3"] == "no such device"
+    assert found["flash4.bf16"] == "package tvm_ffi is not installed"
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda kernel: kernel.name)
+def test_a_peer_declares_what_its_twin_does_and_is_sent_nothing_that_it_refuses(kernel):
+    for family in ("normal", "faint"):
+        assert len(family_cases(kernel, family, PROFILES["quick"], 0)) == 3
+    heads = {} if "gqa" in kernel.features else {"nheads_kv": PLAIN["nheads"]}
+    problem = AttentionProblem(**{**PLAIN, **heads}, dtype=kernel.dtype)
+    assert kernel.order(kernel.configure(problem)).dtype == kernel.dtype
+    if kernel.twin is not None:
+        twin = registry.find(kernel.twin)
+        assert (kernel.policy, kernel.bitwise) == (twin.policy, twin.bitwise)
+        assert kernel.declared == twin.declared
+        assert kernel.features <= twin.features
+        assert kernel.configure(problem) == twin.configure(problem)
+        assert kernel.order(kernel.configure(problem)) == twin.order(twin.configure(problem))
+    with pytest.raises(ValueError, match="head_dim must be a multiple of"):
+        kernel.configure(replace(problem, head_dim=60, head_dim_v=60))
+
+
+def test_a_library_chooses_for_itself_what_a_configuration_does_not_change():
+    problem = AttentionProblem(**PLAIN, dtype="bf16")
+    packs = KERNELS["flash3.bf16"].configure(problem).pack_gqa
+    for name, changes, options in (
+        ("flash3.bf16", {}, {}),
+        ("flash3.bf16", {"num_splits": 3}, {"num_splits": 3, "pack_gqa": packs}),
+        ("cudnn.bf16", {}, {}),
+    ):
+        kernel = KERNELS[name]
+        side = kernel.run.__self__
+        assert side.options(problem, kernel.config_for(problem, changes.items())) == options
+    for name, changes in (("flash3.bf16", {"tile_n": 64}), ("cudnn.bf16", {"tile_n": 64})):
+        kernel = KERNELS[name]
+        with pytest.raises(ValueError, match="a caller of"):
+            kernel.run(problem, None, kernel.config_for(problem, changes.items()))
+
+
+def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for():
+    """One query runs another tile than two of a causal call, whatever a caller does."""
+    two = AttentionProblem(1, 1, 1, 2, 1, 128, dtype="bf16", causal=True)
+    one = replace(two, seqlen_q=1, causal=False)
+    kernel, twin = KERNELS["flash3.bf16"], registry.find("twin.flash3.bf16")
+    config = kernel.configure(two)
+    assert kernel.unreachable(two, config) is None
+    assert kernel.unreachable(two, replace(config, num_splits=3)) is None
+    assert "num_splits and pack_gqa" in kernel.unreachable(one, config)
+    assert twin.unreachable(one, config) is None  # it runs whatever it is told
+    assert kernel.unreachable(replace(one, head_dim=60, head_dim_v=60), config) is None  # refused by the run, in words
+
+    def run(problem, operands, config):
+        kernel.run.__self__.options(problem, config)
+        return twin.run(problem, operands, config)
+
+    outcome = run_law(find_law("causal_row_equals_truncated_problem"), replace(kernel, run=run), max_examples=4, seed=0)
+    assert outcome.status != "fail", outcome
+
+
+def test_flex_is_sent_no_call_for_which_its_compiler_has_no_kernel():
+    """The property whose trials of 75 queries and two heads a group ended in an InductorError on an H200."""
+    kernel, twin = KERNELS["cuda.flex.bf16"], registry.find("twin.bf16")
+    for queries, group, causal, refused in (
+        (75, 2, True, True), (33, 4, True, True), (64, 2, True, False), (75, 1, True, False), (75, 3, True, False),
+        (75, 2, False, False), (128, 2, True, False),
+    ):  # fmt: skip
+        problem = AttentionProblem(1, 2 * group, 2, queries, 300, 64, causal=causal, dtype="bf16")
+        assert (kernel.refusal(problem) is not None) == refused, problem
+
+    def run(problem, operands, config):
+        kernel.configure(problem)  # which raises what the compiler would
+        return twin.run(problem, operands, twin.configure(problem))
+
+    outcome = run_law(find_law("special_values_follow_policy"), replace(kernel, run=run), max_examples=6, seed=0)
+    assert outcome.status == "pass", outcome
+
+
+def test_an_empty_tensor_has_the_strides_of_its_shape():
+    pytest.importorskip("torch", reason="needs torch")
+    from fa3verify.tensors.convert import to_torch
+
+    for name in ("fp16", "bf16", "e4m3"):
+        x = to_torch(np.zeros((1, 0, 2, 64), FORMATS[name].dtype))
+        assert x.shape == (1, 0, 2, 64)
+        assert x.stride()[-1] == 1
+    assert to_torch(np.zeros((0, 4), np.float32)).stride()[-1] == 1
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from fa3verify.known import launches, loaded
+    from fa3verify.tensors import convert as tensors
+
+    monkeypatch.setattr(launches, "to_gpu", tensors.to_torch)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return loaded
+
+
+@pytest.mark.parametrize("fault", [None, Fault.TRUNCATED_OUTPUT])
+def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, fault):
+    from fa3verify.known.launches import Output
+    from fa3verify.tensors.convert import to_torch
+
+    kernel, operands = KERNELS["flash3.bf16"], {}
+
+    def load(name):
+        def prepare(problem, given, options):
+            assert options == {"num_splits": 3, "pack_gqa": True}
+            config = kernel.config_for(problem, options.items())
+            out, lse = run_twin(problem, operands["given"], config, fault=fault)
+            return lambda: Output(to_torch(out), to_torch(lse))
+
+        return prepare
+
+    monkeypatch.setattr(on_a_cpu, "loaded", load)
+    problem = AttentionProblem(**(PLAIN | {"seqlen_k": 400}), dtype="bf16")
+    changes = (("num_splits", 3), ("pack_gqa", True))
+    case = Case(kernel.name, problem, Recipe("normal"), changes=changes)
+    operands["given"] = case.operands()
+    measures = judge(kernel, case).measures
+    assert (measures["bits_differing"] == 0) == (fault is None)
+    assert passes(kernel, measures) == (fault is None)
+
+
+def test_a_library_that_raises_is_one_finding(on_a_cpu, monkeypatch):
+    def broken(name):
+        raise OSError("libcudart.so.99: cannot open\nshared object file")
+
+    monkeypatch.setattr(on_a_cpu, "loaded", broken)
+    kernel = KERNELS["flash2.fp16"]
+    case = Case(kernel.name, AttentionProblem(**PLAIN), Recipe("normal"))
+    with pytest.raises(CandidateError, match=r"OSError: libcudart\.so\.99: cannot open shared object file"):
+        judge(kernel, case)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_torchs_math_is_within_its_bound_and_ignores_no_mask(on_a_cpu, causal):
+    kernel = KERNELS["cuda.math.bf16"]
+    case = Case(kernel.name, AttentionProblem(**PLAIN, dtype="bf16", causal=causal), Recipe("peaky"))
+    assert passes(kernel, judge(kernel, case).measures)
+    stated = AttentionProblem(**PLAIN, dtype="bf16", causal=not causal)
+    wrong = replace(kernel, run=lambda problem, operands, config: kernel.run(stated, operands, config))
+    assert not passes(kernel, judge(wrong, case).measures)
+
+
+def test_every_module_of_the_table_loads_by_name(on_a_cpu):
+    for name in ("flash2", "cudnn", "cuda.efficient", "cuda.math", "cuda.flex"):
+        assert callable(on_a_cpu.loaded(name))
+    with pytest.raises(Exception, match=r"fa3_fwd_C\.so"):
+        on_a_cpu.loaded("flash3")
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Every file of FlashAttention-4 that the adapter asks for; says which are loaded, and what is called."""
+    calls = []
+
+    def load_module(path):
+        return SimpleNamespace(func=lambda *given: calls.append((Path(path).stem, given)))
+
+    flash4._load.cache_clear()
+    monkeypatch.setitem(sys.modules, "tvm_ffi", SimpleNamespace(load_module=load_module))
+    monkeypatch.setattr(flash4, "library", lambda name: tmp_path / name)
+    monkeypatch.setattr(flash4.ctypes, "CDLL", lambda path, mode: calls.append((Path(path).name, ())))
+    yield calls
+    flash4._load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "causal"), [("fp16", 64, False), ("bf16", 128, True), ("bf16", 256, False)]
+)
+def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cpu, compiled, dtype, head_dim, causal):
+    import torch
+
+    from fa3verify.known.backward_launches import GivenBackward
+    from fa3verify.known.launches import Given
+
+    problem = AttentionProblem(2, 3, 3, 90, 90, head_dim, dtype=dtype, causal=causal)
+    kind = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    q, k, v, dout, out = (torch.zeros(2, 90, 3, head_dim, dtype=kind) for _ in range(5))
+    names = f"{'float16' if dtype == 'fp16' else 'bfloat16'}_{head_dim}_{'causal' if causal else 'dense'}"
+    for wants_lse, first in ((True, "fwd"), (False, "plain")):
+        found = flash4.load("flash4")(problem, Given(q, k, v), {"lse": wants_lse})()
+        name, given = compiled[-1]
+        assert name == f"{first}_{names}"
+        assert [x is y for x, y in zip(given, (q, k, v, found.out, found.lse))] == [True] * 5
+        assert given[5] == problem.softmax_scale
+        assert (found.out.shape, found.out.dtype) == (q.shape, kind)
+        assert (found.lse is not None) == wants_lse
+        assert found.lse is None or (tuple(found.lse.shape), found.lse.dtype) == (problem.lse_shape, torch.float32)
+    x = GivenBackward(q, k, v, dout, out, torch.zeros(problem.lse_shape))
+    dq, dk, dv = flash4.prepare_backward(problem, x)()
+    last = dict(compiled[-3:])
+    assert list(last) == [f"{part}_{names}" for part in ("pre", "bwd", "post")]
+    assert last[f"bwd_{names}"][7:9] == (dk, dv)
+    assert last[f"post_{names}"][1] is dq
+    assert compiled[0] == ("libcute_dsl_runtime.so", ())  # which every kernel needs
+
+
+def test_flash4_refuses_what_no_kernel_was_compiled_for(on_a_cpu, compiled):
+    from fa3verify.known.launches import Given
+
+    prepare, plain = flash4.load("flash4"), AttentionProblem(**PLAIN | {"nheads_kv": 4})
+    for problem, options, rule in (
+        (AttentionProblem(**PLAIN), {}, "grouped heads"), (replace(plain, softcap=9.0), {}, "softcap"),
+        (replace(plain, head_dim=96, head_dim_v=96), {}, "got 96"), (plain, {"num_splits": 2}, "options"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=rule):
+            prepare(problem, Given(None, None, None), options)
+    assert not compiled
+
+
+def test_an_atlas_needs_a_kernel_that_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(here, "no_device", lambda: "no such device")
+    result = CliRunner().invoke(main, ["atlas", "cuda.*", "cudnn.fp16", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 3
+    assert "none of these kernels runs here: " in result.stderr
+    assert CliRunner().invoke(main, ["atlas", "cudn.*", "--out", str(tmp_path / "out")]).exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_rivals_are_timed_and_only_what_verify_can_bound_is_judged():
+    assert [name for name, peer in PEERS.items() if not peer.is_timed] == ["cuda.efficient", "cuda.math"]
+    assert [name for name, peer in PEERS.items() if peer.unjudged] == ["cudnn.fp8"]
