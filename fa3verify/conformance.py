@@ -31,7 +31,7 @@ def name_of(task: Task) -> str:
 
 
 class Finding(Exception):
-    """What a campaign finds of one task: the text that a failing test shows."""
+    """Holds what a campaign finds of one task: the text that a failing test shows."""
 
 
 class Conformance(pytest.File):
@@ -50,7 +50,8 @@ class Kernel(pytest.Collector):
     """A kernel; its tests are named ``property[NAME]``, ``family[NAME]`` and ``covering_array``."""
 
     def collect(self) -> Sequence[pytest.Item]:
-        profile, seed = self.config.option.fa3_profile, self.config.option.fa3_seed
+        profile = self.config.option.fa3_profile
+        seed = self.config.option.fa3_seed
         try:
             introduction = introduce(self.name, profile)
         except Unavailable as error:
@@ -110,7 +111,8 @@ class Judged(pytest.Item):
 
     def runtest(self) -> None:
         outcome = Outcome(self.task, self.task.function(**self.task.arguments))
-        profile, seed = self.config.option.fa3_profile, self.config.option.fa3_seed
+        profile = self.config.option.fa3_profile
+        seed = self.config.option.fa3_seed
         body, _, found, _ = summary.of_kernel(self.introduction, [outcome], None, profile=profile, seed=seed)
         if found:
             raise Finding("\n".join(self._told(finding, number) for number, finding in enumerate(found)))
@@ -138,6 +140,6 @@ class Judged(pytest.Item):
 
 
 def _folder(config: pytest.Config) -> Path:
-    """Where replay files go: pytest's cache, or a folder of its own where that is switched off."""
+    """Return where replay files go: pytest's cache, or a folder of its own where that is switched off."""
     cache = getattr(config, "cache", None)
     return cache.mkdir("fa3verify") if cache else Path(tempfile.mkdtemp(prefix="fa3verify-"))

@@ -78,7 +78,7 @@ def why_unwritable(path: Path) -> str | None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path is something to write into, rather than a name to be given to a new file."""
+    """Tell whether a path is something to write into, rather than a name to be given to a new file."""
     if path.absolute().parts[1:2] in (("dev",), ("proc",)):
         return True
     return path.exists() and not path.is_file() and not path.is_dir()

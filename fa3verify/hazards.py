@@ -27,7 +27,7 @@ PEER = "flash3"
 
 
 class Checked(NamedTuple):
-    """What was found of one shape of schedule, and the kernels that have it."""
+    """Holds what was found of one shape of schedule, and the kernels that have it."""
 
     kernels: tuple[str, ...]
     program: str

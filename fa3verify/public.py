@@ -207,7 +207,7 @@ def verify(
 
 
 class Replayed(NamedTuple):
-    """What a replay file says of a kernel today.
+    """Holds what a replay file says of a kernel today.
 
     Parameters
     ----------

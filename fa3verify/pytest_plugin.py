@@ -44,7 +44,7 @@ def kernels_at(config: pytest.Config, path: Path) -> list[str]:
 
 
 def _lines(config: pytest.Config) -> list[tuple[Path, list[str]]]:
-    """Every loaded conftest that has the line, with what it names."""
+    """Return every loaded conftest that has the line, with what it names."""
     plugins = [plugin for plugin in config.pluginmanager.get_plugins() if hasattr(plugin, LINE)]
     return [(Path(plugin.__file__), list(getattr(plugin, LINE))) for plugin in plugins]
 

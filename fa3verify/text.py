@@ -119,7 +119,7 @@ def _is_harness(file: str) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a file came with Python, with a package, or with this one."""
+    """Tell whether a file came with Python, with a package, or with this one."""
     if file.startswith((_OURS, "<", sysconfig.get_path("stdlib") + os.sep)):
         return True
     return any(f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages"))

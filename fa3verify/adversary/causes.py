@@ -1,4 +1,6 @@
-"""Why a kernel left its bound: the trigger that an individual has, in the order of how extreme it is."""
+"""This module says why a kernel left its bound: the trigger that an individual has, in the order of how extreme it
+is.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def cause_of(colony: Colony, row: int, column: int) -> str:
 
 
 def _leaves(*values: float) -> bool:
-    """Whether a number is beyond binary32's normal range."""
+    """Tell whether a number is beyond binary32's normal range."""
     size = np.abs(np.array(values, np.float64))
     return bool(((size > FP32_MAX) | (size < FP32_MIN_NORMAL)).any())
 
@@ -72,12 +74,14 @@ def _descale_ratio(colony: Colony, row: int, column: int) -> bool:
 
 def _visits(colony: Colony, row: int) -> Iterator[list[tuple[slice, float]]]:
     """Key tiles in the order of the kernel, each with the maximum so far, split by split."""
-    island, scores = colony.island, Guide.of(colony).scores[row]
+    island = colony.island
+    scores = Guide.of(colony).scores[row]
     with_keys = [
         t for t in range(island.tiles) if np.isfinite(scores[t * island.tile_n : (t + 1) * island.tile_n]).any()
     ]
     for part in split_ranges(range(island.tiles), island.num_splits):
-        visits, top = [], -np.inf
+        visits = []
+        top = -np.inf
         for tile in (t for t in reversed(part) if t in with_keys):
             keys = slice(tile * island.tile_n, (tile + 1) * island.tile_n)
             top = max(top, float(scores[keys].max()))
@@ -91,9 +95,11 @@ def _weights(colony: Colony, row: int, keys: slice, top: float) -> np.ndarray:
 
 
 def _unnormalised(colony: Colony, row: int, column: int) -> bool:
-    v, descale = np.abs(colony.v[column]), colony.per_key(colony.environment.v_descale)
+    v = np.abs(colony.v[column])
+    descale = colony.per_key(colony.environment.v_descale)
     for visits in _visits(colony, row):
-        total, before = 0.0, None
+        total = 0.0
+        before = None
         for keys, top in visits:
             here = descale[keys.start]
             if before is not None:
@@ -117,13 +123,14 @@ def _split(colony: Colony, row: int, column: int) -> bool:
 
 
 def _flushed(colony: Colony, row: int, column: int) -> bool:
-    """Whether maxima of tiles or splits lie so far apart that a factor between them may be subnormal."""
+    """Tell whether maxima of tiles or splits lie so far apart that a factor between them may be subnormal."""
     maxima = np.array([top for visits in _visits(colony, row) for _, top in visits])
     return maxima.size > 1 and float(np.ptp(maxima)) > 125
 
 
 def _subnormal(colony: Colony, row: int, column: int) -> bool:
-    fmt, v = FORMATS[colony.island.dtype], np.abs(colony.v[column])
+    fmt = FORMATS[colony.island.dtype]
+    v = np.abs(colony.v[column])
     for visits in _visits(colony, row):
         for keys, top in visits:
             p = _weights(colony, row, keys, top)

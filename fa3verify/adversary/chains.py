@@ -1,4 +1,6 @@
-"""How a chain of products mutates: what the tensor core cuts off as it adds the channels of one score."""
+"""This module says how a chain of products mutates: what the tensor core cuts off as it adds the channels of one
+score.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ VARIANTS = 32  # of one key that are compared
 
 def screened(row: Row) -> None:
     """The best of many variants of one key, the heaviest or any, by the error of its chain beside the bound of that."""
-    colony, rng = row.colony, row.rng
+    colony = row.colony
+    rng = row.rng
     key = int(row.exact.argmax()) if rng.random() < 0.5 else rng.choice(row.some())
-    fmt, q = FORMATS[colony.island.dtype], colony.q[row.index]
+    fmt = FORMATS[colony.island.dtype]
+    q = colony.q[row.index]
     k = np.repeat(colony.k[row.index, key][None], VARIANTS, axis=0)
     chosen = rng.random(k.shape) < np.maximum(rng.random((VARIANTS, 1)) ** 2, 1 / q.size)
     kinds = (
@@ -57,8 +61,11 @@ def _lost(q: np.ndarray, k: np.ndarray, fmt: Format, sign: np.ndarray, shift: in
 
 def _cut_off(row: Row) -> None:
     """Products of a chain just too small for the alignment of the largest one: each is lost, whole or in part."""
-    colony, i, rng = row.colony, row.index, row.rng
-    q, fmt = colony.q[i], FORMATS[colony.island.dtype]
+    colony = row.colony
+    i = row.index
+    rng = row.rng
+    q = colony.q[i]
+    fmt = FORMATS[colony.island.dtype]
     sign = rng.choice([-1.0, 1.0]) if rng.random() < 0.7 else rng.choice([-1.0, 1.0], q.size)
     channels = rng.random(q.size) < rng.random() ** 0.5
     is_narrow = fmt.name == "e4m3" and colony.island.is_chained  # its range ends 2^17 below its largest number
@@ -72,7 +79,8 @@ def _cut_off(row: Row) -> None:
 
 def _full_fractions(row: Row) -> None:
     """Q and K whose products end in ones, so that truncation costs the most."""
-    colony, i = row.colony, row.index
+    colony = row.colony
+    i = row.index
     fmt = FORMATS[colony.island.dtype]
     for x in (colony.q[i], colony.k[i][row.some()]):
         exponent = np.floor(np.log2(np.maximum(np.abs(x), fmt.min_normal)))
@@ -83,9 +91,13 @@ def _full_fractions(row: Row) -> None:
 
 def _spread_exponents(row: Row) -> None:
     """Products of one chain far apart in size, so that the small ones are cut off."""
-    colony, i, rng = row.colony, row.index, row.rng
-    width, dtype = colony.q.shape[1], colony.island.dtype
-    keys, depth = row.some(), rng.uniform(0, 30)
+    colony = row.colony
+    i = row.index
+    rng = row.rng
+    width = colony.q.shape[1]
+    dtype = colony.island.dtype
+    keys = row.some()
+    depth = rng.uniform(0, 30)
     gaps = np.where(rng.random(width) < rng.random(), np.exp2(-np.round(rng.uniform(0, depth, width))), 1.0)
     if rng.random() < 0.5:
         colony.q[i] = rounded(colony.q[i] * gaps, dtype)
@@ -95,7 +107,9 @@ def _spread_exponents(row: Row) -> None:
 
 def _one_sign(row: Row) -> None:
     """Products of one sign, or cancelling ones, in a row of several channels."""
-    colony, i, rng = row.colony, row.index, row.rng
+    colony = row.colony
+    i = row.index
+    rng = row.rng
     keys = row.some()
     signs = np.sign(colony.q[i]) * (1 if rng.random() < 0.5 else rng.choice([-1, 1], colony.q.shape[1]))
     colony.k[i][keys] = np.abs(colony.k[i][keys]) * signs
@@ -103,9 +117,12 @@ def _one_sign(row: Row) -> None:
 
 def _cancel(row: Row) -> None:
     """Take a score back to about zero, or to another key's, by its last channel: what was lost remains."""
-    colony, i, rng = row.colony, row.index, row.rng
+    colony = row.colony
+    i = row.index
+    rng = row.rng
     last = rng.integers(colony.q.shape[1])
-    keys, q = row.some(), colony.q[i, last]
+    keys = row.some()
+    q = colony.q[i, last]
     if q != 0:
         wanted = row.scores[rng.integers(row.keys)] / colony.factors[i, keys] if rng.random() < 0.5 else 0.0
         rest = colony.k[i][keys] @ colony.q[i] - colony.k[i][keys, last] * q

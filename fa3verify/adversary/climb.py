@@ -1,4 +1,6 @@
-"""What every evolution shares: what it met, which mutations it takes, how far it climbed, when it starts again."""
+"""This module says what every evolution shares: what it met, which mutations it takes, how far it climbed, when it
+starts again.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ class Find:
 
 @dataclass(slots=True)
 class Findings:
-    """What a search has met.
+    """Holds what a search has met.
 
     ``best`` has the largest figure of everything that is recorded, ``curve`` every rise of one as (problems, CPU
     seconds, name, figure), ``violations`` the first input beyond the limit of every cause; ``above_1`` counts outputs
@@ -80,7 +82,7 @@ class Findings:
 
 
 class Chances:
-    """Which mutation to take: those that lately made a child better than its parent more often."""
+    """Chooses mutations: those that lately made a child better than its parent come more often."""
 
     def __init__(self, mutations: Sequence[Callable], rng: np.random.Generator) -> None:
         self.mutations, self.rng, self.credit = mutations, rng, np.ones(len(mutations))
@@ -114,7 +116,11 @@ class Climb:
     def begin(self, parents: Any) -> None:
         """Start with a colony, at the foot of what climbs after so many restarts."""
         self.objective, self.wild = self.next_objective()
-        self.parents, self.height, self.stalled, self.step, self.is_new = parents, 0.0, 0, 0.5, True
+        self.parents = parents
+        self.height = 0.0
+        self.stalled = 0
+        self.step = 0.5
+        self.is_new = True
 
     def next_objective(self) -> tuple[str, bool]:
         return self.objectives[self.found.restarts % len(self.objectives)]
@@ -129,7 +135,7 @@ class Climb:
             self.step = float(np.clip(self.step * (1.15 if better > 0.15 * children else 0.93), 2.0**-14, 2.0))
 
     def is_lost(self, top: float, moved: bool) -> bool:
-        """Whether a generation of changed surroundings came so much lower that its parents are kept."""
+        """Tell whether a generation of changed surroundings came so much lower that its parents are kept."""
         return moved and top < 0.98 * self.height
 
     def climbed(self, top: float, moved: bool) -> bool:

@@ -36,7 +36,7 @@ def positive(x: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What all individuals of a colony share; descales are float32 (descales,) and 1 for 16-bit operands."""
+    """Holds what all individuals of a colony share; descales are float32 (descales,) and 1 for 16-bit operands."""
 
     softmax_scale: float
     softcap: float
@@ -92,8 +92,10 @@ class Colony:
     @property
     def operands(self) -> Operands:
         """The arrays a kernel sees."""
-        island, storage = self.island, FORMATS[self.island.dtype].dtype
-        batch, rows = island.batch, island.rows
+        island = self.island
+        storage = FORMATS[self.island.dtype].dtype
+        batch = island.batch
+        rows = island.rows
         q = np.zeros((batch, rows, rows, island.width), storage)
         q[:, np.arange(rows), np.arange(rows)] = self.q.reshape(batch, rows, island.width)
         k = self.k.reshape(batch, rows, island.keys, island.width).transpose(0, 2, 1, 3).astype(storage)
@@ -101,7 +103,8 @@ class Colony:
         arrays = (q.reshape(batch, rows, 1, -1), k.reshape(batch, island.keys, 1, -1), v)
         if island.dtype != "e4m3":
             return Operands(*arrays)
-        block, shared = island.tile_n * island.descale_tiles, (self.environment.k_descale, self.environment.v_descale)
+        block = island.tile_n * island.descale_tiles
+        shared = (self.environment.k_descale, self.environment.v_descale)
         k_descale, v_descale = (Descale(np.tile(values, (batch, 1, 1)), block) for values in shared)
         return Operands(*arrays, Descale(self.q_descale.reshape(batch, 1, rows), 1), k_descale, v_descale)
 
@@ -117,7 +120,7 @@ class Colony:
 
     @property
     def factors(self) -> np.ndarray:
-        """What takes raw scores to log2 units before the softcap, float64 (problems, keys)."""
+        """Return what takes raw scores to log2 units before the softcap, float64 (problems, keys)."""
         scale = self.environment.softmax_scale * LOG2_E
         return scale * self.q_descale.astype(np.float64)[:, None] * self.per_key(self.environment.k_descale)
 
@@ -138,13 +141,18 @@ class Colony:
     def alone(self, row: int, column: int) -> Colony:
         """One individual in its place; zeros elsewhere."""
         lone = self.copied()
-        others, channels = np.arange(self.island.problems) != row, np.arange(self.island.columns) != column
-        lone.q[others], lone.k[others], lone.q_descale[others], lone.v[channels] = 0, 0, 1, 0
+        others = np.arange(self.island.problems) != row
+        channels = np.arange(self.island.columns) != column
+        lone.q[others] = 0
+        lone.k[others] = 0
+        lone.q_descale[others] = 1
+        lone.v[channels] = 0
         return lone
 
     def to_json(self, row: int, column: int) -> dict[str, Any]:
         """One individual, exactly, operands as codes; :func:`individual` reads it back."""
-        environment, fmt = self.environment, FORMATS[self.island.dtype]
+        environment = self.environment
+        fmt = FORMATS[self.island.dtype]
         operands = {"q": self.q[row], "k": self.k[row], "v": self.v[column]}
         return {
             "island": asdict(self.island),
@@ -168,7 +176,8 @@ def individual(values: Mapping[str, Any]) -> tuple[Colony, int, int]:
     """
     try:
         island = Island(**values["island"])
-        row, column = int(values["row"]), int(values["column"])
+        row = int(values["row"])
+        column = int(values["column"])
         colony = Colony.normal(island, np.random.default_rng(0)).alone(row, column)
         for target, name in ((colony.q[row], "q"), (colony.k[row], "k"), (colony.v[column], "v")):
             target[...] = decode(np.array(values[name]), FORMATS[island.dtype])

@@ -44,7 +44,8 @@ class Search(Climb):
         start: tuple[Colony, int, int] | None = None,
     ) -> None:
         super().__init__(judge.objectives, seed)
-        self.island, self.judge = island, judge
+        self.island = island
+        self.judge = judge
         self.archive: dict[tuple[str, int], tuple[float, Colony]] = {}  # objective and niche -> best of row 0, column 0
         self.chances = Chances(scores.MUTATIONS, self.rng), Chances(values.MUTATIONS, self.rng)
         colony = Colony.normal(island, self.rng)
@@ -58,7 +59,8 @@ class Search(Climb):
 
     def _restart(self) -> None:
         self.found.restarts += 1
-        fresh, objective = Colony.normal(self.island, self.rng), self.next_objective()[0]
+        fresh = Colony.normal(self.island, self.rng)
+        objective = self.next_objective()[0]
         niches = [niche for name, niche in self.archive if name == objective]
         if not niches or self.rng.random() < 0.3:
             return self._start(fresh)
@@ -67,9 +69,13 @@ class Search(Climb):
         self._start(fresh, niche)
 
     def _fitness(self, colony: Colony, verdict: Verdict) -> np.ndarray:
-        """What climbs, (problems, columns or 1): error over bound, less outside the niche; the archive learns of it."""
-        ratio, bound = getattr(verdict, self.objective), getattr(verdict, f"{self.objective}_bound")
-        ratio, bound = ratio.reshape(len(ratio), -1), bound.reshape(len(bound), -1)
+        """Return what climbs, (problems, columns or 1): error over bound, less outside the niche; the archive learns of
+        it.
+        """
+        ratio = getattr(verdict, self.objective)
+        bound = getattr(verdict, f"{self.objective}_bound")
+        ratio = ratio.reshape(len(ratio), -1)
+        bound = bound.reshape(len(bound), -1)
         counts = np.isfinite(ratio) & np.isfinite(bound) & (ratio > 0)  # a lost output is recorded; it leads nowhere
         niches = np.floor(np.clip(np.where(counts, bound, 0.0), *NICHES)).astype(int)
         ratio = np.where(counts, ratio, 0.0)
@@ -83,8 +89,10 @@ class Search(Climb):
     def generation(self) -> Verdict:
         """Breed, judge and select once."""
         guide = Guide.of(self.parents)
-        colony, tried = self.parents, ([], [])
-        moved, leads = False, self.island.softcap and not self.island.is_chained
+        colony = self.parents
+        tried = ([], [])
+        moved = False
+        leads = self.island.softcap and not self.island.is_chained
         if not self.is_new:
             colony, tried = self._offspring(guide)
             moved = bool(self.rng.random() < (0.5 if self.wild or leads else 0.2))
@@ -108,9 +116,12 @@ class Search(Climb):
 
     def _offspring(self, guide: Guide) -> tuple[Colony, tuple[list, list]]:
         """Parents in the first halves, children of them in the second ones."""
-        colony, rng, island = self.parents.copied(), self.rng, self.island
+        colony = self.parents.copied()
+        rng = self.rng
+        island = self.island
         tried: tuple[list, list] = [], []
-        rows, columns = island.problems // 2, island.columns // 2
+        rows = island.problems // 2
+        columns = island.columns // 2
         row_chances, column_chances = self.chances
         with np.errstate(all="ignore"):
             for child in range(rows, island.problems):
@@ -203,7 +214,9 @@ def _place(ratio: np.ndarray) -> tuple[int, int]:
 
 
 def _looks(guide: Guide) -> np.ndarray:
-    """What a row looks like, as one number: how many keys matter, how far the next one is, how large the maximum is."""
+    """Return what a row looks like, as one number: how many keys matter, how far the next one is, how large the maximum
+    is.
+    """
     weights = np.exp2(guide.scores - guide.top[:, None])
     with np.errstate(all="ignore"):
         many = np.searchsorted([1.5, 4, 16], weights.sum(1) ** 2 / (weights**2).sum(1))

@@ -1,4 +1,5 @@
-"""What steers a mutation: weights of keys as the kernel and as exact arithmetic have them, and worst fractions.
+"""This module says what steers a mutation: weights of keys as the kernel and as exact arithmetic have them, and worst
+fractions.
 
 Only chance is led by these numbers, nothing is judged by them, so a shortcut does no harm: the scores of a chain count
 as exact.
@@ -23,7 +24,7 @@ _FLUSHED = 2.0**-115  # factors between maxima that may be flushed to zero
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Of every row: log2 ``scores`` and weights in the scale of the row's maximum, float64 (problems, keys).
+    """Holds, of every row, log2 ``scores`` and weights in the scale of the row's maximum, float64 (problems, keys).
 
     ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the
     island. ``rounding`` is what rounding to P's format, or a flush to zero, takes from a weight, 0 where the weight is
@@ -45,15 +46,18 @@ class Guide:
     @classmethod
     def of(cls, colony: Colony, visible: np.ndarray | None = None) -> Guide:
         """Look at a colony, or at other rows of its island that see the keys ``visible``."""
-        offset, visible = colony.island.config.p_offset_log2, colony.island.visible if visible is None else visible
+        offset = colony.island.config.p_offset_log2
+        visible = colony.island.visible if visible is None else visible
         with np.errstate(all="ignore"):
             exact, computed = (np.where(visible & (np.abs(x) < np.inf), x, -np.inf) for x in _scores(colony))
             top = np.where(np.isneginf(exact.max(1)), 0.0, exact.max(1))
             p, base, row_sum = _weights(colony.island, computed)
             stored = rounded(p, colony.island.dtype)
-            lost, size = np.abs(p - stored), 8 + np.abs(computed) + np.abs(top)[:, None]
+            lost = np.abs(p - stored)
+            size = 8 + np.abs(computed) + np.abs(top)[:, None]
             lost = np.where(lost > 2.0**-22 * size * p, lost, 0.0)
-            weights, scale = np.exp2(exact - top[:, None] + offset), np.exp2(base + offset - top[:, None])
+            weights = np.exp2(exact - top[:, None] + offset)
+            scale = np.exp2(base + offset - top[:, None])
             last = base[:, 0]
             lse = (last.astype(np.float32) + mufu.lg2(row_sum)) * LN2
             error = np.abs(lse - (top - offset + np.log2(weights.sum(1))) / LOG2_E)
@@ -69,7 +73,7 @@ class Guide:
         return self.lse_error / (4.0 + np.abs(self.top) + 4 * below_cap)
 
     def relative_errors(self, v: np.ndarray) -> np.ndarray:
-        """What a channel of V, (keys,) or one of every row, may err by in each row, relative to sum P |v|."""
+        """Return what a channel of V, (keys,) or one of every row, may err by in each row, relative to sum P |v|."""
         total = np.maximum(self.exact.sum(1), 2.0**-300)
         error = np.abs((self.stored * v).sum(1) * self.inverse - (self.exact * v).sum(1) / total)
         return error / np.maximum((self.exact * np.abs(v)).sum(1) / total, 2.0**-300)
@@ -77,7 +81,8 @@ class Guide:
 
 def _scores(colony: Colony) -> tuple[np.ndarray, np.ndarray]:
     """Scores in log2 units, exact ones and those before the last fma with c as the kernel has it, (problems, keys)."""
-    environment, raw = colony.environment, colony.raw_scores
+    environment = colony.environment
+    raw = colony.raw_scores
     scale = np.float32(environment.softmax_scale * LOG2_E)
     c = (scale * colony.q_descale)[:, None] * colony.per_key(environment.k_descale).astype(np.float32)
     c = np.maximum(c, np.float32(2.0**-126))
@@ -99,18 +104,21 @@ def _scores(colony: Colony) -> tuple[np.ndarray, np.ndarray]:
 
 def _weights(island: Island, computed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """P as it is before it is rounded, the maximum that each key met, and the row sum of the last split."""
-    p, bases = np.zeros(computed.shape), np.zeros(computed.shape)
+    p = np.zeros(computed.shape)
+    bases = np.zeros(computed.shape)
     sums = np.zeros((len(computed), 4), np.float32)
     for part in split_ranges(range(island.tiles), island.num_splits):
         running = np.full(len(computed), -np.inf, np.float32)
         for tile in reversed(part):
             keys = slice(tile * island.tile_n, (tile + 1) * island.tile_n)
-            x, before = computed[:, keys], running
+            x = computed[:, keys]
+            before = running
             running = np.maximum(running, (x.max(1) - island.config.p_offset_log2).astype(np.float32))
             base = np.where(np.isneginf(running), np.float32(0), running)
             weights = mufu.ex2((x - base[:, None]).astype(np.float32))
             sums = float32.fma(sums, mufu.ex2(before - base)[:, None], float32.thread_row_sums(weights))
-            p[:, keys], bases[:, keys] = weights, base[:, None]
+            p[:, keys] = weights
+            bases[:, keys] = base[:, None]
     return p, bases, float32.quad_sum(sums)
 
 

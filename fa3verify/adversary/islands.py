@@ -63,8 +63,9 @@ class Island:
 
     @property
     def is_chained(self) -> bool:
-        """Whether scores are sums of so many products that what the tensor core cuts decides their errors, of which
-        the guide knows nothing."""
+        """Tell whether scores are sums of so many products that what the tensor core cuts decides their errors, of
+        which the guide knows nothing.
+        """
         return self.width > 4
 
     @property
@@ -87,7 +88,7 @@ class Island:
         return _visible(self)
 
     def problem(self, softmax_scale: float, softcap: float) -> AttentionProblem:
-        """All rows as one problem."""
+        """Return all rows as one problem."""
         return AttentionProblem(
             *(self.batch, 1, 1, self.rows, self.keys, self.head_dim, self.columns),
             dtype=self.dtype,

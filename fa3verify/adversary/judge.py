@@ -52,7 +52,7 @@ class Verdict:
 
 
 class Kernel(Protocol):
-    """What a colony is run on."""
+    """Holds what a colony is run on."""
 
     def config(self, colony: Colony) -> Any:
         """Return its configuration for the colony's problem."""
@@ -85,14 +85,14 @@ TWIN = Twin()
 
 
 class Judge(Protocol):
-    """What makes one individual better than another: a search climbs it, and keeps the largest."""
+    """Says what makes one individual better than another: a search climbs it, and keeps the largest."""
 
     @property
     def objectives(self) -> Objectives: ...
 
     @property
     def records(self) -> tuple[str, ...]:
-        """What is kept the largest of."""
+        """Return the names of the figures of which the largest is kept."""
         ...
 
     limit: ClassVar[float]
@@ -141,7 +141,9 @@ OVER_BOUND = ErrorOverBound()
 def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = None, kernel: Kernel = TWIN) -> Verdict:
     """Run a kernel, the truth and the bound on a colony; ``guide`` is the colony's, where it is known."""
     guide = guide or Guide.of(colony)
-    problem, operands, config = colony.problem, colony.operands, kernel.config(colony)
+    problem = colony.problem
+    operands = colony.operands
+    config = kernel.config(colony)
     with np.errstate(all="ignore"):
         got_out, got_lse = kernel.run(colony, config, rounded=False)
         truth = attention(problem, *operands.dequantized(problem))
@@ -168,7 +170,9 @@ def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = No
 
 def judge_rounded(colony: Colony, bound: Bound = forward_bound, kernel: Kernel = TWIN) -> np.ndarray:
     """Return error over bound of what the kernel stores, (problems, columns)."""
-    problem, operands, config = colony.problem, colony.operands, kernel.config(colony)
+    problem = colony.problem
+    operands = colony.operands
+    config = kernel.config(colony)
     with np.errstate(all="ignore"):
         got, _ = kernel.run(colony, config, rounded=True)
         truth = attention(problem, *operands.dequantized(problem))

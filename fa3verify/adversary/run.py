@@ -35,7 +35,7 @@ def replay(values: dict[str, Any], bound: Bound = forward_bound) -> dict[str, fl
 
 @dataclass(frozen=True, slots=True)
 class Breed:
-    """How the inputs of one operation are bred.
+    """Says how the inputs of one operation are bred.
 
     Parameters
     ----------
@@ -61,10 +61,13 @@ class Breed:
 BREEDS = {
     FORWARD: Breed(RATIOS, "out before and after its last rounding, lse", islands.islands_of, evolve.search, replay),
     "backward": Breed(
-        GRADIENT_RATIOS, "dq, dk and dv before their last rounding",
-        gradients.islands_of, gradients.search, replay_gradients,
+        GRADIENT_RATIOS,
+        "dq, dk and dv before their last rounding",
+        gradients.islands_of,
+        gradients.search,
+        replay_gradients,
     ),
-}  # fmt: skip
+}
 
 
 def dtypes_of(operation: str) -> tuple[str, ...]:

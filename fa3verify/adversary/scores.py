@@ -1,4 +1,6 @@
-"""How the scores of a row mutate: from one code of K to whole tiles of keys 160 binary orders apart."""
+"""This module says how the scores of a row mutate: from one code of K to whole tiles of keys 160 binary orders
+apart.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,19 @@ class Row:
     rng: np.random.Generator
 
     @classmethod
-    def of(cls, colony: Colony, places: tuple[int, int], guide: Guide, goal: np.ndarray | None, step: float,
-           rng: np.random.Generator) -> Row:  # fmt: skip
+    def of(
+        cls,
+        colony: Colony,
+        places: tuple[int, int],
+        guide: Guide,
+        goal: np.ndarray | None,
+        step: float,
+        rng: np.random.Generator,
+    ) -> Row:
         """The child of a parent; ``places`` are theirs, the child's first."""
         index, parent = places
-        visible, top = guide.visible[parent], float(guide.top[parent])
+        visible = guide.visible[parent]
+        top = float(guide.top[parent])
         scores = np.where(np.isneginf(guide.scores[parent]), top - 30, guide.scores[parent])
         return cls(colony, index, scores, guide.exact[parent], visible, top, goal, step, rng)
 
@@ -59,8 +69,10 @@ class Row:
 
     def digits(self, keys: np.ndarray, log2_scores: np.ndarray) -> np.ndarray:
         """K of some keys, (..., keys, width), with which they have scores (..., keys)."""
-        colony, i = self.colony, self.index
-        x, softcap = log2_scores, colony.environment.softcap * LOG2_E
+        colony = self.colony
+        i = self.index
+        x = log2_scores
+        softcap = colony.environment.softcap * LOG2_E
         if softcap:
             x = softcap * np.arctanh(np.clip(x / softcap, -1 + 2.0**-50, 1 - 2.0**-50))
         left = x / colony.factors[i, keys]
@@ -80,7 +92,8 @@ def _nudge(row: Row) -> None:
 
 def _shift(row: Row) -> None:
     """Move a group as a whole, by little or by up to 160 binary orders."""
-    keys, far = row.some(), row.rng.random() < 0.5
+    keys = row.some()
+    far = row.rng.random() < 0.5
     row.write(
         keys, row.scores[keys] + (row.rng.uniform(-160, 160) if far else 4 * row.step * row.rng.standard_normal())
     )
@@ -104,7 +117,9 @@ def _vanish(row: Row) -> None:
 
 def _weigh(row: Row) -> None:
     """Weights beside the middle of two neighbours of the format of P, or subnormal in it."""
-    fmt, rng, keys = FORMATS[row.colony.island.dtype], row.rng, row.some()
+    fmt = FORMATS[row.colony.island.dtype]
+    rng = row.rng
+    keys = row.some()
     p = np.maximum(row.exact[keys], 2.0 ** (row.offset - 30.0))
     if rng.random() < 0.2:
         p = np.exp2(fmt.min_exponent - rng.uniform(0, fmt.fraction_bits + 2, keys.size))
@@ -116,7 +131,8 @@ def _weigh(row: Row) -> None:
 
 def _worst_exponents(row: Row) -> None:
     """Exponents of which ex2 errs most."""
-    keys, fractions = row.some(), worst_exponents()
+    keys = row.some()
+    fractions = worst_exponents()
     half = len(fractions) // 2
     draw = row.rng.integers(len(fractions), size=keys.size)
     if row.rng.random() < 0.5:  # all of one sign
@@ -135,7 +151,9 @@ def _worst_sum(row: Row) -> None:
 
 def _screened(row: Row) -> None:
     """The best of many nudges, by what the guide expects of their errors."""
-    rng, colony, keys = row.rng, row.colony, row.some()
+    rng = row.rng
+    colony = row.colony
+    keys = row.some()
     if colony.island.is_chained:
         return chains.screened(row)
     steps = np.exp2(rng.uniform(-20, 1, (VARIANTS, 1)))
@@ -145,20 +163,20 @@ def _screened(row: Row) -> None:
     one = np.full(VARIANTS, row.index)
     q_descale = colony.q_descale[one]
     if colony.island.dtype == "e4m3" and rng.random() < 0.3:
-        k[:], q_descale = (
-            colony.k[row.index],
-            positive(q_descale * np.exp2(steps[:, 0] * rng.standard_normal(VARIANTS))),
-        )
+        k[:] = colony.k[row.index]
+        q_descale = positive(q_descale * np.exp2(steps[:, 0] * rng.standard_normal(VARIANTS)))
     variants = replace(colony, q=colony.q[one], k=k, q_descale=q_descale)
     guide = Guide.of(variants, np.repeat(row.visible[None], VARIANTS, axis=0))
     errors = guide.lse_errors if row.v is None else guide.relative_errors(row.v)
     best = int(np.nan_to_num(errors, posinf=0.0).argmax())
-    colony.k[row.index], colony.q_descale[row.index] = k[best], q_descale[best]
+    colony.k[row.index] = k[best]
+    colony.q_descale[row.index] = q_descale[best]
 
 
 def _crumbs(row: Row) -> None:
     """A few large weights, then ones of about half a unit of their sum, of which rounding takes or gives the most."""
-    rng, n = row.rng, row.colony.island.tile_n
+    rng = row.rng
+    n = row.colony.island.tile_n
     place = np.arange(row.keys) % n
     small = place >= min(8 * rng.integers(1, 4), n // 2)
     depth = 22 + rng.integers(0, 6) + np.exp2(-rng.uniform(1, 10)) * rng.choice([-1, 1])
@@ -168,8 +186,10 @@ def _crumbs(row: Row) -> None:
 
 def _ladder(row: Row) -> None:
     """One key of every tile ahead of its others, and the tiles apart."""
-    rng, n = row.rng, row.colony.island.tile_n
-    gap, rise = rng.uniform(0, 124), rng.choice([-1, 1])
+    rng = row.rng
+    n = row.colony.island.tile_n
+    gap = rng.uniform(0, 124)
+    rise = rng.choice([-1, 1])
     for start in range(0, row.keys, n):
         keys = np.arange(start, min(start + n, row.keys))
         leader = row.top + rise * gap * (start // n) - rng.random() * rng.integers(0, 2) - gap * rng.integers(0, 2)
@@ -178,18 +198,24 @@ def _ladder(row: Row) -> None:
 
 def _codes(row: Row) -> None:
     """Neighbouring codes, signs and exponents of single elements of Q or K."""
-    colony, rng = row.colony, row.rng
+    colony = row.colony
+    rng = row.rng
     target = colony.q[row.index] if rng.random() < 0.3 else colony.k[row.index][rng.choice(row.some())]
     chosen = rng.random(target.shape) < max(rng.random() ** 2, 1 / target.size)
     kind = rng.integers(4)
-    factor = (1 + rng.choice([-1, 1], target.shape) * FORMATS[colony.island.dtype].epsilon, -1.0,
-              np.exp2(rng.integers(-4, 5, target.shape)), rng.uniform(0.5, 2, target.shape))[kind]  # fmt: skip
+    factor = (
+        1 + rng.choice([-1, 1], target.shape) * FORMATS[colony.island.dtype].epsilon,
+        -1.0,
+        np.exp2(rng.integers(-4, 5, target.shape)),
+        rng.uniform(0.5, 2, target.shape),
+    )[kind]
     target[...] = np.where(chosen, rounded(target * factor, colony.island.dtype), target)
 
 
 def _size(row: Row) -> None:
-    """All scores larger or smaller."""
-    colony, rng = row.colony, row.rng
+    """Make all scores larger or smaller."""
+    colony = row.colony
+    rng = row.rng
     reach = 20 if rng.random() < 0.2 else 3
     factor = np.exp2(rng.integers(-reach, reach + 1) if rng.random() < 0.5 else row.step * rng.standard_normal())
     if colony.island.dtype == "e4m3":

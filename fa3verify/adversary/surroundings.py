@@ -1,4 +1,6 @@
-"""How what a colony shares mutates: softmax_scale, softcap and descales, and powers of two that change places."""
+"""This module says how what a colony shares mutates: softmax_scale, softcap and descales, and powers of two that change
+places.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,12 @@ def _screened(colony: Colony, step: float, rng: np.random.Generator) -> None:
 
     Where both grow alike tanh stays as it is, and what changes are the roundings of its unit.
     """
-    environment, choices = colony.environment, []
+    environment = colony.environment
+    choices = []
     for factor in np.exp2(np.exp2(rng.uniform(-20, 0, 16)) * rng.standard_normal(16)):
         of_scale, of_softcap = ((factor, 1.0), (1.0, factor), (factor, factor))[rng.integers(3)]
-        scale, softcap = _scaled(environment.softmax_scale, of_scale), environment.softcap
+        scale = _scaled(environment.softmax_scale, of_scale)
+        softcap = environment.softcap
         choices.append(replace(environment, softmax_scale=scale, softcap=softcap and _scaled(softcap, of_softcap)))
     errors = [np.nan_to_num(Guide.of(replace(colony, environment=e)).lse_errors, posinf=0.0).max() for e in choices]
     colony.environment = choices[int(np.argmax(errors))]
@@ -84,13 +88,14 @@ def _apart(colony: Colony, step: float, rng: np.random.Generator) -> None:
 
 
 def _far_values(colony: Colony, step: float, rng: np.random.Generator) -> None:
-    """All of V larger or smaller, as far as its format goes."""
+    """Make all of V larger or smaller, as far as its format goes."""
     colony.v = rounded(colony.v * _far(rng), colony.island.dtype)
 
 
 def _exchange(colony: Colony, step: float, rng: np.random.Generator) -> None:
     """Powers of two that move between factors: the exact result stays as it is."""
-    environment, dtype = colony.environment, colony.island.dtype
+    environment = colony.environment
+    dtype = colony.island.dtype
     factor = _far(rng) if rng.random() < 0.7 else float(np.exp2(rng.integers(-20, 21)))
     kind = rng.integers(4)
     if dtype != "e4m3" and kind < 2:  # raw scores that reach the end of binary32

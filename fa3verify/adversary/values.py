@@ -1,4 +1,6 @@
-"""How a channel of V mutates: signs, sizes from subnormal to the largest, fractions, and what cancels."""
+"""This module says how a channel of V mutates: signs, sizes from subnormal to the largest, fractions, and what
+cancels.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ class Column:
 
 
 def _nudge(column: Column) -> None:
-    keys, rng = column.some(), column.rng
+    keys = column.some()
+    rng = column.rng
     factor = np.exp2(column.step * rng.standard_normal(keys.size))
     ulps = 1 + column.fmt.epsilon * rng.integers(-2, 3, keys.size)
     column.write(keys, column.v[keys] * (factor if rng.random() < 0.5 else ulps))
@@ -61,7 +64,8 @@ def _equal(column: Column) -> None:
 
 
 def _signs(column: Column) -> None:
-    keys, rng = column.some(), column.rng
+    keys = column.some()
+    rng = column.rng
     kind = rng.integers(3)
     sign = (-1.0, np.sign(column.v[keys]), rng.choice([-1.0, 1.0], keys.size))[kind]
     column.write(keys, column.v[keys] * sign)
@@ -79,15 +83,19 @@ def _one_tile(column: Column) -> None:
 
 def _sizes(column: Column) -> None:
     """A group larger or smaller by powers of two."""
-    keys, rng = column.some(), column.rng
+    keys = column.some()
+    rng = column.rng
     shift = rng.integers(-30, 31) if rng.random() < 0.3 else rng.integers(-3, 4)
     column.write(keys, np.ldexp(column.v[keys], shift))
 
 
 def _level(column: Column) -> None:
     """A group at one size, of all that the format has, often at one of its ends."""
-    keys, rng, fmt = column.some(), column.rng, column.fmt
-    least, largest = fmt.min_exponent - fmt.fraction_bits, int(np.log2(max_finite(fmt.name)))
+    keys = column.some()
+    rng = column.rng
+    fmt = column.fmt
+    least = fmt.min_exponent - fmt.fraction_bits
+    largest = int(np.log2(max_finite(fmt.name)))
     ends = (least, fmt.min_exponent + 1), (largest - 3, largest + 1), (least, largest + 1)
     exponent = rng.integers(*ends[rng.integers(3)])
     fraction = rng.choice([1.0, 2 - fmt.epsilon, rng.uniform(1, 2)])
@@ -106,7 +114,8 @@ def _follow_errors(column: Column) -> None:
     rng = column.rng
     scale = column.stored.sum() / max(column.exact.sum(), 2.0**-300) if rng.random() < 0.5 else 1.0
     sign = np.sign(column.stored - scale * column.exact) * rng.choice([-1.0, 1.0])
-    keys, about = column.some(), column.out if rng.random() < 0.5 else 0.0
+    keys = column.some()
+    about = column.out if rng.random() < 0.5 else 0.0
     size = np.abs(column.v[keys] - about)
     if rng.random() < 0.5:
         size = np.full(keys.size, np.median(size))
@@ -124,7 +133,8 @@ def _cancel(column: Column) -> None:
 
 def _cut_off(column: Column) -> None:
     """Products just too small for the alignment of the largest one, so that each is lost whole or in part."""
-    rng, keys = column.rng, column.some()
+    rng = column.rng
+    keys = column.some()
     products = np.abs(column.stored * column.v)
     align = 13 if column.fmt.name == "e4m3" else 25
     if products.max() > 0:
@@ -145,7 +155,8 @@ def _balance(column: Column) -> None:
 
 def _screened(column: Column) -> None:
     """The best of many nudges and flips of signs, by the errors of weights and row sum."""
-    rng, v = column.rng, column.v
+    rng = column.rng
+    v = column.v
     shape = (VARIANTS, v.size)
     steps = np.exp2(rng.uniform(-10, 2, (VARIANTS, 1)))
     chosen = rng.random(shape) < rng.random((VARIANTS, 1)) ** 2

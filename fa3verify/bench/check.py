@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is to be judged, on the host: whole row tiles, and a few rows whose errors are bounded."""
+    """Holds what is to be judged, on the host: whole row tiles, and a few rows whose errors are bounded."""
 
     tiles: tuple[Sample, ...]
     edges: tuple[Sample, ...]
@@ -121,7 +121,8 @@ def judge(work: Work) -> Verdict:
     outputs = differing = 0
     square = norm = product = 0.0
     for part in work.tiles:
-        truth, value = part.truth, part.out.astype(np.float64) * work.scale
+        truth = part.truth
+        value = part.out.astype(np.float64) * work.scale
         square += float(((value - truth) ** 2).sum())
         norm += float((truth**2).sum())
         product += float((value * truth).sum())
@@ -140,7 +141,8 @@ def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:
     The bound is that before the last rounding, to which the rounding to the output's own format is added, at its own
     scale: of e4m3 outputs it is most of the error.
     """
-    out, truth = part.out, part.truth
+    out = part.out
+    truth = part.truth
     bound = forward_bound(part.problem, part.operands, replace(model, out_dtype="fp32")).out
     fmt = next(f for f in FORMATS.values() if f.dtype == out.dtype)
     reached = (bound + np.abs(truth) * SCALING) / scale  # of the number that is rounded
@@ -152,7 +154,9 @@ def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:
 def _bits_differing(part: Sample, config: Config) -> int:
     from fa3_kernels.twin.forward import forward
 
-    want, out, lse = forward(part.problem, part.operands, config), part.out, part.lse
+    want = forward(part.problem, part.operands, config)
+    out = part.out
+    lse = part.lse
     assert lse is not None, "our kernels return one"
     if want.out.shape != out.shape or want.out.dtype != out.dtype:
         raise ValueError(f"out must be {want.out.dtype} {want.out.shape}, got {out.dtype} {out.shape}")

@@ -41,7 +41,9 @@ _ABOUT = {
 
 
 def given_of(cell: Cell, x: Inputs, seed: int) -> GivenBackward:
-    """What a backward of a set of inputs reads: N(0, 1) gradients of the output, and our forward's out and lse."""
+    """Return what a backward of a set of inputs reads: N(0, 1) gradients of the output, and our forward's out and
+    lse.
+    """
     generator = torch.Generator("cuda").manual_seed(seed)
     out, lse = forward(x.q, x.k, x.v, Semantics.of(cell.problem))
     dout = torch.randn(out.shape, device="cuda", dtype=torch.float32, generator=generator).to(out.dtype)
@@ -50,7 +52,7 @@ def given_of(cell: Cell, x: Inputs, seed: int) -> GivenBackward:
 
 @lru_cache(maxsize=1)
 def _given(cell: Cell, inputs: tuple[Inputs, ...]) -> tuple[GivenBackward, ...]:
-    """What all kernels of a cell read."""
+    """Return what all kernels of a cell read."""
     return tuple(given_of(cell, x, i) for i, x in enumerate(inputs))
 
 
@@ -99,7 +101,10 @@ def _parts(cell: Cell, x: GivenBackward) -> tuple[_Part, ...]:
 
 def judge(cell: Cell, x: GivenBackward, found: Gradients) -> Verdict:
     """Compare the gradients of a cut with float64."""
-    outputs, square, norm, worst = 0, 0.0, 0.0, 0.0
+    outputs = 0
+    square = 0.0
+    norm = 0.0
+    worst = 0.0
     for part in _parts(cell, x):
         got = to_numpy(getattr(found, part.name)[-1:, part.rows, part.heads]).astype(np.float64)
         outputs += got.size
@@ -124,9 +129,14 @@ def _kernel(name: str) -> Kernel:
 
     about = _ABOUT.get(name) or f"{BACKWARDS[name].about}, {loaded.version(name)}"
     return Kernel(
-        name, about, ("fp16", "bf16"), prepare, missing=missing, belongs=lambda cell: cell.grid == "backward",
+        name,
+        about,
+        ("fp16", "bf16"),
+        prepare,
+        missing=missing,
+        belongs=lambda cell: cell.grid == "backward",
         judge=lambda cell, returned: judge(cell, *returned),
-    )  # fmt: skip
+    )
 
 
 @cache

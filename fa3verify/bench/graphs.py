@@ -64,7 +64,8 @@ def _between_events(run: Callable[[], object], launches: int, probe: Callable[[]
     The GPU sleeps first while the host queues the rest. Otherwise it passes the first event before the host has started
     the graph, and every burst reads some 30 us too long (decision 0020).
     """
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    stop = torch.cuda.Event(enable_timing=True)
     counters = _counters()
     torch.cuda._sleep(HEAD_START_CYCLES)
     counters.begin()

@@ -1,4 +1,6 @@
-"""What is timed: our kernels and their peers behind one face, each either ready or missing with its reason."""
+"""This module says what is timed: our kernels and their peers behind one face, each either ready or missing with its
+reason.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ class Kernel:
     belongs: Callable[[Cell], bool] = lambda cell: True
 
     def takes(self, cell: Cell) -> bool:
-        """Whether the kernel belongs in this cell's table at all."""
+        """Tell whether the kernel belongs in this cell's table at all."""
         is_backward = self.judge is not None
         return cell.dtype in self.dtypes and is_backward == (cell.grid == "backward") and self.belongs(cell)
 
@@ -106,7 +108,9 @@ def draw(cell: Cell, copies: int, seed: int) -> list[Inputs]:
     generator = torch.Generator("cuda").manual_seed(seed)
     drawn = []
     for _ in range(copies):
-        problem, tensors, factors = cell.problem, [], []
+        problem = cell.problem
+        tensors = []
+        factors = []
         for shape, mean in ((problem.q_shape, 0.0), (problem.k_shape, 0.0), (problem.v_shape, cell.v_mean)):
             x = torch.randn(shape, device="cuda", dtype=torch.float32, generator=generator) + mean
             factor = 1.0
@@ -135,7 +139,8 @@ def our_launch(cell: Cell, inputs: Sequence[Inputs], choices: Choices) -> Callab
     semantics = Semantics(cell.causal)
 
     def launch(i: int, **more: Any) -> tuple:
-        x, factor = inputs[i % len(inputs)], factors[i % len(inputs)]
+        x = inputs[i % len(inputs)]
+        factor = factors[i % len(inputs)]
         return forward(x.q, x.k, x.v, semantics, choices, descales=factor, **more)
 
     return launch
@@ -172,7 +177,7 @@ def _defaults(cell: Cell) -> dict[str, Any]:
 
 
 def _is_varied(cell: Cell) -> bool:
-    """Whether schedules are tried out in this cell."""
+    """Tell whether schedules are tried out in this cell."""
     return cell.grid == "schedules" and cell.dtype != "bf16"
 
 
@@ -194,7 +199,7 @@ def _has_lockstep(cell: Cell) -> bool:
 
 
 def _tries(tile: tuple[int, int]) -> Callable[[Cell], bool]:
-    """Whether a tile is tried in a cell: listed, and not the one that ships."""
+    """Tell whether a tile is tried in a cell: listed, and not the one that ships."""
 
     def belongs(cell: Cell) -> bool:
         shipped = default_config(cell.problem)
@@ -208,7 +213,8 @@ def _tiles() -> list[Kernel]:
     """Our kernels with other tiles; those of 64 keys also with every overlap switched off."""
     found = []
     for tile in sorted({tile for tiles in TILES.values() for tile in tiles}):
-        name, about = f"gluon.{tile[0]}x{tile[1]}", f"this package, tiles of {tile[0]} x {tile[1]}"
+        name = f"gluon.{tile[0]}x{tile[1]}"
+        about = f"this package, tiles of {tile[0]} x {tile[1]}"
         found.append(our_kernel(name, about, belongs=_tries(tile), tile=tile))
         if tile == (128, 64):
             found.append(

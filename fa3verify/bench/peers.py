@@ -16,13 +16,16 @@ from fa3verify.timed.cells import Cell
 
 
 def _options(name: str, cell: Cell) -> dict[str, Any]:
-    """For decoding a library chooses the number of splits, if it can."""
+    """Let a library choose the number of splits for decoding, if it can."""
     return {"num_splits": 0} if cell.grid == "decode" and "num_splits" in PEERS[name].choices else {}
 
 
 def model_of(name: str, cell: Cell) -> KernelModel:
-    """What a peer's output is judged by: the order that it states, and any where its family's twin knows none."""
-    peer, problem = PEERS[name], cell.problem
+    """Return what a peer's output is judged by: the order that it states, and any where its family's twin knows
+    none.
+    """
+    peer = PEERS[name]
+    problem = cell.problem
     try:
         return peer.model(peer.configure(problem, **_options(name, cell)))
     except ValueError:
@@ -42,7 +45,8 @@ def _why_not(name: str) -> str | None:
 
 def kernel(name: str) -> Kernel:
     """Load a peer now; whatever goes wrong is its reason to be missing."""
-    peer, missing = PEERS[name], _why_not(name)
+    peer = PEERS[name]
+    missing = _why_not(name)
 
     def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
         if missing:

@@ -42,7 +42,7 @@ class ContextLost(Exception):
 
 
 class Judges(NamedTuple):
-    """Who compares outputs with twins and bounds, and the kernels whose bits were found right in another cell."""
+    """Says who compares outputs with twins and bounds, and which kernels' bits were found right in another cell."""
 
     pool: Executor
     known: Collection[tuple[str, Switches | None]] = ()
@@ -64,7 +64,7 @@ class Settings:
 
 
 def provenance(kernels: Sequence[Kernel], missing: dict[str, str], of: Evidence = "forward") -> dict[str, Any]:
-    """What a run is: machine, driver, versions, the hash of our launches that it is evidence of."""
+    """Return what a run is: machine, driver, versions, the hash of our launches that it is evidence of."""
     packages = {}
     for name in ("triton", "numpy", "numba", "nvidia-cudnn-frontend"):
         try:
@@ -126,7 +126,9 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     of: Evidence = "backward" if all(cell.grid == "backward" for cell in settings.cells) else "forward"
     facts = provenance(kernels, missing, of)
     cache = torch.cuda.get_device_properties(0).L2_cache_size
-    clock, left, is_announced = Clock(), 0, False
+    clock = Clock()
+    left = 0
+    is_announced = False
     chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}
     names = {cell: [k.name for k in some] for cell, some in chosen.items()}
     todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["launches_sha256"])]
@@ -138,7 +140,8 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
                 continue
             if not is_announced:
                 results.append(path, facts)
-                known.runs[facts["run"]], is_announced = facts, True
+                known.runs[facts["run"]] = facts
+                is_announced = True
             judges = Judges(pool, known.judged(cell, facts["launches_sha256"]))
             copies = copies_for(cell, cache)
             try:
@@ -235,7 +238,8 @@ def measure_cell(
         try:
             verdict = None if name in failed else verdicts[name]()
         except Exception as error:  # what it returned may be anything
-            failed[name], verdict = _failure(error), None
+            failed[name] = _failure(error)
+            verdict = None
         if verdict is None:
             rows.append(Measured(name, failed[name]))
         else:

@@ -29,7 +29,7 @@ PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
 
 
 class Recorded(NamedTuple):
-    """What the stamps cost: SM cycles with them over those without; and the clock of the bursts with them."""
+    """Holds what the stamps cost: SM cycles with them over those without; and the clock of the bursts with them."""
 
     slowdown: float
     sm_mhz: float
@@ -136,7 +136,7 @@ def _facts(cell: Cell, tile: tuple[int, int], recorded: Recorded) -> dict[str, A
 
 
 def _provenance(cell: Cell, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What else ran, where, when, and which kernel it was."""
+    """Return what else ran, where, when, and which kernel it was."""
     return {
         "batch": cell.batch,
         "nheads": cell.nheads,

@@ -17,12 +17,13 @@ from fa3verify.bench import check, kernels
 from fa3verify.timed import results, timing
 from fa3verify.timed.cells import Cell
 
-ROUNDS, PAUSE_S = 5, 0.3
+ROUNDS = 5
+PAUSE_S = 0.3
 _REGISTER = re.compile(r"\bR(\d+)\b")
 
 
 def cell_of(problem: AttentionProblem) -> Cell:
-    """What is launched where a problem is simulated."""
+    """Return what is launched where a problem is simulated."""
     p = problem
     return Cell("schedules", p.dtype, p.batch, p.seqlen_q, p.seqlen_k, p.nheads, p.nheads_kv, p.head_dim, p.causal)
 

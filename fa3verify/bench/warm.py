@@ -38,7 +38,7 @@ def warm_up(cells: Sequence[Cell], kernels: Sequence[Kernel], pool: Executor) ->
 
 
 def _kind(cell: Cell, name: str, options: dict[str, Any]) -> tuple:
-    """What of a launch changes the compiled code."""
+    """Return what of a launch changes the compiled code."""
     problem = cell.problem
     try:
         config = config_of(problem, **options)

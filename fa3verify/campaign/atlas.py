@@ -26,7 +26,7 @@ FILE = "atlas.json"
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much was searched: a largest known error is a lower bound of the true one.
+    """Says how much was searched: a largest known error is a lower bound of the true one.
 
     ``problems`` are judged cases and trials of properties, ``outputs`` the values they were compared on, ``seeds``
     those that inputs were drawn from; trials follow from the campaign's own.
@@ -55,7 +55,7 @@ class FamilyFigures:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """What became of one property; ``replay`` is the smallest trial that broke it."""
+    """Holds what became of one property; ``replay`` is the smallest trial that broke it."""
 
     name: str
     kind: str
@@ -68,8 +68,8 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a forward loses over long rows of keys, with V of mean 1: relative RMSE against the operands it saw, and
-    ``bias``, the gain less 1; or why there is no figure.
+    """Holds what a forward loses over long rows of keys, with V of mean 1: relative RMSE against the operands it saw,
+    and ``bias``, the gain less 1; or why there is no figure.
     """
 
     seqlen_k: int
@@ -210,9 +210,18 @@ def not_run(kernel: str, reason: str, **known: Any) -> Entry:
     """Return the entry of a kernel that was not judged, with what is known of it by name."""
     stated = {"description": "", "operation": FORWARD, "dtype": None, "identity": Identity(), "policy": (), "loss": ()}
     return Entry(
-        kernel=kernel, states_order=False, orders=(), effort=Effort(0, 0, ()), verdict="not run", reason=reason,
-        coverage={}, families=(), properties=(), findings=(), **stated | known,
-    )  # fmt: skip
+        kernel=kernel,
+        states_order=False,
+        orders=(),
+        effort=Effort(0, 0, ()),
+        verdict="not run",
+        reason=reason,
+        coverage={},
+        families=(),
+        properties=(),
+        findings=(),
+        **stated | known,
+    )
 
 
 def _seeds(cases: list[Mapping[str, Any]]) -> tuple[int, ...]:

@@ -21,12 +21,17 @@ Classes = tuple[tuple[str, tuple[str, ...]], ...]
 Cell = tuple[str, str]  # a dimension and a class of it
 # About how much longer a case takes that has such a class.
 _COSTS: Mapping[Cell, float] = {
-    ("queries", "a tile"): 4, ("queries", "several tiles"): 4,
-    ("keys", "long"): 5, **{("keys", c): 3 for c in space.TILES_OF_KEYS},
-    ("group", "2 to 4"): 2, ("group", "5 or more"): 5,
-    ("kv_heads", "2 or 3"): 2, ("kv_heads", "4 or more"): 4,
-    ("batch", "2"): 2, ("batch", "3 or more"): 3,
-}  # fmt: skip
+    ("queries", "a tile"): 4,
+    ("queries", "several tiles"): 4,
+    ("keys", "long"): 5,
+    **{("keys", c): 3 for c in space.TILES_OF_KEYS},
+    ("group", "2 to 4"): 2,
+    ("group", "5 or more"): 5,
+    ("kv_heads", "2 or 3"): 2,
+    ("kv_heads", "4 or more"): 4,
+    ("batch", "2"): 2,
+    ("batch", "3 or more"): 3,
+}
 _TOO_MUCH = 10
 
 
@@ -72,14 +77,15 @@ def _taken(candidate: Candidate, chosen: Point, seeds: Iterable[int]) -> Case | 
 
 
 def _takes(candidate: Candidate, chosen: Point) -> bool:
-    """Whether there is a case of these classes that the kernel takes."""
+    """Tell whether there is a case of these classes that the kernel takes."""
     return _taken(candidate, chosen, range(space.TURNS)) is not None
 
 
 def _plain(candidate: Candidate) -> Point | None:
     """The plainest classes that a kernel takes: a mask, where it takes nothing without one."""
     claimed = space.claimed(candidate)
-    dims, masks = claimed.get("head_dim", ())[:1], claimed.get("mask", ())
+    dims = claimed.get("head_dim", ())[:1]
+    masks = claimed.get("mask", ())
     return next((p for d in dims for m in masks if _takes(candidate, p := {"head_dim": d, "mask": m})), None)
 
 
@@ -107,9 +113,13 @@ def _array(
     apart = _by_dimensions(forbidden | costly).items()
     constraints = [_apart(names.index(a), names.index(b), frozenset(met)) for (a, b), met in apart]
     controller = Controller(
-        dict(enumerate(factors.values())), strength=strength, sorter=sorters.hash, criterion=criteria.simple,
-        salt=str(seed), constraints=constraints,
-    )  # fmt: skip
+        dict(enumerate(factors.values())),
+        strength=strength,
+        sorter=sorters.hash,
+        criterion=criteria.simple,
+        salt=str(seed),
+        constraints=constraints,
+    )
     made = cast(list[dict[int, str]], controller.make())
     rows = [{name: row[i] for i, name in enumerate(names)} for row in made]
     _cheapen(rows, plain, forbidden, strength)

@@ -1,4 +1,4 @@
-"""Where tasks run: in isolated processes of this machine, or on the workers of a Dask cluster."""
+"""This module says where tasks run: in isolated processes of this machine, or on the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class _Remote(Timed):
 
     def __init__(self, theirs: Future) -> None:
         super().__init__()
-        self._theirs, self._is_unwanted = theirs, False
+        self._theirs = theirs
+        self._is_unwanted = False
         theirs.add_done_callback(self._take)
 
     def cancel(self) -> bool:
@@ -114,7 +115,7 @@ class Cluster(Executor):
 
 
 class _Terms(NamedTuple):
-    """What a campaign asks of a worker: its sources, to be told from other campaigns, and limits of a task."""
+    """Holds what a campaign asks of a worker: its sources, to be told from other campaigns, and limits of a task."""
 
     stamp: str
     campaign: str
@@ -140,7 +141,7 @@ def _isolated(terms: _Terms) -> IsolatingPool:
 
 
 def _run(terms: _Terms, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple[Any, float]:
-    """On a worker: the value of a call, or the TaskError that it ended with, and its CPU seconds."""
+    """Return from a worker the value of a call, or the TaskError that it ended with, and its CPU seconds."""
     with _alone:
         if _own_stamp() != terms.stamp:
             return TaskError("the worker has other sources of fa3verify than the campaign"), 0.0

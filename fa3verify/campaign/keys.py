@@ -18,7 +18,7 @@ class BitsLost(TypedDict):
 
 
 class KernelSummary(TypedDict):
-    """What a campaign found of one kernel, as ``summary["kernels"]`` holds it; ratios are error / bound.
+    """Holds what a campaign found of one kernel, as ``summary["kernels"]`` holds it; ratios are error / bound.
 
     Every key is described in ``docs/summary.md``.
     """
@@ -50,7 +50,7 @@ class KernelSummary(TypedDict):
 
 
 class Summary(TypedDict):
-    """What :func:`fa3verify.verify` returns and ``summary.json`` holds: the verdict and everything behind it.
+    """Holds what :func:`fa3verify.verify` returns and ``summary.json`` holds: the verdict and everything behind it.
 
     Every key is described in ``docs/summary.md``. ``wall_s`` and ``cpu_s`` are seconds.
     """

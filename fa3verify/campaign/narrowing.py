@@ -11,7 +11,8 @@ from fa3verify.cases.coverage import COVER
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """What is run: of families and properties those that match a pattern, of each at most ``limit`` cases or trials.
+    """Holds what is run: of families and properties those that match a pattern, of each at most ``limit`` cases or
+    trials.
 
     Patterns are those of file names (``*``, ``?``, ``[abc]``). With patterns of one kind alone nothing of the other is
     run; the cases that cover all pairs are the family ``cover``.
@@ -26,7 +27,7 @@ class Only:
 
     @property
     def has_patterns(self) -> bool:
-        """Whether families or properties are left out."""
+        """Tell whether families or properties are left out."""
         return bool(self.families or self.properties)
 
     def of(self, kernel: Introduction) -> Introduction:
@@ -45,7 +46,8 @@ class Only:
         if not (families or laws):
             names = ", ".join((*known, *kernel.laws))
             raise ValueError(f"no family and no property of {kernel.name} matches; there are {names}")
-        covers, families = COVER in families, tuple(name for name in families if name != COVER)
+        covers = COVER in families
+        families = tuple(name for name in families if name != COVER)
         return replace(kernel, families=families, laws=laws, covers=covers, narrowed=self.told())
 
     def told(self) -> str:

@@ -113,10 +113,13 @@ class _Worker:
             self.pipe.send(call)
             while True:
                 if not self.pipe.poll(max(0.0, deadline - time.monotonic())):
-                    former, case = case, self.note.read()
+                    former = case
+                    case = self.note.read()
                     if case == former:
                         break
-                    allowed_s, deadline = limit_s, time.monotonic() + limit_s  # another case has begun since
+                    # another case has begun since
+                    allowed_s = limit_s
+                    deadline = time.monotonic() + limit_s
                     continue
                 message: worker.Message = self.pipe.recv()
                 if message.kind == "value":
@@ -179,7 +182,8 @@ class IsolatingPool(Executor):
     """
 
     def __init__(self, workers: int, limit_s: float, *, memory_bytes: int | None = None) -> None:
-        self._limit_s, self._memory_bytes = limit_s, memory_bytes
+        self._limit_s = limit_s
+        self._memory_bytes = memory_bytes
         self._tasks: queue.SimpleQueue[tuple[_Isolated, tuple] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._workers: set[_Worker] = set()

@@ -1,4 +1,4 @@
-"""How much each profile runs: shapes, seeds and example counts, as data."""
+"""This module says how much each profile runs: shapes, seeds and example counts, as data."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ PROFILES: dict[str, Profile] = {
     "soak": Profile("soak", _FULL, 16, 600, 6000, 3, 0, 3600.0),
 }
 
-ACTIVATIONS, CAPTURED = "activations", "captured"
+ACTIVATIONS = "activations"
+CAPTURED = "captured"
 
 
 def families(candidate: Candidate, profile: Profile, captures: tuple[Capture, ...] = ()) -> tuple[str, ...]:
@@ -162,7 +163,7 @@ def captured_refusal(candidate: Candidate, capture: Capture, profile: Profile) -
 
 
 def _tokens(candidate: Candidate, seqlen: int, profile: Profile) -> int:
-    """How many of the first tokens of activations a profile uses, as many as fit a kernel's lengths."""
+    """Return how many of the first tokens of activations a profile uses, as many as fit a kernel's lengths."""
     tokens = min(seqlen, profile.activation_tokens or seqlen)
     return tokens - tokens % candidate.seqlen_multiple
 

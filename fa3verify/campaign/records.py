@@ -34,7 +34,8 @@ def read(kind: Any, value: Any, where: str) -> Any:
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     """A JSON value as a field's type says; ValueError, with the place, if it is not one."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if hint is Any:
         return value
     if is_dataclass(hint):

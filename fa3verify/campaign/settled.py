@@ -1,4 +1,4 @@
-"""Which hypotheses about a kernel hold in all that was judged of it.
+"""This module says which hypotheses about a kernel hold in all that was judged of it.
 
 One case or one trial of a property that speaks against a hypothesis refutes it for the whole kernel. A kernel of which
 no hypothesis holds is wrong, even where every case fits one: a kernel sums P before or after it is rounded, not now so
@@ -23,7 +23,7 @@ RULE = "error / bound of the whole kernel"
 
 @dataclass(frozen=True, slots=True)
 class Refutation:
-    """What speaks most against a hypothesis: where it was found, the case or trial in JSON and on one line."""
+    """Holds what speaks most against a hypothesis: where it was found, the case or trial in JSON and on one line."""
 
     ratio: float
     what: str
@@ -62,12 +62,12 @@ class Settled:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What a replay judges again: everything that refutes a hypothesis, each once."""
+        """Return what a replay judges again: everything that refutes a hypothesis, each once."""
         return refutations([refutation.content for refutation in self.refuted.values()])
 
     @property
     def words(self) -> str:
-        """Which case refutes which hypothesis."""
+        """Say which case refutes which hypothesis."""
         each = (f"{name!r} is refuted by {found.words} on {found.case}" for name, found in self.refuted.items())
         return f"no hypothesis about the whole kernel holds: {'; '.join(each)}"
 

@@ -53,7 +53,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one shard ran, and what it must share with the others.
+    """Holds what one shard ran, and what it must share with the others.
 
     Parameters
     ----------
@@ -111,7 +111,8 @@ def estimated_s(task: Task) -> float:
 
 def dealt(tasks: Sequence[Task], shard: Number) -> list[Task]:
     """Return the tasks of one shard in their order: each task, the longest first, goes to who has least to do."""
-    loads, mine = [0.0] * shard.count, []
+    loads = [0.0] * shard.count
+    mine = []
     for place in sorted(range(len(tasks)), key=lambda place: -estimated_s(tasks[place])):
         least = loads.index(min(loads))
         loads[least] += estimated_s(tasks[place])

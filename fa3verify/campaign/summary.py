@@ -35,7 +35,10 @@ def summarize(
     kernels: list[Introduction], outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
 ) -> dict[str, Any]:
     """Build the summary of a finished campaign, without times and command (the caller adds them)."""
-    bodies, gate, failures, cases = [], [], [], []
+    bodies = []
+    gate = []
+    failures = []
+    cases = []
     for kernel in kernels:
         body, rows, found, judged = of_kernel(kernel, outcomes, baseline, profile=profile, seed=seed)
         bodies.append(body)
@@ -98,7 +101,7 @@ def _lost_law(law: str, error: str | None) -> dict[str, Any]:
 
 
 def _settled(kernel: Introduction, outcomes: list[Outcome]) -> Settled | None:
-    """Which hypotheses about a kernel hold in all outcomes, None for one that states its order."""
+    """Return which hypotheses about a kernel hold in all outcomes, None for one that states its order."""
     records = [record for _, _, found in _judged(kernel, outcomes) for record in found]
     laws = [outcome.value for outcome in outcomes_of(outcomes, kernel.name, "law") if outcome.value]
     return settle(operations.find(kernel.operation), records, laws)
@@ -108,7 +111,9 @@ def _families(
     kernel: Introduction, outcomes: list[Outcome], settled: Settled | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """Figures by family, findings and judged cases of one kernel."""
-    families, failures, cases = [], [], []
+    families = []
+    failures = []
+    cases = []
     for outcome, family, records in _judged(kernel, outcomes):
         if settled is not None:
             records = [judged_under(record, settled.chosen) for record in records]
@@ -145,7 +150,8 @@ def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Out
 
 def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Laws and findings of one kernel."""
-    laws, failures = [], []
+    laws = []
+    failures = []
     for outcome in outcomes_of(outcomes, kernel.name, "law"):
         law = outcome.task.arguments["law"]
         body = dict(outcome.value) if outcome.value else _lost_law(law, outcome.error)
@@ -169,7 +175,8 @@ def _kernel(
     kernel: Introduction, outcomes: list[Outcome]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], Settled | None]:
     """Body, findings so far and judged cases of one kernel, and which hypotheses about it hold."""
-    name, operation = kernel.name, operations.find(kernel.operation)
+    name = kernel.name
+    operation = operations.find(kernel.operation)
     settled = _settled(kernel, outcomes)
     families, failures, cases = _families(kernel, outcomes, settled)
     laws, broken = _laws(kernel, outcomes)
@@ -243,7 +250,8 @@ def _under(
     Where one case by itself refutes every hypothesis, it is a finding as of any kernel. Where it takes several, they
     are replayed together, and one more finding says which of them refutes what.
     """
-    words, found = assumption(kernel.sums or "", settled.chosen), []
+    words = assumption(kernel.sums or "", settled.chosen)
+    found = []
     of_case = {json.dumps(case["case"], sort_keys=True): case["hypotheses"] for case in cases}
     for failure in failures:
         if not failure["what"].startswith("L1") or "quantisation" in failure["what"]:
@@ -286,7 +294,7 @@ def _ran(kernel: Introduction, laws: list[dict[str, Any]], cases: list[dict[str,
 
 
 def _is_compared(case: dict[str, Any]) -> bool:
-    """Whether some output of a judged case was compared with a bound."""
+    """Tell whether some output of a judged case was compared with a bound."""
     return case["measures"]["outputs"] > case["measures"]["unbounded"]
 
 
@@ -311,7 +319,8 @@ def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]], profile: s
         if row.layer == "L2":
             stored = {"family": row.family, "profile": profile, "seed": seed, "measure": row.rule}
             stored |= {"limit": row.limit, "baseline": row.baseline}
-        what, replay = f"{row.layer} {row.rule}", case and case["case"]
+        what = f"{row.layer} {row.rule}"
+        replay = case and case["case"]
         failures.append(finding(row.kernel, what, message + against, replay, baseline=stored))
     return failures
 

@@ -24,7 +24,7 @@ _NOT_FINITE = {"nan", "inf", "-inf"}
 
 
 class Sign(NamedTuple):
-    """What findings of one symptom have in common: ``what`` is an output or a cause."""
+    """Holds what findings of one symptom have in common: ``what`` is an output or a cause."""
 
     severity: str
     kernel: str
@@ -42,7 +42,7 @@ class Symptom:
 
     @property
     def elsewhere(self) -> str:
-        """Where else it was found, in words; empty where nowhere."""
+        """Return where else it was found, in words; empty where nowhere."""
         return "; ".join(what if count == 1 else f"{what} ({count})" for what, count in self.also)
 
 
@@ -71,7 +71,7 @@ def _rank(grave: str) -> int:
 
 
 def _sign(grave: str, found: Mapping[str, Any], number: str, known: Iterable[Sign]) -> Sign:
-    """What tells the symptom of a finding from others."""
+    """Return what tells the symptom of a finding from others."""
     if grave != "infinite error":
         return Sign(grave, found["kernel"], found.get("cause") or number)
     if compared := _COMPARED.search(found["message"]):
@@ -121,7 +121,8 @@ def _infinite(message: str, rule: str) -> str:
 
 def severity(found: Mapping[str, Any]) -> str:
     """Return which of :data:`SEVERITIES` a finding is."""
-    what, message = found["what"], found["message"]
+    what = found["what"]
+    message = found["message"]
     if found.get("cause", what) != what or what == "loading" or what.startswith(("family ", "study ")):
         return "no result"
     compared = _COMPARED.search(message)

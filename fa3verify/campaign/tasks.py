@@ -68,7 +68,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a task: ``value`` (JSON-able), or ``error``, one line.
+    """Holds what became of a task: ``value`` (JSON-able), or ``error``, one line.
 
     A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
     kernel had lost too many workers before, or the campaign was stopped. ``cpu_s`` is 0 where nobody says, as of a
@@ -185,7 +185,7 @@ def judge_cases(
 
 
 def _sketch(judgement: Judgement) -> dict[str, Any]:
-    """Where the errors of a forward lie."""
+    """Return where the errors of a forward lie."""
     problem = judgement.case.problem
     out, truth, bound = (each["out"] for each in (judgement.outputs, judgement.seen, judgement.bound))
     return sketch.of_case(problem, out, truth, bound, judgement.operands.dequantized(problem)[2])
@@ -262,9 +262,11 @@ def plan(
             arguments = {"kernel": kernel.name, "family": family, "profile": profile}
             if family in own:
                 index, capture = own[family]
-                judged, rest = judge_capture, {"file": capture.file, "sha256": capture.sha256, "index": index}
+                judged = judge_capture
+                rest = {"file": capture.file, "sha256": capture.sha256, "index": index}
             else:
-                judged, rest = judge_family, {"seed": seed, **most}
+                judged = judge_family
+                rest = {"seed": seed, **most}
             tasks.append(Task("family", f"{kernel.name}: {family}", judged, arguments | rest, durable))
     return sorted(tasks, key=lambda t: not t.label.endswith(("error_within_bound", COVER)))
 
@@ -355,8 +357,9 @@ def _keep(outcome: Outcome, journal: Path | None, stamp: str) -> None:
 
 
 def is_finding(outcome: Outcome) -> bool:
-    """Whether a task found something that needs no baseline: it was lost, a case failed or left its bound, or a
-    property broke."""
+    """Tell whether a task found something that needs no baseline: it was lost, a case failed or left its bound, or a
+    property broke.
+    """
     if outcome.error or outcome.skipped:
         return not outcome.skipped
     if outcome.task.kind == "law":
@@ -367,7 +370,7 @@ def is_finding(outcome: Outcome) -> bool:
 
 
 def _fails(label: str, records: list[dict[str, Any]]) -> bool:
-    """Whether judged cases of one family have a finding that needs no baseline."""
+    """Tell whether judged cases of one family have a finding that needs no baseline."""
     if not records or any("error" in record for record in records):
         return bool(records)
     operation = operations.find(records[0]["case"].get("operation", operations.FORWARD))
@@ -384,7 +387,9 @@ def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
 
 
 def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
-    """What became of a task; what a kernel that is given up was still running is skipped like what it had not begun."""
+    """Return what became of a task; what a kernel that is given up was still running is skipped like what it had not
+    begun.
+    """
     try:
         return Outcome(task, future.result(), getattr(future, "cpu_s", 0.0))
     except CancelledError:
@@ -454,9 +459,7 @@ def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any
     return figures
 
 
-def one_family(
-    kernel: str, operation: Operation, family: str, records: list[dict[str, Any]]
-) -> dict[str, Any]:  # fmt: skip
+def one_family(kernel: str, operation: Operation, family: str, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a kernel's body in a summary with the figures of one family, as the rules of the gate read it."""
     figures = {"family": family, **pooled(records, operation)}
     return {"name": kernel, "operation": operation.name, "families": [figures]}

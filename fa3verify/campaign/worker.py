@@ -27,8 +27,9 @@ NOTE_BYTES = 1 << 20  # of a note that is read: whatever else a kernel writes th
 
 
 class Message(NamedTuple):
-    """What a worker sends: that it warms up or has done so, or the end of a task with its value, and the CPU seconds
-    that it took, or its error."""
+    """Holds what a worker sends: that it warms up or has done so, or the end of a task with its value, and the CPU
+    seconds that it took, or its error.
+    """
 
     kind: Literal["warming", "warm", "value", "error"]
     value: Any = None
@@ -64,7 +65,8 @@ class _ToParent:
     """The listener of a worker."""
 
     def __init__(self, pipe: Connection, note: Note) -> None:
-        self._pipe, self._note = pipe, note
+        self._pipe = pipe
+        self._note = note
 
     def trying(self, what: str, content: dict[str, Any]) -> None:
         self._note.write(what, content)

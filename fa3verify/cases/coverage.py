@@ -1,4 +1,4 @@
-"""What a kernel claims, what of it was tried, and how a problem is adapted to what it takes.
+"""This module says what a kernel claims, what of it was tried, and how a problem is adapted to what it takes.
 
 A class is one thing that a kernel claims: a class of a dimension of :mod:`fa3verify.cases.space`, a family of inputs, a
 property. A verdict rests on the classes that ran; where less than :data:`REQUIRED` of any kind of them did, it is
@@ -56,7 +56,8 @@ def judged(claimed: Iterable[str], tried: Iterable[str], constraint: str | None)
 
     ``constraint`` is what kept the kernel from problems of the campaign, if anything did.
     """
-    claimed, tried = tuple(claimed), set(tried)
+    claimed = tuple(claimed)
+    tried = set(tried)
     kinds = list(dict.fromkeys(name.split()[0] for name in claimed))
     counts = {}
     for kind in kinds:
@@ -84,7 +85,8 @@ def paired(feasible: Iterable[space.Point], tried: Iterable[space.Point]) -> dic
 
     ``feasible`` are points in which every pair meets that can.
     """
-    wanted, met = pairs(feasible), pairs(tried)
+    wanted = pairs(feasible)
+    met = pairs(tried)
     of, ran = (Counter((a[0], b[0]) for a, b in found) for found in (wanted, wanted & met))
     rows = [{"dimensions": list(key), "feasible": n, "tried": ran[key]} for key, n in sorted(of.items())]
     return {"feasible": len(wanted), "tried": len(wanted & met), "by_dimensions": rows}

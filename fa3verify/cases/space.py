@@ -88,14 +88,16 @@ TURNS = 2  # sizes of a class at the most
 
 
 def _queries(case: Case, config: Any) -> str:
-    n, tile = _first(case)[0], getattr(config, "tile_m", TILE)
+    n = _first(case)[0]
+    tile = getattr(config, "tile_m", TILE)
     if n <= 1:
         return ("none", "one")[n]
     return "part of a tile" if n < tile else "a tile" if n == tile else "several tiles"
 
 
 def _keys(case: Case, config: Any) -> str:
-    n, tile = _first(case)[1], getattr(config, "tile_n", TILE)
+    n = _first(case)[1]
+    tile = getattr(config, "tile_n", TILE)
     named = {0: "none", 1: "one", tile - 1: "a tile but one", tile: "a tile", tile + 1: "a tile and one"}
     if n in named:
         return named[n]
@@ -169,9 +171,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         ("part of a tile", "none", "one", *TILES_OF_KEYS, "long"),
         _keys,
     ),
-    Dimension(
-        "mask", ("none", "causal", "window both", "window left", "window right", "causal window left"), _mask
-    ),
+    Dimension("mask", ("none", "causal", "window both", "window left", "window right", "causal window left"), _mask),
     Dimension("softcap", ("off", "above 1", "at most 1"), _softcap),
     Dimension("scale", ("default", "tiny", "other", "above 1"), _scale),
     Dimension("layout", ("batched", "packed", "packed, some empty"), _layout),
@@ -194,7 +194,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("rotation", ("off", "on"), _of_config("rotate", False, _ON), operation="quantize"),
     Dimension("centring", ("off", "on"), _of_config("subtract_k_mean", False, _ON), operation="quantize"),
     Dimension("input", ("fp16", "bf16"), _of_config("input_dtype", "fp16", {}), operation="quantize"),
-)  # fmt: skip
+)
 
 
 def dimensions(candidate: Candidate) -> dict[str, tuple[str, ...]]:
@@ -247,7 +247,8 @@ def _made(candidate: Candidate, chosen: Point, recipe: Recipe, tile_m: int, tile
     problem = _problem(candidate, chosen, tile_m, tile_n, recipe.seed)
     if chosen.get("rotation") == "on" and not can_rotate(problem.head_dim):
         raise ValueError(f"a head_dim of {problem.head_dim} is not rotated")
-    changes, scheme = _changes(candidate, chosen, tile_n), _scheme(candidate, chosen, problem, tile_n)
+    changes = _changes(candidate, chosen, tile_n)
+    scheme = _scheme(candidate, chosen, problem, tile_n)
     case = Case(candidate.name, problem, recipe, scheme, changes, candidate.operation)
     if lacking := (needed_features(problem) | needed_descales(case)) - candidate.features:
         raise ValueError(f"{candidate.name} does not claim {', '.join(sorted(lacking))}")
@@ -260,9 +261,15 @@ def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> t
     queries = {"one": 1, "a tile": tile_m, "several tiles": tile_m + 1}.get(chosen.get("queries", ""), 5)
     last_half = next(n for n in (192, 320, 448) if n % 128 == 64 and n > tile_n + 1)
     keys = {
-        "none": 0, "one": 1, "a tile but one": tile_n - 1, "a tile": tile_n, "a tile and one": tile_n + 1,
-        "half a tile last": last_half, "several tiles": 2 * tile_n + 5, "long": LONG + 6,
-    }.get(chosen.get("keys", ""), 17)  # fmt: skip
+        "none": 0,
+        "one": 1,
+        "a tile but one": tile_n - 1,
+        "a tile": tile_n,
+        "a tile and one": tile_n + 1,
+        "half a tile last": last_half,
+        "several tiles": 2 * tile_n + 5,
+        "long": LONG + 6,
+    }.get(chosen.get("keys", ""), 17)
     return fitting(queries, candidate), fitting(keys, candidate)
 
 

@@ -1,4 +1,5 @@
-"""Which sizes a kernel was called with: the ranges that a verdict rests on, and what nobody asked of it.
+"""This module says which sizes a kernel was called with: the ranges that a verdict rests on, and what nobody asked of
+it.
 
 Coverage (:mod:`fa3verify.cases.coverage`) counts classes, of which one case is enough. Here stand the sizes themselves,
 of calls that returned and whose outputs were compared with something.
@@ -102,7 +103,7 @@ def concluded(
 
 
 def _returned(name: str, returned: int, cases: int) -> str:
-    """What is said of an output that was not always returned."""
+    """Return what is said of an output that was not always returned."""
     return f"{name}, which was not returned" if not returned else f"{name} in {cases - returned} of {cases} cases"
 
 

@@ -38,9 +38,14 @@ def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: 
         if all(name in known and known[name].unavailable for name in chosen):
             fail(ENVIRONMENT, f"none of these kernels runs here: {known[chosen[0]].unavailable}")
         settings = verify.Settings(
-            chosen, profile, seed, out, workers=options["workers"], task_limit_s=options["task_limit"],
+            chosen,
+            profile,
+            seed,
+            out,
+            workers=options["workers"],
+            task_limit_s=options["task_limit"],
             memory_bytes=memory_bytes(options["memory_limit"]),
-        )  # fmt: skip
+        )
         made = publish.run(settings, known, console.teller(False), resume=resume)
         click.echo(out / "atlas.html")
         judged = [entry for entry in made.entries if entry.kernel not in known or not known[entry.kernel].unavailable]

@@ -16,9 +16,20 @@ if TYPE_CHECKING:
     from fa3verify.timed.cells import Cell
 
 GRIDS = (
-    "paper", "fresh", "ragged", "ablation", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2",
-    "unseen3", "backward",
-)  # fmt: skip
+    "paper",
+    "fresh",
+    "ragged",
+    "ablation",
+    "decode",
+    "gqa",
+    "drift",
+    "length",
+    "schedules",
+    "unseen",
+    "unseen2",
+    "unseen3",
+    "backward",
+)
 
 
 def launch_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -54,7 +54,9 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
         from fa3verify.compare import table
         from fa3verify.compare.problems import SIZES
 
-        out, json_target, quiet = options["out"], options["json_target"], options["quiet"]
+        out = options["out"]
+        json_target = options["json_target"]
+        quiet = options["quiet"]
         require_writable(out and str(out), json_target)
         chosen = dict(map(_axis, axes))
         if len(chosen) < len(axes):
@@ -86,7 +88,9 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     if not equals:
         return name, []
     if match := re.fullmatch(r"(\d+):(\d+)(?::(\d+))?", values):
-        first, stop, step = int(match[1]), int(match[2]), int(match[3] or 1)
+        first = int(match[1])
+        stop = int(match[2])
+        step = int(match[3] or 1)
         if step and first < stop:
             return name, list(range(first, stop, step))
     elif re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", values):

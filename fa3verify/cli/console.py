@@ -1,4 +1,4 @@
-"""What the terminal shows: progress on stderr, verdicts and their findings on stdout."""
+"""This module says what the terminal shows: progress on stderr, verdicts and their findings on stdout."""
 
 from __future__ import annotations
 
@@ -45,9 +45,13 @@ def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
     fitting = Column(no_wrap=True, overflow="ellipsis", max_width=max(8, console.width - (24 if narrow else 44)))
     between = () if narrow else (BarColumn(),)
     columns = (
-        TextColumn("{task.description}", table_column=fitting), *between, MofNCompleteColumn(),
-        *(() if narrow else (TimeElapsedColumn(),)), TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description}", table_column=fitting),
+        *between,
+        MofNCompleteColumn(),
+        *(() if narrow else (TimeElapsedColumn(),)),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("loading the kernels", total=None)
 
@@ -206,7 +210,7 @@ def _property_line(kernel: dict[str, Any]) -> str:
 
 
 def _quantisation_line(kernel: dict[str, Any]) -> str:
-    """What quantising the inputs cost; empty for 16-bit kernels. Only its own bound is part of the verdict."""
+    """Return what quantising the inputs cost; empty for 16-bit kernels. Only its own bound is part of the verdict."""
     predicted = [f["quantisation_ratio"] for f in kernel["families"] if f["quantisation_ratio"] is not None]
     bounded = [f["quantisation_bound_ratio"] for f in kernel["families"] if f["quantisation_bound_ratio"] is not None]
     if not predicted:
@@ -270,7 +274,8 @@ def counting(what: str, quiet: bool) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True, quiet=quiet, highlight=False)
     hidden = quiet or not console.is_terminal
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, disable=hidden) as bar:
-        task, done = bar.add_task(what, total=None), []
+        task = bar.add_task(what, total=None)
+        done = []
 
         def tell(name: str) -> None:
             done.append(name)

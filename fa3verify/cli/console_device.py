@@ -1,4 +1,4 @@
-"""What the terminal shows of compiled kernels and of their times."""
+"""This module says what the terminal shows of compiled kernels and of their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the terminal shows of searches: the adversary, the hunt and comparisons."""
+"""This module says what the terminal shows of searches: the adversary, the hunt and comparisons."""
 
 from __future__ import annotations
 

@@ -17,7 +17,13 @@ from typing import Any, NoReturn
 import rich_click as click
 from click.exceptions import Exit
 
-OK, FINDING, USAGE, ENVIRONMENT, INTERNAL, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK = 0
+FINDING = 1
+USAGE = 2
+ENVIRONMENT = 3
+INTERNAL = 4
+NOTHING = 5
+INTERRUPTED = 130
 EPILOG = (
     "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected or inconclusive, "
     "130 interrupted, 128 + N by signal N."
@@ -72,7 +78,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _kept(stop: KeyboardInterrupt) -> str:
-    """What is left of interrupted work, in words: those of whoever was interrupted, where it says."""
+    """Return what is left of interrupted work, in words: those of whoever was interrupted, where it says."""
     if len(stop.args) > 1:
         return str(stop.args[1])
     context = click.get_current_context(silent=True)
@@ -196,7 +202,8 @@ def told_anyhow(code: int) -> Iterator[None]:
         sys.stdout.flush()
     except OSError as error:
         with contextlib.suppress(OSError):
-            name, reason = error.filename or "output", error.strerror or error
+            name = error.filename or "output"
+            reason = error.strerror or error
             click.echo(f"fa3verify: {name} cannot be written: {reason}", err=True)
         code = code or ENVIRONMENT
     raise Exit(code)

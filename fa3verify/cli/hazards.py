@@ -28,7 +28,8 @@ def hazards(kernels: tuple[str, ...], machine: str, json_target: str | None) -> 
         from fa3_simulator.machine import load
         from fa3verify import hazards as shapes
 
-        chosen, rows = _chosen(shapes.named(), kernels), []
+        chosen = _chosen(shapes.named(), kernels)
+        rows = []
         for checked in shapes.check(chosen, load(machine)):
             rows.append(_row(checked))
             if json_target != "-":

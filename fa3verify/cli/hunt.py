@@ -61,7 +61,7 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
 
 
 def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline: Path | None) -> dict[str, Any]:
-    """What is maximised, as tasks are given it; ValueError for options that do not go together."""
+    """Return what is maximised, as tasks are given it; ValueError for options that do not go together."""
     from dataclasses import replace
 
     from fa3_reference.problem import DTYPES

@@ -88,7 +88,7 @@ def output_options(command: Callable) -> Callable:
 
 
 def memory_bytes(gib: float | None) -> int | None:
-    """What ``--memory-limit`` says in bytes."""
+    """Return what ``--memory-limit`` says in bytes."""
     return None if gib is None else int(gib * 2**30)
 
 
@@ -169,7 +169,7 @@ def schedule_options(command: Callable) -> Callable:
 
 
 def is_given(name: str) -> bool:
-    """Whether an option was given, whatever its default."""
+    """Tell whether an option was given, whatever its default."""
     return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 

@@ -11,9 +11,27 @@ import rich_click as click
 from fa3verify.cli.simulate import hazards_line
 
 CSV_COLUMNS = (
-    "problem", "machine", "clock_mhz", "kernel", "place", "tile", "splits", "packed", "stages", "p", "schedule",
-    "cycles", "milliseconds", "tflops", "gap", "binds", "busy", "hbm_gb_per_s", "gluon", "flash3_choice",
-)  # fmt: skip
+    "problem",
+    "machine",
+    "clock_mhz",
+    "kernel",
+    "place",
+    "tile",
+    "splits",
+    "packed",
+    "stages",
+    "p",
+    "schedule",
+    "cycles",
+    "milliseconds",
+    "tflops",
+    "gap",
+    "binds",
+    "busy",
+    "hbm_gb_per_s",
+    "gluon",
+    "flash3_choice",
+)
 BINDS = {"mufu": "exp2", "hbm": "HBM", "l2": "L2", "reduce": "dQ"}  # as the table names them, others as they are
 NAMED = 4  # of tiles that take the same time, and of constants in which two machines differ
 
@@ -148,11 +166,13 @@ def print_legend(figures: Mapping[str, Any], hazards: list[dict[str, str]]) -> N
 
 def print_changes(figures: Mapping[str, Any], first: Mapping[str, Any], machines: Mapping[str, Any]) -> None:
     """Print what is different on a machine: its constants, the first choice, and how the other's fares."""
-    here, there = machines[figures["machine"]], machines[first["machine"]]
+    here = machines[figures["machine"]]
+    there = machines[first["machine"]]
     differing = {name: (here[name], there[name]) for name in here.constants() if here[name] != there[name]}
     widest = sorted(differing, key=lambda name: -abs(differing[name][0] / (differing[name][1] or 1) - 1))
     constants = ", ".join(f"{name} {here[name]:g} ({there[name]:g})" for name in widest[:NAMED])
-    best, other = figures["ranked"][0], first["ranked"][0]
+    best = figures["ranked"][0]
+    other = first["ranked"][0]
     _wrapped(f"{here.name} beside {there.name}: {len(differing)} other constants, above all {constants}")
     _wrapped(
         f"first choice {_choice(best)}, {best['cycles'] / other['cycles']:.3f} times the cycles of {_choice(other)} on "

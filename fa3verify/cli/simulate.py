@@ -45,7 +45,8 @@ def problem_of(options: dict[str, Any]) -> Any:
     from fa3_reference.problem import AttentionProblem
 
     batch, nheads, seqlen, head_dim = (options[name] for name in ("batch", "nheads", "seqlen", "head_dim"))
-    kv_heads, queries = options["nheads_kv"] or nheads, options["seqlen_q"] or seqlen
+    kv_heads = options["nheads_kv"] or nheads
+    queries = options["seqlen_q"] or seqlen
     semantics = {"dtype": options["dtype"], "causal": options["causal"], "window": options["window"]}
     return AttentionProblem(batch, nheads, kv_heads, queries, seqlen, head_dim, **semantics)
 
@@ -130,7 +131,9 @@ def _validate(path: Path, machine: str, json_target: str | None) -> None:
 
 
 def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:
-    """What is printed and written as JSON; the closed form is the forward's alone, other kernels the backward's."""
+    """Return what is printed and written as JSON; the closed form is the forward's alone, other kernels the
+    backward's.
+    """
     from fa3_kernels.plan.config import Config
     from fa3_simulator.cta import machine_of
     from fa3_simulator.hazards import check
@@ -140,7 +143,8 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
     from fa3_simulator.what_if import speedups
 
     is_forward = isinstance(config, Config)
-    overlap, bound = measure(*traced), roofline(problem, config, machine, found.clock_mhz)
+    overlap = measure(*traced)
+    bound = roofline(problem, config, machine, found.clock_mhz)
     ticks = sum(overlap.ledger.values()) or 1
     if is_forward:
         beside = {
@@ -175,7 +179,7 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
 
 
 def hazards_line(found: list[dict[str, str]], where: str) -> str:
-    """What was found by reading schedules for safety, in any order of their operations."""
+    """Return what was found by reading schedules for safety, in any order of their operations."""
     if not found:
         return f"  hazards: none {where}, in any order (of any tiles: fa3verify hazards)"
     return "\n".join(f"  {x['kind']}: {x['text']}" for x in found)

@@ -45,7 +45,8 @@ def trace(
 
         if measure and measured:
             raise ValueError("--measure records what --measured reads: give one of them")
-        stamps, refusal = _stamps(measured, options) if measured else None, ""
+        stamps = _stamps(measured, options) if measured else None
+        refusal = ""
         if measure:
             clock_mhz, stamps, refusal = _measure(out.with_suffix(".stamps.csv"), options)
         problem, config, machine = setup(options)

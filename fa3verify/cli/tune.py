@@ -16,9 +16,13 @@ from fa3verify.cli.simulate import problem_of
 @click.command(epilog=EPILOG)
 @problem_options
 @click.option(
-    "--machine", "machines", multiple=True, default=("h200",), show_default=True,
+    "--machine",
+    "machines",
+    multiple=True,
+    default=("h200",),
+    show_default=True,
     help="h100, h200 or a .toml file; of several, what changes between them is said.",
-)  # fmt: skip
+)
 @backward_option
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--kernel", metavar="FAMILY", default="gluon", show_default=True, help=KERNEL_HELP)
@@ -26,15 +30,20 @@ from fa3verify.cli.simulate import problem_of
 @click.option("--measure", type=click.IntRange(2), metavar="K", help="Time the top K our kernels take on a GPU.")
 @click.option("--csv", "csv_target", metavar="FILE|-", help="Write the table as csv.")
 def tune(
-    machines: tuple[str, ...], json_target: str | None, csv_target: str | None, compiles: bool, measure: int | None,
+    machines: tuple[str, ...],
+    json_target: str | None,
+    csv_target: str | None,
+    compiles: bool,
+    measure: int | None,
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Simulate every tile and schedule that fits, with keys in parts and heads packed too, and rank them."""
     with one_line_errors():
         from fa3_kernels.plan.traits import OURS, traits_of
         from fa3_simulator.machine import load
 
-        builds, backward = compiles or measure is not None, options["backward"]
+        builds = compiles or measure is not None
+        backward = options["backward"]
         if backward and (builds or options["pack_gqa"]):
             raise ValueError("--backward does not take --compile, --measure and --pack-gqa")
         if builds and len(machines) > 1:
@@ -93,7 +102,7 @@ def _rank(
 
 
 def _header(problem: Any, machine: Any, clock: float, kernel: str, ranked: list[Any]) -> dict[str, Any]:
-    """What was asked, the time that nothing can beat, and how far off the simulator was for such kernels."""
+    """Return what was asked, the time that nothing can beat, and how far off the simulator was for such kernels."""
     from fa3_kernels.plan.traits import traits_of
     from fa3_simulator import tune as tuning
     from fa3_simulator.held_out import held_out
@@ -119,7 +128,7 @@ def _header(problem: Any, machine: Any, clock: float, kernel: str, ranked: list[
 
 
 def _rows(problem: Any, machine: Any, shown: list[list[Any]]) -> list[dict[str, Any]]:
-    """What is told of each schedule; of those that take the same time the first is."""
+    """Return what is told of each schedule; of those that take the same time the first is."""
     from fa3_simulator.held_out import held_out, places
 
     known = held_out(shown[0][0].config)
@@ -138,7 +147,8 @@ def _row(entry: Any, problem: Any, machine: Any) -> dict[str, Any]:
     from fa3_simulator.roofline import roofline
     from fa3_simulator.run import moved_bytes, operations
 
-    c, found = entry.config, entry.estimate
+    c = entry.config
+    found = entry.estimate
     bound = roofline(problem, c, machine, found.clock_mhz)
     return {
         "tile": _tile(c),
@@ -169,7 +179,7 @@ def _schedule(config: Any) -> dict[str, Any]:
 
 
 def _hazards(best: list[Any]) -> list[dict[str, str]]:
-    """What is unsafe in a CTA of two tiles, one where each has its own, of the schedules that are shown."""
+    """Return what is unsafe in a CTA of two tiles, one where each has its own, of the schedules that are shown."""
     from fa3_simulator.cta import is_persistent, program_of
     from fa3_simulator.hazards import check
     from fa3_simulator.schedules import TileBlocks

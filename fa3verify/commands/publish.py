@@ -30,7 +30,8 @@ from fa3verify.studies import accumulator_loss
 from fa3verify.text import of_error, one_line
 from fa3verify.timed.timing import query
 
-CAMPAIGNS, WORST = "campaigns", "worst"
+CAMPAIGNS = "campaigns"
+WORST = "worst"
 LOSS_V_MEAN = 1.0
 LOSS_LIMIT_S = 600.0
 LOSS_ROWS = {8192: 128, 131072: 128, 1 << 20: 16}  # query rows by keys: the longest takes as long as the one before it
@@ -74,7 +75,7 @@ def run(
 
 
 def _may_lose(entry: Entry) -> bool:
-    """Whether it is a forward that was judged, and whose loss over long rows is not known yet."""
+    """Tell whether it is a forward that was judged, and whose loss over long rows is not known yet."""
     return entry.operation == FORWARD and entry.verdict != "not run" and not entry.loss
 
 

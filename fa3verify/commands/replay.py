@@ -57,7 +57,7 @@ def run(
 def _judged(
     candidate: Candidate, body: dict[str, Any], activations: Path | None, family: str | None
 ) -> tuple[bool, str, dict[str, float] | None]:
-    """What :func:`run` returns, by the kind of the content."""
+    """Return what :func:`run` returns, by the kind of the content."""
     from fa3verify.campaign import settled
     from fa3verify.judging.judgement import judge, passes
     from fa3verify.kernels.calls import CandidateError
@@ -90,7 +90,8 @@ def _judged(
         judged = judge(candidate, case)
     except CandidateError as error:
         return False, _raised(f"{case.describe()}: {error}", error.traceback), None
-    measures, message = judged.measures, case.describe() + _assumed(candidate, judged)
+    measures = judged.measures
+    message = case.describe() + _assumed(candidate, judged)
     if body["what"].startswith("L2"):
         message += "; only its bound is judged here: the file does not say which figure moved"
     return passes(candidate, measures), message, measures
@@ -104,7 +105,9 @@ def _trial(content: Any, activations: Path | None) -> Trial:
 
 
 def _assumed(candidate: Candidate, judged: Judgement) -> str:
-    """What the bound of a case assumed of a kernel that states no order, and which hypotheses the case leaves."""
+    """Return what the bound of a case assumed of a kernel that states no order, and which hypotheses the case
+    leaves.
+    """
     from fa3verify import operations
     from fa3verify.judging import hypotheses
 
@@ -194,8 +197,11 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bo
     from fa3verify.judging import gate
 
     try:
-        family, measure, limit = str(stored["family"]), str(stored["measure"]), float(stored["limit"])
-        profile, seed = PROFILES[stored["profile"]], int(stored["seed"])
+        family = str(stored["family"])
+        measure = str(stored["measure"])
+        limit = float(stored["limit"])
+        profile = PROFILES[stored["profile"]]
+        seed = int(stored["seed"])
         is_own = family.startswith(f"{CAPTURED}:")  # whose only case this is
         cases = [case] if is_own else judged_cases(candidate, family, profile, seed)
     except (KeyError, TypeError, ValueError, StopIteration) as error:
@@ -210,6 +216,7 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bo
     figures = gate.gated_figures({"operation": operation.name}, pooled(records, operation))
     if measure not in figures:
         raise ValueError(f"the replay file names no figure of a baseline: unknown measure {measure!r}")
-    observed, before = figures[measure], stored.get("baseline")
+    observed = figures[measure]
+    before = stored.get("baseline")
     message = f"family {family}: {measure} {observed:.4g}, limit {limit:.4g}, baseline {before}"
     return math.isfinite(observed) and observed <= limit, message, figures

@@ -38,7 +38,7 @@ PARTIAL = ".partial"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for."""
+    """Holds what the user asked for."""
 
     kernels: tuple[str, ...]
     profile: ProfileName
@@ -62,12 +62,12 @@ class Settings:
 
     @property
     def journal(self) -> Path:
-        """Where results wait for the end; shards that write into one folder have each their own."""
+        """Return where results wait for the end; shards that write into one folder have each their own."""
         return self.out / (PARTIAL if self.shard is None else f"{PARTIAL}-{self.shard.number}-of-{self.shard.count}")
 
 
 class Baselines(NamedTuple):
-    """What a campaign is compared with, and what the file to be updated holds; None for what there is not."""
+    """Holds what a campaign is compared with, and what the file to be updated holds; None for what there is not."""
 
     compared: gate.Baseline | None
     updated: gate.Baseline | None
@@ -75,7 +75,9 @@ class Baselines(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a campaign or a shard of it ran: on which kernels and activations, with what outcomes, when and where."""
+    """Holds what a campaign or a shard of it ran: on which kernels and activations, with what outcomes, when and
+    where.
+    """
 
     kernels: list[Introduction]
     captures: tuple[Capture, ...]
@@ -129,7 +131,8 @@ def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict
     lost unit."""
     from fa3verify.studies import STUDIES
 
-    datasets, failures = {}, []
+    datasets = {}
+    failures = []
     for study in STUDIES:
         mine = [o for o in outcomes if o.task.kind == f"study {study.name}"]
         lost = [o for o in mine if o.error]
@@ -192,12 +195,15 @@ def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None
         Without a shard, which is whole or not there.
     """
     assert settings.shard is not None
-    ran, stamp, shard = carry_out(settings, progress), campaign.source_stamp(), settings.shard
+    ran = carry_out(settings, progress)
+    stamp = campaign.source_stamp()
+    shard = settings.shard
     if ran.interrupted_by is not None:
         raise Interrupted(ran.interrupted_by, f"{shard} is not written; {_told_kept(settings)}")
     asked = {"kernels": list(settings.kernels), "profile": settings.profile, "seed": settings.seed}
     asked |= {"studies": settings.studies, "sources": stamp}
-    captures, outcomes = tuple(capture.to_json() for capture in ran.captures), shards.kept(ran.outcomes, stamp)
+    captures = tuple(capture.to_json() for capture in ran.captures)
+    outcomes = shards.kept(ran.outcomes, stamp)
     facts = (asked, tuple(ran.kernels), captures, outcomes, ran.started, ran.wall_s, ran.provenance)
     path = shards.write(shards.Part(shard.number, shard.count, *facts), settings.out)
     _remove_journal(settings)
@@ -231,7 +237,8 @@ def merge(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
         unwritable output directory.
     """
     parts = shards.read_all(folders)
-    asked, stamp = dict(parts[0].asked), campaign.source_stamp()
+    asked = dict(parts[0].asked)
+    stamp = campaign.source_stamp()
     if asked.pop("sources", None) != stamp:
         version = parts[0].provenance.get("version")
         raise ValueError(f"these sources of fa3verify did not run the shards: merge with those that did, of {version}")
@@ -244,7 +251,8 @@ def merge(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
     baselines = _baselines(settings)
     outcomes = shards.outcomes_of(parts, tasks, stamp)
     prepare_output(settings.out)
-    began, longest_s = min(part.started for part in parts), max(part.wall_s for part in parts)
+    began = min(part.started for part in parts)
+    longest_s = max(part.wall_s for part in parts)
     ran = Ran(list(parts[0].kernels), captures, outcomes, began, longest_s, parts[0].provenance)
     return conclude(ran, settings, baselines)
 
@@ -285,7 +293,7 @@ def _told_interrupted(outcomes: list[Outcome]) -> str:
 
 
 def _told_kept(settings: Settings) -> str:
-    """What the same command goes on from, in words."""
+    """Return what the same command goes on from, in words."""
     kept = len(list(settings.journal.glob("*.json")))
     if not kept:
         return "no finished task is kept, and the same command begins anew"

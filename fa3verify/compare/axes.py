@@ -1,4 +1,5 @@
-"""What may change between two calls of a serving stack: each axis makes the pairs of calls whose rows must agree.
+"""This module says what may change between two calls of a serving stack: each axis makes the pairs of calls whose rows
+must agree.
 
 Operands are given, not quantised again: what a cache holds does not change with the call that reads it.
 """
@@ -61,7 +62,9 @@ class Axis:
     changes: frozenset[str] = frozenset()
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether a kernel has what the axis needs; a tile is no choice of a caller, but of whoever builds a twin."""
+        """Tell whether a kernel has what the axis needs; a tile is no choice of a caller, but of whoever builds a
+        twin.
+        """
         is_twin = candidate.name.startswith("twin.")
         return self.needs <= candidate.features and (is_twin or self.changes <= candidate.changeable)
 
@@ -98,14 +101,15 @@ def _whole(result: Outputs) -> Outputs:
 
 
 def _of(setup: Setup, index: int, rows: slice | None = None) -> Picked:
-    """What a whole result has of some rows of one sequence, as a call of its own returns them."""
+    """Return what a whole result has of some rows of one sequence, as a call of its own returns them."""
     seq = list(setup.problem.sequences())[index]
     return lambda result: part_of_result(setup, result, seq, rows=rows)
 
 
 def _packed(setup: Setup) -> Setup:
     """A batched call of one sequence as a packed one."""
-    p, o = setup.problem, setup.operands
+    p = setup.problem
+    o = setup.operands
     problem = replace(p, seqlens_q=(p.seqlen_q,), seqlens_k=(p.seqlen_k,))
     return setup._replace(problem=problem, operands=replace(o, q=o.q[0], k=o.k[0], v=o.v[0]))
 
@@ -152,7 +156,8 @@ def _padded(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
 
 
 def _chunked(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
-    whole, tokens = own_choice(candidate, setup), setup.problem.seqlen_q
+    whole = own_choice(candidate, setup)
+    tokens = setup.problem.seqlen_q
     for start in range(0, tokens, value):
         stop = min(start + value, tokens)
         yield _cut(candidate, whole, slice(start, stop), stop)
@@ -182,35 +187,64 @@ AXES: tuple[Axis, ...] = (
     Axis("batch", "batch size", (2, 3, 24), lambda b, sizes: dense(LONG, rows=2) | sizes | {"batch": b}, _alone),
     Axis("position", "place in the batch", (1, 2), lambda v, sizes: dense(LONG, batch=3) | sizes, _moved),
     Axis(
-        "neighbours", "lengths of other sequences", (1, 9, 10, 129, 3000, "10x3000"), beside, _neighbours,
+        "neighbours",
+        "lengths of other sequences",
+        (1, 9, 10, 129, 3000, "10x3000"),
+        beside,
+        _neighbours,
         needs=frozenset({"varlen"}),
     ),
     Axis(
-        "seqlen_k", "padding of a prompt", (41, 64, 129, 192, 300, 1500), causal, _padded,
+        "seqlen_k",
+        "padding of a prompt",
+        (41, 64, 129, 192, 300, 1500),
+        causal,
+        _padded,
         needs=frozenset({"causal"}),
     ),
     Axis(
-        "chunk", "chunked prefill", (64, 128, 177), lambda v, sizes: causal(sizes.get("seqlen_k", 1000), sizes),
-        _chunked, needs=frozenset({"causal"}),
+        "chunk",
+        "chunked prefill",
+        (64, 128, 177),
+        lambda v, sizes: causal(sizes.get("seqlen_k", 1000), sizes),
+        _chunked,
+        needs=frozenset({"causal"}),
     ),
     Axis("decode", "decode instead of prefill", EDGES, causal, _decoded, needs=frozenset({"causal"})),
     Axis(
-        "num_splits", "number of splits", (2, 3, 8), lambda v, sizes: dense(LONG) | sizes, _configured("num_splits"),
+        "num_splits",
+        "number of splits",
+        (2, 3, 8),
+        lambda v, sizes: dense(LONG) | sizes,
+        _configured("num_splits"),
         changes=frozenset({"num_splits"}),
     ),
     Axis(
-        "pack_gqa", "packed heads", (False, True), lambda v, sizes: dense(LONG, rows=70) | sizes,
-        _configured("pack_gqa"), needs=frozenset({"gqa"}), changes=frozenset({"pack_gqa"}),
+        "pack_gqa",
+        "packed heads",
+        (False, True),
+        lambda v, sizes: dense(LONG, rows=70) | sizes,
+        _configured("pack_gqa"),
+        needs=frozenset({"gqa"}),
+        changes=frozenset({"pack_gqa"}),
     ),
     Axis(
-        "tile_m", "query rows of a tile", (64, 128, 192), lambda v, sizes: dense(700, rows=200) | sizes,
-        _configured("tile_m"), changes=frozenset({"tile_m"}),
+        "tile_m",
+        "query rows of a tile",
+        (64, 128, 192),
+        lambda v, sizes: dense(700, rows=200) | sizes,
+        _configured("tile_m"),
+        changes=frozenset({"tile_m"}),
     ),
     Axis(
-        "tile_n", "keys of a tile", (64, 96, 128, 160, 192, 224), lambda v, sizes: dense(LONG) | sizes,
-        _configured("tile_n"), changes=frozenset({"tile_n"}),
+        "tile_n",
+        "keys of a tile",
+        (64, 96, 128, 160, 192, 224),
+        lambda v, sizes: dense(LONG) | sizes,
+        _configured("tile_n"),
+        changes=frozenset({"tile_n"}),
     ),
-)  # fmt: skip
+)
 
 
 def axis_of(name: str) -> Axis:

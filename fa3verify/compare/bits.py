@@ -11,7 +11,7 @@ from fa3verify.operations import Outputs
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """Where two results differ first.
+    """Says where two results differ first.
 
     Parameters
     ----------
@@ -52,7 +52,8 @@ def first_difference(a: Outputs, b: Outputs) -> First | None:
     for name in names:
         if masks[name].any():
             index = tuple(int(i) for i in np.argwhere(masks[name])[0])
-            x, y = a[name].astype(np.float64), b[name].astype(np.float64)
+            x = a[name].astype(np.float64)
+            y = b[name].astype(np.float64)
             with np.errstate(invalid="ignore"):
                 apart = np.where(masks[name], np.abs(x - y), 0.0)
             largest = float(np.max(np.where(np.isnan(apart), np.inf, apart)))
@@ -63,7 +64,7 @@ def first_difference(a: Outputs, b: Outputs) -> First | None:
 
 
 def size_of(a: Outputs, b: Outputs) -> int:
-    """How many outputs both have."""
+    """Return how many outputs both have."""
     return sum(int(a[name].size) for name in a if name in b)
 
 

@@ -1,4 +1,4 @@
-"""Why two calls may differ: what of their launches does, read from configuration, plan and traits."""
+"""This module says why two calls may differ: what of their launches does, read from configuration, plan and traits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def _count(count: int, what: str) -> str:
 
 
 def _splits(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionProblem]) -> list[str]:
-    m, n = splits_of(a, problems[0]), splits_of(b, problems[1])
+    m = splits_of(a, problems[0])
+    n = splits_of(b, problems[1])
     if m is not None and m != n:
         return [f"keys are cut into {_count(m, 'part')} against {n}"]
     lengths = [(problem.seqlen_q, problem.seqlen_k) for problem in problems]

@@ -34,7 +34,7 @@ Splits = tuple[int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a comparison found.
+    """Holds what a comparison found.
 
     Parameters
     ----------
@@ -198,12 +198,14 @@ def _compare(
                 for pair in pairs(value, recipe):
                     a = pair.of_plain(result(pair.plain, kernels[0]))
                     b = pair.of_changed(result(pair.changed, kernels[1]))
-                    outputs, count = outputs + size_of(a, b), count + 1
+                    outputs = outputs + size_of(a, b)
+                    count = count + 1
                     launches = _launch(kernels[0], pair.plain), _launch(kernels[1], pair.changed)
                     problems = pair.plain.problem, pair.changed.problem
                     splits[splits_of(launches[0], problems[0]), splits_of(launches[1], problems[1])] = None
                     if first := first_difference(a, b):
-                        because, inputs = reason(*launches, problems), recipe.describe()
+                        because = reason(*launches, problems)
+                        inputs = recipe.describe()
                         return Compared(what, outputs, count, refused, value, first, because, inputs, tuple(splits))
             except (Refused, Untaken) as error:
                 refused = str(error)
@@ -211,6 +213,8 @@ def _compare(
 
 
 def _launch(candidate: Candidate, setup: Setup) -> Any:
-    """What a call was launched with; None of a kernel without a twin, whose configuration says its formats alone."""
+    """Return what a call was launched with; None of a kernel without a twin, whose configuration says its formats
+    alone.
+    """
     is_known = candidate.name.startswith("twin.") or candidate.twin is not None
     return setup.config if is_known else None

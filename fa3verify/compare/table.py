@@ -99,7 +99,7 @@ def _check(candidate: Candidate, axes: Mapping[str, list[Any]], sizes: Fields) -
 
 
 def cell(found: Compared | None) -> str:
-    """What a table says of one comparison."""
+    """Return what a table says of one comparison."""
     if found is None:
         return "-"
     if found.is_equal is None:

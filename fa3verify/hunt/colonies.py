@@ -36,14 +36,16 @@ class Hunted:
     candidate: Candidate
 
     def config(self, colony: Colony) -> Any:
-        island, splits = colony.island, "num_splits" in self.candidate.changeable
+        island = colony.island
+        splits = "num_splits" in self.candidate.changeable
         return self.candidate.config_for(colony.problem, (("num_splits", island.num_splits),) if splits else ())
 
     def model(self, config: Any) -> KernelModel:
         return hypotheses.assumed(self.candidate, config)
 
     def run(self, colony: Colony, config: Any, *, rounded: bool) -> tuple[np.ndarray, np.ndarray]:
-        problem, operands = colony.problem, colony.operands
+        problem = colony.problem
+        operands = colony.operands
         call = Call(self.candidate, problem, operands, config, operations.find(self.candidate.operation))
         truth = attention(problem, *operands.dequantized(problem))
         got = call.run() if rounded else unrounded(call, truth.out)
@@ -63,7 +65,7 @@ def over_bound(candidate: Candidate) -> Judge:
 
 @dataclass(frozen=True, slots=True)
 class DifferenceOfColonies:
-    """How far two forward kernels are apart on every individual.
+    """Says how far two forward kernels are apart on every individual.
 
     What climbs, ``rest``, is the difference before the last rounding, which has a slope where stored outputs agree;
     what is kept and told, ``out``, is that of stored outputs.
@@ -93,7 +95,8 @@ class DifferenceOfColonies:
             size = truth_error(colony, lse.reshape(-1))[0]
             relative = np.log2(limit.out.reshape(rows, -1) / size)
             slope, told = (np.where(np.isnan(x), np.inf, x).reshape(rows, -1) for x in (slope, told))
-            climbs, lse_bound = np.maximum(slope, told), np.log2(limit.lse).reshape(-1)
+            climbs = np.maximum(slope, told)
+            lse_bound = np.log2(limit.lse).reshape(-1)
             return Verdict(told, told, lse.reshape(-1), climbs, relative, relative, lse_bound)
 
     def published(self, colony: Colony, name: str) -> np.ndarray:

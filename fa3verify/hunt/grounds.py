@@ -1,4 +1,6 @@
-"""Where a kernel is hunted: islands, of which arrays are bred, and cases, of which everything else is drawn."""
+"""This module says where a kernel is hunted: islands, of which arrays are bred, and cases, of which everything else is
+drawn.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ def _island(
         return None
     if shape.get("causal") and any(kernel.policy.causal == "top_left" for kernel in kernels):
         return None
-    first, multiple = kernels[0], max(kernel.seqlen_multiple for kernel in kernels)
+    first = kernels[0]
+    multiple = max(kernel.seqlen_multiple for kernel in kernels)
     keys = -(-shape["keys"] // multiple) * multiple
     for layout in layouts:
         island = Island(dtype=first.dtype, tile_n=128, **shape | {"keys": keys} | layout)

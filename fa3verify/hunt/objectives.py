@@ -1,4 +1,6 @@
-"""What a hunt maximises: error over bound, error over a stored baseline, or the difference of two kernels."""
+"""This module says what a hunt maximises: error over bound, error over a stored baseline, or the difference of two
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ LEAST_DIFFERENCE = 2.0**-10  # told of bits that differ in value by less, as tho
 
 
 class Objective(Protocol):
-    """What makes one input better than another; ``limit`` is what a sound kernel does not exceed,
-    ``words`` say what the figure is.
+    """Says what makes one input better than another; ``limit`` is what a sound kernel does not exceed, ``words`` say
+    what the figure is.
     """
 
     limit: ClassVar[float]
@@ -156,8 +158,10 @@ class Difference:
         return (self.against,)
 
     def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
-        call, other = Call.of(candidate, case), Call.of(self.against, case)
-        a, b = call.run(), other.run()
+        call = Call.of(candidate, case)
+        other = Call.of(self.against, case)
+        a = call.run()
+        b = other.run()
         bound = call.bound(call.assumed) if self.unit == "bound" else None
         return {
             o.name: _largest(self.heights(o, (a[o.name], b[o.name]), bound and bound[o.name], call.config))
@@ -171,7 +175,8 @@ class Difference:
         if bound is not None:
             return error_over_bound(a, b.astype(np.float64), bound)
         fmt = FORMATS[output.format(config)]
-        x, y = a.astype(np.float64), b.astype(np.float64)
+        x = a.astype(np.float64)
+        y = b.astype(np.float64)
         bits = f"u{a.dtype.itemsize}"
         same = (a.view(bits) == b.view(bits)) | (np.isnan(x) & np.isnan(y))
         with np.errstate(all="ignore"):

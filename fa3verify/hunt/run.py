@@ -29,14 +29,16 @@ from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.text import one_line
 
 SCHEMA = "fa3verify.hunt/1"
-FILE, PAGE, PARTIAL = "hunt.json", "hunt.md", ".partial"
+FILE = "hunt.json"
+PAGE = "hunt.md"
+PARTIAL = ".partial"
 ROUNDS = 4  # of a budget of problems
 CHUNK = 2_000  # problems of one search where a round has more, and of a round where the budget is of time
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the verb hunt says; ``problems`` or ``seconds`` is the budget."""
+    """Holds what the verb hunt says; ``problems`` or ``seconds`` is the budget."""
 
     kernel: str
     objective: dict[str, Any]
@@ -93,7 +95,8 @@ def hunt(
         If a kernel raises, or returns what it does not declare.
     """
     chosen = _chosen(candidate, objective, grounds)
-    share, time_s = -(-budget // len(chosen)), seconds / len(chosen)
+    share = -(-budget // len(chosen))
+    time_s = seconds / len(chosen)
     whole = Findings()
     for index, ground in enumerate(chosen):
         whole.add(search(candidate, objective, ground, [seed, index], share, at_random=at_random, seconds=time_s))
@@ -142,7 +145,8 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda label: None
     stamp = journal_stamp(candidate)
     if not settings.resume:
         shutil.rmtree(journal, ignore_errors=True)
-    sums, failures = {ground.name: Findings() for ground in grounds}, []
+    sums = {ground.name: Findings() for ground in grounds}
+    failures = []
     deadline = time.monotonic() + (settings.seconds or float("inf"))
     with isolating_pool(settings.workers) as executor:
         for number, problems in enumerate(_rounds(settings, len(grounds))):
@@ -271,7 +275,7 @@ def page(body: Mapping[str, Any]) -> str:
 
 
 def is_finding(body: Mapping[str, Any]) -> bool:
-    """Whether a kernel failed, or exceeds what a sound one does not."""
+    """Tell whether a kernel failed, or exceeds what a sound one does not."""
     values = [best["value"] for ground in body["grounds"].values() for best in ground["best"].values()]
     return bool(body["failures"]) or any(value > body["limit"] for value in values)
 
@@ -279,7 +283,9 @@ def is_finding(body: Mapping[str, Any]) -> bool:
 def replay_content(candidate: Candidate, content: Mapping[str, Any]) -> tuple[bool, str, dict[str, float]]:
     """Judge a find again: whether it is within what a sound kernel does not exceed, in words, and the figures."""
     try:
-        objective, output, stored = objective_from(content["objective"]), str(content["output"]), content["value"]
+        objective = objective_from(content["objective"])
+        output = str(content["output"])
+        stored = content["value"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"the replay file is damaged: {error}") from None
     values = value_of(candidate, objective, content)

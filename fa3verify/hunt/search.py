@@ -32,7 +32,9 @@ from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 from fa3verify.properties.trials import small_cases
 
-LED_RUN, RANDOM_RUN = 200, 20  # examples of one run of Hypothesis, which varies the earlier ones of the same run
+# examples of one run of Hypothesis, which varies the earlier ones of the same run
+LED_RUN = 200
+RANDOM_RUN = 20
 
 
 def search(
@@ -62,7 +64,8 @@ def search(
     judge = objective.of_colonies(candidate) if ground.islands and not at_random else None
     if judge is None:
         return _draw(candidate, objective, ground, seed, problems, not at_random, seconds)
-    found, shares = Findings(), len(ground.islands)
+    found = Findings()
+    shares = len(ground.islands)
     for index, island in enumerate(ground.islands):
         first = individual(start) if start and start["island"] == asdict(island) else None
         run = Search(island, [*seed, index], judge, first)
@@ -71,7 +74,8 @@ def search(
 
 
 def _evolve(run: Search, problems: int, seconds: float) -> Findings:
-    found, began = run.found, time.process_time()
+    found = run.found
+    began = time.process_time()
     while found.problems < problems and found.cpu_s < seconds:
         watch.trying("a generation", lambda: {"island": asdict(run.island), "generation": found.generations})
         run.generation()
@@ -91,7 +95,9 @@ def _draw(
     seconds: float,
 ) -> Findings:
     """Short runs of Hypothesis with seeds of their own."""
-    found, began, drawn = Findings(), time.process_time(), _cases(candidate, ground)
+    found = Findings()
+    began = time.process_time()
+    drawn = _cases(candidate, ground)
     weight = ground.islands[0].problems if ground.islands else 1
 
     def examine(case: Case) -> None:

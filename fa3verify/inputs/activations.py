@@ -66,7 +66,8 @@ class ActivationCase:
         record = _json(f"{self.name}.json")
         for key in ("model", "layer", "seqlen", "head_dim", "causal", "npz_sha256"):
             if record.get(key) != getattr(self, key):
-                want, got = getattr(self, key), record.get(key)
+                want = getattr(self, key)
+                got = record.get(key)
                 raise ValueError(f"{self.name}.json: {key} must be {want!r} as in the manifest, got {got!r}")
         return record
 

@@ -93,7 +93,8 @@ def _block_scaled(group: HeadGroup, tile: int, octaves: int, power_of_two: int) 
     def draw(t: Tensor) -> np.ndarray:
         x = group.normal(t)
         for member, head in enumerate(x):
-            rng, blocks = group.rng(t, Purpose.SCALE, member), group.blocks(t, tile)
+            rng = group.rng(t, Purpose.SCALE, member)
+            blocks = group.blocks(t, tile)
             u = rng.random(int(blocks[-1]) + 1 if len(blocks) else 0)
             if power_of_two:
                 magnitude = integer_exp2(np.floor(u * (2 * octaves + 1)) - octaves)
@@ -201,14 +202,17 @@ def _cancelling_v(group: HeadGroup, magnitude: float, residue: float) -> Arrays:
 def _level(group: HeadGroup, nats: float) -> Arrays:
     q, k, v = _each(group.normal)
     size = min(math.sqrt(abs(nats) / group.problem.softmax_scale), MAX_LEVEL)
-    q[..., 0], k[..., 0] = math.copysign(size, nats), size
+    q[..., 0] = math.copysign(size, nats)
+    k[..., 0] = size
     return q, k, v
 
 
 def _shelf(group: HeadGroup, depth_log2: float) -> Arrays:
-    q, k = np.zeros(group.shape("q")), np.zeros(group.shape("k"))
+    q = np.zeros(group.shape("q"))
+    k = np.zeros(group.shape("k"))
     size = min(math.sqrt(depth_log2 * math.log(2) / group.problem.softmax_scale), MAX_LEVEL)
-    q[..., 0], k[:, 1:, 0] = size, -size
+    q[..., 0] = size
+    k[:, 1:, 0] = -size
     return q, k, group.normal("v")
 
 
@@ -223,7 +227,8 @@ def _captured(group: HeadGroup, file: str, sha256: str, tokens: int) -> Arrays:
 
 def _real(group: HeadGroup, source: ActivationCase | Capture, arrays: Sequence[np.ndarray], tokens: int) -> Arrays:
     """The first tokens of a file: the kv head of a group, and as many of its query heads as the problem has."""
-    rows, (q, k, v) = source.rows(tokens), arrays
+    rows = source.rows(tokens)
+    (q, k, v) = arrays
     heads = slice(group.kv_head * source.group, group.kv_head * source.group + group.problem.group)
     q = q[heads, rows - group.seq.seqlen_q : rows]
     k, v = (x[group.kv_head : group.kv_head + 1, :rows] for x in (k, v))

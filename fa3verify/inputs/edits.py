@@ -191,7 +191,8 @@ class Edit:
 
 
 def exact_keys(owner: str, record: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    missing, unknown = [k for k in keys if k not in record], [k for k in record if k not in keys]
+    missing = [k for k in keys if k not in record]
+    unknown = [k for k in record if k not in keys]
     if missing or unknown:
         what = f"missing key {missing[0]!r}" if missing else f"unknown key {unknown[0]!r}"
         raise ValueError(f"{owner}: {what} (legal: {', '.join(keys)})")

@@ -39,7 +39,7 @@ MAX_EDITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to draw: a distribution, its parameters, a seed and at most 8 edits.
+    """Holds what to draw: a distribution, its parameters, a seed and at most 8 edits.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class Recipe:
 
     @property
     def settings(self) -> dict[str, Value]:
-        """Every parameter of the distribution with its value."""
+        """Return every parameter of the distribution with its value."""
         return dict(self.params)
 
     def draw(self, problem: AttentionProblem) -> Arrays:

@@ -45,7 +45,7 @@ _SCALING: tuple[EditKind, ...] = ("scale_row", "scale_channel", "needle")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What :func:`problems` may draw; the first dtype and head_dim are the ones it shrinks to.
+    """Says what :func:`problems` may draw; the first dtype and head_dim are the ones it shrinks to.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Inputs(NamedTuple):
-    """What is computed, on which data, and how it is quantised: ``Case(kernel, *inputs)`` is a case.
+    """Holds what is computed, on which data, and how it is quantised: ``Case(kernel, *inputs)`` is a case.
 
     Parameters
     ----------
@@ -156,7 +156,8 @@ def problems(draw: DrawFn, limits: Limits = DEFAULT_LIMITS) -> AttentionProblem:
 def _values(parameter: Parameter) -> SearchStrategy[Any]:
     if parameter.options is not None:
         return st.sampled_from(parameter.options())
-    low, high = parameter.low, parameter.high
+    low = parameter.low
+    high = parameter.high
     free = st.integers(int(low), int(high)) if parameter.is_integer else st.floats(low, high, allow_subnormal=False)
     return st.one_of(st.just(parameter.default), free)
 
@@ -247,7 +248,8 @@ def quant_schemes(
     if granularity != "block":
         blocks = [block_rows[0]] * 3
     hadamard_seed = draw(st.one_of(st.none(), st.integers(0, 2**32 - 1)))
-    power_of_two, k_mean = draw(st.booleans()), draw(st.booleans())
+    power_of_two = draw(st.booleans())
+    k_mean = draw(st.booleans())
     return QuantScheme(
         granularity=granularity,
         block_rows_q=blocks[0],

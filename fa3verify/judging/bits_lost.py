@@ -1,4 +1,5 @@
-"""How many bits an output loses over the ideal kernel of its format: the one number that ranks kernels.
+"""This module says how many bits an output loses over the ideal kernel of its format: the one number that ranks
+kernels.
 
 The ideal kernel computes exactly on the operands that a kernel was given and rounds its outputs once, to the same
 format. A row of outputs (one query, one head) loses log2(its root mean square error / that of the ideal kernel), where

@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).parents[1] / "data" / "baselines"
 
 @dataclass(frozen=True, slots=True)
 class BaselineRule:
-    """How much worse one figure may get: ``limit = baseline * (1 + relative) + absolute``.
+    """Says how much worse one figure may get: ``limit = baseline * (1 + relative) + absolute``.
 
     Of a figure that is ``counted``, a share of the outputs, at most 5 % and four standard deviations of the count,
     which is less where few outputs are counted of many.
@@ -181,11 +181,13 @@ def baseline_rows(kernel: dict[str, Any], baseline: Baseline | None) -> list[Gat
             continue
         figures = gated_figures(kernel, family)
         for rule in POLICY:
-            observed, reference = figures.get(rule.measure), stored.get(rule.measure)
+            observed = figures.get(rule.measure)
+            reference = stored.get(rule.measure)
             if observed is None:
                 continue
             telling = rule.measure if rule.measure in family else "ratio_max"
-            limit, status = None, "not compared"
+            limit = None
+            status = "not compared"
             if reference is not None:
                 limit = rule.limit(reference, family.get("outputs", 0))
                 status = "pass" if observed <= limit and math.isfinite(observed) else "fail"

@@ -1,4 +1,5 @@
-"""What the bound assumes of a kernel that states no order: its sums, and hypotheses about the whole kernel.
+"""This module says what the bound assumes of a kernel that states no order: its sums, and hypotheses about the whole
+kernel.
 
 Hypotheses exclude each other: P is summed before it is rounded, or after. A kernel is judged under each, and passes if
 one of them holds in every case and every property of its campaign; no element and no case may choose for itself.

@@ -80,12 +80,14 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     fa3verify.kernels.calls.CandidateError
         If it raises, changes its operands, or returns what it does not declare.
     """
-    operation, problem = operations.find(candidate.operation), case.problem
+    operation = operations.find(candidate.operation)
+    problem = case.problem
     candidate.check_descales(case)
     arrays, prepared = case.draw()
     operands = prepared.operands
     config = candidate.config_for(problem, case.changes)
-    exact, sides = operands.dequantized(problem), hypotheses.under(candidate)
+    exact = operands.dequantized(problem)
+    sides = hypotheses.under(candidate)
 
     def references(got: Outputs) -> tuple[Outputs, Outputs | None, dict[str, Outputs]]:
         seen = operation.truth(problem, exact, config, got)
@@ -116,13 +118,14 @@ def _enclosure(candidate: Candidate, problem: AttentionProblem, operands: Operan
     """Ranges that the stated order of operations leaves the outputs, by name; everything where the policy is free."""
     ranges = operations.find(candidate.operation).enclosure(problem, operands, assumed)
     low, high = ({name: ends[i] for name, ends in ranges.items()} for i in (0, 1))
-    low, high = freed(candidate.policy, problem, low, -math.inf), freed(candidate.policy, problem, high, math.inf)
+    low = freed(candidate.policy, problem, low, -math.inf)
+    high = freed(candidate.policy, problem, high, math.inf)
     return {name: (low[name], high[name]) for name in ranges}
 
 
 def passes(candidate: Candidate, measures: dict[str, float]) -> bool:
-    """Whether one judged case passes: no bit differs from the twin and no value is outside its enclosure, where there
-    is one, and no element leaves its bound.
+    """Tell whether one judged case passes: no bit differs from the twin and no value is outside its enclosure, where
+    there is one, and no element leaves its bound.
     """
     operation = operations.find(candidate.operation)
     wrong = ("bits_differing", "outside")

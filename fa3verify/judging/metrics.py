@@ -71,7 +71,8 @@ def bits_differing(got: Outputs, twin: Outputs) -> int:
     """Count values whose bit patterns differ in the outputs both have (NaN equals NaN only bit for bit)."""
     count = 0
     for name in got.keys() & twin.keys():
-        a, b = got[name], twin[name]
+        a = got[name]
+        b = twin[name]
         bits = f"u{a.dtype.itemsize}"
         count += int((np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)).sum())
     return count
@@ -122,7 +123,9 @@ def figures(
 
     fmt = FORMATS[main[0].format(config)]
     ratio = np.concatenate([o.ratio(got[o.name], seen[o.name], bound[o.name]).ravel() for o in main])
-    out, truth, limit = joined(got), joined(seen), joined(bound)
+    out = joined(got)
+    truth = joined(seen)
+    limit = joined(bound)
     with np.errstate(invalid="ignore", over="ignore"):
         error = out - truth
         judged = np.isfinite(truth) & np.isfinite(limit)

@@ -1,4 +1,5 @@
-"""Where the errors of a forward kernel lie, small enough to be kept: by query, visible keys and channel, and the worst.
+"""This module says where the errors of a forward kernel lie, small enough to be kept: by query, visible keys and
+channel, and the worst.
 
 Everything is in units of the bound, so that 1 is the limit. A profile has the largest error / bound of each bin, over
 all judged cases, and its mean square. Of the case with the largest one the worst head is drawn, query by channel; where
@@ -39,7 +40,8 @@ def of_case(
         As the kernel saw it.
     """
     ratio = np.where(np.isfinite(truth) & np.isfinite(bound), error_over_bound(out, truth, bound), 0.0)
-    per_row, per_channel = [], []
+    per_row = []
+    per_channel = []
     for seq in problem.sequences():
         rows = problem.rows_q(ratio, seq)
         if rows.size:
@@ -122,10 +124,13 @@ def _map(cells: np.ndarray) -> list[str]:
 
 
 def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> dict[str, Any]:
-    """How far errors point to each key's value, in standard deviations of what noise does: by key, and by its distance
-    from the diagonal that ends at the last query and the last key."""
+    """Return how far errors point to each key's value, in standard deviations of what noise does: by key, and by its
+    distance from the diagonal that ends at the last query and the last key.
+    """
     rows = np.flatnonzero(np.isfinite(errors).all(axis=1) & np.isfinite(exact).all(axis=1))
-    e, o, (nq, nk) = errors[rows], exact[rows], (len(errors), len(values))
+    e = errors[rows]
+    o = exact[rows]
+    (nq, nk) = (len(errors), len(values))
     if not nk or not len(rows):
         return {"keys": [], "offsets": [], "first": 0}
     with np.errstate(divide="ignore", invalid="ignore"):

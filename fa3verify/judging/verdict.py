@@ -14,7 +14,7 @@ PARTS = {"L0": "bits", "L1": "bound", "L2": "baseline", "laws": "properties"}  #
 
 
 def told(what: str) -> str:
-    """What was judged or failed, as readers are told it.
+    """Return what was judged or failed, as readers are told it.
 
     >>> told("L1 error / bound"), told("law kv_head_order"), told("family peaky")
     ('bound, error / bound', 'property kv_head_order', 'family peaky')
@@ -31,7 +31,7 @@ def law_of(what: str) -> str | None:
 
 
 def assumed(kernel: Mapping[str, Any]) -> str:
-    """What the bound of a kernel of a summary assumed, in words; empty for one that states its order.
+    """Return what the bound of a kernel of a summary assumed, in words; empty for one that states its order.
 
     >>> refuted = {"what": "family peaky", "ratio": 2.4}
     >>> rows = [{"name": "row sum of P", "refuted_by": None}, {"name": "row sum of rounded P", "refuted_by": refuted}]

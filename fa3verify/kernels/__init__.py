@@ -1,1 +1,1 @@
-"""What is judged: the record of a kernel, the twins, and functions of somebody's own."""
+"""This module says what is judged: the record of a kernel, the twins, and functions of somebody's own."""

@@ -60,7 +60,8 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     CandidateError
         If it raised anything else, SystemExit included, changed its operands, or returned the wrong thing.
     """
-    process, given = os.getpid(), sealed(operands)
+    process = os.getpid()
+    given = sealed(operands)
     try:
         with watch.warming(candidate.name), np.errstate():  # which ends what the kernel sets for its own sums
             returned = candidate.run(copy(problem), given, copy(config))
@@ -111,7 +112,7 @@ def _read_only(x: np.ndarray) -> np.ndarray:
 
 
 def _same(a: np.ndarray | Descale | None, b: np.ndarray | Descale | None) -> bool:
-    """Whether two arrays, or the values of two descales, have the same bits."""
+    """Tell whether two arrays, or the values of two descales, have the same bits."""
     if isinstance(a, Descale) and isinstance(b, Descale):
         return a.block_rows == b.block_rows and _same(a.values, b.values)
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):

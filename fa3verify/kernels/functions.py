@@ -29,7 +29,9 @@ __all__ = ["ArrayFunction", "CandidateFacts", "FunctionFacts", "KernelFacts", "a
 
 
 class CandidateFacts(TypedDict, total=False):
-    """What may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Candidate` holds it."""
+    """Holds what may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Candidate` holds
+    it.
+    """
 
     features: Iterable[str]
     bitwise: Iterable[str]
@@ -49,7 +51,7 @@ class CandidateFacts(TypedDict, total=False):
 
 
 class FunctionFacts(CandidateFacts, total=False):
-    """What :func:`torch_candidate` may be told beside the device, as :func:`array_candidate` takes it."""
+    """Holds what :func:`torch_candidate` may be told beside the device, as :func:`array_candidate` takes it."""
 
     dtypes: Iterable[Dtype]
     name: str
@@ -59,7 +61,7 @@ class FunctionFacts(CandidateFacts, total=False):
 
 
 class KernelFacts(FunctionFacts, total=False):
-    """What :func:`fa3verify.kernel` may be told of the function below it, as :func:`array_candidate` takes it."""
+    """Holds what :func:`fa3verify.kernel` may be told of the function below it, as :func:`array_candidate` takes it."""
 
     library: Library
     device: str
@@ -122,22 +124,12 @@ def array_candidate(
     >>> [candidate.name for candidate in array_candidate(mine, dtypes=("fp16", "bf16"), features=("causal",))]
     ['mine.fp16', 'mine.bf16']
     """
-    if unknown := sorted(facts.keys() - CandidateFacts.__annotations__.keys()):
-        known = ", ".join(sorted(KernelFacts.__annotations__))
-        raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
     operation = "backward" if gradients else operations.FORWARD
-    taken = ARRAY_FEATURES & operations.find(operation).features
     rest: dict[str, Any] = dict(facts)
     features = frozenset(rest.pop("features", ("causal", "gqa")))
     bitwise = rest.pop("bitwise", ())
-    for value, known, what in (
-        *((dtype, DTYPES, "dtype") for dtype in dtypes),
-        *((feature, sorted(taken), "feature") for feature in sorted(features)),
-        (layout, get_args(Layout), "layout"),
-        (gradients, get_args(GradientsOf), "gradients"),
-    ):
-        if value not in known:
-            raise ValueError(f"{what} must be among {', '.join(known)}, got {value!r}")
+    dtypes = tuple(dtypes)
+    _check_facts(facts, dtypes, features, layout, gradients)
     if gradients == "autograd" and library != "torch":
         raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
     side: Any = ArrayFunction(function, layout, library, device, features, out_dtype)
@@ -148,11 +140,37 @@ def array_candidate(
         rest = {"min_seqlen": 1, **rest}
     return tuple(
         Candidate(
-            f"{title}.{dtype}", dtype, side.run, side.configure, features, bitwise=frozenset(bitwise),
-            operation=operation, device=device, **rest,
+            f"{title}.{dtype}",
+            dtype,
+            side.run,
+            side.configure,
+            features,
+            bitwise=frozenset(bitwise),
+            operation=operation,
+            device=device,
+            **rest,
         )
         for dtype in dtypes
-    )  # fmt: skip
+    )
+
+
+def _check_facts(
+    facts: CandidateFacts, dtypes: tuple[str, ...], features: frozenset[str], layout: str, gradients: str
+) -> None:
+    """Raise ValueError for a word that no candidate knows, with those that it knows."""
+    if unknown := sorted(facts.keys() - CandidateFacts.__annotations__.keys()):
+        known = ", ".join(sorted(KernelFacts.__annotations__))
+        raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
+    taken = sorted(ARRAY_FEATURES & operations.find("backward" if gradients else operations.FORWARD).features)
+    asked = (
+        *((dtype, DTYPES, "dtype") for dtype in dtypes),
+        *((feature, taken, "feature") for feature in sorted(features)),
+        (layout, get_args(Layout), "layout"),
+        (gradients, get_args(GradientsOf), "gradients"),
+    )
+    for value, known, what in asked:
+        if value not in known:
+            raise ValueError(f"{what} must be among {', '.join(known)}, got {value!r}")
 
 
 def torch_candidate(

@@ -42,7 +42,8 @@ class GradientFunction(ArrayFunction):
         self, problem: AttentionProblem, operands: Operands, config: GradientConfig
     ) -> Gradients:
         assert isinstance(operands, BackwardOperands)
-        o, options = operands, self._options(problem, operands)
+        o = operands
+        options = self._options(problem, operands)
         q, k, v, dout, out = (self._given(x, problem) for x in (o.q, o.k, o.v, o.dout, o.out))
         found: Any
         if self.gradients == "autograd":

@@ -1,4 +1,6 @@
-"""What kernels do by design where no arithmetic says what is right: rows without a key, special values, alignment."""
+"""This module says what kernels do by design where no arithmetic says what is right: rows without a key, special
+values, alignment.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from fa3_reference.problem import AttentionProblem
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a kernel declares of such cases; what is undefined is not judged.
+    """Holds what a kernel declares of such cases; what is undefined is not judged.
 
     Parameters
     ----------
@@ -41,7 +43,9 @@ class Policy:
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """What it declares other than the default, in words: what a report must say was not judged, or judged so."""
+        """Return what it declares other than the default, in words: what a report must say was not judged, or judged
+        so.
+        """
         named = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
         return tuple(f"{name} {value}" for name, value, default in named if value != default)
 

@@ -1,4 +1,4 @@
-"""What a kernel is to the harness: how it is called, what it takes, and what it declares."""
+"""This module says what a kernel is to the harness: how it is called, what it takes, and what it declares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Accumulator = Literal["fp32", "wgmma", "either"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What exactly was judged; None is what a kernel does not say. Every text is one line of at most 4 KiB.
+    """Holds what exactly was judged; None is what a kernel does not say. Every text is one line of at most 4 KiB.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class Candidate:
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """What it declares other than the default, in words: its policy, and the sizes that it does not take."""
+        """Return what it declares other than the default, in words: its policy, and the sizes that it does not take."""
         sizes = {"min_seqlen": self.min_seqlen > 0, "seqlen_multiple": self.seqlen_multiple > 1}
         words = [f"{name} {getattr(self, name)}" for name, is_said in sizes.items() if is_said]
         if self.head_dims is not None:

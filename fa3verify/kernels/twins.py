@@ -56,14 +56,24 @@ def twin(
     """Build a twin candidate, optionally with configuration changes or a planted fault."""
     side = Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
-    features, free = operations.find(operation).features_of(changes), frozenset[str]()
+    features = operations.find(operation).features_of(changes)
+    free = frozenset[str]()
     if operation == operations.FORWARD:
         free = changeable(dtype, changes, str(changes.get("family", OURS)))
     order = model_of if operation == "backward" else order_of_family
     return Candidate(
-        name, dtype, side.run, side.configure, features, description, fault=fault, operation=operation,
-        order=order, changeable=free, identity=side.identity,
-    )  # fmt: skip
+        name,
+        dtype,
+        side.run,
+        side.configure,
+        features,
+        description,
+        fault=fault,
+        operation=operation,
+        order=order,
+        changeable=free,
+        identity=side.identity,
+    )
 
 
 # Verified by default.

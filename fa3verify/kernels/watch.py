@@ -1,4 +1,5 @@
-"""What a process says about its work while it does it, so that another one knows where it died or hung.
+"""This module says what a process says about its work while it does it, so that another one knows where it died or
+hung.
 
 Nobody listens unless a listener is set; a worker of :class:`fa3verify.campaign.pool.IsolatingPool` sets one.
 """
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """Is told what a process says of its work."""
 
     def trying(self, what: str, content: dict[str, Any]) -> None:
         """A case or a trial begins; ``what`` and ``content`` are those of a replay file."""

@@ -33,7 +33,7 @@ class GivenBackward(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """In the shapes of q, k and v."""
+    """Holds gradients in the shapes of q, k and v."""
 
     dq: torch.Tensor
     dk: torch.Tensor
@@ -54,13 +54,24 @@ def given(problem: AttentionProblem, operands: BackwardOperands) -> GivenBackwar
 
 def _ours(is_deterministic: bool) -> Backward:
     def prepare(problem: AttentionProblem, x: GivenBackward) -> Launch:
-        semantics, packed = Semantics.of(problem), packed_of(problem)
+        semantics = Semantics.of(problem)
+        packed = packed_of(problem)
 
         def launch() -> Gradients:
-            return Gradients(*launch_backward.backward(
-                x.dout, x.q, x.k, x.v, x.out, x.lse, semantics, dlse=x.dlse, packed=packed,
-                is_deterministic=is_deterministic,
-            ))  # fmt: skip
+            return Gradients(
+                *launch_backward.backward(
+                    x.dout,
+                    x.q,
+                    x.k,
+                    x.v,
+                    x.out,
+                    x.lse,
+                    semantics,
+                    dlse=x.dlse,
+                    packed=packed,
+                    is_deterministic=is_deterministic,
+                )
+            )
 
         return launch
 
@@ -75,9 +86,13 @@ def _check_torch(problem: AttentionProblem, name: str) -> None:
 def _cudnn(problem: AttentionProblem, x: GivenBackward) -> Launch:
     _check_torch(problem, "cudnn")
     q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
-    scale, causal = problem.softmax_scale, problem.causal
+    scale = problem.softmax_scale
+    causal = problem.causal
     returned = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
-    starts, longest, seeds, lse = returned[2:4], returned[4:6], returned[6:8], x.lse.reshape(returned[1].shape)
+    starts = returned[2:4]
+    longest = returned[4:6]
+    seeds = returned[6:8]
+    lse = x.lse.reshape(returned[1].shape)
 
     def launch() -> Gradients:
         found = _ATEN._scaled_dot_product_cudnn_attention_backward(
@@ -91,7 +106,8 @@ def _cudnn(problem: AttentionProblem, x: GivenBackward) -> Launch:
 def _flash2(problem: AttentionProblem, x: GivenBackward) -> Launch:
     _check_torch(problem, "flash2")
     q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
-    scale, causal = problem.softmax_scale, problem.causal
+    scale = problem.softmax_scale
+    causal = problem.causal
     returned = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
 
     def launch() -> Gradients:

@@ -35,7 +35,7 @@ def torch_math(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, softmax_scale: fl
 def torch_flash(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, softmax_scale: float, causal: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What ``scaled_dot_product_attention`` runs on a CPU by default, with its lse; kv heads are repeated."""
+    """Return what ``scaled_dot_product_attention`` runs on a CPU by default, with its lse; kv heads are repeated."""
     group = q.shape[1] // k.shape[1]
     tensors = (to_torch(q), *(to_torch(x).repeat_interleave(group, 1) for x in (k, v)))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, causal, scale=softmax_scale)
@@ -56,7 +56,8 @@ def torch_flex(
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     offset = k.shape[2] - q.shape[2]
-    left, right = window[0], 0 if causal else window[1]
+    left = window[0]
+    right = 0 if causal else window[1]
 
     def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         s = softcap * torch.tanh(s / softcap) if softcap else s
@@ -121,7 +122,9 @@ def eager_of(
     """Hugging Face Transformers' eager attention of Llama, with the additive mask that models pass it."""
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
-    rows, keys, mask = query.shape[2], key.shape[2], None
+    rows = query.shape[2]
+    keys = key.shape[2]
+    mask = None
     if causal:
         hidden = torch.ones(rows, keys, dtype=torch.bool).triu(1 + keys - rows)
         mask = torch.zeros(hidden.shape, dtype=query.dtype).masked_fill(hidden, torch.finfo(query.dtype).min)

@@ -89,43 +89,63 @@ class Kernel(NamedTuple):
 
 
 KERNELS = {
-    "torch.math": Kernel(
-        "torch_math", ("torch",), all_fp32, "torch SDPA, backend MATH, on a CPU", min_seqlen=0
-    ),
+    "torch.math": Kernel("torch_math", ("torch",), all_fp32, "torch SDPA, backend MATH, on a CPU", min_seqlen=0),
     "torch.flash": Kernel("torch_flash", ("torch",), _torch_flash, "torch SDPA, backend FLASH, on a CPU"),
     "torch.flex": Kernel(
-        "torch_flex", ("torch",), _rounded_weights, "torch FlexAttention, not compiled, on a CPU",
-        features=("causal", "gqa", "window", "softcap"), policy=Policy(),
+        "torch_flex",
+        ("torch",),
+        _rounded_weights,
+        "torch FlexAttention, not compiled, on a CPU",
+        features=("causal", "gqa", "window", "softcap"),
+        policy=Policy(),
     ),
     "jax.xla": Kernel("jax_attention", ("jax",), _rounded_weights, "jax.nn.dot_product_attention, xla, on a CPU"),
     "onnxruntime": Kernel(
-        "onnxruntime_attention", ("onnx", "onnxruntime"), _rounded_scores, "ONNX Attention-23 by ONNX Runtime",
+        "onnxruntime_attention",
+        ("onnx", "onnxruntime"),
+        _rounded_scores,
+        "ONNX Attention-23 by ONNX Runtime",
         ("fp16",),
     ),
     "transformers.eager": Kernel(
-        "transformers_eager", ("transformers", "torch"), _rounded_scores, "Transformers' eager attention on a CPU",
+        "transformers_eager",
+        ("transformers", "torch"),
+        _rounded_scores,
+        "Transformers' eager attention on a CPU",
         policy=Policy(empty_out="undefined"),
     ),
-}  # fmt: skip
+}
 # FlexAttention has no backward on a CPU, ONNX Runtime none at all.
 GRADIENTS = {
     "torch.math": Kernel(
-        "torch_math_gradients", ("torch",), _fp32_gradients, "autograd of torch SDPA, backend MATH, on a CPU",
+        "torch_math_gradients",
+        ("torch",),
+        _fp32_gradients,
+        "autograd of torch SDPA, backend MATH, on a CPU",
         gradients="own",
     ),
     "torch.flash": Kernel(
-        "torch_flash_gradients", ("torch",), _torch_flash_gradients, "backward of torch SDPA's FLASH on a CPU",
+        "torch_flash_gradients",
+        ("torch",),
+        _torch_flash_gradients,
+        "backward of torch SDPA's FLASH on a CPU",
         gradients="given",
     ),
     "jax.xla": Kernel(
-        "jax_gradients", ("jax",), _rounded_gradients, "vjp of jax.nn.dot_product_attention, xla, on a CPU",
+        "jax_gradients",
+        ("jax",),
+        _rounded_gradients,
+        "vjp of jax.nn.dot_product_attention, xla, on a CPU",
         gradients="own",
     ),
     "transformers.eager": Kernel(
-        "transformers_eager_gradients", ("transformers", "torch"), _eager_gradients,
-        "autograd of Transformers' eager attention on a CPU", gradients="own",
+        "transformers_eager_gradients",
+        ("transformers", "torch"),
+        _eager_gradients,
+        "autograd of Transformers' eager attention on a CPU",
+        gradients="own",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ def run_forward(
         As the twin returns them.
     """
     q, k, v = map(to_gpu, (operands.q, operands.k, operands.v))
-    semantics, choices = Semantics.of(problem), Choices(**options)
+    semantics = Semantics.of(problem)
+    choices = Choices(**options)
     out, lse = forward(q, k, v, semantics, choices, descales=descales_of(operands), packed=packed_of(problem))
     return to_numpy(out), to_numpy(lse)
 

@@ -33,7 +33,7 @@ _NO_EXTRAS = (*(None,) * 9, (None, None), *(None,) * 2)  # sequence starts, page
 
 
 def refuses(problem: AttentionProblem) -> str:
-    """What no kernel was compiled for; empty where one was.
+    """Return what no kernel was compiled for; empty where one was.
 
     >>> refuses(AttentionProblem(1, 2, 2, 64, 64, 96))
     'compiled for head_dim 64, 128 and 256, got 96 and 96'

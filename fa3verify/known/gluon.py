@@ -73,11 +73,19 @@ def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeCon
 
 
 def _quantiser(reason: str | None) -> Candidate:
-    operation, about = operations.find("quantize"), "quantiser to e4m3 on a Hopper GPU"
+    operation = operations.find("quantize")
+    about = "quantiser to e4m3 on a Hopper GPU"
     return Candidate(
-        "gluon.quantize", "e4m3", _quantise, operation.configure, operation.features, about, reason,
-        twin="twin.quantize", operation="quantize",
-    )  # fmt: skip
+        "gluon.quantize",
+        "e4m3",
+        _quantise,
+        operation.configure,
+        operation.features,
+        about,
+        reason,
+        twin="twin.quantize",
+        operation="quantize",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +110,27 @@ class _Backward:
 
 
 def _backwards(reason: str | None) -> tuple[Candidate, ...]:
-    side, features = _Backward(), operations.find("backward").features_of({"family": OURS})
+    side = _Backward()
+    features = operations.find("backward").features_of({"family": OURS})
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
     return tuple(
         Candidate(
-            f"gluon.backward.{dtype}", dtype, side.run, side.configure, features,
-            f"deterministic {dtype.upper()} backward on a Hopper GPU", reason, twin=f"twin.backward.{dtype}",
-            operation="backward", order=model_of, min_seqlen=1, fixes_config=True, identity=side.identity,
+            f"gluon.backward.{dtype}",
+            dtype,
+            side.run,
+            side.configure,
+            features,
+            f"deterministic {dtype.upper()} backward on a Hopper GPU",
+            reason,
+            twin=f"twin.backward.{dtype}",
+            operation="backward",
+            order=model_of,
+            min_seqlen=1,
+            fixes_config=True,
+            identity=side.identity,
         )
         for dtype in dtypes
-    )  # fmt: skip
+    )
 
 
 def gpu() -> tuple[Candidate, ...]:
@@ -130,9 +149,18 @@ def gpu() -> tuple[Candidate, ...]:
         features = FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}
         about = f"{description} on a Hopper GPU"
         kernel = Candidate(
-            f"gluon.{name}", dtype, side.run, side.configure, features, about, reason, twin=f"twin.{name}",
-            order=order_of_family, changeable=changeable(dtype, dict(options)),
-            launchable=side.launch_options, identity=side.identity,
-        )  # fmt: skip
+            f"gluon.{name}",
+            dtype,
+            side.run,
+            side.configure,
+            features,
+            about,
+            reason,
+            twin=f"twin.{name}",
+            order=order_of_family,
+            changeable=changeable(dtype, dict(options)),
+            launchable=side.launch_options,
+            identity=side.identity,
+        )
         candidates.append(kernel)
     return (*candidates, *_backwards(reason), _quantiser(reason))

@@ -49,7 +49,8 @@ def library(name: str) -> Path:
     import shutil
     import tempfile
 
-    path, packed = where / name, where / f"{name}.xz"
+    path = where / name
+    packed = where / f"{name}.xz"
     if path.exists():
         return path
     if not os.access(where, os.W_OK):

@@ -51,7 +51,8 @@ def version(name: str) -> str:
 
 def identity(name: str) -> dict[str, Any]:
     """Return what identifies a peer: its version, and the hash of its binary where it has one of its own."""
-    found, binary = {"version": version(name)}, PEERS[name].binary
+    found = {"version": version(name)}
+    binary = PEERS[name].binary
     if binary:
         found |= {"file": binary, "sha256": hashlib.sha256(library(binary).read_bytes()).hexdigest()}
     return found

@@ -35,11 +35,12 @@ class _Library:
         return PEERS[self.name].configure(problem)
 
     def options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
-        """What a caller chooses: all there is where a configuration is not the problem's own, else nothing.
+        """Return what a caller chooses: all there is where a configuration is not the problem's own, else nothing.
 
         ValueError where that would not give this configuration.
         """
-        own, choices = self.configure(problem), PEERS[self.name].choices
+        own = self.configure(problem)
+        choices = PEERS[self.name].choices
         if config == own:
             return {}
         options = chosen(own, config, choices)
@@ -65,13 +66,22 @@ def _candidates(name: str, peer: Peer, device: str | None) -> tuple[Candidate, .
     facts = DECLARED.get(peer.family, {}) if peer.family else {"bitwise": CLAIMED, **dict(peer.facts)}
     return tuple(
         Candidate(
-            f"{name}.{dtype}", dtype, side.run, side.configure, frozenset(peer.features),
-            f"{peer.about} ({peer.version})" if peer.version else peer.about, peer.unjudged or peer.missing() or device,
-            twin=f"twin.{peer.family}.{dtype}" if peer.family else None, order=peer.model,
-            changeable=frozenset(peer.choices), fixes_config=True, identity=side.identity, **facts,
+            f"{name}.{dtype}",
+            dtype,
+            side.run,
+            side.configure,
+            frozenset(peer.features),
+            f"{peer.about} ({peer.version})" if peer.version else peer.about,
+            peer.unjudged or peer.missing() or device,
+            twin=f"twin.{peer.family}.{dtype}" if peer.family else None,
+            order=peer.model,
+            changeable=frozenset(peer.choices),
+            fixes_config=True,
+            identity=side.identity,
+            **facts,
         )
         for dtype in peer.dtypes
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ class _Gradients:
     name: str
 
     def configure(self, problem: AttentionProblem) -> BackwardConfig | GradientConfig:
-        """What its family launches, where that is known."""
+        """Return what its family launches, where that is known."""
         if problem.head_dim % 8 or problem.head_dim_v != problem.head_dim:
             raise ValueError(f"head_dim must be a multiple of 8, got {problem.head_dim} and {problem.head_dim_v}")
         if rule := BACKWARDS[self.name].refuses(problem):
@@ -109,16 +119,26 @@ def _added_in_16_bits(config: GradientConfig) -> BackwardModel:
 def _gradients(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:
     """The backward of a peer; its parts of dQ are added in any order, so no twin has its bits."""
     order = model_of if name in _KNOWN_BACKWARDS else _added_in_16_bits
-    side, facts = _Gradients(name), {"min_seqlen": 1, **DECLARED.get(peer.family, {}), "bitwise": frozenset()}
+    side = _Gradients(name)
+    facts = {"min_seqlen": 1, **DECLARED.get(peer.family, {}), "bitwise": frozenset()}
     features = frozenset(peer.features) & operations.find("backward").features - {"varlen", "head_dim_v"}
     return tuple(
         Candidate(
-            f"{name}.backward.{dtype}", dtype, side.run, side.configure, features, f"backward of {peer.about}",
-            peer.missing() or device, operation="backward", order=order, fixes_config=True,
-            identity=side.identity, **facts,
+            f"{name}.backward.{dtype}",
+            dtype,
+            side.run,
+            side.configure,
+            features,
+            f"backward of {peer.about}",
+            peer.missing() or device,
+            operation="backward",
+            order=order,
+            fixes_config=True,
+            identity=side.identity,
+            **facts,
         )
         for dtype in peer.dtypes
-    )  # fmt: skip
+    )
 
 
 def candidates() -> tuple[Candidate, ...]:

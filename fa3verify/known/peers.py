@@ -47,12 +47,13 @@ def _chained(config: Config) -> KernelModel:
 
 
 def _flex_refuses(problem: AttentionProblem) -> str:
-    """What the compiler of torch 2.11 finds no kernel for, by source (and pull request 185349 of pytorch).
+    """Return what the compiler of torch 2.11 finds no kernel for, by source (and pull request 185349 of pytorch).
 
     Calls of fewer than 128 queries pack a group of heads, if their number is a power of two, into one tile; where a
     mask is given, that tile must fit its blocks of 128 queries.
     """
-    queries, group = problem.seqlen_q, problem.group
+    queries = problem.seqlen_q
+    group = problem.group
     is_packed = queries < 128 and group & (group - 1) == 0
     rule = (
         f"with a causal mask a group's heads and fewer than 128 queries must be at most 128 rows, got {queries * group}"
@@ -127,11 +128,11 @@ class Peer:
         return operations.find(operations.FORWARD).configure(problem, family=self.family, **changes)
 
     def model(self, config: Config) -> KernelModel:
-        """What the error bound assumes of a launch."""
+        """Return what the error bound assumes of a launch."""
         return order_of_family(config) if self.family else self.order(config)
 
     def missing(self) -> str | None:
-        """Why it is not there, by files and packages alone."""
+        """Return why it is not there, by files and packages alone."""
         if self.binary and (reason := why_missing(self.binary)):
             return reason
         where = folder()
@@ -144,39 +145,72 @@ class Peer:
 
 PEERS: dict[str, Peer] = {
     "flash3": Peer(
-        "official FlashAttention-3", "flash3_fwd", "fa3-fwd 0.0.3", ("bf16", "e4m3"),
-        ("causal", "varlen", "gqa", "head_dim_v"), "flash3", ("num_splits", "pack_gqa"), binary="fa3_fwd_C.so",
+        "official FlashAttention-3",
+        "flash3_fwd",
+        "fa3-fwd 0.0.3",
+        ("bf16", "e4m3"),
+        ("causal", "varlen", "gqa", "head_dim_v"),
+        "flash3",
+        ("num_splits", "pack_gqa"),
+        binary="fa3_fwd_C.so",
     ),
     "flash3.dew": Peer(
-        "official FlashAttention-3", "flash3_dew", "dew-flash-attn-cu13 0.3.6", features=("causal", "window", "gqa"),
-        family="flash3.dew", binary="libdew_flash_attn3.so",
+        "official FlashAttention-3",
+        "flash3_dew",
+        "dew-flash-attn-cu13 0.3.6",
+        features=("causal", "window", "gqa"),
+        family="flash3.dew",
+        binary="libdew_flash_attn3.so",
     ),
     "flash4": Peer(
-        "FlashAttention-4 in the CuTe DSL, compiled beforehand", "flash4", "flash-attn 4.0.0b36", features=("causal",),
-        refuses=flash4.refuses, binary=flash4.RUNTIME, package=flash4.PACKAGE, facts=(("min_seqlen", 1),),
+        "FlashAttention-4 in the CuTe DSL, compiled beforehand",
+        "flash4",
+        "flash-attn 4.0.0b36",
+        features=("causal",),
+        refuses=flash4.refuses,
+        binary=flash4.RUNTIME,
+        package=flash4.PACKAGE,
+        facts=(("min_seqlen", 1),),
     ),
     "flash2": Peer(
-        "FlashAttention-2 of torch", "torch_sdpa", features=("causal", "gqa", "varlen"), family="flash2",
+        "FlashAttention-2 of torch",
+        "torch_sdpa",
+        features=("causal", "gqa", "varlen"),
+        family="flash2",
     ),
     "cudnn": Peer("cuDNN's attention by torch", "torch_sdpa", family="cudnn"),
     "cudnn.fp8": Peer(
-        "cuDNN's attention by its frontend, e4m3 in and out", "cudnn_fp8", "nvidia-cudnn-frontend 1.18.0", ("e4m3",),
-        order=_chained, package="cudnn", wheel="nvidia_cudnn_frontend*.whl",
+        "cuDNN's attention by its frontend, e4m3 in and out",
+        "cudnn_fp8",
+        "nvidia-cudnn-frontend 1.18.0",
+        ("e4m3",),
+        order=_chained,
+        package="cudnn",
+        wheel="nvidia_cudnn_frontend*.whl",
         unjudged="its outputs are e4m3 with a scale of their own, of which verify has no bound; bench checks them",
     ),
     "cuda.efficient": Peer(
-        "torch SDPA, backend EFFICIENT, on a GPU", "torch_sdpa", order=_blocks,
-        facts=(("min_seqlen", 1), ("policy", _TOP_LEFT)), is_timed=False,
+        "torch SDPA, backend EFFICIENT, on a GPU",
+        "torch_sdpa",
+        order=_blocks,
+        facts=(("min_seqlen", 1), ("policy", _TOP_LEFT)),
+        is_timed=False,
     ),
     "cuda.math": Peer(
-        "torch SDPA, backend MATH, on a GPU", "torch_sdpa", order=all_fp32,
-        facts=(("policy", _TOP_LEFT),), is_timed=False,
+        "torch SDPA, backend MATH, on a GPU",
+        "torch_sdpa",
+        order=all_fp32,
+        facts=(("policy", _TOP_LEFT),),
+        is_timed=False,
     ),
     "cuda.flex": Peer(
-        "torch's FlexAttention, compiled for a GPU", "torch_flex", order=_blocks, refuses=_flex_refuses,
+        "torch's FlexAttention, compiled for a GPU",
+        "torch_flex",
+        order=_blocks,
+        refuses=_flex_refuses,
         facts=(("min_seqlen", 1),),
     ),
-}  # fmt: skip
+}
 
 
 # Peers whose gradients are judged and timed.

@@ -1,4 +1,4 @@
-"""Which kernels there are, and which one a name means.
+"""This module says which kernels there are, and which one a name means.
 
 Built in are the CPU twins. Others come from ``module:function``, ``file.py:function`` or the entry-point group
 ``fa3verify.kernels``.
@@ -37,7 +37,8 @@ def _of_head_dims(candidate: Candidate, dims: str) -> Candidate:
     """The kernel with these head dims alone, given as text; ValueError for one that it does not take."""
     if not all(d.isdecimal() for d in dims.split(",")):
         raise ValueError(f"head dims behind @ are numbers such as 64,128, got {dims!r}")
-    asked, known = tuple(map(int, dims.split(","))), candidate.head_dims
+    asked = tuple(map(int, dims.split(",")))
+    known = candidate.head_dims
     if known is not None and (others := set(asked) - set(known)):
         raise ValueError(f"{candidate.name} takes head_dim {', '.join(map(str, known))}, not {min(others)}")
     if candidate.unavailable is None:

@@ -33,7 +33,8 @@ def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any])
     With an LSE it is compiled as torch does by itself, the second shape for any; without one for each shape, as its
     users do for speed.
     """
-    mask, offset = None, problem.seqlen_k - problem.seqlen_q
+    mask = None
+    offset = problem.seqlen_k - problem.seqlen_q
     if problem.causal:
         mask = create_block_mask(
             lambda b, h, i, j: j <= i + offset, None, None, problem.seqlen_q, problem.seqlen_k, device=given.q.device

@@ -26,7 +26,8 @@ def _flash2(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Ten
 
 
 def _cudnn(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    scale, causal = problem.softmax_scale, problem.causal
+    scale = problem.softmax_scale
+    causal = problem.causal
     found = _ATEN._scaled_dot_product_cudnn_attention(*x, None, lse, 0.0, causal, False, scale=scale)
     return found[0], found[1].reshape(problem.lse_shape) if lse else None
 
@@ -34,13 +35,15 @@ def _cudnn(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tens
 def _efficient(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """It takes no grouped heads, and pads the rows of its lse."""
     k, v = (y.repeat_interleave(problem.group, 1) for y in x[1:])
-    scale, causal = problem.softmax_scale, problem.causal
+    scale = problem.softmax_scale
+    causal = problem.causal
     found = _ATEN._scaled_dot_product_efficient_attention(x[0], k, v, None, lse, 0.0, causal, scale=scale)
     return found[0], found[1][:, :, : problem.seqlen_q] if lse else None
 
 
 def _math(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    scale, is_gqa = problem.softmax_scale, problem.group > 1
+    scale = problem.softmax_scale
+    is_gqa = problem.group > 1
     with sdpa_kernel([SDPBackend.MATH]):
         return scaled_dot_product_attention(*x, is_causal=problem.causal, scale=scale, enable_gqa=is_gqa), None
 
@@ -55,7 +58,8 @@ _BATCHED: dict[str, Callable[[AttentionProblem, Tensors, bool], tuple[torch.Tens
 
 def _packed(problem: AttentionProblem, given: Given) -> Launch:
     """FlashAttention-2 for packed sequences."""
-    starts, longest = (given.cu_seqlens_q, given.cu_seqlens_k), (problem.seqlen_q, problem.seqlen_k)
+    starts = (given.cu_seqlens_q, given.cu_seqlens_k)
+    longest = (problem.seqlen_q, problem.seqlen_k)
 
     def launch() -> Output:
         found = _ATEN._flash_attention_forward(

@@ -12,18 +12,34 @@ from pathlib import Path
 from typing import Any
 
 EXECUTE = 3  # XLA_FFI_ExecutionStage
-BUFFER, SCALAR = 1, 3  # XLA_FFI_ArgType, XLA_FFI_AttrType
+# XLA_FFI_ArgType, XLA_FFI_AttrType
+BUFFER = 1
+SCALAR = 3
 VERSION = (0, 4)
 DTYPES = {"float16": 10, "bfloat16": 16, "float32": 11}  # XLA_FFI_DataType
 _SCALARS = {bool: (1, c.c_bool), int: (5, c.c_int64), float: (12, c.c_double)}
 # Order of the function pointers in XLA_FFI_Api.
 FUNCTIONS = (
-    "Error_Create", "Error_GetDetails", "Error_Destroy", "Handler_Register", "Stream_Get", "Type_Register",
-    "InvokeContext_Get", "State_Set", "State_Get", "DeviceMemory_Allocate", "DeviceMemory_Free", "ThreadPool_Schedule",
-    "ThreadPool_NumThreads", "Future_Create", "Future_SetAvailable", "Future_SetError", "RunId_Get",
+    "Error_Create",
+    "Error_GetDetails",
+    "Error_Destroy",
+    "Handler_Register",
+    "Stream_Get",
+    "Type_Register",
+    "InvokeContext_Get",
+    "State_Set",
+    "State_Get",
+    "DeviceMemory_Allocate",
+    "DeviceMemory_Free",
+    "ThreadPool_Schedule",
+    "ThreadPool_NumThreads",
+    "Future_Create",
+    "Future_SetAvailable",
+    "Future_SetError",
+    "RunId_Get",
     "DeviceOrdinal_Get",
     "InvokeContext_FindExtension",
-)  # fmt: skip
+)
 
 
 def _structure(name: str, *fields: tuple[str, Any]) -> type[c.Structure]:
@@ -74,11 +90,12 @@ def _made(kind: type[c.Structure], **values: Any) -> Any:
 
 
 class Runtime:
-    """What a handler may ask of XLA: the stream, scratch memory, the device, a way to report an error."""
+    """Holds what a handler may ask of XLA: the stream, scratch memory, the device, a way to report an error."""
 
     def __init__(self, stream: Callable[[], int], allocate: Callable[[int], int]) -> None:
         self.message = ""
-        self._stream, self._allocate = stream, allocate
+        self._stream = stream
+        self._allocate = allocate
         known = {
             "Error_Create": self._error,
             "Stream_Get": self._give_stream,
@@ -134,7 +151,8 @@ class Call:
         attributes: Mapping[str, Any],
         runtime: Runtime,
     ) -> None:
-        self._handler, self._runtime = handler, runtime
+        self._handler = handler
+        self._runtime = runtime
         self._kept: list[Any] = [operands, results]  # whatever the frame points to lives as long as the call
         self.frame = _made(
             _Frame,
@@ -164,7 +182,8 @@ class Call:
         return _made(_List, size=len(buffers), types=types, values=self._array(c.c_void_p, buffers))
 
     def _attributes(self, values: Mapping[str, Any]) -> Any:
-        names, scalars = [], []
+        names = []
+        scalars = []
         for name in sorted(values):  # the interface looks them up in this order
             dtype, kind = _SCALARS[type(values[name])]
             scalars.append(self._keep(_Scalar(dtype, self._keep(kind(values[name])))))
@@ -186,5 +205,6 @@ class Call:
 def handler(path: Path, name: str) -> Any:
     """Load one custom call of a library."""
     function = getattr(c.CDLL(str(path)), name)
-    function.restype, function.argtypes = c.c_void_p, [c.c_void_p]
+    function.restype = c.c_void_p
+    function.argtypes = [c.c_void_p]
     return function

@@ -36,17 +36,35 @@ if TYPE_CHECKING:
 # Grouped heads and a diagonal that is not square; more key blocks than two; a window and a softcap at the largest
 # head_dim, whose tiles are the smallest; packed sequences of which some end inside a tile; a head_dim that is padded.
 _GROUPED = {
-    "batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 129, "seqlen_k": 161, "head_dim": 64, "causal": True,
-}  # fmt: skip
+    "batch": 1,
+    "nheads": 4,
+    "nheads_kv": 2,
+    "seqlen_q": 129,
+    "seqlen_k": 161,
+    "head_dim": 64,
+    "causal": True,
+}
 _DENSE = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 64, "seqlen_k": 1030, "head_dim": 128}
 _WIDE = {
-    "batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 65, "seqlen_k": 200, "head_dim": 256, "window": (40, 7),
+    "batch": 1,
+    "nheads": 1,
+    "nheads_kv": 1,
+    "seqlen_q": 65,
+    "seqlen_k": 200,
+    "head_dim": 256,
+    "window": (40, 7),
     "softcap": 4.0,
-}  # fmt: skip
+}
 _PACKED = {
-    "batch": 3, "nheads": 2, "nheads_kv": 1, "seqlen_q": 70, "seqlen_k": 200, "head_dim": 128,
-    "seqlens_q": (40, 70, 1), "seqlens_k": (200, 33, 129),
-}  # fmt: skip
+    "batch": 3,
+    "nheads": 2,
+    "nheads_kv": 1,
+    "seqlen_q": 70,
+    "seqlen_k": 200,
+    "head_dim": 128,
+    "seqlens_q": (40, 70, 1),
+    "seqlens_k": (200, 33, 129),
+}
 _PADDED = {"batch": 2, "nheads": 2, "nheads_kv": 2, "seqlen_q": 200, "seqlen_k": 300, "head_dim": 96, "causal": True}
 _SHAPES = (_GROUPED, _DENSE, _WIDE, _PACKED, _PADDED)
 _QUICK = 3
@@ -121,16 +139,19 @@ class Backward(Operation):
     def truth(
         self, problem: AttentionProblem, arrays: Arrays, config: BackwardConfig | GradientConfig, got: Outputs
     ) -> Outputs:
-        """Of the out and lse that were given; of inputs before rounding, or of a kernel's own, of the exact ones."""
+        """Return the gradients of the given out and lse; before rounding, and of a kernel's own forward, of the exact
+        ones.
+        """
         q, k, v, dout, *rest = arrays
-        returned, dlse = rest[:2], rest[2] if len(rest) > 2 else None
+        returned = rest[:2]
+        dlse = rest[2] if len(rest) > 2 else None
         if isinstance(config, GradientConfig) and config.forward == "own":
             returned = []
         forward = Attention(*returned) if returned else attention(problem, q, k, v)
         return attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
 
     def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
-        """Those of its forward: a function whose gradients are "autograd" or "own" has one of its own."""
+        """Return those of its forward: a function whose gradients are "autograd" or "own" has one of its own."""
         side = getattr(candidate.run, "__self__", None)
         is_given = getattr(side, "gradients", "given") == "given"
         return tuple(BackwardModel.hypotheses("fp16", "given" if is_given else "own"))

@@ -48,7 +48,7 @@ _FP16_SMALLEST = 2.0**-14  # the smallest normal number
 
 
 class Result(NamedTuple):
-    """What a forward kernel returns.
+    """Holds what a forward kernel returns.
 
     Parameters
     ----------
@@ -183,8 +183,11 @@ class Forward(Operation):
             raise ValueError(f"a quantisation scheme goes with e4m3 and only e4m3, got {problem.dtype} and {scheme}")
 
     def beside(self, judgement: Judgement) -> dict[str, float] | None:
-        """What quantising Q, K and V did: squared error measured and predicted, largest error / its own bound."""
-        problem, scheme = judgement.case.problem, judgement.case.scheme
+        """Return what quantising Q, K and V did: squared error measured and predicted, largest error / its own
+        bound.
+        """
+        problem = judgement.case.problem
+        scheme = judgement.case.scheme
         if scheme is None or judgement.unrounded is None:
             return None
         q, k, v = judgement.inputs

@@ -108,9 +108,15 @@ def mean_additions(seqlen: int) -> int:
 
 
 _PACKED = {
-    "batch": 3, "nheads": 2, "nheads_kv": 1, "seqlen_q": 70, "seqlen_k": 200, "head_dim": 128,
-    "seqlens_q": (40, 70, 1), "seqlens_k": (200, 33, 129),
-}  # fmt: skip
+    "batch": 3,
+    "nheads": 2,
+    "nheads_kv": 1,
+    "seqlen_q": 70,
+    "seqlen_k": 200,
+    "head_dim": 128,
+    "seqlens_q": (40, 70, 1),
+    "seqlens_k": (200, 33, 129),
+}
 _GROUPED = {"batch": 2, "nheads": 4, "nheads_kv": 2, "seqlen_q": 40, "seqlen_k": 161, "head_dim": 64, "head_dim_v": 32}
 _ODD = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 33, "seqlen_k": 97, "head_dim": 96}
 _WIDE = {"batch": 1, "nheads": 2, "nheads_kv": 1, "seqlen_q": 33, "seqlen_k": 130, "head_dim": 256}

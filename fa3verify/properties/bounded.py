@@ -64,12 +64,15 @@ def _shift_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[st
 
 def _shift(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
-    problem, operands = setup.problem, setup.operands
+    problem = setup.problem
+    operands = setup.operands
     channel = trial.integer("channel", 0, problem.head_dim - 1)
     level = 2.0 ** trial.integer("query_log2", 0, 8)
     u = trial.integer("sign", -1, 1) * 2.0 ** trial.integer("key_log2", -3, 12)
-    q, k = operands.q.copy(), operands.k.copy()
-    q[..., channel], k[..., channel] = level, 0
+    q = operands.q.copy()
+    k = operands.k.copy()
+    q[..., channel] = level
+    k[..., channel] = 0
     plain = setup.fed(q=q, k=k)
     k = k.copy()
     k[..., channel] = u
@@ -82,7 +85,8 @@ def _shift(candidate: Candidate, trial: Trial) -> Violation | None:
         if seq.seqlen_k:
             keys = np.repeat(problem.rows_k(exact_k, seq)[0, :, channel], problem.group)
             problem.rows_lse(shift, seq)[:] = (problem.softmax_scale * rows * keys).T
-    a, b = plain.run(candidate), shifted.run(candidate)
+    a = plain.run(candidate)
+    b = shifted.run(candidate)
     expected = {**a, "lse": a["lse"] + shift} if "lse" in a else a
     what = f"K plus {u:g} in channel {channel}, where Q is {level:g}"
     return within(what, b, expected, _sum(plain, shifted))
@@ -90,7 +94,8 @@ def _shift(candidate: Candidate, trial: Trial) -> Violation | None:
 
 def _sum(a: Setup, b: Setup) -> Outputs:
     """Largest difference of two calls with equal exact results; float64 noise of a shifted lse included."""
-    x, y = a.bound(), b.bound()
+    x = a.bound()
+    y = b.bound()
     return {"out": x["out"] + y["out"], "lse": (x["lse"] + y["lse"]) * (1 + 2.0**-40)}
 
 
@@ -100,8 +105,10 @@ def _order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
 
 def _permuted(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
-    problem, rng = setup.problem, np.random.Generator(np.random.PCG64(trial.integer("seed", 0, 2**16)))
-    k, v = setup.operands.k.copy(), setup.operands.v.copy()
+    problem = setup.problem
+    rng = np.random.Generator(np.random.PCG64(trial.integer("seed", 0, 2**16)))
+    k = setup.operands.k.copy()
+    v = setup.operands.v.copy()
     for seq in problem.sequences():
         order = rng.permutation(seq.seqlen_k)
         for x in (k, v):

@@ -109,7 +109,8 @@ def agree(
     """
     if candidate.claims(trial.law) and got.setup.config == expected.setup.config:
         return same_bits(what, got.outputs, of(expected.outputs))
-    bound, other = got.bound, of(expected.bound)
+    bound = got.bound
+    other = of(expected.bound)
     total = {name: bound[name] + other[name] for name in got.outputs if name in other}
     return within(what, got.outputs, of(expected.outputs), total)
 

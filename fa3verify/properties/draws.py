@@ -1,4 +1,5 @@
-"""Where the choices of a trial come from: a Hypothesis backend whose trials are independent of each other and of code.
+"""This module says where the choices of a trial come from: a Hypothesis backend whose trials are independent of each
+other and of code.
 
 The standard backend makes most trials by changing earlier ones, so that 60 trials of a law hold about 20 seeds, and
 mixes in constants that it finds in loaded modules, so that an edited kernel is examined by other trials than before.
@@ -88,7 +89,8 @@ class IndependentDraws(PrimitiveProvider):
         """
         if min_value == max_value:
             return min_value
-        low, high = max(min_value, -sys.float_info.max), min(max_value, sys.float_info.max)
+        low = max(min_value, -sys.float_info.max)
+        high = min(max_value, sys.float_info.max)
         kind = self.random.choice(("end", "uniform", "octaves", "octaves"))
         if kind == "end":
             x = self.random.choice((low, high))

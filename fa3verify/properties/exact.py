@@ -39,9 +39,11 @@ def _value_scaling(candidate: Candidate, trial: Trial) -> Violation | None:
 
 
 def _values_scaled(candidate: Candidate, plain: Setup, scaled: Setup, n: int) -> Violation | None:
-    a, b = plain.run(candidate), scaled.run(candidate)
+    a = plain.run(candidate)
+    b = scaled.run(candidate)
     fmt = FORMATS[plain.config.out_dtype]
-    low, high = max(fmt.min_normal, 2.0**-40) * 2.0**ROOM, fmt.max_finite / 2.0**ROOM
+    low = max(fmt.min_normal, 2.0**-40) * 2.0**ROOM
+    high = fmt.max_finite / 2.0**ROOM
     with np.errstate(invalid="ignore"):
         size = np.abs(a["out"].astype(np.float64))
         inside = (size == 0) | ((size >= low) & (size <= high))
@@ -62,13 +64,16 @@ def _score_scaling(candidate: Candidate, trial: Trial) -> Violation | None:
     n = trial.integer("exponent", -ROOM, ROOM)
     partner = trial.choice("partner", ("softmax_scale", "k_descale"))
     setup = set_up(candidate, trial.case)
-    problem, operands = setup.problem, setup.operands
+    problem = setup.problem
+    operands = setup.operands
     halved = replace(problem, softmax_scale=problem.softmax_scale * 2.0**-n)
     if operands.q_descale is None or operands.k_descale is None:
         q, k = (kept(x, ROOM, candidate.dtype) for x in (operands.q, operands.k))
-        plain, moved = setup.fed(q=q, k=k), setup.fed(q=scaled_by_power_of_two(q, n), k=k)._replace(problem=halved)
+        plain = setup.fed(q=q, k=k)
+        moved = setup.fed(q=scaled_by_power_of_two(q, n), k=k)._replace(problem=halved)
     elif partner == "softmax_scale":
-        plain, moved = setup, setup.fed(q_descale=rescaled(operands.q_descale, n))._replace(problem=halved)
+        plain = setup
+        moved = setup.fed(q_descale=rescaled(operands.q_descale, n))._replace(problem=halved)
     else:
         plain = setup
         moved = setup.fed(q_descale=rescaled(operands.q_descale, n), k_descale=rescaled(operands.k_descale, -n))
@@ -93,7 +98,8 @@ def _block_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[st
 
 
 def _block_descale(candidate: Candidate, trial: Trial) -> Violation | None:
-    n, name = trial.integer("exponent", -ROOM, ROOM), trial.choice("operand", ("q", "k", "v"))
+    n = trial.integer("exponent", -ROOM, ROOM)
+    name = trial.choice("operand", ("q", "k", "v"))
     setup = set_up(candidate, trial.case)
     descale: Descale | None = getattr(setup.operands, f"{name}_descale")
     if descale is None:
@@ -102,7 +108,8 @@ def _block_descale(candidate: Candidate, trial: Trial) -> Violation | None:
     rows = descale.block_rows or max(setup.problem.seqlen_q, setup.problem.seqlen_k)
     x = kept(getattr(setup.operands, name), ROOM, candidate.dtype)
     plain = setup.fed(**{name: x})
-    moved, values = x.copy(), descale.values.copy()
+    moved = x.copy()
+    values = descale.values.copy()
     values[:, :, block] *= np.float32(2.0**-n)
     for seq in setup.problem.sequences():
         view = (setup.problem.rows_q if name == "q" else setup.problem.rows_k)(moved, seq)
@@ -115,7 +122,8 @@ def _block_descale(candidate: Candidate, trial: Trial) -> Violation | None:
 
 def _signs(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
-    plain, operands = setup.run(candidate), setup.operands
+    plain = setup.run(candidate)
+    operands = setup.operands
     both = setup.fed(q=-operands.q, k=-operands.k).run(candidate)
     if violation := same_bits("negated Q and K", both, plain):
         return violation

@@ -39,7 +39,8 @@ def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
 
 def _far_scores(candidate: Candidate, trial: Trial) -> Violation | None:
     """One channel of Q and K adds the same to all scores, which moves lse and no gradient but its own."""
-    shift, problem = trial.integer("shift", min(SHIFTS), max(SHIFTS)), trial.case.problem
+    shift = trial.integer("shift", min(SHIFTS), max(SHIFTS))
+    problem = trial.case.problem
     q, k, v, dout = (x.copy() for x in trial.case.draw()[0])
     q[..., 0] = 2.0 ** np.round(np.log2(np.sqrt(abs(shift) / problem.softmax_scale)))
     k[..., 0] = shift / problem.softmax_scale / q.flat[0]

@@ -30,7 +30,8 @@ def _within(candidate: Candidate, trial: Trial) -> Violation | None:
 def _silent(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     silent = setup.fed(dout=np.zeros_like(setup.operands.dout))  # type: ignore[attr-defined]
-    bound, got = silent.bound(), unsigned_zeros(silent.run(candidate))
+    bound = silent.bound()
+    got = unsigned_zeros(silent.run(candidate))
     for name, x in got.items():
         promised = np.isfinite(bound[name])  # a forward of the kernel's own may overflow
         if violation := same_values(f"dO of zeros: {name}", x, np.zeros_like(x), promised):
@@ -41,7 +42,8 @@ def _silent(candidate: Candidate, trial: Trial) -> Violation | None:
 def _negated(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     dout = setup.operands.dout  # type: ignore[attr-defined]
-    plain, other = setup.run(candidate), setup.fed(dout=-dout).run(candidate)
+    plain = setup.run(candidate)
+    other = setup.fed(dout=-dout).run(candidate)
     expected = {name: -x for name, x in plain.items()}
     return same_bits("dO negated", *(unsigned_zeros(x) for x in (other, expected)))
 
@@ -67,7 +69,8 @@ def _one_channel(candidate: Candidate, trial: Trial) -> Violation | None:
     channel = trial.integer("position", 0, _MOST) % setup.problem.head_dim_v
     v = setup.operands.v.copy()
     v[..., channel] = -v[..., channel]
-    plain, other = setup.run(candidate), setup.fed(v=v).run(candidate)
+    plain = setup.run(candidate)
+    other = setup.fed(v=v).run(candidate)
     return same_bits(f"V negated in channel {channel}", {"dv": other["dv"]}, {"dv": plain["dv"]})
 
 
@@ -76,27 +79,31 @@ def _one_dout_channel(candidate: Candidate, trial: Trial) -> Violation | None:
     channel = trial.integer("position", 0, _MOST) % setup.problem.head_dim_v
     dout = setup.operands.dout.copy()  # type: ignore[attr-defined]
     dout[..., channel] = -dout[..., channel]
-    plain, other = setup.run(candidate), setup.fed(dout=dout).run(candidate)
+    plain = setup.run(candidate)
+    other = setup.fed(dout=dout).run(candidate)
     others = np.arange(setup.problem.head_dim_v) != channel
     return same_values(f"dO negated in channel {channel}: dv", other["dv"], plain["dv"], others)
 
 
 def _batch(candidate: Candidate, trial: Trial) -> Violation | None:
-    """Every sequence twice: both have the gradients of the one."""
+    """Return every sequence twice: both have the gradients of the one."""
     setup = set_up(candidate, trial.case)
     names = ("q", "k", "v", "dout", "out", "lse")
     twice = {name: np.concatenate([getattr(setup.operands, name)] * 2) for name in names}
     larger = _on(setup, replace(setup.problem, batch=2 * setup.problem.batch), candidate).fed(**twice)
-    alone, both = setup.run(candidate), larger.run(candidate)
+    alone = setup.run(candidate)
+    both = larger.run(candidate)
     return same_bits("every sequence twice", both, {name: np.concatenate([x, x]) for name, x in alone.items()})
 
 
 def _scaled_scores(candidate: Candidate, trial: Trial) -> Violation | None:
     """Q times 2 and softmax_scale halved leave P: dV and dK keep their bits, and dQ is halved where that is exact."""
     setup = set_up(candidate, trial.case)
-    problem, q = setup.problem, setup.operands.q
+    problem = setup.problem
+    q = setup.operands.q
     halved = replace(problem, softmax_scale=problem.softmax_scale / 2)
-    plain, other = setup.run(candidate), _on(setup, halved, candidate).fed(q=q * q.dtype.type(2)).run(candidate)
+    plain = setup.run(candidate)
+    other = _on(setup, halved, candidate).fed(q=q * q.dtype.type(2)).run(candidate)
     exact = np.abs(other["dq"].astype(np.float64)) > FORMATS[problem.dtype].min_normal  # to which smaller ones round
     twice = {**other, "dq": np.where(exact, other["dq"] * q.dtype.type(2), plain["dq"])}
     return same_bits("Q times 2, softmax_scale halved", twice, plain)
@@ -105,7 +112,8 @@ def _scaled_scores(candidate: Candidate, trial: Trial) -> Violation | None:
 def _one_row(candidate: Candidate, trial: Trial) -> Violation | None:
     """dO of one row reaches neither dQ of other rows nor dK and dV of keys that the row does not see."""
     setup = set_up(candidate, trial.case)
-    problem, dout = setup.problem, setup.operands.dout.copy()  # type: ignore[attr-defined]
+    problem = setup.problem  # type: ignore[attr-defined]
+    dout = setup.operands.dout.copy()  # type: ignore[attr-defined]
     rows_reached, keys_reached = (np.zeros((*shape[:-1], 1), bool) for shape in (problem.q_shape, problem.k_shape))
     for seq in problem.sequences():
         if seq.seqlen_q:
@@ -114,7 +122,8 @@ def _one_row(candidate: Candidate, trial: Trial) -> Violation | None:
             first, stop = problem.visible_keys(row, seq.seqlen_q, seq.seqlen_k)
             problem.rows_q(rows_reached, seq)[row] = True
             problem.rows_k(keys_reached, seq)[first[0] : max(first[0], stop[0])] = True
-    plain, other = setup.run(candidate), setup.fed(dout=dout).run(candidate)
+    plain = setup.run(candidate)
+    other = setup.fed(dout=dout).run(candidate)
     for name, free in (("dq", rows_reached), ("dk", keys_reached), ("dv", keys_reached)):
         if violation := same_values(f"dO of one row negated: {name}", other[name], plain[name], ~free):
             return violation
@@ -123,7 +132,8 @@ def _one_row(candidate: Candidate, trial: Trial) -> Violation | None:
 
 def _no_key(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
-    got, mask = setup.run(candidate), out_rows(setup.problem, empty_rows(setup.problem))
+    got = setup.run(candidate)
+    mask = out_rows(setup.problem, empty_rows(setup.problem))
     promised = mask & np.isfinite(setup.bound()["dq"])  # dO V^T may overflow, and 0 * Inf is NaN
     return same_values("rows without a key: dq", np.abs(got["dq"]), np.zeros_like(got["dq"]), promised)
 
@@ -131,11 +141,14 @@ def _no_key(candidate: Candidate, trial: Trial) -> Violation | None:
 def _ungrouped(candidate: Candidate, trial: Trial) -> Violation | None:
     """dK and dV of a kv head are the sums over the heads that read it, each with a copy of its own."""
     setup = set_up(candidate, trial.case)
-    problem, group = setup.problem, setup.problem.group
+    problem = setup.problem
+    group = setup.problem.group
     copies = {name: np.repeat(getattr(setup.operands, name), group, axis=-2) for name in ("k", "v")}
     spread = _on(setup, replace(problem, nheads_kv=problem.nheads), candidate).fed(**copies)
-    whole, apart = setup.run(candidate), spread.run(candidate)
-    bound, bounds = setup.bound(), spread.bound()
+    whole = setup.run(candidate)
+    apart = spread.run(candidate)
+    bound = setup.bound()
+    bounds = spread.bound()
 
     def summed(x: np.ndarray) -> np.ndarray:
         with np.errstate(invalid="ignore"):

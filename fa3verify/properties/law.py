@@ -1,4 +1,5 @@
-"""What a law is: a relation that the outputs of a kernel obey, how trials of it are drawn, and how one is checked.
+"""This module says what a law is: a relation that the outputs of a kernel obey, how trials of it are drawn, and how one
+is checked.
 
 A law compares a kernel with itself, or with what mathematics says about the result, on transformed problems. A trial is
 one such comparison: small, JSON, and enough to repeat it anywhere.
@@ -172,7 +173,7 @@ class Untaken(Exception):
 
 
 class Setup(NamedTuple):
-    """What a candidate is called with."""
+    """Holds what a candidate is called with."""
 
     operation: Operation
     problem: AttentionProblem
@@ -192,7 +193,8 @@ class Setup(NamedTuple):
         if self.operation.judges_choices:
             got = self.run(candidate)
             return got, self.truth(got), self.bound(got)
-        truth, bound = self.truth({}), self.bound()
+        truth = self.truth({})
+        bound = self.bound()
         return self.run(candidate), truth, bound
 
     def truth(self, got: Outputs) -> Outputs:

@@ -81,7 +81,8 @@ def merged(parts: list[Outputs], bounds: list[Outputs]) -> tuple[Outputs, Output
     """
     lse = np.stack([p["lse"].astype(np.float64) for p in parts])  # (parts, 1, nheads, seqlen_q)
     out = np.stack([p["out"].astype(np.float64) for p in parts])  # (parts, 1, seqlen_q, nheads, head_dim_v)
-    off, each = np.sort([b["lse"] for b in bounds], axis=0), [b["out"] for b in bounds]
+    off = np.sort([b["lse"] for b in bounds], axis=0)
+    each = [b["out"] for b in bounds]
     with np.errstate(invalid="ignore", over="ignore"):
         top = lse.max(0)
         total = top + np.log(np.exp(lse - top).sum(0))
@@ -138,9 +139,11 @@ def _appended(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
 
 def _with_lowest_key(setup: Setup, seq: Sequence, key: int) -> Setup:
     """Return the call in which one key of a sequence has a score far below those of all others."""
-    problem, operands = setup.problem, setup.operands
+    problem = setup.problem
+    operands = setup.operands
     low = 448.0 if problem.dtype == "e4m3" else 4096.0
-    q, k = operands.q.copy(), operands.k.copy()
+    q = operands.q.copy()
+    k = operands.k.copy()
     q[..., 0] = 448.0 if problem.dtype == "e4m3" else 16.0
     k[..., 0] = 0
     problem.rows_k(k, seq)[key] = 0
@@ -162,7 +165,8 @@ def _one_more_key(candidate: Candidate, trial: Trial) -> Violation | None:
             continue
         fed = _with_lowest_key(setup, seq, key) if is_lowest else setup
         longer, shorter = (part(fed, seq, keys=slice(0, stop)) for stop in (key + 1, key))
-        after, before = called(candidate, longer), called(candidate, shorter)
+        after = called(candidate, longer)
+        before = called(candidate, shorter)
         what = f"sequence {seq.index} with key {key} appended"
         one, own = _of_last_key(longer)
         gap = before.setup.truth({})["lse"] - one["lse"]
@@ -186,7 +190,8 @@ def _of_last_key(setup: Setup) -> tuple[Outputs, Outputs]:
     score, size = ((a * b).sum(-1) * problem.softmax_scale for a, b in ((q, last_k), (np.abs(q), np.abs(last_k))))
     if problem.softcap:
         score = problem.softcap * np.tanh(score / problem.softcap)
-    lse, out = score.transpose(0, 2, 1), np.broadcast_to(last_v, problem.out_shape)
+    lse = score.transpose(0, 2, 1)
+    out = np.broadcast_to(last_v, problem.out_shape)
     return {"out": out, "lse": lse}, {"out": np.zeros(problem.out_shape), "lse": NOISE * size.transpose(0, 2, 1)}
 
 

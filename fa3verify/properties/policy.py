@@ -1,4 +1,4 @@
-"""What NaN and infinities in the operands do: a declared table, and the law that a kernel follows it.
+"""This module says what NaN and infinities in the operands do: a declared table, and the law that a kernel follows it.
 
 A row *sees* a planted key when the mask lets it; ``seen`` is what happens to rows that see the planted element and
 ``unseen`` to all others. Infinite scores come from an infinite K element that meets 1 in every query; e4m3 has no
@@ -153,7 +153,8 @@ def _planted(setup: Setup, rule: Rule, place: _Place, value: float) -> Setup:
 
 def _seen(problem: AttentionProblem, rule: Rule, place: _Place) -> tuple[np.ndarray, np.ndarray]:
     """Rows that see the planted element, and those of them that see no other key; bool in the layout of lse."""
-    seen, alone = np.zeros(problem.lse_shape, bool), np.zeros(problem.lse_shape, bool)
+    seen = np.zeros(problem.lse_shape, bool)
+    alone = np.zeros(problem.lse_shape, bool)
     first, stop = visible(problem, place.seq)
     if rule.tensor == "q":
         problem.rows_lse(seen, place.seq)[place.head, place.row] = stop[place.row] > first[place.row]
@@ -167,7 +168,8 @@ def _seen(problem: AttentionProblem, rule: Rule, place: _Place) -> tuple[np.ndar
 
 def _broken(effect: Effect, got: Outputs, clean: Outputs, channel: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Elements of out, and of lse, that do not show the effect."""
-    out, lse = got["out"].astype(np.float64), got["lse"].astype(np.float64) if "lse" in got else None
+    out = got["out"].astype(np.float64)
+    lse = got["lse"].astype(np.float64) if "lse" in got else None
     same = _equal(out, clean["out"].astype(np.float64))
     moved = None if lse is None else ~_equal(lse, clean["lse"].astype(np.float64))
     if effect == "nan":

@@ -24,7 +24,9 @@ from fa3verify.properties.transforms import scaled_by_power_of_two
 from fa3verify.properties.trials import Wanted, law
 
 _OF = ("quantize",)
-LEAST, MOST = 2.0**-8, 2.0**8  # sizes that a scaling by 2^3 leaves normal in fp16
+# sizes that a scaling by 2^3 leaves normal in fp16
+LEAST = 2.0**-8
+MOST = 2.0**8
 
 
 def _within(candidate: Candidate, trial: Trial) -> Violation | None:
@@ -54,7 +56,8 @@ def _scaled(candidate: Candidate, trial: Trial) -> Violation | None:
     }
     plain = setup.fed(**kept)
     moved = plain.fed(**{name: scaled_by_power_of_two(x, n) for name, x in kept.items()})
-    a, b = plain.run(candidate), moved.run(candidate)
+    a = plain.run(candidate)
+    b = moved.run(candidate)
     expected = {name: a[name] for name in NAMES}
     for name in NAMES:
         descale = a[f"{name}_descale"]
@@ -64,7 +67,8 @@ def _scaled(candidate: Candidate, trial: Trial) -> Violation | None:
 
 def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
     """Blocks with a code other than 0; the descale of the others is 1, whatever the scaling."""
-    problem, descale = setup.problem, got[f"{name}_descale"]
+    problem = setup.problem
+    descale = got[f"{name}_descale"]
     rows_of = problem.rows_q if name == "q" else problem.rows_k
     rows = setup.config.descale_rows[NAMES.index(name)]
     filled = np.zeros(descale.shape, bool)
@@ -81,7 +85,8 @@ def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
 
 def _alone(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
-    problem, operands = setup.problem, setup.operands
+    problem = setup.problem
+    operands = setup.operands
     whole = setup.run(candidate)
     for seq in problem.sequences():
         if not seq.seqlen_q or not seq.seqlen_k:
@@ -109,7 +114,8 @@ def _rows(setup: Setup, seq: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray) -
 def _scores(candidate: Candidate, trial: Trial) -> Violation | None:
     """Scores of the codes, with the LSE correction, are those of the inputs: no rotation or mean is known for that."""
     setup = set_up(candidate, trial.case)
-    problem, got = setup.problem, setup.run(candidate)
+    problem = setup.problem
+    got = setup.run(candidate)
     q, k, _ = setup.operands.dequantized(problem)
     rows = zip(NAMES, setup.config.descale_rows, strict=True)
     q_descale, k_descale, v_descale = (Descale(got[f"{name}_descale"], n) for name, n in rows)
@@ -126,7 +132,8 @@ def _scores(candidate: Candidate, trial: Trial) -> Violation | None:
         seen, exact = (np.einsum("qhd,khd->hqk", a, b) for a, b in ((rows_q8, rows_k8), (rows_q, rows_k)))
         seen, exact = (problem.softmax_scale * x for x in (seen, exact))
         seen += problem.rows_lse(shift, seq)[..., None]
-        lost_q, lost_k = _lost(rows_q, q_descale, seq, 1), _lost(centred, k_descale, seq, problem.group)
+        lost_q = _lost(rows_q, q_descale, seq, 1)
+        lost_k = _lost(centred, k_descale, seq, problem.group)
         norm_q, norm_k = (np.linalg.norm(x, axis=-1).T for x in (rows_q, centred))
         limit = lost_q[:, :, None] * (norm_k + lost_k)[:, None] + norm_q[:, :, None] * lost_k[:, None]
         limit = problem.softmax_scale * limit + 2.0**-40 * np.abs(exact)
@@ -138,7 +145,7 @@ def _scores(candidate: Candidate, trial: Trial) -> Violation | None:
 
 
 def _lost(x: np.ndarray, descale: Descale, seq: Sequence, group: int) -> np.ndarray:
-    """How far rounding may move a row (heads, rows) in the 2-norm, whatever orthogonal matrix turned it first.
+    """Return how far rounding may move a row (heads, rows) in the 2-norm, whatever orthogonal matrix turned it first.
 
     Half a unit of e4m3 in each channel, relative or of the smallest number, and binary32's error of turning, centring
     and scaling it.

@@ -35,7 +35,8 @@ def _rounding(x: np.ndarray, steps: float) -> np.ndarray:
 
 def _rotation(candidate: Candidate, trial: Trial) -> Violation | None:
     case = trial.case
-    problem, scheme = case.problem, case.scheme
+    problem = case.problem
+    scheme = case.scheme
     if scheme is None:
         raise ValueError(f"{trial.law} needs a quantisation scheme")
     if can_rotate(problem.head_dim):
@@ -45,7 +46,8 @@ def _rotation(candidate: Candidate, trial: Trial) -> Violation | None:
     turned_q, turned_k, lse_shift = condition(problem, q, k, scheme)
     shift = 0.0 if lse_shift is None else lse_shift
     steps = 2 * (math.log2(problem.head_dim) + 4) + problem.seqlen_k
-    dq, dk = _rounding(turned_q, steps), _rounding(turned_k, steps) + _rounding(k, steps)
+    dq = _rounding(turned_q, steps)
+    dk = _rounding(turned_k, steps) + _rounding(k, steps)
     still = quantization_bound(problem, turned_q, turned_k, v, dq, dk, np.zeros_like(v))
     rotated = attention(problem, turned_q, turned_k, v)
     expected = {"out": truth.out, "lse": truth.lse - shift}

@@ -29,7 +29,7 @@ MAX_SHRINK_TRIALS = 300
 
 @dataclass(frozen=True, slots=True)
 class LawOutcome:
-    """What a search for violations found.
+    """Holds what a search for violations found.
 
     ``examples`` counts the trials up to and including the first failure, ``outputs`` the output values the candidate
     produced for them, ``classes`` are those of :mod:`fa3verify.cases.coverage` that they had; ``trial`` and
@@ -68,7 +68,8 @@ class _Search:
     """One run of a law: counts trials and outputs, keeps the smallest failure of the first failure's kind."""
 
     def __init__(self, law: Law, candidate: Candidate, shrink_seconds: float) -> None:
-        self.law, self.shrink_seconds = law, shrink_seconds
+        self.law = law
+        self.shrink_seconds = shrink_seconds
         self.candidate = replace(candidate, run=self._counted(candidate))
         self.examples = self.outputs = self.shrinks = 0
         self.first_failure = 0.0
@@ -84,7 +85,7 @@ class _Search:
 
     @property
     def settled(self) -> dict[str, tuple[Trial, Violation] | None]:
-        """What refutes each hypothesis, empty where no trial asked for a bound."""
+        """Return what refutes each hypothesis, empty where no trial asked for a bound."""
         last = {name: (self.best[0], v) for name, v in self.failed.items() if v} if self.best else {}
         return self.against | last if self.asks_bound else {}
 
@@ -136,9 +137,12 @@ class _Search:
                 self.against |= {name: (trial, v) for name, v in found.under.items() if v}
             return
         if self.best is None:
-            self.first_failure, self.best, self.failed = time.monotonic(), (trial, violation), found.under
+            self.first_failure = time.monotonic()
+            self.best = (trial, violation)
+            self.failed = found.under
         elif violation.kind == self.best[1].kind and size_of(trial) < size_of(self.best[0]):
-            self.best, self.failed = (trial, violation), found.under
+            self.best = (trial, violation)
+            self.failed = found.under
         if self.shrink_seconds <= 0:
             raise _Enough
         if violation.kind == "crashed":
@@ -162,7 +166,8 @@ def checked(law: Law, candidate: Candidate, trial: Trial) -> Violation | None:
 
 
 class Verdicts(NamedTuple):
-    """What one trial says of a kernel: its violation, None where the law holds, and that ``under`` each hypothesis.
+    """Holds what one trial says of a kernel: its violation, None where the law holds, and that ``under`` each
+    hypothesis.
 
     A kernel that states no order breaks a law where it does under every hypothesis that is asked about; ``under`` is
     empty where the law asked for no bound, so that no hypothesis matters.
@@ -178,7 +183,8 @@ def verdicts(law: Law, candidate: Candidate, trial: Trial, names: Collection[str
     The kernel runs once: every hypothesis meets the same outputs.
     """
     sides = hypotheses.under(candidate)
-    run, found = _Recorded(candidate), {}
+    run = _Recorded(candidate)
+    found = {}
     for name in sides if names is None else names:
         run.rewind()
         order = _Noting(sides[name].order)
@@ -200,7 +206,8 @@ class _Noting:
 
     def __init__(self, order: Callable[[Any], Any] | None) -> None:
         assert order is not None
-        self.order, self.is_asked = order, False
+        self.order = order
+        self.is_asked = False
 
     def __call__(self, config: Any) -> Any:
         self.is_asked = True

@@ -49,10 +49,13 @@ def _want_finite_values(setup: Setup) -> None:
 
 def _invisible(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
-    problem, operands = setup.problem, setup.operands
-    start, count = trial.integer("start", 0, 2**20), trial.integer("count", 1, 2**20)
+    problem = setup.problem
+    operands = setup.operands
+    start = trial.integer("start", 0, 2**20)
+    count = trial.integer("count", 1, 2**20)
     _want_finite_values(setup)
-    k, v = operands.k.copy(), operands.v.copy()
+    k = operands.k.copy()
+    v = operands.v.copy()
     blind = np.zeros(problem.lse_shape, bool)
     for seq in problem.sequences():
         problem.rows_k(k, seq)[start : start + count] = 7
@@ -105,7 +108,9 @@ def _alone(candidate: Candidate, trial: Trial) -> Violation | None:
 
 
 def _permuted(problem: AttentionProblem) -> dict[str, int]:
-    """What is put in another order, and how many there are of it; "of_group" are the query heads of every group."""
+    """Return what is put in another order, and how many there are of it; "of_group" are the query heads of every
+    group.
+    """
     return {"batch": problem.batch, "kv_heads": problem.nheads_kv, "of_group": problem.group}
 
 
@@ -114,14 +119,16 @@ def _order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
 
 
 def _reordered(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup, orders = set_up(candidate, trial.case), []
+    setup = set_up(candidate, trial.case)
+    orders = []
     for name, size in _permuted(setup.problem).items():
         order = trial.parameters.get(name, list(range(size)))  # version 0.1.0 had no order within groups
         if not isinstance(order, list) or sorted(order) != list(range(size)):
             raise ValueError(f"{trial.law}: {name} must be a permutation of {size} numbers, got {order!r}")
         orders.append(np.array(order, np.int64))
     batch, kv_heads, of_group = orders
-    plain, heads = setup.run(candidate), query_heads(setup.problem, kv_heads, of_group)
+    plain = setup.run(candidate)
+    heads = query_heads(setup.problem, kv_heads, of_group)
     expected = {"out": plain["out"][batch][:, :, heads]}
     if "lse" in plain:
         expected["lse"] = plain["lse"][batch][:, heads]
@@ -138,7 +145,8 @@ def _poison(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
 def _neighbours(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     seq, kv_head = _chosen(setup, trial)
-    problem, value = setup.problem, float(trial.choice("value", ("nan", "inf")))
+    problem = setup.problem
+    value = float(trial.choice("value", ("nan", "inf")))
     heads = slice(kv_head.start * problem.group, kv_head.stop * problem.group)
     poisoned = {}
     for name, view, of in (
@@ -161,7 +169,8 @@ def _splits(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
 
 
 def _empty_rows(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup, num_splits = set_up(candidate, trial.case), trial.integer("num_splits", 1, 256)
+    setup = set_up(candidate, trial.case)
+    num_splits = trial.integer("num_splits", 1, 256)
     _want_finite_values(setup)
     try:
         result = setup.configured(num_splits=num_splits).run(candidate)
@@ -170,7 +179,9 @@ def _empty_rows(candidate: Candidate, trial: Trial) -> Violation | None:
             raise
         return None
     empty = empty_rows(setup.problem)
-    out, policy, expected = result["out"], candidate.policy, dict(result)
+    out = result["out"]
+    policy = candidate.policy
+    expected = dict(result)
     if policy.empty_out == "zero":  # +0 and -0 are both zero
         expected["out"] = np.where(out_rows(setup.problem, empty) & (out != 0), np.zeros(1, out.dtype), out)
     if "lse" in result and policy.empty_lse != "undefined":

@@ -28,7 +28,7 @@ def _cut(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> D
 
 
 def _cut_query(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> Descale | None:
-    """As :func:`_cut`, for rows that may start inside a block: one value per row then."""
+    """Cut as :func:`_cut` does, for rows that may start inside a block: one value per row then."""
     if descale is None or not descale.block_rows or rows.start % descale.block_rows == 0:
         return _cut(descale, seq, heads, rows)
     values = descale.values[seq.index : seq.index + 1, heads]
@@ -43,8 +43,10 @@ def part(
     A part of the keys or rows keeps ``causal`` and ``window`` of the problem: callers replace them. Keys start at a
     whole descale block.
     """
-    problem, operands = setup.problem, setup.operands
-    rows, keys = rows or slice(0, seq.seqlen_q), keys or slice(0, seq.seqlen_k)
+    problem = setup.problem
+    operands = setup.operands
+    rows = rows or slice(0, seq.seqlen_q)
+    keys = keys or slice(0, seq.seqlen_k)
     kv_heads = kv_heads or slice(0, problem.nheads_kv)
     heads = slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
     single = replace(
@@ -74,7 +76,8 @@ def masked_part(setup: Setup, seq: Sequence, *, rows: slice, keys: slice) -> Set
     Rows and keys are so chosen that all rows see the whole part, or that the part ends with the last key that its last
     row sees. The mask is aligned to the bottom right, so that the limits of a window move with the cut.
     """
-    problem, cut = setup.problem, part(setup, seq, rows=rows, keys=keys)
+    problem = setup.problem
+    cut = part(setup, seq, rows=rows, keys=keys)
     first, stop = (x[rows] for x in visible(problem, seq))
     if (first <= keys.start).all() and (stop >= keys.stop).all():
         return cut._replace(problem=replace(cut.problem, causal=False, window=(-1, -1)))
@@ -95,7 +98,8 @@ def part_of_result(
 ) -> Outputs:
     """Return the rows of a result that :func:`part` computes alone."""
     problem = setup.problem
-    kv_heads, rows = kv_heads or slice(0, problem.nheads_kv), rows or slice(0, seq.seqlen_q)
+    kv_heads = kv_heads or slice(0, problem.nheads_kv)
+    rows = rows or slice(0, seq.seqlen_q)
     heads = slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
     found = {"out": problem.rows_q(result["out"], seq)[None, rows, heads]}
     if "lse" in result:
@@ -105,7 +109,8 @@ def part_of_result(
 
 def repeated_heads(setup: Setup) -> Setup:
     """Return the multi-head call that repeats every kv head for each query head of its group."""
-    problem, operands = setup.problem, setup.operands
+    problem = setup.problem
+    operands = setup.operands
     group = problem.group
 
     def repeat(descale: Descale | None) -> Descale | None:
@@ -124,7 +129,8 @@ def repeated_heads(setup: Setup) -> Setup:
 
 def reordered(setup: Setup, batch: np.ndarray, kv_heads: np.ndarray, of_group: np.ndarray) -> Setup:
     """Return a batched call with sequences, kv heads, and the query heads of every group in another order."""
-    operands, heads = setup.operands, query_heads(setup.problem, kv_heads, of_group)
+    operands = setup.operands
+    heads = query_heads(setup.problem, kv_heads, of_group)
 
     def order(x: np.ndarray, of: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x[batch][:, :, of])
@@ -159,7 +165,8 @@ def kept(x: np.ndarray, room: int, format_name: str) -> np.ndarray:
     overflows.
     """
     fmt = FORMATS[format_name]
-    low, high = max(fmt.min_normal, 2.0**-40) * 2.0**room, min(fmt.max_finite, 2.0**40) / 2.0**room
+    low = max(fmt.min_normal, 2.0**-40) * 2.0**room
+    high = min(fmt.max_finite, 2.0**40) / 2.0**room
     size = np.abs(x.astype(np.float64))
     return np.where((size >= low) & (size <= high), x, np.zeros(1, x.dtype))
 

@@ -28,7 +28,7 @@ Parameters = Callable[[DrawFn, Candidate, Case], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which cases a law is checked on.
+    """Says which cases a law is checked on.
 
     ``several`` asks for two (sequence, kv head) pairs at least, ``single`` for one, ``permuted`` for three sequences
     and kv heads or more, which have orders that are not their own inverse; ``grouped`` for shared kv heads;

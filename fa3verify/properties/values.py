@@ -23,7 +23,8 @@ from fa3verify.properties.trials import LONG, Wanted, law, needs
 def _hull(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     problem = setup.problem
-    out, bound = setup.run(candidate)["out"].astype(np.float64), setup.bound()["out"]
+    out = setup.run(candidate)["out"].astype(np.float64)
+    bound = setup.bound()["out"]
     v = setup.operands.dequantized(problem)[2]
     nearest = np.where(np.isnan(out), 0.0, out)  # NaN is near nothing
     for seq in problem.sequences():
@@ -51,7 +52,8 @@ def _constant_values(candidate: Candidate, trial: Trial) -> Violation | None:
     for seq in problem.sequences():
         first, stop = visible(problem, seq)
         problem.rows_q(expected, seq)[stop > first] = value
-    out, bound = setup.run(candidate)["out"].astype(np.float64), setup.bound()["out"]
+    out = setup.run(candidate)["out"].astype(np.float64)
+    bound = setup.bound()["out"]
     return close(f"out with V = {value:g} everywhere", out, expected, bound)
 
 
@@ -60,7 +62,8 @@ def _equal_scores(candidate: Candidate, trial: Trial) -> Violation | None:
     problem = setup.problem
     setup = setup.fed(k=np.zeros_like(setup.operands.k))
     v = setup.operands.dequantized(problem)[2]
-    out, lse = np.zeros(problem.out_shape), np.full(problem.lse_shape, -np.inf)
+    out = np.zeros(problem.out_shape)
+    lse = np.full(problem.lse_shape, -np.inf)
     for seq in problem.sequences():
         if seq.seqlen_k:
             mean = problem.rows_k(v, seq).mean(axis=0)  # (nheads_kv, head_dim_v)
@@ -74,7 +77,8 @@ def _equal_scores(candidate: Candidate, trial: Trial) -> Violation | None:
 def _capped(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
     setup = setup._replace(problem=replace(setup.problem, softcap=float(trial.integer("softcap", 1, 64))))
-    problem, result = setup.problem, setup.run(candidate)
+    problem = setup.problem
+    result = setup.run(candidate)
     if "lse" not in result:
         return None
     lse = result["lse"].astype(np.float64)
@@ -94,7 +98,8 @@ def _softcap(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
 
 def _own_descales(candidate: Candidate, trial: Trial) -> Violation | None:
     setup = set_up(candidate, trial.case)
-    problem, operands = setup.problem, setup.operands
+    problem = setup.problem
+    operands = setup.operands
     # 2 b + h is another number for (h, b) wherever they differ
     octaves = 2 * np.arange(problem.batch)[:, None] + np.arange(problem.nheads_kv) - problem.batch
 

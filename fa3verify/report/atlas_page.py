@@ -27,8 +27,10 @@ from fa3verify.judging.verdict import told
 from fa3verify.report.atlas_tables import Judged, details, matrices, overview
 from fa3verify.report.build import TEMPLATES, environment
 
-PAGE, MARKDOWN = "atlas.html", "atlas.md"
-KNOWN_SCHEMA, COMPARED_SCHEMA = "fa3verify.known/1", "fa3verify.compare/1"
+PAGE = "atlas.html"
+MARKDOWN = "atlas.md"
+KNOWN_SCHEMA = "fa3verify.known/1"
+COMPARED_SCHEMA = "fa3verify.compare/1"
 NO_KEY = "stale: no hash of the twins that were run was kept"
 HUNTED = "error / bound before the last rounding"
 
@@ -92,14 +94,14 @@ class Known:
     because: str
 
     def explains(self, kernel: str, words: str) -> bool:
-        """Whether it explains what was found, in words, of a kernel."""
+        """Tell whether it explains what was found, in words, of a kernel."""
         named = any(fnmatchcase(kernel, pattern) for pattern in self.kernels)
         return named and any(fnmatchcase(words, pattern) for pattern in self.findings)
 
 
 @dataclass(slots=True)
 class Data:
-    """What a page is made from; paths are relative to its folder."""
+    """Holds what a page is made from; paths are relative to its folder."""
 
     sources: list[dict[str, str]] = field(default_factory=list)
     atlases: list[tuple[str, Atlas]] = field(default_factory=list)
@@ -184,7 +186,8 @@ def _hunted(text: str, name: str) -> dict[str, dict[str, Any]]:
         for row in rows:
             if row["figure"] != HUNTED or row["drawn"] != "search":
                 continue
-            kernel, value = row["kernel"], float(row["largest"])
+            kernel = row["kernel"]
+            value = float(row["largest"])
             known = effort.setdefault(kernel, {})
             place = row["ground"], row["seed"]
             known[place] = max(known.get(place, 0), int(row["problems"]))
@@ -269,6 +272,13 @@ def _findings(row: Judged, data: Data) -> list[dict[str, Any]]:
         words = f"{told(first['what'])}: {first['message']}"
         whole = f"{words} | {first['case'] or ''}"
         known = next((known for known in data.known if known.explains(row.entry.kernel, whole)), None)
-        found.append({"words": words, "others": others, "case": first["case"], "known": known,
-                      "replay": first["replay"] and row.path(first["replay"])})  # fmt: skip
+        found.append(
+            {
+                "words": words,
+                "others": others,
+                "case": first["case"],
+                "known": known,
+                "replay": first["replay"] and row.path(first["replay"]),
+            }
+        )
     return found

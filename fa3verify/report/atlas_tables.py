@@ -15,7 +15,8 @@ from fa3verify.campaign.symptoms import symptoms, why
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 from fa3verify.report.tables import Row, Table, table
 
-OUTLIERS, ACTIVATIONS = "fa3_outliers", "activations:SmolLM2-135M-Instruct"
+OUTLIERS = "fa3_outliers"
+ACTIVATIONS = "activations:SmolLM2-135M-Instruct"
 REPEATED = "repeated_run_is_identical"
 REASONS = 3  # of a kernel that fails, in its row
 FAR = 2.0  # times the least figure of a row: a cell that is shaded
@@ -33,7 +34,7 @@ class Judged:
 
     @property
     def is_older(self) -> bool:
-        """Whether an older version of fa3verify judged it: its rules, bounds and twins may have changed since."""
+        """Tell whether an older version of fa3verify judged it: its rules, bounds and twins may have changed since."""
         return _numbers(self.version) < _numbers(__version__)
 
     @property
@@ -65,7 +66,9 @@ def reasons(entry: Entry) -> str:
 
 
 def status(row: FamilyFigures) -> str:
-    """What a largest known error is: ``proved`` where the stated order left one value to every output, and it came."""
+    """Return what a largest known error is: ``proved`` where the stated order left one value to every output, and it
+    came.
+    """
     figures = row.figures
     return "proved" if figures.get("determined") == 1 and figures.get("outside") == 0 else "searched"
 
@@ -90,7 +93,7 @@ def sides(entry: Entry, rows: Sequence[FamilyFigures]) -> str:
 
 
 def is_side(key: str) -> bool:
-    """Whether a figure of a family is the largest error / bound of an output beside the main ones."""
+    """Tell whether a figure of a family is the largest error / bound of an output beside the main ones."""
     return key != "ratio_max" and key.startswith("ratio_") and key.endswith("_max")
 
 
@@ -133,7 +136,8 @@ def overview(rows: Sequence[Judged], title: str) -> Table:
 
 
 def _overview_row(row: Judged, lengths: Sequence[int]) -> Row:
-    entry, largest = row.entry, worst(row.entry)
+    entry = row.entry
+    largest = worst(row.entry)
     cells = {
         "kernel": row.label,
         "_href": f"#{row.anchor}",
@@ -158,7 +162,7 @@ def _overview_row(row: Judged, lengths: Sequence[int]) -> Row:
 
 
 def bits(entry: Entry) -> str:
-    """How many values had other bits than the twin's."""
+    """Return how many values had other bits than the twin's."""
     compared = [row.figures for row in entry.families if row.figures.get("bits_differing") is not None]
     if not compared:
         return "not compared"
@@ -167,7 +171,7 @@ def bits(entry: Entry) -> str:
 
 
 def repeated(entry: Entry) -> str:
-    """Whether the same call twice gave the same bits."""
+    """Tell whether the same call twice gave the same bits."""
     law = next((law for law in entry.properties if law.name == REPEATED), None)
     if law is None:
         return "not claimed"
@@ -252,8 +256,10 @@ def details(
     row: Judged, compared: Mapping[str, Sequence[Mapping[str, Any]]], hunted: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Everything of one kernel but its findings, ready to print."""
-    entry, hunt = row.entry, hunted.get(row.entry.kernel)
-    largest, facts = worst(entry), asdict(entry.identity)
+    entry = row.entry
+    hunt = hunted.get(row.entry.kernel)
+    largest = worst(entry)
+    facts = asdict(entry.identity)
     replay = shlex.quote(row.path(largest.replay)) if largest else ""
     return {
         "name": row.label,
@@ -280,7 +286,8 @@ def _hunt(hunt: Mapping[str, Any]) -> str:
 
 
 def _families(entry: Entry) -> list[Row]:
-    largest, rows = worst(entry), []
+    largest = worst(entry)
+    rows = []
     for known in entry.families:
         figures = known.figures
         cells = {key: _WRITTEN.get(key, number)(_float(figures.get(key))) for _, key in _FAMILY}
@@ -329,7 +336,8 @@ def _over(error: Any, rms: Any, nonfinite: Any) -> float | None:
     """Error over RMS; infinite where an output was not finite and should have been."""
     if _float(nonfinite):
         return math.inf
-    above, below = _float(error), _float(rms)
+    above = _float(error)
+    below = _float(rms)
     return above / below if above is not None and below else None
 
 

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_HTML_BYTES = 2_000_000
-DATA, SUMMARY, PAGE, MARKDOWN, TEXT = "run.nc", "summary.json", "report.html", "report.md", "report.txt"
+DATA = "run.nc"
+SUMMARY = "summary.json"
+PAGE = "report.html"
+MARKDOWN = "report.md"
+TEXT = "report.txt"
 
 
 def write_report(out: Path, summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset]) -> Path:

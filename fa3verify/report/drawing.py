@@ -10,9 +10,15 @@ from markupsafe import Markup, escape
 from fa3verify.report.notation import number
 from fa3verify.report.svg import attribute
 
-WIDTH, HEIGHT = 300, 150
-LEFT, RIGHT, TOP, BOTTOM = 34, 6, 8, 26
-_LOWEST, _HIGHEST = 1e-3, 1e3  # error / bound that an axis shows; what is beyond lies on its edge
+WIDTH = 300
+HEIGHT = 150
+LEFT = 34
+RIGHT = 6
+TOP = 8
+BOTTOM = 26
+# error / bound that an axis shows; what is beyond lies on its edge
+_LOWEST = 1e-3
+_HIGHEST = 1e3
 
 
 def labelled(count: int) -> list[int]:
@@ -23,7 +29,8 @@ def labelled(count: int) -> list[int]:
 
 def y(value: float) -> float:
     """Return where an error / bound stands."""
-    low, high = math.log10(_LOWEST), math.log10(_HIGHEST)
+    low = math.log10(_LOWEST)
+    high = math.log10(_HIGHEST)
     level = high if not math.isfinite(value) else math.log10(min(max(value, _LOWEST), _HIGHEST))
     return TOP + (high - level) / (high - low) * (HEIGHT - TOP - BOTTOM)
 

@@ -36,7 +36,8 @@ def _heat_map(counts: Mapping[tuple[str, str], list[int]]) -> Figure:
     figure = new_figure(height=1.0 + 0.22 * len(names))
     ax = figure.subplots()
     for (a, b), (tried, feasible) in counts.items():
-        x, y = names.index(a), names.index(b)
+        x = names.index(a)
+        y = names.index(b)
         ax.add_patch(Rectangle((x, y), 0.92, 0.92, facecolor=SERIES[0], alpha=0.5 * tried / feasible, edgecolor=GRID))
         if tried < feasible:
             ax.text(x + 0.46, y + 0.5, str(feasible - tried), ha="center", va="center", fontsize=7)

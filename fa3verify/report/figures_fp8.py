@@ -44,7 +44,8 @@ def outlier_sweep(data: xr.Dataset) -> Figure:
         (right, "FP16, for comparison", data.rel_rmse[is_fp16]),
     ):
         log_axis(ax, "x", ticks=(1, 3, 10, 30, 100, 300, 1000))
-        low, high = float(drawn.min()) / 1.15, float(drawn.max()) * 1.15
+        low = float(drawn.min()) / 1.15
+        high = float(drawn.max()) * 1.15
         log_axis(ax, "y", ticks=[t for t in _STEPS if low < t < high])
         ax.set_ylim(low, high)
         ax.axvline(10, color=MUTED, linewidth=0.9, linestyle=":")
@@ -69,7 +70,8 @@ def usage(data: xr.Dataset) -> Figure:
     )
     y = np.arange(len(order))
     for ax, (values, label) in zip(axes, panels, strict=True):
-        plain, rotated = values.sel(rotation="none").values, values.sel(rotation="hadamard").values
+        plain = values.sel(rotation="none").values
+        rotated = values.sel(rotation="hadamard").values
         ax.hlines(y, np.fmin(plain, rotated), np.fmax(plain, rotated), color=MUTED, linewidth=0.8)
         ax.plot(plain, y, "o", color=SERIES[2], markerfacecolor="none", label="as it is")
         ax.plot(rotated, y, "o", color=SERIES[1], label="Hadamard-rotated")
@@ -126,7 +128,8 @@ def rotation(data: xr.Dataset) -> Figure:
     left.plot(x, ordered.gain_predicted, "o", color=MUTED, markerfacecolor="none", label="predicted")
     for i, model in enumerate(dict.fromkeys(data.model.values)):
         mine = ordered.model.values == model
-        shade, marker = SERIES[(0, 2)[i % 2]], "os"[i % 2]
+        shade = SERIES[(0, 2)[i % 2]]
+        marker = "os"[i % 2]
         left.plot(x[mine], ordered.gain.values[mine], marker, color=shade, label=model)
         right.plot(ordered.gain_predicted.values[mine], ordered.gain.values[mine], marker, color=shade)
     both = np.concatenate([data.gain.values, data.gain_predicted.values])

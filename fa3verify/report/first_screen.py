@@ -32,7 +32,7 @@ def headline(summary: Mapping[str, Any]) -> str:
 
 
 def _wrong(summary: Mapping[str, Any]) -> str:
-    """Who failed, and what the gravest symptom is."""
+    """Return who failed, and what the gravest symptom is."""
     shown = symptoms(summary["failures"])
     names = [name for name in dict.fromkeys(s.first["kernel"] for s in shown) if name != "-"]
     others = len(summary["kernels"]) - len(names)

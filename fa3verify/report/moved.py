@@ -1,4 +1,5 @@
-"""What moved between two campaigns: kernels, verdicts, figures, properties and findings that are not what they were.
+"""This module says what moved between two campaigns: kernels, verdicts, figures, properties and findings that are not
+what they were.
 
 Either side is an atlas or the data of a run. Figures are compared exactly: equal kernels on equal inputs give equal
 figures, so that whatever is in the table was changed by something.
@@ -20,9 +21,19 @@ from fa3verify.report.build import TEMPLATES, environment
 from fa3verify.report.notation import DASH, number, ratio
 from fa3verify.report.tables import Row, Table, table
 
-PAGE, MARKDOWN = "moved.html", "moved.md"
-FIGURES = ("ratio_max", "max_error", "ulp_max", "rel_rmse_seen", "rel_rmse_unrounded", "bias", "nonfinite", "outside",
-           "bits_differing")  # fmt: skip
+PAGE = "moved.html"
+MARKDOWN = "moved.md"
+FIGURES = (
+    "ratio_max",
+    "max_error",
+    "ulp_max",
+    "rel_rmse_seen",
+    "rel_rmse_unrounded",
+    "bias",
+    "nonfinite",
+    "outside",
+    "bits_differing",
+)
 
 
 def entries(path: Path) -> tuple[Entry, ...]:
@@ -55,8 +66,14 @@ def moved(old: Iterable[Entry], new: Iterable[Entry]) -> Table:
     before, after = ({entry.kernel: entry for entry in side} for side in (old, new))
     names = sorted(before.keys() | after.keys())
     rows = [row for name in names for row in _kernel(name, before.get(name), after.get(name))]
-    columns = [("kernel", "kernel"), ("family", "family"), ("what", "what"), ("before", "before"), ("after", "after"),
-               ("after / before", "times")]  # fmt: skip
+    columns = [
+        ("kernel", "kernel"),
+        ("family", "family"),
+        ("what", "what"),
+        ("before", "before"),
+        ("after", "after"),
+        ("after / before", "times"),
+    ]
     return table("moved", "What moved", columns, rows, ("kernel", "family", "what"))
 
 

@@ -1,4 +1,6 @@
-"""How reports write numbers: three significant digits, powers where they are shorter, a dash for what is not known."""
+"""This module says how reports write numbers: three significant digits, powers where they are shorter, a dash for what
+is not known.
+"""
 
 from __future__ import annotations
 

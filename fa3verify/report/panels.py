@@ -1,4 +1,4 @@
-"""Which study is drawn by which figure, with its title and what to see in it."""
+"""This module says which study is drawn by which figure, with its title and what to see in it."""
 
 from __future__ import annotations
 

@@ -40,8 +40,15 @@ def of_kernel(kernel: Mapping[str, Any]) -> dict[str, Any] | None:
     ]
     worst = found["worst"]
     drawn = [] if not worst else [_map(worst), _heads(worst), *_toward(worst)]
-    return {"name": name, "profiles": profiles, "drawn": drawn, "words": told(worst), "cases": found["cases"],
-            "is_wrong": bool(worst) and float(worst["ratio"]) > 1, "case": worst["case"] if worst else ""}  # fmt: skip
+    return {
+        "name": name,
+        "profiles": profiles,
+        "drawn": drawn,
+        "words": told(worst),
+        "cases": found["cases"],
+        "is_wrong": bool(worst) and float(worst["ratio"]) > 1,
+        "case": worst["case"] if worst else "",
+    }
 
 
 def told(worst: Mapping[str, Any] | None) -> str:
@@ -69,7 +76,7 @@ def _all(spans: str, count: int, one: str, many: str) -> str:
 
 
 def _pointed(worst: Mapping[str, Any]) -> str:
-    """Which keys the errors say are missing or too much, where they say it clearly."""
+    """Return which keys the errors say are missing or too much, where they say it clearly."""
     toward = worst.get("toward")
     if not toward or not toward["keys"]:
         return ""
@@ -132,10 +139,12 @@ def _steps(values: Sequence[float | None], count: int, colour: str, width: float
 
 def _bad(values: Sequence[float | None]) -> str:
     """Bars from the limit to where an error leaves its bound."""
-    one, body = drawing.y(1.0), ""
+    one = drawing.y(1.0)
+    body = ""
     for i, value in enumerate(values):
         if value is not None and value > 1:
-            x, y = drawing.x(i, len(values)), drawing.y(value)
+            x = drawing.x(i, len(values))
+            y = drawing.y(value)
             width = max(1.0, drawing.x(i + 1, len(values)) - x)
             body += drawing.rect(x, y, width, max(1.0, one - y), "var(--fail)")
     return body
@@ -144,11 +153,13 @@ def _bad(values: Sequence[float | None]) -> str:
 def _histogram(counts: Sequence[int], alt: str) -> Picture:
     """Number of outputs by error / bound, both logarithmic; red beyond the limit."""
     top = math.log10(max(1, *counts)) or 1.0
-    body, tall = "", HEIGHT - TOP - BOTTOM
+    body = ""
+    tall = HEIGHT - TOP - BOTTOM
     for i, count in enumerate(counts):
         if count:
             high = (math.log10(count) + 0.3) / (top + 0.3) * tall
-            x, width = drawing.x(i, len(counts)), drawing.x(1, len(counts)) - LEFT - 0.6
+            x = drawing.x(i, len(counts))
+            width = drawing.x(1, len(counts)) - LEFT - 0.6
             fill = "var(--fail)" if i > HALF_OCTAVES else "var(--c0)"
             body += drawing.rect(x, HEIGHT - BOTTOM - high, width, high, fill)
     limit = drawing.x(HALF_OCTAVES + 1, len(counts))
@@ -164,8 +175,10 @@ def _histogram(counts: Sequence[int], alt: str) -> Picture:
 def _map(worst: Mapping[str, Any]) -> Picture:
     """The worst head: queries downward, channels to the right; the worst value is circled."""
     rows = worst["map"]
-    tall, wide = len(rows), len(rows[0])
-    step_y, step_x = 200 / tall, 260 / wide
+    tall = len(rows)
+    wide = len(rows[0])
+    step_y = 200 / tall
+    step_x = 260 / wide
     body = f'<g transform="translate(30 6) scale({step_x:.4f} {step_y:.4f})" shape-rendering="crispEdges">'
     for level, colour in enumerate(_MAP_COLOURS):
         path = "".join(_runs(rows, str(level)))
@@ -214,7 +227,7 @@ def _heads(worst: Mapping[str, Any]) -> Picture:
 
 
 def _toward(worst: Mapping[str, Any]) -> list[Picture]:
-    """Which keys' values the errors point to; nothing where no error leaves its bound."""
+    """Return which keys' values the errors point to; nothing where no error leaves its bound."""
     toward = worst.get("toward")
     if not toward or not toward["keys"] or float(worst["ratio"]) <= 1:
         return []
@@ -234,7 +247,8 @@ def _signed(values: Sequence[float], first: int, label: str) -> Picture:
     step = max(1, -(-len(values) // _MOST_BARS))
     bars = [max(values[i : i + step], key=abs) for i in range(0, len(values), step)]
     most = max(_CLEAR, *(abs(x) for x in bars))
-    middle, half = (HEIGHT - BOTTOM + TOP) / 2, (HEIGHT - BOTTOM - TOP) / 2
+    middle = (HEIGHT - BOTTOM + TOP) / 2
+    half = (HEIGHT - BOTTOM - TOP) / 2
     body = f'<path d="M{LEFT} {middle}H{WIDTH - RIGHT}" stroke="var(--muted)" stroke-width="0.6"/>'
     for i, value in enumerate(bars):
         high = abs(value) / most * half

@@ -21,7 +21,9 @@ from fa3verify.report.notation import number, power_of_ten
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, MUTED, GRID = "#000001", "#000002", "#000003"
+INK = "#000001"
+MUTED = "#000002"
+GRID = "#000003"
 SERIES = tuple(f"#0000a{i}" for i in range(8))
 _CSS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
     c: f"var(--c{i})" for i, c in enumerate(SERIES)

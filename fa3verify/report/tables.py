@@ -106,7 +106,8 @@ def _unknown_once(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return rule["kernel"], rule["layer"], rule["rule"], rule["status"]
 
     unknown = [rule for rule in rules if rule["observed"] is None]
-    counts, first = Counter(map(of, unknown)), {of(rule): rule for rule in reversed(unknown)}
+    counts = Counter(map(of, unknown))
+    first = {of(rule): rule for rule in reversed(unknown)}
     once = [first[key] if n == 1 else first[key] | {"family": f"{n} families"} for key, n in counts.items()]
     return [*(rule for rule in rules if rule["observed"] is not None), *once]
 
@@ -161,7 +162,9 @@ def what_was_tried(summary: Mapping[str, Any]) -> Table:
 
 
 def coverage(summary: Mapping[str, Any]) -> Table:
-    """What was not tried of every kernel, and why no verdict is given where it is too much; no row in older runs."""
+    """Return what was not tried of every kernel, and why no verdict is given where it is too much; no row in older
+    runs.
+    """
     rows = []
     for kernel in summary["kernels"]:
         covered = kernel.get("coverage")
@@ -188,7 +191,7 @@ def coverage(summary: Mapping[str, Any]) -> Table:
 
 
 def laws(summary: Mapping[str, Any]) -> Table:
-    """Every property of every kernel, failures first."""
+    """Return every property of every kernel, failures first."""
     found = [{"kernel": k["name"], **law} for k in summary["kernels"] for law in k["laws"]]
     order = {"fail": 0, "pass": 1}
     rows = [

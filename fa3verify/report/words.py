@@ -17,7 +17,8 @@ def sentence(summary: Mapping[str, Any]) -> str:
     kernels = summary["kernels"]
     cases, outputs = (sum(kernel[key] for kernel in kernels) for key in ("cases", "outputs"))
     names = ", ".join(kernel["name"] for kernel in kernels[:4]) + (", ..." if len(kernels) > 4 else "")
-    count, shown = len(summary["failures"]), len(symptoms(summary["failures"]))
+    count = len(summary["failures"])
+    shown = len(symptoms(summary["failures"]))
     found = f"{plural(count, 'finding')} of {plural(shown, 'symptom')}" if count else "no finding"
     judged = f"{plural(len(kernels), 'kernel')} ({names})"
     bits = summary["layers"].get("L0", "not run")

@@ -34,7 +34,8 @@ SIZES: dict[Profile, tuple[int, int, int]] = {
     "release": (512, 2048, 4),
     "soak": (1024, 4096, 8),
 }
-NOTHING, EVERYTHING = "nothing", "everything"
+NOTHING = "nothing"
+EVERYTHING = "everything"
 
 
 def measure(dtype: Dtype, source: str, rows: int, seqlen: int, seed: int) -> Records:

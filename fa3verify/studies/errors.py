@@ -1,4 +1,5 @@
-"""Where the errors of each kernel lie on a fixed set of inputs: their survival function, and their signed size in ulp.
+"""This module says where the errors of each kernel lie on a fixed set of inputs: their survival function, and their
+signed size in ulp.
 
 ``standard FP16`` is the unfused baseline. Errors are against the operands each kernel saw.
 """
@@ -43,7 +44,8 @@ def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int
     operands = prepare(problem, *arrays, QuantScheme("head") if dtype == "e4m3" else None).operands
     truth = attention(problem, *operands.dequantized(problem)).out
     if kernel == STANDARD:
-        out, out_dtype = standard_attention_fp16(problem, *arrays).out, "fp16"
+        out = standard_attention_fp16(problem, *arrays).out
+        out_dtype = "fp16"
     else:
         candidate = registry.find(kernel)
         config: Any = candidate.configure(problem)

@@ -93,7 +93,8 @@ def slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     (2.0, True)
     """
     good = np.isfinite(y) & (y > 0)
-    log_x, log_y = np.log(x[good]), np.log(y[good])
+    log_x = np.log(x[good])
+    log_y = np.log(y[good])
     n = log_x.size
     if n < 3 or np.ptp(log_x) == 0:
         return math.nan, math.nan

@@ -47,13 +47,19 @@ class Method:
     h200: dict[int, float]
 
 
-_TENSOR, _BLOCK = QuantScheme("tensor"), QuantScheme("block")
-_ROTATED, _ROTATED_BLOCK = replace(_TENSOR, hadamard_seed=0), replace(_BLOCK, hadamard_seed=0)
-_ON_S, _ON_Q = "standard attention FP16, scale on S", "standard attention FP16, scale on Q"
-_EMULATION, _TENSOR_LABEL = "FP8, one scale per tensor (float32 emulation)", "FP8, one scale per tensor"
-_BLOCK_LABEL, _HAD_LABEL = "FP8, scales per 128 rows", "FP8, Hadamard, one scale per tensor"
+_TENSOR = QuantScheme("tensor")
+_BLOCK = QuantScheme("block")
+_ROTATED = replace(_TENSOR, hadamard_seed=0)
+_ROTATED_BLOCK = replace(_BLOCK, hadamard_seed=0)
+_ON_S = "standard attention FP16, scale on S"
+_ON_Q = "standard attention FP16, scale on Q"
+_EMULATION = "FP8, one scale per tensor (float32 emulation)"
+_TENSOR_LABEL = "FP8, one scale per tensor"
+_BLOCK_LABEL = "FP8, scales per 128 rows"
+_HAD_LABEL = "FP8, Hadamard, one scale per tensor"
 _HAD_BLOCK_LABEL = "FP8, Hadamard, scales per 128 rows"
-_FA3, _NONE = "FA3 kernel", math.nan
+_FA3 = "FA3 kernel"
+_NONE = math.nan
 METHODS: tuple[Method, ...] = (
     Method(
         "standard_fp16_s", _ON_S, "fp16", "standard_s", None, 3.2e-4, "unfused FP16", {8192: 3.17e-4, 2048: 2.02e-4}
@@ -158,8 +164,10 @@ def units(profile: Profile, seed: int) -> list[Unit]:
     ]
 
 
-_SUMS = {name: Variable("1", name) for name in ("outputs", "sse_unrounded", "sse_seen", "power_unrounded", "power_seen",
-                                                "max_unrounded", "max_seen")}  # fmt: skip
+_SUMS = {
+    name: Variable("1", name)
+    for name in ("outputs", "sse_unrounded", "sse_seen", "power_unrounded", "power_seen", "max_unrounded", "max_seen")
+}
 
 
 _MEANINGS = {
@@ -200,7 +208,8 @@ def assemble(results: Sequence[Records]) -> xr.Dataset:
     data["label"] = ("variant", np.array([m.label for m in METHODS], object), {"long_name": "row of the table"})
     measured = np.array([m.h200_kernel for m in METHODS], object)
     data["h200_kernel"] = ("variant", measured, {"long_name": "what was measured on the H200"})
-    rows, draws = int(total.outputs.max()) // HEAD_DIM, data.sizes["seed"]
+    rows = int(total.outputs.max()) // HEAD_DIM
+    draws = data.sizes["seed"]
     data.attrs = {
         "title": "RMSE on the FlashAttention-3 paper's outlier distribution",
         "comment": f"seqlen_k {seqlen}, {rows} of {seqlen} query rows, one head, head_dim {HEAD_DIM}, {draws} draws",

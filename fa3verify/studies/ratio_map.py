@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 NAME = "ratio_map"
 PLANTED = "twin.e4m3+neighbour_q_descale"
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", PLANTED)
-ROWS, SEQLEN_K, HEAD_DIM = 512, 512, 64
+ROWS = 512
+SEQLEN_K = 512
+HEAD_DIM = 64
 
 
 def ratios(kernel: str, seed: int) -> Records:

@@ -1,4 +1,4 @@
-"""What a study is: a list of independent units of work, and how their records become one dataset.
+"""This module says what a study is: a list of independent units of work, and how their records become one dataset.
 
 A unit is a top-level function with JSON arguments that returns a list of records (dicts of JSON values), so that any
 executor can run it, a journal can store it and a lost one costs a NaN, never the study.

@@ -1,4 +1,5 @@
-"""How much of e4m3 the operands use, before and after rotation: underflow, subnormals, top code, scale spread.
+"""This module says how much of e4m3 the operands use, before and after rotation: underflow, subnormals, top code, scale
+spread.
 
 One scale per (sequence, kv head), as FlashAttention-3's interface has it; the spread is that of scales per 128 rows.
 """
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 NAME = "fp8_usage"
 SYNTHETIC = ("normal", "fa3_outliers", "aligned_outliers", "sink")
-_MIN_NORMAL, _MAX = 2.0**-6, 448.0
+_MIN_NORMAL = 2.0**-6
+_MAX = 448.0
 
 
 def _problem(source: str, kind: str, seqlen: int) -> tuple[AttentionProblem, tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""What is timed: one cell is one shape, and a grid is a list of cells."""
+"""This module says what is timed: one cell is one shape, and a grid is a list of cells."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem, Dtype
 
-HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1)
+# of the paper's grid (arXiv 2407.08608, section 4.1)
+HIDDEN = 2048
+TOKENS = 16384
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
 GRIDS = (
-    "paper", "fresh", "ablation", "ragged", "decode", "gqa", "drift", "length", "schedules", "unseen", "unseen2",
-    "unseen3", "backward",
-)  # fmt: skip
+    "paper",
+    "fresh",
+    "ablation",
+    "ragged",
+    "decode",
+    "gqa",
+    "drift",
+    "length",
+    "schedules",
+    "unseen",
+    "unseen2",
+    "unseen3",
+    "backward",
+)
 LENGTHS = (2048, 8192, 32768)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
 # Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd numbers
@@ -177,7 +190,9 @@ def paper(
     grid: str = "paper",
 ) -> list[Cell]:
     """The paper's grid: hidden size 2048 and 16k tokens, split into heads and sequences."""
-    seqlens, causal, head_dims = list(seqlens), list(causal), list(head_dims)
+    seqlens = list(seqlens)
+    causal = list(causal)
+    head_dims = list(head_dims)
     return [
         Cell(grid, dtype, TOKENS // n, n, n, HIDDEN // d, HIDDEN // d, d, masked)
         for dtype in dtypes
@@ -236,7 +251,8 @@ def select(
     """
     if grid not in GRIDS:
         raise ValueError(f"grid must be one of {', '.join(GRIDS)}, got {grid!r}")
-    head_dims, seqlens = tuple(head_dims), tuple(seqlens)
+    head_dims = tuple(head_dims)
+    seqlens = tuple(seqlens)
     if grid in ("paper", "schedules", "backward"):
         masks = (False, True) if causal is None else (causal,)
         for name, values, total in (("head_dim", head_dims, HIDDEN), ("seqlen", seqlens, TOKENS)):

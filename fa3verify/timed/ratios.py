@@ -1,4 +1,6 @@
-"""How fast our kernels are beside their peers: ratios per cell, geometric means, and the worst cell."""
+"""This module says how fast our kernels are beside their peers: ratios per cell, geometric means, and the worst
+cell.
+"""
 
 from __future__ import annotations
 

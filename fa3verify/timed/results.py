@@ -19,13 +19,21 @@ from fa3verify.timed.timing import Burst, Times
 SCHEMA = "fa3verify.bench/2"
 MEASURED = "ok"
 FIGURES = (
-    "burst_ms", "burst_sm_mhz", "burst_cycles", "burst_driver_mhz", "sustained_ms", "sustained_sm_mhz",
-    "sustained_driver_mhz", "sustained_w", "rel_rmse", "gain",
-)  # fmt: skip
+    "burst_ms",
+    "burst_sm_mhz",
+    "burst_cycles",
+    "burst_driver_mhz",
+    "sustained_ms",
+    "sustained_sm_mhz",
+    "sustained_driver_mhz",
+    "sustained_w",
+    "rel_rmse",
+    "gain",
+)
 
 
 class Verdict(NamedTuple):
-    """What a sample showed; bits are -1 where there is no twin or nothing was compared, figures then NaN."""
+    """Holds what a sample showed; bits are -1 where there is no twin or nothing was compared, figures then NaN."""
 
     outputs: int
     bits_differing: int
@@ -35,7 +43,9 @@ class Verdict(NamedTuple):
 
     @property
     def trouble(self) -> str | None:
-        """Why the kernel has no speed: it is another function that was timed; None where nothing is known of that."""
+        """Return why the kernel has no speed: it is another function that was timed; None where nothing is known of
+        that.
+        """
         if self.bits_differing > 0:
             return f"bits differ from the twin: {self.bits_differing} of {self.outputs} and their lse"
         if self.ratio_max > 1:
@@ -158,7 +168,7 @@ class CellRecord:
         return next((m.sustained_w * m.sustained_ms / 1e3 for m in self.kernels if m.name == name), math.nan)
 
     def ratio(self, name: str, peer: str) -> float:
-        """How many times as fast as a peer a kernel is here; NaN if either has no time."""
+        """Return how many times as fast as a peer a kernel is here; NaN if either has no time."""
         return self.tflops(name) / self.tflops(peer)
 
     def to_json(self) -> dict[str, Any]:
@@ -170,7 +180,9 @@ class CellRecord:
 
 
 def launches_of(run: Mapping[str, Any]) -> str:
-    """What a run's figures are evidence of; of a file written before evidence was of launches nothing is known."""
+    """Return what a run's figures are evidence of; of a file written before evidence was of launches nothing is
+    known.
+    """
     return run.get("launches_sha256", "unknown")
 
 
@@ -182,7 +194,7 @@ class Results:
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def is_done(self, cell: Cell, names: Iterable[str], kernel_hash: str) -> bool:
-        """Whether a cell was measured with these kernels, launched as they are now."""
+        """Tell whether a cell was measured with these kernels, launched as they are now."""
         record = self.cells.get(cell.key)
         if record is None or launches_of(self.runs[record.run]) != kernel_hash:
             return False

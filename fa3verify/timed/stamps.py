@@ -27,7 +27,8 @@ SIZES = ("batch", "nheads", "promotion_interval")  # may be there
 SWITCHES = {"pingpong": "pingpong", "intra_wg_overlap": "overlap"}  # likewise; names in a schedule
 COLUMNS = ["actor", "step", "event", "cycle"]
 EVENTS = {"consumer": CONSUMER_EVENTS, "producer": PRODUCER_EVENTS}
-_FOR_V, _FOR_K = ("wait for a slot of V", "wait"), ("wait for a slot of K", "wait")
+_FOR_V = ("wait for a slot of V", "wait")
+_FOR_K = ("wait for a slot of K", "wait")
 # Name and kind of what lies between two events, and by how many steps the second one may be ahead. A kernel that sums P
 # V in parts waits for it in front of issuing Q K^T, the others behind.
 BARS: dict[tuple[str, str], tuple[tuple[str, str], tuple[int, ...]]] = {
@@ -133,7 +134,9 @@ def _facts(lines: Sequence[str], origin: str) -> dict:
             raise ValueError(f"{origin}, line {number}: {key} must be {rule}, got {value!r}")
         return value
 
-    number, whole, boolean = r"\d+(\.\d+)?", r"[1-9]\d*", "(?i:true|false|0|1)"
+    number = r"\d+(\.\d+)?"
+    whole = r"[1-9]\d*"
+    boolean = "(?i:true|false|0|1)"
 
     def flag(key: str) -> bool:
         return fact(key, boolean, "true or false").lower() in ("true", "1")

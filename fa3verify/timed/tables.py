@@ -70,7 +70,8 @@ def dataset(results: Results) -> Any:
     for i, record in enumerate(records):
         for m in record.kernels:
             j = names.index(m.name)
-            status[i, j], schedules[i][j] = m.status, m.schedule
+            status[i, j] = m.status
+            schedules[i][j] = m.schedule
             every[i, j, : len(m.rounds_ms)] = m.rounds_ms
             for name in COLUMNS:
                 figures[name][i, j] = getattr(m, name)
@@ -215,7 +216,8 @@ def _loss_text(record: CellRecord, name: str) -> str:
 
 def _ratios(records: Sequence[CellRecord]) -> list[str]:
     """Ratios per dtype; cells of different dtypes are never pooled."""
-    rows, worst = [], []
+    rows = []
+    worst = []
     for dtype in dict.fromkeys(r.cell.dtype for r in records):
         chosen = [r for r in records if r.cell.dtype == dtype]
         names = names_of(chosen)

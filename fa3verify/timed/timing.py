@@ -1,4 +1,6 @@
-"""How launches are timed: interleaved bursts, cooling pauses, then sustained load, with the SMs' clock beside it."""
+"""This module says how launches are timed: interleaved bursts, cooling pauses, then sustained load, with the SMs' clock
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long and how often: up to ``pause_s`` after a burst, less for short ones, ``rounds`` interleaved rounds."""
+    """Says how long and how often: up to ``pause_s`` after a burst, less for short ones, ``rounds`` interleaved
+    rounds.
+    """
 
     rounds: int = 5
     pause_s: float = 0.3
@@ -53,7 +57,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Times:
-    """Every burst and sustained run: what was measured, and the SM clock in MHz as the driver reports it."""
+    """Holds every burst and sustained run: what was measured, and the SM clock in MHz as the driver reports it."""
 
     bursts: list[Burst] = field(default_factory=list)
     burst_driver_mhz: list[float] = field(default_factory=list)
@@ -130,7 +134,8 @@ def power_w(energy_j: Callable[[], float], seconds: float, now: Callable[[], flo
     float
         Watts, to the time between two readings over ``seconds``; NaN for a counter that made fewer than two steps.
     """
-    started, last = now(), energy_j()
+    started = now()
+    last = energy_j()
     steps: list[tuple[float, float]] = []
     while (at := now()) - started < seconds:
         if (reading := energy_j()) > last:
@@ -176,7 +181,7 @@ def sm_mhz(before: np.ndarray, after: np.ndarray) -> float:
 
 
 class Clock:
-    """What the driver says of the GPU that torch calls the first: the SM clock in MHz, and energy used in joules.
+    """Holds what the driver says of the GPU that torch calls the first: the SM clock in MHz, and energy used in joules.
 
     By NVML where its bindings are installed; else nvidia-smi says the clock and nobody the energy.
     """
@@ -185,7 +190,8 @@ class Clock:
         try:
             import pynvml as nvml  # pyright: ignore[reportMissingImports] (optional: nvidia-smi is slower)
         except ImportError:
-            self._read, self.energy_j = lambda: float(query("clocks.sm")), lambda: math.nan
+            self._read = lambda: float(query("clocks.sm"))
+            self.energy_j = lambda: math.nan
             return
         nvml.nvmlInit()
         name = device_name()

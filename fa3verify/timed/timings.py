@@ -22,13 +22,27 @@ RECORDED = {"fa3": "flash3", "fa3.dew": "flash3.dew", "fa4": "flash4"}
 SCHEDULED = {"flash3": "flash3", "flash3.dew": "flash3", "flash4": "flash4"}
 # Decoding: libraries choose how many parts the keys are cut into, but for ours with keys in one piece; of a build that
 # keeps them in one piece whatever it is asked for, it is not known how it packs heads.
-ONE_SPLIT, UNKNOWN_PARTS = "gluon.one_split", "flash3.dew"
+ONE_SPLIT = "gluon.one_split"
+UNKNOWN_PARTS = "flash3.dew"
 SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
 COLUMNS = (
-    "grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "kernel", "status",
-    *SCHEDULE_COLUMNS, "burst_sm_mhz", "burst_cycles",
-)  # fmt: skip
-_TRUE, _FALSE = ("true", "1"), ("false", "0")
+    "grid",
+    "dtype",
+    "batch",
+    "seqlen_q",
+    "seqlen_k",
+    "nheads",
+    "nheads_kv",
+    "head_dim",
+    "causal",
+    "kernel",
+    "status",
+    *SCHEDULE_COLUMNS,
+    "burst_sm_mhz",
+    "burst_cycles",
+)
+_TRUE = ("true", "1")
+_FALSE = ("false", "0")
 
 
 class Measured(NamedTuple):
@@ -46,7 +60,9 @@ class _Row:
     """Values of one line by column; what is wrong names both."""
 
     def __init__(self, line: int, values: dict[str, str], origin: str) -> None:
-        self.line, self.values, self.origin = line, values, origin
+        self.line = line
+        self.values = values
+        self.origin = origin
         self.kernel = RECORDED.get(values["kernel"], values["kernel"])  # as its candidate is called now
 
     def refuse(self, column: str, rule: str) -> ValueError:
@@ -93,7 +109,8 @@ def read(path: Path) -> tuple[list[Measured], Counter[str]]:
     ValueError
         For a file that is no such table; the message names column and line.
     """
-    rows, left_out = [], Counter()
+    rows = []
+    left_out = Counter()
     for row in _rows(path):
         if reason := _unusable(row):
             left_out[reason] += 1
@@ -103,7 +120,8 @@ def read(path: Path) -> tuple[list[Measured], Counter[str]]:
         if isinstance(config, str):
             left_out[config] += 1
             continue
-        cycles, clock = row.positive("burst_cycles"), row.positive("burst_sm_mhz")
+        cycles = row.positive("burst_cycles")
+        clock = row.positive("burst_sm_mhz")
         rows.append(Measured(row.line, row.values["kernel"], problem, config, cycles, clock))
     return rows, left_out
 
@@ -127,7 +145,7 @@ def _rows(path: Path) -> Iterator[_Row]:
 
 
 def _unusable(row: _Row) -> str | None:
-    """Why there is nothing to compare, or None."""
+    """Return why there is nothing to compare, or None."""
     if row.values["status"] != "ok":
         return "no timing: the kernel failed or does not take the shape"
     if row.values["grid"] == "decode" and row.kernel == UNKNOWN_PARTS:
@@ -138,7 +156,7 @@ def _unusable(row: _Row) -> str | None:
 
 
 def _problem(row: _Row) -> AttentionProblem:
-    """What was computed in a row."""
+    """Return what was computed in a row."""
     sizes = {name: row.whole(name) for name in ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim")}
     if sizes["nheads"] % sizes["nheads_kv"]:
         raise row.refuse("nheads_kv", f"a divisor of nheads {sizes['nheads']}")

@@ -1,4 +1,5 @@
-"""How far off is the simulator: predicted beside measured cycles of attention kernels, and what its ranking would cost.
+"""This module says how far off the simulator is: predicted beside measured cycles of attention kernels, and what its
+ranking would cost.
 
 ``python -m fa3verify.timed.validation BENCH.csv`` prints the errors of the simulation, of the roofline and of the
 closed form over the rows of :mod:`fa3verify.timed.timings`, and per problem Kendall's tau and the regret of choosing by
@@ -23,7 +24,8 @@ from fa3verify import files
 from fa3verify.timed.timings import Measured, read
 
 MODELS = ("simulated", "roofline", "closed form")
-RESAMPLES, SEED = 4000, 0
+RESAMPLES = 4000
+SEED = 0
 SMALLEST_RANKING = 3  # schedules of one problem
 TOP = (1, 3)
 
@@ -145,7 +147,7 @@ def compare_file(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> t
 
 
 def figures_of(file: str, machine: Machine, compared: Sequence[Compared], left_out: Counter[str]) -> dict[str, Any]:
-    """What :func:`validate` returns, of rows that are compared already."""
+    """Return what :func:`validate` returns, of rows that are compared already."""
     errors = np.array([np.array(x.predicted) / x.row.cycles - 1 for x in compared])
     names = np.array([x.group for x in compared])
     groups = []
@@ -211,7 +213,8 @@ def _ranking_lines(ranked: list[dict[str, Any]]) -> list[str]:
     for r in ranked:
         regret = " | ".join(f"{x:.1%}" for x in r["regret"])
         lines.append(f"| {r['problem']} | {r['schedules']} | {r['tau']:.2f} | {regret} |")
-    taus, regrets = np.array([r["tau"] for r in ranked]), np.array([r["regret"] for r in ranked])
+    taus = np.array([r["tau"] for r in ranked])
+    regrets = np.array([r["regret"] for r in ranked])
     for name, tau, regret in (
         ("median", np.median(taus), np.median(regrets, 0)),
         ("worst", taus.min(), regrets.max(0)),

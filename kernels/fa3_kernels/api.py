@@ -126,9 +126,20 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     descales = descales_of(*factors, descale_blocks)
     if run := _recorded(q, k, v, forward_op, inference_op):
         out, lse = run(
-            q, k, v, *factors, softmax_scale, causal, *window_size, softcap, num_splits, pack_gqa,
-            list(descale_blocks), promotion_interval, deterministic,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            *factors,
+            softmax_scale,
+            causal,
+            *window_size,
+            softcap,
+            num_splits,
+            pack_gqa,
+            list(descale_blocks),
+            promotion_interval,
+            deterministic,
+        )
     else:
         interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
         semantics, choices = options_of(
@@ -235,10 +246,24 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     descales = descales_of(*factors, descale_blocks)
     if run := _recorded(q, k, v, forward_varlen_op, inference_varlen_op):
         out, lse = run(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *factors, softmax_scale,
-            causal, *window_size, softcap, num_splits, pack_gqa, list(descale_blocks), promotion_interval,
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            *factors,
+            softmax_scale,
+            causal,
+            *window_size,
+            softcap,
+            num_splits,
+            pack_gqa,
+            list(descale_blocks),
+            promotion_interval,
             deterministic,
-        )  # fmt: skip
+        )
     else:
         interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
         semantics, choices = options_of(
@@ -250,13 +275,17 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
 
 
 def _factors(
-    q: torch.Tensor | float | None, k: torch.Tensor | float | None, v: torch.Tensor | float | None,
-    keys: torch.Tensor, starts: torch.Tensor | None = None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    q: torch.Tensor | float | None,
+    k: torch.Tensor | float | None,
+    v: torch.Tensor | float | None,
+    keys: torch.Tensor,
+    starts: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The descales of a call as tensors; of a number every sequence and head reads the same element."""
     if q is None and k is None and v is None:
         return None, None, None
-    shape, device = (len(keys) if starts is None else len(starts) - 1, keys.shape[-2]), keys.device
+    shape = (len(keys) if starts is None else len(starts) - 1, keys.shape[-2])
+    device = keys.device
     return _factor("q", q, shape, device), _factor("k", k, shape, device), _factor("v", v, shape, device)
 
 

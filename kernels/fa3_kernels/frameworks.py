@@ -52,7 +52,7 @@ def register_with_torch(name: str = NAME) -> None:
 
 
 class _Activated:
-    """What torch keeps while the kernels are active."""
+    """Holds what torch keeps while the kernels are active."""
 
     def __init__(self, library: Library) -> None:
         self._library: Library | None = library
@@ -147,16 +147,23 @@ def _forward_of_heads(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """aten::_scaled_dot_product_flash_attention: (batch, nheads, seqlen, head_dim); out has the strides of q."""
-    max_q, max_k = q.shape[2], k.shape[2]
+    max_q = q.shape[2]
+    max_k = k.shape[2]
     options: tuple[Any, ...] = None, None, max_q, max_k, dropout_p, causal, return_debug_mask
     out, lse, *rest = _forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), *options, scale=scale)
     return _strided(out, q), lse, None, None, max_q, max_k, *rest
 
 
 def _backward_of_heads(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    *rest: Any, scale: float | None = None,
-) -> _Tensors:  # fmt: skip
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: Any,
+    scale: float | None = None,
+) -> _Tensors:
     """aten::_scaled_dot_product_flash_attention_backward."""
     swapped: list[Any] = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
     gradients = _backward(*swapped, lse, *rest, scale=scale)
@@ -176,9 +183,7 @@ def _window(window: tuple[int | None, int | None]) -> tuple[int, int]:
     return -1 if left is None else left, -1 if right is None else right
 
 
-def _packed(
-    starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_q: int, max_k: int
-) -> Packed | None:  # fmt: skip
+def _packed(starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_q: int, max_k: int) -> Packed | None:
     if starts_q is None and starts_k is None:
         return None
     if starts_q is None or starts_k is None:
@@ -247,7 +252,9 @@ def _attention_of_model(  # noqa: PLR0913 (Transformers' signature)
 def _starts(
     q: torch.Tensor, k: torch.Tensor, others: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor, int, int] | None:
-    """Where the packed sequences of a batch of one start, as it is told or as position_ids begin anew; else None."""
+    """Return where the packed sequences of a batch of one start, as it is told or as position_ids begin anew; else
+    None.
+    """
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     starts_q, starts_k, max_q, max_k = (others.get(name) for name in names)
     if starts_q is not None and starts_k is not None and max_q is not None and max_k is not None:
@@ -268,7 +275,9 @@ def _unpadded(
 ) -> torch.Tensor:
     """Attention among the tokens that a mask (batch, seqlen_k) of 1 and 0 keeps; rows of padding are 0."""
     keeps_k = mask.bool()
-    k, v = k[:, : mask.shape[1]], v[:, : mask.shape[1]]  # a cache of fixed length is longer than its mask
+    # a cache of fixed length is longer than its mask
+    k = k[:, : mask.shape[1]]
+    v = v[:, : mask.shape[1]]
     keeps_q = keeps_k[:, -q.shape[1] :]
     starts_q, starts_k = (torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (keeps_q, keeps_k))
     lengths = int(starts_q.diff().max()), int(starts_k.diff().max())

@@ -91,46 +91,66 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -
 
 
 def _forward_varlen(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, max_q: int, max_k: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
     *options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed sequences; arguments as :func:`fa3_kernels.api.flash_attn_varlen_func`. Returns out, lse."""
     semantics, choices, descales = arguments(q, options)
     return forward(q, k, v, semantics, choices, descales=descales, packed=Packed(cu_q, cu_k, max_q, max_k))
 
 
 def _of_backward(rest: tuple[Any, ...]) -> tuple[Semantics, Packed | None, bool]:
-    """What follows the tensors of the forward in the backward's arguments: semantics, starts, whether in order."""
+    """Return what follows the tensors of the forward in the backward's arguments: semantics, starts, whether in
+    order.
+    """
     *packed, scale, causal, left, right, softcap, deterministic = rest
     semantics, _ = options_of(scale, causal, (left, right), softcap, 1, None, None)
     return semantics, Packed(*packed) if packed else None, deterministic
 
 
 def _backward(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    dlse: torch.Tensor | None, *rest: Any,
-) -> _Gradients:  # fmt: skip
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    *rest: Any,
+) -> _Gradients:
     """Gradients of either forward for those of ``out`` and ``lse``, which are as it returned them."""
     semantics, packed, deterministic = _of_backward(rest)
     return backward(dout, q, k, v, out, lse, semantics, dlse=dlse, packed=packed, is_deterministic=deterministic)
 
 
 for _name, _function in (
-    ("forward", _forward), ("forward_varlen", _forward_varlen), ("inference", _forward),
-    ("inference_varlen", _forward_varlen), ("backward", _backward), ("backward_varlen", _backward),
-):  # fmt: skip
+    ("forward", _forward),
+    ("forward_varlen", _forward_varlen),
+    ("inference", _forward),
+    ("inference_varlen", _forward_varlen),
+    ("backward", _backward),
+    ("backward_varlen", _backward),
+):
     _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
 
 
 def is_traced(x: torch.Tensor) -> bool:
-    """Whether a graph or a mode must see an operator: torch.compile, fake tensors, dispatch modes, tensor
-    subclasses."""
+    """Tell whether a graph or a mode must see an operator: torch.compile, fake tensors, dispatch modes, tensor
+    subclasses.
+    """
     return torch.compiler.is_compiling() or type(x) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Keep what the backward of a forward of either kind needs."""
-    packed, options = inputs[3:-_NUM_OPTIONS], inputs[-_NUM_OPTIONS:]
+    packed = inputs[3:-_NUM_OPTIONS]
+    options = inputs[-_NUM_OPTIONS:]
     ctx.save_for_backward(*inputs[:3], *output, *packed[:2])
     ctx.numbers = (*packed[2:], *options[3:8], options[-1])
     ctx.without_gradient = len(inputs) - 3
@@ -172,9 +192,12 @@ for _kind in ("", "_varlen"):
 
 
 def _check(
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], semantics: Semantics, choices: Choices,
-    descales: Descales = NO_DESCALES, packed: tuple | None = None,
-) -> None:  # fmt: skip
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    semantics: Semantics,
+    choices: Choices,
+    descales: Descales = NO_DESCALES,
+    packed: tuple | None = None,
+) -> None:
     """The checks of a launch, where all sizes are known."""
     seen = tuple(map(operand, operands))
     given = tuple(None if x is None else operand(x) for x in descales[:3])
@@ -195,9 +218,15 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple
 @torch.library.register_fake("fa3verify::forward_varlen")
 @torch.library.register_fake("fa3verify::inference_varlen")
 def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, max_q: int, max_k: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
     *options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     check_starts(q, Packed(cu_q, cu_k, max_q, max_k))
     _check((q, k, v), *arguments(q, options), (cu_q.shape[0] - 1, max_q, max_k))
     total_q, nheads, _ = q.shape
@@ -208,9 +237,15 @@ def _(
 @torch.library.register_fake("fa3verify::backward")
 @torch.library.register_fake("fa3verify::backward_varlen")
 def _(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    dlse: torch.Tensor | None, *rest: Any,
-) -> _Gradients:  # fmt: skip
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    *rest: Any,
+) -> _Gradients:
     semantics, packed, _ = _of_backward(rest)
     lengths = None
     if packed is not None:

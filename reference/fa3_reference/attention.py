@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from fa3_reference.problem import AttentionProblem, Floats, Sequence
 
 TILE_ELEMENTS = 1 << 22  # scores held at once: 32 MiB of float64
-MIN_TILE_ROWS, MAX_TILE_ROWS = 16, 512
+MIN_TILE_ROWS = 16
+MAX_TILE_ROWS = 512
 
 
 class Attention(NamedTuple):
@@ -81,7 +82,9 @@ def row_tiles(problem: AttentionProblem, seq: Sequence, rows: np.ndarray, poison
     """
     first, stop = problem.visible_keys(rows, seq.seqlen_q, seq.seqlen_k)
     seen = stop > first
-    rows, first, stop = rows[seen], first[seen], stop[seen]
+    rows = rows[seen]
+    first = first[seen]
+    stop = stop[seen]
     height = int(np.clip(TILE_ELEMENTS // max(1, seq.seqlen_k), MIN_TILE_ROWS, MAX_TILE_ROWS))
     cuts = set(range(height, rows.size, height))
     if poisoned:
@@ -92,7 +95,8 @@ def row_tiles(problem: AttentionProblem, seq: Sequence, rows: np.ndarray, poison
 
 
 def _tile(rows: np.ndarray, first: np.ndarray, stop: np.ndarray) -> Tile:
-    low, high = int(first.min()), int(stop.max())
+    low = int(first.min())
+    high = int(stop.max())
     if first.max() == low and stop.min() == high:
         return Tile(rows, slice(low, high), None)
     keys = np.arange(low, high)
@@ -142,7 +146,8 @@ def _rows(
     q_head = problem.rows_q(q, seq)[:, head]
     k_head = problem.rows_k(k, seq)[:, head // problem.group]
     v_head = problem.rows_k(v, seq)[:, head // problem.group]
-    out, lse = np.zeros((rows.size, problem.head_dim_v)), np.full(rows.size, -np.inf)
+    out = np.zeros((rows.size, problem.head_dim_v))
+    lse = np.full(rows.size, -np.inf)
     poisoned = not (np.isfinite(k_head).all() and np.isfinite(v_head).all())
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for tile in row_tiles(problem, seq, rows, poisoned):
@@ -190,7 +195,8 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats) -> Att
     (1.0, 4.214721)
     """
     operands = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
-    out, lse = np.zeros(problem.out_shape), np.full(problem.lse_shape, -np.inf)
+    out = np.zeros(problem.out_shape)
+    lse = np.full(problem.lse_shape, -np.inf)
     for seq in problem.sequences():
         rows = np.arange(seq.seqlen_q)
         for head in range(problem.nheads):

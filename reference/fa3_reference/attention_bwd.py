@@ -82,13 +82,18 @@ def attention_bwd(
     a key.
     """
     arrays = as_float64(
-        q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape),
-        dout=(dout, problem.out_shape), out=(forward.out, problem.out_shape),
+        q=(q, problem.q_shape),
+        k=(k, problem.k_shape),
+        v=(v, problem.v_shape),
+        dout=(dout, problem.out_shape),
+        out=(forward.out, problem.out_shape),
         lse=(forward.lse, problem.lse_shape),
         dlse=(np.zeros(problem.lse_shape) if dlse is None else dlse, problem.lse_shape),
-    )  # fmt: skip
+    )
     q, k, v, dout, out, lse, dlse = arrays
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    dq = np.zeros_like(q)
+    dk = np.zeros_like(k)
+    dv = np.zeros_like(v)
     for seq in problem.sequences():
         query_side = [problem.rows_q(x, seq) for x in (q, out, dout, dq)]
         key_side = [problem.rows_k(x, seq) for x in (k, v, dk, dv)]
@@ -105,8 +110,12 @@ def attention_bwd(
 
 
 def _add_tile(problem: AttentionProblem, head: _Head, tile: Tile) -> None:
-    rows, keys = tile.rows, tile.keys
-    q, k, v, dout = head.q[rows], head.k[keys], head.v[keys], head.dout[rows]
+    rows = tile.rows
+    keys = tile.keys
+    q = head.q[rows]
+    k = head.k[keys]
+    v = head.v[keys]
+    dout = head.dout[rows]
     x = scaled_scores(problem, q, k)
     slope = 1.0 / np.square(np.cosh(x / problem.softcap)) if problem.softcap > 0 else None
     p = np.exp(cap_and_mask(problem, x, tile.visible) - head.lse[rows, None])

@@ -1,4 +1,5 @@
-"""What FlashAttention-3 must beat: unfused FP16 and per-tensor FP8 attention, emulated in float32 tile loops.
+"""This module says what FlashAttention-3 must beat: unfused FP16 and per-tensor FP8 attention, emulated in float32 tile
+loops.
 
 Emulations of arithmetic, not of a machine: products and sums are IEEE float32 in whatever order BLAS takes,
 exp is accurate, and Hopper's shorter FP8 accumulator is not modelled. Their errors are meant to be compared
@@ -36,7 +37,8 @@ class _Row(NamedTuple):
 
 def _per_head(problem: AttentionProblem, compute: Callable[[Sequence, int], _TileFunction]) -> Attention:
     """Fill out and lse tile by tile; rows that see no key keep 0 and -inf."""
-    out, lse = np.zeros(problem.out_shape), np.full(problem.lse_shape, -np.inf)
+    out = np.zeros(problem.out_shape)
+    lse = np.full(problem.lse_shape, -np.inf)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         for seq in problem.sequences():
             for head in range(problem.nheads):
@@ -184,7 +186,8 @@ def _scores_log2(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> np.
 def _online_softmax_fp8(
     problem: AttentionProblem, rows: _Row, visible: np.ndarray | None, tile_n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    height, seqlen_k = rows.q.shape[0], rows.k.shape[0]
+    height = rows.q.shape[0]
+    seqlen_k = rows.k.shape[0]
     row_max = np.full(height, -np.inf, np.float32)
     row_sum = np.zeros(height, np.float32)
     acc = np.zeros((height, problem.head_dim_v), np.float32)

@@ -172,7 +172,8 @@ def encode_bits(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Roundi
     array([126, 126, 127, 128], dtype=uint8)
     """
     _check_modes(overflow, rounding)
-    shape, x = np.shape(x), np.ascontiguousarray(x, np.float64).reshape(-1)
+    shape = np.shape(x)
+    x = np.ascontiguousarray(x, np.float64).reshape(-1)
     too_large, infinite = _overflow_codes(fmt, overflow, rounding)
     finite = np.isfinite(x)
     everywhere_finite = bool(finite.all())
@@ -218,7 +219,8 @@ def ulp(x: np.ndarray, fmt: Format) -> np.ndarray:
     >>> ulp(np.array([1.0, 0.0, 1e9]), FORMATS["e4m3"])
     array([1.250000e-01, 1.953125e-03, 3.200000e+01])
     """
-    shape, x = np.shape(x), np.ascontiguousarray(x, np.float64).reshape(-1)
+    shape = np.shape(x)
+    x = np.ascontiguousarray(x, np.float64).reshape(-1)
     finite = np.isfinite(x)
     exponent = _binade(np.where(finite, np.clip(x, -fmt.max_finite, fmt.max_finite), 0.0), fmt)
     return np.where(finite, _power_of_two(exponent - fmt.fraction_bits), np.nan).reshape(shape)
@@ -226,7 +228,8 @@ def ulp(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 def _magnitude(code: int, fmt: Format) -> Fraction:
     """Value of a magnitude code by the module's formula, the top exponent read as numbers too."""
-    exponent, fraction = code >> fmt.fraction_bits, code & ((1 << fmt.fraction_bits) - 1)
+    exponent = code >> fmt.fraction_bits
+    fraction = code & ((1 << fmt.fraction_bits) - 1)
     significand = fraction + (1 << fmt.fraction_bits if exponent > 0 else 0)
     return significand * Fraction(2) ** (max(exponent, 1) - fmt.bias - fmt.fraction_bits)
 
@@ -247,13 +250,16 @@ def encode_scalar(x: float, fmt: Format, overflow: Overflow, rounding: Rounding 
 
 
 def _nearest_code(magnitude: Fraction, fmt: Format, rounding: Rounding) -> int:
-    low, high = 0, fmt.max_code + 1  # beyond the top: max_code + 1 stands for everything larger
+    # beyond the top: max_code + 1 stands for everything larger
+    low = 0
+    high = fmt.max_code + 1
     if magnitude >= _magnitude(high, fmt):
         return high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _magnitude(middle, fmt) <= magnitude else (low, middle)
-    below, above = magnitude - _magnitude(low, fmt), _magnitude(high, fmt) - magnitude
+    below = magnitude - _magnitude(low, fmt)
+    above = _magnitude(high, fmt) - magnitude
     if rounding == "toward_zero" or below < above:
         return low
     return high if above < below else low + low % 2

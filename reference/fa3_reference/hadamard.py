@@ -40,7 +40,8 @@ def random_signs(head_dim: int, seed: int) -> np.ndarray:
 
 def _walsh_hadamard(x: np.ndarray) -> np.ndarray:
     """Return x H / sqrt(n) along the last axis by log2(n) butterflies."""
-    shape, n = x.shape, x.shape[-1]
+    shape = x.shape
+    n = x.shape[-1]
     half = 1
     while half < n:
         pairs = x.reshape(-1, n // (2 * half), 2, half)
@@ -50,7 +51,8 @@ def _walsh_hadamard(x: np.ndarray) -> np.ndarray:
 
 
 def _operands(x: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    x, signs = np.asarray(x).astype(np.float64, copy=False), np.asarray(signs, np.float64)
+    x = np.asarray(x).astype(np.float64, copy=False)
+    signs = np.asarray(signs, np.float64)
     if x.ndim == 0 or signs.shape != x.shape[-1:]:
         raise ValueError(f"signs must have shape {x.shape[-1:]}, got {signs.shape}")
     if not np.all(np.abs(signs) == 1.0):

@@ -1,4 +1,5 @@
-"""What is to be computed: shapes and semantics of one attention problem, and the operands a kernel sees.
+"""This module says what is to be computed: shapes and semantics of one attention problem, and the operands a kernel
+sees.
 
 Conventions are FlashAttention-3's: tensors (batch, seqlen, nheads, head_dim), or (total, nheads, head_dim)
 when the lengths vary; causal and windows aligned to the bottom right; query head h reads kv head
@@ -274,7 +275,7 @@ class AttentionProblem:
 
     @property
     def is_varlen(self) -> bool:
-        """Whether sequences of their own lengths are packed."""
+        """Tell whether sequences of their own lengths are packed."""
         return self.seqlens_q is not None
 
     @property
@@ -340,7 +341,8 @@ class AttentionProblem:
         q_start = k_start = 0
         for b, (nq, nk) in enumerate(zip(self.seqlens_q, self.seqlens_k, strict=True)):
             yield Sequence(b, nq, nk, q_start, k_start)
-            q_start, k_start = q_start + nq, k_start + nk
+            q_start = q_start + nq
+            k_start = k_start + nk
 
     def rows_q(self, x: NDArray[Element], seq: Sequence) -> NDArray[Element]:
         """Return the query-side rows of one sequence.
@@ -570,7 +572,8 @@ class Operands:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardOperands(Operands):
-    """What a backward kernel sees: q, k and v in 16 bits, the gradient of the output, and what the forward returned.
+    """Holds what a backward kernel sees: q, k and v in 16 bits, the gradient of the output, and what the forward
+    returned.
 
     ``dout`` and ``out`` have the problem's out_shape and the dtype of q, ``lse`` is float32 of its lse_shape, and so is
     ``dlse``, the gradient of lse, where there is one.

@@ -21,7 +21,8 @@ from fa3_reference.hadamard import random_signs, rotate
 from fa3_reference.problem import AttentionProblem, Descale, Floats, Operands
 
 Granularity = Literal["tensor", "head", "query_head", "block", "row"]
-_E4M3, _FP32 = FORMATS["e4m3"], FORMATS["fp32"]
+_E4M3 = FORMATS["e4m3"]
+_FP32 = FORMATS["fp32"]
 _BLOCK_FIELDS = ("block_rows_q", "block_rows_k", "block_rows_v")
 
 
@@ -31,7 +32,7 @@ def _is_integer(value: object, least: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class QuantScheme:
-    """How q, k and v become e4m3.
+    """Says how q, k and v become e4m3.
 
     Parameters
     ----------
@@ -179,12 +180,14 @@ def condition(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, scheme: Q
         k, lse_shift = _centre(problem, q, k)
     if scheme.hadamard_seed is not None:
         signs = random_signs(problem.head_dim, scheme.hadamard_seed)
-        q, k = rotate(q, signs), rotate(k, signs)
+        q = rotate(q, signs)
+        k = rotate(k, signs)
     return Conditioned(q, k, lse_shift)
 
 
 def _centre(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    centred, shift = k.copy(), np.zeros(problem.lse_shape)
+    centred = k.copy()
+    shift = np.zeros(problem.lse_shape)
     for seq in problem.sequences():
         if seq.seqlen_k == 0:
             continue
@@ -228,7 +231,8 @@ def descales_of(amax: np.ndarray, power_of_two: bool = False) -> np.ndarray:
 
 def shared_maxima(problem: AttentionProblem, x: np.ndarray, operand: str, scheme: QuantScheme) -> np.ndarray:
     """Return max|x| of everything that shares a descale, float64 (batch, heads, blocks); 0 for blocks without rows."""
-    heads, seqlen = x.shape[-2], problem.seqlen_q if operand == "q" else problem.seqlen_k
+    heads = x.shape[-2]
+    seqlen = problem.seqlen_q if operand == "q" else problem.seqlen_k
     block_rows = scheme.rows_per_descale(cast(Literal["q", "k", "v"], operand))
     blocks = max(1, -(-seqlen // block_rows)) if block_rows else 1
     if scheme.granularity == "tensor":

@@ -21,7 +21,9 @@ from fa3verify.files import json_text, write_text
 from fa3verify.timed.ratios import geometric_mean
 
 VERDICTS = ("confirmed", "refuted", "not reproduced", "not tested")
-PAGE, FACTS, SCHEMA = "claims.md", "claims.json", "fa3verify.claims/1"
+PAGE = "claims.md"
+FACTS = "claims.json"
+SCHEMA = "fa3verify.claims/1"
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "min": min,
@@ -79,7 +81,9 @@ def _claim(source: Source, papers: Mapping[str, str], row: Mapping[str, Any]) ->
     where = f"claim {row['text']!r}"
     named: dict[str, dict[str, Any]] = row.get("figures", {})
     data = tuple(dict.fromkeys(f["file"] for f in named.values() if "file" in f))
-    verdict, measured, figures = row["verdict"], row["measured"], {}
+    verdict = row["verdict"]
+    measured = row["measured"]
+    figures = {}
     if verdict not in VERDICTS:
         raise ValueError(f"{where}: verdict must be one of {', '.join(VERDICTS)}, got {verdict!r}")
     if row["source"].partition(",")[0] not in papers:
@@ -134,9 +138,11 @@ def value_of(source: Source, figure: Mapping[str, Any], known: Mapping[str, floa
 
 def _of_csv(source: Source, path: str, figure: Mapping[str, Any]) -> float:
     rows = [row for row in source.rows(path) if _matches(row, figure.get("where", {}))]
-    values = list(_speeds(rows, *figure["ratio"])) if "ratio" in figure else [
-        float(row[figure["column"]]) for row in rows if row[figure["column"]] != ""
-    ]  # fmt: skip
+    values = (
+        list(_speeds(rows, *figure["ratio"]))
+        if "ratio" in figure
+        else [float(row[figure["column"]]) for row in rows if row[figure["column"]] != ""]
+    )
     if not values:
         raise LookupError(f"{path} has no such row")
     if "statistic" not in figure and len(values) > 1:

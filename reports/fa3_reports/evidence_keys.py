@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
 
 PACKAGES = ("fa3_kernels", "fa3_reference")
-FORWARD, ONE_QUERY = ("fa3_kernels.twin.forward", "forward"), ("fa3_kernels.twin.one_query", "one_query")
+FORWARD = ("fa3_kernels.twin.forward", "forward")
+ONE_QUERY = ("fa3_kernels.twin.one_query", "one_query")
 
 
 @cache

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from fa3_reports.recordings import Recorded, Recording, check, cost, keys_of, refusal
 
-LONG_KEYS, LONG_SHARE = 4096, 0.1  # a tenth of the outputs is to have that many keys
+# a tenth of the outputs is to have that many keys
+LONG_KEYS = 4096
+LONG_SHARE = 0.1
 
 
 class Entry(NamedTuple):

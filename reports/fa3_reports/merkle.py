@@ -175,14 +175,16 @@ class Code:
 
     def call(self, node: ast.Call, module: str, scopes: _Scopes) -> str:
         """Return a call; arguments by keyword have their places where the function is known, else their names."""
-        place, function = (module, ""), node.func
+        place = (module, "")
+        function = node.func
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
             place = self.room(function.value.id, module, scopes), function.attr
         elif isinstance(function, ast.Name) and not any(function.id in scope for scope in scopes):
             place = module, function.id
         known = self.parameters(*place) if all(place) else []
         if not known or any(x.arg is None for x in node.keywords):
-            known, called = [], self.text(function, module, scopes)
+            known = []
+            called = self.text(function, module, scopes)
         else:
             called = self.name(place[1], place[0], (), is_called=True)
         named = [(known.index(x.arg) if x.arg in known else x.arg, x.value) for x in node.keywords]
@@ -191,7 +193,8 @@ class Code:
 
     def function(self, node: ast.FunctionDef | ast.Lambda, module: str, scopes: _Scopes) -> str:
         """Return a function with its parameters and locals by number."""
-        args, body = node.args, node.body if isinstance(node.body, list) else [node.body]
+        args = node.args
+        body = node.body if isinstance(node.body, list) else [node.body]
         names = _parameters(args)
         for x in (*args.posonlyargs, *args.args, *args.kwonlyargs):
             self.annotated(x.annotation, module)

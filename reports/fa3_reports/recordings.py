@@ -84,9 +84,11 @@ def digest_of_operands(operands: Operands) -> str:
 
 def digests_of(problem: AttentionProblem, out: np.ndarray, lse: np.ndarray) -> Digests:
     """Digest O and LSE of every sequence and head, bit for bit."""
-    by_out, by_lse = [], []
+    by_out = []
+    by_lse = []
     for seq in problem.sequences():
-        rows, sums = problem.rows_q(out, seq), problem.rows_lse(lse, seq)
+        rows = problem.rows_q(out, seq)
+        sums = problem.rows_lse(lse, seq)
         by_out += [_digest(rows[:, head]) for head in range(problem.nheads)]
         by_lse += [_digest(sums[head]) for head in range(problem.nheads)]
     return Digests(tuple(by_out), tuple(by_lse))
@@ -197,7 +199,8 @@ def check(library: str, launch: Recorded) -> Checked:
     """
     if reason := refusal(library, launch):
         return Checked(launch, refused=reason)
-    problem, operands = launch.case.problem, launch.case.operands()
+    problem = launch.case.problem
+    operands = launch.case.operands()
     if digest_of_operands(operands) != launch.operands:
         raise ValueError(f"other operands are drawn here than were recorded: {launch.case.describe()}")
     found = digests_of(problem, *_run_twin(library, launch, operands))
@@ -212,7 +215,8 @@ def _differing(nheads: int, ours: tuple[str, ...], theirs: tuple[str, ...]) -> t
 
 def cost(launch: Recorded) -> int:
     """Products of the two GEMMs of a launch that its mask leaves: what a twin's time goes with."""
-    p, pairs = launch.case.problem, 0
+    p = launch.case.problem
+    pairs = 0
     for seq in p.sequences():
         first, stop = p.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
         pairs += int(np.maximum(stop - first, 0).sum())

@@ -93,7 +93,8 @@ def explanation(report: Report, sass: str) -> str:
         return ""
     if report.kind == "Potential RAW hazard detected" and len(report.code) == 2:
         write, read = (at[offset] for offset in report.code)
-        behind, before = _barriers(lines[write + 1 :]), _barriers(reversed(lines[:read]))
+        behind = _barriers(lines[write + 1 :])
+        before = _barriers(reversed(lines[:read]))
         shared = [name for name, is_sync in before.items() if is_sync and name in behind]
         return f"{MEETING} {shared[0]}" if shared and "STS" in lines[write] and "LDS" in lines[read] else ""
     if report.kind == "Barrier error detected. Divergent thread(s) in block.":
@@ -142,7 +143,8 @@ def start(launch: Launch) -> None:
     from fa3verify.known import backward_launches
     from fa3verify.known.device import run_forward, run_quantiser
 
-    problem, choices = launch.problem, dict(launch.choices)
+    problem = launch.problem
+    choices = dict(launch.choices)
     blocks = choices.pop("descale_blocks", None)
     scopes: Any = tuple(map(str, blocks)) if blocks else ("none",) * 3
     drawn = forward_cases.operands(Case(launch.name, problem, scopes=scopes))

@@ -20,7 +20,8 @@ class _Consumer:
     """One warpgroup: its keys of every key tile, its share of dQ."""
 
     def __init__(self, builder: Builder, shared: BackwardResources, index: int) -> None:
-        self.shared, self.index = shared, index
+        self.shared = shared
+        self.index = index
         self.s = s = shared.schedule
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, s.registers[1])
         self.work = backward_work(s)
@@ -32,7 +33,8 @@ class _Consumer:
         self.step = 0
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        stream, shared = self.stream, self.shared
+        stream = self.stream
+        shared = self.shared
         for number, tile in enumerate(tiles):
             stream.mark("tile")
             stream.delay("cold_code_cycles")
@@ -58,8 +60,12 @@ class _Consumer:
         return parts
 
     def row_block(self, *, is_masked: bool) -> None:
-        stream, shared, s, w = self.stream, self.shared, self.s, self.index
-        q, dout = self.step % s.num_stages, self.step % s.dout_stages
+        stream = self.stream
+        shared = self.shared
+        s = self.s
+        w = self.index
+        q = self.step % s.num_stages
+        dout = self.step % s.dout_stages
         stream.wait(shared.q_full[q], self.step // s.num_stages)
         self.issue(self.scores, [shared.k[w]], [shared.q[q]], "S")
         stream.wait(shared.dout_full[dout], self.step // s.dout_stages)
@@ -82,7 +88,9 @@ class _Consumer:
 
     def products(self, q: int, dout: int) -> None:
         """dV, dQ and dK; ours starts dV in front of dS and all three before it waits, upstream dK when dV is done."""
-        stream, shared, s = self.stream, self.shared, self.s
+        stream = self.stream
+        shared = self.shared
+        s = self.s
         slot = self.step % s.ds_stages
         is_ours = s.traits.is_built_here
         dv_first = is_ours and s.scores_transposed
@@ -104,10 +112,13 @@ class _Consumer:
 
     def products_in_slices(self, q: int, dout: int) -> None:
         """The same in two parts of the channels, so that half of dQ is held at a time."""
-        stream, shared, s = self.stream, self.shared, self.s
+        stream = self.stream
+        shared = self.shared
+        s = self.s
         slot = self.step % s.ds_stages
         self.make_ds(slot)
-        to_dv, to_dk = self.operands(shared.p[slot], shared.dout[dout]), self.operands(shared.ds[slot], shared.q[q])
+        to_dv = self.operands(shared.p[slot], shared.dout[dout])
+        to_dk = self.operands(shared.ds[slot], shared.q[q])
         self.issue(self.to_dv, *to_dv, "dV", 2)
         self.share()
         self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ", 2)
@@ -121,12 +132,14 @@ class _Consumer:
         self.issue(self.to_dk, *to_dk, "dK", 2)
 
     def operands(self, shared_parts: list[Slot], rows: Slot) -> tuple[list[Slot] | None, list[Slot]]:
-        """Of dV and dK: P or dS, in registers or in parts in shared memory, and dO or Q."""
+        """Return the operands of dV and dK: P or dS, in registers or in parts in shared memory, and dO or Q."""
         return (None, [rows]) if self.s.scores_transposed else (shared_parts, [rows])
 
     def make_ds(self, slot: int) -> None:
         """dS, and P where it is shared, to shared memory, whose contents of ``ds_stages`` blocks before were read."""
-        stream, shared, s = self.stream, self.shared, self.s
+        stream = self.stream
+        shared = self.shared
+        s = self.s
         stream.read(self.accumulators["dP"])
         if s.ds_stages == 1:
             stream.bar_sync(shared.both)
@@ -138,14 +151,17 @@ class _Consumer:
         stream.vector(self.work["dS"])
 
     def share(self) -> None:
-        """What all threads wrote to shared memory becomes an operand for all."""
+        """Let what all threads wrote to shared memory become an operand for all."""
         self.stream.fence()
         self.stream.delay("proxy_fence_cycles")
         self.stream.bar_sync(self.shared.both)
 
     def add_dq(self) -> None:
         """dQ, or a slice of it, to global memory."""
-        stream, shared, s, w = self.stream, self.shared, self.s, self.index
+        stream = self.stream
+        shared = self.shared
+        s = self.s
+        w = self.index
         stream.read(self.accumulators["dQ"])
         if s.dq == "registers":
             stream.vector(self.work["dQ to memory"])
@@ -167,7 +183,9 @@ class _Consumer:
 
     def epilogue(self) -> None:
         """dV and dK through the memory of V and K; of grouped heads they are added in fp32, which takes both."""
-        stream, shared, w = self.stream, self.shared, self.index
+        stream = self.stream
+        shared = self.shared
+        w = self.index
         stream.bar_sync(shared.both)  # the others read this part of K for dQ
         slots = (shared.v[w], shared.k[w])
         for names in (("dV",), ("dK",)) if shared.adds_gradients else (("dV", "dK"),):

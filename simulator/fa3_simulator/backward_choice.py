@@ -1,4 +1,4 @@
-"""Which backward schedule: what a family launches for a problem, and all that fit an SM."""
+"""This module says which backward schedule: what a family launches for a problem, and all that fit an SM."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _known(problem: AttentionProblem, family: str) -> tuple[BackwardSchedule, Ba
 
 
 def shipped_schedule(problem: AttentionProblem, family: str = OURS) -> BackwardSchedule:
-    """What a family launches for the gradients of a problem; ValueError where no schedule of it is known.
+    """Return what a family launches for the gradients of a problem; ValueError where no schedule of it is known.
 
     >>> shipped_schedule(AttentionProblem(1, 1, 1, 64, 64, 128), "flash3").tile_m
     80
@@ -81,7 +81,7 @@ def shipped_schedule(problem: AttentionProblem, family: str = OURS) -> BackwardS
 def schedule_for(
     problem: AttentionProblem, family: str = OURS, *, tile: tuple[int, int] | None = None, **changes: Any
 ) -> BackwardSchedule:
-    """What is launched, with another tile and other fields of :class:`BackwardSchedule`; ValueError as there.
+    """Return what is launched, with another tile and other fields of :class:`BackwardSchedule`; ValueError as there.
 
     dQ of another tile is transposed where its rows are none of wgmma.
     """

@@ -47,9 +47,13 @@ def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None
 def _of_sequence(
     problem: AttentionProblem, schedule: BackwardSchedule, sequence: Sequence
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Of one head: n_block, first row block, row blocks and those with a mask; none for keys that no row sees."""
-    queries, keys = sequence.seqlen_q, sequence.seqlen_k
-    offset, (left, right) = keys - queries, problem.window
+    """Return, of one head, n_block, first row block, row blocks and those with a mask; none for keys that no row
+    sees.
+    """
+    queries = sequence.seqlen_q
+    keys = sequence.seqlen_k
+    offset = keys - queries
+    (left, right) = problem.window
     right = 0 if problem.causal else right
     tile_m = schedule.tile_m
     for n_block, start in enumerate(range(0, keys, schedule.tile_n)):
@@ -100,8 +104,12 @@ def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[Key
     for size, tiles in heads:
         if section and (held + size > limit or count == most):
             order += _in_section(section, schedule)
-            section, held, count = [], 0, 0
-        section, held, count = section + tiles, held + size, count + 1
+            section = []
+            held = 0
+            count = 0
+        section = section + tiles
+        held = held + size
+        count = count + 1
     return order + _in_section(section, schedule)
 
 
@@ -116,7 +124,7 @@ def _in_section(tiles: list[KeyTile], schedule: BackwardSchedule) -> list[KeyTil
 
 
 def moved_bytes(problem: AttentionProblem, schedule: BackwardSchedule) -> float:
-    """What the main kernel moves at least, every tensor once: Q, dO and dQ in fp32; K, V, dK, dV."""
+    """Return what the main kernel moves at least, every tensor once: Q, dO and dQ in fp32; K, V, dK, dV."""
     rows, keys = _rows(problem)
     gradients = DQ_BYTES if schedule.adds_gradients(problem.group) else 2
     return schedule.head_dim * (rows * (2 + 2 + DQ_BYTES) + keys * 2 * (2 + gradients))
@@ -142,5 +150,6 @@ def around_cycles(problem: AttentionProblem, schedule: BackwardSchedule, machine
 def _rows(problem: AttentionProblem) -> tuple[int, int]:
     """Rows of Q over all heads, and of K."""
     sequences = list(problem.sequences())
-    rows, keys = sum(s.seqlen_q for s in sequences), sum(s.seqlen_k for s in sequences)
+    rows = sum(s.seqlen_q for s in sequences)
+    keys = sum(s.seqlen_k for s in sequences)
     return problem.nheads * rows, problem.nheads_kv * keys

@@ -1,4 +1,6 @@
-"""What the warps of one CTA of a backward kernel share: slots, mbarriers and named barriers of a schedule."""
+"""This module says what the warps of one CTA of a backward kernel share: slots, mbarriers and named barriers of a
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ class BackwardResources:
     """
 
     def __init__(self, s: BackwardSchedule, *, adds_gradients: bool) -> None:
-        self.schedule, self.adds_gradients = s, adds_gradients
-        row, each = 2 * s.head_dim, range(s.consumers)
+        self.schedule = s
+        self.adds_gradients = adds_gradients
+        row = 2 * s.head_dim
+        each = range(s.consumers)
         parts = range(1 if s.splits_roles else s.consumers)
         part = 2 * s.tile_m * s.tile_n // len(parts)
         self.q = [Slot(f"q[{i}]", s.tile_m * row) for i in range(s.num_stages)]
@@ -34,7 +38,8 @@ class BackwardResources:
 
     def _barriers(self, s: BackwardSchedule) -> None:
         """Identities from 0: Triton's own, one for each consumer, then those of the kernel."""
-        each, threads = range(s.consumers), slot_threads(s.consumers)
+        each = range(s.consumers)
+        threads = slot_threads(s.consumers)
         first = 5 if s.is_ours else 1 + s.consumers  # Triton's partitions take five
         names = iter(range(first, first + 16 + 4 * s.consumers))
         self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP_THREADS) for w in each]

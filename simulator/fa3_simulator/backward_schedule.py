@@ -1,4 +1,5 @@
-"""How a backward kernel of 16 bits is laid out on an SM: tile, rings, which product is transposed, the way of dQ.
+"""This module says how a backward kernel of 16 bits is laid out on an SM: tile, rings, which product is transposed, the
+way of dQ.
 
 One CTA owns a key tile and visits the row blocks that see it. Of each it computes S = Q K^T, dP = dO V^T, dV += P^T dO,
 dQ = dS K and dK += dS^T Q, each as it stands or transposed. Of S and dP a warpgroup has its share of the keys; of the
@@ -22,7 +23,7 @@ DqPath = Literal["tma", "tma warp", "registers"]
 
 
 class Product(NamedTuple):
-    """What one warpgroup computes of a matrix product: ``instructions`` wgmma of 64 x ``columns`` x 16."""
+    """Holds what one warpgroup computes of a matrix product: ``instructions`` wgmma of 64 x ``columns`` x 16."""
 
     instructions: int
     columns: int
@@ -105,22 +106,25 @@ class BackwardSchedule:
 
     @property
     def traits(self) -> Traits:
-        """What tells the kernel's family from the others."""
+        """Return what tells the kernel's family from the others."""
         return traits_of(self.family)
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is our kernel, whose warp adds dQ; in the prototype that was timed consumers do it."""
+        """Tell whether it is our kernel, whose warp adds dQ; in the prototype that was timed consumers do it."""
         return self.traits.is_built_here and self.dq == "tma warp"
 
     @property
     def is_persistent(self) -> bool:
-        """Whether a CTA works through many key tiles; otherwise every tile has one of its own, as upstream's have."""
+        """Tell whether a CTA works through many key tiles; otherwise every tile has one of its own, as upstream's
+        have.
+        """
         return self.traits.is_built_here
 
     @property
     def signals_early(self) -> bool:
-        """Whether a turn is passed on when shared memory has been read, as upstream's is; not when the sum is there.
+        """Tell whether a turn is passed on when shared memory has been read, as upstream's is; not when the sum is
+        there.
 
         A bulk wait with ``.read`` says no more: FlashAttention issue 2244.
         """
@@ -159,7 +163,7 @@ class BackwardSchedule:
 
     @property
     def layout(self) -> str:
-        """Which products are transposed, what is held in registers, and the way of dQ, in words."""
+        """Return which products are transposed, what is held in registers, and the way of dQ, in words."""
         transposed = ("S" if self.scores_transposed else "dV dK") + " dQ" * self.dq_transposed
         held = ", V in registers" * self.v_in_registers + ", roles split" * self.splits_roles
         return f"{transposed} transposed{held}, dQ by {self.dq}"
@@ -171,7 +175,9 @@ class BackwardSchedule:
 
     @property
     def registers_needed(self) -> int:
-        """Of a consumer thread: dK and dV, then S and dP or dS and dQ, V where it is held, and the rest."""
+        """Return the registers of a consumer thread: for dK and dV, then S and dP or dS and dQ, V where it is held, and
+        the rest.
+        """
         threads = 128 * self.consumers
         sums = 2 * self.tile_n * self.head_dim // threads
         scores = self.tile_m * self.tile_n // (WARPGROUP_THREADS if self.splits_roles else threads)
@@ -183,11 +189,9 @@ class BackwardSchedule:
     @property
     def smem_bytes(self) -> int:
         """Shared memory of all buffers; mbarriers aside."""
-        rows, keys, score = (
-            2 * self.tile_m * self.head_dim,
-            2 * self.tile_n * self.head_dim,
-            2 * self.tile_m * self.tile_n,
-        )
+        rows = 2 * self.tile_m * self.head_dim
+        keys = 2 * self.tile_n * self.head_dim
+        score = 2 * self.tile_m * self.tile_n
         statistics = 8 * self.num_stages if self.is_ours else 4 * (self.num_stages + self.dout_stages)
         rings = rows * (self.num_stages + self.dout_stages) + statistics * self.tile_m
         shared = score * self.ds_stages * (1 if self.scores_transposed else 2)

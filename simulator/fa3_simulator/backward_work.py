@@ -55,7 +55,10 @@ def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
         "S from shared memory": _work("S from shared memory", lane, other=0.5, smem_bytes=4 * lane * WARPGROUP_THREADS),
         "load V": _work("load V", gradients // 2, other=0.25, smem_bytes=2 * s.tile_n * s.head_dim // s.consumers),
         "dK and dV to shared memory": _work(
-            "dK and dV to shared memory", 2 * gradients, convert=0.5, other=0.25,
+            "dK and dV to shared memory",
+            2 * gradients,
+            convert=0.5,
+            other=0.25,
             smem_bytes=4 * s.tile_n * s.head_dim // s.consumers,
         ),
-    }  # fmt: skip
+    }

@@ -24,7 +24,9 @@ class Consumer:
 
     def __init__(self, builder: Builder, shared: Resources, index: int, registers: int) -> None:
         s = shared.config
-        self.shared, self.s, self.index = shared, s, index
+        self.shared = shared
+        self.s = s
+        self.index = index
         self.serializes, self.early_share = serializes(s), early_exponentials(s)
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, registers)
         self.work = softmax_work(s)
@@ -35,7 +37,9 @@ class Consumer:
         self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
         self.outputs = [Slot(f"O.{index}" + f"[{part}]" * (slices > 1), 0) for part in range(slices)]
         self.p = None if s.pv_from_registers else Slot(f"P.{index}", shared.bytes_of["p"])
-        self.query_slots, self.round = s.query_slots, 2 * s.num_stages  # steps until slots and parities are as before
+        # steps until slots and parities are as before
+        self.query_slots = s.query_slots
+        self.round = 2 * s.num_stages
         self.step = self.tile = 0
 
     def release(self, ring: str, slot: int) -> None:
@@ -111,7 +115,8 @@ class Consumer:
 
     def overlapped_step(self, masked: bool) -> None:
         """P V of this block under the softmax of the next one."""
-        step, stages = self.step, self.s.num_stages
+        step = self.step
+        stages = self.s.num_stages
         self.join_warps()
         self.wait_full(self.shared.k_full, step + 1)
         self.take_turn()
@@ -135,7 +140,8 @@ class Consumer:
 
     def three_stage_step(self, masked: bool, more: bool) -> None:
         """P V of this block and, unless the tile ends, Q K^T of the one after next, under the next one's softmax."""
-        step, stages = self.step, self.s.num_stages
+        step = self.step
+        stages = self.s.num_stages
         self.join_warps()
         if more:
             self.wait_full(self.shared.k_full, step + 2)
@@ -156,7 +162,8 @@ class Consumer:
 
     def serial_step(self, masked: bool) -> None:
         """P V, then Q K^T of the next block, then its softmax."""
-        step, stages = self.step, self.s.num_stages
+        step = self.step
+        stages = self.s.num_stages
         self.join_warps()
         self.wait_full(self.shared.v_ready, step)
         self.wait_full(self.shared.k_full, step + 1)
@@ -200,7 +207,7 @@ class Consumer:
             self.serial_step(is_masked)
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        """All tiles of the CTA."""
+        """Add all tiles of the CTA."""
         self.step = 0
         leads = [min(self.ahead, tile.blocks - 1) for tile in tiles]
         crosses = self.query_slots > 1
@@ -232,7 +239,9 @@ class Consumer:
             self.step = first + count
 
     def blocks(self, count: int, is_masked: bool, is_last: bool) -> None:
-        """As :meth:`add_blocks`; whole rounds of the rings, which are alike, are put together from one."""
+        """Add blocks as :meth:`add_blocks` does; whole rounds of the rings, which are alike, are put together from
+        one.
+        """
         rounds = (count - 1) // self.round
         for _ in range(rounds):
             self.add_blocks(self.round, is_masked, False)
@@ -268,7 +277,8 @@ class Consumer:
 
     def finish_tile(self, lead: int | None) -> None:
         """The last P V, the first Q K^T of the next tile (and ``lead`` more) unless that is None, the epilogue."""
-        stream, number = self.stream, self.tile
+        stream = self.stream
+        number = self.tile
         if not self.s.output_in_query_slot:
             self.release_query(number)
         self.wait_full(self.shared.v_ready, self.step)
@@ -307,7 +317,8 @@ class Consumer:
 
     def epilogue(self, tile: int) -> None:
         """O to global memory through a buffer; through Q's of FP8 in two parts, as it has half the bytes."""
-        stream, size = self.stream, WARPGROUP_ROWS * self.s.head_dim * 2
+        stream = self.stream
+        size = WARPGROUP_ROWS * self.s.head_dim * 2
         self.read_output()
         stream.vector(self.work["epilogue"])
         if self.s.traits.output_in_v:
@@ -327,7 +338,8 @@ class Consumer:
 
     def store_together(self, size: int) -> None:
         """O of all consumers through V's memory: the last one stores it, and V may be loaded when it has left."""
-        stream, last = self.stream, self.s.consumers - 1
+        stream = self.stream
+        last = self.s.consumers - 1
         stream.write(Slot(f"out.{self.index}", size, "v"))
         stream.vector(self.work["store"])
         stream.fence()

@@ -1,4 +1,4 @@
-"""What the CTAs of a forward launch wait for each other at HBM, which one CTA alone has for itself.
+"""This module says what the CTAs of a forward launch wait for each other at HBM, which one CTA alone has for itself.
 
 A launch block by block: CTAs take their tiles, and load Q, K and V as far ahead as there are slots. What no CTA has
 loaded before comes from HBM, which serves all of them at its rate, first come first served, and none of them faster
@@ -38,7 +38,7 @@ class LaunchTiles(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What a CTA does, in cycles and bytes."""
+    """Holds what a CTA does, in cycles and bytes."""
 
     block: float  # of a key block
     tile: float  # of a tile beside its blocks
@@ -53,14 +53,24 @@ class Steps(NamedTuple):
 @njit(cache=True)
 def ends(launch, steps, alone, shared):
     """When the last CTA ends; HBM serves ``alone`` bytes a cycle of one CTA, ``shared`` of all."""
-    ctas, tiles = launch.ctas, launch.tiles
+    ctas = launch.ctas
+    tiles = launch.tiles
     there = np.full((tiles[:, 0].max() + 1, (tiles[:, 1] + tiles[:, 2]).max(), 2), -1.0)  # K and V of a block in L2
     ready = [(0.0, cta) for cta in range(ctas)]  # when its next block can be loaded
-    tile, left = np.full(ctas, -1), np.zeros(ctas, np.int64)  # that is loaded, and blocks of it that are not
-    taken, loaded = np.zeros(ctas, np.int64), np.zeros(ctas, np.int64)  # tiles and blocks
-    block_end, tile_end = np.zeros((ctas, steps.stages)), np.zeros((ctas, 2))
-    last, query, value = np.zeros(ctas), np.zeros(ctas), np.zeros(ctas)  # end, Q and V of the block before
-    served, handed = 0.0, 0
+    # that is loaded, and blocks of it that are not
+    tile = np.full(ctas, -1)
+    left = np.zeros(ctas, np.int64)
+    # tiles and blocks
+    taken = np.zeros(ctas, np.int64)
+    loaded = np.zeros(ctas, np.int64)
+    block_end = np.zeros((ctas, steps.stages))
+    tile_end = np.zeros((ctas, 2))
+    # end, Q and V of the block before
+    last = np.zeros(ctas)
+    query = np.zeros(ctas)
+    value = np.zeros(ctas)
+    served = 0.0
+    handed = 0
     while ready:
         now, cta = ready[0]
         if tile[cta] < 0:

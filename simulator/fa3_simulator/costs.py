@@ -1,4 +1,4 @@
-"""What the operations of a program cost on a machine, in integer ticks of 1/64 cycle."""
+"""This module says what the operations of a program cost on a machine, in integer ticks of 1/64 cycle."""
 
 from __future__ import annotations
 
@@ -32,10 +32,20 @@ class Costs(NamedTuple):
 
 
 SCALARS = (
-    "wgmma_tail", "wgmma_window", "mbarrier_hop", "mbarrier_poll",
-    "named_barrier", "tma_issue", "tma_box_bytes", "memory_latency", "piece", "piece_far", "piece_port", "piece_store",
+    "wgmma_tail",
+    "wgmma_window",
+    "mbarrier_hop",
+    "mbarrier_poll",
+    "named_barrier",
+    "tma_issue",
+    "tma_box_bytes",
+    "memory_latency",
+    "piece",
+    "piece_far",
+    "piece_port",
+    "piece_store",
     "piece_reduce",
-)  # fmt: skip
+)
 
 
 def tick(cycles: float) -> int:
@@ -90,15 +100,20 @@ def _tables(
     gemms: tuple[Gemm, ...], works: tuple[Work, ...], delays: tuple[str, ...], machine: Machine, clock: float
 ) -> Costs:
     scalars = (
-        tick(machine["wgmma_tail_cycles"]), int(machine["wgmma_window"]),
+        tick(machine["wgmma_tail_cycles"]),
+        int(machine["wgmma_window"]),
         tick(machine["mbarrier_hop_cycles"]),
-        tick(machine["mbarrier_poll_cycles"]), tick(machine["named_barrier_cycles"]), tick(machine["tma_issue_cycles"]),
-        int(machine["tma_box_bytes"]), tick(machine["memory_latency_ns"] * clock / 1000),
+        tick(machine["mbarrier_poll_cycles"]),
+        tick(machine["named_barrier_cycles"]),
+        tick(machine["tma_issue_cycles"]),
+        int(machine["tma_box_bytes"]),
+        tick(machine["memory_latency_ns"] * clock / 1000),
         tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["hbm_lone_bytes_per_cycle"]),
-        tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]), tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
+        tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]),
+        tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["reduce_bytes_per_ns"] * clock / 1000),
-    )  # fmt: skip
+    )
     return Costs(
         np.array([_gemm(g, machine) for g in gemms], np.int64).reshape(-1, 5),
         np.array([_work(w, machine, under_wgmma=False) for w in works], np.int64).reshape(-1, 1 + HOLD),

@@ -1,4 +1,4 @@
-"""What one CTA takes for its tiles: simulated in full, or from short runs where it is long.
+"""This module says what one CTA takes for its tiles: simulated in full, or from short runs where it is long.
 
 A steady state is affine in blocks and in tiles.
 """
@@ -24,14 +24,16 @@ from fa3_simulator.program import Program
 from fa3_simulator.schedules import TileBlocks
 
 EXACT_BLOCKS = 256  # CTAs of at most this many blocks are simulated in full
-SHORT, LONG = 12, 24  # blocks of the two short runs
+# blocks of the two short runs
+SHORT = 12
+LONG = 24
 KNOTS = (1, 2, 4, SHORT, LONG)  # blocks of the row tiles that are run; what others take lies between
 
 AnyConfig = Config | BackwardSchedule
 
 
 class Cycles(NamedTuple):
-    """Of one CTA: all, and those in which the tensor core and the special-function unit work."""
+    """Holds the cycles of one CTA: all, and those in which the tensor core and the special-function unit work."""
 
     cta: float
     tensor: float
@@ -66,7 +68,7 @@ def machine_of(config: AnyConfig, machine: Machine, clock_mhz: float) -> Machine
 
 
 def is_persistent(config: AnyConfig) -> bool:
-    """Whether a CTA works through many tiles; otherwise every tile has one of its own."""
+    """Tell whether a CTA works through many tiles; otherwise every tile has one of its own."""
     return config.traits.tile_order != "a CTA each" if isinstance(config, Config) else config.is_persistent
 
 
@@ -97,7 +99,7 @@ class Cta:
         return Cycles(*total.tolist())
 
     def row_tile(self, tile: TileBlocks) -> np.ndarray:
-        """What one more row tile takes: affine in blocks between :data:`KNOTS` and beyond them."""
+        """Return what one more row tile takes: affine in blocks between :data:`KNOTS` and beyond them."""
         high = next((i for i, knot in enumerate(KNOTS) if knot >= tile.blocks), len(KNOTS) - 1)
         above = self.one_more(tile, KNOTS[high])
         if KNOTS[high] == tile.blocks:
@@ -106,14 +108,16 @@ class Cta:
         return below + (above - below) * (tile.blocks - KNOTS[high - 1]) / (KNOTS[high] - KNOTS[high - 1])
 
     def key_tile(self, tile: TileBlocks) -> np.ndarray:
-        """What one more key tile of a backward takes, run up to its own length."""
+        """Return what one more key tile of a backward takes, run up to its own length."""
         more = self.one_more(tile, min(tile.blocks, LONG))
         if tile.blocks <= LONG:
             return more
         return more + (more - self.one_more(tile, SHORT)) / (LONG - SHORT) * (tile.blocks - LONG)
 
     def alone(self, tile: TileBlocks) -> np.ndarray:
-        """Of a CTA with one tile; backward there are as many lengths of tiles as key blocks, which are run to 24."""
+        """Return what a CTA with one tile takes; backward there are as many lengths of tiles as key blocks, which are
+        run to 24.
+        """
         most = EXACT_BLOCKS if isinstance(self.config, Config) else LONG
         if tile.blocks <= most:
             return self.exact((tile,))
@@ -123,7 +127,7 @@ class Cta:
         return exact + step / (LONG - SHORT) * (tile.blocks - blocks)
 
     def one_more(self, tile: TileBlocks, blocks: int) -> np.ndarray:
-        """What one more tile of so many blocks takes behind others."""
+        """Return what one more tile of so many blocks takes behind others."""
         return _one_more(self, TileBlocks(blocks, min(tile.masked, blocks)))
 
 
@@ -145,5 +149,5 @@ def _simulate(cta: Cta, tiles: tuple[TileBlocks, ...]) -> Cycles:
 
 @lru_cache(maxsize=16)
 def _forward(config: Config) -> Forward:
-    """Of a configuration whose programs are wanted one after another."""
+    """Return the forward of a configuration whose programs are wanted one after another."""
     return Forward(config)

@@ -60,11 +60,23 @@ class Engine:
     """State of one run; use :func:`simulate`."""
 
     def __init__(self, program: Program, costs: Costs) -> None:
-        self.program, self.costs = program, costs
+        self.program = program
+        self.costs = costs
         (
-            self.tail, self.window, self.hop, self.poll, self.bar_hop, self.tma_issue, self.box, self.latency,
-            self.piece, self.piece_far, self.piece_port, self.piece_store, self.piece_reduce,
-        ) = (int(v) for v in costs.scalars)  # fmt: skip
+            self.tail,
+            self.window,
+            self.hop,
+            self.poll,
+            self.bar_hop,
+            self.tma_issue,
+            self.box,
+            self.latency,
+            self.piece,
+            self.piece_far,
+            self.piece_port,
+            self.piece_store,
+            self.piece_reduce,
+        ) = (int(v) for v in costs.scalars)
         self.gemm, self.work, self.slow = costs.gemm.tolist(), costs.work.tolist(), costs.work_slow.tolist()
         self.ops = [actor.ops.tolist() for actor in program.actors]
         self.actors = [_Actor() for _ in program.actors]
@@ -103,11 +115,14 @@ class Engine:
         state = self.actors[actor]
         if tick > state.began:
             self.trace.spans.append(Span(actor, state.pc, state.began, tick))
-        state.pc, state.part, state.began = state.pc + 1, 0, tick
+        state.pc = state.pc + 1
+        state.part = 0
+        state.began = tick
 
     def advance(self, actor: int, tick: int) -> None:
         """Run an actor until something takes time. ``part`` 0 means that the operation has not begun."""
-        state, ops = self.actors[actor], self.ops[actor]
+        state = self.actors[actor]
+        ops = self.ops[actor]
         while state.pc < len(ops):
             kind, x, y, z, _ = ops[state.pc]
             resume = getattr(self, _METHODS[kind])(actor, tick, x, y, z)
@@ -122,7 +137,8 @@ class Engine:
     # Each returns the tick at which the actor goes on (it calls again unless the operation is over), or None to sleep.
 
     def vector(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
-        state, row = self.actors[actor], (self.slow if tick < self.tensor + self.taken else self.work)[x]
+        state = self.actors[actor]
+        row = (self.slow if tick < self.tensor + self.taken else self.work)[x]
         if state.part == row[0]:
             return tick
         state.part += 1
@@ -135,7 +151,8 @@ class Engine:
                 self.trace.busy[name] += row[1 + pipe]
                 wanted += sum(64 * other.wants[pipe] // other.slowed[1 - pipe] for other in others)
             state.slowed[pipe] = max(64, wanted)
-        state.slowed[0], state.holds = max(state.slowed[0], held), row[HOLD]
+        state.slowed[0] = max(state.slowed[0], held)
+        state.holds = row[HOLD]
         end = tick + row[ALONE] * max(state.slowed) // 64
         if row[SMEM]:
             self.port = max(tick, self.port) + row[SMEM]
@@ -155,7 +172,8 @@ class Engine:
             return state.in_flight[0] + self.taken
         self.port = max(tick, self.port) + fetch
         stop = max(max(tick, self.tensor + self.taken) + ticks, self.port)
-        self.tensor, self.loss = stop - self.taken, loss
+        self.tensor = stop - self.taken
+        self.loss = loss
         state.in_flight.append(self.tensor)
         self.trace.bursts.append(Burst(actor, state.pc, stop - ticks, stop, self.taken - self.seen))
         self.seen = self.taken
@@ -182,7 +200,8 @@ class Engine:
         state.part = 1
         pieces = -(-y // PIECE_BYTES)
         far = self.ops[actor][state.pc][4]
-        begin, piece = max(tick + self.latency, self.ingress[far]), self.piece_far if far else self.piece
+        begin = max(tick + self.latency, self.ingress[far])
+        piece = self.piece_far if far else self.piece
         self.ingress[far] = begin + pieces * piece
         if not far:
             self.trace.busy["l2"] += pieces * piece
@@ -251,7 +270,8 @@ class Engine:
         state.waiters = still
 
     def wait(self, actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
-        state, barrier = self.actors[actor], self.mbarriers[x]
+        state = self.actors[actor]
+        barrier = self.mbarriers[x]
         if state.part:
             return tick
         state.part = 1

@@ -19,7 +19,7 @@ class Finding(NamedTuple):
 
 
 def footprint(program: Program, machine: Machine) -> list[Finding]:
-    """What does not fit: registers, shared memory, threads, named barrier identities."""
+    """Return what does not fit: registers, shared memory, threads, named barrier identities."""
     found = []
     groups = _warpgroups(program)
     registers = sum(threads * each for threads, each in groups)

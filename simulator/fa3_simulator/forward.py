@@ -16,7 +16,8 @@ class Forward:
     """Programs of CTAs of one configuration, one for every list of tiles."""
 
     def __init__(self, config: Config) -> None:
-        s, shared = config, resources_of(config)
+        s = config
+        shared = resources_of(config)
         self.builder = Builder(f"{s.family} {s.dtype} d{s.head_dim} {s.tile_m}x{s.tile_n}")
         for slot in (*shared.q, *shared.k, *shared.v, *shared.v_raw):  # the footprint does not depend on the tiles
             self.builder.slots(slot)

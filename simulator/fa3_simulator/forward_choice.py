@@ -1,4 +1,6 @@
-"""Which forward configuration: the channels that a family computes, and what it launches for a problem."""
+"""This module says which forward configuration: the channels that a family computes, and what it launches for a
+problem.
+"""
 
 from __future__ import annotations
 

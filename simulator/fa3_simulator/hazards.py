@@ -78,7 +78,8 @@ class Checker:
             self.clock[actor][actor] = 1
         self.pc = [0] * self.actors
         self.joined: list[int | None] = [None] * self.actors  # the round of a named barrier it waits to end
-        self.groups, self.stores = [0] * self.actors, [0] * self.actors
+        self.groups = [0] * self.actors
+        self.stores = [0] * self.actors
         self.scattered: list[set[int]] = [set() for _ in program.actors]  # written by all threads, no barrier since
         self.access = [Access() for _ in program.slots]
         zero = [0] * self.size
@@ -188,7 +189,8 @@ class Checker:
         elif kind == Op.WRITE:
             self.write(actor, x)
         elif kind == Op.FENCE:
-            clock, first = self.clock[actor], self.by_threads(0)
+            clock = self.clock[actor]
+            first = self.by_threads(0)
             proxy = slice(self.by_proxy(0), self.by_proxy(self.slots))
             clock[proxy] = map(max, clock[proxy], clock[first : first + self.slots])
         if done:
@@ -236,7 +238,8 @@ class Checker:
 
     def wgmma(self, actor: int, a: int, b: int, accumulator: int) -> None:
         self.groups[actor] += 1
-        component, group = self.actors + actor, self.groups[actor]
+        component = self.actors + actor
+        group = self.groups[actor]
         for slot in (a, b):
             if slot != NONE:
                 self.proxy_read(actor, slot, component, group)
@@ -318,7 +321,8 @@ class Checker:
 
     def join(self, actor: int, barrier: int) -> None:
         state = self.named[barrier]
-        threads, name = self.program.actors[actor].threads, f"named barrier {self.program.named_barriers[barrier].name}"
+        threads = self.program.actors[actor].threads
+        name = f"named barrier {self.program.named_barriers[barrier].name}"
         self.is_known(actor, self.of_named(barrier), state, name)
         if actor in state.members:
             self.report("barrier", f"{name}: {self.name(actor)} enters it twice in a round")

@@ -1,4 +1,5 @@
-"""How far off the simulator is for a kind of kernel: errors over timings that no constant was fitted to.
+"""This module says how far off the simulator is for a kind of kernel: errors over timings that no constant was fitted
+to.
 
 Mean absolute errors of simulated over measured cycles on an H200, of every row with a program: forward
 reports/h200/simulator/schedules_2k_8k_* and unseen, reports/h200/speed/paper_grid (512, 2048 and 8192 keys), flash4 and

@@ -19,20 +19,65 @@ from fa3_simulator.trace import DeadlockError
 # Numba's cache on disk is renewed when this file changes, not when another does: what the loop was compiled with is
 # written here, and compared with its origin at import.
 OPS = (
-    "VECTOR", "WGMMA", "WGMMA_WAIT", "EXPECT", "LOAD", "STORE", "STORE_WAIT", "ARRIVE", "WAIT", "BAR_ARRIVE",
-    "BAR_SYNC", "DELAY", "READ", "WRITE", "FENCE", "MARK", "REDUCE",
-)  # fmt: skip
-(VECTOR, WGMMA, WGMMA_WAIT, EXPECT, LOAD, STORE, STORE_WAIT, ARRIVE, WAIT, BAR_ARRIVE, BAR_SYNC, DELAY, READ, WRITE,
- FENCE, MARK, REDUCE) = range(len(OPS))  # fmt: skip
-(TAIL, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_FAR, PIECE_PORT, PIECE_STORE,
- PIECE_REDUCE) = range(13)  # fmt: skip
-PIPE_COUNT, PIECE_SIZE = 2, 4096
+    "VECTOR",
+    "WGMMA",
+    "WGMMA_WAIT",
+    "EXPECT",
+    "LOAD",
+    "STORE",
+    "STORE_WAIT",
+    "ARRIVE",
+    "WAIT",
+    "BAR_ARRIVE",
+    "BAR_SYNC",
+    "DELAY",
+    "READ",
+    "WRITE",
+    "FENCE",
+    "MARK",
+    "REDUCE",
+)
+(
+    VECTOR,
+    WGMMA,
+    WGMMA_WAIT,
+    EXPECT,
+    LOAD,
+    STORE,
+    STORE_WAIT,
+    ARRIVE,
+    WAIT,
+    BAR_ARRIVE,
+    BAR_SYNC,
+    DELAY,
+    READ,
+    WRITE,
+    FENCE,
+    MARK,
+    REDUCE,
+) = range(len(OPS))
+(TAIL, WINDOW, HOP, POLL, BAR_HOP, TMA_ISSUE, BOX, LATENCY, PIECE, PIECE_FAR, PIECE_PORT, PIECE_STORE, PIECE_REDUCE) = (
+    range(13)
+)
+PIPE_COUNT = 2
+PIECE_SIZE = 4096
 IN_FLIGHT = 6  # wgmma groups and stores of an actor that a wait may leave, and one
 NEVER = np.iinfo(np.int64).max
 _SCALARS = (
-    "wgmma_tail", "wgmma_window", "mbarrier_hop", "mbarrier_poll", "named_barrier", "tma_issue",
-    "tma_box_bytes", "memory_latency", "piece", "piece_far", "piece_port", "piece_store", "piece_reduce",
-)  # fmt: skip
+    "wgmma_tail",
+    "wgmma_window",
+    "mbarrier_hop",
+    "mbarrier_poll",
+    "named_barrier",
+    "tma_issue",
+    "tma_box_bytes",
+    "memory_latency",
+    "piece",
+    "piece_far",
+    "piece_port",
+    "piece_store",
+    "piece_reduce",
+)
 if (tuple(op.name for op in Op), SCALARS, len(PIPES), PIECE_BYTES) != (OPS, _SCALARS, PIPE_COUNT, PIECE_SIZE):
     raise ImportError("the interpreter's constants differ from those of program and costs")
 
@@ -58,7 +103,8 @@ def _complete(b, now, hop, pending, tx, phase, arrivals, sleeps_on, parity, wake
     pending[b] += arrivals[b]
     for a in range(wake.size):
         if sleeps_on[a] == b and (phase[b] & 1) != parity[a]:
-            sleeps_on[a], wake[a] = -1, now + hop
+            sleeps_on[a] = -1
+            wake[a] = now + hop
 
 
 @njit(cache=True)
@@ -72,7 +118,8 @@ def _push(newest, value):
 @njit(cache=True)
 def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, bar_threads, marks):  # noqa: PLR0913
     actors = threads.size
-    pc, last = first[:-1].copy(), first[1:]
+    pc = first[:-1].copy()
+    last = first[1:]
     part = np.zeros(actors, np.int64)
     wake = np.zeros(actors, np.int64)  # NEVER while asleep
     sleeps_on = np.full(actors, -1, np.int64)  # mbarrier x, or mbarriers + named barrier
@@ -81,7 +128,9 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
     counted = np.zeros(actors, np.int64)
     stored = np.zeros((actors, IN_FLIGHT), np.int64)  # when stores have read their slots, likewise
     marked = np.zeros(actors, np.int64)
-    pending, tx, phase = arrivals.copy(), np.zeros(arrivals.size, np.int64), np.zeros(arrivals.size, np.int64)
+    pending = arrivals.copy()
+    tx = np.zeros(arrivals.size, np.int64)
+    phase = np.zeros(arrivals.size, np.int64)
     arrived = np.zeros(bar_threads.size, np.int64)
     until = np.zeros(actors, np.int64)  # of vector work: end of the chunk under way
     wants = np.zeros((actors, PIPE_COUNT), np.int64)  # alone, in 1/64 of a pipe
@@ -95,7 +144,8 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
     flight = np.zeros((actors, window), np.int64)  # ring: completion of the last instructions
     issued = np.zeros(actors, np.int64)
     loads = np.zeros((2, 64, 4), np.int64)  # rings of loads from each: first piece, pieces left, mbarrier, bytes
-    head, tail = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    head = np.zeros(2, np.int64)
+    tail = np.zeros(2, np.int64)
     end = np.int64(0)
     while True:
         actor = -1
@@ -127,7 +177,9 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
         end = max(end, now)
         resume = now
         while resume == now and pc[actor] < last[actor]:
-            kind, x, y = ops[pc[actor], 0], ops[pc[actor], 1], ops[pc[actor], 2]
+            kind = ops[pc[actor], 0]
+            x = ops[pc[actor], 1]
+            y = ops[pc[actor], 2]
             finished = True
             completes = -1  # mbarrier with a new arrival
             if kind == VECTOR:
@@ -181,7 +233,8 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                         resume = now + gemm[x, 4]
             elif kind == WGMMA_WAIT:
                 if counted[actor] > x and groups[actor, x] + taken > now:
-                    finished, resume = False, groups[actor, x] + taken
+                    finished = False
+                    resume = groups[actor, x] + taken
             elif kind == EXPECT:
                 tx[x] += y
                 completes = x
@@ -189,7 +242,8 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                 completes = x
             elif kind == LOAD:
                 if part[actor] == 0:
-                    part[actor], finished = 1, False
+                    part[actor] = 1
+                    finished = False
                     pieces = -(-y // PIECE_SIZE)
                     source = ops[pc[actor], 4]
                     piece = scalar[PIECE_FAR] if source else scalar[PIECE]
@@ -198,12 +252,16 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                     if not source:
                         busy[2 + PIPE_COUNT] += pieces * piece
                     entry = loads[source, tail[source] % 64]
-                    entry[0], entry[1], entry[2], entry[3] = begin + piece, pieces, x, y
+                    entry[0] = begin + piece
+                    entry[1] = pieces
+                    entry[2] = x
+                    entry[3] = y
                     tail[source] += 1
                     resume = now + -(-y // scalar[BOX]) * scalar[TMA_ISSUE]
             elif kind == STORE:
                 if part[actor] == 0:
-                    part[actor], finished = 1, False
+                    part[actor] = 1
+                    finished = False
                     pieces = -(-x // PIECE_SIZE)
                     port = max(now + scalar[TMA_ISSUE], port) + pieces * scalar[PIECE_PORT]
                     busy[1] += pieces * scalar[PIECE_PORT]
@@ -215,36 +273,45 @@ def _run(ops, first, threads, gemm, work, work_slow, delay, scalar, arrivals, ba
                     resume = now + scalar[TMA_ISSUE]
             elif kind == STORE_WAIT:
                 if stored[actor, x] > now:
-                    finished, resume = False, stored[actor, x]
+                    finished = False
+                    resume = stored[actor, x]
             elif kind == REDUCE:
                 if part[actor] == 0:
-                    part[actor], finished = 1, False
+                    part[actor] = 1
+                    finished = False
                     leaving = -(-x // PIECE_SIZE) * scalar[PIECE_REDUCE]
                     egress = max(now, egress) + leaving
                     busy[3 + PIPE_COUNT] += leaving
                     resume = egress
             elif kind == WAIT:
                 if part[actor] == 0:
-                    part[actor], finished = 1, False
+                    part[actor] = 1
+                    finished = False
                     if (phase[x] & 1) != y:
                         resume = now + scalar[POLL]
                     else:
-                        sleeps_on[actor], parity[actor], resume = x, y, NEVER
+                        sleeps_on[actor] = x
+                        parity[actor] = y
+                        resume = NEVER
             elif kind == BAR_ARRIVE or (kind == BAR_SYNC and part[actor] == 0):
                 if kind == BAR_SYNC:
-                    part[actor], finished = 1, False
-                    sleeps_on[actor], resume = arrivals.size + x, NEVER
+                    part[actor] = 1
+                    finished = False
+                    sleeps_on[actor] = arrivals.size + x
+                    resume = NEVER
                 arrived[x] += threads[actor]
                 if arrived[x] >= bar_threads[x]:
                     arrived[x] = 0
                     for a in range(actors):
                         if sleeps_on[a] == arrivals.size + x:
-                            sleeps_on[a], wake[a] = -1, now + scalar[BAR_HOP]
+                            sleeps_on[a] = -1
+                            wake[a] = now + scalar[BAR_HOP]
                     if kind == BAR_SYNC:
                         resume = now + scalar[BAR_HOP]
             elif kind == DELAY:
                 if part[actor] == 0:
-                    part[actor], finished = 1, False
+                    part[actor] = 1
+                    finished = False
                     resume = now + delay[x]
             elif kind == MARK:
                 marks[actor, marked[actor]] = now

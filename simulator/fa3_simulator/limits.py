@@ -1,4 +1,6 @@
-"""How large a launch is simulated: one that our kernels can count, of so many tiles that all can be handed out here."""
+"""This module says how large a launch is simulated: one that our kernels can count, of so many tiles that all can be
+handed out here.
+"""
 
 from __future__ import annotations
 

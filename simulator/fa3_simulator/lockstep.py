@@ -30,7 +30,9 @@ class Lockstep(Consumer):
             self.stream.load(barriers[step % len(barriers)], (slots[step % len(slots)],))
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        stream, shared, stages = self.stream, self.shared, self.s.num_stages
+        stream = self.stream
+        shared = self.shared
+        stages = self.s.num_stages
         base = 0  # steps of the tiles before: parities go on, as in one long kernel
         for number, tile in enumerate(tiles):
             self.tile = number
@@ -64,7 +66,9 @@ class Lockstep(Consumer):
 
     def step_of(self, base: int, j: int, tile: TileBlocks) -> None:
         """Block ``j`` of a tile whose first step is ``base``."""
-        stream, shared, stages = self.stream, self.shared, self.s.num_stages
+        stream = self.stream
+        shared = self.shared
+        stages = self.s.num_stages
         self.join_warps()
         self.wait_full(shared.k_full, base + j)
         stream.bar_sync(self.barrier)

@@ -27,7 +27,9 @@ class _Ours(ABC):
     """A consumer warpgroup: loop over tiles and row blocks, dQ, and the end of a tile."""
 
     def __init__(self, builder: Builder, shared: BackwardResources, index: int) -> None:
-        self.shared, self.index, self.s = shared, index, shared.schedule
+        self.shared = shared
+        self.index = index
+        self.s = shared.schedule
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, self.s.registers[1])
         self.work = backward_work(self.s)
         self.scores = Gemm("Q K^T", *self.s.scores, 16, False)
@@ -38,7 +40,8 @@ class _Ours(ABC):
         self.step = 0
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        stream, shared = self.stream, self.shared
+        stream = self.stream
+        shared = self.shared
         for number, tile in enumerate(tiles):
             stream.mark("tile")
             stream.delay("cold_code_cycles")
@@ -56,7 +59,7 @@ class _Ours(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """What comes in front of a tile's first row block."""
+        """Return what comes in front of a tile's first row block."""
 
     @abstractmethod
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
@@ -64,7 +67,7 @@ class _Ours(ABC):
 
     @abstractmethod
     def epilogue(self) -> None:
-        """What comes behind a tile's last row block: dK and dV to memory."""
+        """Return what comes behind a tile's last row block: dK and dV to memory."""
 
     def issue(self, gemm: Gemm, a: Slot | None, b: Sequence[Slot], name: str) -> None:
         """One product, a commit group for every part of the operand."""
@@ -96,7 +99,9 @@ class _Ours(ABC):
 
     def hand_on(self, name: str, *, joins: bool) -> None:
         """dQ, or a part of it, to the warp that adds it."""
-        stream, shared, w = self.stream, self.shared, self.index
+        stream = self.stream
+        shared = self.shared
+        w = self.index
         stream.bar_sync(shared.dq_empty[w])
         if joins:
             self.join_warps()
@@ -118,7 +123,9 @@ class Paired(_Ours):
         self.issue(self.scores, self.shared.k[self.index], [slot], "S")
 
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
-        stream, shared, w = self.stream, self.shared, self.index
+        stream = self.stream
+        shared = self.shared
+        w = self.index
         q, dout, ds = (self.step % n for n in (self.s.num_stages, self.s.dout_stages, self.s.ds_stages))
         stream.wgmma_wait(0)
         stream.read(self.accumulators["S"])
@@ -152,7 +159,8 @@ class Paired(_Ours):
 
     def issue_queries(self, ds: int) -> None:
         """dS of both warpgroups times all keys."""
-        shared, parts = self.shared, len(self.shared.k)
+        shared = self.shared
+        parts = len(self.shared.k)
         for part in range(parts):
             count = self.to_dq.instructions
             some = count * (part + 1) // parts - count * part // parts
@@ -160,7 +168,9 @@ class Paired(_Ours):
             self.stream.wgmma(gemm, shared.ds[ds][part], shared.k[part], self.accumulators["dQ"])
 
     def epilogue(self) -> None:
-        stream, shared, w = self.stream, self.shared, self.index
+        stream = self.stream
+        shared = self.shared
+        w = self.index
         stream.wgmma_wait(0)
         stream.bar_sync(shared.both)  # the other one has read these keys for its dQ
         for name in ("dV", "dK"):
@@ -190,7 +200,9 @@ class Split(_Ours):
         self.queries()
 
     def scores_and_dv(self, *, is_masked: bool) -> None:
-        stream, shared, q = self.stream, self.shared, self.step % self.s.num_stages
+        stream = self.stream
+        shared = self.shared
+        q = self.step % self.s.num_stages
         stream.vector(self.work["descriptors of S"])
         self.issue(self.scores, shared.k[0], [shared.q[q]], "S")
         stream.read(shared.lse[q])
@@ -206,7 +218,9 @@ class Split(_Ours):
         stream.bar_sync(shared.both)
 
     def differences_and_dk(self, *, is_masked: bool) -> None:
-        stream, shared, q = self.stream, self.shared, self.step % self.s.num_stages
+        stream = self.stream
+        shared = self.shared
+        q = self.step % self.s.num_stages
         self.wait_dout()
         stream.vector(self.work["descriptors of S"])
         self.issue(self.grads, shared.v[0], [shared.dout[0]], "dP")
@@ -228,7 +242,9 @@ class Split(_Ours):
 
     def queries(self) -> None:
         """Half of dQ's channels in two parts, behind dV or dK; what those read is handed back when they are done."""
-        stream, shared, q = self.stream, self.shared, self.step % self.s.num_stages
+        stream = self.stream
+        shared = self.shared
+        q = self.step % self.s.num_stages
         stream.vector(self.work["descriptors of dQ"])
         for name in ("dQ low", "dQ high"):
             self.issue(self.to_dq, shared.ds[0][0], shared.k, name)
@@ -239,7 +255,9 @@ class Split(_Ours):
         self.hand_on("dQ high", joins=True)
 
     def epilogue(self) -> None:
-        stream, shared, w = self.stream, self.shared, self.index
+        stream = self.stream
+        shared = self.shared
+        w = self.index
         slot = shared.k[0] if w else shared.v[0]
         stream.bar_sync(shared.both)  # the other one has read K and V
         stream.read(self.accumulators["dK" if w else "dV"])

@@ -1,4 +1,5 @@
-"""How well a schedule overlaps: efficiencies, and a ledger that gives every idle tensor core tick one cause.
+"""This module says how well a schedule overlaps: efficiencies, and a ledger that gives every idle tensor core tick one
+cause.
 
 With T the time of a run and T_r the busy time of resource r: tensor efficiency U = T_tensor / T; overlap efficiency B =
 max_r T_r / T, 1 when the busiest resource never waits; hidden softmax H = 1 - (T - T_tensor) / T_softmax, where
@@ -16,11 +17,36 @@ from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import Trace
 
 CAUSES = (
-    "prologue", "wait Q", "wait K", "wait V", "wait dO", "turn", "other warpgroup", "mask", "exp2", "dS",
-    "P to shared memory", "dQ to shared memory", "dQ to memory", "proxy fence", "row max", "exp2 and rescale O",
-    "last sums", "rescale O", "add P V", "addresses", "warp barrier", "row statistics", "wgmma latency",
-    "multiply-adds", "issue", "operand fetch", "tile change", "epilogue", "other",
-)  # fmt: skip
+    "prologue",
+    "wait Q",
+    "wait K",
+    "wait V",
+    "wait dO",
+    "turn",
+    "other warpgroup",
+    "mask",
+    "exp2",
+    "dS",
+    "P to shared memory",
+    "dQ to shared memory",
+    "dQ to memory",
+    "proxy fence",
+    "row max",
+    "exp2 and rescale O",
+    "last sums",
+    "rescale O",
+    "add P V",
+    "addresses",
+    "warp barrier",
+    "row statistics",
+    "wgmma latency",
+    "multiply-adds",
+    "issue",
+    "operand fetch",
+    "tile change",
+    "epilogue",
+    "other",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +99,7 @@ def _cause(program: Program, actor: int, index: int) -> str:
 
 
 def _stages_dq(program: Program, actor: int, index: int) -> bool:
-    """Whether an operation writes a part of dQ to shared memory."""
+    """Tell whether an operation writes a part of dQ to shared memory."""
     ops = program.actors[actor].ops
     return index < len(ops) and program.describe(actor, index).startswith("write dq")
 
@@ -104,7 +130,8 @@ def ledger(program: Program, trace: Trace) -> dict[str, int]:
         if idle > 0 and number == 0:
             found["prologue"] += idle
         elif idle > 0:
-            mine, i = spans[burst.actor], cursor[burst.actor]
+            mine = spans[burst.actor]
+            i = cursor[burst.actor]
             left = idle
             while i < len(mine) and mine[i].stop <= free:
                 i += 1

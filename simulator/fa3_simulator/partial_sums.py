@@ -33,7 +33,7 @@ class PartsConsumer(Consumer):
         self.issue(self.pv, None, self.shared.v[self.step % self.s.num_stages], self.outputs[part])
 
     def add_parts(self, early: bool, last: Callable[[], None]) -> None:
-        """All parts of P V; ``last`` starts what follows, before the last part is waited for if ``early``.
+        """Add all parts of P V; ``last`` starts what follows, before the last part is waited for if ``early``.
 
         Those of the last chunk of the keys are added in the softmax, unless registers are too short for that.
         """
@@ -57,7 +57,9 @@ class PartsConsumer(Consumer):
 
     def rotated_block(self) -> None:
         """Two GEMMs in flight: parts of P V, each started when the one before the last is added, then the scores."""
-        step, stages, count = self.step, self.s.num_stages, len(self.outputs)
+        step = self.step
+        stages = self.s.num_stages
+        count = len(self.outputs)
         pieces = max(1, self.s.tile_n // (self.s.head_dim // self.slices))
         scores = self.qk._replace(n=self.s.tile_n // pieces)
         self.issue_part(0)
@@ -84,7 +86,8 @@ class PartsConsumer(Consumer):
 
     def block(self, is_masked: bool, more: bool) -> None:
         del more
-        step, stages = self.step, self.s.num_stages
+        step = self.step
+        stages = self.s.num_stages
         self.wait_full(self.shared.v_ready, step)
         self.take_turn()
         if self.s.rotates:

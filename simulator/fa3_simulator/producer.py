@@ -10,7 +10,8 @@ from fa3_simulator.vector_work import transpose_trip, transpose_trips
 
 
 def _place(count: int, period: int) -> int:
-    """What a count of steps or tiles means to rings that come round in ``period``: from the second round on the same.
+    """Return what a count of steps or tiles means to rings that come round in ``period``: from the second round on the
+    same.
 
     >>> [_place(count, 4) for count in (3, 4, 7, 8, 13)]
     [3, 4, 7, 4, 5]
@@ -22,17 +23,22 @@ class Producer:
     """Loads Q, K and V by TMA; a warpgroup that transposes V too does so a step behind the loads."""
 
     def __init__(self, builder: Builder, shared: Resources, registers: int) -> None:
-        self.shared, self.s = shared, shared.config
+        self.shared = shared
+        self.s = shared.config
         self.stream = builder.actor("producer", WARPGROUP_THREADS if self.s.transposes_v else WARP_THREADS, registers)
         self.step = 0
         self.pending: int | None = None  # step whose V is not handed over yet
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        """All tiles of the CTA. The first time round nobody waits for slots; from then on loads repeat themselves."""
-        self.step, self.pending = 0, None
+        """Add all tiles of the CTA. The first time round nobody waits for slots; from then on loads repeat
+        themselves.
+        """
+        self.step = 0
+        self.pending = None
         s = self.s
         for number, tile in enumerate(tiles):
-            first, is_behind = self.step, self.pending is not None
+            first = self.step
+            is_behind = self.pending is not None
             place = (_place(first, 2 * s.num_stages), _place(number, 2 * s.query_slots))
             self.stream.repeated((*place, tile.blocks, is_behind), self.load_tile, number, tile.blocks)
             self.step = first + tile.blocks
@@ -40,7 +46,8 @@ class Producer:
         self.finish_pending()
 
     def load_tile(self, number: int, blocks: int) -> None:
-        s, shared = self.s, self.shared
+        s = self.s
+        shared = self.shared
         if s.query_slots == 1:
             self.finish_pending()  # or the tile before could not end and hand Q back
         if not copies_queries(s):
@@ -56,14 +63,18 @@ class Producer:
             self.step += 1
 
     def load_q(self, number: int) -> None:
-        s, shared, slot = self.s, self.shared, number % self.s.query_slots
+        s = self.s
+        shared = self.shared
+        slot = number % self.s.query_slots
         self.stream.acquire(shared.empty["q"], number)
         mine = shared.q[slot * s.consumers : (slot + 1) * s.consumers]
         self.stream.load(shared.q_full[slot], mine, is_far=True)
 
     def load_block(self, stored: Mbarrier | None, tile: int) -> None:
         """K, then V; in front of it ``stored`` is waited for, of the tile before, as O borrows V's memory."""
-        s, shared, slot = self.s, self.shared, self.step % self.s.num_stages
+        s = self.s
+        shared = self.shared
+        slot = self.step % self.s.num_stages
         self.stream.acquire(shared.empty["k"], self.step)
         self.join_warps(2)
         self.stream.load(shared.k_full[slot], shared.k[slot : slot + 1])
@@ -83,7 +94,8 @@ class Producer:
             self.load_v(self.step)
 
     def load_v(self, step: int) -> None:
-        shared, slot = self.shared, step % self.s.num_stages
+        shared = self.shared
+        slot = step % self.s.num_stages
         self.stream.acquire(shared.empty["v"], step)
         self.stream.load(shared.v_full[slot], shared.v[slot : slot + 1])
 
@@ -91,11 +103,13 @@ class Producer:
         """Hand over the V that is behind: transpose it, or load it only now."""
         if self.pending is None:
             return
-        step, self.pending = self.pending, None
+        step = self.pending
+        self.pending = None
         if not self.s.transposes_v:
             self.load_v(step)
             return
-        shared, slot = self.shared, step % self.s.num_stages
+        shared = self.shared
+        slot = step % self.s.num_stages
         self.join_warps(1)
         self.stream.wait(shared.v_full[slot], step // self.s.num_stages)
         self.stream.acquire(shared.empty["v"], step)

@@ -165,10 +165,11 @@ class Stream:
 
     def restart(self) -> None:
         """Drop all operations, but know again what was repeated."""
-        self.rows, self.parts = [], []
+        self.rows = []
+        self.parts = []
 
     def operations(self) -> np.ndarray:
-        """All that were added, (operations, 5)."""
+        """Return all operations that were added, (operations, 5)."""
         if self.rows:
             self._close()
         return np.concatenate(self.parts or [np.empty((0, 5), np.int64)])
@@ -182,7 +183,8 @@ class Stream:
         if self.rows:
             self._close()
         if key not in self.known:
-            before, self.parts = self.parts, []
+            before = self.parts
+            self.parts = []
             emit(*arguments)
             self.known[key] = self.operations()
             self.parts = before
@@ -243,7 +245,8 @@ class Stream:
 
     def acquire(self, barriers: Sequence[Mbarrier | NamedBarrier], use: int) -> None:
         """Wait until a slot's ``use``-th occupant (from 0) may be written."""
-        slot, turn = use % len(barriers), use // len(barriers)
+        slot = use % len(barriers)
+        turn = use // len(barriers)
         barrier = barriers[slot]
         if turn == 0:
             return

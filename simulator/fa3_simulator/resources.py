@@ -1,4 +1,4 @@
-"""What the warps of one CTA share: slots, mbarriers and named barriers of a configuration."""
+"""This module says what the warps of one CTA share: slots, mbarriers and named barriers of a configuration."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Resources:
 
 @lru_cache(maxsize=64)
 def resources_of(config: Config) -> Resources:
-    s, stages, q_stages = config, config.num_stages, config.query_slots
+    s = config
+    stages = config.num_stages
+    q_stages = config.query_slots
     named = s.traits.named_rings
     threads = slot_threads(s.consumers, 4 if s.transposes_v else 1)
     bytes_of = {name: size for name, (_, size) in buffers(s).items()}

@@ -17,7 +17,8 @@ from fa3_simulator.run import all_tiles, hbm_cycles, launched, longest_cta, visi
 from fa3_simulator.schedules import TileBlocks
 
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.
-CLOSED_FORM_MUFU, CLOSED_FORM_TILE_CYCLES = 1.5, 3500
+CLOSED_FORM_MUFU = 1.5
+CLOSED_FORM_TILE_CYCLES = 3500
 SUB_CORES = 4  # of an SM, each with a special-function unit
 
 
@@ -43,7 +44,7 @@ class Roofline:
 
 
 def tensor_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
-    """All GEMMs of one tile and one block."""
+    """Return the cycles of all GEMMs of one tile and one block."""
     gemms, bits = _gemms(config)
     flops = 2.0 * gemms * config.tile_m * config.tile_n * config.head_dim
     return flops / (machine["tensor_flops_16bit"] * (16 // bits))
@@ -58,7 +59,7 @@ def mufu_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
 def lower_bound(
     problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float | None = None
 ) -> Roofline:
-    """What no tile and no schedule can beat, forward or backward as ``config`` is, in SM cycles.
+    """Return what no tile and no schedule can beat, forward or backward as ``config`` is, in SM cycles.
 
     GEMMs and exponentials of the pairs that are visible, evenly over all SMs, and HBM for every tensor once, each at
     full rate. What depends on tiles is 0.
@@ -78,7 +79,9 @@ def _gemms(config: AnyConfig) -> tuple[int, int]:
 
 
 def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> np.ndarray:
-    """Of a tile's program: cycles of the shared memory port, bytes loaded, instructions of a warp, bytes added."""
+    """Return, of a tile's program, cycles of the shared memory port, bytes loaded, instructions of a warp, bytes
+    added.
+    """
     program = program_of(config, [TileBlocks(blocks)])
     tables = costs(program, machine)
     port = loaded = stored = issued = added = 0

@@ -39,7 +39,8 @@ def visible_pairs(problem: AttentionProblem) -> float:
     last = 0 if problem.causal else right
     pairs = 0.0
     for sequence in problem.sequences():
-        queries, keys = sequence.seqlen_q, sequence.seqlen_k
+        queries = sequence.seqlen_q
+        keys = sequence.seqlen_k
         rows = np.arange(queries) + keys - queries
         stop = np.full(queries, keys) if last < 0 else np.clip(rows + last + 1, 0, keys)
         start = np.zeros(queries) if left < 0 else np.clip(rows - left, 0, keys)
@@ -60,13 +61,15 @@ def flops(problem: AttentionProblem, head_dim: float) -> float:
 
 
 def operations(problem: AttentionProblem, config: AnyConfig) -> float:
-    """What TFLOP/s are counted from: :func:`flops`, and backward two and a half times as many; of no padding."""
+    """Return what TFLOP/s are counted from: :func:`flops`, and backward two and a half times as many; of no padding."""
     head_dim = (problem.head_dim + problem.head_dim_v) / 2
     return flops(problem, head_dim) * (1 if isinstance(config, Config) else 2.5)
 
 
 def moved_bytes(problem: AttentionProblem, config: AnyConfig) -> float:
-    """What a main kernel moves at least, every tensor once and none of its padding; forward with a 16-bit output."""
+    """Return what a main kernel moves at least, every tensor once and none of its padding; forward with a 16-bit
+    output.
+    """
     if not isinstance(config, Config):
         return backward_launch.moved_bytes(problem, config)
     size = config.bits / 8
@@ -131,7 +134,7 @@ def check_problem(problem: AttentionProblem, num_splits: int = 1) -> None:
 
 
 def in_words(problem: AttentionProblem) -> str:
-    """What is computed, in half a line.
+    """Return what is computed, in half a line.
 
     >>> in_words(AttentionProblem(32, 32, 8, 1, 8192, 128))
     'fp16 d128 dense, 32 x 32/8 heads, 1 x 8192'
@@ -165,10 +168,12 @@ def _row_parts(problem: AttentionProblem, config: Config) -> list[list[TileBlock
         heads = padded_group(heads)
         if heads > WARPGROUP_ROWS:
             raise ValueError(f"our kernels pack at most {WARPGROUP_ROWS} heads to one of K and V, got {problem.group}")
-    offset, unmasked = problem.seqlen_k - problem.seqlen_q, problem.seqlen_k // config.tile_n
+    offset = problem.seqlen_k - problem.seqlen_q
+    unmasked = problem.seqlen_k // config.tile_n
     tiles = []
     for row in range(0, problem.seqlen_q * heads, config.tile_m):
-        first, last = row // heads, (min(row + config.tile_m, problem.seqlen_q * heads) - 1) // heads
+        first = row // heads
+        last = (min(row + config.tile_m, problem.seqlen_q * heads) - 1) // heads
         blocks = key_blocks(shape, 0, first, last, config.tile_n).stop
         plain = unmasked
         if problem.causal:
@@ -205,7 +210,8 @@ def all_tiles(problem: AttentionProblem, config: AnyConfig, ctas: int | None = N
     if config.traits.is_built_here:
         rows = _row_parts(problem, config)
         return [rows[item.m_block][item.split] for _, item in static_order(problem, config, ctas)]
-    tiles, heads = row_tiles(problem, config), tile_heads(problem, config)
+    tiles = row_tiles(problem, config)
+    heads = tile_heads(problem, config)
     if takes_from_counter(problem, config):
         return counter_order(tiles, heads, heads_at_a_time(problem, config))
     return [tile for tile in sorted(tiles, reverse=True) if tile.blocks for _ in range(heads)]
@@ -278,7 +284,8 @@ def _in_turns(problem: AttentionProblem, cta: Cta) -> float:
     assert isinstance(cta.config, BackwardSchedule)
     short, long = (cta.exact((TileBlocks(blocks),))[0] for blocks in (SHORT, LONG))
     block = (long - short) / (LONG - SHORT)
-    machine, size = cta.machine, 4 * cta.config.tile_m * cta.config.head_dim
+    machine = cta.machine
+    size = 4 * cta.config.tile_m * cta.config.head_dim
     waits = 1 if cta.config.signals_early else 2  # for the turn to be read, and for the sum to be visible
     added = (size / machine["reduce_bytes_per_ns"] + waits * machine["l2_latency_ns"]) * cta.clock_mhz / 1000
     cycles = StepCycles(block, short - SHORT * block, added)
@@ -329,9 +336,11 @@ def estimate(
     )
     tiles = tiles_of(problem, cta, config)
     found = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
-    waited, drain = 0.0, 0.0
+    waited = 0.0
+    drain = 0.0
     if isinstance(config, Config):
-        around, drain = merge_cycles(problem, config, machine, clock), machine["drain_cycles"]
+        around = merge_cycles(problem, config, machine, clock)
+        drain = machine["drain_cycles"]
         waited = _waited(problem, config, cta, tiles, found.cta) if tiles else 0.0
     else:
         around = backward_launch.around_cycles(problem, config, machine, clock)

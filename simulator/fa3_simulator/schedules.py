@@ -1,4 +1,6 @@
-"""What a compiler makes of a configuration: how many registers it needs, and where waits and barriers come to stand."""
+"""This module says what a compiler makes of a configuration: how many registers it needs, and where waits and barriers
+come to stand.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ LATE_RESCALING = {64: 0.5, 128: 0.75, 256: 0.5}
 
 
 class TileBlocks(NamedTuple):
-    """What a tile holds: of a row tile blocks of keys, of a key tile of a backward blocks of rows.
+    """Says what a tile holds: of a row tile blocks of keys, of a key tile of a backward blocks of rows.
 
     Parameters
     ----------
@@ -57,7 +59,7 @@ def late_rescaling(config: Config) -> float:
 
 
 def starts_both(config: Config) -> bool:
-    """Whether Q K^T of the next block is issued first and P V, of all keys, behind it; in our FP8 not always."""
+    """Tell whether Q K^T of the next block is issued first and P V, of all keys, behind it; in our FP8 not always."""
     in_parts = config.is_fp8 and config.traits.promotes
     in_one = config.overlaps and config.pv_parts == (1, 1) and (config.head_dim <= 128 or config.has_former)
     return not in_parts or in_one or config.holds_turn
@@ -66,7 +68,8 @@ def starts_both(config: Config) -> bool:
 def registers_needed(config: Config) -> int:
     """Registers of a consumer thread: S (two in three stages), O, P as operand, a promoted partial, the rest."""
     c = config
-    scores, output = (c.softmax_stages - 1) * c.tile_n // 2, c.head_dim // 2
+    scores = (c.softmax_stages - 1) * c.tile_n // 2
+    output = c.head_dim // 2
     p = c.tile_n * c.bits // 64 if c.pv_from_registers else 0
     parts = output if starts_both(c) else (1 + c.rotates) * output // c.pv_parts[0]
     partial = parts if c.promotion_interval else 0
@@ -75,12 +78,14 @@ def registers_needed(config: Config) -> int:
 
 
 def serializes(config: Config) -> bool:
-    """Whether ptxas, short of registers, waits for every single wgmma (its warning C7512)."""
+    """Tell whether ptxas, short of registers, waits for every single wgmma (its warning C7512)."""
     return config.traits.is_serialised and registers_needed(config) > config.registers[1]
 
 
 def copies_queries(config: Config) -> bool:
-    """Whether consumers copy Q of packed heads themselves: TMA reads only groups that are padded to a power of two."""
+    """Tell whether consumers copy Q of packed heads themselves: TMA reads only groups that are padded to a power of
+    two.
+    """
     return config.pack_gqa and not config.traits.pads_group
 
 

@@ -1,4 +1,5 @@
-"""What cutting the keys into parts costs beside the parts: partial sums in fp32, and a second launch that merges them.
+"""This module says what cutting the keys into parts costs beside the parts: partial sums in fp32, and a second launch
+that merges them.
 
 Of our kernel (:mod:`fa3_kernels.gluon.combine`): a CTA of four warps merges four rows, in three loops over the parts,
 of which ptxas takes four at a time: two over their lse, one over their rows with two loads under way. So a part costs
@@ -21,7 +22,7 @@ def rows_of(problem: AttentionProblem) -> int:
 
 
 def partial_bytes(problem: AttentionProblem, config: Config) -> int:
-    """What the parts write, and the merging kernel reads; 0 for keys in one piece."""
+    """Return what the parts write, and the merging kernel reads; 0 for keys in one piece."""
     if config.num_splits == 1:
         return 0
     return rows_of(problem) * config.num_splits * (config.head_dim + 1) * PARTIAL_BYTES

@@ -27,14 +27,16 @@ def tile_heads(problem: AttentionProblem, config: Config) -> int:
 
 @lru_cache(maxsize=2)
 def static_order(problem: AttentionProblem, config: Config, ctas: int | None) -> tuple[tuple[int, Item], ...]:
-    """Of our kernels: a head of the batch and a tile of it, as they are handed out to ``ctas``, or as formerly."""
+    """Yield the tiles of our kernels in their order: a head of the batch and a tile of it, as they are handed out to
+    ``ctas``, or as formerly.
+    """
     shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
     order_for = None if config.former else ctas
     return tuple(handed_out(shape, config.tile_m, config.tile_n, config.head_dim, order_for))
 
 
 def takes_from_counter(problem: AttentionProblem, config: Config) -> bool:
-    """Whether CTAs take tiles while they run; of keys in parts every tile has a CTA of its own."""
+    """Tell whether CTAs take tiles while they run; of keys in parts every tile has a CTA of its own."""
     is_dynamic = not config.traits.is_built_here and config.traits.tile_order == "longest first"
     return is_dynamic and problem.causal and config.num_splits == 1
 

@@ -28,18 +28,24 @@ STYLE = (
 )
 LETTERS = {"tensor": "#", "vector": "s", "issue": "i", "wait": ".", "copy": "c"}
 _KINDS = {
-    Op.VECTOR: "vector", Op.DELAY: "vector", Op.WGMMA: "issue", Op.LOAD: "copy", Op.STORE: "copy", Op.REDUCE: "copy",
-}  # fmt: skip
+    Op.VECTOR: "vector",
+    Op.DELAY: "vector",
+    Op.WGMMA: "issue",
+    Op.LOAD: "copy",
+    Op.STORE: "copy",
+    Op.REDUCE: "copy",
+}
 
 
 def bars(program: Program, trace: Trace) -> list[Bar]:
-    """All spans and tensor core bursts, rows in the order of the actors, the tensor core first."""
+    """Return all spans and tensor core bursts, rows in the order of the actors, the tensor core first."""
     drawn: list[Bar] = []
     for burst in trace.bursts:
         name = program.describe(burst.actor, burst.row).removeprefix("issue ")
         owner = program.actors[burst.actor].name
         last = drawn[-1] if drawn else None
-        start, stop = burst.start / TICKS, burst.stop / TICKS
+        start = burst.start / TICKS
+        stop = burst.stop / TICKS
         if last and last.name == f"{name} ({owner})" and last.stop == start:
             drawn[-1] = last._replace(stop=stop)
         else:
@@ -66,11 +72,18 @@ def _events(drawn: Sequence[Bar], clock_mhz: float, process: str, pid: int) -> l
         events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}})
         events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
     for bar in drawn:
-        events.append({
-            "ph": "X", "pid": pid, "tid": rows[bar.row], "cat": bar.kind, "name": bar.name,
-            "ts": bar.start / clock_mhz, "dur": (bar.stop - bar.start) / clock_mhz,
-            "args": {"start_cycle": bar.start, "cycles": bar.stop - bar.start},
-        })  # fmt: skip
+        events.append(
+            {
+                "ph": "X",
+                "pid": pid,
+                "tid": rows[bar.row],
+                "cat": bar.kind,
+                "name": bar.name,
+                "ts": bar.start / clock_mhz,
+                "dur": (bar.stop - bar.start) / clock_mhz,
+                "args": {"start_cycle": bar.start, "cycles": bar.stop - bar.start},
+            }
+        )
     return events
 
 
@@ -84,7 +97,8 @@ def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100
         cells = []
         mine = [bar for bar in drawn if bar.row == row and bar.stop > start and bar.start < stop]
         for i in range(width):
-            left, right = start + i * step, start + (i + 1) * step
+            left = start + i * step
+            right = start + (i + 1) * step
             share: dict[str, float] = {}
             for bar in mine:
                 if (overlap := min(bar.stop, right) - max(bar.start, left)) > 0:
@@ -99,7 +113,9 @@ def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100
 def svg_gantt(drawn: Sequence[Bar], start: float, stop: float, title: str, width: int = 1200) -> str:
     """The same as a standalone SVG picture with a tooltip on every bar; dark where the reader's screen is."""
     rows = list(dict.fromkeys(bar.row for bar in drawn))
-    left, height, top = 130, 26, 40
+    left = 130
+    height = 26
+    top = 40
     scale = (width - left - 20) / (stop - start)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + height * len(rows) + 60}" '

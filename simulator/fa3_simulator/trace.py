@@ -1,4 +1,6 @@
-"""What a simulated run leaves behind: spans of every actor, bursts of the tensor core, marks, busy times, in ticks."""
+"""This module says what a simulated run leaves behind: spans of every actor, bursts of the tensor core, marks, busy
+times, in ticks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from fa3_simulator.costs import TICKS
 
 
 class Span(NamedTuple):
-    """What an actor did between two ticks; ``row`` is that of the operation."""
+    """Holds what an actor did between two ticks; ``row`` is that of the operation."""
 
     actor: int
     row: int
@@ -34,7 +36,7 @@ class Mark(NamedTuple):
 
 
 class DeadlockError(RuntimeError):
-    """Every unfinished actor waits for something that nobody will do."""
+    """Nothing goes on: each unfinished actor waits for something that nobody will do."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""All legal tiles and schedules for a problem, simulated and ranked."""
+"""This module simulates all legal tiles and schedules for a problem and ranks them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Ranked:
 
     @property
     def is_launchable(self) -> bool:
-        """Whether it is our kernel's own forward that a launch takes, by its choices."""
+        """Tell whether it is our kernel's own forward that a launch takes, by its choices."""
         return isinstance(self.config, Config) and self.config.traits.is_built_here and self.is_gluon_buildable
 
 
@@ -84,10 +84,19 @@ def candidates(
         if tile_m == 64 and pingpong:
             continue
         config = Config(
-            problem.dtype, head_dim, tile_m, tile_n, pack_gqa=packed, num_stages=stages, pingpong=pingpong,
-            intra_wg_overlap=overlap, pv_from_registers=registers, softmax_stages=softmax_stages, family=family,
+            problem.dtype,
+            head_dim,
+            tile_m,
+            tile_n,
+            pack_gqa=packed,
+            num_stages=stages,
+            pingpong=pingpong,
+            intra_wg_overlap=overlap,
+            pv_from_registers=registers,
+            softmax_stages=softmax_stages,
+            family=family,
             promotion_interval=promotion_interval(problem, family, tile_n),
-        )  # fmt: skip
+        )
         for num_splits in part_counts(problem, config, sms):
             yield replace(config, num_splits=num_splits)
 
@@ -108,7 +117,7 @@ def part_counts(problem: AttentionProblem, config: Config, sms: int) -> list[int
 
 
 def misfit(config: AnyConfig, machine: Machine) -> str | None:
-    """Why a configuration does not fit an SM, or None."""
+    """Return why a configuration does not fit an SM, or None."""
     needed = registers_needed(config) if isinstance(config, Config) else config.registers_needed
     if needed > config.registers[1]:
         return f"about {needed} registers, a consumer thread has {config.registers[1]}"
@@ -117,7 +126,7 @@ def misfit(config: AnyConfig, machine: Machine) -> str | None:
 
 
 def _rings_fit(config: AnyConfig, machine: Machine) -> bool:
-    """Whether Q, K and V fit shared memory: said without a program, of which most have no other fault."""
+    """Tell whether Q, K and V fit shared memory: said without a program, of which most have no other fault."""
     if not isinstance(config, Config):
         return True
     shared = resources_of(config)
@@ -176,7 +185,8 @@ def tune(
         if backward
         else candidates(problem, family=family, pack_gqa=pack_gqa, sms=int(machine["sms"]))
     )
-    ranked, fits = [], {}
+    ranked = []
+    fits = {}
     for config in found:
         program = as_program(config)
         if program not in fits:
@@ -192,17 +202,18 @@ def tune(
 
 
 def _is_gluon_buildable(problem: AttentionProblem, config: AnyConfig) -> bool:
-    """Whether our launch has the same tile and schedule; of a backward it has one, which nobody chooses."""
+    """Tell whether our launch has the same tile and schedule; of a backward it has one, which nobody chooses."""
     if isinstance(config, BackwardSchedule):
         return config == shipped_schedule(problem, OURS)
     return is_launchable(problem, config)
 
 
 def _is_peers_choice(problem: AttentionProblem, config: AnyConfig) -> bool:
-    """Whether FlashAttention-3 launches its tile and schedule when asked to choose, and has a kernel for it."""
+    """Tell whether FlashAttention-3 launches its tile and schedule when asked to choose, and has a kernel for it."""
     if isinstance(config, BackwardSchedule):
         return config == shipped_schedule(problem, PEER)
-    peer, c = FAMILIES[PEER], config
+    peer = FAMILIES[PEER]
+    c = config
     chosen = None if peer.refuses(problem) else peer.shipped(problem)
     if chosen is None:
         return False
@@ -213,7 +224,7 @@ def _is_peers_choice(problem: AttentionProblem, config: AnyConfig) -> bool:
 
 
 def regret(ranked: list[Ranked], among: list[Ranked]) -> float | None:
-    """How much slower the best of ``among`` is than the best of all; None where there is none."""
+    """Return how much slower the best of ``among`` is than the best of all; None where there is none."""
     return among[0].estimate.cycles / ranked[0].estimate.cycles - 1 if among else None
 
 

@@ -33,7 +33,9 @@ MOST_OF_A_HEAD = 1 << 18  # which take half a minute
 
 
 class StepCycles(NamedTuple):
-    """What a CTA takes for a row block, for a tile beside its row blocks, and to add and signal one part of dQ."""
+    """Holds what a CTA takes for a row block, for a tile beside its row blocks, and to add and signal one part of
+    dQ.
+    """
 
     block: float
     tile: float
@@ -84,7 +86,8 @@ def turns_program(
     for cta, mine in enumerate(assigned):
         compute = builder.actor(f"CTA {cta}", WARPGROUP_THREADS, 0)
         add = builder.actor(f"CTA {cta} adding", WARP_THREADS, 0)
-        full, empty = Mbarrier(f"full {cta}", 1), Mbarrier(f"empty {cta}", 1)
+        full = Mbarrier(f"full {cta}", 1)
+        empty = Mbarrier(f"empty {cta}", 1)
         for step, (tile, block, is_first) in enumerate(_steps(mine, turns)):
             if is_first:
                 compute.vector(tile_work)
@@ -114,7 +117,9 @@ def makespan(tiles: Sequence[KeyTile], turns: str, cycles: StepCycles, machine: 
     ValueError
         For heads of more than :data:`MOST_OF_A_HEAD` steps.
     """
-    total, steps, heads = sum(tile.blocks for tile in tiles), 0, set()
+    total = sum(tile.blocks for tile in tiles)
+    steps = 0
+    heads = set()
     for tile in tiles:
         if tile.head not in heads and steps >= MOST_STEPS:
             break

@@ -38,7 +38,7 @@ _LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.REDUCE}  # touch nothing shared
 
 
 class Proof(NamedTuple):
-    """What was found.
+    """Says what the execution of many words found.
 
     ``words`` executed stand for all; ``is_complete`` is False where the limit or a finding ended the search, the one
     in the last of ``words`` then. ``longest`` is the number of blocks of the longest word.
@@ -92,7 +92,8 @@ class _Family:
 
     def _common(self, program: Program, row: list[int]) -> tuple[int, ...]:
         """A row whose operands are indices into the lists of all programs; sizes are left out."""
-        names, (kind, *operands) = self.names, row
+        names = self.names
+        (kind, *operands) = row
 
         def slot(x: int) -> int:
             return x if x < 0 else names.slots(program.slots[x]._replace(bytes=0))
@@ -108,16 +109,23 @@ class _Family:
 
         fields: dict[int, dict[int, Callable[[int], int]]] = {
             Op.WGMMA: {0: gemm, 1: slot, 2: slot, 3: slot},
-            Op.EXPECT: {0: mbarrier}, Op.LOAD: {0: mbarrier, 2: slot}, Op.ARRIVE: {0: mbarrier},
-            Op.STORE: {0: lambda size: 0, 1: slot}, Op.WAIT: {0: mbarrier}, Op.BAR_ARRIVE: {0: named},
-            Op.BAR_SYNC: {0: named}, Op.READ: {0: slot}, Op.WRITE: {0: slot},
-        }  # fmt: skip
+            Op.EXPECT: {0: mbarrier},
+            Op.LOAD: {0: mbarrier, 2: slot},
+            Op.ARRIVE: {0: mbarrier},
+            Op.STORE: {0: lambda size: 0, 1: slot},
+            Op.WAIT: {0: mbarrier},
+            Op.BAR_ARRIVE: {0: named},
+            Op.BAR_SYNC: {0: named},
+            Op.READ: {0: slot},
+            Op.WRITE: {0: slot},
+        }
         change = fields.get(kind, {})
         return (kind, *(change[i](x) if i in change else x for i, x in enumerate(operands)))
 
     def program(self, word: Word) -> Program:
-        """Of a word, to its end."""
-        streams, n = self.streams(word), self.names
+        """Return the program that executes a word from its start to its end."""
+        streams = self.streams(word)
+        n = self.names
         actors = tuple(
             Actor(a.name, a.threads, a.registers, np.array(ops, np.int64).reshape(-1, 5))
             for a, ops in zip(self.actors, streams, strict=True)
@@ -151,7 +159,7 @@ def _common_length(streams: Sequence[Stream]) -> int:
 
 
 def shape(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = True) -> tuple:
-    """What :func:`prove` sees of a kernel: two kernels of one shape have the same proof."""
+    """Return what :func:`prove` sees of a kernel: two kernels of one shape have the same proof."""
     family = _Family(make)
     words = ((9, 9, 9), (1, 2, 1)) if is_persistent else ((27,), (1,))
     streams = tuple(tuple(map(tuple, family.streams(word))) for word in words)
@@ -192,7 +200,8 @@ def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
         seen.add(state)
         checker.stops = list(map(len, checker.ops))
         found.update(dict.fromkeys(checker.run()))
-        words, longest = words + 1, max(longest, sum(word))
+        words = words + 1
+        longest = max(longest, sum(word))
         todo += _following(word, is_persistent=is_persistent)
     return Proof(list(found), words, longest, not todo)
 
@@ -212,14 +221,14 @@ def _state(checker: Checker, family: _Family, word: Word, *, is_persistent: bool
 
 
 def _next(family: _Family, word: Word, fixed: Sequence[int], is_persistent: bool) -> tuple:
-    """What a letter fixes beyond the word before it."""
+    """Return what a letter fixes beyond the word before it."""
     streams = [family.streams(x) for x in (word, *_following(word, is_persistent=is_persistent))]
     stops = [_common_length([s[a] for s in streams]) for a in range(len(fixed))]
     return tuple(tuple(streams[0][a][fixed[a] : stop]) for a, stop in enumerate(stops))
 
 
 def normal_form(checker: Checker, users: _Users) -> tuple:
-    """All that the future of an execution at rest depends on, with clocks by their order alone.
+    """Return all that the future of an execution at rest depends on, with clocks by their order alone.
 
     A clock that is kept at a barrier says nothing by what all that wait there know already, an access to a slot nothing
     where all that may touch it know of its end. What a named barrier has released was acquired when its round ended.
@@ -246,7 +255,8 @@ def normal_form(checker: Checker, users: _Users) -> tuple:
         heads = (state.pending, state.bytes, state.done & 1, tuple(sorted(state.members)), tuple(sorted(waited)))
         return (*heads, told(state.gathered, readers))
 
-    of_mbarriers, of_named = users.waiting[: len(c.mbarriers)], users.waiting[len(c.mbarriers) :]
+    of_mbarriers = users.waiting[: len(c.mbarriers)]
+    of_named = users.waiting[len(c.mbarriers) :]
     barriers = (
         *map(phase, c.mbarriers, of_mbarriers),
         *map(phase, c.named, of_named),
@@ -263,7 +273,7 @@ def normal_form(checker: Checker, users: _Users) -> tuple:
 
 
 def _counted(c: Checker, component: int) -> int:
-    """How many wgmma groups or stores an actor has started; of its own clock, where it stands."""
+    """Return how many wgmma groups or stores an actor has started; of its own clock, where it stands."""
     kind, actor = divmod(component, c.actors)
     return (c.clock[actor][actor], c.groups[actor], c.stores[actor])[kind]
 
@@ -276,7 +286,7 @@ def _unknown(c: Checker, access: Access, touching: frozenset[int]) -> list[tuple
 
 
 def _compared(c: Checker, live: Sequence[Sequence[tuple[int, int]]]) -> list[list[int]]:
-    """By component, ascending, the values that entries of clocks can still be compared with."""
+    """Return by component, ascending, the values that entries of clocks can still be compared with."""
     limits: list[set[int]] = [set() for _ in range(c.size)]
     for component in range(3 * c.actors):
         limits[component].add(_counted(c, component))

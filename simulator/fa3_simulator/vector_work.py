@@ -13,10 +13,15 @@ from fa3_simulator.schedules import early_exponentials, late_rescaling, late_tur
 ELEMENTS_PER_CHUNK = 4  # of a lane: granularity at which two warpgroups share a pipe
 # Per key block and warp, of what each lane keeps of its two rows: the running maximum and the factor that rescales the
 # sums.
-STATISTICS_FMA, STATISTICS_ALU, STATISTICS_MUFU, STATISTICS_SHUFFLES = 6, 6, 2, 4
+STATISTICS_FMA = 6
+STATISTICS_ALU = 6
+STATISTICS_MUFU = 2
+STATISTICS_SHUFFLES = 4
 OTHER_INSTRUCTIONS_LOCKSTEP = 114  # of fp16_d128_lockstep, whose consumers load as well
 # Cycles in which ptxas has a warp wait, by the stall counts in its code, of what a tile executes once.
-TILE_STALL, TILE_STALL_FP8 = 690, 940  # 550 to 860, 835 to 1220
+# 550 to 860, 835 to 1220
+TILE_STALL = 690
+TILE_STALL_FP8 = 940
 TRIP_KEYS = 32
 
 
@@ -36,7 +41,7 @@ def _row_max(config: Config, by_integers: bool) -> Work:
 
 
 def other_work(config: Config) -> Work:
-    """What a step executes beside the classes of Work, one dispatch cycle each."""
+    """Return what a step executes beside the classes of Work, one dispatch cycle each."""
     size = config.size
     counts = (config.former and size.former_instructions) or size.other_instructions
     counted = counts[config.promotion_interval > 0]
@@ -53,7 +58,9 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
     adds the last P V.
     """
     s = config
-    scores, outputs = s.tile_n // 2, s.head_dim // 2  # per lane
+    # per lane
+    scores = s.tile_n // 2
+    outputs = s.head_dim // 2
     early = round(scores * (max(early_exponentials(s), 0.0) if s.intra_wg_overlap else late_turn(s)))
     rescaled = 0 if s.adds_in_place else outputs
     apart = round(rescaled * late_rescaling(s))
@@ -80,10 +87,13 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
 
 def _exponentials(name: str, config: Config, scores: int, rescaled: int, is_last: bool = False) -> Work:
     """Exponentials and row sums of a lane's ``scores``; with a block's last, statistics, conversion, rescaling."""
-    fma, mufu, total = 2 * scores + rescaled, scores, config.tile_n // 2
+    fma = 2 * scores + rescaled
+    mufu = scores
+    total = config.tile_n // 2
     packed = {}
     if is_last:
-        fma, mufu = fma + STATISTICS_FMA, mufu + STATISTICS_MUFU
+        fma = fma + STATISTICS_FMA
+        mufu = mufu + STATISTICS_MUFU
         packed = {"convert" if config.bits == 16 else "convert_e4m3": total // 2}
     return Work(name, -(-scores // ELEMENTS_PER_CHUNK), fma=fma, mufu=mufu, **packed)
 

@@ -1,4 +1,4 @@
-"""What one thing costs a schedule: how many times as fast a CTA would be if that took no time at all.
+"""This module says what one thing costs a schedule: how many times as fast a CTA would be if that took no time at all.
 
 The program runs again with those of its costs at zero, all else being equal: what it hides behind, or waits for, stays.
 """
@@ -20,12 +20,23 @@ from fa3_simulator.trace import Trace
 FREE: dict[str, tuple[str, ...]] = {
     "exponentials": ("mufu_port_cycles", "mufu_cycles", "mufu_lone_cycles"),
     "copies": (
-        "trip_cycles", "tma_issue", "memory_latency", "piece", "piece_far", "piece_port", "piece_store", "piece_reduce",
+        "trip_cycles",
+        "tma_issue",
+        "memory_latency",
+        "piece",
+        "piece_far",
+        "piece_port",
+        "piece_store",
+        "piece_reduce",
     ),
     "synchronisation": (
-        "mbarrier_hop_cycles", "mbarrier_poll_cycles", "named_barrier_cycles", "warp_skew_cycles", "proxy_fence_cycles",
+        "mbarrier_hop_cycles",
+        "mbarrier_poll_cycles",
+        "named_barrier_cycles",
+        "warp_skew_cycles",
+        "proxy_fence_cycles",
     ),
-}  # fmt: skip
+}
 
 
 def costs_without(thing: str, program: Program, machine: Machine, clock_mhz: float | None) -> Costs:

@@ -196,7 +196,7 @@ def test_a_redesign_of_the_tree_keeps_the_twins_keys(tree):
 
 EDITS = [  # a file, what stands there, what is put there instead, and whose bits that may change
     ("kernels/fa3_kernels/twin/wgmma.py", "_COLUMN_BLOCK = ", "_COLUMN_BLOCK = 1 + ", {FORWARD, ONE_QUERY}),
-    ("kernels/fa3_kernels/twin/one_query.py", "SHORT, UNSPLIT = 256", "SHORT, UNSPLIT = 128", {ONE_QUERY}),
+    ("kernels/fa3_kernels/twin/one_query.py", "SHORT = 256", "SHORT = 128", {ONE_QUERY}),
     ("reference/fa3_reference/problem.py", "def rows_lse", "@np.copy\n    def rows_lse", {FORWARD}),
     ("kernels/fa3_kernels/plan/config.py", "self.tile_m // WARPGROUP_ROWS", "self.tile_m // 2", set()),
 ]

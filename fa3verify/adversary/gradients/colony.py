@@ -58,7 +58,7 @@ class Island:
 
     @property
     def model(self) -> BackwardModel:
-        """What the bound assumes, before the last rounding: the order of FlashAttention-3's D at head_dim 64."""
+        """Return what the bound assumes, before the last rounding: the order of FlashAttention-3's D at head_dim 64."""
         model = BackwardModel(self.dtype, self.tile_n, dots_depth=10, out_dtype="fp32", weights=self.weights)
         return replace(model, tanh_error=TANH_REL if self.softcap == "tanh" else 0.0)
 

@@ -30,7 +30,7 @@ class Ends(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """What one query head adds, float32: per key block to dQ, and to dK and dV."""
+    """Holds what one query head adds, float32: per key block to dQ, and to dK and dV."""
 
     dq: np.ndarray  # (blocks, rows, head_dim)
     dk: np.ndarray  # (keys, head_dim)
@@ -47,7 +47,8 @@ def execute(colony: Colony) -> Ends:
 
 def _problem(colony: Colony, operands: BackwardOperands, index: int) -> Ends:
     """One individual; dK is scaled head by head, before heads are added, and a single head's is not added at all."""
-    scale, heads = _F32(colony.softmax_scale), range(colony.island.heads)
+    scale = _F32(colony.softmax_scale)
+    heads = range(colony.island.heads)
     parts = [_head(colony, operands, index, head) for head in heads]
     dq = [range_of_sums(x.dq, flushes=False) for x in parts]
     dk = _heads_sum([float32.flushed(float32.flushed(x.dk) * scale) for x in parts])
@@ -82,8 +83,10 @@ def _weights(
     lse: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """P and dS of all pairs, float32 (rows, keys); a softcap's slope is taken before the mask."""
-    flushed, dtype = float32.flushed, colony.island.dtype
-    s, slope = wgmma(operand(q, dtype), operand_b(k, dtype)), None
+    flushed = float32.flushed
+    dtype = colony.island.dtype
+    s = wgmma(operand(q, dtype), operand_b(k, dtype))
+    slope = None
     scores = colony.softmax_scale, colony.softcap, colony.island.order
     if colony.softcap:
         s, slope = capped(s, *scores)

@@ -1,4 +1,6 @@
-"""How an individual's arrays mutate: from one code to whole rows at the end of a format, and what meets in D and P."""
+"""This module says how an individual's arrays mutate: from one code to whole rows at the end of a format, and what
+meets in D and P.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Child:
 
     def some(self, x: np.ndarray) -> np.ndarray:
         """A mask: one element, a random share, a row, a channel, or all."""
-        rng, chosen = self.rng, np.zeros(x.shape, bool)
+        rng = self.rng
+        chosen = np.zeros(x.shape, bool)
         kind = rng.integers(5)
         if kind == 0:
             chosen.flat[rng.integers(x.size)] = True
@@ -51,19 +54,22 @@ class Child:
 
     def scores(self, head: int) -> np.ndarray:
         """softmax_scale q . k, float64 (rows, keys)."""
-        colony, i = self.colony, self.index
+        colony = self.colony
+        i = self.index
         return colony.softmax_scale * (colony.q[i, :, head] @ colony.k[i, :, 0].T)
 
 
 def _nudge(child: Child) -> None:
-    x, rng = child.gene(), child.rng
+    x = child.gene()
+    rng = child.rng
     factors = np.exp2(child.step * rng.standard_normal(x.shape))
     ulps = 1 + child.fmt.epsilon * rng.integers(-2, 3, x.shape)
     child.write(x, child.some(x), x * (factors if rng.random() < 0.5 else ulps))
 
 
 def _signs(child: Child) -> None:
-    x, rng = child.gene(), child.rng
+    x = child.gene()
+    rng = child.rng
     sign = (-1.0, np.sign(x), rng.choice([-1.0, 1.0], x.shape))[rng.integers(3)]
     child.write(x, child.some(x), x * sign)
 
@@ -80,15 +86,19 @@ def _equal(child: Child) -> None:
 
 def _sizes(child: Child) -> None:
     """A group larger or smaller by powers of two."""
-    x, rng = child.gene(), child.rng
+    x = child.gene()
+    rng = child.rng
     shift = rng.integers(-30, 31) if rng.random() < 0.3 else rng.integers(-3, 4)
     child.write(x, child.some(x), np.ldexp(x, shift))
 
 
 def _level(child: Child) -> None:
     """A group at one size of all that the format has, often at one of its ends."""
-    x, rng, fmt = child.gene(), child.rng, child.fmt
-    least, largest = fmt.min_exponent - fmt.fraction_bits, int(np.log2(max_finite(fmt.name)))
+    x = child.gene()
+    rng = child.rng
+    fmt = child.fmt
+    least = fmt.min_exponent - fmt.fraction_bits
+    largest = int(np.log2(max_finite(fmt.name)))
     ends = (least, fmt.min_exponent + 1), (largest // 2, largest // 2 + 3), (least, largest + 1), (-4, 4)
     exponent = rng.integers(*ends[rng.integers(4)])
     fraction = rng.choice([1.0, 2 - fmt.epsilon, rng.uniform(1, 2)])
@@ -105,7 +115,8 @@ def _full_fractions(child: Child) -> None:
 
 def _spread(child: Child) -> None:
     """Numbers far apart in size, so that the small products of a chain are cut off."""
-    x, rng = child.gene(), child.rng
+    x = child.gene()
+    rng = child.rng
     child.write(x, child.some(x), x * np.exp2(-np.round(rng.uniform(0, rng.uniform(0, 30), x.shape))))
 
 
@@ -119,10 +130,15 @@ def _few_channels(child: Child) -> None:
 
 def _cancel(child: Child) -> None:
     """One channel of a row that takes its product with a key to about zero: what was lost remains."""
-    colony, i, rng = child.colony, child.index, child.rng
-    row, key, head = rng.integers(colony.island.rows), rng.integers(colony.island.keys), rng.integers(colony.q.shape[2])
+    colony = child.colony
+    i = child.index
+    rng = child.rng
+    row = rng.integers(colony.island.rows)
+    key = rng.integers(colony.island.keys)
+    head = rng.integers(colony.q.shape[2])
     left, right = ((colony.q, colony.k), (colony.dout, colony.v))[rng.integers(2)]
-    x, y = left[i, row, head], right[i, key, 0]
+    x = left[i, row, head]
+    y = right[i, key, 0]
     last = rng.integers(x.size)
     if y[last] != 0:
         rest = x @ y - x[last] * y[last]
@@ -131,10 +147,15 @@ def _cancel(child: Child) -> None:
 
 def _cut_off(child: Child) -> None:
     """Products of one chain just too small for the alignment of the largest one."""
-    colony, i, rng = child.colony, child.index, child.rng
-    row, key, head = rng.integers(colony.island.rows), rng.integers(colony.island.keys), rng.integers(colony.q.shape[2])
+    colony = child.colony
+    i = child.index
+    rng = child.rng
+    row = rng.integers(colony.island.rows)
+    key = rng.integers(colony.island.keys)
+    head = rng.integers(colony.q.shape[2])
     left, right = ((colony.q, colony.k), (colony.dout, colony.v))[rng.integers(2)]
-    x, y = left[i, row, head], right[i, key, 0]
+    x = left[i, row, head]
+    y = right[i, key, 0]
     products = np.abs(x * y)
     small = (rng.random(x.size) < rng.random()) & (products < products.max()) & (x != 0)
     if small.any():
@@ -144,7 +165,8 @@ def _cut_off(child: Child) -> None:
 
 def _shift_lse(child: Child) -> None:
     """The lse of some rows off by little, by binary orders, or far away."""
-    lse, rng = child.colony.lse[child.index], child.rng
+    lse = child.colony.lse[child.index]
+    rng = child.rng
     reach = (2.0**-10, 4.0, 160.0)[rng.integers(3)]
     moved = lse + (rng.uniform(-reach, reach) if rng.random() < 0.5 else rng.integers(-8, 9) / LOG2_E)
     lse[...] = np.where(child.some(lse), moved.astype(np.float32), lse)
@@ -153,11 +175,11 @@ def _shift_lse(child: Child) -> None:
 def _weigh(child: Child) -> None:
     """The lse with which the weight of a key in every row lies beside the middle of two neighbours, or is a power of
     two."""
-    rng, fmt, head = child.rng, child.fmt, child.rng.integers(child.colony.q.shape[2])
-    lse, keys = (
-        child.colony.lse[child.index, head],
-        rng.integers(child.colony.island.keys, size=len(child.scores(head))),
-    )
+    rng = child.rng
+    fmt = child.fmt
+    head = child.rng.integers(child.colony.q.shape[2])
+    lse = child.colony.lse[child.index, head]
+    keys = rng.integers(child.colony.island.keys, size=len(child.scores(head)))
     s = np.take_along_axis(child.scores(head), keys[:, None], 1)[:, 0]
     weight = np.exp2(-rng.integers(0, 4) if rng.random() < 0.5 else -rng.uniform(0, 20))
     if rng.random() < 0.6:
@@ -169,8 +191,11 @@ def _weigh(child: Child) -> None:
 
 def _meet(child: Child) -> None:
     """Rows of O that are rows of V, or near them, so that dP - D is next to nothing."""
-    colony, i, rng = child.colony, child.index, child.rng
-    out, v = colony.out[i], colony.v[i]
+    colony = child.colony
+    i = child.index
+    rng = child.rng
+    out = colony.out[i]
+    v = colony.v[i]
     values = np.broadcast_to(v[rng.integers(len(v))][None] * (1 + child.fmt.epsilon * rng.integers(-1, 2)), out.shape)
     child.write(out, child.some(out), values)
 

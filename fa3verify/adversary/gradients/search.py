@@ -32,14 +32,15 @@ class Verdict(NamedTuple):
     dv: np.ndarray
 
     def largest(self, name: str) -> np.ndarray:
-        """Of every individual, (problems,)."""
+        """Return the largest of every individual, (problems,)."""
         ratio = getattr(self, name)
         return ratio.reshape(len(ratio), -1).max(1)
 
 
 def judge(colony: Colony, bound: Any = backward_bound) -> Verdict:
     """Run the arithmetic, the truth and the bound on a colony."""
-    problem, operands = colony.problem, colony.operands
+    problem = colony.problem
+    operands = colony.operands
     with np.errstate(all="ignore"):
         got = execute(colony)
         q, k, v, dout, out, lse = operands.dequantized(problem)
@@ -68,17 +69,21 @@ class Search(Climb):
 
     def _restart(self) -> None:
         self.found.restarts += 1
-        fresh, objective = Colony.normal(self.island, self.rng), self.next_objective()
+        fresh = Colony.normal(self.island, self.rng)
+        objective = self.next_objective()
         if objective in self.archive and self.rng.random() < 0.5:
             best = self.archive[objective][1]
-            fresh.softmax_scale, fresh.softcap = best.softmax_scale, best.softcap
+            fresh.softmax_scale = best.softmax_scale
+            fresh.softcap = best.softcap
             for name in GENES:
                 getattr(fresh, name)[0] = getattr(best, name)[0]
         self.begin(fresh)
 
     def generation(self) -> Verdict:
         """Breed, judge and select once."""
-        colony, tried, moved = self.parents, [], False
+        colony = self.parents
+        tried = []
+        moved = False
         if not self.is_new:
             colony, tried = self._offspring()
             moved = bool(self.rng.random() < (0.3 if self.wild else 0.1))
@@ -109,7 +114,9 @@ class Search(Climb):
 
     def _offspring(self) -> tuple[Colony, list[tuple[int, int, list[int]]]]:
         """Parents in the first half, children of them in the second one."""
-        colony, rng, half = self.parents.copied(), self.rng, self.island.problems // 2
+        colony = self.parents.copied()
+        rng = self.rng
+        half = self.island.problems // 2
         tried = []
         with np.errstate(all="ignore"):
             for child in range(half, self.island.problems):

@@ -1,1 +1,1 @@
-"""What the compiler makes of every shipped kernel, and which measurements belong to it."""
+"""This module says what the compiler makes of every shipped kernel, and which measurements belong to it."""

@@ -1,4 +1,4 @@
-"""Which kernels a probe starts, with which arguments, on a machine without a GPU."""
+"""This module says which kernels a probe starts, with which arguments, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Descriptor(NamedTuple):
-    """What a TMA descriptor says: elements, block, extents and strides of the view."""
+    """Holds what a TMA descriptor says: elements, block, extents and strides of the view."""
 
     dtype: str
     block_shape: tuple[int, ...]
@@ -81,7 +81,8 @@ def _backward_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple
 
 def plan_for(launch: Launch) -> Plan:
     """Plan a launch of contiguous operands."""
-    problem, choices = launch.problem, dict(launch.choices)
+    problem = launch.problem
+    choices = dict(launch.choices)
     blocks = choices.pop("descale_blocks", None)
     lengths = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
     descales: tuple[Operand | None, ...] = (None, None, None)

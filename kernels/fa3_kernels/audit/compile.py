@@ -118,7 +118,8 @@ def _reported(compiled: Any, options: Mapping[str, Any]) -> Compiled:
 
 def _report(ptx: str, smem_bytes: int, flags: tuple[str, ...]) -> Compiled:
     with tempfile.TemporaryDirectory() as folder:
-        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source = Path(folder, "kernel.ptx")
+        cubin = Path(folder, "kernel.cubin")
         source.write_text(ptx)
         command = [str(_TOOLS / "ptxas"), "-v", "--gpu-name=sm_90a", *flags, str(source), "-o", str(cubin)]
         messages = subprocess.run(command, capture_output=True, text=True, check=True).stderr

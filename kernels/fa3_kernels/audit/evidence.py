@@ -1,4 +1,6 @@
-"""Which kernels a measurement belongs to: evidence is of what was launched, stale as soon as that no longer is."""
+"""This module says which kernels a measurement belongs to: evidence is of what was launched, stale as soon as that no
+longer is.
+"""
 
 from __future__ import annotations
 

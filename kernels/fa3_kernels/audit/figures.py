@@ -1,4 +1,5 @@
-"""What the compiler made of every shipped and instrumented kernel, read without a GPU, and what changed since accepted.
+"""This module says what the compiler made of every shipped and instrumented kernel, read without a GPU, and what
+changed since accepted.
 
 Every launch of :func:`fa3_kernels.audit.probes.audited` is compiled for sm_90a with the ptxas of the Triton wheel. Its
 figures, and what every probe gives the GPU, are compared with the golden file ``audit.json`` beside this one; rules
@@ -221,7 +222,8 @@ def compare(golden: Mapping[str, Figures], figures: Mapping[str, Figures], *, pa
         if name not in golden:
             lines.append(f"{name}: not in the golden file")
             continue
-        before, after = _flat(golden[name]), _flat(now)
+        before = _flat(golden[name])
+        after = _flat(now)
         moved = [key for key in before | after if before.get(key) != after.get(key)]
         lines += [f"{name}: {key} {_text(before.get(key))} -> {_text(after.get(key))}" for key in moved]
     if not partial:

@@ -49,7 +49,7 @@ def golden_text(figures: Mapping[str, Figures]) -> str:
 
 
 def is_compiled(groups: Figures) -> bool:
-    """Whether a row has figures of the compiled kernel, and not the launch alone."""
+    """Tell whether a row has figures of the compiled kernel, and not the launch alone."""
     return set(groups) != {"launch"}
 
 

@@ -1,4 +1,5 @@
-"""What the GPU gets of a launch, as one hash: evidence measured on a launch is of everything that has this hash.
+"""This module says what the GPU gets of a launch, as one hash: evidence measured on a launch is of everything that has
+this hash.
 
 Names of kernels, modules, records and fields, comments and the layout of files are not in it; what the compiler makes
 of the kernel is not either, that is the hash of the PTX. Torch is needed for launches of the quantiser alone.

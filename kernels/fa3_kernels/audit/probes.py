@@ -12,7 +12,9 @@ from typing import Any
 from fa3_kernels.audit.shipped import Launch, shipped
 from fa3_reference.problem import AttentionProblem, Dtype
 
-HIDDEN, TOKENS = 2048, 16384  # of the paper's grid (arXiv 2407.08608, section 4.1), by which speed is measured
+# of the paper's grid (arXiv 2407.08608, section 4.1), by which speed is measured
+HIDDEN = 2048
+TOKENS = 16384
 STEPS = 512  # of a recorded timeline, for which a CTA has room; it stamps nothing behind them
 _DTYPES: tuple[Dtype, ...] = ("fp16", "e4m3")
 _DESCALED: dict[str, dict[str, Any]] = {"fp16": {}, "e4m3": {"descale_blocks": (0, 0, 0)}}

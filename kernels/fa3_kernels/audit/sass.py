@@ -1,4 +1,5 @@
-"""What a disassembly proves: uniform registers that some path reads before any instruction of that path has set them.
+"""This module says what a disassembly proves: uniform registers that some path reads before any instruction of that
+path has set them.
 
 ptxas 12.8 can merge equal address computations of two loops although the first loop, which sets the register, may be
 skipped; wgmma then reads from a wrong address. Such a register is not assigned on every path from the entry, which a

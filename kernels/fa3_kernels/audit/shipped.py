@@ -1,4 +1,4 @@
-"""Every compiled kernel that ships, as the launches that reach it."""
+"""This module lists every compiled kernel that ships, as the launches that reach it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Launch:
 
     @property
     def evidence(self) -> Literal["forward", "packed", "quantize", "timeline", "backward"]:
-        """What launches are evidence of: a forward of batched sequences, or of packed ones, scheduled on the GPU."""
+        """Return what launches are evidence of: a forward of batched sequences, or of packed ones, scheduled on the
+        GPU.
+        """
         if self.function == "quantize_qkv":
             return "quantize"
         if self.function == "backward":

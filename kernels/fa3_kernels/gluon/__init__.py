@@ -9,7 +9,7 @@ SUPPORTED_TRITON = "3.6"  # Gluon is experimental: private names, barrier ids an
 
 
 def unsupported() -> str | None:
-    """Why the kernels cannot be compiled here, or None. Looks at installed packages only."""
+    """Return why the kernels cannot be compiled here, or None. Looks at installed packages only."""
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"package {package} is not installed (extra 'gpu')"

@@ -43,8 +43,7 @@ from fa3_kernels.gluon.pipeline import slot_barrier
 @gluon.jit
 def _issue_scores(p, keys, zeros, step):
     """Start S^T = K Q^T from zero."""
-    return warpgroup_mma(keys, matrix(p.q_smem.index(step & 1)).permute((1, 0)), zeros, use_acc=False,
-                         is_async=True)  # fmt: skip
+    return warpgroup_mma(keys, matrix(p.q_smem.index(step & 1)).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -138,12 +137,50 @@ def _consume(p, WARPGROUP: gl.constexpr):
         number += 1
 
 
-@gluon.jit(do_not_specialize=[
-    "max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "gang", "fold", "turn", "num_blocks"
-])  # fmt: skip
-def backward(q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc, starts_q, starts_k, turns,
-             schedule, max_tiles, nheads, group, seqlen_q, seqlen_k, left, right, gang, fold, turn, num_blocks,
-             scale_log2, cap_scale, softmax_scale, VARIANT: gl.constexpr):  # fmt: skip
+@gluon.jit(
+    do_not_specialize=[
+        "max_tiles",
+        "nheads",
+        "group",
+        "seqlen_q",
+        "seqlen_k",
+        "left",
+        "right",
+        "gang",
+        "fold",
+        "turn",
+        "num_blocks",
+    ]
+)
+def backward(
+    q_desc,
+    k_desc,
+    v_desc,
+    dout_desc,
+    dq_desc,
+    stats_desc,
+    dk_desc,
+    dv_desc,
+    starts_q,
+    starts_k,
+    turns,
+    schedule,
+    max_tiles,
+    nheads,
+    group,
+    seqlen_q,
+    seqlen_k,
+    left,
+    right,
+    gang,
+    fold,
+    turn,
+    num_blocks,
+    scale_log2,
+    cap_scale,
+    softmax_scale,
+    VARIANT: gl.constexpr,
+):
     """Persistent kernel; see :mod:`fa3_kernels.plan.backward_plan` for the meaning of the arguments."""
     sizes = (nheads, group, seqlen_q, seqlen_k, left, right, gang, fold, turn, num_blocks)
     p = program(

@@ -1,4 +1,6 @@
-"""What runs before and after the backward kernel: D, the lse in log2 units and zeroed sums; then dQ from its sums."""
+"""This module says what runs before and after the backward kernel: D, the lse in log2 units and zeroed sums; then dQ
+from its sums.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,23 @@ def _rows_of(starts_q, seqlen_q, TILE_M: gl.constexpr, IS_VARLEN: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["seqlen_q", "nheads", "num_blocks", "lse_rows"])
-def backward_start(out, dout, lse, stats, dq_sums, turns, starts_q, seqlen_q, nheads, head_dim, num_blocks, lse_rows,
-                   TILE_M: gl.constexpr, HEAD_DIM: gl.constexpr, IS_VARLEN: gl.constexpr):  # fmt: skip
+def backward_start(
+    out,
+    dout,
+    lse,
+    stats,
+    dq_sums,
+    turns,
+    starts_q,
+    seqlen_q,
+    nheads,
+    head_dim,
+    num_blocks,
+    lse_rows,
+    TILE_M: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    IS_VARLEN: gl.constexpr,
+):
     """One row block of a head; neighbouring programs take the heads of the same rows, which lie side by side.
 
     Parameters
@@ -83,8 +100,19 @@ def backward_start(out, dout, lse, stats, dq_sums, turns, starts_q, seqlen_q, nh
 
 
 @gluon.jit(do_not_specialize=["seqlen_q", "nheads", "num_blocks"])
-def backward_finish(dq_sums, dq, starts_q, seqlen_q, nheads, head_dim, num_blocks, softmax_scale,
-                    TILE_M: gl.constexpr, HEAD_DIM: gl.constexpr, IS_VARLEN: gl.constexpr):  # fmt: skip
+def backward_finish(
+    dq_sums,
+    dq,
+    starts_q,
+    seqlen_q,
+    nheads,
+    head_dim,
+    num_blocks,
+    softmax_scale,
+    TILE_M: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    IS_VARLEN: gl.constexpr,
+):
     """dQ of one row block of a head: its sums times softmax_scale, rounded once, (rows, nheads, head_dim)."""
     start, length, first_block = _rows_of(starts_q, seqlen_q, TILE_M, IS_VARLEN)
     first_row = gl.program_id(1) * TILE_M

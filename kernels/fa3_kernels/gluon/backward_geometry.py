@@ -1,4 +1,5 @@
-"""What a tile of the backward is: keys of an entry, the row blocks it visits, its mask, and where its rows lie.
+"""This module says what a tile of the backward is: keys of an entry, the row blocks it visits, its mask, and where its
+rows lie.
 
 The rules are those of :mod:`fa3_kernels.plan.key_tiles`, which the twin follows and which states them. ``p`` is the
 :class:`fa3_kernels.gluon.backward_pipeline.Program`.
@@ -155,7 +156,7 @@ def visible_scores(p, s, tile, first_row, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def key_coordinates(p, tile, row):
-    """Where rows of K, V, dK or dV start."""
+    """Return where rows of K, V, dK or dV start."""
     if p.v.is_varlen:
         return [RAGGED_ROWS, tile.k_start + tile.seqlen_k, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + row, 0]
     else:
@@ -172,13 +173,13 @@ def query_coordinates(p, tile, head, row):
 
 @gluon.jit
 def block_index(p, tile, head, block):
-    """Which row block of all heads this is."""
+    """Return which row block of all heads this is."""
     return head * p.num_blocks + tile.first_block + block
 
 
 @gluon.jit
 def dq_coordinates(p, tile, head, block, part, WARPGROUP: gl.constexpr):
-    """Where a part of a warpgroup's share of dQ lies in the sums."""
+    """Return where a part of a warpgroup's share of dQ lies in the sums."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     rows: gl.constexpr = p.dq_desc.block_type.shape[0]
     channels: gl.constexpr = p.dq_desc.block_type.shape[1]
@@ -191,7 +192,7 @@ def dq_coordinates(p, tile, head, block, part, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def parts_before(p, tile, block):
-    """How many tiles add to a row block before this one, see :func:`fa3_kernels.plan.key_tiles.Walk.parts`."""
+    """Return how many tiles add to a row block before this one, see :func:`fa3_kernels.plan.key_tiles.Walk.parts`."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
     blocks = gl.cdiv(tile.seqlen_k, tile_n)

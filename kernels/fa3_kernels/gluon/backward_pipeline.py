@@ -52,7 +52,7 @@ def exchange():
 
 @gluon.jit
 def scores_ready(OPERATION: gl.constexpr):
-    """Where the warpgroup that forms the scores meets the other one, which reads them."""
+    """Let the warpgroup that forms the scores meet the other one, which reads them."""
     named_barrier(OPERATION, SCORES_READY, EXCHANGE_THREADS)
 
 
@@ -65,7 +65,7 @@ def add_in_memory(desc, coordinates, buffer, _semantic=None):
 
 @aggregate
 class Program:
-    """What every partition of the kernel sees.
+    """Holds what every partition of the kernel sees.
 
     The decorator reads these annotations as types: no postponed annotations in this file.
     """
@@ -176,9 +176,13 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
     mbarrier.init(kv_full, count=1)
     fence_async_shared()
     return Program(
-        (q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc), pointers, sizes,
-        (q_smem, k_smem, v_smem, dout_smem, stats_smem, ds_smem, dq_smem, scores_smem), (q_full, dout_full, kv_full), v,
-    )  # fmt: skip
+        (q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc),
+        pointers,
+        sizes,
+        (q_smem, k_smem, v_smem, dout_smem, stats_smem, ds_smem, dq_smem, scores_smem),
+        (q_full, dout_full, kv_full),
+        v,
+    )
 
 
 @gluon.jit
@@ -209,10 +213,13 @@ def take_turn(p, tile, head, block):
     """Wait until all tiles before this one have added their part of a row block."""
     gl.inline_asm_elementwise(
         "{ .reg .pred %waits; .reg .b32 %taken; WAIT: ld.acquire.gpu.global.b32 %taken, [$1]; "
-        "setp.lt.s32 %waits, %taken, $2; @%waits bra WAIT; fence.proxy.async.global; mov.b32 $0, 0; }", "=r,l,r",
+        "setp.lt.s32 %waits, %taken, $2; @%waits bra WAIT; fence.proxy.async.global; mov.b32 $0, 0; }",
+        "=r,l,r",
         [p.turns + block_index(p, tile, head, block), parts_before(p, tile, block)],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -221,9 +228,13 @@ def pass_turn(p, tile, head, block):
     gl.inline_asm_elementwise(
         "{ .reg .pred %first; .reg .b32 %lane; cp.async.bulk.wait_group 0; fence.proxy.async.global; bar.warp.sync -1; "
         "mov.u32 %lane, %laneid; setp.eq.s32 %first, %lane, 0; "
-        "@%first red.release.gpu.global.add.s32 [$1], 1; mov.b32 $0, 0; }", "=r,l",
-        [p.turns + block_index(p, tile, head, block)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+        "@%first red.release.gpu.global.add.s32 [$1], 1; mov.b32 $0, 0; }",
+        "=r,l",
+        [p.turns + block_index(p, tile, head, block)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit

@@ -57,7 +57,8 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
     zeros = gl.zeros([tile, tile], gl.float32, s_layout)
     dq_zeros = gl.zeros([tile, part], gl.float32, dq_layout)
     keys = matrix(p.k_smem)
-    low, high = keys.slice(first, part, dim=1), keys.slice(first + part, part, dim=1)
+    low = keys.slice(first, part, dim=1)
+    high = keys.slice(first + part, part, dim=1)
     shared_ds = p.ds_smem.index(0)
     number = 0
     step = 0

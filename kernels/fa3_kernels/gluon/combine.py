@@ -9,8 +9,19 @@ from fa3_kernels.gluon import softmax
 
 
 @gluon.jit(do_not_specialize=["num_rows", "seqlen_q", "nheads", "num_splits", "head_dim"])
-def combine(partial_ptr, partial_lse_ptr, out_ptr, lse_ptr, num_rows, seqlen_q, nheads, num_splits, head_dim,
-            ROWS: gl.constexpr, HEAD_DIM: gl.constexpr):  # fmt: skip
+def combine(
+    partial_ptr,
+    partial_lse_ptr,
+    out_ptr,
+    lse_ptr,
+    num_rows,
+    seqlen_q,
+    nheads,
+    num_splits,
+    head_dim,
+    ROWS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+):
     """Merge ROWS output rows.
 
     Parameters

@@ -17,7 +17,7 @@ MIN_NORMAL = gl.constexpr(2.0**-126)
 
 @aggregate
 class Scaling:
-    """What the e4m3 kernel has beside the Program: transposed V, factors, descales in global memory.
+    """Holds what the e4m3 kernel has beside the Program: transposed V, factors, descales in global memory.
 
     A descale is float32 (batch, heads, blocks) with strides; a block of K or V is one key tile, or all of them when its
     stride is 0. The decorator reads these annotations as types: no postponed annotations in this file.

@@ -12,9 +12,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from fa3_kernels.plan.views import Block, View
 
 DTYPES = {
-    "float16": gl.float16, "bfloat16": gl.bfloat16, "float8_e4m3fn": gl.float8e4nv, "float32": gl.float32,
-    "int32": gl.int32, "int64": gl.int64,
-}  # fmt: skip
+    "float16": gl.float16,
+    "bfloat16": gl.bfloat16,
+    "float8_e4m3fn": gl.float8e4nv,
+    "float32": gl.float32,
+    "int32": gl.int32,
+    "int64": gl.int64,
+}
 
 
 @lru_cache(maxsize=64)

@@ -64,9 +64,13 @@ def _rounded(p, probabilities):
     halves = gl.reshape(probabilities.to(p.q_desc.dtype), [WARPGROUP_ROWS, keys // 2, 2])
     even, odd = gl.split(halves)
     return gl.inline_asm_elementwise(
-        "mov.b32 $0, {$1, $2};", "=r,h,h", [even.to(gl.int16, bitcast=True), odd.to(gl.int16, bitcast=True)],
-        dtype=gl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
+        "mov.b32 $0, {$1, $2};",
+        "=r,h,h",
+        [even.to(gl.int16, bitcast=True), odd.to(gl.int16, bitcast=True)],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -84,8 +88,9 @@ def _issue_output(p, probabilities, o, step):
 
 
 @gluon.jit
-def _softmax(p, tile, s, row_max, thread_sums, first_key, IS_FIRST: gl.constexpr, MASKED: gl.constexpr,
-             WARPGROUP: gl.constexpr):  # fmt: skip
+def _softmax(
+    p, tile, s, row_max, thread_sums, first_key, IS_FIRST: gl.constexpr, MASKED: gl.constexpr, WARPGROUP: gl.constexpr
+):
     """Cap and mask one block and advance the running statistics."""
     if p.v.softcap:
         s = softmax.capped(s, p.cap_scale)
@@ -95,8 +100,9 @@ def _softmax(p, tile, s, row_max, thread_sums, first_key, IS_FIRST: gl.constexpr
 
 
 @gluon.jit
-def _step(p, tile, q, zeros, o, operand, row_max, thread_sums, step, first_key,
-          MASKED: gl.constexpr, WARPGROUP: gl.constexpr):  # fmt: skip
+def _step(
+    p, tile, q, zeros, o, operand, row_max, thread_sums, step, first_key, MASKED: gl.constexpr, WARPGROUP: gl.constexpr
+):
     """P V of block ``step`` and scores and softmax of the next one."""
     at_step(p, step)
     v_slot = step % p.v.stages
@@ -295,12 +301,42 @@ def _consume(p, WARPGROUP: gl.constexpr):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=[
-    "max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "num_splits", "num_rows"
-])  # fmt: skip
-def forward_fp16(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequences, stamps, schedule, max_tiles, nheads,
-                 group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_scale,
-                 VARIANT: gl.constexpr):  # fmt: skip
+@gluon.jit(
+    do_not_specialize=[
+        "max_tiles",
+        "nheads",
+        "group",
+        "seqlen_q",
+        "seqlen_k",
+        "left",
+        "right",
+        "num_splits",
+        "num_rows",
+    ]
+)
+def forward_fp16(
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    lse_ptr,
+    partial_ptr,
+    sequences,
+    stamps,
+    schedule,
+    max_tiles,
+    nheads,
+    group,
+    seqlen_q,
+    seqlen_k,
+    left,
+    right,
+    num_splits,
+    num_rows,
+    scale_log2,
+    cap_scale,
+    VARIANT: gl.constexpr,
+):
     """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
     declare_stamps(VARIANT)
     if VARIANT.integer_max:

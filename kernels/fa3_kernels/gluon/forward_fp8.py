@@ -161,8 +161,9 @@ def _scaled_now(o, factor):
 
 
 @gluon.jit
-def _step(p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums, c, step, block,
-          WARPGROUP: gl.constexpr):  # fmt: skip
+def _step(
+    p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums, c, step, block, WARPGROUP: gl.constexpr
+):
     """P V of block ``step`` and scores and softmax of the next one, ``block``."""
     layout: gl.constexpr = gl.DotOperandLayout(0, o[0].type.layout, 4)
     stages: gl.constexpr = p.v.stages
@@ -286,9 +287,22 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
         words = pack_chunks(probabilities, operand, interval)
         for j in range(2, blocks.stop - blocks.first + 1):
             o, words, rescale, row_max, thread_sums, step = _step(
-                p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums, c_next, step, blocks.stop - j,
+                p,
+                x,
+                tile,
+                blocks,
+                q,
+                zeros,
+                o,
+                words,
+                rescale,
+                row_max,
+                thread_sums,
+                c_next,
+                step,
+                blocks.stop - j,
                 WARPGROUP,
-            )  # fmt: skip
+            )
         number += 1
         c_next = row_factors(p, x, entry, rows, WARPGROUP)
         if crosses_tiles:
@@ -315,14 +329,66 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=[
-    "max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "num_splits", "num_rows", "q_block_rows",
-    "q_batch", "q_head", "q_block", "k_batch", "k_head", "k_block", "v_batch", "v_head", "v_block",
-])  # fmt: skip
-def forward_fp8(q_desc, k_desc, v_desc, out_desc, lse_ptr, partial_ptr, sequences, stamps, schedule,
-                q_descale, q_batch, q_head, q_block, k_descale, k_batch, k_head, k_block,
-                v_descale, v_batch, v_head, v_block, q_block_rows, cap_factor, cap_log2, max_tiles, nheads, group,
-                seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, VARIANT: gl.constexpr):  # fmt: skip
+@gluon.jit(
+    do_not_specialize=[
+        "max_tiles",
+        "nheads",
+        "group",
+        "seqlen_q",
+        "seqlen_k",
+        "left",
+        "right",
+        "num_splits",
+        "num_rows",
+        "q_block_rows",
+        "q_batch",
+        "q_head",
+        "q_block",
+        "k_batch",
+        "k_head",
+        "k_block",
+        "v_batch",
+        "v_head",
+        "v_block",
+    ]
+)
+def forward_fp8(
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    lse_ptr,
+    partial_ptr,
+    sequences,
+    stamps,
+    schedule,
+    q_descale,
+    q_batch,
+    q_head,
+    q_block,
+    k_descale,
+    k_batch,
+    k_head,
+    k_block,
+    v_descale,
+    v_batch,
+    v_head,
+    v_block,
+    q_block_rows,
+    cap_factor,
+    cap_log2,
+    max_tiles,
+    nheads,
+    group,
+    seqlen_q,
+    seqlen_k,
+    left,
+    right,
+    num_splits,
+    num_rows,
+    scale_log2,
+    VARIANT: gl.constexpr,
+):
     """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
     head_dim: gl.constexpr = v_desc.block_type.shape[-1]
     tile_n: gl.constexpr = k_desc.block_type.shape[-2]

@@ -49,8 +49,21 @@ def _masked(s, diagonal, seqlen_k, first_key, IS_CAUSAL: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["nheads", "group", "seqlen_q", "seqlen_k"])
-def forward_lockstep(q_desc, k_desc, v_desc, out_desc, lse_ptr, nheads, group, seqlen_q, seqlen_k, scale_log2,
-                     IS_CAUSAL: gl.constexpr, HAS_KEY_TAIL: gl.constexpr, OVERLAP: gl.constexpr):  # fmt: skip
+def forward_lockstep(
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    lse_ptr,
+    nheads,
+    group,
+    seqlen_q,
+    seqlen_k,
+    scale_log2,
+    IS_CAUSAL: gl.constexpr,
+    HAS_KEY_TAIL: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
     """Grid (row tiles, batch * nheads). Descriptors are dense views (batch, nheads, seqlen, head_dim)."""
     dtype: gl.constexpr = q_desc.dtype
     tile_m: gl.constexpr = q_desc.block_type.shape[-2]

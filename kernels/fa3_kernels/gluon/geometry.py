@@ -1,4 +1,5 @@
-"""What a tile is: entries of the schedule, key blocks, masks, and the coordinates of rows for TMA and for pointers.
+"""This module says what a tile is: entries of the schedule, key blocks, masks, and the coordinates of rows for TMA and
+for pointers.
 
 The rules are those of :mod:`fa3_kernels.plan.tiles`, which the twin follows and which states them. ``p`` is the
 :class:`fa3_kernels.gluon.pipeline.Program`.
@@ -146,7 +147,7 @@ def visible_scores(p, s, tile, first_key, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def query_coordinates(p, tile, WARPGROUP: gl.constexpr):
-    """Where a warpgroup's rows of Q and O start: coordinates of the dense, ragged or packed descriptor."""
+    """Return where a warpgroup's rows of Q and O start: coordinates of the dense, ragged or packed descriptor."""
     row = tile.position + WARPGROUP * p.v.warpgroup_positions
     if p.v.is_varlen:
         ragged_row = RAGGED_ROWS - tile.seqlen_q + row
@@ -163,7 +164,7 @@ def query_coordinates(p, tile, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def key_coordinates(p, tile, row):
-    """Where a key tile of K or V starts."""
+    """Return where a key tile of K or V starts."""
     if p.v.is_varlen:
         stop = tile.k_start + tile.seqlen_k
         return [RAGGED_ROWS, stop, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + row, 0]
@@ -173,7 +174,9 @@ def key_coordinates(p, tile, row):
 
 @gluon.jit
 def output_rows(p, tile, layout: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Of every row of a warpgroup: index into lse, row of a (rows, nheads) output, and whether it exists."""
+    """Return, of every row of a warpgroup, its index into lse, its row of a (rows, nheads) output, and whether it
+    exists.
+    """
     row = gl.arange(0, WARPGROUP_ROWS, layout)
     position = tile.position + WARPGROUP * p.v.warpgroup_positions + (row >> p.v.pack_log2)
     exists = position < tile.seqlen_q

@@ -53,7 +53,8 @@ def packed_of(problem: AttentionProblem, device: str | torch.device = "cuda") ->
 
 
 NO_DESCALES = Descales()
-_DEFAULT_SEMANTICS, _DEFAULT_CHOICES = Semantics(), Choices()
+_DEFAULT_SEMANTICS = Semantics()
+_DEFAULT_CHOICES = Choices()
 
 
 def operand(x: torch.Tensor) -> Operand:
@@ -83,13 +84,17 @@ def _one(device: torch.device) -> torch.Tensor:
 
 
 class _Family:
-    """All launches that differ in addresses and in the number of keys, or in the lengths of packed sequences, alone."""
+    """Holds what launches share that differ in addresses and in the number of keys, or in the lengths of packed
+    sequences.
+    """
 
     def __init__(self, request: Request, device: torch.device) -> None:
-        self.request, self.device = request, device
+        self.request = request
+        self.device = device
         self.sms = num_sms(device)
         first = plan_of(request, self.sms)
-        self.tile_n, self.out_dtype = first.config.tile_n, _TORCH_DTYPES[first.config.out_dtype]
+        self.tile_n = first.config.tile_n
+        self.out_dtype = _TORCH_DTYPES[first.config.out_dtype]
         self.index = device.index
         self.element_size = 1 if request.problem.dtype == "e4m3" else 2
         self.is_e4m3 = request.problem.dtype == "e4m3"
@@ -138,14 +143,20 @@ def forget() -> None:
 
 
 def _family(
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], shapes: _Sizes, strides: _Sizes, semantics: Semantics,
-    choices: Choices, descales: Descales, packed: Packed | None,
-) -> _Family:  # fmt: skip
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    shapes: _Sizes,
+    strides: _Sizes,
+    semantics: Semantics,
+    choices: Choices,
+    descales: Descales,
+    packed: Packed | None,
+) -> _Family:
     """Look a request up, or check it; the key leaves out how many keys there are, and of packed rows how many."""
     q, k, v = operands
     q_shape, k_shape, v_shape = shapes
     q_strides, k_strides, v_strides = strides
-    lengths, sizes = None, shapes
+    lengths = None
+    sizes = shapes
     if packed is not None:
         a, b, longest_q, longest_k = packed
         lengths = (a.numel() - 1, longest(longest_q), longest(longest_k))
@@ -167,9 +178,13 @@ def _family(
             check_starts(q, packed)
         given = tuple(None if x is None else operand(x) for x in descales[:3])
         request = request_of(
-            (operand(q), operand(k), operand(v)), semantics, choices, descales=given, descale_blocks=descales.blocks,
+            (operand(q), operand(k), operand(v)),
+            semantics,
+            choices,
+            descales=given,
+            descale_blocks=descales.blocks,
             packed=lengths,
-        )  # fmt: skip
+        )
         found = _Family(request, q.device)
         if q.numel() and k.numel() and v.numel():  # the strides of an empty tensor were not checked
             if len(_families) >= MAX_REQUESTS:
@@ -185,7 +200,8 @@ def check_starts(q: torch.Tensor, packed: Packed) -> None:
             raise ValueError(f"{name} must be int32 (batch + 1,), got {x.dtype} {tuple(x.shape)}")
         if x.device != q.device:
             raise ValueError(f"{name} must be on the GPU of q, {q.device}, got {x.device}")
-    a, b = packed.cu_seqlens_q.numel(), packed.cu_seqlens_k.numel()
+    a = packed.cu_seqlens_q.numel()
+    b = packed.cu_seqlens_k.numel()
     if a != b:
         raise ValueError(f"cu_seqlens_q and cu_seqlens_k must have one length, got {a} and {b}")
 
@@ -240,12 +256,17 @@ def forward(
     """
     if stamps is not None:
         choices = choices._replace(stamps=stamps.shape[2] if stamps.ndim == 4 else 1)
-    shapes, strides = (q.shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride())
+    shapes = (q.shape, k.shape, v.shape)
+    strides = (q.stride(), k.stride(), v.stride())
     family = _family((q, k, v), shapes, strides, semantics, choices, descales, packed)
-    of_q, of_k, of_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    of_q = q.data_ptr()
+    of_k = k.data_ptr()
+    of_v = v.data_ptr()
     addresses = of_q | of_k | of_v
     if packed is None:  # launches of a family differ in the number of keys, too, and in the strides of their sequences
-        rows_k, outer_k, outer_v = shapes[1][1], strides[1][0], strides[2][0]
+        rows_k = shapes[1][1]
+        outer_k = strides[1][0]
+        outer_v = strides[2][0]
         inputs: Operands = (((of_q,), q), ((of_k, rows_k, outer_k), k), ((of_v, rows_k, outer_v), v))
         addresses |= (outer_k | outer_v) * family.element_size
     else:
@@ -270,7 +291,8 @@ def _run(
     """Outputs, workspace and kernels of one launch on the current device."""
     device = family.device
     *batch, rows_q, nheads, _ = shapes[0]
-    rows_k, dim_v = shapes[1][-3], shapes[2][-1]
+    rows_k = shapes[1][-3]
+    dim_v = shapes[2][-1]
     plan, on_gpu = family.plan(rows_k)
     calls, values = plan.launch(rows_q, rows_k, (0, 0) if packed is None else packed[2:])
     out = torch.empty(*batch, rows_q, nheads, dim_v, dtype=family.out_dtype, device=device)
@@ -317,13 +339,15 @@ def _packed_workspace(plan: Plan, packed: Packed, values: dict[str, int], device
 
 def _partials(plan: Plan, values: dict[str, int], device: torch.device) -> list[torch.Tensor]:
     """Workspace of the splits; those without a key block keep (0, -inf)."""
-    rows, splits = (plan.numbers or values)["num_rows"], plan.config.num_splits
+    rows = (plan.numbers or values)["num_rows"]
+    splits = plan.config.num_splits
     partial = torch.empty((splits, rows, plan.config.head_dim), dtype=torch.float32, device=device)
     partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=device)
     if not (plan.is_complete and values["rows_k"]):
         partial.zero_()
         partial_lse.fill_(-math.inf)
-    values["partial"], values["partial_lse"] = partial.data_ptr(), partial_lse.data_ptr()
+    values["partial"] = partial.data_ptr()
+    values["partial_lse"] = partial_lse.data_ptr()
     return [partial, partial_lse]
 
 

@@ -22,7 +22,7 @@ _Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class _Ready(NamedTuple):
-    """What launches share that differ in addresses, and in the number of packed rows, alone."""
+    """Holds what launches share that differ in addresses, and in the number of packed rows, alone."""
 
     plan: BackwardPlan
     on_gpu: PlanOnGpu
@@ -53,16 +53,22 @@ def check_differentiable(dtype: torch.dtype, head_dim: int) -> None:
 
 
 def check_of_forward(
-    dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor,
+    dout: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
     v: torch.Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """Raise ValueError unless the gradients of output and lse, and what the forward returned, fit q and v."""
     of_out = (*q.shape[:-1], v.shape[-1])
     of_lse = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     for name, x, shape, dtype in (
-        ("dout", dout, of_out, q.dtype), ("out", out, of_out, q.dtype), ("lse", lse, of_lse, torch.float32),
+        ("dout", dout, of_out, q.dtype),
+        ("out", out, of_out, q.dtype),
+        ("lse", lse, of_lse, torch.float32),
         ("dlse", lse if dlse is None else dlse, of_lse, torch.float32),
-    ):  # fmt: skip
+    ):
         if tuple(x.shape) != shape or x.dtype != dtype or x.device != q.device:
             raise ValueError(
                 f"{name} must be {dtype} {shape} on {q.device}, got {x.dtype} {tuple(x.shape)} on {x.device}"
@@ -128,16 +134,31 @@ def backward(
 def _ready(operands: _Gradients, semantics: Semantics, packed: Packed | None, is_deterministic: bool) -> _Ready:
     """Look a launch up, or check and plan it; the key leaves out how many packed rows there are."""
     q, k, v = operands
-    lengths, first = None, 0
+    lengths = None
+    first = 0
     starts: tuple = ()
     if packed is not None:
         a, b, longest_q, longest_k = packed
-        lengths, first = (a.numel() - 1, longest(longest_q), longest(longest_k)), 1
+        lengths = (a.numel() - 1, longest(longest_q), longest(longest_k))
+        first = 1
         starts = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device, lengths)
     key = (
-        semantics, is_deterministic, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape[first:],
-        k.shape[first:], v.shape[first:], q.stride(), k.stride(), v.stride(), starts,
-    )  # fmt: skip
+        semantics,
+        is_deterministic,
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.device,
+        k.device,
+        v.device,
+        q.shape[first:],
+        k.shape[first:],
+        v.shape[first:],
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        starts,
+    )
     found = _launches.get(key)
     if found is None or k.shape[-3] != v.shape[-3]:
         if packed is not None:
@@ -192,9 +213,14 @@ def _run(
     values |= {name: x.data_ptr() for name, x in named.items()}
     of_rows = ((values["dq_sums"], rows), sums), ((values["stats"], rows), stats)
     views: Operands = (
-        ((q.data_ptr(),), q), ((k.data_ptr(),), k), ((v.data_ptr(),), v), ((values["dout"],), dout), *of_rows,
-        ((dk.data_ptr(),), dk), ((dv.data_ptr(),), dv),
-    )  # fmt: skip
+        ((q.data_ptr(),), q),
+        ((k.data_ptr(),), k),
+        ((v.data_ptr(),), v),
+        ((values["dout"],), dout),
+        *of_rows,
+        ((dk.data_ptr(),), dk),
+        ((dv.data_ptr(),), dv),
+    )
     if dlse is None:
         on_gpu.run(plan.kernels, views, values, device)
     else:  # lse grows by P with each score, which is what D takes from dS
@@ -220,14 +246,16 @@ def subtract_from_dots(
     packed : Packed, optional
         Rows of no sequence, and those beyond the longest length, are left alone.
     """
-    tile_m, nheads = plan.config.tile_m, plan.problem.nheads
+    tile_m = plan.config.tile_m
+    nheads = plan.problem.nheads
     dots = stats.view(nheads, num_blocks, 2, tile_m)[:, :, 1]
     if packed is None:
         batch, _, seqlen = dlse.shape
         rows = torch.nn.functional.pad(dlse.transpose(0, 1), (0, -seqlen % tile_m))
         dots.view(nheads, batch, -1, tile_m).sub_(rows.reshape(nheads, batch, -1, tile_m))
         return
-    starts, row = packed.cu_seqlens_q, torch.arange(dlse.shape[1], device=dlse.device)
+    starts = packed.cu_seqlens_q
+    row = torch.arange(dlse.shape[1], device=dlse.device)
     sequence = torch.searchsorted(starts, row, right=True).clamp_(1, len(starts) - 1) - 1
     start = starts[sequence]
     length = (starts[sequence + 1] - start).clamp_(max=packed.max_seqlen_q)

@@ -46,7 +46,7 @@ def with_part(p, o, rescale, part, UNIT: gl.constexpr):
 
 @gluon.jit
 def scaled(o, factor):
-    """Every slice of O times a factor per row."""
+    """Return every slice of O times a factor per row."""
     result = ()
     for i in gl.static_range(len(o)):
         result = result + (softmax.scaled(o[i], factor),)
@@ -106,7 +106,7 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, buffer, WARPGROUP: gl.con
 
 @gluon.jit
 def out_buffer(p, WARPGROUP: gl.constexpr):
-    """Where O is staged: a buffer of its own, or that of Q in parts of its size."""
+    """Return where O is staged: a buffer of its own, or that of Q in parts of its size."""
     if p.v.out_in_query_slot:
         buffer = p.q_smem.index(WARPGROUP)
         return buffer._reinterpret(p.out_desc.dtype, p.out_desc.block_type.shape, p.out_desc.layout)

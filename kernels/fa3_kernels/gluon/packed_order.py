@@ -12,9 +12,24 @@ import triton
 import triton.language as tl
 
 _INTEGERS = [
-    "batch", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "width", "nheads", "tile_heads", "heads_per_kv",
-    "tiles_per_unit", "positions", "tile_n", "left", "right", "num_splits", "kv_bytes", "head_dim",
-]  # fmt: skip
+    "batch",
+    "total_q",
+    "total_k",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "width",
+    "nheads",
+    "tile_heads",
+    "heads_per_kv",
+    "tiles_per_unit",
+    "positions",
+    "tile_n",
+    "left",
+    "right",
+    "num_splits",
+    "kv_bytes",
+    "head_dim",
+]
 
 
 @triton.jit
@@ -53,10 +68,36 @@ def _fill(
 
 
 @triton.jit(do_not_specialize=[*_INTEGERS, "cu_seqlens_q", "cu_seqlens_k"])
-def packed_order(cu_seqlens_q, cu_seqlens_k, sequences, schedule, out, lse, batch, total_q, total_k, max_seqlen_q,
-                 max_seqlen_k, width, nheads, tile_heads, heads_per_kv, tiles_per_unit, positions, tile_n, left, right,
-                 num_splits, kv_bytes, head_dim, L2_BYTES: tl.constexpr, SORTED: tl.constexpr, ENTRIES: tl.constexpr,
-                 CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr):  # fmt: skip
+def packed_order(
+    cu_seqlens_q,
+    cu_seqlens_k,
+    sequences,
+    schedule,
+    out,
+    lse,
+    batch,
+    total_q,
+    total_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    width,
+    nheads,
+    tile_heads,
+    heads_per_kv,
+    tiles_per_unit,
+    positions,
+    tile_n,
+    left,
+    right,
+    num_splits,
+    kv_bytes,
+    head_dim,
+    L2_BYTES: tl.constexpr,
+    SORTED: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
     """Make one row of the schedule; the grid is the CTAs of the forward kernel.
 
     Parameters
@@ -176,10 +217,19 @@ def packed_order(cu_seqlens_q, cu_seqlens_k, sequences, schedule, out, lse, batc
                 mine = dropped & (tl.arange(0, ENTRIES) == i)
                 if tl.sum(mine.to(tl.int32)) > 0:
                     _fill(
-                        out, lse, tl.sum(tl.where(mine, head, 0)), tl.sum(tl.where(mine, own_q_start, 0)),
-                        tl.sum(tl.where(mine, own_q, 0)), tl.sum(tl.where(mine, m_block, 0)) * positions, positions,
-                        nheads // tile_heads, nheads, total_q, head_dim, HEAD_DIM,
-                    )  # fmt: skip
+                        out,
+                        lse,
+                        tl.sum(tl.where(mine, head, 0)),
+                        tl.sum(tl.where(mine, own_q_start, 0)),
+                        tl.sum(tl.where(mine, own_q, 0)),
+                        tl.sum(tl.where(mine, m_block, 0)) * positions,
+                        positions,
+                        nheads // tile_heads,
+                        nheads,
+                        total_q,
+                        head_dim,
+                        HEAD_DIM,
+                    )
 
     if written == 0:
         spare = tl.full([], 0, tl.int64)

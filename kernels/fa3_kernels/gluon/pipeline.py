@@ -67,7 +67,7 @@ def pass_turn(p, WARPGROUP: gl.constexpr):
 
 @aggregate
 class Program:
-    """What every partition of the kernel sees.
+    """Holds what every partition of the kernel sees.
 
     The decorator reads these annotations as types: no postponed annotations in this file.
     """
@@ -154,9 +154,13 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
     v_full = full_barriers(v.stages)
     fence_async_shared()
     return Program(
-        (q_desc, k_desc, v_desc, out_desc), pointers, sizes, (q_smem, k_smem, v_smem, out_smem),
-        (q_full, k_full, v_full), v,
-    )  # fmt: skip
+        (q_desc, k_desc, v_desc, out_desc),
+        pointers,
+        sizes,
+        (q_smem, k_smem, v_smem, out_smem),
+        (q_full, k_full, v_full),
+        v,
+    )
 
 
 @gluon.jit

@@ -118,14 +118,25 @@ def _operand(
     if per_block > 1 or group > 1:
         amax = torch.zeros((batch, heads // group, blocks), dtype=torch.int32, device=x.device)
     return Operand(
-        x.view(torch.int16), torch.empty(x.shape, dtype=torch.uint8, device=x.device), descale, amax,
-        unused if cu_seqlens is None else cu_seqlens, x.stride(0) if cu_seqlens is None else 0,
-        x.stride(-3), x.stride(-2), heads, max_seqlen, tiles, blocks, per_block, group,
-    )  # fmt: skip
+        x.view(torch.int16),
+        torch.empty(x.shape, dtype=torch.uint8, device=x.device),
+        descale,
+        amax,
+        unused if cu_seqlens is None else cu_seqlens,
+        x.stride(0) if cu_seqlens is None else 0,
+        x.stride(-3),
+        x.stride(-2),
+        heads,
+        max_seqlen,
+        tiles,
+        blocks,
+        per_block,
+        group,
+    )
 
 
 def _fits_a_tile(x: Operand) -> bool:
-    """Whether one tile is all that shares a descale."""
+    """Tell whether one tile is all that shares a descale."""
     return x.tiles_per_block == 1 and x.group == 1
 
 
@@ -133,24 +144,44 @@ def _correction(
     q: torch.Tensor, k: Operand, is_packed: bool, signs: np.ndarray | None, softmax_scale: float
 ) -> tuple[Correction, list[Call]]:
     """The K mean, and the two launches that compute it."""
-    head_dim, device = q.shape[-1], q.device
-    batch, channels = k.descale.shape[0], padded_head_dim(head_dim)
+    head_dim = q.shape[-1]
+    device = q.device
+    batch = k.descale.shape[0]
+    channels = padded_head_dim(head_dim)
     chunks = max(1, -(-k.seqlen // MEAN_CHUNK_ROWS))
     partial = torch.empty((batch, k.heads, chunks, channels), dtype=torch.float32, device=device)
     mean = torch.empty((batch, k.heads, channels), dtype=torch.float32, device=device)
     options = {"num_warps": MEAN_WARPS, "enable_fp_fusion": False}
     sums = (
-        k, partial, chunks, head_dim, MEAN_CHUNK_ROWS, MEAN_TREE_ROWS, channels, q.dtype == torch.bfloat16, is_packed,
-    )  # fmt: skip
-    means = (
-        partial, mean, signs, k.cu_seqlens, k.seqlen, k.heads, chunks, MEAN_CHUNK_ROWS, MEAN_FINAL_ROWS, channels,
+        k,
+        partial,
+        chunks,
+        head_dim,
+        MEAN_CHUNK_ROWS,
+        MEAN_TREE_ROWS,
+        channels,
+        q.dtype == torch.bfloat16,
         is_packed,
-    )  # fmt: skip
+    )
+    means = (
+        partial,
+        mean,
+        signs,
+        k.cu_seqlens,
+        k.seqlen,
+        k.heads,
+        chunks,
+        MEAN_CHUNK_ROWS,
+        MEAN_FINAL_ROWS,
+        channels,
+        is_packed,
+    )
     calls = [
         Call(k_mean_chunks, sums, (batch * k.heads * chunks,), options),
         Call(k_mean, means, (batch * k.heads,), options),
     ]
-    nheads, rows = q.shape[-2], q.shape[0] if is_packed else q.shape[1]
+    nheads = q.shape[-2]
+    rows = q.shape[0] if is_packed else q.shape[1]
     shape = (nheads, rows) if is_packed else (q.shape[0], nheads, rows)
     lse = torch.empty(shape, dtype=torch.float32, device=device)
     return Correction(mean, lse, rows, softmax_scale, nheads // k.heads), calls
@@ -158,7 +189,7 @@ def _correction(
 
 @dataclass(frozen=True, slots=True)
 class _Casts:
-    """What is the same for all launches that cast."""
+    """Holds what is the same for all launches that cast."""
 
     operands: list[Operand]
     descale_rows: tuple[int, int, int]
@@ -190,10 +221,22 @@ class _Casts:
         form = tile_form(rows, channels, is_turned)
         programs = self.num_sms * max(1, REGISTERS_PER_SM // (form.registers * form.threads))
         arguments = (
-            *self.operands, *counts, self.signs if is_turned else None, self.correction if has_qk else None,
-            form.rows, form.parts, channels, head_dim, is_turned, self.options.norm(head_dim) if is_turned else 1.0,
-            phase, self.options.scale == "power_of_two", self.is_bf16, self.is_packed, form.lanes,
-        )  # fmt: skip
+            *self.operands,
+            *counts,
+            self.signs if is_turned else None,
+            self.correction if has_qk else None,
+            form.rows,
+            form.parts,
+            channels,
+            head_dim,
+            is_turned,
+            self.options.norm(head_dim) if is_turned else 1.0,
+            phase,
+            self.options.scale == "power_of_two",
+            self.is_bf16,
+            self.is_packed,
+            form.lanes,
+        )
         options = {"num_warps": form.threads // 32, "maxnreg": form.registers, "enable_fp_fusion": False}
         return Call(quantize, arguments, (min(sum(counts), programs),), options)
 
@@ -245,7 +288,8 @@ def quantize_qkv(
     """
     options = QuantizeOptions(block_rows, scope, scale, rotate, subtract_k_mean, seed)
     check_shapes(tuple(q.shape), tuple(k.shape), tuple(v.shape), options)
-    starts, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    starts = (cu_seqlens_q, cu_seqlens_k)
+    longest = (max_seqlen_q, max_seqlen_k)
     _check(q, k, v, starts, longest)
     num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     with torch.cuda.device(q.device):
@@ -287,7 +331,8 @@ def plan_quantize(
         _operand(v, starts[1], seqlen_k, descale_rows[2], 1),
     ]
     signs = _sign_masks(q.shape[-1], options.seed) if options.rotate else None
-    correction, calls = None, []
+    correction = None
+    calls = []
     if options.subtract_k_mean:
         correction, calls = _correction(q, operands[1], is_packed, signs, float(factor))
     is_bf16 = q.dtype == torch.bfloat16
@@ -303,6 +348,6 @@ def plan_quantize(
         q_descale, k_descale, v_descale = (x.descale for x in operands)
         return QuantizedQKV(
             q8, k8, v8, q_descale, k_descale, v_descale, descale_rows, correction.lse if correction else None, mean
-        )  # fmt: skip
+        )
 
     return quantized, calls

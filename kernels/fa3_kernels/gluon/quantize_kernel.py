@@ -135,19 +135,24 @@ def descale_of(amax, norm, SCALE_UP: gl.constexpr):
 @gluon.jit
 def _chosen(q, k, v, q_tiles, k_tiles, index):
     """The operand a tile belongs to, and its index there: k's from the end, which its mean has just read, q's, v's."""
-    t, at = k, k_tiles - 1 - index
+    t = k
+    at = k_tiles - 1 - index
     if index >= k_tiles:
-        t, at = q, index - k_tiles
+        t = q
+        at = index - k_tiles
     if index >= k_tiles + q_tiles:
-        t, at = v, index - k_tiles - q_tiles
+        t = v
+        at = index - k_tiles - q_tiles
     return t, at
 
 
 @gluon.jit
 def _place(t, index, ROWS: gl.constexpr, PACKED: gl.constexpr):
-    """Where a tile lies: head, sequence, first row; start and length of the sequence."""
-    head, sequence = index % t.heads, index // t.heads // t.tiles
-    start, length = 0, t.seqlen
+    """Return where a tile lies: head, sequence, first row; start and length of the sequence."""
+    head = index % t.heads
+    sequence = index // t.heads // t.tiles
+    start = 0
+    length = t.seqlen
     if PACKED:
         start = gl.load(t.cu_seqlens + sequence)
         length = gl.load(t.cu_seqlens + sequence + 1) - start
@@ -293,9 +298,18 @@ def _store_lse_correction(y, mean, at, softmax_scale, first_row, length, LANES: 
 
 @gluon.jit
 def _conditioned(
-    t, bits, signs, correction, is_k, place,
-    ROTATE: gl.constexpr, WRITE_LSE: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr,
-):  # fmt: skip
+    t,
+    bits,
+    signs,
+    correction,
+    is_k,
+    place,
+    ROTATE: gl.constexpr,
+    WRITE_LSE: gl.constexpr,
+    IS_BF16: gl.constexpr,
+    PACKED: gl.constexpr,
+    LANES: gl.constexpr,
+):
     """Tile of q or k as float32: less the mean of k, rotated. Of q, store the LSE correction on the way."""
     head, sequence, first_row, start, length = place
     if ROTATE:
@@ -316,18 +330,28 @@ def _conditioned(
 
 @gluon.jit
 def _part(
-    t, index, bits, signs, correction, is_k, is_v, PART: gl.constexpr, PARTS: gl.constexpr,
-    ROTATE: gl.constexpr, WRITE_LSE: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr,
-):  # fmt: skip
-    """What is to be scaled and cast, from int16 (rows, channels) in row_layout, float32."""
+    t,
+    index,
+    bits,
+    signs,
+    correction,
+    is_k,
+    is_v,
+    PART: gl.constexpr,
+    PARTS: gl.constexpr,
+    ROTATE: gl.constexpr,
+    WRITE_LSE: gl.constexpr,
+    IS_BF16: gl.constexpr,
+    PACKED: gl.constexpr,
+    LANES: gl.constexpr,
+):
+    """Return what is to be scaled and cast, from int16 (rows, channels) in row_layout, float32."""
     head, sequence, first_row, start, length = _place(t, index, bits.shape[0] * PARTS, PACKED)
     place = (head, sequence, first_row + PART * bits.shape[0], start, length)
     if is_v:
         y = as_float32(bits, IS_BF16)
     else:
-        y = _conditioned(
-            t, bits, signs, correction, is_k, place, ROTATE, WRITE_LSE, IS_BF16, PACKED, LANES
-        )  # fmt: skip
+        y = _conditioned(t, bits, signs, correction, is_k, place, ROTATE, WRITE_LSE, IS_BF16, PACKED, LANES)
     return y
 
 
@@ -342,10 +366,25 @@ def _largest(y, LANES: gl.constexpr):
 
 @gluon.jit
 def _tile(
-    t, index, bits, kept, kept_amax, signs, correction, is_k, is_v,
-    PARTS: gl.constexpr, PHASE: gl.constexpr, SCALE_UP: gl.constexpr, NORM: gl.constexpr, ROTATE: gl.constexpr,
-    HEAD_DIM: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr,
-):  # fmt: skip
+    t,
+    index,
+    bits,
+    kept,
+    kept_amax,
+    signs,
+    correction,
+    is_k,
+    is_v,
+    PARTS: gl.constexpr,
+    PHASE: gl.constexpr,
+    SCALE_UP: gl.constexpr,
+    NORM: gl.constexpr,
+    ROTATE: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    IS_BF16: gl.constexpr,
+    PACKED: gl.constexpr,
+    LANES: gl.constexpr,
+):
     """Quantise one tile, or find its maximum. ``bits`` is its last part; an earlier one is in ``kept``."""
     rows: gl.constexpr = bits.shape[0]
     LAST: gl.constexpr = PARTS - 1
@@ -357,7 +396,7 @@ def _tile(
     if first_row < length:
         y = _part(
             t, index, bits, signs, correction, is_k, is_v, LAST, PARTS, ROTATE, PHASE != "amax", IS_BF16, PACKED, LANES
-        )  # fmt: skip
+        )
         if PHASE != "cast":
             amax = _largest(y, LANES)
             if PARTS == 2:
@@ -383,11 +422,26 @@ def _tile(
 
 @gluon.jit
 def quantize(
-    q, k, v, q_tiles, k_tiles, v_tiles, signs, correction,
-    ROWS: gl.constexpr, PARTS: gl.constexpr, CHANNELS: gl.constexpr, HEAD_DIM: gl.constexpr, ROTATE: gl.constexpr,
-    NORM: gl.constexpr, PHASE: gl.constexpr, SCALE_UP: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr,
+    q,
+    k,
+    v,
+    q_tiles,
+    k_tiles,
+    v_tiles,
+    signs,
+    correction,
+    ROWS: gl.constexpr,
+    PARTS: gl.constexpr,
+    CHANNELS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    ROTATE: gl.constexpr,
+    NORM: gl.constexpr,
+    PHASE: gl.constexpr,
+    SCALE_UP: gl.constexpr,
+    IS_BF16: gl.constexpr,
+    PACKED: gl.constexpr,
     LANES: gl.constexpr,
-):  # fmt: skip
+):
     """Tiles of k, then those of q, then those of v, dealt out to the programs in turn; an operand may have none.
 
     The later half of the programs, which share multiprocessors with the others, walk over theirs backwards: v, which is
@@ -399,18 +453,23 @@ def quantize(
     """
     layout: gl.constexpr = row_layout(CHANNELS, LANES, gl.num_warps())
     smem = gl.allocate_shared_memory(gl.int16, [ROWS, CHANNELS], shared_layout(CHANNELS))
-    kept, kept_amax = None, gl.to_tensor(0.0)
+    kept = None
+    kept_amax = gl.to_tensor(0.0)
     if PARTS == 2:
         kept = gl.allocate_shared_memory(gl.float32, [ROWS, CHANNELS], gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
-    programs, program = gl.num_programs(0), gl.program_id(0)
+    programs = gl.num_programs(0)
+    program = gl.program_id(0)
     count = (q_tiles + k_tiles + v_tiles - program + programs - 1) // programs
-    index, step = program, programs
+    index = program
+    step = programs
     if PARTS == 2 and correction is not None and 2 * program >= programs:
-        index, step = program + (count - 1) * programs, -programs
+        index = program + (count - 1) * programs
+        step = -programs
     t, at = _chosen(q, k, v, q_tiles, k_tiles, index)
     _fetch(t, at, smem, 0, PARTS, HEAD_DIM, PACKED)
     for number in range(count):
-        is_k, is_v = index < k_tiles, index >= k_tiles + q_tiles
+        is_k = index < k_tiles
+        is_v = index >= k_tiles + q_tiles
         t, at = _chosen(q, k, v, q_tiles, k_tiles, index)
         async_copy.wait_group(0)
         bits = smem.load(layout)
@@ -418,7 +477,7 @@ def quantize(
             _fetch(t, at, smem, 1, PARTS, HEAD_DIM, PACKED)
             y = _part(
                 t, at, bits, signs, correction, is_k, is_v, 0, PARTS, ROTATE, PHASE != "amax", IS_BF16, PACKED, LANES
-            )  # fmt: skip
+            )
             kept_amax = _largest(y, LANES)
             kept.store(y)
             async_copy.wait_group(0)
@@ -427,7 +486,23 @@ def quantize(
             after, after_at = _chosen(q, k, v, q_tiles, k_tiles, index + step)
             _fetch(after, after_at, smem, 0, PARTS, HEAD_DIM, PACKED)
         _tile(
-            t, at, bits, kept, kept_amax, signs, correction, is_k, is_v, PARTS, PHASE, SCALE_UP, NORM, ROTATE, HEAD_DIM,
-            IS_BF16, PACKED, LANES,
-        )  # fmt: skip
+            t,
+            at,
+            bits,
+            kept,
+            kept_amax,
+            signs,
+            correction,
+            is_k,
+            is_v,
+            PARTS,
+            PHASE,
+            SCALE_UP,
+            NORM,
+            ROTATE,
+            HEAD_DIM,
+            IS_BF16,
+            PACKED,
+            LANES,
+        )
         index += step

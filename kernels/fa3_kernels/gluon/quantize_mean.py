@@ -19,13 +19,25 @@ def folded_rows(x):
 
 
 @gluon.jit
-def k_mean_chunks(k, partial, chunks, HEAD_DIM: gl.constexpr, CHUNK: gl.constexpr, SLICE: gl.constexpr,
-                  CHANNELS: gl.constexpr, IS_BF16: gl.constexpr, PACKED: gl.constexpr):  # fmt: skip
+def k_mean_chunks(
+    k,
+    partial,
+    chunks,
+    HEAD_DIM: gl.constexpr,
+    CHUNK: gl.constexpr,
+    SLICE: gl.constexpr,
+    CHANNELS: gl.constexpr,
+    IS_BF16: gl.constexpr,
+    PACKED: gl.constexpr,
+):
     """Sums over chunks of rows, float32 (batch, heads, chunks, CHANNELS); one program a chunk."""
     layout: gl.constexpr = load_layout(CHANNELS, gl.num_warps())
     pid = gl.program_id(0)
-    head, chunk, sequence = pid % k.heads, pid // k.heads % chunks, pid // k.heads // chunks
-    start, length = 0, k.seqlen
+    head = pid % k.heads
+    chunk = pid // k.heads % chunks
+    sequence = pid // k.heads // chunks
+    start = 0
+    length = k.seqlen
     if PACKED:
         start = gl.load(k.cu_seqlens + sequence)
         length = gl.load(k.cu_seqlens + sequence + 1) - start
@@ -43,11 +55,23 @@ def k_mean_chunks(k, partial, chunks, HEAD_DIM: gl.constexpr, CHUNK: gl.constexp
 
 
 @gluon.jit
-def k_mean(partial, mean, signs, cu_seqlens, seqlen, heads, chunks, CHUNK: gl.constexpr, SLICE: gl.constexpr,
-           CHANNELS: gl.constexpr, PACKED: gl.constexpr):  # fmt: skip
+def k_mean(
+    partial,
+    mean,
+    signs,
+    cu_seqlens,
+    seqlen,
+    heads,
+    chunks,
+    CHUNK: gl.constexpr,
+    SLICE: gl.constexpr,
+    CHANNELS: gl.constexpr,
+    PACKED: gl.constexpr,
+):
     """Mean of k with the rotation's signs, float32 (batch, heads, CHANNELS); one program a (sequence, head)."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // CHANNELS if CHANNELS < 128 else 1, min(32, CHANNELS // 4)],
-                                            [gl.num_warps(), 1], [1, 0])  # fmt: skip
+    layout: gl.constexpr = gl.BlockedLayout(
+        [1, 4], [128 // CHANNELS if CHANNELS < 128 else 1, min(32, CHANNELS // 4)], [gl.num_warps(), 1], [1, 0]
+    )
     pid = gl.program_id(0)
     length = seqlen
     if PACKED:

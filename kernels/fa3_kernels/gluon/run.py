@@ -68,7 +68,9 @@ class Descriptors:
     """The encoded descriptors of one view: what a launch passes for it, by the key of the tensor."""
 
     def __init__(self, view: View | Block, encoding: tuple[Any, ...], fill: Callable[..., Any]) -> None:
-        self.view, self.encoding, self.fill = view, encoding, fill
+        self.view = view
+        self.encoding = encoding
+        self.fill = fill
         self.known: dict[Key, list] = {}
         self.last: tuple = (None, (), (), [])  # of a key all but the address, and the shape and strides of its view
 
@@ -109,17 +111,28 @@ class BoundCall:
         for view, (key, x) in zip(self.views, operands):
             arguments += view.known.get(key) or view.encode(key, x)
         self.launch(
-            *rest[:3], stream, self.function, False, False, None, None, self.metadata, None, None, None,
-            *arguments, *rest[3:],
-        )  # fmt: skip
+            *rest[:3],
+            stream,
+            self.function,
+            False,
+            False,
+            None,
+            None,
+            self.metadata,
+            None,
+            None,
+            None,
+            *arguments,
+            *rest[3:],
+        )
 
 
 class PlanOnGpu:
-    """What the launches of a plan share on a GPU: its tables, sizes, and kernels bound to its calls."""
+    """Holds what the launches of a plan share on a GPU: its tables, sizes, and kernels bound to its calls."""
 
     def __init__(
         self, tables: Mapping[str, np.ndarray], device: torch.device, numbers: Mapping[str, int] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         if tables and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("a launch whose plan is not on the GPU cannot be captured: run it once before")
         self.tables = {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
@@ -157,7 +170,9 @@ def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> C
         return argument
 
     kernel = KERNELS[call.kernel].warmup(*map(given, call.arguments), grid=call.grid, **call.options)
-    launcher, meta = kernel.run, kernel.metadata  # the first loads the binary
+    # the first loads the binary
+    launcher = kernel.run
+    meta = kernel.metadata
     if meta.global_scratch_size or meta.profile_scratch_size or meta.launch_cooperative_grid or meta.launch_pdl:
         raise RuntimeError(f"{call.kernel} was compiled for a launch that is not supported here")
     driver: Any = triton.runtime.driver.active

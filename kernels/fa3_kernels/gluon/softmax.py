@@ -93,9 +93,13 @@ def per_row(x):
 def declare_sign():
     """Declare, at the head of a kernel, the register in which a warp keeps whether none of its maxima is negative."""
     gl.inline_asm_elementwise(
-        ".reg .b32 %none_negative; mov.b32 %none_negative, 0; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False,
+        ".reg .b32 %none_negative; mov.b32 %none_negative, 0; mov.b32 $0, 0;",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
         pack=1,
-    )  # fmt: skip
+    )
 
 
 @gluon.constexpr_function
@@ -129,9 +133,13 @@ def _largest_where_none_is_negative(s):
 
 @gluon.jit
 def advance_max(
-    s, row_max, scale_log2, P_OFFSET_LOG2: gl.constexpr = 0, INTEGER_MAX: gl.constexpr = False,
+    s,
+    row_max,
+    scale_log2,
+    P_OFFSET_LOG2: gl.constexpr = 0,
+    INTEGER_MAX: gl.constexpr = False,
     IS_FIRST: gl.constexpr = True,
-):  # fmt: skip
+):
     """Running maximum, in log2 units less the offset, after one block of masked scores.
 
     INTEGER_MAX: by integers where their order is known to be right, see :func:`declare_sign`; no bit depends on it.
@@ -166,9 +174,14 @@ def exponentials(s, row_max, new_max, thread_sums, scale_log2):
 
 @gluon.jit
 def update(
-    s, row_max, thread_sums, scale_log2, P_OFFSET_LOG2: gl.constexpr = 0, INTEGER_MAX: gl.constexpr = False,
+    s,
+    row_max,
+    thread_sums,
+    scale_log2,
+    P_OFFSET_LOG2: gl.constexpr = 0,
+    INTEGER_MAX: gl.constexpr = False,
     IS_FIRST: gl.constexpr = True,
-):  # fmt: skip
+):
     """Advance the running statistics by one block of masked scores.
 
     ``scale_log2`` takes them to log2 units, > 0, a scalar or one factor per row. P is scaled by 2 ** P_OFFSET_LOG2.
@@ -210,5 +223,9 @@ def executed(x):
     """
     return gl.inline_asm_elementwise(
         "{ .reg .pred %never; setp.lt.f32 %never, $1, 0fBF800000; @%never nanosleep.u32 1; mov.b32 $0, $1; }",
-        "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1,
-    )  # fmt: skip
+        "=f,f",
+        [x],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=1,
+    )

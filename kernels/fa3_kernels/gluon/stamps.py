@@ -21,9 +21,13 @@ def declare_stamps(v: gl.constexpr):
     """Declare the registers, at the head of a kernel."""
     if v.stamps:
         gl.inline_asm_elementwise(
-            ".reg .b64 %stamp_base, %stamp_row; .reg .pred %stamp_first, %stamp_on; mov.u32 $0, 0;", "=r", [],
-            dtype=gl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+            ".reg .b64 %stamp_base, %stamp_row; .reg .pred %stamp_first, %stamp_on; mov.u32 $0, 0;",
+            "=r",
+            [],
+            dtype=gl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @gluon.jit
@@ -34,8 +38,12 @@ def begin_stamps(p, ACTOR: gl.constexpr):
         gl.inline_asm_elementwise(
             "{ .reg .b32 %lane; mov.u32 %lane, %tid.x; and.b32 %lane, %lane, 127; setp.eq.u32 %stamp_first, %lane, 0; "
             "mov.b64 %stamp_base, $1; mov.u32 $0, 0; }",
-            "=r,l", [(p.stamps + row * COLUMNS).to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+            "=r,l",
+            [(p.stamps + row * COLUMNS).to(gl.int64)],
+            dtype=gl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @gluon.constexpr_function

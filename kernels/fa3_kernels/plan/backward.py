@@ -1,4 +1,6 @@
-"""What a backward kernel was compiled for: the family's tile for a problem, and what its twin refuses."""
+"""This module says what a backward kernel was compiled for: the family's tile for a problem, and what its twin
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ class BackwardConfig:
 
     @property
     def model(self) -> BackwardModel:
-        """What the error bound must know: a thread's additions for D, and those between the threads of a row."""
+        """Return what the error bound must know: a thread's additions for D, and those between the threads of a row."""
         order = self.backward.order
         threads = (128 if self.head_dim % 128 == 0 else 64) // order.dots_run
         depth = self.head_dim // threads - 1 + (threads - 1).bit_length()

@@ -11,7 +11,7 @@ import numpy as np
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.barriers import slot_threads
 from fa3_kernels.plan.config import WARPGROUP_ROWS
-from fa3_kernels.plan.key_tiles import key_tile_schedule, walk_of
+from fa3_kernels.plan.key_tiles import Walk, key_tile_schedule, walk_of
 from fa3_kernels.plan.plan import TORCH_NAMES, Call, Pointer, Size, softmax_factors
 from fa3_kernels.plan.tiles import mask_of
 from fa3_kernels.plan.views import Block, View
@@ -99,19 +99,25 @@ class BackwardPlan:
 
         ``num_blocks`` are the row blocks of one head of all sequences, as sums of dQ are kept.
         """
-        tile_m, problem = self.config.tile_m, self.problem
+        tile_m = self.config.tile_m
+        problem = self.problem
         of_a_sequence = -(-problem.seqlen_q // tile_m)
         num_blocks = rows_q // tile_m + problem.batch if problem.is_varlen else problem.batch * of_a_sequence
         return {"rows_q": rows_q, "num_blocks": num_blocks}
 
     def sums_shape(self, num_blocks: int) -> tuple[int, int]:
-        """Of the fp32 sums of dQ: rows of all heads in whole blocks, channels."""
+        """Return the shape of the fp32 sums of dQ: rows of all heads in whole blocks, channels."""
         return self.problem.nheads * num_blocks * self.config.tile_m, self.config.head_dim
 
     def calls(self, rows_q: int) -> tuple[Call, ...]:
         """Return the calls of a launch with its own numbers in them."""
         numbers = self.numbers(rows_q)
         return tuple(call.of(numbers) for call in self.kernels)
+
+
+DQ_SUMS = Pointer("dq_sums", "float32")
+STARTS_Q = Pointer("starts_q", "int32")
+NUM_BLOCKS = Size("num_blocks")
 
 
 @lru_cache(maxsize=256)
@@ -131,69 +137,132 @@ def backward_plan(problem: AttentionProblem, num_sms: int, *, is_deterministic: 
         For a problem that no kernel is compiled for.
     """
     config = backward_config(problem, family="gluon")
+    walk = walk_of(problem, config.tile_m, config.tile_n, num_sms, problem.seqlen_q, problem.seqlen_k)
+    schedule = key_tile_schedule(
+        problem, num_sms, tile_m=config.tile_m, tile_n=config.tile_n, walk=walk, is_deterministic=is_deterministic
+    )
+    variant = _variant(problem, config, walk, is_deterministic=is_deterministic)
+    start = _start(problem, config)
+    finish = _finish(problem, config)
+    main = _main(problem, config, variant, walk, schedule)
+    kernels = (start, main, finish) if len(schedule) else (start, finish)
+    return BackwardPlan(problem, config, schedule, kernels)
+
+
+def _variant(
+    problem: AttentionProblem, config: BackwardConfig, walk: Walk, *, is_deterministic: bool
+) -> BackwardVariant:
+    """Return what is compiled into the main kernel."""
     mask = mask_of(problem, problem.seqlen_q, problem.seqlen_k)
-    tile_m, tile_n = config.tile_m, config.tile_n
-    is_varlen = problem.is_varlen
-    blocks = -(-problem.seqlen_q // tile_m)
-    num_blocks = Size("num_blocks")
-    walk = walk_of(problem, tile_m, tile_n, num_sms, problem.seqlen_q, problem.seqlen_k)
-    variant = BackwardVariant(
-        splits_channels=tile_m == WARPGROUP_ROWS,
-        is_wide=tile_n == WARPGROUP_ROWS,
+    return BackwardVariant(
+        splits_channels=config.tile_m == WARPGROUP_ROWS,
+        is_wide=config.tile_n == WARPGROUP_ROWS,
         is_deterministic=is_deterministic,
         goes_round=walk.gang > 0,
         folds=walk.fold > 0,
-        has_key_tail=is_varlen or problem.seqlen_k % tile_n != 0,
+        has_key_tail=problem.is_varlen or problem.seqlen_k % config.tile_n != 0,
         is_left_limited=mask.left >= 0,
         is_right_limited=mask.right >= 0,
-        is_varlen=is_varlen,
+        is_varlen=problem.is_varlen,
         softcap=problem.softcap > 0,
     )
-    schedule = key_tile_schedule(
-        problem, num_sms, tile_m=tile_m, tile_n=tile_n, walk=walk, is_deterministic=is_deterministic
+
+
+def _call(kernel: str, arguments: tuple[Any, ...], grid: tuple[int, ...], **options: int) -> Call:
+    """Return a call of four warps, in whose code ptxas fuses nothing."""
+    return Call(kernel, arguments, grid, {"num_warps": 4, "enable_fp_fusion": False, **options})
+
+
+def _row_grid(problem: AttentionProblem, config: BackwardConfig) -> tuple[int, int, int]:
+    """Return the grid of the kernels that have a program for each block of rows."""
+    return problem.nheads, -(-problem.seqlen_q // config.tile_m), problem.batch
+
+
+def _start(problem: AttentionProblem, config: BackwardConfig) -> Call:
+    """Return the call that computes D and the lse in log2 units and zeroes the sums of dQ."""
+    dtype = TORCH_NAMES[problem.dtype]
+    arguments = (
+        Pointer("out", dtype),
+        Pointer("dout", dtype),
+        Pointer("lse", "float32"),
+        Pointer("stats", "float32"),
+        DQ_SUMS,
+        Pointer("turns", "int32"),
+        STARTS_Q,
+        problem.seqlen_q,
+        problem.nheads,
+        problem.head_dim_v,
+        NUM_BLOCKS,
+        Size("rows_q"),
+        config.tile_m,
+        config.head_dim,
+        problem.is_varlen,
     )
-    dtype, grid = TORCH_NAMES[problem.dtype], (problem.nheads, blocks, problem.batch)
-    starts, sums = Pointer("starts_q", "int32"), Pointer("dq_sums", "float32")
-    options: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
-    start = Call(
-        "backward_start",
-        (
-            Pointer("out", dtype), Pointer("dout", dtype), Pointer("lse", "float32"), Pointer("stats", "float32"),
-            sums, Pointer("turns", "int32"), starts, problem.seqlen_q, problem.nheads, problem.head_dim_v, num_blocks,
-            Size("rows_q"), tile_m, config.head_dim, is_varlen,
-        ),
-        grid,
-        options,
-    )  # fmt: skip
-    share = config.head_dim // (2 * variant.dq_parts)
-    dq_block = (tile_m, share) if variant.splits_channels else (tile_m // 2, config.head_dim)
-    row_view = {"is_packed": is_varlen}
-    views = (
-        View("q", dtype, tile_m, config.head_dim, **row_view), View("k", dtype, tile_n, config.head_dim, **row_view),
-        View("v", dtype, tile_n, config.head_dim, **row_view), View("dout", dtype, tile_m, config.head_dim, **row_view),
-        Block("dq_sums", "float32", dq_block), Block("stats", "float32", (2 * tile_m,)),
-        View("dk", dtype, WARPGROUP_ROWS, config.head_dim, **row_view),
-        View("dv", dtype, WARPGROUP_ROWS, config.head_dim, **row_view),
-    )  # fmt: skip
-    factors = softmax_factors(problem.softmax_scale, problem.softcap)
-    main = Call(
-        "backward",
-        (
-            *views, starts, Pointer("starts_k", "int32"), Pointer("turns", "int32"), Pointer("schedule", "int64"),
-            schedule.shape[1], problem.nheads, problem.group, problem.seqlen_q, problem.seqlen_k, mask.left, mask.right,
-            walk.gang, walk.fold, walk.turn, num_blocks, *factors, float(np.float32(problem.softmax_scale)), variant,
-        ),
-        (len(schedule),),
-        options | {"maxnreg": 168},
-    )  # fmt: skip
-    finish = Call(
-        "backward_finish",
-        (
-            sums, Pointer("dq", dtype), starts, problem.seqlen_q, problem.nheads, problem.head_dim, num_blocks,
-            float(np.float32(problem.softmax_scale)), tile_m, config.head_dim, is_varlen,
-        ),
-        grid,
-        options,
-    )  # fmt: skip
-    kernels = (start, main, finish) if len(schedule) else (start, finish)
-    return BackwardPlan(problem, config, schedule, kernels)
+    return _call("backward_start", arguments, _row_grid(problem, config))
+
+
+def _main(
+    problem: AttentionProblem, config: BackwardConfig, variant: BackwardVariant, walk: Walk, schedule: np.ndarray
+) -> Call:
+    """Return the call of the main kernel, a CTA for each row of the schedule."""
+    mask = mask_of(problem, problem.seqlen_q, problem.seqlen_k)
+    arguments = (
+        *_views(problem, config, variant),
+        STARTS_Q,
+        Pointer("starts_k", "int32"),
+        Pointer("turns", "int32"),
+        Pointer("schedule", "int64"),
+        schedule.shape[1],
+        problem.nheads,
+        problem.group,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        mask.left,
+        mask.right,
+        walk.gang,
+        walk.fold,
+        walk.turn,
+        NUM_BLOCKS,
+        *softmax_factors(problem.softmax_scale, problem.softcap),
+        float(np.float32(problem.softmax_scale)),
+        variant,
+    )
+    return _call("backward", arguments, (len(schedule),), maxnreg=168)
+
+
+def _views(problem: AttentionProblem, config: BackwardConfig, variant: BackwardVariant) -> tuple[View | Block, ...]:
+    """Return how TMA sees the arrays that the main kernel reads and writes."""
+    dtype = TORCH_NAMES[problem.dtype]
+    tile_m = config.tile_m
+    head_dim = config.head_dim
+    row_view = {"is_packed": problem.is_varlen}
+    share = head_dim // (2 * variant.dq_parts)
+    dq_block = (tile_m, share) if variant.splits_channels else (tile_m // 2, head_dim)
+    return (
+        View("q", dtype, tile_m, head_dim, **row_view),
+        View("k", dtype, config.tile_n, head_dim, **row_view),
+        View("v", dtype, config.tile_n, head_dim, **row_view),
+        View("dout", dtype, tile_m, head_dim, **row_view),
+        Block("dq_sums", "float32", dq_block),
+        Block("stats", "float32", (2 * tile_m,)),
+        View("dk", dtype, WARPGROUP_ROWS, head_dim, **row_view),
+        View("dv", dtype, WARPGROUP_ROWS, head_dim, **row_view),
+    )
+
+
+def _finish(problem: AttentionProblem, config: BackwardConfig) -> Call:
+    """Return the call that makes dQ of its sums."""
+    arguments = (
+        DQ_SUMS,
+        Pointer("dq", TORCH_NAMES[problem.dtype]),
+        STARTS_Q,
+        problem.seqlen_q,
+        problem.nheads,
+        problem.head_dim,
+        NUM_BLOCKS,
+        float(np.float32(problem.softmax_scale)),
+        config.tile_m,
+        config.head_dim,
+        problem.is_varlen,
+    )
+    return _call("backward_finish", arguments, _row_grid(problem, config))

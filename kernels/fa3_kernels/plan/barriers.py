@@ -9,7 +9,8 @@ from __future__ import annotations
 from enum import IntEnum
 
 NUM_BARRIERS = 16  # PTX ISA, bar: ids 0 to 15
-WARP_THREADS, WARPGROUP_THREADS = 32, 128
+WARP_THREADS = 32
+WARPGROUP_THREADS = 128
 
 
 class NamedBarrier(IntEnum):

@@ -1,4 +1,6 @@
-"""Which configuration a launch uses: PackGQA and split-KV chosen from the shape. Needs neither torch nor Triton."""
+"""This module says which configuration a launch uses: PackGQA and split-KV chosen from the shape. Needs neither torch
+nor Triton.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def longest(length: int) -> int:
 
 
 def without_lengths(problem: AttentionProblem) -> AttentionProblem:
-    """What the host knows of packed sequences: their number and the longest, here all lengths; others as they are."""
+    """Return what the host knows of packed sequences: their number and the longest, here all lengths; others as they
+    are.
+    """
     if not problem.is_varlen:
         return problem
     q, k = ((longest(n),) * problem.batch for n in (problem.seqlen_q, problem.seqlen_k))
@@ -44,7 +48,7 @@ def without_lengths(problem: AttentionProblem) -> AttentionProblem:
 
 
 def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: int = 1) -> Shape:
-    """What the schedule needs of a problem; a limit that hides nothing is none."""
+    """Return what the schedule needs of a problem; a limit that hides nothing is none."""
     left, right = problem.window
     right = 0 if problem.causal else right
     seqlens_q = problem.seqlens_q or (problem.seqlen_q,) * problem.batch
@@ -55,7 +59,7 @@ def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: i
 
 
 def can_pack(problem: AttentionProblem) -> bool:
-    """Whether PackGQA is possible: more than one head per kv head, at most 64, and with varlen a power of two."""
+    """Tell whether PackGQA is possible: more than one head per kv head, at most 64, and with varlen a power of two."""
     group = problem.group
     return 1 < group <= WARPGROUP_ROWS and (not problem.is_varlen or group == padded_group(group))
 
@@ -96,7 +100,8 @@ def check_tile(config: Config) -> None:
 
     Three warpgroups leave a thread 160 registers, of which O takes head_dim / 2, S tile_n / 2 and P tile_n / 4.
     """
-    tile_m, tile_n = config.tile_m, config.tile_n
+    tile_m = config.tile_m
+    tile_n = config.tile_n
     held = config.head_dim // 2 + 3 * tile_n // 4
     needed = smem_bytes(config) + SMEM_OVERHEAD_BYTES
     rules = (
@@ -213,7 +218,7 @@ def config_of(
 
 
 def is_launchable(problem: AttentionProblem, config: Config) -> bool:
-    """Whether our kernels, launched with these choices for a problem, run this configuration and no other.
+    """Tell whether our kernels, launched with these choices for a problem, run this configuration and no other.
 
     Of another family's configuration: whether ours has one with its tile and schedule, at the channels that ours
     computes.

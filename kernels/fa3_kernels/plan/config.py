@@ -1,4 +1,4 @@
-"""What a kernel was compiled for: tile shape, schedule switches and number formats.
+"""This module says what a kernel was compiled for: tile shape, schedule switches and number formats.
 
 Fields that change bits: dtype, out_dtype, tile_n, promotion_interval, num_splits (and tile_m where infinities or NaN
 meet masked tiles). The rest is schedule only and must never change a bit.
@@ -123,8 +123,13 @@ class Config:
         self._check_schedule()
 
     def _check_tile(self) -> None:
-        head_dim, tile_m, tile_n, interval = self.head_dim, self.tile_m, self.tile_n, self.promotion_interval
-        channels, keys, named = 16 if self.is_fp8 else 8, K_STEP[self.dtype], self.num_consumer_warpgroups
+        head_dim = self.head_dim
+        tile_m = self.tile_m
+        tile_n = self.tile_n
+        interval = self.promotion_interval
+        channels = 16 if self.is_fp8 else 8
+        keys = K_STEP[self.dtype]
+        named = self.num_consumer_warpgroups
         is_size = 0 < head_dim <= MAX_HEAD_DIM and head_dim % channels == 0
         _require(is_size, f"head_dim must be a multiple of {channels} in [1, {MAX_HEAD_DIM}], got {head_dim}")
         _require(tile_m in (64, 128, 192), f"tile_m must be 64, 128 or 192 (64 rows per warpgroup), got {tile_m}")
@@ -139,7 +144,8 @@ class Config:
         )
 
     def _check_schedule(self) -> None:
-        stages, softmax_stages = self.num_stages, self.softmax_stages
+        stages = self.num_stages
+        softmax_stages = self.softmax_stages
         _require(1 <= self.num_splits <= 256, f"num_splits must lie in [1, 256], got {self.num_splits}")
         is_cut = self.num_splits == 1 or self.traits.splits_keys
         _require(is_cut, f"{self.traits.title} does not split keys, got num_splits {self.num_splits}")
@@ -154,22 +160,22 @@ class Config:
 
     @property
     def traits(self) -> Traits:
-        """What tells the kernel's family from the others."""
+        """Return what tells the kernel's family from the others."""
         return FAMILIES[self.family]
 
     @property
     def size(self) -> Size:
-        """What the family compiles for this head_dim, or for the next larger one."""
+        """Return what the family compiles for this head_dim, or for the next larger one."""
         return _size(self.family, self.is_fp8, self.head_dim)
 
     @property
     def is_fp8(self) -> bool:
-        """Whether operands have 8 bits."""
+        """Tell whether operands have 8 bits."""
         return self.dtype == "e4m3"
 
     @property
     def bits(self) -> int:
-        """Of an operand's element."""
+        """Return the bits of an operand's element."""
         return 8 if self.is_fp8 else 16
 
     @property
@@ -192,7 +198,7 @@ class Config:
 
     @property
     def transposes_v(self) -> bool:
-        """Whether the producer, then a whole warpgroup, transposes V."""
+        """Tell whether the producer, then a whole warpgroup, transposes V."""
         return self.is_fp8 and self.traits.transposes_v
 
     @property
@@ -202,27 +208,27 @@ class Config:
 
     @property
     def output_in_query_slot(self) -> bool:
-        """Whether O is staged in the Q buffer, as shared memory is short."""
+        """Tell whether O is staged in the Q buffer, as shared memory is short."""
         return self.query_slots == 1 and not self.traits.output_in_v
 
     @property
     def promotes(self) -> bool:
-        """Whether O takes the sums of P V in fp32."""
+        """Tell whether O takes the sums of P V in fp32."""
         return self.traits.promotes and self.promotion_interval > 0
 
     @property
     def adds_in_place(self) -> bool:
-        """Whether promoted sums are added where they are awaited, see :attr:`Size.holds_partials`."""
+        """Tell whether promoted sums are added where they are awaited, see :attr:`Size.holds_partials`."""
         return self.promotes and not self.size.holds_partials
 
     @property
     def rotates(self) -> bool:
-        """Whether two such sums are under way at a time, and behind the last ones the scores of the next block."""
+        """Tell whether two such sums are under way at a time, and behind the last ones the scores of the next block."""
         return self.adds_in_place and not self.former
 
     @property
     def overlaps(self) -> bool:
-        """Whether a warpgroup's GEMMs run under its own softmax, which the switch alone does not decide."""
+        """Tell whether a warpgroup's GEMMs run under its own softmax, which the switch alone does not decide."""
         return self.intra_wg_overlap and not self.adds_in_place
 
     @property
@@ -239,7 +245,7 @@ class Config:
 
     @property
     def holds_turn(self) -> bool:
-        """Whether a warpgroup hands on its turn when it knows its maxima, not as soon as its GEMMs are started.
+        """Tell whether a warpgroup hands on its turn when it knows its maxima, not as soon as its GEMMs are started.
 
         So it is where Q K^T is started first and P V of all keys behind it, but for chained sums at head_dim 64.
         """
@@ -248,7 +254,7 @@ class Config:
 
     @property
     def has_former(self) -> bool:
-        """Whether :attr:`former` says anything of this kernel."""
+        """Tell whether :attr:`former` says anything of this kernel."""
         return self.holds_turn or self.rotates
 
     def takes_integer_max(self, hides_keys: bool) -> bool:
@@ -321,7 +327,8 @@ def default_config(
     >>> config.tile_m, config.tile_n, config.promotion_interval
     (128, 128, 128)
     """
-    traits, is_fp8 = traits_of(family), problem.dtype == "e4m3"
+    traits = traits_of(family)
+    is_fp8 = problem.dtype == "e4m3"
     shipped = traits.shipped(problem)
     if shipped is None:
         raise ValueError(f"{family} has no known tile for {problem.dtype} at head_dim {problem.head_dim}")

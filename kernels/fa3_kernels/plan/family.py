@@ -75,7 +75,7 @@ Sizes = Mapping[tuple[bool, int], Size]  # by (is e4m3, head_dim)
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """What a family's backward is: its tiles, its order of operations and what the twin knows of it.
+    """Says what a family's backward is: its tiles, its order of operations and what the twin knows of it.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ class Traits:
 
     @property
     def splits_keys(self) -> bool:
-        """Whether it has a kernel for parts of the keys, which a caller asks for or it takes by itself."""
+        """Tell whether it has a kernel for parts of the keys, which a caller asks for or it takes by itself."""
         return self.splits_unasked or "num_splits" in self.choices
 
     def head_dims(self, is_fp8: bool) -> list[int]:
@@ -221,7 +221,8 @@ class Traits:
 
     def shipped(self, problem: AttentionProblem) -> Shipped | None:
         """The tile that a problem is launched with; None where it is not known."""
-        is_fp8, head_dim = problem.dtype == "e4m3", max(problem.head_dim, problem.head_dim_v)
+        is_fp8 = problem.dtype == "e4m3"
+        head_dim = max(problem.head_dim, problem.head_dim_v)
         if problem.dtype not in self.dtypes:
             return None
         if self.pads_head_dim:
@@ -236,15 +237,21 @@ class Traits:
             raise ValueError(f"the twin of {self.title} ({self.version}) cannot run this: {rule}")
 
     def takes_keys(self, tile_n: int) -> bool:
-        """Whether a tile may have so many keys, of those that wgmma takes."""
+        """Tell whether a tile may have so many keys, of those that wgmma takes."""
         return not self.builds_powers_of_two or tile_n in (32, 64, 128, 256)
 
     def kernel_model(self, config: Config) -> KernelModel:
-        """What the error bound must know of a configuration of this family."""
+        """Return what the error bound must know of a configuration of this family."""
         c = config
         switches = (c.promotion_interval, c.num_splits, c.pack_gqa)
         return KernelModel(
-            c.dtype, c.out_dtype, c.tile_m, c.tile_n, *switches, self.order.softmax,
-            keeps_subnormals=self.order.keeps_subnormals, pads_group=self.pads_group,
+            c.dtype,
+            c.out_dtype,
+            c.tile_m,
+            c.tile_n,
+            *switches,
+            self.order.softmax,
+            keeps_subnormals=self.order.keeps_subnormals,
+            pads_group=self.pads_group,
             tanh_error=TANH_REL if self.order.softcap == "tanh" else 0.0,
-        )  # fmt: skip
+        )

@@ -1,4 +1,5 @@
-"""What other people's kernels choose by themselves: how many parts of the keys, and whether heads are packed.
+"""This module says what other people's kernels choose by themselves: how many parts of the keys, and whether heads are
+packed.
 
 Sources, of the repository Dao-AILab/flash-attention: hopper/heuristics.h and hopper/flash_api.cpp for FlashAttention-3,
 csrc/flash_attn/flash_api.cpp for FlashAttention-2. Splits are those of a GPU of 132 multiprocessors.
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 SMS = 132  # of an H100 SXM and of an H200
 MAX_SPLITS = 128
 _L2_BYTES = 50 << 20  # what FlashAttention-3 reckons with
-_FULL, _GOOD = np.float32(0.8), 0.85  # share of the multiprocessors that needs no split; of the best efficiency
+# share of the multiprocessors that needs no split; of the best efficiency
+_FULL = np.float32(0.8)
+_GOOD = 0.85
 _SHARING_BATCH = 992
 _PACKED = 0.9  # share of what packed heads fill of their tiles, below which they are packed
 
@@ -40,7 +43,7 @@ def _first_good(tiles: int, sms: int, most: int, is_eligible: Callable[[int], bo
 
 
 def flash3_splits(problem: AttentionProblem, tile_m: int, tile_n: int) -> int:
-    """What FlashAttention-3 takes for num_splits = 0; of packed sequences the most that one alone would take.
+    """Return what FlashAttention-3 takes for num_splits = 0; of packed sequences the most that one alone would take.
 
     >>> flash3_splits(AttentionProblem(1, 8, 1, 1, 8192, 128), 128, 176)
     40
@@ -48,7 +51,8 @@ def flash3_splits(problem: AttentionProblem, tile_m: int, tile_n: int) -> int:
     left, right = problem.window
     is_local = left >= 0 or right >= 0
     loaded = min(problem.seqlen_k, left + right + 1 + tile_m) if is_local else problem.seqlen_k
-    blocks, rows = _ceil(max(0, loaded), tile_n), _ceil(problem.seqlen_q * problem.group, tile_m)
+    blocks = _ceil(max(0, loaded), tile_n)
+    rows = _ceil(problem.seqlen_q * problem.group, tile_m)
     tiles = (1 if problem.is_varlen else problem.batch) * problem.nheads_kv * rows
     head_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * (1 if problem.dtype == "e4m3" else 2)
     if tiles >= _FULL * np.float32(SMS):
@@ -76,7 +80,7 @@ def flash3_sequence_splits(problem: AttentionProblem, config: Config) -> tuple[i
 
 
 def flash2_splits(problem: AttentionProblem) -> int:
-    """What torch's FlashAttention-2 takes; heads of one query that share a kv head become its rows.
+    """Return what torch's FlashAttention-2 takes; heads of one query that share a kv head become its rows.
 
     Packed sequences are split in that case alone.
 
@@ -88,7 +92,8 @@ def flash2_splits(problem: AttentionProblem) -> int:
     if problem.is_varlen and not is_swapped:
         return 1
     heads, rows = (problem.nheads_kv, problem.group) if is_swapped else (problem.nheads, problem.seqlen_q)
-    tiles, blocks = problem.batch * heads * _ceil(rows, 64), _ceil(problem.seqlen_k, keys)
+    tiles = problem.batch * heads * _ceil(rows, 64)
+    blocks = _ceil(problem.seqlen_k, keys)
     if tiles >= _FULL * np.float32(2 * SMS):
         return 1
     most = min(MAX_SPLITS, 2 * SMS, blocks)
@@ -98,7 +103,7 @@ def flash2_splits(problem: AttentionProblem) -> int:
 
 
 def flash3_packs(problem: AttentionProblem, tile_m: int, num_splits: int) -> bool:
-    """Whether FlashAttention-3 packs the heads that share a kv head: always with splits or packed sequences.
+    """Tell whether FlashAttention-3 packs the heads that share a kv head: always with splits or packed sequences.
 
     >>> flash3_packs(AttentionProblem(1, 8, 1, 200, 40, 64), 192, 1)
     True

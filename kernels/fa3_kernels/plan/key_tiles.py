@@ -50,7 +50,8 @@ def visited_rows(mask: Mask, seqlen_q: int, block: int, tile_m: int, tile_n: int
     range(2, 4)
     """
     last_key = min((block + 1) * tile_n, mask.seqlen_k) - 1
-    first, stop = 0, seqlen_q
+    first = 0
+    stop = seqlen_q
     if mask.right >= 0:
         first = max(block * tile_n - mask.offset - mask.right, 0) // tile_m
     if mask.left >= 0:
@@ -60,7 +61,7 @@ def visited_rows(mask: Mask, seqlen_q: int, block: int, tile_m: int, tile_n: int
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """In which order the tiles of a head walk over row blocks, and row blocks take parts; one sequence's.
+    """Says in which order the tiles of a head walk over row blocks, and row blocks take parts; one sequence's.
 
     Parameters
     ----------
@@ -114,7 +115,8 @@ def walk_of(problem: AttentionProblem, tile_m: int, tile_n: int, num_ctas: int, 
     Walk(ratio=2, gang=8, fold=0, turn=0)
     """
     mask = mask_of(problem, seqlen_q, seqlen_k)
-    ratio, blocks = tile_n // tile_m, -(-seqlen_k // tile_n)
+    ratio = tile_n // tile_m
+    blocks = -(-seqlen_k // tile_n)
     if mask.left < 0 and mask.right < 0:
         gang = max(1, min(-(-seqlen_q // tile_m) // ratio, num_ctas))
         return Walk(ratio, gang=1 << (gang.bit_length() - 1) if problem.is_varlen else max(1, min(gang, blocks)))
@@ -147,7 +149,9 @@ def _waves(gangs: Iterator[list[_Unit]], num_ctas: int) -> Iterator[list[_Unit]]
 
 
 def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator[list[_Unit]]:
-    """What must run side by side, and what of it one CTA does: a tile, or with a fold a short one, then a long one."""
+    """Return what must run side by side, and what of it one CTA does: a tile, or with a fold a short one, then a long
+    one.
+    """
     last = len(visits) - 1
     if walk.fold:
         units = [[last - i, i] if last - i > i else [i] for i in range(walk.fold)]

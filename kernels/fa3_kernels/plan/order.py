@@ -1,4 +1,5 @@
-"""In which order a kernel rounds, forward and backward: the switches that tell the bits of one family from another's.
+"""This module says in which order a kernel rounds, forward and backward: the switches that tell the bits of one family
+from another's.
 
 The twin runs them and the error bound reads :attr:`Order.softmax`, so that an order is stated once. M is a row's
 running maximum, m that of its raw scores s, c the factor to log2 units, l the row sum, D a row's dot product of dO
@@ -92,7 +93,7 @@ class Order:
 
     @property
     def softmax(self) -> SoftmaxOrder:
-        """What the error bound reads."""
+        """Return what the error bound reads."""
         sums = {"block_pairs": "pairs", "running": "any"}
         return SoftmaxOrder(
             maxima=self.maxima,

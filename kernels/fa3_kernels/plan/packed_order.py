@@ -20,7 +20,7 @@ MAX_SORTED = 512  # sequences; more of them are taken as they come, for sorting 
 
 
 class PackedOrder(NamedTuple):
-    """What the schedule depends on beside the lengths.
+    """Holds what the schedule depends on beside the lengths.
 
     ``tiles_per_unit`` is 1 or 2, ``positions`` are the query positions of a row tile, ``tile_heads`` the heads that
     have tiles of their own, of which ``heads_per_kv`` share K and V; ``left`` and ``right`` limit the keys as in a
@@ -50,7 +50,7 @@ class PackedOrder(NamedTuple):
         return units * self.tile_heads * self.num_splits
 
     def pays_in_pairs(self, tiles: int, num_ctas: int) -> bool:
-        """Whether a unit should be two tiles: a mask makes tiles differ, and every CTA gets a pair."""
+        """Tell whether a unit should be two tiles: a mask makes tiles differ, and every CTA gets a pair."""
         return self.right >= 0 and tiles >= 2 * num_ctas
 
     def table_shape(self, units: int, num_ctas: int) -> tuple[int, int]:
@@ -103,7 +103,8 @@ def packed_schedule(
     sequences = sorted(range(batch), key=lambda b: -seqlens_k[b]) if batch <= MAX_SORTED else range(batch)
     for b in sequences:
         tiles = -(-seqlens_q[b] // order.positions)
-        of_head, at_once = -(-tiles // order.tiles_per_unit), order.heads_at_once(seqlens_k[b])
+        of_head = -(-tiles // order.tiles_per_unit)
+        at_once = order.heads_at_once(seqlens_k[b])
         for first in range(0, order.tile_heads, at_once):
             heads = range(first, min(first + at_once, order.tile_heads))
             for pair in range(of_head):

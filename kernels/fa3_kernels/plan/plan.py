@@ -66,7 +66,8 @@ class Call(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What differs between launches of one plan: query rows of a sequence, or of all packed ones, and keys likewise.
+    """Holds what differs between launches of one plan: query rows of a sequence, or of all packed ones, and keys
+    likewise.
 
     ``longest`` are the longest queries and keys of packed sequences.
     """
@@ -96,7 +97,7 @@ def fp8_factors(softmax_scale: float, softcap: float) -> tuple[float, tuple[floa
 
 
 def shares_plans(request: Request) -> bool:
-    """Whether numbers of keys that fill as many key tiles share a plan, as in a decoding loop.
+    """Tell whether numbers of keys that fill as many key tiles share a plan, as in a decoding loop.
 
     Where every sequence is one row tile and no left limit cuts key tiles off, nothing but the last key tile tells such
     numbers apart.
@@ -114,8 +115,9 @@ def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
 
 
 def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple[View, ...]:
-    """How the forward kernel's TMA sees q, k, v and out."""
-    dtype, is_packed = TORCH_NAMES[config.dtype], problem.is_varlen
+    """Return how the forward kernel's TMA sees q, k, v and out."""
+    dtype = TORCH_NAMES[config.dtype]
+    is_packed = problem.is_varlen
     rows = {"group": problem.group, "pack": variant.pack, "is_packed": is_packed}
     # e4m3 stages O in halves at head_dim 256: as much as the buffer of Q holds.
     out_channels = min(config.head_dim, 128) if config.dtype == "e4m3" else config.head_dim
@@ -148,9 +150,16 @@ def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -
         factors = (scale,)
     keys = problem.seqlen_k if problem.is_varlen else Size("rows_k")
     numbers = (
-        Size("width"), problem.nheads, problem.group, Size("rows_q"), keys, shape.left, shape.right, config.num_splits,
+        Size("width"),
+        problem.nheads,
+        problem.group,
+        Size("rows_q"),
+        keys,
+        shape.left,
+        shape.right,
+        config.num_splits,
         Size("num_rows"),
-    )  # fmt: skip
+    )
     kernel = "forward_fp8" if config.dtype == "e4m3" else "forward_fp16"
     options = {"num_warps": 4, "maxnreg": variant.entry_regs, "enable_fp_fusion": False}
     return Call(kernel, (*arguments, *numbers, *factors, variant), (Size("ctas"),), options)
@@ -159,36 +168,76 @@ def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -
 def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder) -> Call:
     """The kernel that makes the tile schedule of packed sequences."""
     arguments = (
-        Pointer("cu_seqlens_q", "int32"), Pointer("cu_seqlens_k", "int32"), Pointer("sequences", "int32"),
-        Pointer("schedule", "int64"), Pointer("out", TORCH_NAMES[config.out_dtype]), Pointer("lse", "float32"),
-        problem.batch, Size("rows_q"), Size("rows_k"), Size("longest_q"), Size("longest_k"), Size("width"),
-        problem.nheads, order.tile_heads, order.heads_per_kv, Size("tiles_per_unit"), order.positions, order.tile_n,
-        order.left, order.right, order.num_splits, 4 * order.head_dim, problem.head_dim_v, L2_BYTES,
-        problem.batch <= MAX_SORTED, Size("entries"), 32, 1 << (problem.head_dim_v - 1).bit_length(),
-    )  # fmt: skip
+        Pointer("cu_seqlens_q", "int32"),
+        Pointer("cu_seqlens_k", "int32"),
+        Pointer("sequences", "int32"),
+        Pointer("schedule", "int64"),
+        Pointer("out", TORCH_NAMES[config.out_dtype]),
+        Pointer("lse", "float32"),
+        problem.batch,
+        Size("rows_q"),
+        Size("rows_k"),
+        Size("longest_q"),
+        Size("longest_k"),
+        Size("width"),
+        problem.nheads,
+        order.tile_heads,
+        order.heads_per_kv,
+        Size("tiles_per_unit"),
+        order.positions,
+        order.tile_n,
+        order.left,
+        order.right,
+        order.num_splits,
+        4 * order.head_dim,
+        problem.head_dim_v,
+        L2_BYTES,
+        problem.batch <= MAX_SORTED,
+        Size("entries"),
+        32,
+        1 << (problem.head_dim_v - 1).bit_length(),
+    )
     return Call("packed_order", arguments, (Size("ctas"),), {"num_warps": 4})
 
 
 def _combine(problem: AttentionProblem, config: Config) -> Call:
     """The kernel that merges the partial results of the splits."""
     arguments = (
-        Pointer("partial", "float32"), Pointer("partial_lse", "float32"), Pointer("out", TORCH_NAMES[config.out_dtype]),
-        Pointer("lse", "float32"), Size("num_rows"), Size("rows_q"), problem.nheads, config.num_splits,
-        problem.head_dim_v, COMBINE_ROWS, config.head_dim,
-    )  # fmt: skip
+        Pointer("partial", "float32"),
+        Pointer("partial_lse", "float32"),
+        Pointer("out", TORCH_NAMES[config.out_dtype]),
+        Pointer("lse", "float32"),
+        Size("num_rows"),
+        Size("rows_q"),
+        problem.nheads,
+        config.num_splits,
+        problem.head_dim_v,
+        COMBINE_ROWS,
+        config.head_dim,
+    )
     return Call("combine", arguments, (Size("row_groups"),), {"num_warps": 4, "enable_fp_fusion": False})
 
 
 def _lockstep(problem: AttentionProblem, config: Config) -> Call:
     """The kernel without warp specialisation: one CTA per row tile."""
-    tile, rows_q, rows_k = LOCKSTEP_TILE, problem.seqlen_q, problem.seqlen_k
+    tile = LOCKSTEP_TILE
+    rows_q = problem.seqlen_q
+    rows_k = problem.seqlen_k
     dtype = TORCH_NAMES[problem.dtype]
     views = tuple(View(name, dtype, tile, 128) for name in ("q", "k", "v", "out"))
     scale, _ = softmax_factors(problem.softmax_scale, 0.0)
     arguments = (
-        *views, Pointer("lse", "float32"), problem.nheads, problem.group, rows_q, Size("rows_k"), scale,
-        problem.causal, rows_k % tile != 0, config.intra_wg_overlap,
-    )  # fmt: skip
+        *views,
+        Pointer("lse", "float32"),
+        problem.nheads,
+        problem.group,
+        rows_q,
+        Size("rows_k"),
+        scale,
+        problem.causal,
+        rows_k % tile != 0,
+        config.intra_wg_overlap,
+    )
     grid = (-(-rows_q // tile), problem.batch * problem.nheads)
     return Call("forward_lockstep", arguments, grid, {"num_warps": 8, "maxnreg": 255, "enable_fp_fusion": False})
 
@@ -231,9 +280,7 @@ class Plan:
     numbers: dict[str, int]
     orders: tuple[PackedOrder, PackedOrder] | None
 
-    def launch(
-        self, rows_q: int, rows_k: int, longest: tuple[int, int]
-    ) -> tuple[tuple[Call, ...], dict[str, int]]:  # fmt: skip
+    def launch(self, rows_q: int, rows_k: int, longest: tuple[int, int]) -> tuple[tuple[Call, ...], dict[str, int]]:
         """Return the calls of a launch of :class:`Sizes`, in order, and the numbers in them that are its own."""
         if not self.orders:
             return self.kernels, {"rows_k": rows_k}
@@ -241,17 +288,24 @@ class Plan:
         order, (ctas, width) = self.order(rows_q, longest_q)
         num_rows = self.problem.nheads * rows_q
         numbers = {
-            "rows_q": rows_q, "rows_k": rows_k, "longest_q": longest_q, "longest_k": longest_k, "num_rows": num_rows,
-            "row_groups": -(-num_rows // COMBINE_ROWS), "ctas": ctas, "width": width,
+            "rows_q": rows_q,
+            "rows_k": rows_k,
+            "longest_q": longest_q,
+            "longest_k": longest_k,
+            "num_rows": num_rows,
+            "row_groups": -(-num_rows // COMBINE_ROWS),
+            "ctas": ctas,
+            "width": width,
             "tiles_per_unit": order.tiles_per_unit,
             "entries": min(256, 1 << (width - 2).bit_length()) if width > 2 else 2,
-        }  # fmt: skip
+        }
         return self.kernels if rows_k else self.kernels[2:], numbers
 
     def order(self, rows_q: int, longest_q: int) -> tuple[PackedOrder, tuple[int, int]]:
-        """How packed sequences are cut into tiles, and the CTAs and entries of their schedule."""
+        """Return how packed sequences are cut into tiles, and the CTAs and entries of their schedule."""
         assert self.orders is not None
-        batch, (one, two) = self.problem.batch, self.orders
+        batch = self.problem.batch
+        (one, two) = self.orders
         units = one.units_at_most(batch, rows_q, longest_q)
         if one.pays_in_pairs(units, self.num_sms):
             return two, two.table_shape(two.units_at_most(batch, rows_q, longest_q), self.num_sms)
@@ -272,7 +326,8 @@ def plan_of(request: Request, num_sms: int) -> Plan:
     ValueError
         For a problem or a choice that no kernel is compiled for.
     """
-    problem, choices = request.problem, request.choices
+    problem = request.problem
+    choices = request.choices
     config = choices.config(problem, num_sms)
     shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
     variant = variant_of(config, problem, shape, block_descales=request.block_descales)
@@ -285,12 +340,20 @@ def plan_of(request: Request, num_sms: int) -> Plan:
     kernels = (_forward(request, config, variant, shape),)
     tables: dict[str, np.ndarray] = {}
     numbers: dict[str, int] = {}
-    is_complete, orders = config.num_splits == 1, None
+    is_complete = config.num_splits == 1
+    orders = None
     if problem.is_varlen:
         one = PackedOrder(
-            1, variant.tile_positions, config.tile_n, shape.tile_heads, 1 if shape.pack_gqa else shape.group,
-            shape.left, shape.right, config.num_splits, config.head_dim,
-        )  # fmt: skip
+            1,
+            variant.tile_positions,
+            config.tile_n,
+            shape.tile_heads,
+            1 if shape.pack_gqa else shape.group,
+            shape.left,
+            shape.right,
+            config.num_splits,
+            config.head_dim,
+        )
         orders = (one, one._replace(tiles_per_unit=2))
         kernels = (_packed_order(problem, config, one), *kernels)
     else:

@@ -1,4 +1,4 @@
-"""What the e4m3 quantiser may be asked for, and the constants its kernel and its twin share.
+"""This module says what the e4m3 quantiser may be asked for, and the constants its kernel and its twin share.
 
     y = rotation(x - mean),   descale = clamp(max|y| norm / 448),   stored = e4m3(y * (norm * (1 / descale)))
 
@@ -20,16 +20,21 @@ Scale = Literal["amax", "power_of_two"]
 E4M3_MAX = 448.0
 # 1 / descale of a normal number must be normal too. Inf gives 2^126: 448 * 2^126 is beyond binary32, so that Inf stays
 # Inf.
-MIN_DESCALE, MAX_DESCALE = 2.0**-126, 2.0**126
+MIN_DESCALE = 2.0**-126
+MAX_DESCALE = 2.0**126
 ROTATED_HEAD_DIMS = (32, 64, 128, 256)
 MAX_HEAD_DIM = 256
-MEAN_CHUNK_ROWS, MEAN_TREE_ROWS, MEAN_FINAL_ROWS = 128, 32, 64  # order of the K mean's sum, see the twin
-_MAX_TILE_ROWS, _MIN_TILE_ROWS = 128, 32
+# order of the K mean's sum, see the twin
+MEAN_CHUNK_ROWS = 128
+MEAN_TREE_ROWS = 32
+MEAN_FINAL_ROWS = 64
+_MAX_TILE_ROWS = 128
+_MIN_TILE_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """How q, k and v become e4m3.
+    """Says how q, k and v become e4m3.
 
     Parameters
     ----------
@@ -127,7 +132,7 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 class TileForm(NamedTuple):
-    """How the threads of a program hold a tile of ``parts`` times ``rows`` rows."""
+    """Says how the threads of a program hold a tile of ``parts`` times ``rows`` rows."""
 
     rows: int
     parts: int
@@ -176,14 +181,18 @@ def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], opt
     if fits and k[-2]:
         rules.append((q[-2] % k[-2] == 0, f"nheads must be a multiple of nheads_kv, got {q[-2]} and {k[-2]}"))
     for name, dim in (("head_dim", q[-1]), ("head_dim_v", v[-1])):
-        rules.append((
-            0 < dim <= MAX_HEAD_DIM and dim % 16 == 0,
-            f"{name} must be a multiple of 16 and at most {MAX_HEAD_DIM}, got {dim}",
-        ))  # fmt: skip
-    rules.append((
-        not options.rotate or q[-1] in ROTATED_HEAD_DIMS,
-        f"a rotation needs head_dim in {ROTATED_HEAD_DIMS}, got {q[-1]}",
-    ))  # fmt: skip
+        rules.append(
+            (
+                0 < dim <= MAX_HEAD_DIM and dim % 16 == 0,
+                f"{name} must be a multiple of 16 and at most {MAX_HEAD_DIM}, got {dim}",
+            )
+        )
+    rules.append(
+        (
+            not options.rotate or q[-1] in ROTATED_HEAD_DIMS,
+            f"a rotation needs head_dim in {ROTATED_HEAD_DIMS}, got {q[-1]}",
+        )
+    )
     for ok, rule in rules:
         if not ok:
             raise ValueError(rule)

@@ -1,4 +1,4 @@
-"""What a caller asks for: operands, semantics and choices, checked once, here.
+"""This module says what a caller asks for: operands, semantics and choices, checked once, here.
 
 The checks read shapes, strides and dtypes alone, so they hold for tensors of any library, and for those that stand for
 tensors while a graph is traced.
@@ -33,7 +33,9 @@ class Operand(NamedTuple):
 
 
 class Semantics(NamedTuple):
-    """What is computed, as :class:`fa3_reference.problem.AttentionProblem` has it; no scale is 1 / sqrt(head_dim)."""
+    """Holds what is computed, as :class:`fa3_reference.problem.AttentionProblem` has it; no scale is 1 /
+    sqrt(head_dim).
+    """
 
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
@@ -46,7 +48,7 @@ class Semantics(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """How it is computed. Bits depend on num_splits, tile and, for e4m3, on promotion_interval and out_dtype.
+    """Says how it is computed. Bits depend on num_splits, tile and, for e4m3, on promotion_interval and out_dtype.
 
     Parameters
     ----------
@@ -97,7 +99,7 @@ class Choices(NamedTuple):
 
 
 class DescaleLayout(NamedTuple):
-    """Where a kernel finds the descales of one operand: strides of sequence, head and block."""
+    """Says where a kernel finds the descales of one operand: strides of sequence, head and block."""
 
     strides: tuple[int, int, int]
     repeats: tuple[int, int]  # of heads and of blocks that the caller's tensor leaves out
@@ -118,7 +120,7 @@ class Request:
 
     @property
     def block_descales(self) -> bool:
-        """Whether descales of K or V differ by key tile."""
+        """Tell whether descales of K or V differ by key tile."""
         return any(x is not None and rows for x, rows in zip(self.descales[1:], self.descale_blocks[1:], strict=True))
 
 
@@ -157,7 +159,8 @@ def check_operands(q: Operand, k: Operand, v: Operand, *, is_packed: bool) -> No
             _require(x.strides[-1] == 1, f"the last dimension of {name} must be contiguous, got strides {x.strides}")
             is_aligned = not any(n % multiple for n in x.strides[:-1])
             _require(is_aligned, f"strides of {name} must be multiples of 16 bytes (TMA), got {x.strides} elements")
-    nheads, nheads_kv = q.shape[-2], k.shape[-2]
+    nheads = q.shape[-2]
+    nheads_kv = k.shape[-2]
     _require(
         nheads_kv > 0 and nheads % nheads_kv == 0,
         f"nheads must be a multiple of nheads_kv, got {nheads} and {nheads_kv}",

@@ -1,4 +1,4 @@
-"""How large a launch can be: what its indices hold."""
+"""This module says how large a launch can be: what its indices hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What an instrumented kernel stamps: events of every step of every warpgroup, in cycles of the SM's clock.
+"""This module says what an instrumented kernel stamps: events of every step of every warpgroup, in cycles of the SM's
+clock.
 
 Stamps are int32 (ctas, actors, steps, COLUMNS): the lower half of the cycle counter, 0 where nothing was stamped.
 Actors are the consumer warpgroups, then the producer. A step is a key block of a CTA, counted over all its tiles; a

@@ -25,12 +25,16 @@ BALANCED = 1.02  # the last CTA's time over the mean, and what a better balance 
 CTAS_PER_HEAD = 3  # at least, of the heads that are taken together for it: measured on an H200 at head_dim 256, all of
 # 7 heads of 12000 keys won 9 %, of 128 of 1024 keys, each read by one CTA at a time, lost 20 %
 END = -1
-SPLIT_SHIFT, HEAD_SHIFT = 20, 32  # of an entry: m_block below, the split above it, then sequence and head
-MAX_M_BLOCKS, MAX_SPLITS, MAX_HEADS = 1 << 20, 1 << 12, 1 << 31
+# of an entry: m_block below, the split above it, then sequence and head
+SPLIT_SHIFT = 20
+HEAD_SHIFT = 32
+MAX_M_BLOCKS = 1 << 20
+MAX_SPLITS = 1 << 12
+MAX_HEADS = 1 << 31
 
 
 class Shape(NamedTuple):
-    """What the schedule depends on. One length per sequence; limits as in a window, -1 for none."""
+    """Holds what the schedule depends on. One length per sequence; limits as in a window, -1 for none."""
 
     seqlens_q: tuple[int, ...]
     seqlens_k: tuple[int, ...]
@@ -114,7 +118,8 @@ def head_groups(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[O
                 kv_bytes = 4 * shape.seqlens_k[b] * head_dim
                 if group and group_bytes + kv_bytes > L2_BYTES:
                     groups.append(group)
-                    group, group_bytes = [], 0
+                    group = []
+                    group_bytes = 0
                 group_bytes += kv_bytes
             group += [(b * shape.tile_heads + head, item) for item in work]
     return [*groups, group]
@@ -134,8 +139,10 @@ def handed_out(shape: Shape, tile_m: int, tile_n: int, head_dim: int, num_ctas: 
         return apart
     least = max((sum(blocks) + TILE_COST * len(blocks)) / num_ctas, max(blocks) + TILE_COST)
     before = ends_at(blocks, num_ctas)
-    best, end = apart, before
-    last, per_kv = 1, 1 if shape.pack_gqa else shape.group
+    best = apart
+    end = before
+    last = 1
+    per_kv = 1 if shape.pack_gqa else shape.group
     while end > BALANCED * least and last < len(groups):
         last = min(2 * last, len(groups))
         if CTAS_PER_HEAD * len({head // per_kv for group in groups[-last:] for head, _ in group}) > num_ctas:
@@ -143,7 +150,8 @@ def handed_out(shape: Shape, tile_m: int, tile_n: int, head_dim: int, num_ctas: 
         order = _in_order(groups, last)
         ends = ends_at([item.blocks for _, item in order], num_ctas)
         if ends < end:
-            best, end = order, ends
+            best = order
+            end = ends
     return best if before > BALANCED * end else apart
 
 

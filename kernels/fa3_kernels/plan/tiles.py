@@ -1,4 +1,4 @@
-"""Which tiles a kernel visits and what it masks in them: pure functions of the shape.
+"""This module says which tiles a kernel visits and what it masks in them: pure functions of the shape.
 
 Key blocks are visited right to left. A tile of rows visits every block that any of its rows can see; single elements
 are masked inside. With PackGQA the rows of a tile are (query position, head in group), head fastest, and the group is
@@ -46,7 +46,8 @@ def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool, pads_gr
     [[0, 0, 1, 1, 2, 2]]
     """
     if pack_gqa:
-        rows, size = np.arange(seqlen_q * group), tile_m
+        rows = np.arange(seqlen_q * group)
+        size = tile_m
         if pads_group:
             padded = padded_group(group)
             if tile_m % padded:
@@ -84,12 +85,14 @@ class Mask:
         start = 0
         if self.left >= 0:
             start = max(0, int(positions.min()) + self.offset - self.left)
-        n_min, n_max = start // tile_n, -(-max(stop, 0) // tile_n)
+        n_min = start // tile_n
+        n_max = -(-max(stop, 0) // tile_n)
         return range(n_min, max(n_min, n_max))
 
     def hidden(self, positions: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
         """Elements of a tile to mask, bool (rows, columns); None when every one is visible."""
-        first, last = int(columns[0]), int(columns[-1])
+        first = int(columns[0])
+        last = int(columns[-1])
         diagonal = positions + self.offset
         hidden = None
         if last >= self.seqlen_k:

@@ -1,4 +1,5 @@
-"""What tells one family of kernels from another: the table that configurations, simulator, tuner and error bound read.
+"""This module says what tells one family of kernels from another: the table that configurations, simulator, tuner and
+error bound read.
 
 A family is a kernel of a stated version. Ours is the only one that is built here; of the others stand what their
 sources say and what ptxas made of the binaries that they ship.
@@ -42,7 +43,8 @@ def _broken(*rules: tuple[bool, str]) -> str:
 
 
 def _flash3_mask(problem: AttentionProblem) -> tuple[bool, bool]:
-    """Whether FlashAttention-3 runs a causal kernel, and whether one for windows; one query without a window is dense.
+    """Tell whether FlashAttention-3 runs a causal kernel, and whether one for windows; one query without a window is
+    dense.
 
     A limit that hides nothing is none, and a window that is only closed on the right at the diagonal is a causal mask.
     """
@@ -66,7 +68,9 @@ def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
 
 def _flash3_refuses(problem: AttentionProblem) -> str:
     """Windows of e4m3, and pairs of head_dim for which no kernel is compiled."""
-    d, v, is_fp8 = problem.head_dim, problem.head_dim_v, problem.dtype == "e4m3"
+    d = problem.head_dim
+    v = problem.head_dim_v
+    is_fp8 = problem.dtype == "e4m3"
     is_pair = d == v or (128 < d <= 192 and 96 < v <= 128) or (d <= 64 < v and not is_fp8)
     return _broken(
         (is_fp8 and _flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
@@ -80,9 +84,12 @@ def _dew_refuses(problem: AttentionProblem) -> str:
     return _flash3_refuses(problem) or unknown
 
 
-_WIDE, _SQUARE, _NARROW = Shipped(192, 128), Shipped(128, 128), Shipped(128, 64)
+_WIDE = Shipped(192, 128)
+_SQUARE = Shipped(128, 128)
+_NARROW = Shipped(128, 64)
 _NARROW_FREE = Shipped(128, 64, pingpong=False)
-_ALWAYS, _NEVER = (True, True), (False, False)
+_ALWAYS = (True, True)
+_NEVER = (False, False)
 # Integer maxima take fewer instructions, but ptxas orders the rest of a step differently. On an H200 at 2k and 16k
 # keys, against floats: fp16 head_dim 64 +2 %, 128 -2 %, 256 +1 to 5 %; e4m3 head_dim 64 promoted +9 % dense and -5 %
 # masked, chained -7 % and +4 %; 128 +1 to 3 %; 256 chained +7 to 10 %, promoted not to be had (its wgmma are serialised
@@ -102,10 +109,19 @@ _OURS: Sizes = {
         _SQUARE, _SQUARE, (67, 82), (80, 82), (128,), slices=2, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24
     ),
     (True, 256): Size(
-        _SQUARE, _SQUARE, (74, 154), (100, 77), (128,), (24, 240), query_slots=1, slices=4, holds_partials=False,
-        integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24,
+        _SQUARE,
+        _SQUARE,
+        (74, 154),
+        (100, 77),
+        (128,),
+        (24, 240),
+        query_slots=1,
+        slices=4,
+        holds_partials=False,
+        integer_max=(_ALWAYS, _ALWAYS),
+        early_exponentials=0.24,
     ),
-}  # fmt: skip
+}
 # FlashAttention-3: tiles, P through shared memory and turns (UseSchedulerBarrier) by upstream hopper/tile_size.h, and
 # those of windows, which _flash3_tile chooses between; exponentials in front of the wait: 17 of 90 and 25 of 66; 17 of
 # 42; 35 of 114; 8 of 66; at 64 none; at 96 and 192 it is not known.
@@ -175,7 +191,7 @@ _FLASH3_TRAITS = Traits(
 
 
 def _flash3_backward_refuses(problem: AttentionProblem) -> str:
-    """What no recorded gradient decides."""
+    """Return what no recorded gradient decides."""
     return _broken(
         (problem.dtype == "e4m3", "gradients are of 16 bits"),
         (problem.softcap > 0, "it takes no softcap"),
@@ -206,7 +222,7 @@ def _flash2_tile(problem: AttentionProblem, size: Size) -> Shipped:
 
 
 def _torch_refuses(problem: AttentionProblem) -> str:
-    """What cuDNN and FlashAttention-2 take through torch."""
+    """Return what cuDNN and FlashAttention-2 take through torch."""
     return _broken(
         (problem.window != (-1, -1), "it takes no window"),
         (problem.softcap > 0, "it takes no softcap"),
@@ -236,7 +252,7 @@ def _one_tile(tile_m: int, tile_n: int) -> Size:
 
 
 def _our_backward_refuses(problem: AttentionProblem) -> str:
-    """What our backward kernel does not take."""
+    """Return what our backward kernel does not take."""
     return _broken(
         (problem.dtype == "e4m3", "gradients are of 16 bits"),
         (problem.head_dim % 8 != 0 or problem.head_dim_v % 8 != 0, "head_dim must be a multiple of 8"),
@@ -264,9 +280,18 @@ FAMILIES: Mapping[str, Traits] = {
         has_lockstep=True,
         is_built_here=True,
         is_reproduced=True,
-        features=frozenset({
-            "causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "query_head_descale", "block_descale",
-        }),
+        features=frozenset(
+            {
+                "causal",
+                "window",
+                "softcap",
+                "varlen",
+                "gqa",
+                "head_dim_v",
+                "query_head_descale",
+                "block_descale",
+            }
+        ),
         choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
         backward=Backward(
             tiles={64: ((128, 128), (128, 128)), 128: ((64, 128), (64, 128)), 256: ((64, 64), (64, 64))},
@@ -277,14 +302,25 @@ FAMILIES: Mapping[str, Traits] = {
     ),
     "flash3": _FLASH3_TRAITS,
     "flash3.dew": replace(  # a build without kernels for head_dim 96, and which never packs heads
-        _FLASH3_TRAITS, version="dew-flash-attn-cu13 0.3.6", dtypes=("fp16", "bf16"),
+        _FLASH3_TRAITS,
+        version="dew-flash-attn-cu13 0.3.6",
+        dtypes=("fp16", "bf16"),
         sizes={key: size for key, size in _FLASH3.items() if key in _DEW_SIZES},
-        features=_FLASH3_TRAITS.features - {"softcap"}, refuses=_dew_refuses, backward=_FLASH3_BACKWARD,
+        features=_FLASH3_TRAITS.features - {"softcap"},
+        refuses=_dew_refuses,
+        backward=_FLASH3_BACKWARD,
         packs=lambda problem, tile_m, num_splits: False,
     ),
     "flash4": replace(
-        _FLASH3_TRAITS, title="FlashAttention-4", version="flash-attn 4.0.0b36", sizes=_FLASH4, dtypes=("fp16", "bf16"),
-        tile=lambda problem, size: size.shipped, tile_order="a CTA each", pads_head_dim=False, is_reproduced=False,
+        _FLASH3_TRAITS,
+        title="FlashAttention-4",
+        version="flash-attn 4.0.0b36",
+        sizes=_FLASH4,
+        dtypes=("fp16", "bf16"),
+        tile=lambda problem, size: size.shipped,
+        tile_order="a CTA each",
+        pads_head_dim=False,
+        is_reproduced=False,
     ),
     "cudnn": Traits(
         "cuDNN",
@@ -312,8 +348,12 @@ FAMILIES: Mapping[str, Traits] = {
         {
             (False, d): Size(Shipped(*tile), Shipped(64, split_keys), rows=(64, 128))
             for d, tile, split_keys in (
-                (32, (128, 128), 256), (64, (128, 128), 256), (96, (128, 64), 128), (128, (128, 64), 128),
-                (192, (128, 64), 64), (256, (64, 64), 64),
+                (32, (128, 128), 256),
+                (64, (128, 128), 256),
+                (96, (128, 64), 128),
+                (128, (128, 64), 128),
+                (192, (128, 64), 64),
+                (256, (64, 64), 64),
             )
         },
         tile=_flash2_tile,
@@ -356,7 +396,7 @@ FAMILIES: Mapping[str, Traits] = {
         is_reproduced=True,
         refuses=_tutorial_refuses,
     ),
-}  # fmt: skip
+}
 
 
 def traits_of(family: str) -> Traits:

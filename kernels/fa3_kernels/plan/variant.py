@@ -1,4 +1,4 @@
-"""What is compiled into a kernel: one record, passed to it as a compile-time constant.
+"""This module says what is compiled into a kernel: one record, passed to it as a compile-time constant.
 
 Everything here is decided on the host; a feature that is off costs no instruction.
 """
@@ -20,7 +20,8 @@ def buffers(config: Config) -> dict[str, tuple[int, int]]:
     Q and O have one per consumer warpgroup (and Q slot). O that leaves through another buffer has none.
     """
     row = config.head_dim * config.bits // 8
-    queries, rings = config.query_slots * config.consumers, config.num_stages
+    queries = config.query_slots * config.consumers
+    rings = config.num_stages
     found = {"q": (queries, WARPGROUP_ROWS * row), "k": (rings, config.tile_n * row), "v": (rings, config.tile_n * row)}
     if config.transposes_v:
         found["v_raw"] = found["v"]  # as loaded

@@ -62,7 +62,8 @@ class Arithmetic:
             return _coarse_exp2(float32.fma(s, c[:, None], -minus[:, None]))
         if self.order.contracts_exponent and not self.order.gradual_exp2:
             return float32.exp2_scaled(s, c, minus)
-        scale, minus = c[:, None], minus[:, None]
+        scale = c[:, None]
+        minus = minus[:, None]
         return self.ex2(float32.fma(s, scale, -minus) if self.order.contracts_exponent else s * scale - minus)
 
     def ex2(self, x: np.ndarray) -> np.ndarray:
@@ -86,7 +87,8 @@ class Arithmetic:
 
     def accumulate(self, p: np.ndarray, p_encoded: np.ndarray, v: OperandB, c: np.ndarray | None) -> np.ndarray:
         """C + P V for one chain of keys, float32 (rows, channels); ``p`` is P before rounding."""
-        exact_pv, exact_p = "pv" in self.ideal, "p_rounding" in self.ideal
+        exact_pv = "pv" in self.ideal
+        exact_p = "p_rounding" in self.ideal
         if not exact_pv:
             out = wgmma(operand(p_encoded, self.dtype), v, c)
             if not exact_p:

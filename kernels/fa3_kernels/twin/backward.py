@@ -58,7 +58,7 @@ class GradientRange(NamedTuple):
     high: Gradients
 
     def outside(self, observed: Gradients) -> Gradients:
-        """Whether an observed gradient is none that some order of additions gives, bool in its shape.
+        """Tell where an observed gradient is one that no order of additions gives, bool in its shape.
 
         Where the ends are NaN every order gives NaN or Inf, and an observed finite number lies outside.
         """
@@ -126,7 +126,7 @@ class _Rows(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """What one query head adds: to dQ per key block, unscaled, and to dK and dV of its kv head."""
+    """Holds what one query head adds: to dQ per key block, unscaled, and to dK and dV of its kv head."""
 
     dq: np.ndarray  # float32 (blocks, seqlen_q, head_dim)
     dk: np.ndarray  # float32 (seqlen_k, head_dim)
@@ -235,7 +235,7 @@ def _empty(problem: AttentionProblem, operands: BackwardOperands) -> Gradients:
 def _kv_heads(
     problem: AttentionProblem, operands: BackwardOperands, kernel: _Kernel
 ) -> Iterator[tuple[Sequence, int, np.ndarray, list[_Parts]]]:
-    """Every sequence and kv head, with its query heads and what they add."""
+    """Yield every sequence and kv head, with its query heads and what they add."""
     for seq in problem.sequences():
         mask = _mask(problem, seq, kernel.fault)
         q, dout = (
@@ -263,7 +263,7 @@ def _kv_heads(
 
 
 def _head_parts(parts: list[_Parts], name: str, kernel: _Kernel) -> np.ndarray:
-    """What is added to dK or dV of a kv head, (parts, keys, channels): every query head's, or one chain."""
+    """Return what is added to dK or dV of a kv head, (parts, keys, channels): every query head's, or one chain."""
     return np.stack([getattr(x, name) for x in (parts[-1:] if kernel.order.heads == "chained" else parts)])
 
 
@@ -300,9 +300,11 @@ def _rows(
     q: np.ndarray, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None, kernel: _Kernel
 ) -> _Rows:
     """Prepare one query head; D and the lse of rows beyond the sequence are 0 and +Inf."""
-    length, dtype = len(lse), kernel.dtype
+    length = len(lse)
+    dtype = kernel.dtype
     q, dout, out = (_widened(x, kernel.config.head_dim) for x in (q, dout, out))
-    padded, dots = np.full(len(q), np.inf, _F32), np.zeros(len(q), _F32)
+    padded = np.full(len(q), np.inf, _F32)
+    dots = np.zeros(len(q), _F32)
     empty = np.isneginf(lse) & (kernel.fault is not BackwardFault.EMPTY_ROW_LSE)
     padded[:length] = np.where(empty, _F32(0), lse)
     if kernel.fault is not BackwardFault.NO_ROW_DOTS:
@@ -370,7 +372,8 @@ def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndar
     total = np.zeros((rows, threads), _F32)
     with np.errstate(all="ignore"):
         for piece, channel in np.ndindex(x.shape[1], order.dots_run):
-            a, b = x[:, piece, :, channel], y[:, piece, :, channel]
+            a = x[:, piece, :, channel]
+            b = y[:, piece, :, channel]
             total = flushed(float32.fma(a, b, total))
         distances = 1 << np.arange(threads.bit_length() - 1)
         for distance in distances[::-1] if order.dots_far_first else distances:
@@ -379,8 +382,9 @@ def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndar
 
 
 def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel, before: _Parts | None) -> _Parts:
-    """All key blocks of one query head, dK and dV chained behind those of the head before."""
-    config, blocks = kernel.config, len(k) // kernel.config.tile_n
+    """Run all key blocks of one query head, dK and dV chained behind those of the head before."""
+    config = kernel.config
+    blocks = len(k) // kernel.config.tile_n
     dq = np.zeros((blocks, len(rows.lse), config.head_dim), _F32)
     dk, dv = (
         np.zeros((len(k), config.head_dim), _F32) if before is None else getattr(before, name).copy()
@@ -392,16 +396,23 @@ def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel
         start, stop = _visited(mask, int(columns[0]), len(rows.lse), kernel)
         if start < stop:
             dk[columns], dv[columns] = _block(
-                rows, slice(start, stop), (k[columns], v[columns]), columns, mask, kernel,
+                rows,
+                slice(start, stop),
+                (k[columns], v[columns]),
+                columns,
+                mask,
+                kernel,
                 _Parts(dq[block], dk[columns], dv[columns]),
-            )  # fmt: skip
+            )
     return _Parts(dq, dk, dv)
 
 
 def _visited(mask: Mask, first_key: int, rows: int, kernel: _Kernel) -> tuple[int, int]:
     """Rows of the row blocks that see some key of a block, half-open."""
-    tile_m, tile_n = kernel.config.tile_m, kernel.config.tile_n
-    start, stop = 0, rows
+    tile_m = kernel.config.tile_m
+    tile_n = kernel.config.tile_n
+    start = 0
+    stop = rows
     if mask.right >= 0:
         start = max(0, first_key - mask.offset - mask.right) // tile_m * tile_m
     if mask.left >= 0:
@@ -419,7 +430,9 @@ def _block(
     sums: _Parts,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fill this key block's part of dQ and return the block's dK and dV behind those in ``sums``, unscaled."""
-    dtype, fault, (k, v) = kernel.dtype, kernel.fault, keys
+    dtype = kernel.dtype
+    fault = kernel.fault
+    (k, v) = keys
     s, slope = _scores(wgmma(rows.q.rows(part.start, part.stop), operand_b(k, dtype)), kernel)
     hidden = mask.hidden(np.arange(part.start, part.stop), columns)
     if hidden is not None:
@@ -466,10 +479,13 @@ def _weights(s: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> np.ndarray:
     """P of one tile, float32 (rows, keys)."""
     order = kernel.order
     if order.exponent == "log2":
-        factor, after = scale_log2(kernel.softmax_scale, kernel.softcap, order), None
+        factor = scale_log2(kernel.softmax_scale, kernel.softcap, order)
+        after = None
         unit = _F32(1 if kernel.fault is BackwardFault.LSE_BASE_2 else LOG2_E)
     else:
-        factor, unit, after = _F32(kernel.softcap or kernel.softmax_scale), _F32(1), _F32(LOG2_E)
+        factor = _F32(kernel.softcap or kernel.softmax_scale)
+        unit = _F32(1)
+        after = _F32(LOG2_E)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         minus = kernel.flushed(kernel.flushed(lse) * unit)
         factor = kernel.flushed(np.array([factor]))
@@ -482,7 +498,8 @@ def _weights(s: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> np.ndarray:
 def _ds(p: np.ndarray, dp: np.ndarray, dots: np.ndarray, kernel: _Kernel) -> np.ndarray:
     """dS of one tile before it is rounded to 16 bits, float32 (rows, keys)."""
     flushed = kernel.flushed
-    dp, dots = flushed(dp), dots[:, None]
+    dp = flushed(dp)
+    dots = dots[:, None]
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         if kernel.order.contracts_ds:
             ds = flushed(float32.fma(p, dp, -flushed(p * dots)))
@@ -492,7 +509,7 @@ def _ds(p: np.ndarray, dp: np.ndarray, dots: np.ndarray, kernel: _Kernel) -> np.
 
 
 def _dq_weights(blocks: int, kernel: _Kernel) -> np.ndarray:
-    """How often the part of each key block is added to dQ."""
+    """Return how often the part of each key block is added to dQ."""
     weights = np.ones(blocks, int)
     if kernel.fault is BackwardFault.DROPPED_DQ_PART:
         weights[1:2] = 0
@@ -502,7 +519,7 @@ def _dq_weights(blocks: int, kernel: _Kernel) -> np.ndarray:
 
 
 def _head_weights(heads: int, kernel: _Kernel) -> np.ndarray:
-    """How often the part of each head of a group is added to dK and dV."""
+    """Return how often the part of each head of a group is added to dK and dV."""
     weights = np.ones(heads, int)
     if kernel.fault is BackwardFault.LAST_HEAD_ONLY:
         weights[:-1] = 0

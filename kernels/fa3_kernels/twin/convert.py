@@ -17,7 +17,7 @@ Rounding = Literal["nearest_even", "toward_zero"]
 
 
 def _overflow_bits(fmt: TensorFormat) -> tuple[int, int]:
-    """What Inf and NaN become: 16-bit formats keep them, FP8 saturates (satfinite) and has one NaN, 0x7f."""
+    """Return what Inf and NaN become: 16-bit formats keep them, FP8 saturates (satfinite) and has one NaN, 0x7f."""
     if fmt.dtype.itemsize == 2:
         return fmt.max_finite + 1, 0x7FFF
     return fmt.max_finite, 0x7F
@@ -67,7 +67,8 @@ def encode_f32(x: np.ndarray, fmt: str | TensorFormat, *, rounding: Rounding = "
     """
     if rounding not in ("nearest_even", "toward_zero"):
         raise ValueError(f"rounding must be 'nearest_even' or 'toward_zero', got {rounding!r}")
-    fmt, nearest = tensor_format(fmt), rounding == "nearest_even"
+    fmt = tensor_format(fmt)
+    nearest = rounding == "nearest_even"
     bits = np.array(x, np.float32, order="C").view(np.uint32)
     out = np.empty(bits.size, fmt.bits_dtype)
     layout = (fmt.exponent_bits, fmt.fraction_bits, fmt.bias, fmt.max_finite, *_overflow_bits(fmt))

@@ -45,7 +45,8 @@ def _exp2_scaled_loop(s, c, minus, out):
     exponent = np.empty(s.shape[1], np.float32)
     exponent_bits = exponent.view(np.int32)
     for i in range(s.shape[0]):
-        scale, offset = c[i], -minus[i]
+        scale = c[i]
+        offset = -minus[i]
         for j in range(s.shape[1]):
             exponent[j] = fma_one(s[i, j], scale, offset)
         for j in range(s.shape[1]):
@@ -65,12 +66,27 @@ def _thread_row_sums_loop(p, out):
 @compiled
 def _serial_sums_loop(p, sums):
     for i in range(p.shape[0]):
-        t0, t1, t2, t3 = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
-        t0, t1, t2, t3 = t0 + p[i, 1], t1 + p[i, 3], t2 + p[i, 5], t3 + p[i, 7]
+        t0 = sums[i, 0]
+        t1 = sums[i, 1]
+        t2 = sums[i, 2]
+        t3 = sums[i, 3]
+        t0 = t0 + p[i, 1]
+        t1 = t1 + p[i, 3]
+        t2 = t2 + p[i, 5]
+        t3 = t3 + p[i, 7]
         for j in range(8, p.shape[1], 8):
-            t0, t1, t2, t3 = t0 + p[i, j], t1 + p[i, j + 2], t2 + p[i, j + 4], t3 + p[i, j + 6]
-            t0, t1, t2, t3 = t0 + p[i, j + 1], t1 + p[i, j + 3], t2 + p[i, j + 5], t3 + p[i, j + 7]
-        sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = t0, t1, t2, t3
+            t0 = t0 + p[i, j]
+            t1 = t1 + p[i, j + 2]
+            t2 = t2 + p[i, j + 4]
+            t3 = t3 + p[i, j + 6]
+            t0 = t0 + p[i, j + 1]
+            t1 = t1 + p[i, j + 3]
+            t2 = t2 + p[i, j + 5]
+            t3 = t3 + p[i, j + 7]
+        sums[i, 0] = t0
+        sums[i, 1] = t1
+        sums[i, 2] = t2
+        sums[i, 3] = t3
 
 
 @compiled

@@ -85,7 +85,7 @@ class _Kernel:
 
     @property
     def scale(self) -> np.float32:
-        """What scores are multiplied by first: softmax_scale * log2(e), or softmax_scale / softcap."""
+        """Return what scores are multiplied by first: softmax_scale * log2(e), or softmax_scale / softcap."""
         if self.takes_tanh:
             return np.float32(self.softmax_scale) / np.float32(self.softcap)
         if self.order.factor == "float64":
@@ -188,8 +188,9 @@ def _run_kv_head(
     out: np.ndarray,
     lse: np.ndarray,
 ) -> None:
-    """All row tiles of the query heads that read one kv head."""
-    config, group = kernel.config, problem.group
+    """Run all row tiles of the query heads that read one kv head."""
+    config = kernel.config
+    group = problem.group
     k = problem.rows_k(operands.k, seq)[:, kv_head]  # (seqlen_k, head_dim)
     v = problem.rows_k(operands.v, seq)[:, kv_head]
     keys = _key_side(k, v, operands, seq, kv_head, kernel)
@@ -197,7 +198,8 @@ def _run_kv_head(
     if kernel.fault is Fault.KV_HEAD_MODULO:
         heads = np.arange(group) * problem.nheads_kv + kv_head
     q = problem.rows_q(operands.q, seq)  # (seqlen_q, nheads, head_dim)
-    out_rows, lse_rows = problem.rows_q(out, seq), problem.rows_lse(lse, seq)
+    out_rows = problem.rows_q(out, seq)
+    lse_rows = problem.rows_lse(lse, seq)
     mask = _mask(problem, seq, kernel)
     packing = {"tile_m": config.tile_m, "pack_gqa": config.pack_gqa, "pads_group": config.traits.pads_group}
     for tile in row_tiles(seq.seqlen_q, group, **packing):
@@ -227,7 +229,8 @@ def _mask(problem: AttentionProblem, seq: Sequence, kernel: _Kernel) -> Mask:
 
 def _padded(x: np.ndarray, *, rows: int = 0, columns: int = 0, fill: float = 0.0) -> np.ndarray:
     """Copy of a 2-D array grown with zeros on the right and ``fill`` below."""
-    rows, columns = max(rows, x.shape[0]), max(columns, x.shape[1])
+    rows = max(rows, x.shape[0])
+    columns = max(columns, x.shape[1])
     if (rows, columns) == x.shape:
         return x
     grown = np.zeros((rows, columns), x.dtype)
@@ -239,7 +242,8 @@ def _padded(x: np.ndarray, *, rows: int = 0, columns: int = 0, fill: float = 0.0
 def _key_side(
     k: np.ndarray, v: np.ndarray, operands: Operands, seq: Sequence, kv_head: int, kernel: _Kernel
 ) -> _KeySide:
-    config, fault = kernel.config, kernel.fault
+    config = kernel.config
+    fault = kernel.fault
     blocks = max(1, -(-seq.seqlen_k // config.tile_n))
     rows = blocks * config.tile_n
     k = _padded(k, rows=rows, columns=_compiled(k.shape[1], kernel))
@@ -248,7 +252,8 @@ def _key_side(
         order = np.arange(rows).reshape(-1, 16)
         order[:, [2, 3]] = order[:, [3, 2]]
         v = v[order.ravel()]
-    wrong_k, wrong_v = fault is Fault.NEIGHBOUR_K_DESCALE, fault is Fault.NEIGHBOUR_V_DESCALE
+    wrong_k = fault is Fault.NEIGHBOUR_K_DESCALE
+    wrong_v = fault is Fault.NEIGHBOUR_V_DESCALE
     return _KeySide(
         operand_b(k, config.dtype),
         operand_b(np.ascontiguousarray(v.T), config.dtype),
@@ -304,7 +309,8 @@ def _run_blocks(
     q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Kernel, blocks: range
 ) -> tuple[np.ndarray, np.ndarray]:
     """The main loop over key blocks and its epilogue."""
-    arithmetic, config = kernel.arithmetic, kernel.config
+    arithmetic = kernel.arithmetic
+    config = kernel.config
     state = softmax.RowState.start(tile.positions.size, kernel.fault)
     o = np.zeros((tile.positions.size, keys.v.value.shape[1]), np.float32)
     previous: int | None = None  # the block visited before
@@ -341,7 +347,7 @@ def _run_blocks(
 
 
 def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Kernel) -> np.ndarray:
-    """What takes raw scores to log2 units, or to what tanh is taken of, float32 (rows,)."""
+    """Return what takes raw scores to log2 units, or to what tanh is taken of, float32 (rows,)."""
     with np.errstate(over="ignore"):
         if kernel.order.descales == "product_first":
             product = kernel.arithmetic.flushed(q_descale * keys.k_descale[block])
@@ -351,7 +357,7 @@ def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Kernel) 
 
 
 def _lse_factor(c: np.ndarray, kernel: _Kernel) -> np.ndarray:
-    """What takes the maximum of a row to the units of its lse, float32 (rows,)."""
+    """Return what takes the maximum of a row to the units of its lse, float32 (rows,)."""
     if kernel.order.lse == "natural_by_scale":
         return np.full_like(c, kernel.softmax_scale)
     if kernel.order.lse == "natural" and kernel.order.maxima == "scaled":
@@ -361,7 +367,8 @@ def _lse_factor(c: np.ndarray, kernel: _Kernel) -> np.ndarray:
 
 def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Kernel) -> tuple[np.ndarray, np.ndarray]:
     """Scores of one tile and the factor per row that takes them to log2 units."""
-    tile_n, arithmetic = kernel.config.tile_n, kernel.arithmetic
+    tile_n = kernel.config.tile_n
+    arithmetic = kernel.arithmetic
     s = arithmetic.flushed(arithmetic.scores(q, keys.k.n_slice(block * tile_n, (block + 1) * tile_n)))
     if kernel.softcap == 0:
         return s, c
@@ -388,14 +395,16 @@ def _accumulate(
     o: np.ndarray, keys: _KeySide, p: np.ndarray, rescale: np.ndarray, block: int, kernel: _Kernel
 ) -> np.ndarray:
     """O of the block before plus P V of this one."""
-    arithmetic, tile_n = kernel.arithmetic, kernel.config.tile_n
+    arithmetic = kernel.arithmetic
+    tile_n = kernel.config.tile_n
     encoded = arithmetic.encode_p(p)
     interval = kernel.promotion_interval or tile_n
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, tile_n, interval):
             stop = start + interval
             v = keys.v.k_slice(block * tile_n + start, block * tile_n + stop)
-            part_p, part = p[:, start:stop], encoded[:, start:stop]
+            part_p = p[:, start:stop]
+            part = encoded[:, start:stop]
             if not kernel.promotion_interval:
                 o = arithmetic.accumulate(part_p, part, v, arithmetic.flushed(o * rescale[:, None]))
             else:

@@ -11,16 +11,29 @@ import numpy as np
 from fa3_kernels.twin.float32 import fma
 from fa3_kernels.twin.mufu import ex2
 
-# fmt: off
 _LOG2_COEFFICIENTS = (
-    0x3DC6B27F, 0xBE2C7F30, 0x3E2FCF2A, 0xBE374E43, 0x3E520BF4,
-    0xBE763C8B, 0x3E93BF99, 0xBEB8AA49, 0x3EF6384A, 0xBF38AA3B,
+    0x3DC6B27F,
+    0xBE2C7F30,
+    0x3E2FCF2A,
+    0xBE374E43,
+    0x3E520BF4,
+    0xBE763C8B,
+    0x3E93BF99,
+    0xBEB8AA49,
+    0x3EF6384A,
+    0xBF38AA3B,
 )
 _LOG_COEFFICIENTS = (
-    0xBE055027, 0x3E1039F6, 0xBDF8CDCC, 0x3E0F2955, 0xBE2AD8B9,
-    0x3E4CED0B, 0xBE7FFF22, 0x3EAAAA78, 0xBF000000,
+    0xBE055027,
+    0x3E1039F6,
+    0xBDF8CDCC,
+    0x3E0F2955,
+    0xBE2AD8B9,
+    0x3E4CED0B,
+    0xBE7FFF22,
+    0x3EAAAA78,
+    0xBF000000,
 )
-# fmt: on
 
 
 def _of_bits(bits: int) -> np.float32:

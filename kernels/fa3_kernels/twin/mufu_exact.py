@@ -11,7 +11,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-_NAN, _INFINITY, _ONE = 0x7FFFFFFF, 0x7F800000, 0x3F800000
+_NAN = 0x7FFFFFFF
+_INFINITY = 0x7F800000
+_ONE = 0x3F800000
 _SIGN = 0x80000000
 
 
@@ -44,9 +46,18 @@ TABLES: dict[str, Table] = _load()
 
 # Of tanh, by exponent field: first segment, leading fraction bits that tell segments apart, exponent of a sum's unit.
 TANH_BINADES = {
-    119: (0, 0, -41), 120: (1, 0, -40), 121: (2, 0, -39), 122: (3, 1, -39), 123: (5, 1, -38), 124: (7, 2, -38),
-    125: (11, 2, -37), 126: (15, 2, -36), 127: (19, 3, -37), 128: (27, 4, -39), 129: (43, 3, -37),
-}  # fmt: skip
+    119: (0, 0, -41),
+    120: (1, 0, -40),
+    121: (2, 0, -39),
+    122: (3, 1, -39),
+    123: (5, 1, -38),
+    124: (7, 2, -38),
+    125: (11, 2, -37),
+    126: (15, 2, -36),
+    127: (19, 3, -37),
+    128: (27, 4, -39),
+    129: (43, 3, -37),
+}
 
 
 def square(x: int) -> int:
@@ -74,7 +85,8 @@ def ex2_exact(bits: int) -> int:
     fixed = significand << (field - 127) if field >= 127 else significand >> (127 - field)
     if field == 0:
         fixed = 0
-    whole, part = fixed >> 23, fixed & 0x7FFFFF
+    whole = fixed >> 23
+    part = fixed & 0x7FFFFF
     if negative:
         whole, part = (-whole - 1, part ^ 0x7FFFFF) if part else (-whole, 0)
     if whole + 127 < 1:

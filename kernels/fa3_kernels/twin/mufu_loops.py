@@ -11,7 +11,10 @@ import numpy as np
 from fa3_kernels.twin.compiled import compiled, inlined
 from fa3_kernels.twin.mufu_exact import TABLES, TANH_BINADES, Table
 
-_NAN, _INFINITY, _ONE, _SIGN = 0x7FFFFFFF, 0x7F800000, 0x3F800000, -(1 << 31)
+_NAN = 0x7FFFFFFF
+_INFINITY = 0x7F800000
+_ONE = 0x3F800000
+_SIGN = -(1 << 31)
 
 
 def _columns(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -25,7 +28,8 @@ _LG2_C0, _LG2_C1, _LG2_C2 = _columns(TABLES["lg2"])
 _RCP_C0, _RCP_C1, _RCP_C2 = _columns(TABLES["rcp"])
 _TANH_C0, _TANH_C1, _TANH_C2 = _columns(TABLES["tanh"])
 _TANH_FIRST, _TANH_INDEX_BITS, _TANH_UNIT = np.array([*TANH_BINADES.values()], np.int32).T.copy()
-_TANH_LEAST, _TANH_MOST = min(TANH_BINADES), max(TANH_BINADES)
+_TANH_LEAST = min(TANH_BINADES)
+_TANH_MOST = max(TANH_BINADES)
 _EX2_ROUNDING, _LG2_ROUNDING, _RCP_ROUNDING = (TABLES[f].rounding for f in ("ex2", "lg2", "rcp"))
 
 
@@ -47,7 +51,8 @@ def ex2_bits(b):
     right = min(max(np.int32(-shift), np.int32(0)), np.int32(31))
     fixed = np.int32(np.int32(np.int32((b & 0x7FFFFF) | 0x800000) << left) >> right)  # 23 fraction bits
     fixed = np.int32((fixed ^ negative) - (negative if (fixed & 0x7FFFFF) == 0 else np.int32(0)))  # one's complement
-    i, r = np.int32((fixed >> 17) & 63), np.int32(fixed & 0x1FFFF)
+    i = np.int32((fixed >> 17) & 63)
+    r = np.int32(fixed & 0x1FFFF)
     curved = np.int64(np.int32(_EX2_C2[i] * _square(r)))
     total = (np.int64(_EX2_C0[i]) << 13) + np.int64(_EX2_C1[i]) * np.int64(r) + curved + _EX2_ROUNDING
     exponent = np.int32((fixed >> 23) + 127)
@@ -60,8 +65,11 @@ def ex2_bits(b):
 @inlined
 def rcp_bits(b):
     """One rcp for compiled loops, from and to binary32 bits as int32."""
-    sign, field, fraction = np.int32(b & _SIGN), np.int32((b >> 23) & 255), np.int32(b & 0x7FFFFF)
-    i, r = fraction >> 16, np.int32(fraction & 0xFFFF)
+    sign = np.int32(b & _SIGN)
+    field = np.int32((b >> 23) & 255)
+    fraction = np.int32(b & 0x7FFFFF)
+    i = fraction >> 16
+    r = np.int32(fraction & 0xFFFF)
     curved = np.int64(np.int32(_RCP_C2[i] * _square(np.int32(r << 1))))
     total = (np.int64(_RCP_C0[i]) << 13) + np.int64(_RCP_C1[i]) * np.int64(r) + curved + _RCP_ROUNDING
     out = np.int32((np.int64(252 - field) << 23) + (total >> 15))
@@ -73,7 +81,8 @@ def rcp_bits(b):
 @inlined
 def lg2_bits(b):
     """One lg2 for compiled loops, from and to binary32 bits as int32."""
-    field, fraction = np.int32((b >> 23) & 255), np.int32(b & 0x7FFFFF)
+    field = np.int32((b >> 23) & 255)
+    fraction = np.int32(b & 0x7FFFFF)
     if (b & 0x7FFFFFFF) > _INFINITY:
         return np.int32(_NAN)
     if field == 0:
@@ -82,7 +91,8 @@ def lg2_bits(b):
         return np.int32(_NAN)
     if field == 255 or b == _ONE:
         return np.int32(_INFINITY if field == 255 else 0)
-    i, r = fraction >> 17, np.int32(fraction & 0x1FFFF)
+    i = fraction >> 17
+    r = np.int32(fraction & 0x1FFFF)
     curved = np.int64(_LG2_C2[i]) * np.int64(_square(r))
     total = ((np.int64(_LG2_C0[i]) << 12) + np.int64(_LG2_C1[i]) * np.int64(r) + curved + _LG2_ROUNDING) >> 2
     total += np.int64(field - 127) << 36
@@ -98,7 +108,8 @@ def lg2_bits(b):
 @inlined
 def tanh_bits(b):
     """One tanh for compiled loops, from and to binary32 bits as int32."""
-    magnitude, fraction = np.int32(b & 0x7FFFFFFF), np.int32(b & 0x7FFFFF)
+    magnitude = np.int32(b & 0x7FFFFFFF)
+    fraction = np.int32(b & 0x7FFFFF)
     field = magnitude >> 23
     k = min(max(field, _TANH_LEAST), _TANH_MOST) - _TANH_LEAST
     index_bits = _TANH_INDEX_BITS[k]

@@ -33,9 +33,14 @@ from fa3_kernels.twin.wgmma import operand, operand_b, wgmma
 from fa3_kernels.twin.wgmma_exact import tensor_format
 from fa3_reference.problem import AttentionProblem, Operands
 
-LN2, LOG2_E = np.float32(0.6931471805599453), np.float32(1.4426950408889634)
-SHORT, UNSPLIT = 256, 512  # keys of a launch with small blocks at most, and with one split
-MOST_KEYS, MOST_HEADS = 4096, 16  # of launches whose bits are known; heads of all sequences together
+LN2 = np.float32(0.6931471805599453)
+LOG2_E = np.float32(1.4426950408889634)
+# keys of a launch with small blocks at most, and with one split
+SHORT = 256
+UNSPLIT = 512
+# of launches whose bits are known; heads of all sequences together
+MOST_KEYS = 4096
+MOST_HEADS = 16
 
 
 class _Kernel(NamedTuple):
@@ -46,7 +51,9 @@ class _Kernel(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What a split leaves: M float32 (rows,), row sums as each warp has them (warps, rows), O (rows, channels)."""
+    """Holds what a split leaves: M float32 (rows,), row sums as each warp has them (warps, rows), O (rows,
+    channels).
+    """
 
     top: np.ndarray
     total: np.ndarray
@@ -109,14 +116,16 @@ def one_query(problem: AttentionProblem, operands: Operands) -> Forward:
     for b in range(problem.batch):
         for kv_head in range(problem.nheads_kv):
             heads = slice(kv_head * problem.group, (kv_head + 1) * problem.group)
-            k, v = operands.k[b, :keys, kv_head], operands.v[b, :keys, kv_head]
+            k = operands.k[b, :keys, kv_head]
+            v = operands.v[b, :keys, kv_head]
             out[b, 0, heads], lse[b, heads, 0] = _rows(operands.q[b, 0, heads], k, v, problem)
     return Forward(out, lse)
 
 
 def _rows(q: np.ndarray, k: np.ndarray, v: np.ndarray, problem: AttentionProblem) -> tuple[np.ndarray, np.ndarray]:
     """The query heads that share a kv head: out (rows, head_dim) and lse (rows,)."""
-    keys, kernel = len(k), _kernel(len(k))
+    keys = len(k)
+    kernel = _kernel(len(k))
     channels = traits_of("cudnn").compiled_head_dim(problem.head_dim)
     blocks = -(-keys // kernel.tile_n)
     k, v = (_padded(x, blocks * kernel.tile_n, channels) for x in (k, v))
@@ -147,15 +156,20 @@ def _sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _visited(x: np.ndarray, v: np.ndarray, blocks: range, kernel: _Kernel, dtype: str) -> _Part:
     """One split over its blocks, from left to right."""
-    rows, (tile_n, warps) = len(x), kernel
-    top, total = np.full(rows, -np.inf, np.float32), np.zeros((warps, rows, 4), np.float32)
-    out, own = np.zeros((warps, rows, v.shape[1]), np.float32), tile_n // warps
+    rows = len(x)
+    (tile_n, warps) = kernel
+    top = np.full(rows, -np.inf, np.float32)
+    total = np.zeros((warps, rows, 4), np.float32)
+    out = np.zeros((warps, rows, v.shape[1]), np.float32)
+    own = tile_n // warps
     for block in blocks:
         tile = x[:, block * tile_n : (block + 1) * tile_n]
         new = float32.fmax(top, float32.row_max(tile))
-        alpha, p = mufu.ex2(top - new), mufu.ex2(tile - new[:, None])
+        alpha = mufu.ex2(top - new)
+        p = mufu.ex2(tile - new[:, None])
         total = float32.fma(total, np.broadcast_to(alpha[:, None], total.shape), _block_sums(p, warps))
-        weights, top = convert.encode_f32(p, dtype), new
+        weights = convert.encode_f32(p, dtype)
+        top = new
         for w in range(warps):
             first = block * tile_n + w * own
             values = operand_b(np.ascontiguousarray(v[first : first + own].T), dtype)
@@ -183,13 +197,14 @@ def _over_warps(out: np.ndarray) -> np.ndarray:
 
 
 def _joined(parts: list[_Part]) -> _Part:
-    """All splits as one, with ``top`` in natural units."""
+    """Return all splits as one, with ``top`` in natural units."""
     (first, total, out), *others = parts
     top = first * LN2
     for part in others:
         of_part = part.top * LN2
         new = float32.fmax(top, of_part)
-        e, f = mufu.ex2((top - new) * LOG2_E), mufu.ex2((of_part - new) * LOG2_E)
+        e = mufu.ex2((top - new) * LOG2_E)
+        f = mufu.ex2((of_part - new) * LOG2_E)
         total = float32.fma(part.total, np.broadcast_to(f, total.shape), total * e)
         kept = np.broadcast_to(e[:, None], out.shape)
         out = float32.flushed(float32.fma(float32.flushed(out), kept, _product(part.out, f[:, None])))

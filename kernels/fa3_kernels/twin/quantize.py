@@ -170,10 +170,12 @@ def _sequences(x: np.ndarray, cu_seqlens: np.ndarray | None) -> Iterator[tuple[i
 
 def butterflies(y: np.ndarray) -> np.ndarray:
     """Return y H of float32 (..., n), Sylvester's H, by log2(n) rounds of rounded sums and differences."""
-    half, n = 1, y.shape[-1]
+    half = 1
+    n = y.shape[-1]
     while half < n:
         pairs = y.reshape(*y.shape[:-1], n // (2 * half), 2, half)
-        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        a = pairs[..., 0, :]
+        b = pairs[..., 1, :]
         y = np.stack([a + b, a - b], axis=-2).reshape(y.shape)
         half *= 2
     return y
@@ -193,7 +195,8 @@ def _quantize(
     job: _Job, signs: np.ndarray | None, mean: np.ndarray | None, rotate: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     norm = np.float32(1 / np.sqrt(job.x.shape[-1])) if rotate else np.float32(1)
-    heads, batch = job.x.shape[-2], len(job.x) if job.cu_seqlens is None else len(job.cu_seqlens) - 1
+    heads = job.x.shape[-2]
+    batch = len(job.x) if job.cu_seqlens is None else len(job.cu_seqlens) - 1
     blocks = max(1, -(-job.max_seqlen // job.block_rows)) if job.block_rows else 1
     stored = np.zeros(job.x.shape, ml_dtypes.float8_e4m3fn)
     descale = np.ones((batch, heads, blocks), np.float32)

@@ -16,7 +16,8 @@ import numpy as np
 from fa3_kernels.twin import float32
 
 EXHAUSTIVE = 8  # parts; 256 subsets, each an array of the result's size
-_HALF_ULP_LOG2, _LARGEST = -24, float(np.finfo(np.float32).max)
+_HALF_ULP_LOG2 = -24
+_LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST_NORMAL = 2.0**-126
 
 
@@ -90,12 +91,14 @@ def _enclosing(parts: np.ndarray, flushes: bool) -> Range:
     """
     n = len(parts)
     wide = parts.astype(np.float64)
-    total, largest = wide.sum(0), np.maximum(np.maximum(wide, 0).sum(0), -np.minimum(wide, 0).sum(0))
+    total = wide.sum(0)
+    largest = np.maximum(np.maximum(wide, 0).sum(0), -np.minimum(wide, 0).sum(0))
     own = n * 2.0**-52 * np.abs(wide).sum(0)  # of these float64 sums
     flushed = n * _SMALLEST_NORMAL if flushes else 0.0
     largest = (largest + own + flushed) * (1 + n * 2.0**-23)
     half_ulp = np.exp2(np.maximum(np.floor(np.log2(np.maximum(largest, _SMALLEST_NORMAL))), -126) + _HALF_ULP_LOG2)
     radius = ((n - 1) * half_ulp + own + flushed) * (1 + 2.0**-40)
     overflows = largest >= _LARGEST
-    low, high = (total - radius).astype(np.float32), (total + radius).astype(np.float32)
+    low = (total - radius).astype(np.float32)
+    high = (total + radius).astype(np.float32)
     return Range(np.where(overflows, np.float32(-np.inf), low), np.where(overflows, np.float32(np.inf), high))

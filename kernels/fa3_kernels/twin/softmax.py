@@ -73,7 +73,8 @@ def update(
     alpha : float32 (rows,)
         Factor that moves O to the new maximum.
     """
-    fault, order = arithmetic.fault, arithmetic.order
+    fault = arithmetic.fault
+    order = arithmetic.order
     with np.errstate(invalid="ignore", over="ignore"):
         block_max = float32.row_max(s)
         if order.maxima == "scaled":
@@ -91,14 +92,15 @@ def update(
         state.thread_sums = _add(state.thread_sums, alpha[:, None], counted, arithmetic)
         if fault is Fault.FP16_ROW_SUM:
             state.thread_sums = state.thread_sums.astype(np.float16).astype(np.float32)
-    state.row_max, state.is_new = new_max, False
+    state.row_max = new_max
+    state.is_new = False
     return p, alpha
 
 
 def _scaled(
     base: np.ndarray, new_max: np.ndarray, c: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic
 ) -> np.ndarray:
-    """What exponents are taken less, of an unscaled maximum; rows that have seen no key take no P offset."""
+    """Return what exponents are taken less, of an unscaled maximum; rows that have seen no key take no P offset."""
     if not p_offset_log2:
         return arithmetic.flushed(base * c)
     minus = float32.fma(base, c, np.full_like(c, -p_offset_log2))
@@ -163,7 +165,8 @@ def _lse(
     state: RowState, row_sum: np.ndarray, factor: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic
 ) -> np.ndarray:
     """Maximum and logarithm of the row sum together."""
-    order, row_max = arithmetic.order, state.row_max
+    order = arithmetic.order
+    row_max = state.row_max
     if order.lse == "log2":
         return row_max + mufu.lg2(row_sum)
     if order.lse == "log2_polynomial":
@@ -174,5 +177,7 @@ def _lse(
 
 
 def lse_unit(order: Order) -> np.float32:
-    """What takes the lse of :func:`finalize` and of the combine to natural units: ln2, or 1 where it is natural."""
+    """Return what takes the lse of :func:`finalize` and of the combine to natural units: ln2, or 1 where it is
+    natural.
+    """
     return LN2 if order.lse.startswith("log2") else np.float32(1)

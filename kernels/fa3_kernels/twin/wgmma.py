@@ -19,7 +19,9 @@ from fa3_kernels.twin.wgmma_operands import Operand, OperandB, operand, operand_
 __all__ = ["TENSOR_FORMATS", "Operand", "OperandB", "TensorFormat", "operand", "operand_b", "wgmma"]
 
 _COLUMN_BLOCK = 256  # columns of one pass over k; their state stays in the first-level cache
-_LOWEST, _HIGHEST = 27 << 23, 254 << 23  # binary32 bits of 2^-100 and 2^127
+# binary32 bits of 2^-100 and 2^127
+_LOWEST = 27 << 23
+_HIGHEST = 254 << 23
 
 
 @inlined
@@ -31,10 +33,22 @@ def _raise_to_largest_power(top, a_power, b_power, where, k0, k1):
     i, n0, width = where
     n1 = n0 + width
     for k in range(k0, k1, 8):
-        p0, p1, p2, p3 = a_power[i, k], a_power[i, k + 1], a_power[i, k + 2], a_power[i, k + 3]
-        p4, p5, p6, p7 = a_power[i, k + 4], a_power[i, k + 5], a_power[i, k + 6], a_power[i, k + 7]
-        b0, b1, b2, b3 = b_power[k, n0:n1], b_power[k + 1, n0:n1], b_power[k + 2, n0:n1], b_power[k + 3, n0:n1]
-        b4, b5, b6, b7 = b_power[k + 4, n0:n1], b_power[k + 5, n0:n1], b_power[k + 6, n0:n1], b_power[k + 7, n0:n1]
+        p0 = a_power[i, k]
+        p1 = a_power[i, k + 1]
+        p2 = a_power[i, k + 2]
+        p3 = a_power[i, k + 3]
+        p4 = a_power[i, k + 4]
+        p5 = a_power[i, k + 5]
+        p6 = a_power[i, k + 6]
+        p7 = a_power[i, k + 7]
+        b0 = b_power[k, n0:n1]
+        b1 = b_power[k + 1, n0:n1]
+        b2 = b_power[k + 2, n0:n1]
+        b3 = b_power[k + 3, n0:n1]
+        b4 = b_power[k + 4, n0:n1]
+        b5 = b_power[k + 5, n0:n1]
+        b6 = b_power[k + 6, n0:n1]
+        b7 = b_power[k + 7, n0:n1]
         for j in range(width):
             t = max(top[j], p0 * b0[j])
             t = max(t, p1 * b1[j])
@@ -52,12 +66,25 @@ def _sum_truncated(total, scale, a_value, b_value, where, k0, k1):
     i, n0, width = where
     n1 = n0 + width
     for k in range(k0, k1, 8):
-        v0, v1, v2, v3 = a_value[i, k], a_value[i, k + 1], a_value[i, k + 2], a_value[i, k + 3]
-        v4, v5, v6, v7 = a_value[i, k + 4], a_value[i, k + 5], a_value[i, k + 6], a_value[i, k + 7]
-        b0, b1, b2, b3 = b_value[k, n0:n1], b_value[k + 1, n0:n1], b_value[k + 2, n0:n1], b_value[k + 3, n0:n1]
-        b4, b5, b6, b7 = b_value[k + 4, n0:n1], b_value[k + 5, n0:n1], b_value[k + 6, n0:n1], b_value[k + 7, n0:n1]
+        v0 = a_value[i, k]
+        v1 = a_value[i, k + 1]
+        v2 = a_value[i, k + 2]
+        v3 = a_value[i, k + 3]
+        v4 = a_value[i, k + 4]
+        v5 = a_value[i, k + 5]
+        v6 = a_value[i, k + 6]
+        v7 = a_value[i, k + 7]
+        b0 = b_value[k, n0:n1]
+        b1 = b_value[k + 1, n0:n1]
+        b2 = b_value[k + 2, n0:n1]
+        b3 = b_value[k + 3, n0:n1]
+        b4 = b_value[k + 4, n0:n1]
+        b5 = b_value[k + 5, n0:n1]
+        b6 = b_value[k + 6, n0:n1]
+        b7 = b_value[k + 7, n0:n1]
         for j in range(width):
-            z, s = scale[j], total[j]
+            z = scale[j]
+            s = total[j]
             s = np.int32(s + np.int32((v0 * b0[j]) * z))
             s = np.int32(s + np.int32((v1 * b1[j]) * z))
             s = np.int32(s + np.int32((v2 * b2[j]) * z))
@@ -76,10 +103,14 @@ def _chain_loop(a, b, least, d, outside, accumulator):
     ``least`` (m,) is a lower bound of a nonzero product's power: below 2^-149 one could vanish unseen.
     """
     (a_value, a_power), (b_value, b_power), (k_step, align_bits, out_bits) = a, b, accumulator
-    top, scale = np.empty(_COLUMN_BLOCK, np.float32), np.empty(_COLUMN_BLOCK, np.float32)
+    top = np.empty(_COLUMN_BLOCK, np.float32)
+    scale = np.empty(_COLUMN_BLOCK, np.float32)
     acc = np.empty(_COLUMN_BLOCK, np.float32)
-    total, wide = np.empty(_COLUMN_BLOCK, np.int32), np.empty(_COLUMN_BLOCK, np.float64)
-    top_bits, scale_bits, acc_bits = top.view(np.int32), scale.view(np.int32), acc.view(np.int32)
+    total = np.empty(_COLUMN_BLOCK, np.int32)
+    wide = np.empty(_COLUMN_BLOCK, np.float64)
+    top_bits = top.view(np.int32)
+    scale_bits = scale.view(np.int32)
+    acc_bits = acc.view(np.int32)
     wide_bits = wide.view(np.int64)
     keep = np.int64(-1) << np.int64(52 - out_bits)
     for i in range(d.shape[0]):
@@ -95,7 +126,8 @@ def _chain_loop(a, b, least, d, outside, accumulator):
                     top_bits[j] = acc_bits[j] & 0x7F800000  # the power of C; 0 for zero and subnormals
                 _raise_to_largest_power(top, a_power, b_power, (i, n0, width), k0, k0 + k_step)
                 for j in range(width):
-                    t, unseen = top_bits[j], ((acc_bits[j] & 0x7FFFFFFF) != 0) | (may_vanish != 0)
+                    t = top_bits[j]
+                    unseen = ((acc_bits[j] & 0x7FFFFFFF) != 0) | (may_vanish != 0)
                     beyond |= ((t > 0) & (t < _LOWEST)) | (t >= _HIGHEST) | ((t == 0) & unseen)
                     scale_bits[j] = ((254 + align_bits) << 23) - max(t, np.int32(_LOWEST))
                     total[j] = 0
@@ -120,7 +152,8 @@ def _has_nan(bits: np.ndarray, fmt: TensorFormat, axis: int) -> np.ndarray:
 
 def _redo(a: Operand, b: OperandB, c: np.ndarray | None, d: np.ndarray, outside: np.ndarray) -> None:
     """Overwrite in D what the fast path cannot do: fill NaN rows and columns, do the rest by the definition."""
-    nan_rows, nan_columns = np.zeros_like(a.special), np.zeros_like(b.special)
+    nan_rows = np.zeros_like(a.special)
+    nan_columns = np.zeros_like(b.special)
     nan_rows[a.special] = _has_nan(a.bits[a.special], a.fmt, 1)
     nan_columns[b.special] = _has_nan(b.bits[:, b.special], b.fmt, 0)
     rows = (outside | a.special) & ~nan_rows

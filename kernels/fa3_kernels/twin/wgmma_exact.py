@@ -92,7 +92,8 @@ class _Decoded:
 def _decode(bits: np.ndarray, exponent_bits: int, fraction_bits: int, bias: int, max_finite: int) -> _Decoded:
     bits = bits.astype(np.int64)
     magnitude = bits & ((1 << (exponent_bits + fraction_bits)) - 1)
-    field, fraction = magnitude >> fraction_bits, magnitude & ((1 << fraction_bits) - 1)
+    field = magnitude >> fraction_bits
+    fraction = magnitude & ((1 << fraction_bits) - 1)
     top = ((1 << exponent_bits) - 1) << fraction_bits
     return _Decoded(
         significand=np.where(field > 0, fraction | (1 << fraction_bits), fraction),
@@ -133,10 +134,12 @@ def _pack(total: np.ndarray, e_max: np.ndarray, fmt: TensorFormat) -> np.ndarray
 
 
 def _special(a: _Decoded, b: _Decoded, c: _Decoded) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which outputs are NaN, which have a +Inf addend, which a -Inf addend; bool (rows, n)."""
-    zero_a, zero_b = a.significand == 0, b.significand == 0
+    """Return which outputs are NaN, which have a +Inf addend, which a -Inf addend; bool (rows, n)."""
+    zero_a = a.significand == 0
+    zero_b = b.significand == 0
     nan = a.is_nan | b.is_nan | (a.is_inf & zero_b) | (zero_a & b.is_inf)
-    inf, negative = a.is_inf | b.is_inf, a.negative ^ b.negative
+    inf = a.is_inf | b.is_inf
+    negative = a.negative ^ b.negative
     plus = (inf & ~negative).any(2) | (c.is_inf & ~c.negative)
     minus = (inf & negative).any(2) | (c.is_inf & c.negative)
     return nan.any(2) | c.is_nan | (plus & minus), plus, minus
@@ -209,7 +212,8 @@ def wgmma_exact(
         raise ValueError(f"k must be a multiple of k_step = {fmt.k_step}, got {k}")
     if not (0 < fmt.align_bits <= 40 and 0 < fmt.out_bits <= 23):
         raise ValueError(f"align_bits must be 1..40 and out_bits 1..23, got {fmt.align_bits} and {fmt.out_bits}")
-    a, b = _decode_operand(a_bits, fmt), _decode_operand(b_bits, fmt)
+    a = _decode_operand(a_bits, fmt)
+    b = _decode_operand(b_bits, fmt)
     d_bits = np.array(c_bits, np.uint32)
     block = max(1, _ROW_BLOCK_ELEMENTS // max(1, n * fmt.k_step))
     for i in range(0, m, block):

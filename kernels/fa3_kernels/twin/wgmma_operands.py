@@ -71,8 +71,10 @@ def _has_special(bits: np.ndarray, fmt: TensorFormat, axis: int) -> np.ndarray:
 def _decode_loop(bits, layout, value, power, special, least):
     """Fill value, power (rows, k), special and least (rows,) from unsigned bits (rows, k)."""
     fraction_bits, bias, magnitude_mask, max_finite = layout
-    power_bits, value_bits = power.view(np.uint32), value.view(np.uint32)
-    up, rebias = np.uint32(23 - fraction_bits), np.uint32(127 - bias)
+    power_bits = power.view(np.uint32)
+    value_bits = value.view(np.uint32)
+    up = np.uint32(23 - fraction_bits)
+    rebias = np.uint32(127 - bias)
     tiny = np.float32(2.0 ** (1 - bias - fraction_bits)) if rebias > 0 else np.float32(0)  # bf16 needs none
     for i in range(bits.shape[0]):
         largest = np.uint32(0)
@@ -122,8 +124,10 @@ def operand(x: np.ndarray, fmt: str | TensorFormat) -> Operand:
     """
     fmt = tensor_format(fmt)
     bits = _bits(x, fmt)
-    value, power = np.empty(bits.shape, np.float32), np.empty(bits.shape, np.float32)
-    special, least = np.empty(len(bits), np.bool_), np.empty(len(bits), np.uint32)
+    value = np.empty(bits.shape, np.float32)
+    power = np.empty(bits.shape, np.float32)
+    special = np.empty(len(bits), np.bool_)
+    least = np.empty(len(bits), np.uint32)
     layout = (fmt.fraction_bits, fmt.bias, fmt.magnitude_mask, fmt.max_finite)
     _decode_loop(bits, layout, value, power, special, least)
     return Operand(fmt, bits, value, power, special, least.view(np.float32))

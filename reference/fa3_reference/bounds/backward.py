@@ -51,7 +51,7 @@ class BackwardBound(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """Of every row and key P and dS, exactly, and how far those that enter products are off; 0 where hidden."""
+    """Holds P and dS of every row and key, exactly, and how far those that enter products are off; 0 where hidden."""
 
     p: np.ndarray
     p_error: np.ndarray
@@ -124,7 +124,8 @@ def _returned(problem: AttentionProblem, operands: BackwardOperands, model: Back
 
 
 def _head(problem: AttentionProblem, operands: BackwardOperands, returned: Attention, seq: Sequence, head: int) -> Head:
-    o, kv_head = operands, head // problem.group
+    o = operands
+    kv_head = head // problem.group
     q, dout, out = (problem.rows_q(x, seq)[:, head].astype(np.float64) for x in (o.q, o.dout, returned.out))
     k, v = (problem.rows_k(x, seq)[:, kv_head].astype(np.float64) for x in (o.k, o.v))
     lse = problem.rows_lse(returned.lse, seq)[head].astype(np.float64)
@@ -173,7 +174,8 @@ def _of_keys(scale: float, heads: list[Head], pairs: list[_Pairs], model: Backwa
     else:
         rows = [(h.q, h.dout) for h in heads]
     blocks = -(-len(rows[0][0]) // model.tile_m) if model.tile_m else 0
-    dk, dv = [], []
+    dk = []
+    dv = []
     for x, (q, dout) in zip(pairs, rows, strict=True):
         dk.append(added([scaled(product(x.ds.T, x.ds_error.T, q, model), scale)], model, blocks))
         dv.append(added([product(x.p.T, x.p_error.T, dout, model)], model, blocks))
@@ -200,7 +202,8 @@ def _differences(h: Head, p: Weights, model: BackwardModel) -> tuple[np.ndarray,
         of_lse = np.abs(h.dlse)
         sums = np.abs(dp - (dots - h.dlse)[:, None]) + (np.abs(dots) + of_lse)[:, None]
         error = error + (U_FP32 * (sums + error) + 2 * FP32_MIN_NORMAL) * OUTWARD
-        dots, size = dots - h.dlse, size + of_lse
+        dots = dots - h.dlse
+        size = size + of_lse
     t = dp - dots[:, None]
     larger = np.maximum(np.abs(t), np.abs(dots)[:, None])  # P dP - P D may be one fma, which rounds P D
     own = (np.abs(dp) + size[:, None]) * 2.0**-44  # of the exact differences in float64
@@ -231,7 +234,8 @@ def _ds(
     problem: AttentionProblem, p: Weights, t: np.ndarray, dt: np.ndarray, model: BackwardModel
 ) -> tuple[np.ndarray, np.ndarray]:
     """Steps B5 and B10: dS and its error as it enters the products."""
-    p_error, high = np.maximum(p.high - p.exact, p.exact - p.low), p.high
+    p_error = np.maximum(p.high - p.exact, p.exact - p.low)
+    high = p.high
     if model.forward == "own" or model.ds_of == "rounded":  # the first may keep P as it was rounded
         p_error = np.maximum(p_error, p.stored_error)
         high = p.exact + p_error
@@ -240,7 +244,8 @@ def _ds(
     error += U_FP32 * (np.abs(ds) + error) + FP32_MIN_NORMAL * (high > 0)
     if p.slope is not None:
         ds, error = _times_slope(problem.softcap, ds, error, p.slope, np.abs(t) + dt, model)
-    scale, errors = problem.softmax_scale, []
+    scale = problem.softmax_scale
+    errors = []
     if model.scales in ("sums", "any"):
         errors.append(rounded_error(ds, error, model.weight))
     if model.scales in ("weights", "any"):

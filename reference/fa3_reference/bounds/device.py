@@ -1,4 +1,4 @@
-"""How wrong single Hopper operations can be: the constants every error bound is made of.
+"""This module says how wrong single Hopper operations can be: the constants every error bound is made of.
 
 Tensor core: a wgmma step aligns its products and C to 2^(emax - align_bits), truncates each toward zero, adds exactly,
 and truncates the sum to out_bits fraction bits; emax is the largest exponent of a product (not normalised; a subnormal
@@ -33,7 +33,9 @@ EX2_REL = 2.0**-22.70  # ex2.approx.ftz against 2^x, all x with a normal result
 EXACT_EX2 = 2.0**-23  # ex2 of a smaller |x| is 1; binary32 has no number but 8 so near to 8
 RCP_REL = 2.0**-23.27  # rcp.approx.ftz against 1/x, normal x and result
 TANH_REL = 2.0**-16.45  # tanh.approx against tanh, all x
-LG2_ABS, LG2_REL = 2.0**-22.64, 2.0**-23  # lg2.approx.ftz: |error| <= LG2_ABS + LG2_REL |log2 x|
+# lg2.approx.ftz: |error| <= LG2_ABS + LG2_REL |log2 x|
+LG2_ABS = 2.0**-22.64
+LG2_REL = 2.0**-23
 
 
 @dataclass(frozen=True, slots=True)

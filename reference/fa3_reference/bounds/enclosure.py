@@ -1,4 +1,5 @@
-"""Where the outputs of a kernel lie, if the tensor core behaves as measured: its program in ranges of numbers.
+"""This module says where the outputs of a kernel lie, if the tensor core behaves as measured: its program in ranges of
+numbers.
 
 The a-priori bound charges every operation its worst case. But of a kernel whose order is stated most operations have
 no freedom: binary32 arithmetic rounds to nearest, and the tensor core cuts as :mod:`fa3_reference.bounds.tensor_core`
@@ -56,7 +57,7 @@ class Enclosure(NamedTuple):
 
 
 def can_enclose(model: KernelModel) -> bool:
-    """Whether a kernel's order is stated far enough for :func:`forward_enclosure`."""
+    """Tell whether a kernel's order is stated far enough for :func:`forward_enclosure`."""
     is_plain = model.scores == "fp32" and model.probabilities == model.dtype and model.order.rescale != "lazy"
     return model.is_blocked and is_plain and model.accumulator == "wgmma"
 
@@ -151,7 +152,8 @@ def _tile(tile: Tile, model: KernelModel, rng: np.random.Generator | None) -> tu
     o = Range(rounded(part.o - part.error, fmt), rounded(part.o + part.error, fmt))
     width = LN2 * part.lse_error + gamma(2) * (np.abs(part.lse) + part.lse_error) * (rng is None)
     log = Range(LN2 * part.lse - width, LN2 * part.lse + width)
-    hidden, empty = head.hidden(rows, slice(0, head.seq.seqlen_k)), head.empty(rows)
+    hidden = head.hidden(rows, slice(0, head.seq.seqlen_k))
+    empty = head.empty(rows)
     bad_key = ~(np.isfinite(head.k).all(axis=1) & np.isfinite(head.k_factor))
     bad_row = ~np.isfinite(head.q[rows]).all(axis=1) | np.logical_or.reduce(~hidden & bad_key, axis=1)
     bad_row = bad_row & ~empty
@@ -263,12 +265,15 @@ def _cap_factor(c: Range, cap: float, model: KernelModel) -> Range:
 
 def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Range, Range]:
     """Scores of a block, -inf where hidden, and the factor that takes them to log2 units."""
-    q, k = finite(head.q[rows]), finite(head.k[keys])
+    q = finite(head.q[rows])
+    k = finite(head.k[keys])
     s = multiply(q, k.T, model.core)
-    c, cap = _factor(head, rows, keys, model), head.problem.softcap
+    c = _factor(head, rows, keys, model)
+    cap = head.problem.softcap
     x = Range(s, s)
     if cap:
-        x, c = state.free(_tanh(s, c, cap, model)), _cap_factor(c, cap, model)
+        x = state.free(_tanh(s, c, cap, model))
+        c = _cap_factor(c, cap, model)
     hidden = head.hidden(rows, keys)
     return x.each(lambda end: np.where(hidden, -np.inf, end)), c
 
@@ -299,13 +304,17 @@ def _softmax(state: _State, s: Range, c: Range, model: KernelModel) -> tuple[Ran
     ]
     width = 0.0 if model.order.maxima == "scaled" else gamma(2) * (np.maximum(*map(np.abs, scaled)) + offset)
     block = Range(_f32(scaled[0] - width)[:, 0], _f32(scaled[1] + width)[:, 0])
-    old, new = state.max, Range(*(np.maximum(a, b) for a, b in zip(state.max, block, strict=True)))
+    old = state.max
+    new = Range(*(np.maximum(a, b) for a, b in zip(state.max, block, strict=True)))
     base = [np.where(np.isneginf(end), 0.0, end)[:, None] for end in new]
-    low, high = np.where(s.low > 0, c.low, c.high), np.where(s.high > 0, c.high, c.low)
+    low = np.where(s.low > 0, c.low, c.high)
+    high = np.where(s.high > 0, c.high, c.low)
     if model.order.exponent == "contracted":
-        low, high = _fma(s.low, low, -base[1]), _fma(s.high, high, -base[0])
+        low = _fma(s.low, low, -base[1])
+        high = _fma(s.high, high, -base[0])
     else:
-        low, high = _f32(_f32(s.low * low) - base[1]), _f32(_f32(s.high * high) - base[0])
+        low = _f32(_f32(s.low * low) - base[1])
+        high = _f32(_f32(s.high * high) - base[0])
     apart = Range(_f32(old.low - base[1][:, 0]), np.minimum(_f32(old.high - base[0][:, 0]), 0.0))
     if model.order.maxima == "unscaled":  # the factor is that of raw maxima; it is 1 where none can have moved
         apart = Range(*(end * (1 + sign * gamma(3)) for end, sign in zip(apart, (1, -1), strict=True)))
@@ -350,7 +359,8 @@ def _finish(state: _State, head: Head, model: KernelModel) -> Part:
     radius = (o.high - o.low) / 2 + (gamma(3) * largest + tiny if state.rng is None else 0.0)
     seen = state.sum.high != 0
     radius = np.where(largest + radius < FP32_MAX * (1 - 2.0**-10), radius, np.inf)  # may overflow
-    middle, off = (o.low + o.high) / 2, (lse.high - lse.low) / 2
+    middle = (o.low + o.high) / 2
+    off = (lse.high - lse.low) / 2
     return Part(
         np.where(seen[:, None], middle, 0.0),
         np.where(seen[:, None], radius, 0.0),

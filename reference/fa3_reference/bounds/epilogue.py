@@ -27,7 +27,8 @@ _LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary3
 
 def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     """Exact O and base-2 lse of a part, with bounds before the final rounding (steps 3 and 7)."""
-    row_sum, least = state.l, state.l - state.l_down
+    row_sum = state.l
+    least = state.l - state.l_down
     o = state.o / row_sum[:, None]
     up = state.l_up[:, None]
     spread = state.bo2 - 2 * o * state.bo + o * o * up
@@ -40,7 +41,8 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
         least = np.maximum(least, np.exp2(-exponent) * (1 - model.exp_error))
     least = np.where(least > 0, least, np.nan)  # errors may take more than the row sum, and then nothing is known of it
     l_error = _row_sum_error(state, model, terms)
-    sigma, least = (l_error / least)[:, None], least[:, None]
+    sigma = (l_error / least)[:, None]
+    least = least[:, None]
     shift = np.minimum(correlated / least, state.v_max - state.v_min)
     error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
     coarse = _coarse(state, head, model)
@@ -62,7 +64,7 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
 
 
 def _row_sum_error(state: State, model: KernelModel, terms: Terms) -> np.ndarray:
-    """What adding the weights errs by (step 6), with the two additions of a quad."""
+    """Return what adding the weights errs by (step 6), with the two additions of a quad."""
     weights = state.l + state.l_up
     error = state.l_error + terms.row_sum * gamma(2) * (weights + state.l_error)
     if not model.is_stated:
@@ -75,10 +77,11 @@ def _row_sum_error(state: State, model: KernelModel, terms: Terms) -> np.ndarray
 
 
 def _is_power_of_two(state: State, l_error: np.ndarray, model: KernelModel) -> np.ndarray:
-    """Which row sums are known to be a power of two, 1 or more: rcp and lg2 are exact there."""
+    """Return which row sums are known to be a power of two, 1 or more: rcp and lg2 are exact there."""
     if not model.is_stated:
         return np.zeros(l_error.shape, bool)
-    low, high = state.l - state.l_down - l_error, state.l + state.l_up + l_error
+    low = state.l - state.l_down - l_error
+    high = state.l + state.l_up + l_error
     low, high = (rounded(x * 2.0**model.p_offset_log2, FORMATS["fp32"]) for x in _widened(low, high, state.tau))
     return (low == high) & (np.frexp(low)[0] == 0.5) & (low >= 1)
 
@@ -131,7 +134,8 @@ def _log(
 
 def in_nats(part: Part, model: KernelModel, terms: Terms) -> np.ndarray:
     """Bound on the error of a natural lse: the last multiplication, by a constant that is rounded itself."""
-    lse, error = np.abs(part.lse) * LN2, LN2 * part.lse_error
+    lse = np.abs(part.lse) * LN2
+    error = LN2 * part.lse_error
     if not model.is_stated:
         return (error + terms.lse * gamma(2) * (lse + error)) * OUTWARD
     constant = terms.lse * _LN2_REL * (lse + error)
@@ -150,7 +154,8 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     omega = LN2 * lse_error + terms.combine * weighed
     vanishes = distance + np.log2(len(parts)) > VANISHES
     up = np.maximum(np.expm1(omega), vanishes)
-    total, least = w.sum(0), (w * np.where(vanishes, 0.0, np.exp(-omega))).sum(0)
+    total = w.sum(0)
+    least = (w * np.where(vanishes, 0.0, np.exp(-omega))).sum(0)
     merged = (w[..., None] * o).sum(0) / total[:, None]
     least = least[:, None]
     grow = (w * up)[..., None] * np.abs(o - merged) + (w * np.exp(omega))[..., None] * error

@@ -33,7 +33,7 @@ from fa3_reference.bounds.steps import (
     log_error,
     rounded_error,
     rounding_error,
-)  # fmt: skip
+)
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
@@ -124,7 +124,8 @@ def _tile_bound(tile: Tile, model: KernelModel, terms: Terms) -> tuple[np.ndarra
     float64 = FLOAT64 * (visited.stop - visited.start + 8 + 2 * np.abs(part.lse))
     lse_error = np.where(lse_error == 0, 0.0, lse_error + float64)
     empty = head.empty(rows)
-    error, lse_error = np.where(empty[:, None], 0.0, error), np.where(empty, 0.0, lse_error)
+    error = np.where(empty[:, None], 0.0, error)
+    lse_error = np.where(empty, 0.0, lse_error)
     lost = ~np.isfinite(head.v[visited]).all(axis=0)  # 0 * NaN is NaN, also for a row that sees no key
     return np.where(lost, np.inf, error), lse_error
 
@@ -171,14 +172,16 @@ def _move_maximum(
     """Take a block's scores into the running maximum (step 2) and rescale; return where alpha may not be 1."""
     offset = model.largest_offset_log2
     new_max = np.maximum(state.max, x.max(1))
-    high, low = np.maximum(state.max_high, (x + dx).max(1)), np.maximum(state.max_low, (x - dx).max(1))
+    high = np.maximum(state.max_high, (x + dx).max(1))
+    low = np.maximum(state.max_low, (x - dx).max(1))
     stays = (x + dx).max(1) <= state.max_low
     moved = ~np.isneginf(state.max) & (~stays | (model.order.rescale == "contracted"))  # else alpha is exactly 1
     reach = np.abs(high) + np.abs(state.max_low) + 2 * offset
     span = high - state.max_low + gamma(2) * reach
     tau = _rounded_maximum(new_max, np.maximum(high - new_max, new_max - low), model)
     if model.is_stated:  # step 3: p and alpha share the rounded maximum
-        distance, within = state.max - new_max, state.tau + tau
+        distance = state.max - new_max
+        within = state.tau + tau
         exponent = binary32_error(distance - within, distance + within)
     elif model.order.maxima == "scaled":
         exponent = U_FP32 * span
@@ -205,7 +208,8 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds."""
     base = np.where(np.isneginf(state.max), 0.0, state.max)
     offset = model.p_offset_log2
-    tau, visible = state.tau, ~np.isneginf(x)
+    tau = state.tau
+    visible = ~np.isneginf(x)
     if model.order.exponent == "rounded":
         dx = dx + terms.exponent * U_FP32 * (np.abs(x) + dx)
     y = x - base[:, None]
@@ -228,13 +232,15 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     up = np.minimum(np.expm1(r) * OUTWARD, (np.exp2(tau) * cap)[:, None] / np.where(p > 0, p, 1.0) - 1.0)
     down = np.where(flushed, 1.0, -np.expm1(-r) * OUTWARD)
     either = np.maximum(up, down)
-    low, high = np.where(flushed, 0.0, p * np.exp(-r)), p * np.exp(r)
+    low = np.where(flushed, 0.0, p * np.exp(-r))
+    high = p * np.exp(r)
     rounding, unit = _p_rounding(low, high, tau, cap, model)
     rounding = terms.p_rounding * rounding
     counts, *grids = _weight_grids(low * 2.0**offset, high * 2.0**offset, np.exp2(tau)[:, None], model)
     if model.order.row_sum_of == "rounded":  # rounding is an error of the weights, of O and the row sum alike
         relative = rounding / np.where(p > 0, p, 1.0)
-        either, down = either + relative, np.minimum(down + relative, 1.0)
+        either = either + relative
+        down = np.minimum(down + relative, 1.0)
         rounding = np.zeros_like(p)
     return _Weights(p, visible, either, down, rounding, unit, counts, *grids)
 
@@ -251,7 +257,8 @@ def _weight_grids(low: np.ndarray, high: np.ndarray, shift: np.ndarray, model: K
 
 def _log_errors(y: np.ndarray, dx: np.ndarray, tau: np.ndarray, model: KernelModel, terms: Terms) -> np.ndarray:
     """|ln of a weight's error| at most where the blocks are known (step 3), ``y`` log2 units below the maximum."""
-    exponent, within = y + model.p_offset_log2, dx + tau
+    exponent = y + model.p_offset_log2
+    within = dx + tau
     exp = terms.exp * log_error(model.exp_error)
     if not model.is_stated:
         return LN2 * (dx + terms.exponent * U_FP32 * (_exponent(y, model) + within)) + exp
@@ -267,7 +274,9 @@ def _exponent(y: np.ndarray, model: KernelModel) -> np.ndarray:
 
 
 def _moves(x: np.ndarray, distance: np.ndarray, state: State, model: KernelModel) -> np.ndarray:
-    """What the factors of moved maxima add to ln of a weight where the blocks are not known: exponents telescope."""
+    """Return what the factors of moved maxima add to ln of a weight where the blocks are not known: exponents
+    telescope.
+    """
     keys = (~np.isneginf(x)).sum(1)
     times = np.zeros(keys.shape) if model.order.weights == "normalised" else -(-keys // _KEYS_OF_A_STEP)
     largest = state.largest_score if model.order.maxima == "unscaled" else np.zeros(keys.shape)
@@ -280,10 +289,13 @@ def _p_rounding(
     """Bound on |round(p^) - p^| in the scale of the exact maximum, for p^ in [low, high] there; and P's unit."""
     fmt = model.p_format
     if model.is_blocked and model.order.rescale != "lazy":  # step 4
-        unit, shift = 2.0**model.p_offset_log2, np.exp2(tau)[:, None]
-        low, high = unit * low / shift, unit * np.minimum(high * shift, cap[:, None])
+        unit = 2.0**model.p_offset_log2
+        shift = np.exp2(tau)[:, None]
+        low = unit * low / shift
+        high = unit * np.minimum(high * shift, cap[:, None])
         return rounding_error(low, high, fmt) * shift / unit * OUTWARD, np.full((len(tau), 1), unit)
-    least, largest = low.sum(1)[:, None], high.sum(1)[:, None]
+    least = low.sum(1)[:, None]
+    largest = high.sum(1)[:, None]
     if model.order.weights == "normalised":
         own = 1 + gamma(low.shape[1] + 4) + RCP_REL
         rounding = rounding_error(low / largest / own, high / least * own, fmt) * largest
@@ -299,15 +311,21 @@ def _accumulate(
     state: State, head: Head, keys: slice, w: _Weights, rescaled: np.ndarray, model: KernelModel, terms: Terms
 ) -> None:
     """P V of one block (step 5)."""
-    v, factor, fmt = head.v_rows(keys), head.v_factor[keys][:, None], model.core.operand
-    p, n, d = w.p, w.p.shape[0], head.v.shape[1]
+    v = head.v_rows(keys)
+    factor = head.v_factor[keys][:, None]
+    fmt = model.core.operand
+    p = w.p
+    n = w.p.shape[0]
+    d = head.v.shape[1]
     v_abs = np.abs(v)
     seen = w.visible.any(axis=1, keepdims=True)
     state.v_min = np.where(seen, np.minimum(state.v_min, _seen(w.visible, v, np.inf).min(0)), state.v_min)
     state.v_max = np.where(seen, np.maximum(state.v_max, _seen(w.visible, v, -np.inf).max(0)), state.v_max)
     sums = np.concatenate([p, p * w.either]) @ np.concatenate([v, v * v], axis=1)
     absolute = np.concatenate([p, p * w.either, w.rounding]) @ v_abs
-    pa, ba, da = absolute[:n], absolute[n : 2 * n], absolute[2 * n :]
+    pa = absolute[:n]
+    ba = absolute[n : 2 * n]
+    da = absolute[2 * n :]
     carried = np.abs(state.o) + state.boa + state.o_error  # |C| at most, after rescaling
     added = (pa + ba + da) * OUTWARD  # sum of |P^ v|
     largest = p * (1 + w.either) + w.rounding
@@ -331,8 +349,12 @@ def _accumulate(
     state.outside |= overflows
     state.o_error = (state.o_error + da + lost) * OUTWARD
     state.share += _share(len(v), model)
-    state.o, state.o2, state.oa = state.o + sums[:n, :d], state.o2 + sums[:n, d:], state.oa + pa
-    state.bo, state.bo2, state.boa = state.bo + sums[n:, :d], state.bo2 + sums[n:, d:], state.boa + ba
+    state.o = state.o + sums[:n, :d]
+    state.o2 = state.o2 + sums[:n, d:]
+    state.oa = state.oa + pa
+    state.bo = state.bo + sums[n:, :d]
+    state.bo2 = state.bo2 + sums[n:, d:]
+    state.boa = state.boa + ba
 
 
 def _steps(keys: int, model: KernelModel) -> int:
@@ -341,8 +363,9 @@ def _steps(keys: int, model: KernelModel) -> int:
 
 
 class _Exact(NamedTuple):
-    """Where, (rows, channels), products and C lie on the grid of every step, results need no cut, and binary32 sums no
-    rounding."""
+    """Says where, (rows, channels), products and C lie on the grid of every step, results need no cut, and binary32
+    sums no rounding.
+    """
 
     products: np.ndarray
     sums: np.ndarray
@@ -350,14 +373,21 @@ class _Exact(NamedTuple):
 
 
 def _exact(
-    state: State, v: np.ndarray, w: _Weights, sizes: tuple[np.ndarray, ...], rescaled: np.ndarray, steps: int,
+    state: State,
+    v: np.ndarray,
+    w: _Weights,
+    sizes: tuple[np.ndarray, ...],
+    rescaled: np.ndarray,
+    steps: int,
     model: KernelModel,
-) -> _Exact:  # fmt: skip
-    """What P V of a block loses nothing of, as all that is added are multiples of one power of two; the state keeps
-    that of O. ``sizes`` are of C, of the sum of |P^ v| and of the largest product, at most."""
+) -> _Exact:
+    """Return what P V of a block loses nothing of, as all that is added are multiples of one power of two; the state
+    keeps that of O. ``sizes`` are of C, of the sum of |P^ v| and of the largest product, at most.
+    """
     if not model.is_stated:
         return _Exact(*[np.zeros(state.o.shape, bool)] * 3)
-    core, promoted = model.core, bool(model.promotion_interval)
+    core = model.core
+    promoted = bool(model.promotion_interval)
     scale = w.unit / state.v_factor * np.exp2(state.tau)[:, None]  # takes sizes to units of the kernel
     carried, added, largest = (x * scale for x in sizes)
     least = (np.abs(state.o) - state.boa - state.o_error) * scale * np.exp2(-2 * state.tau)[:, None]
@@ -372,7 +402,9 @@ def _exact(
 
 
 def _share(keys: int, model: KernelModel) -> float:
-    """What roundings of P and cuts of P V take of one block at most, relative to the row sum times the largest |v|."""
+    """Return what roundings of P and cuts of P V take of one block at most, relative to the row sum times the largest
+    |v|.
+    """
     tiny = keys * model.p_format.min_subnormal / 2.0**model.p_offset_log2
     tree = 0.0 if model.accumulator == "wgmma" else gamma(keys + 2, model.addition)
     if model.accumulator not in ("wgmma", "either"):
@@ -387,10 +419,16 @@ def _seen(visible: np.ndarray, v: np.ndarray, otherwise: float) -> np.ndarray:
 
 
 def _cut(
-    sizes: tuple[np.ndarray, ...], counts: tuple[np.ndarray, int], rescaled: np.ndarray, exact: _Exact,
-    model: KernelModel, terms: Terms,
-) -> np.ndarray:  # fmt: skip
-    """What an accumulator loses of a block's products and of C; ``counts`` are of visible keys and of wgmma steps."""
+    sizes: tuple[np.ndarray, ...],
+    counts: tuple[np.ndarray, int],
+    rescaled: np.ndarray,
+    exact: _Exact,
+    model: KernelModel,
+    terms: Terms,
+) -> np.ndarray:
+    """Return what an accumulator loses of a block's products and of C; ``counts`` are of visible keys and of wgmma
+    steps.
+    """
     (carried, added, aligned, reached), (keys, steps) = sizes, counts
     core = model.core
     if model.accumulator != "wgmma":
@@ -416,8 +454,9 @@ def _cut(
 def _grouped(
     sizes: tuple[np.ndarray, ...], counts: tuple[np.ndarray, int], model: KernelModel, terms: Terms
 ) -> np.ndarray:
-    """What the tensor core loses where neither its groups are known nor how many of them are chained: products and C
-    are cut in each, then their sum, which may move to binary32."""
+    """Return what the tensor core loses where neither its groups are known nor how many of them are chained: products
+    and C are cut in each, then their sum, which may move to binary32.
+    """
     (carried, added, aligned, _), (keys, steps), core = sizes, counts, model.core
     top = np.maximum(carried + added, aligned)
     products = np.minimum(keys * core.align * top, added) + steps * core.align * top
@@ -428,8 +467,10 @@ def _grouped(
 
 def _add_to_row_sum(state: State, w: _Weights, model: KernelModel, terms: Terms) -> None:
     """The block's share of the row sum (step 6)."""
-    added, up = w.p.sum(1), (w.p * w.either).sum(1)
-    state.l, state.l_up = state.l + added, state.l_up + up
+    added = w.p.sum(1)
+    up = (w.p * w.either).sum(1)
+    state.l = state.l + added
+    state.l_up = state.l_up + up
     state.l_down = state.l_down + (w.p * w.down).sum(1)
     state.weights, state.l_grid = state.weights + w.counts, np.minimum(state.l_grid, w.grid)
     depth = model.row_sum_depth if model.is_blocked else w.p.shape[1]

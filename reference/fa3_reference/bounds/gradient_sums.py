@@ -60,7 +60,8 @@ def _tree_error(count: int, size: np.ndarray, model: BackwardModel) -> np.ndarra
 
 def added(parts: list[Sum], model: BackwardModel, count: int = 0) -> Sum:
     """Step B7: additions of at most ``count`` parts in any order, in the format of parts; of all by default."""
-    fmt, count = FORMATS[model.parts], count or len(parts)
+    fmt = FORMATS[model.parts]
+    count = count or len(parts)
     if count == 1 and len(parts) == 1:
         return parts[0]
     exact, error, size = (np.sum([getattr(x, name) for x in parts], axis=0) for name in Sum._fields)

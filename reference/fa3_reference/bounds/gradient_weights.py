@@ -23,7 +23,7 @@ DIVISION = 8  # units of binary32: reciprocal or division by a row sum, and the 
 
 
 class Head(NamedTuple):
-    """What one query head reads, float64, and which pairs are visible."""
+    """Holds what one query head reads, float64, and which pairs are visible."""
 
     q: np.ndarray  # (seqlen_q, head_dim)
     k: np.ndarray
@@ -36,7 +36,7 @@ class Head(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """What a softcap multiplies dS with, 1 - tanh^2 of a score over the softcap, and how far it is off."""
+    """Holds what a softcap multiplies dS with, 1 - tanh^2 of a score over the softcap, and how far it is off."""
 
     exact: np.ndarray
     error: np.ndarray
@@ -54,8 +54,9 @@ class Weights(NamedTuple):
 
 
 def is_in_range(problem: AttentionProblem) -> bool:
-    """Whether every factor that any order makes of softmax_scale and softcap is a normal number of binary32."""
-    scale, cap = problem.softmax_scale, problem.softcap
+    """Tell whether every factor that any order makes of softmax_scale and softcap is a normal number of binary32."""
+    scale = problem.softmax_scale
+    cap = problem.softcap
     factors = [scale, scale * LOG2_E]
     if cap > 0:
         factors += [cap, cap * LOG2_E, 2 / cap, scale / cap, 2 * scale * LOG2_E / cap]
@@ -66,7 +67,10 @@ def weights(problem: AttentionProblem, h: Head, model: BackwardModel) -> Weights
     """Steps B1, B2, B9 and B10."""
     s, ds = kept(*row_products(h.q, h.k, model), model.scores, problem.softmax_scale)
     factor = problem.softmax_scale * LOG2_E
-    x, dx, slope = factor * s, factor * (ds + FP32_MIN_NORMAL), None  # s may be flushed
+    # s may be flushed
+    x = factor * s
+    dx = factor * (ds + FP32_MIN_NORMAL)
+    slope = None
     roundings = _SCALE_ROUNDINGS + (model.exponent == "rounded")  # of the scaled score as well
     if problem.softcap > 0:
         dx = (dx + gamma(_SCALE_ROUNDINGS + _CAP_ROUNDINGS) * (np.abs(x) + dx) + FP32_MIN_NORMAL) * OUTWARD
@@ -79,7 +83,8 @@ def weights(problem: AttentionProblem, h: Head, model: BackwardModel) -> Weights
         dx = _with_own_lse(x, dx, h.visible, model.exp_error)
     low = np.where(x - dx < -126, 0.0, np.exp2(x - dx) * (1 - model.exp_error) / OUTWARD)
     high = np.where(x + dx < -126, 0.0, np.exp2(x + dx) * (1 + model.exp_error) * OUTWARD)
-    exact, high = np.exp2(x), np.where(x + dx >= 128, np.inf, high)
+    exact = np.exp2(x)
+    high = np.where(x + dx >= 128, np.inf, high)
     down, up = (rounded(end, model.weight) for end in (low, high))
     error = np.maximum(up - exact, exact - down)
     if model.accumulator != "wgmma":
@@ -96,9 +101,12 @@ def _capped(
     unit = softcap * LOG2_E
     tanhs = {model.tanh_error, 0.0} if model.scales == "any" else {model.tanh_error}
     found = [softcap_error(x, dx, softcap, error) for error in tanhs]
-    capped, dx_capped = found[0][0], np.maximum.reduce([error for _, error in found])
-    tanh, error = np.abs(capped) / unit, dx_capped / unit
-    larger, smaller = np.minimum(tanh + error, 1.0), np.maximum(tanh - error, 0.0)
+    capped = found[0][0]
+    dx_capped = np.maximum.reduce([error for _, error in found])
+    tanh = np.abs(capped) / unit
+    error = dx_capped / unit
+    larger = np.minimum(tanh + error, 1.0)
+    smaller = np.maximum(tanh - error, 0.0)
     slope = 1.0 / np.square(np.cosh(x / unit))
     error = np.maximum((larger - tanh) * (larger + tanh), (tanh - smaller) * (tanh + smaller))
     error = error + U_FP32 * np.square(larger) + gamma(3) * (slope + error) + 2.0**-50
@@ -119,7 +127,8 @@ def kept(s: np.ndarray, ds: np.ndarray, form: str, scale: float = 0.0) -> tuple[
     """S or dP in the format that they are kept in between two products; S is rounded before and after its scaling."""
     if form == "fp32":
         return s, ds
-    fmt, roundings = FORMATS[form], 2 if scale else 1
+    fmt = FORMATS[form]
+    roundings = 2 if scale else 1
     ds = ds + gamma(roundings, fmt.unit_roundoff) * (np.abs(s) + ds)
     ds = (ds + fmt.min_subnormal * (1 + 1 / scale if scale else 1)) * OUTWARD
     return s, np.where((np.abs(s) + ds) * max(1, scale) > fmt.max_finite, np.nan, ds)
@@ -132,12 +141,14 @@ def row_products(a: np.ndarray, b: np.ndarray, model: BackwardModel) -> tuple[np
     finite_rows, finite_columns = (np.isfinite(x).all(axis=1, keepdims=True) for x in (a, b))
     bad = np.logical_not(finite_rows & finite_columns.T)
     a, b = (np.nan_to_num(x, posinf=0, neginf=0) for x in (a, b))
-    size, depth = np.abs(a) @ np.abs(b).T, a.shape[1]
+    size = np.abs(a) @ np.abs(b).T
+    depth = a.shape[1]
     bad |= size >= _LARGEST_SUM
     if model.accumulator == "wgmma":
         s, ds = score_error(a, b, model.core)
     else:
-        s, ds = a @ b.T, gamma(depth + SCALED_OPERANDS, model.addition) * size * OUTWARD
+        s = a @ b.T
+        ds = gamma(depth + SCALED_OPERANDS, model.addition) * size * OUTWARD
         if model.accumulator == "either":
             ds = np.maximum(ds, grouped_score_error(a, b, model.core))
         ds = ds + 2 * depth * FP32_MIN_NORMAL * (size > 0)

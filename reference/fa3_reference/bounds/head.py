@@ -54,12 +54,12 @@ class Head:
         )
 
     def empty(self, rows: np.ndarray) -> np.ndarray:
-        """Which rows see no key, bool (rows,)."""
+        """Return which rows see no key, bool (rows,)."""
         first, stop = self.problem.visible_keys(rows, self.seq.seqlen_q, self.seq.seqlen_k)
         return stop <= first
 
     def hidden(self, rows: np.ndarray, keys: slice) -> np.ndarray:
-        """Which keys which rows do not see, bool (rows, keys)."""
+        """Return which keys which rows do not see, bool (rows, keys)."""
         first, stop = self.problem.visible_keys(rows, self.seq.seqlen_q, self.seq.seqlen_k)
         columns = np.arange(keys.start, keys.stop)
         return (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
@@ -78,9 +78,11 @@ class Head:
         if self.problem.softcap:
             size = np.abs(s) + ds
             capped = [self._capped(x, dx, c, size, tanh_error, terms) for tanh_error in model.tanh_errors]
-            x, dx = capped[0][0], capped[0][1]
+            x = capped[0][0]
+            dx = capped[0][1]
             for other, error in capped[1:]:
-                x, dx = np.where(np.isnan(other), np.nan, x), np.maximum(dx, error)
+                x = np.where(np.isnan(other), np.nan, x)
+                dx = np.maximum(dx, error)
         x = np.where(np.abs(x) + dx < _LARGE, x, np.nan)
         hidden = self.hidden(rows, keys)
         noise = np.where(hidden, 0.0, noise * c).max(1)
@@ -91,7 +93,9 @@ class Head:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Capped scores and their error by a tanh of this error; ``size`` bounds raw scores, NaN outside the domain."""
         cap = self.problem.softcap
-        stored, steep, unit = (2 / cap, cap * LOG2_E), 2 * c / cap, U_FP32
+        stored = (2 / cap, cap * LOG2_E)
+        steep = 2 * c / cap
+        unit = U_FP32
         if tanh_error:
             stored, steep, unit = (self.problem.softmax_scale / cap, cap, *stored[1:]), c / stored[1], gamma(2)
         steep = np.where(min(stored) >= FP32_MIN_NORMAL and max(stored) <= FP32_MAX, steep, np.nan)
@@ -104,12 +108,14 @@ class Head:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Exact products of rows and keys, the bound of their error as they are kept, and what float64 may lose of
         them."""
-        q, k = self.q[rows], self.k[keys]
+        q = self.q[rows]
+        k = self.k[keys]
         sizes = np.abs(q) @ np.abs(k).T
         if model.accumulator == "wgmma" and model.order.scale != "folded":
             s, ds = score_error(q, k, model.core)
         else:
-            s, ds = q @ k.T, np.zeros(sizes.shape)
+            s = q @ k.T
+            ds = np.zeros(sizes.shape)
             if model.accumulator in ("wgmma", "either"):
                 ds = grouped_score_error(finite(q), finite(k), model.core, model.order.scale != "folded")
             if model.accumulator != "wgmma":
@@ -118,7 +124,8 @@ class Head:
         if model.accumulator in ("wgmma", "either") and not model.keeps_subnormals:
             ds = ds + np.where(np.abs(s) - ds < FP32_MIN_NORMAL, FP32_MIN_NORMAL, 0.0)
         noise = 2.0**-48 * sizes
-        ds, largest = terms.scores * ds + noise, _LARGE
+        ds = terms.scores * ds + noise
+        largest = _LARGE
         if model.order.scale == "folded":
             ds, sizes = self._folded(q, k, ds, sizes, FORMATS[model.dtype])
         if model.scores != "fp32":
@@ -134,7 +141,8 @@ class Head:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The error of raw scores whose Q was rounded with softmax_scale in it, and their sums of absolute products,
         infinite where that Q may overflow."""
-        scale, relative = self.problem.softmax_scale, fmt.unit_roundoff + 2 * U_FP32
+        scale = self.problem.softmax_scale
+        relative = fmt.unit_roundoff + 2 * U_FP32
         lost = relative * sizes + fmt.min_subnormal / 2 / scale * np.abs(k).sum(1)
         overflows = np.abs(q).max(1, initial=0.0) * scale * max(1.0, LOG2_E) * (1 + relative) > fmt.max_finite
         return (ds * (1 + relative) + lost) * OUTWARD, np.where(overflows[:, None], np.inf, sizes)
@@ -180,13 +188,14 @@ class Tile(NamedTuple):
 
     def put(self, out: np.ndarray, lse: np.ndarray, o_rows: np.ndarray, lse_rows: np.ndarray) -> None:
         """Write what belongs to the rows of this tile into arrays of the problem's shapes."""
-        problem, seq = self.head.problem, self.head.seq
+        problem = self.head.problem
+        seq = self.head.seq
         problem.rows_q(out, seq)[self.rows, self.head_index] = o_rows
         problem.rows_lse(lse, seq)[self.head_index, self.rows] = lse_rows
 
 
 def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[Tile]:
-    """Every tile of every head of every sequence."""
+    """Yield every tile of every head of every sequence."""
     for seq in problem.sequences():
         for index in range(problem.nheads):
             head = Head.of(problem, operands, seq, index)
@@ -199,7 +208,8 @@ def _row_tiles(head: Head, index: int, model: KernelModel) -> Iterator[tuple[np.
 
     Where tiles are not known, the rows come in bands of at most 128, and every key counts as visited.
     """
-    problem, seq = head.problem, head.seq
+    problem = head.problem
+    seq = head.seq
     rows = np.arange(seq.seqlen_q)
     if not model.tile_m or not model.tile_n:
         for start in range(0, seq.seqlen_q, 128):

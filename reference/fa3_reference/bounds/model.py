@@ -1,4 +1,6 @@
-"""What an error bound must know of a kernel: its formats, its tiling and the order of its operations."""
+"""This module says what an error bound must know of a kernel: its formats, its tiling and the order of its
+operations.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from fa3_reference.problem import Dtype
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxOrder:
-    """In which order a kernel visits the keys, and where its softmax rounds.
+    """Says in which order a kernel visits the keys, and where its softmax rounds.
 
     Parameters
     ----------
@@ -199,7 +201,7 @@ class KernelModel:
 
     @property
     def core(self) -> TensorCore:
-        """What the tensor core keeps of products of this format."""
+        """Return what the tensor core keeps of products of this format."""
         return TENSOR_CORE[self.dtype]
 
     @property
@@ -227,12 +229,12 @@ class KernelModel:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the running maximum that each key meets is known, because tile and order are."""
+        """Tell whether the running maximum that each key meets is known, because tile and order are."""
         return self.tile_n > 0 and self.order.keys != "any" and self.order.weights == "running"
 
     @property
     def is_stated(self) -> bool:
-        """Whether the result of every rounding in the softmax follows from what goes into it.
+        """Tell whether the result of every rounding in the softmax follows from what goes into it.
 
         So it is where the running maximum that each weight meets is known, and is rounded once, in log2 units that the
         exponents share.
@@ -251,7 +253,7 @@ class KernelModel:
 
     @property
     def scales_maximum_for_lse(self) -> bool:
-        """Whether the maximum is taken to the units of lse by a rounding of its own."""
+        """Tell whether the maximum is taken to the units of lse by a rounding of its own."""
         return self.order.maxima == "unscaled" or self.order.lse == "apart"
 
     @property
@@ -392,7 +394,7 @@ class BackwardModel:
 
     @property
     def core(self) -> TensorCore:
-        """What the tensor core keeps of products of this format."""
+        """Return what the tensor core keeps of products of this format."""
         return TENSOR_CORE[self.dtype]
 
     @property

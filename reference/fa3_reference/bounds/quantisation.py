@@ -1,4 +1,5 @@
-"""What quantising q, k and v costs in the output: a rigorous bound and a prediction that fits no constant.
+"""This module says what quantising q, k and v costs in the output: a rigorous bound and a prediction that fits no
+constant.
 
 The prediction linearises the softmax at the exact P and O and gives every e4m3 element the independent
 relative error EPS:
@@ -127,9 +128,13 @@ def _variances(problem: AttentionProblem, part: _TileOperands, lse: np.ndarray) 
 
 def quantization_bound(
     problem: AttentionProblem,
-    q: np.ndarray, k: np.ndarray, v: np.ndarray,
-    dq: np.ndarray, dk: np.ndarray, dv: np.ndarray,
-) -> QuantizationBound:  # fmt: skip
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dq: np.ndarray,
+    dk: np.ndarray,
+    dv: np.ndarray,
+) -> QuantizationBound:
     """Bound how far attention moves when q, k and v each move by at most dq, dk and dv, elementwise.
 
     Parameters
@@ -191,7 +196,8 @@ def _tile_bound(problem: AttentionProblem, part: _TileOperands, lse: np.ndarray)
     p = np.exp(log_p)
     raised = np.exp(log_p + delta)  # P e^delta; inf where it overflows: the second bound then holds
     growth = np.where(delta < 1, p * np.expm1(delta), raised)
-    z_low, z_high = np.sum(np.exp(log_p - delta), axis=1), np.sum(raised, axis=1)
+    z_low = np.sum(np.exp(log_p - delta), axis=1)
+    z_high = np.sum(raised, axis=1)
     out_bound = np.empty_like(out)
     for i in range(out.shape[0]):
         seen = ~hidden[i]

@@ -1,4 +1,4 @@
-"""How far what a quantiser stores may be from exact when it computes in binary32.
+"""This module says how far what a quantiser stores may be from exact when it computes in binary32.
 
     y = rotation(x - mean),   descale = max|y| / 448,   stored = e4m3(y / descale),   lse correction = scale q . mean
 
@@ -32,7 +32,9 @@ from fa3_reference.quantize import QuantScheme, condition, shared_maxima
 
 _E4M3 = FORMATS["e4m3"]
 _TINY = 2.0**-148  # underflow of the few binary32 operations behind one value
-_LEAST, _LARGEST = 2.0**-126, 2.0**126  # descales whose reciprocal is normal too
+# descales whose reciprocal is normal too
+_LEAST = 2.0**-126
+_LARGEST = 2.0**126
 _DESCALE_STEPS = {False: 1, True: 3}  # roundings, by whether there is a rotation and its norm
 _SCALING_STEPS = {False: 2, True: 4}
 
@@ -89,7 +91,10 @@ def stored_values(
     if is_rotated:
         centred = condition(problem, q, k, replace(scheme, hadamard_seed=None))
         moved |= {"q": _rotation_error(centred.q, moved["q"]), "k": _rotation_error(centred.k, moved["k"])}
-    scaled, scaled_error, found, found_error = [], [], [], []
+    scaled = []
+    scaled_error = []
+    found = []
+    found_error = []
     for name, stored in zip("qkv", descales, strict=True):
         is_turned = is_rotated and name != "v"
         amax, amax_moved = (shared_maxima(problem, x[name], name, scheme) for x in (exact, moved))
@@ -98,7 +103,8 @@ def stored_values(
         found_error.append(error)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             factor = 1 / _per_row(problem, name, stored, scheme)
-            size, error = exact[name] * factor, moved[name] * factor
+            size = exact[name] * factor
+            error = moved[name] * factor
             scaled.append(size)
             scaled_error.append(_with_roundings(np.abs(size), error, _SCALING_STEPS[is_turned]))
     shift = np.zeros(problem.lse_shape) if turned.lse_shift is None else turned.lse_shift
@@ -129,7 +135,8 @@ def _centring(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """K mean, its error, both (batch, nheads_kv, head_dim), and the error of the centred K."""
     mean = np.zeros((problem.batch, problem.nheads_kv, problem.head_dim))
-    mean_error, moved = np.zeros(mean.shape), np.zeros(k.shape)
+    mean_error = np.zeros(mean.shape)
+    moved = np.zeros(k.shape)
     for seq in problem.sequences() if scheme.k_mean else ():
         if seq.seqlen_k == 0:
             continue
@@ -211,6 +218,7 @@ def distance_to_codes(codes: np.ndarray, exact: np.ndarray) -> np.ndarray:
     numbers = decode(np.arange(_E4M3.max_code + 1, dtype=_E4M3.bits_dtype), _E4M3).astype(np.float64)
     middles = (numbers[1:] + numbers[:-1]) / 2
     index = np.minimum(np.searchsorted(numbers, np.abs(codes)), _E4M3.max_code)
-    lower, upper = np.append(0.0, middles)[index], np.append(middles, np.inf)[index]
+    lower = np.append(0.0, middles)[index]
+    upper = np.append(middles, np.inf)[index]
     along = np.where(codes == 0, np.abs(exact), exact * np.sign(codes))
     return np.maximum(np.maximum(lower - along, along - upper), 0.0)

@@ -51,14 +51,18 @@ class State:
     def rescale(self, new_max: np.ndarray, a: np.ndarray, vanishes: np.ndarray) -> None:
         """Move every sum to a new maximum; alpha has a relative error of at most e^a - 1, or is flushed to 0."""
         alpha = np.exp2(self.max - np.where(np.isneginf(new_max), 0.0, new_max))
-        grow, grown = alpha * np.exp(a), alpha * (np.expm1(a) + vanishes)
-        wide, widened, narrow = grow[:, None], grown[:, None], alpha[:, None]
+        grow = alpha * np.exp(a)
+        grown = alpha * (np.expm1(a) + vanishes)
+        wide = grow[:, None]
+        widened = grown[:, None]
+        narrow = alpha[:, None]
         self.l_up = grow * self.l_up + grown * self.l
         self.l_down = alpha * np.where(vanishes, self.l, self.l - (self.l - self.l_down) * np.exp(-a))
         self.bo, self.bo2, self.boa = (
             wide * b + widened * e for b, e in ((self.bo, self.o), (self.bo2, self.o2), (self.boa, self.oa))
         )
-        self.l, self.l_error = alpha * self.l, grow * self.l_error
+        self.l = alpha * self.l
+        self.l_error = grow * self.l_error
         self.o, self.o2, self.oa = (narrow * x for x in (self.o, self.o2, self.oa))
         self.o_error = wide * self.o_error
         self.worst = self.worst + a

@@ -71,9 +71,11 @@ def grouped_score_error(q: np.ndarray, k: np.ndarray, core: TensorCore, is_store
     float64 (rows, keys)
         For any groups of k_step / 2 channels or more, chained or promoted to binary32 after any number of them.
     """
-    exponent, last = _exponents(q, core), _last_bits(q)
+    exponent = _exponents(q, core)
+    last = _last_bits(q)
     if not is_stored:  # a factor that is no power of two may double the power of a number beside it
-        exponent, last = exponent + 1, np.full_like(last, _NO_EXPONENT)
+        exponent = exponent + 1
+        last = np.full_like(last, _NO_EXPONENT)
     constants = core.k_step // 2, core.align_bits, core.out_bits
     columns = (np.ascontiguousarray(x.T) for x in (k, _exponents(k, core), _last_bits(k)))
     return _grouped_score_error(q, exponent.astype(np.int32), last, *columns, constants)
@@ -97,15 +99,21 @@ def _last_bits(x: np.ndarray) -> np.ndarray:
 def _score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
     """Step 1 of the derivation for every row of q (rows, d) and column of k (d, keys)."""
     k_step, align_bits, out_bits, tiny = constants
-    rows, depth, keys = q.shape[0], q.shape[1], k.shape[1]
-    s, ds = np.zeros((rows, keys)), np.zeros((rows, keys))
+    rows = q.shape[0]
+    depth = q.shape[1]
+    keys = k.shape[1]
+    s = np.zeros((rows, keys))
+    ds = np.zeros((rows, keys))
     top, c_high, coarsest, last, inexact, grid = np.empty((6, keys), np.int32)
     size = np.empty(keys)
     for i in range(rows):
         grid[:] = -_NO_EXPONENT  # C is a multiple of 2^grid
         for start in range(0, depth, k_step):
             stop = min(start + k_step, depth)
-            top[:], last[:], inexact[:], size[:] = 2 * _NO_EXPONENT, -_NO_EXPONENT, 0, 0.0
+            top[:] = 2 * _NO_EXPONENT
+            last[:] = -_NO_EXPONENT
+            inexact[:] = 0
+            size[:] = 0.0
             for d in range(start, stop):
                 if q[i, d] != 0:
                     for j in range(keys):
@@ -147,12 +155,19 @@ def _grouped_score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants
     products, so that no grid is coarser than that of the larger of these or of the largest product.
     """
     group, align_bits, out_bits = constants
-    rows, depth, keys = q.shape[0], q.shape[1], k.shape[1]
+    rows = q.shape[0]
+    depth = q.shape[1]
+    keys = k.shape[1]
     groups = -(-depth // group)
-    ds, positive, negative = np.zeros((rows, keys)), np.empty(keys), np.empty(keys)
+    ds = np.zeros((rows, keys))
+    positive = np.empty(keys)
+    negative = np.empty(keys)
     top, coarse, inexact = np.empty((3, keys), np.int32)
     for i in range(rows):
-        positive[:], negative[:], top[:], inexact[:] = 0.0, 0.0, 2 * _NO_EXPONENT, 0
+        positive[:] = 0.0
+        negative[:] = 0.0
+        top[:] = 2 * _NO_EXPONENT
+        inexact[:] = 0
         for d in range(depth):
             if q[i, d] != 0:
                 for j in range(keys):
@@ -203,7 +218,8 @@ def softcap_error(
 
 def binary32_error(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Largest error of rounding a number of [low, high] to binary32: known where both ends round alike."""
-    down, up = rounded(low, FORMATS["fp32"]), rounded(high, FORMATS["fp32"])
+    down = rounded(low, FORMATS["fp32"])
+    up = rounded(high, FORMATS["fp32"])
     size = np.maximum(np.abs(low), np.abs(high))
     half_ulp = np.ldexp(1.0, np.maximum(np.frexp(size)[1] - 25, -150))
     known = np.maximum(np.abs(low - down), np.abs(high - up))
@@ -219,7 +235,8 @@ def last_bit(x: np.ndarray) -> np.ndarray:
 
 def grid(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray:
     """A power of two of which every number of a format between low and high (>= 0), once rounded, is a multiple."""
-    down, up = rounded(low, fmt), rounded(high, fmt)
+    down = rounded(low, fmt)
+    up = rounded(high, fmt)
     ulp = np.ldexp(1.0, np.maximum(np.frexp(down)[1] - 1, fmt.min_exponent) - fmt.fraction_bits)
     return np.where(down == up, last_bit(up), np.where(down > 0, ulp, fmt.min_subnormal))
 
@@ -229,7 +246,8 @@ def rounding_error(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray
     _, exponent = np.frexp(high)
     least = 1 - fmt.bias - fmt.fraction_bits - 1
     half_ulp = np.ldexp(1.0, np.maximum(exponent - 2 - fmt.fraction_bits, least))
-    down, up = rounded(low, fmt), rounded(high, fmt)
+    down = rounded(low, fmt)
+    up = rounded(high, fmt)
     known = np.maximum(np.abs(low - down), np.abs(high - up))
     return np.where(high > fmt.max_finite, np.inf, np.where(down == up, known, half_ulp))
 
@@ -243,5 +261,6 @@ def rounded(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 def rounded_error(exact: np.ndarray, error: np.ndarray, fmt: Format) -> np.ndarray:
     """Largest |round(y) - exact| of any |y - exact| <= error; inf where y may round to infinity."""
-    up, down = rounded(exact + error, fmt), rounded(exact - error, fmt)
+    up = rounded(exact + error, fmt)
+    down = rounded(exact - error, fmt)
     return np.maximum(up - exact, exact - down)

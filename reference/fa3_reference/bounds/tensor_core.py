@@ -53,10 +53,12 @@ def _finite(c):
 @compiled
 def _moving_ends(x, y, least, most, align):
     """Bounds of the sum of terms x_i <= t_i <= y_i, all cut to one grid between those of ``least`` and ``most``."""
-    fine, coarse = 1 / (least * align), 1 / (most * align)
+    fine = 1 / (least * align)
+    coarse = 1 / (most * align)
     low = high = 0.0
     for i in range(x.size):
-        first, last = coarse if x[i] > 0 else fine, fine if y[i] > 0 else coarse
+        first = coarse if x[i] > 0 else fine
+        last = fine if y[i] > 0 else coarse
         low += np.trunc(x[i] * first) / first
         high += np.trunc(y[i] * last) / last
     return low, high
@@ -66,11 +68,18 @@ def _moving_ends(x, y, least, most, align):
 def _step(a, powers, b, b_power, c, align, out):
     """Replace the ends c (2, n) by those of one step; a and powers (2, k) hold the ends of A, b is (k, n)."""
     n = c.shape[1]
-    ends, top, total = np.empty((2, n)), np.empty((2, n)), np.empty((2, n))
-    common_top, common, scale = np.zeros(n), np.zeros(n), np.empty(n)  # of products that are the same at both ends
+    ends = np.empty((2, n))
+    top = np.empty((2, n))
+    total = np.empty((2, n))
+    # of products that are the same at both ends
+    common_top = np.zeros(n)
+    common = np.zeros(n)
+    scale = np.empty(n)
     for j in range(n):
-        ends[0, j], ends[1, j] = _finite(c[0, j]), _finite(c[1, j])
-        first, last = _accumulator_power(ends[0, j]), _accumulator_power(ends[1, j])
+        ends[0, j] = _finite(c[0, j])
+        ends[1, j] = _finite(c[1, j])
+        first = _accumulator_power(ends[0, j])
+        last = _accumulator_power(ends[1, j])
         top[0, j] = min(first, last) if (ends[0, j] > 0) == (ends[1, j] >= 0) else _ZERO_POWER
         top[1, j] = max(first, last)
     for k in range(a.shape[1]):
@@ -84,23 +93,29 @@ def _step(a, powers, b, b_power, c, align, out):
     for j in range(n):
         top[0, j], top[1, j] = max(top[0, j], common_top[j]), max(top[1, j], common_top[j])
         scale[j] = 1 / (top[1, j] * align)
-        total[0, j], total[1, j] = np.trunc(ends[0, j] * scale[j]), np.trunc(ends[1, j] * scale[j])
+        total[0, j] = np.trunc(ends[0, j] * scale[j])
+        total[1, j] = np.trunc(ends[1, j] * scale[j])
     for k in range(a.shape[1]):
         if a[0, k] == a[1, k]:
             for j in range(n if powers[0, k] else 0):
                 common[j] += np.trunc(a[0, k] * b[k, j] * scale[j])
         else:
             for j in range(n):
-                x, y = np.trunc(a[0, k] * b[k, j] * scale[j]), np.trunc(a[1, k] * b[k, j] * scale[j])
+                x = np.trunc(a[0, k] * b[k, j] * scale[j])
+                y = np.trunc(a[1, k] * b[k, j] * scale[j])
                 total[0, j] += min(x, y)
                 total[1, j] += max(x, y)
-    x, y = np.empty(a.shape[1] + 1), np.empty(a.shape[1] + 1)
+    x = np.empty(a.shape[1] + 1)
+    y = np.empty(a.shape[1] + 1)
     for j in range(n):
-        low, high = (total[0, j] + common[j]) / scale[j], (total[1, j] + common[j]) / scale[j]
+        low = (total[0, j] + common[j]) / scale[j]
+        high = (total[1, j] + common[j]) / scale[j]
         if top[0, j] != top[1, j]:
             for k in range(a.shape[1]):
-                x[k], y[k] = min(a[0, k] * b[k, j], a[1, k] * b[k, j]), max(a[0, k] * b[k, j], a[1, k] * b[k, j])
-            x[-1], y[-1] = ends[0, j], ends[1, j]
+                x[k] = min(a[0, k] * b[k, j], a[1, k] * b[k, j])
+                y[k] = max(a[0, k] * b[k, j], a[1, k] * b[k, j])
+            x[-1] = ends[0, j]
+            y[-1] = ends[1, j]
             low, high = _moving_ends(x, y, top[0, j], top[1, j], align)
         c[0, j], c[1, j] = _result(low, c[0, j], out), _result(high, c[1, j], out)
 

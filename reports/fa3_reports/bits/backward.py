@@ -28,10 +28,33 @@ from fa3verify.known import backward_launches
 from fa3verify.known.device import run_forward
 
 COLUMNS = (
-    "feature", "dtype", "head_dim", "head_dim_v", "causal", "left", "right", "softcap", "batch", "nheads", "nheads_kv",
-    "seqlen_q", "seqlen_k", "varlen", "family", "seed", "dq", "dq_differing", "dk", "dk_differing", "dv",
-    "dv_differing", "repeats_differing", "free_differing", "ranged", "outside_differing",
-)  # fmt: skip
+    "feature",
+    "dtype",
+    "head_dim",
+    "head_dim_v",
+    "causal",
+    "left",
+    "right",
+    "softcap",
+    "batch",
+    "nheads",
+    "nheads_kv",
+    "seqlen_q",
+    "seqlen_k",
+    "varlen",
+    "family",
+    "seed",
+    "dq",
+    "dq_differing",
+    "dk",
+    "dk_differing",
+    "dv",
+    "dv_differing",
+    "repeats_differing",
+    "free_differing",
+    "ranged",
+    "outside_differing",
+)
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16")
 HEAD_DIMS = (64, 128, 256)
 PADDED = (40, 96, 192)
@@ -80,7 +103,8 @@ def _problems(d: int, dtype: Dtype) -> Iterator[tuple[str, AttentionProblem]]:
 @cache
 def cases() -> tuple[Case, ...]:
     """Every problem once, some with every family of values, padded head_dims, and volume."""
-    found, seed = [], count(7000)
+    found = []
+    seed = count(7000)
     for dtype in DTYPES:
         for d in HEAD_DIMS:
             found += [Case(feature, problem, "normal", next(seed)) for feature, problem in _problems(d, dtype)]
@@ -125,14 +149,28 @@ def key(case: Case) -> list[Any]:
     """What the row of a case begins with: the case itself."""
     p = case.problem
     return [
-        case.feature, p.dtype, p.head_dim, p.head_dim_v, p.causal, *p.window, p.softcap, p.batch, p.nheads,
-        p.nheads_kv, p.seqlen_q, p.seqlen_k, p.is_varlen, case.family, case.seed,
-    ]  # fmt: skip
+        case.feature,
+        p.dtype,
+        p.head_dim,
+        p.head_dim_v,
+        p.causal,
+        *p.window,
+        p.softcap,
+        p.batch,
+        p.nheads,
+        p.nheads_kv,
+        p.seqlen_q,
+        p.seqlen_k,
+        p.is_varlen,
+        case.family,
+        case.seed,
+    ]
 
 
 def rows(case: Case) -> list[list[Any]]:
     """The row of a case; where bits differ is said on standard error."""
-    problem, given = case.problem, operands(case)
+    problem = case.problem
+    given = operands(case)
     torch.use_deterministic_algorithms(True)  # fills with NaN what a launch does not write
     config = config_of(problem)
     want = twin_backward(problem, given, config)

@@ -104,7 +104,8 @@ def run(parts: Sequence[str], settings: Settings, tell: Callable[[str], None]) -
 
 def fill(table: Table, settings: Settings, deadline: float, tell: Callable[[str], None]) -> Filled:
     """Make the rows that are missing, in processes that each hold the GPU and run the twin beside it."""
-    path, chosen = settings.out / table.file, table.chosen(settings.dtypes)
+    path = settings.out / table.file
+    chosen = table.chosen(settings.dtypes)
     known = read(path, table)
     todo = [case for case in chosen if table.key_of(case) not in known]
     workers = 1 if table.is_alone else settings.workers or os.cpu_count() or 1
@@ -142,7 +143,8 @@ def check_evidence(part: Part, out: Path) -> None:
     path = out / part.provenance
     if not path.exists():
         return
-    facts, now = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(part.evidence()))
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(part.evidence()))
     if any(facts.get(name) != value for name, value in now.items()):
         raise ValueError(f"{path} is of other kernels than these: choose another folder, or remove its tables")
 

@@ -25,18 +25,48 @@ from fa3verify.known.device import run_forward
 
 FAULTS = ("truncated_p", "coarse_exp2", "fp16_row_sum", "kv_head_modulo", "swapped_v_rows")
 E4M3_FAULTS = (
-    *FAULTS, "neighbour_q_descale", "neighbour_k_descale", "neighbour_v_descale", "descales_ignored", "no_p_offset",
+    *FAULTS,
+    "neighbour_q_descale",
+    "neighbour_k_descale",
+    "neighbour_v_descale",
+    "descales_ignored",
+    "no_p_offset",
     "no_promotion",
-)  # fmt: skip
+)
 LEAST_SHARES = 16  # a piece of work is at most half of one: a budget must get something done with few workers too
 SWITCHES = ((True, True), (False, True), (True, False))  # pingpong, overlap: one of them is what ships
 SWITCHED = ("dense", "causal", "varlen", "packed-splits")  # features whose cases also run with the switches
 COLUMNS = (
-    "feature", "dtype", "out_dtype", "head_dim", "head_dim_v", "causal", "left", "right", "softcap", "batch", "nheads",
-    "nheads_kv", "seqlen_q", "seqlen_k", "varlen", "pack_gqa", "num_splits", "promotion_interval", "q_scope", "k_scope",
-    "v_scope", "softmax_scale", "family", "seed", "values", "values_differing", "lse", "lse_differing",
+    "feature",
+    "dtype",
+    "out_dtype",
+    "head_dim",
+    "head_dim_v",
+    "causal",
+    "left",
+    "right",
+    "softcap",
+    "batch",
+    "nheads",
+    "nheads_kv",
+    "seqlen_q",
+    "seqlen_k",
+    "varlen",
+    "pack_gqa",
+    "num_splits",
+    "promotion_interval",
+    "q_scope",
+    "k_scope",
+    "v_scope",
+    "softmax_scale",
+    "family",
+    "seed",
+    "values",
+    "values_differing",
+    "lse",
+    "lse_differing",
     "variants_differing",
-)  # fmt: skip
+)
 CONTROL_COLUMNS = ("dtype", "fault", "values", "values_differing", "lse", "lse_differing")
 
 Bits = tuple[np.ndarray, np.ndarray]
@@ -74,18 +104,38 @@ def switches_of(case: Case) -> list[dict[str, bool]]:
 
 def key(case: Case) -> list[Any]:
     """What the row of a case begins with: the case itself."""
-    p, config = case.problem, config_of(case.problem, **case.choices)
+    p = case.problem
+    config = config_of(case.problem, **case.choices)
     return [
-        case.feature, p.dtype, config.out_dtype, p.head_dim, p.head_dim_v, p.causal, *p.window, p.softcap, p.batch,
-        p.nheads, p.nheads_kv, p.seqlen_q, p.seqlen_k, p.is_varlen, config.pack_gqa, config.num_splits,
-        config.promotion_interval, *case.scopes, p.softmax_scale, case.family, case.seed,
-    ]  # fmt: skip
+        case.feature,
+        p.dtype,
+        config.out_dtype,
+        p.head_dim,
+        p.head_dim_v,
+        p.causal,
+        *p.window,
+        p.softcap,
+        p.batch,
+        p.nheads,
+        p.nheads_kv,
+        p.seqlen_q,
+        p.seqlen_k,
+        p.is_varlen,
+        config.pack_gqa,
+        config.num_splits,
+        config.promotion_interval,
+        *case.scopes,
+        p.softmax_scale,
+        case.family,
+        case.seed,
+    ]
 
 
 def rows(case: Case) -> list[list[Any]]:
     """The row of a case; where bits differ is said on standard error."""
     given = operands(case)
-    want, got = twin_bits(case, given), device_bits(case, given)
+    want = twin_bits(case, given)
+    got = device_bits(case, given)
     values, lse = differing(got, want)
     again = [device_bits(case, given, **switches) for switches in switches_of(case)]
     variants = sum(sum(differing(bits, got)) for bits in again)

@@ -24,13 +24,19 @@ FAMILIES = ("normal", "outlier", "peaky", "subnormal", "special")
 E4M3_FAMILIES = (*FAMILIES, "mean", "tiny")
 # What shares a descale of q, k and v: nothing is given, the tensor, a head, so many rows of a head.
 WHOLE_SCOPES = (
-    ("head", "head", "head"), ("none", "none", "none"), ("tensor", "tensor", "tensor"), ("128", "tensor", "head"),
+    ("head", "head", "head"),
+    ("none", "none", "none"),
+    ("tensor", "tensor", "tensor"),
+    ("128", "tensor", "head"),
     ("64", "none", "none"),
-)  # fmt: skip
+)
 BLOCK_SCOPES = (
-    ("64", "128", "128"), ("128", "128", "128"), ("64", "head", "128"), ("head", "128", "tensor"),
+    ("64", "128", "128"),
+    ("128", "128", "128"),
+    ("64", "head", "128"),
+    ("head", "128", "tensor"),
     ("none", "256", "128"),
-)  # fmt: skip
+)
 SCOPES = tuple(scopes for pair in zip(WHOLE_SCOPES, BLOCK_SCOPES) for scopes in pair)
 DEFAULTS = {"promotion_interval": 128, "out_dtype": "bf16"}
 # Of the kernels that differ in these, everything is compiled for two masks, a part for the others.
@@ -158,9 +164,12 @@ def grouped_cases(dtype: Dtype, head_dim: int, seeds: Iterator[int]) -> list[Cas
             found.append(Case("packed", problem, family, next(seeds), {"pack_gqa": True}))
             found.append(Case("packed-splits", problem, family, next(seeds), {"pack_gqa": True, "num_splits": 3}))
     shapes = (
-        (1, 4000, {}), (300, 1100, {"causal": True}), (200, 40, {"causal": True}), (333, 777, {"window": (150, 30)}),
+        (1, 4000, {}),
+        (300, 1100, {"causal": True}),
+        (200, 40, {"causal": True}),
+        (333, 777, {"window": (150, 30)}),
         (64, 700, {"softcap": 15.0}),
-    )  # fmt: skip
+    )
     for m, n, mask in shapes:
         if dtype == "bf16" and mask:
             continue
@@ -194,9 +203,11 @@ def varlen_cases(dtype: Dtype, head_dim: int, seeds: Iterator[int]) -> list[Case
 
 def other_cases(dtype: Dtype, seeds: Iterator[int]) -> list[Case]:
     """Head dims that are zero-padded to 64, 128 or 256, those of V that differ, and pretrained heads' own inputs."""
-    padded, values = (8, 40, 72, 96, 120, 136, 200), ((192, 128), (64, 256), (128, 72))
+    padded = (8, 40, 72, 96, 120, 136, 200)
+    values = ((192, 128), (64, 256), (128, 72))
     if dtype == "e4m3":
-        padded, values = (16, 48, 80, 96, 112, 144, 208), ((192, 128), (64, 256), (128, 80))
+        padded = (16, 48, 80, 96, 112, 144, 208)
+        values = ((192, 128), (64, 256), (128, 80))
     found = []
     for head_dim in padded:
         problem = AttentionProblem(2, 4, 2, 515, 515, head_dim, dtype=dtype, causal=True)
@@ -234,9 +245,11 @@ def _with_choices(grid: list[Case]) -> list[Case]:
             continue
         family = E4M3_FAMILIES[i % 7] if i % 7 > 4 else case.family
         if case.feature in ("dense", "causal"):
-            choice, scopes = ALL_CHOICES[i % 6], SCOPES
+            choice = ALL_CHOICES[i % 6]
+            scopes = SCOPES
         else:
-            choice, scopes = SOME_CHOICES[i % 3], (SCOPES, BLOCK_SCOPES, WHOLE_SCOPES)[i % 3]
+            choice = SOME_CHOICES[i % 3]
+            scopes = (SCOPES, BLOCK_SCOPES, WHOLE_SCOPES)[i % 3]
         found.append(replace(case, family=family, choices=case.choices | choice, scopes=scopes[i // 6 % len(scopes)]))
     return found
 

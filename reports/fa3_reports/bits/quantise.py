@@ -19,9 +19,19 @@ from fa3verify.tensors.convert import to_numpy
 
 FIELDS = ("q", "k", "v", "q_descale", "k_descale", "v_descale", "lse_correction", "k_mean")
 COLUMNS = (
-    "dtype", "family", "seed", "packed", "lengths", "heads", "head_dims", "options", "values", "values_differing",
-    "floats", "floats_differing",
-)  # fmt: skip
+    "dtype",
+    "family",
+    "seed",
+    "packed",
+    "lengths",
+    "heads",
+    "head_dims",
+    "options",
+    "values",
+    "values_differing",
+    "floats",
+    "floats_differing",
+)
 
 
 def evidence() -> dict[str, Any]:
@@ -67,10 +77,12 @@ def differing(name: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def rows(case: Case) -> list[list[Any]]:
     """The row of a case; where bits differ is said on standard error."""
     given = arrays(case)
-    want, got = twin_bits(given, case.options), device_bits(given, case.options)
+    want = twin_bits(given, case.options)
+    got = device_bits(given, case.options)
     counts = {"codes": [0, 0], "floats": [0, 0]}
     for name in FIELDS:
-        a, b = got[name], want[name]
+        a = got[name]
+        b = want[name]
         if a is None and b is None:
             continue
         if a is None or b is None or a.shape != b.shape:

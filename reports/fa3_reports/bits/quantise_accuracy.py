@@ -23,9 +23,20 @@ SCHEMES: tuple[dict[str, Any], ...] = tuple(
     for k_mean in (False, True)
 )
 COLUMNS = (
-    "file", "model", "layer", "head", "tokens", "scope", "rotate", "subtract_k_mean", "quantised_by", "rel_rmse",
-    "rel_rmse_predicted", "measured_over_predicted", "lse_rms_error",
-)  # fmt: skip
+    "file",
+    "model",
+    "layer",
+    "head",
+    "tokens",
+    "scope",
+    "rotate",
+    "subtract_k_mean",
+    "quantised_by",
+    "rel_rmse",
+    "rel_rmse_predicted",
+    "measured_over_predicted",
+    "lse_rms_error",
+)
 
 
 def rows(name: str) -> list[list[Any]]:
@@ -34,34 +45,52 @@ def rows(name: str) -> list[list[Any]]:
     problem, q, k, v = activations.load(name, dtype="e4m3")
     truth = attention(problem, q, k, v)
     level = np.sqrt(np.mean(np.square(truth.out), axis=(0, 1, 3)))
-    found, predictions = [], {}
+    found = []
+    predictions = {}
     for scheme in SCHEMES:
-        is_rotated, has_k_mean = scheme["rotate"], scheme["subtract_k_mean"]
+        is_rotated = scheme["rotate"]
+        has_k_mean = scheme["subtract_k_mean"]
         turned = QuantScheme(scheme["scope"], hadamard_seed=0 if is_rotated else None, k_mean=has_k_mean)
         model = (is_rotated, has_k_mean)  # the model knows no scopes
         if model not in predictions:
             predictions[model] = predict_error(problem, q, k, v, turned).total[0] / level
         if scheme["scope"] == "tensor":  # the kernel has no such scope: the float64 quantiser of the reference
-            source, (operands, lse_shift) = "reference", prepare(problem, q, k, v, turned)
+            source = "reference"
+            (operands, lse_shift) = prepare(problem, q, k, v, turned)
         else:
             options = {**scheme, "block_rows": 128, "softmax_scale": problem.softmax_scale}
-            source, (operands, lse_shift) = "device", quantised((q, k, v), options)
+            source = "device"
+            (operands, lse_shift) = quantised((q, k, v), options)
         error, lse_error = errors(problem, operands, lse_shift, truth)
         for i, head in enumerate(stored.q_heads):
-            measured, predicted = error[i] / level[i], predictions[model][i]
+            measured = error[i] / level[i]
+            predicted = predictions[model][i]
             found.append(
-                [name, stored.model, stored.layer, head, stored.seqlen, *scheme.values(), source, f"{measured:.6g}",
-                 f"{predicted:.6g}", round(float(measured / predicted), 4), f"{lse_error[i]:.4g}"]
-            )  # fmt: skip
+                [
+                    name,
+                    stored.model,
+                    stored.layer,
+                    head,
+                    stored.seqlen,
+                    *scheme.values(),
+                    source,
+                    f"{measured:.6g}",
+                    f"{predicted:.6g}",
+                    round(float(measured / predicted), 4),
+                    f"{lse_error[i]:.4g}",
+                ]
+            )
     return found
 
 
 def quantised(exact: tuple[np.ndarray, ...], options: dict[str, Any]) -> tuple[Operands, np.ndarray | None]:
     """Operands and LSE correction as the twin gives them, which must be what the GPU gives."""
     given = {name: x.astype(np.float16) for name, x in zip("qkv", exact)}
-    got, want = device_bits(given, options), twin_bits(given, options)
+    got = device_bits(given, options)
+    want = twin_bits(given, options)
     for name in FIELDS:
-        a, b = got[name], want[name]
+        a = got[name]
+        b = want[name]
         if (a is None) != (b is None) or (a is not None and b is not None and differing(name, a, b).any()):
             raise Wrong(f"{name} of the GPU has not the bits of the twin")
     twin = quantize_qkv(**given, **options)

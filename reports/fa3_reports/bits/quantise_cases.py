@@ -87,7 +87,8 @@ def cases() -> tuple[Case, ...]:
         if packed:
             several = ((m, n), *several)
         heads = ((3, 3), (4, 2), (3, 1))[i % 3]
-        family, dtype = FAMILIES[i % len(FAMILIES)], ("fp16", "bf16")[i // 6 % 2]
+        family = FAMILIES[i % len(FAMILIES)]
+        dtype = ("fp16", "bf16")[i // 6 % 2]
         grid.append(Case(dtype, family, i, several, heads, dim, options, packed))
     for i, dim in enumerate((64, 128, 256)):  # more chunks of the K mean than its last step takes at once
         options = {"rotate": i > 0, "subtract_k_mean": True, "seed": i, "scope": ("block", "head", "block")[i]}

@@ -32,7 +32,8 @@ def _set(tensor: Tensor, pos: int, value: float) -> Edit:
     return Edit("set", tensor, pos=pos, channel=3, value=value)
 
 
-_NAN, _INF = float("nan"), float("inf")
+_NAN = float("nan")
+_INF = float("inf")
 _EDITS = (
     (_set("v", 40, _NAN),),
     (_set("q", 5, _NAN), _set("v", 7, _INF)),

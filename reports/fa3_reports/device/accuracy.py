@@ -61,7 +61,9 @@ def _accumulator_loss(source: Source) -> list[Any]:
 
 
 def _quantiser(source: Source) -> list[Table]:
-    tables, accuracy_path, speed_path = [], "quantiser/quantize_accuracy.csv", "quantiser/quantize_speed.csv"
+    tables = []
+    accuracy_path = "quantiser/quantize_accuracy.csv"
+    speed_path = "quantiser/quantize_speed.csv"
     if source.has(accuracy_path):
         groups: dict[tuple[str, str, str], list[float]] = {}
         for r in source.rows(accuracy_path):

@@ -134,7 +134,8 @@ def _ablation_table(
     rows = []
     for name in ("gluon", *(n for n in ABLATION if n in of)):
         line, row = of[name]
-        cycles, simulated = float(row["burst_cycles"]), float(predicted[line]["simulated_cycles"])
+        cycles = float(row["burst_cycles"])
+        simulated = float(predicted[line]["simulated_cycles"])
         rows.append(
             {"kernel": look(name).title, "tflops": float(row["burst_tflops"]), "mhz": float(row["burst_sm_mhz"])}
             | {"cycles": cycles / 1e3, "measured": float(full["burst_cycles"]) / cycles}
@@ -194,7 +195,9 @@ def _backward(source: Source) -> list[Table]:
 
 
 def _timelines(source: Source) -> list[Any]:
-    drawings, rows, paths = [], [], []
+    drawings = []
+    rows = []
+    paths = []
     for path in source.find("simulator/timelines/*.stamps.csv"):
         source.text(path)
         found = stamps.read(source.root / path)

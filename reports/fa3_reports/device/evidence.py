@@ -13,7 +13,8 @@ from fa3_reports.device.keys import of_todays_twin
 from fa3_reports.device.source import Row, Source
 from fa3verify.report.notation import percent
 
-FORWARD_BITS, BACKWARD_BITS = "bits/gluon_forward_bits.csv", "bits/gluon_backward_bits.csv"
+FORWARD_BITS = "bits/gluon_forward_bits.csv"
+BACKWARD_BITS = "bits/gluon_backward_bits.csv"
 MUTANTS = "../mutants"
 FINDERS = ("crash", "properties", "bound", "baseline")  # of an edit, without bits
 
@@ -106,7 +107,8 @@ def _controls(source: Source) -> list[Table]:
 
 
 def _recordings(source: Source) -> list[Table]:
-    rows, again = [], []
+    rows = []
+    again = []
     paths = source.find("recordings/*.xz")
     for path in paths:
         facts, launches = source.recording(path)
@@ -217,7 +219,8 @@ def _rules(source: Source, path: str) -> Table:
 
 
 def _found(source: Source) -> Table:
-    museum, automatic = f"{MUTANTS}/museum.csv", f"{MUTANTS}/automatic.md"
+    museum = f"{MUTANTS}/museum.csv"
+    automatic = f"{MUTANTS}/automatic.md"
     rows: list[dict[str, Any]] = []
     if source.has(museum):
         plants = [r for r in source.rows(museum) if r["in"] != "-"]

@@ -26,7 +26,8 @@ CHANGED = "what the GPU is launched with has changed since it was measured"
 
 def changed_launches(facts: Mapping[str, Any]) -> frozenset[str]:
     """Return which launches have changed since a measurement or one of its runs, by its provenance."""
-    of, runs = facts["evidence_of"], [facts, *facts.get("runs", ())]
+    of = facts["evidence_of"]
+    runs = [facts, *facts.get("runs", ())]
     hashed = [run for run in runs if run["launches_sha256"] != SEVERAL]
     return frozenset().union(*(changed_since(of, run["launches_sha256"], run.get("launches")) for run in hashed))
 
@@ -40,7 +41,8 @@ def _launches(source: Source, path: str) -> str:
     if facts is None:
         return "no provenance lies beside it"
     about = source.json(facts)
-    changed, function = changed_launches(about), "backward" if about["evidence_of"] == "backward" else "forward"
+    changed = changed_launches(about)
+    function = "backward" if about["evidence_of"] == "backward" else "forward"
     beside = [path] if path.endswith(".csv") else source.find(f"{Path(path).parent}/*.csv")
     tables = [x for x in beside if changed and source.provenance_of(x) == facts]
     rows = [row for x in tables for row in Source(source.root).rows(x)]

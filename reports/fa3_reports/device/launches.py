@@ -28,7 +28,8 @@ def _kinds() -> dict[str, Kind]:
     """Return the kinds of all probes, by name."""
     found = {}
     for probe in probes():
-        p, choices = probe.problem, probe.choices
+        p = probe.problem
+        choices = probe.choices
         values: dict[str, Any] = {"dtype": p.dtype, "left": p.window[0], "right": 0 if p.causal else p.window[1]}
         values |= {"softcap": p.softcap, "varlen": p.is_varlen, "pack_gqa": choices.get("pack_gqa", False)}
         values |= {"num_splits": choices.get("num_splits", 1), "v_scope": choices.get("descale_blocks", (0, 0))[1]}
@@ -43,7 +44,8 @@ def _kinds() -> dict[str, Kind]:
 
 def _features(row: Mapping[str, str]) -> frozenset[str]:
     """Return what a row has beyond a dense launch of fp16, or of e4m3; of what it does not say, everything."""
-    is_fp8, interval = row["dtype"] == "e4m3", row.get("promotion_interval") or "128"
+    is_fp8 = row["dtype"] == "e4m3"
+    interval = row.get("promotion_interval") or "128"
     is_right = row.get("causal") == "True" or int(row.get("right") or -1) >= 0
     has = {
         row["dtype"]: not is_fp8,

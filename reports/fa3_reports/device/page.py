@@ -29,8 +29,12 @@ from fa3verify.report.notation import count, number
 
 SCHEMA = "fa3verify.device/1"
 TEMPLATES = Path(__file__).with_name("templates")
-HAND_WRITTEN, PAGE, MARKDOWN, FACTS = "page.toml", "report.html", "README.md", "report.json"
-TABLES, FIGURES = "tables", "figures"
+HAND_WRITTEN = "page.toml"
+PAGE = "report.html"
+MARKDOWN = "README.md"
+FACTS = "report.json"
+TABLES = "tables"
+FIGURES = "figures"
 DRAWN_WITH = ("matplotlib", "numpy")
 FACT_COLUMNS = (
     Column("data", "data"),

@@ -91,7 +91,8 @@ class Source:
 
     def provenance_of(self, path: str) -> str | None:
         """Return the file that says what measured a table: its folder's, of several that whose name is most alike."""
-        folder, name = str(Path(path).parent), Path(path).stem
+        folder = str(Path(path).parent)
+        name = Path(path).stem
         beside = [*self.find(f"{folder}/*_provenance.json"), *self.find(f"{folder}/*_run.json")]
         if len(beside) == 1:
             return beside[0]
@@ -113,7 +114,8 @@ def markdown_tables(text: str) -> list[MarkdownTable]:
     [MarkdownTable(heading='A', columns=['b', 'c'], rows=[['1', '2']])]
     """
     found: list[MarkdownTable] = []
-    heading, previous = "", ""
+    heading = ""
+    previous = ""
     for line in text.splitlines():
         if line.startswith("#"):
             heading = line.lstrip("# ").strip()

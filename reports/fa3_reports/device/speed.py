@@ -152,7 +152,8 @@ def listed(bench: Bench, source: Source, machine: Machine) -> Table:
     ours = next((k for k in kernels if is_ours(k)), kernels[0])
     rows = []
     for cell in bench.cells:
-        peer, mhz = cell.best_peer(), cell.mhz.get(ours)
+        peer = cell.best_peer()
+        mhz = cell.mhz.get(ours)
         limit = limit_tflops(machine, cell.row, mhz) if mhz else None
         speed = cell.tflops.get(ours)
         rows.append(
@@ -228,7 +229,8 @@ def _heat(bench: Bench, source: Source) -> Table:
     rows = []
     for cell in bench.cells:
         for kernel in in_order(cell.tflops):
-            speed, burst = cell.tflops[kernel], bursts.get(cell.name, {}).get(kernel)
+            speed = cell.tflops[kernel]
+            burst = bursts.get(cell.name, {}).get(kernel)
             row = measured[kernel, _shape(cell.row)]
             watts, joules = (_float(row.get(name, "")) for name in ("sustained_w", "joules"))
             rows.append(

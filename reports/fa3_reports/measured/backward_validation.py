@@ -25,10 +25,23 @@ from fa3_simulator.run import estimate, operations
 from fa3verify.timed.validation import accuracy
 
 COLUMNS = (
-    "source", "kernel", "part", "batch", "seqlen", "nheads", "nheads_kv", "head_dim", "causal", "turns", "tile",
-    "milliseconds", "sm_mhz", "clock",
-)  # fmt: skip
-PARTS, CLOCKS = ("main", "all"), ("counted", "assumed")
+    "source",
+    "kernel",
+    "part",
+    "batch",
+    "seqlen",
+    "nheads",
+    "nheads_kv",
+    "head_dim",
+    "causal",
+    "turns",
+    "tile",
+    "milliseconds",
+    "sm_mhz",
+    "clock",
+)
+PARTS = ("main", "all")
+CLOCKS = ("counted", "assumed")
 
 
 class Compared(NamedTuple):
@@ -70,7 +83,8 @@ def compare(row: dict[str, str], machine: Machine) -> Compared:
     batch, seqlen, nheads, nheads_kv, head_dim = (
         int(row[name]) for name in ("batch", "seqlen", "nheads", "nheads_kv", "head_dim")
     )
-    causal, clock = row["causal"] == "True", float(row["sm_mhz"])
+    causal = row["causal"] == "True"
+    clock = float(row["sm_mhz"])
     problem = AttentionProblem(batch, nheads, nheads_kv, seqlen, seqlen, head_dim, causal=causal)
     tile: Any = tuple(map(int, row["tile"].split("x"))) if row["tile"] else None
     schedule = schedule_for(problem, row["kernel"], tile=tile, turns=row["turns"])

@@ -29,7 +29,8 @@ from fa3_simulator.tune import tune
 from fa3verify import files
 
 TOP = 5
-ROUNDS, PAUSE_S = 5, 0.1
+ROUNDS = 5
+PAUSE_S = 0.1
 TEN = (
     AttentionProblem(2, 16, 16, 8192, 8192, 128),
     AttentionProblem(2, 16, 16, 8192, 8192, 128, causal=True),
@@ -103,7 +104,8 @@ def _cycles(problem: AttentionProblem, configs: Sequence[Config]) -> list[float]
     from fa3verify.known.libraries import Unsupported
     from fa3verify.timed import results, timing
 
-    cell, runs = cell_of(problem), dict[str, timing.Timed]()
+    cell = cell_of(problem)
+    runs = dict[str, timing.Timed]()
     inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
     for i, config in enumerate(configs):
         try:
@@ -147,7 +149,8 @@ def page(rows: Sequence[Choice]) -> str:
         "",
     ]
     header = "problem", "first choice", "kilocycles", "simulated", "fastest timed", "regret", "regret of what ships"
-    told, regrets = [], []
+    told = []
+    regrets = []
     for number in sorted({row.problem for row in rows}):
         mine = [row for row in rows if row.problem == number]
         first = next(row for row in mine if row.place == 1)
@@ -157,7 +160,8 @@ def page(rows: Sequence[Choice]) -> str:
         kilocycles = f"{first.measured / 1e3:.1f}", f"{first.simulated / 1e3:.1f}"
         ships = "first five" if shipped != shipped else f"{shipped:.1%}"
         told.append((in_words(TEN[number]), _named(first), *kilocycles, _named(best), f"{lost:.1%}", ships))
-    median, worst = statistics.median(regrets), max(regrets)
+    median = statistics.median(regrets)
+    worst = max(regrets)
     whole = f"Regret of {len(regrets)} problems of {len(TEN)}: median {median:.1%}, worst {worst:.1%}."
     return "\n".join([*lines, *files.markdown_table(header, told), whole, ""])
 

@@ -90,7 +90,8 @@ def launch_all(
 
     No cell is begun after ``budget_s``: what a profiler counted is written when this process ends.
     """
-    found, started = [], time.monotonic()
+    found = []
+    started = time.monotonic()
     for cell in cells:
         if time.monotonic() - started > budget_s:
             break

@@ -36,9 +36,17 @@ METRICS = {
 }
 # As bench.csv has them where it has them, so that its readers take this table too.
 COLUMNS = (
-    *CELL_FIELDS, "kernel", "status", *Switches._fields, "burst_ms", "burst_sm_mhz", "burst_cycles",
-    *(name for name in METRICS if name not in ("cycles", "time_ns")), "gpu_kernels", "peak_bytes",
-)  # fmt: skip
+    *CELL_FIELDS,
+    "kernel",
+    "status",
+    *Switches._fields,
+    "burst_ms",
+    "burst_sm_mhz",
+    "burst_cycles",
+    *(name for name in METRICS if name not in ("cycles", "time_ns")),
+    "gpu_kernels",
+    "peak_bytes",
+)
 
 
 class Launched(NamedTuple):
@@ -101,7 +109,8 @@ def table(launches: Sequence[Launched], counted: Sequence[Mapping[str, float]]) 
         row |= launch.schedule or {}
         if launch.status == "ok":
             found = dict(next(left))
-            cycles, time_ns = found.pop("cycles"), found.pop("time_ns")
+            cycles = found.pop("cycles")
+            time_ns = found.pop("time_ns")
             row |= {"burst_ms": time_ns / 1e6, "burst_sm_mhz": cycles / time_ns * 1e3, "burst_cycles": cycles}
             row |= found | {"peak_bytes": launch.peak_bytes}
         rows.append([_text(row.get(name, "")) for name in COLUMNS])

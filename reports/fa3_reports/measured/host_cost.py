@@ -24,8 +24,12 @@ from fa3verify.files import write_text
 from fa3verify.known import loaded
 from fa3verify.known.libraries import Unsupported
 
-CALLS, GROUP, WARM_UP = 400, 20, 40
-HEADS, HEADS_KV, HEAD_DIM = 16, 16, 128
+CALLS = 400
+GROUP = 20
+WARM_UP = 40
+HEADS = 16
+HEADS_KV = 16
+HEAD_DIM = 128
 SITUATIONS = {
     "batched": "fresh tensors at every call",
     "decode": "one query, one key more at every call",

@@ -132,7 +132,8 @@ def _name(problem: AttentionProblem) -> str:
 def _launch_lines(found: Sequence[Launch]) -> list[str]:
     rows = []
     for x in found:
-        m, s = x.measured, x.simulated
+        m = x.measured
+        s = x.simulated
         exposed = _pair(m.exposed / 1e3, s.exposed / 1e3, ".0f")
         (unit, share), overlap = x.busiest, x.cta.overlap
         busiest = f"{share:.2f} {unit} / {overlap.overlap_efficiency:.2f} {overlap.binds}"
@@ -195,9 +196,15 @@ def _byte_lines(rows: Iterable[dict[str, str]]) -> list[str]:
         more = (f"{float(row['l2_bytes']) / 1e6:.0f}", f"{float(row['peak_bytes']) / 1e6:.0f} ({out / 1e6:.0f})")
         lines.append([_name(cell.problem), row["kernel"], *figures, *more])
     header = (
-        "problem", "kernel", "T_tensor / T", "HBM, MB", "every tensor once, MB", "times", "L2, MB",
+        "problem",
+        "kernel",
+        "T_tensor / T",
+        "HBM, MB",
+        "every tensor once, MB",
+        "times",
+        "L2, MB",
         "allocated (output), MB",
-    )  # fmt: skip
+    )
     return ["## Bytes of all that were counted", "", *markdown_table(header, lines)]
 
 

@@ -130,7 +130,8 @@ def _copy_rate(experiment: str, ctas: int = 132, **parameters: object) -> Statis
     return lambda table: 64 * 32768 / select(table, experiment, bytes=32768, ctas=ctas, **parameters)[0][0][0]
 
 
-L2, HBM = _copy_rate("copy_stream"), _copy_rate("far_copy", what="stream")
+L2 = _copy_rate("copy_stream")
+HBM = _copy_rate("far_copy", what="stream")
 HBM_ALONE = _copy_rate("far_copy", 1, what="stream")
 
 
@@ -248,7 +249,8 @@ def transferred(table: Table, reference: Machine, reference_table: Table, name: 
     """
     changed: dict[str, Constant] = {}
     for key, (text, statistic) in EVIDENCE.items():
-        constant, ratio = getattr(reference, key), statistic(table) / statistic(reference_table)
+        constant = getattr(reference, key)
+        ratio = statistic(table) / statistic(reference_table)
         is_same = abs(ratio - 1) < REPEATS
         value = constant.value if is_same else float(f"{constant.value * ratio:.3g}")
         told = f"as the {reference.name}" if is_same else f"{ratio:.3f} of the {reference.name}"
@@ -280,9 +282,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         found = transferred(
-            read(chosen.table), load(chosen.reference), read(chosen.reference_table), chosen.name,
-            chosen.table.as_posix(), chosen.date,
-        )  # fmt: skip
+            read(chosen.table),
+            load(chosen.reference),
+            read(chosen.reference_table),
+            chosen.name,
+            chosen.table.as_posix(),
+            chosen.date,
+        )
     except (ValueError, OSError) as error:
         print(f"constants: {error}", file=sys.stderr)
         return 2

@@ -64,7 +64,8 @@ def tensor_copy() -> Iterator[Experiment]:
     "joins": as our FP8 producer starts those of K and V, its four warps meeting in front of and behind each.
     ``beside``: softmax steps of so many other warpgroups.
     """
-    step, size = Step("e4m3", 128, 64), 16384
+    step = Step("e4m3", 128, 64)
+    size = 16384
     near = (
         f".reg .u64 %map;\nld.param.u64 %map, [source];\nadd.u64 %map, %map, {SOURCE_BYTES};\n"
         ".reg .b32 %row;\nmov.u32 %row, %zero;\n"

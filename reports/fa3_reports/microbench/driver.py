@@ -9,8 +9,13 @@ from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import numpy as np
 
-_DYNAMIC_SMEM, _LOCAL_BYTES, _MULTIPROCESSORS = 8, 3, 16  # CUfunction_attribute (two), CUdevice_attribute
-_NON_BLOCKING, _RELAXED = 1, 2  # CUstream_flags, CUstreamCaptureMode: other threads may load modules meanwhile
+# CUfunction_attribute (two), CUdevice_attribute
+_DYNAMIC_SMEM = 8
+_LOCAL_BYTES = 3
+_MULTIPROCESSORS = 16
+# CUstream_flags, CUstreamCaptureMode: other threads may load modules meanwhile
+_NON_BLOCKING = 1
+_RELAXED = 2
 
 
 class Driver:
@@ -19,7 +24,8 @@ class Driver:
     def __init__(self, device: int = 0) -> None:
         self.cuda = ctypes.CDLL("libcuda.so.1")
         self._call("cuInit", 0)
-        handle, count = c_int(), c_int()
+        handle = c_int()
+        count = c_int()
         self.context = c_void_p()
         self._call("cuDeviceGet", byref(handle), device)
         self._call("cuDevicePrimaryCtxRetain", byref(self.context), handle)
@@ -39,7 +45,8 @@ class Driver:
     def load(self, ptx: str) -> c_void_p:
         """Assemble a module and return its entry ``bench``; from any thread."""
         self._call("cuCtxSetCurrent", self.context)
-        module, function = c_void_p(), c_void_p()
+        module = c_void_p()
+        function = c_void_p()
         self._call("cuModuleLoadData", byref(module), ctypes.c_char_p(ptx.encode()))
         self._call("cuModuleGetFunction", byref(function), module, b"bench")
         return function
@@ -77,7 +84,9 @@ class Driver:
     ) -> Iterator[Graph]:
         """A graph of one launch after another, one for each of ``arguments``, which has run once."""
         self.run(function, ctas, threads, smem, *arguments[0])  # loads the code: nothing may while a stream is captured
-        stream, graph, executable = c_void_p(), c_void_p(), c_void_p()
+        stream = c_void_p()
+        graph = c_void_p()
+        executable = c_void_p()
         self._call("cuStreamCreate", byref(stream), c_uint(_NON_BLOCKING))
         self._call("cuStreamBeginCapture_v2", stream, c_int(_RELAXED))
         for some in arguments:
@@ -100,13 +109,25 @@ class Driver:
         start = -ctypes.addressof(room) % 64  # has to be aligned
         dims = (c_uint64 * 4)(128, rows, 1, 1)
         strides = (c_uint64 * 3)(128, 128 * rows, 128 * rows)
-        box, steps = (c_uint * 4)(128, box_rows, 1, 1), (c_uint * 4)(1, 1, 1, 1)
+        box = (c_uint * 4)(128, box_rows, 1, 1)
+        steps = (c_uint * 4)(1, 1, 1, 1)
         kind, plain, swizzle, promotion, fill = (c_int(n) for n in (0, 0, 3, 2, 0))
         target = ctypes.addressof(room) + start
         self._call(
-            "cuTensorMapEncodeTiled", c_void_p(target), kind, c_uint(4), c_void_p(address.value), dims, strides,
-            box, steps, plain, swizzle, promotion, fill,
-        )  # fmt: skip
+            "cuTensorMapEncodeTiled",
+            c_void_p(target),
+            kind,
+            c_uint(4),
+            c_void_p(address.value),
+            dims,
+            strides,
+            box,
+            steps,
+            plain,
+            swizzle,
+            promotion,
+            fill,
+        )
         return bytes(room[start : start + 128])
 
     def read(self, pointer: c_uint64, shape: tuple[int, ...]) -> np.ndarray:
@@ -120,11 +141,15 @@ class Graph:
     """An executable graph on a stream of its own."""
 
     def __init__(self, driver: Driver, executable: c_void_p, stream: c_void_p) -> None:
-        self._call, self.executable, self.stream = driver._call, executable, stream
+        self._call = driver._call
+        self.executable = executable
+        self.stream = stream
 
     def nanoseconds(self) -> float:
         """Time of one execution, between events; one before it keeps the device busy until it is enqueued."""
-        begin, end, milliseconds = c_void_p(), c_void_p(), c_float()
+        begin = c_void_p()
+        end = c_void_p()
+        milliseconds = c_float()
         for event in (begin, end):
             self._call("cuEventCreate", byref(event), c_uint(0))
         self._call("cuGraphLaunch", self.executable, self.stream)

@@ -16,7 +16,9 @@ from fa3_reports.microbench.ptx import MAX_STAMPS, SCRATCH_BYTES, SMEM_BYTES, Bo
 
 REPETITIONS = 7
 SOURCE_BYTES = 1280 << 20
-MAP_ROWS, MAP_BOX_ROWS = 131072, 128  # of 128 bytes
+# of 128 bytes
+MAP_ROWS = 131072
+MAP_BOX_ROWS = 128
 COLUMNS = ("experiment", "parameters", "warpgroup", "start_after_first_cycles", "cycles", "ptx_sha256")
 ONE_CTA = ".minnctapersm 1\n"
 _WARPGROUPS = 4  # of a CTA, at most
@@ -85,8 +87,12 @@ class Experiment:
             steps = np.median(np.diff(mine, axis=2), axis=0).max(axis=0)
             lag = float(np.median(mine[:, :, 0] - origin))
             yield [
-                self.name, json.dumps(self.parameters | extra), group, lag, " ".join(f"{x:g}" for x in steps),
-            ]  # fmt: skip
+                self.name,
+                json.dumps(self.parameters | extra),
+                group,
+                lag,
+                " ".join(f"{x:g}" for x in steps),
+            ]
 
 
 one_cta = partial(Experiment, shared=True, directives=ONE_CTA)

@@ -112,7 +112,8 @@ class LaunchProbe:
         outs = [c_uint64(first + i * self.ctas * 8 * SLOT) for i in range(LAUNCHES)]
         if self.kind != "moves":
             return [(out,) for out in outs]
-        step, half = self.ctas * self._own_bytes, SOURCE_BYTES // 2
+        step = self.ctas * self._own_bytes
+        half = SOURCE_BYTES // 2
         places = [bench.source.value + i * step % (half - step) // 128 * 128 for i in range(LAUNCHES)]
         return [(out, c_uint64(at), c_uint64(at + half)) for out, at in zip(outs, places, strict=True)]
 
@@ -120,16 +121,21 @@ class LaunchProbe:
         """One row; cycles: from start to start of consecutive launches on one SM, and from start to end (medians)."""
         first = bench.out.value
         arguments = self._arguments(first, bench)
-        nanoseconds, cycles = [], []
+        nanoseconds = []
+        cycles = []
         with bench.driver.graph(function, self.ctas, self.threads, self.smem_bytes, arguments) as graph:
             for _ in range(REPETITIONS):
                 nanoseconds.append(graph.nanoseconds() / LAUNCHES)
                 if self.kind != "empty":
                     cycles.append(intervals(bench.driver.read(bench.out, (LAUNCHES, self.ctas, SLOT))))
         parameters = {
-            "kernel": self.kind, "ctas": self.ctas, "threads": self.threads, "smem_bytes": self.smem_bytes,
-            "launches": LAUNCHES, "nanoseconds_per_launch": round(float(np.median(nanoseconds)), 1),
-        } | ({"loads": self.loads, "stores": self.stores} if self.kind == "moves" else {})  # fmt: skip
+            "kernel": self.kind,
+            "ctas": self.ctas,
+            "threads": self.threads,
+            "smem_bytes": self.smem_bytes,
+            "launches": LAUNCHES,
+            "nanoseconds_per_launch": round(float(np.median(nanoseconds)), 1),
+        } | ({"loads": self.loads, "stores": self.stores} if self.kind == "moves" else {})
         medians = np.median(cycles, axis=0) if cycles else []
         yield [self.name, json.dumps(parameters), 0, 0.0, " ".join(f"{x:g}" for x in medians)]
 

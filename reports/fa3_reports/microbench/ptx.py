@@ -267,7 +267,8 @@ def kernel(
         f"@%p0 mbarrier.init.shared::cta.b64 [%bars+{8 * i}], {count};\n" for i, count in enumerate(mbarrier_arrivals)
     )
     parts = [
-        _HEADER, ".visible .entry bench(.param .u64 out, .param .u64 source, .param .u32 zero, .param .u64 scratch)\n",
+        _HEADER,
+        ".visible .entry bench(.param .u64 out, .param .u64 source, .param .u32 zero, .param .u64 scratch)\n",
         f".maxntid {threads}, 1, 1\n{directives}{{\n",
         ".reg .u64 %out, %slot, %now, %from, %wide, %scratch, %entry;\n",
         ".reg .u32 %id, %group, %base, %bars, %copies, %cta, %offset, %zero;\n",
@@ -281,8 +282,9 @@ def kernel(
         f"mul.wide.u32 %wide, %cta, {8 * MAX_STAMPS};\nadd.u64 %slot, %out, %wide;\n",
         f"ld.param.u64 %scratch, [scratch];\nmul.wide.u32 %wide, %cta, {SCRATCH_BYTES};\n"
         "add.u64 %scratch, %scratch, %wide;\n",
-        init, "fence.proxy.async.shared::cta;\nbar.sync 0;\n",
-    ]  # fmt: skip
+        init,
+        "fence.proxy.async.shared::cta;\nbar.sync 0;\n",
+    ]
     runs = [(body, len(list(same))) for body, same in groupby(bodies)] if shared else [(body, 1) for body in bodies]
     stop = 0
     for i, (body, members) in enumerate(runs):

@@ -32,10 +32,12 @@ def _kind(step: Step, kind: str) -> Body:
 
 
 def _beside(step: Step, works: tuple[str, ...], *, wgmma_runs: bool) -> Experiment:
-    bodies, stamps = [_kind(step, kind) for kind in works], [STAMPS] * len(works)
+    bodies = [_kind(step, kind) for kind in works]
+    stamps = [STAMPS] * len(works)
     if wgmma_runs:
         chain = repeat(wgmma(step.dtype, 128, 8, a_in_registers=True), BUSY)
-        bodies, stamps = [*bodies, stamp() + chain + stamp() + keep_accumulators(128)], [*stamps, 2]
+        bodies = [*bodies, stamp() + chain + stamp() + keep_accumulators(128)]
+        stamps = [*stamps, 2]
     parameters = {"dtype": step.dtype, "n": step.n, "works": " ".join(works), "wgmma": wgmma_runs}
     return one_cta("sharing", parameters, bodies, stamps=stamps)
 

@@ -29,12 +29,23 @@ from fa3_reports.microbench.tiles import STEPS, normalise, output_setup
 
 Order = Literal["serial", "overlap"]
 MBARRIERS = (1,) * 7
-K, V, Q, RAW = 0, 2, 4, 5  # RAW: V of e4m3 as loaded
+# RAW: V of e4m3 as loaded
+K = 0
+V = 2
+Q = 4
+RAW = 5
 # dtype, keys, head_dim, most consumers
 SIZES: tuple[tuple[Dtype, int, int, int], ...] = (
-    ("fp16", 64, 64, 3), ("fp16", 128, 64, 3), ("fp16", 32, 128, 2), ("fp16", 64, 128, 2), ("fp16", 128, 128, 2),
-    ("fp16", 64, 256, 2), ("e4m3", 128, 64, 3), ("e4m3", 64, 128, 2), ("e4m3", 128, 128, 2),
-)  # fmt: skip
+    ("fp16", 64, 64, 3),
+    ("fp16", 128, 64, 3),
+    ("fp16", 32, 128, 2),
+    ("fp16", 64, 128, 2),
+    ("fp16", 128, 128, 2),
+    ("fp16", 64, 256, 2),
+    ("e4m3", 128, 64, 3),
+    ("e4m3", 64, 128, 2),
+    ("e4m3", 128, 128, 2),
+)
 TILE_SIZES: tuple[tuple[Dtype, int, int, int], ...] = (
     ("fp16", 128, 64, 3),
     ("fp16", 128, 128, 2),
@@ -42,7 +53,8 @@ TILE_SIZES: tuple[tuple[Dtype, int, int, int], ...] = (
 )
 TILES = 4
 TRIP_KEYS = 32
-PHASES, PRODUCER_PHASES = 8, 5
+PHASES = 8
+PRODUCER_PHASES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +119,12 @@ def consume(step: Step, part: Part, *, stamped: bool = False) -> str:
     join = f"bar.sync {1 + part.index}, 128;\n"
     head = "sub.u32 %at, %step, 1;\n" + _place("v", "%at") + _place("k", "%step") + join
     mark = stamp().text if stamped else ""
-    give_k, give_v = _hand_back("k", 8, part.consumers), _hand_back("v", 10, part.consumers)
-    k, v = _wait_full("k", K), _wait_full("v", V)
-    take, hand_on = _turn(part, take=True), _turn(part, take=False)
+    give_k = _hand_back("k", 8, part.consumers)
+    give_v = _hand_back("v", 10, part.consumers)
+    k = _wait_full("k", K)
+    v = _wait_full("v", V)
+    take = _turn(part, take=True)
+    hand_on = _turn(part, take=False)
     end = "add.u32 %step, %step, 1;\n"
     last = convert(step, carry=False) + rescale(step)
     if part.order == "serial":
@@ -166,10 +181,18 @@ def _consumer(step: Step, part: Part, text: Body, *, declares: str = "") -> Body
 def _first(step: Step, part: Part) -> str:
     """Scores of a tile's first block, and their softmax."""
     return (
-        _place("k", "%step") + _wait_full("k", K) + _turn(part, take=True) + _scores(step) + _turn(part, take=False)
-        + wgmma_wait(0).text + _hand_back("k", 8, part.consumers)
-        + maxima(step) + exponentials(step) + convert(step, carry=False) + "add.u32 %step, %step, 1;\n"
-    )  # fmt: skip
+        _place("k", "%step")
+        + _wait_full("k", K)
+        + _turn(part, take=True)
+        + _scores(step)
+        + _turn(part, take=False)
+        + wgmma_wait(0).text
+        + _hand_back("k", 8, part.consumers)
+        + maxima(step)
+        + exponentials(step)
+        + convert(step, carry=False)
+        + "add.u32 %step, %step, 1;\n"
+    )
 
 
 def _acquire(name: str, back: int, consumers: int) -> str:
@@ -210,10 +233,22 @@ def _transposed(step: Step, part: Part, *, joins: bool) -> Body:
     size = step.n * step.head_dim
     join, mark = ("bar.sync 13, 128;\n", stamp().text) if joins else ("", "")
     load = (
-        mark + _place("k", "%step") + _acquire("k", 8, part.consumers) + mark + join + join + _copy("k", K, K, size)
-        + join + _place("v", "%step") + _copy("v", V, RAW, size) + mark + join + _wait(f"%at+{8 * RAW}", "%v_parity")
-        + _acquire("v", 10, part.consumers) + mark
-    )  # fmt: skip
+        mark
+        + _place("k", "%step")
+        + _acquire("k", 8, part.consumers)
+        + mark
+        + join
+        + join
+        + _copy("k", K, K, size)
+        + join
+        + _place("v", "%step")
+        + _copy("v", V, RAW, size)
+        + mark
+        + join
+        + _wait(f"%at+{8 * RAW}", "%v_parity")
+        + _acquire("v", 10, part.consumers)
+        + mark
+    )
     trips = transpose(step.head_dim, step.n // TRIP_KEYS)
     if joins:
         trip = transpose(step.head_dim, 1)
@@ -286,19 +321,29 @@ def consumer_tile() -> Iterator[Experiment]:
     A stamp at the start of every tile and at the end.
     """
     for dtype, n, head_dim, consumers in TILE_SIZES:
-        step, size = Step(dtype, n, head_dim), 64 * head_dim * 2
+        step = Step(dtype, n, head_dim)
+        size = 64 * head_dim * 2
         parts = [Part(i, consumers, "overlap", True) for i in range(consumers)]
         for blocks in (4, 12):
             bodies = []
             for part in parts:
                 wait_q = f"and.b32 %at, %tile, 1;\n{_wait(f'%bars+{8 * Q}', '%at')}"
                 last = (
-                    "sub.u32 %at, %step, 1;\n" + _place("v", "%at") + _wait_full("v", V) + _turn(part, take=True)
-                    + _sum(step) + _turn(part, take=False) + wgmma_wait(0).text + _hand_back("v", 10, consumers)
-                    + normalise(head_dim) + fence_proxy().text + f"bar.sync {1 + part.index}, 128;\n"
-                    + bulk_store_wait(".read").text + bulk_store("%area", size).text
+                    "sub.u32 %at, %step, 1;\n"
+                    + _place("v", "%at")
+                    + _wait_full("v", V)
+                    + _turn(part, take=True)
+                    + _sum(step)
+                    + _turn(part, take=False)
+                    + wgmma_wait(0).text
+                    + _hand_back("v", 10, consumers)
+                    + normalise(head_dim)
+                    + fence_proxy().text
+                    + f"bar.sync {1 + part.index}, 128;\n"
+                    + bulk_store_wait(".read").text
+                    + bulk_store("%area", size).text
                     + f"bar.arrive 12, {128 * (consumers + 1)};\nadd.u32 %tile, %tile, 1;\n"
-                )  # fmt: skip
+                )
                 text = (
                     stamp()
                     + Body(wait_q + _first(step, part))

@@ -31,14 +31,28 @@ STEPS = 8
 BUSY = 300  # times eight wgmma that outlast every softmax beside them: 160,000 cycles
 # (keys, head_dim) -> most warpgroups whose lanes hold S and O: 168 registers each for three, else 255
 SIZES = {
-    (32, 64): 3, (64, 64): 3, (128, 64): 3, (176, 64): 3, (256, 64): 2,
-    (32, 128): 3, (64, 128): 3, (128, 128): 3, (176, 128): 2, (224, 128): 2, (256, 128): 2,
-    (64, 256): 2, (80, 256): 2,
-}  # fmt: skip
+    (32, 64): 3,
+    (64, 64): 3,
+    (128, 64): 3,
+    (176, 64): 3,
+    (256, 64): 2,
+    (32, 128): 3,
+    (64, 128): 3,
+    (128, 128): 3,
+    (176, 128): 2,
+    (224, 128): 2,
+    (256, 128): 2,
+    (64, 256): 2,
+    (80, 256): 2,
+}
 SERIAL_SIZES: tuple[tuple[Dtype, int, int, int], ...] = (  # S, P and O of 128 x 128 do not fit 168 registers
-    ("fp16", 64, 64, 3), ("fp16", 128, 64, 3), ("fp16", 64, 128, 3), ("fp16", 128, 128, 2),
-    ("e4m3", 64, 128, 3), ("e4m3", 128, 128, 2),
-)  # fmt: skip
+    ("fp16", 64, 64, 3),
+    ("fp16", 128, 64, 3),
+    ("fp16", 64, 128, 3),
+    ("fp16", 128, 128, 2),
+    ("e4m3", 64, 128, 3),
+    ("e4m3", 128, 128, 2),
+)
 OWN_SIZES = ((64, 64), (128, 64), (176, 64), (64, 128), (128, 128), (64, 256))
 
 
@@ -92,7 +106,8 @@ def softmax_step_under_wgmma() -> Iterator[Experiment]:
             body = _whole(step, "".join(_vector(step)))
             for groups in range(1, most):
                 parameters = step.parameters | {"steps": STEPS, "stamps": "whole", "warpgroups": groups}
-                bodies, stamps = [_busy(dtype)] + [body] * groups, [2] + [3] * groups
+                bodies = [_busy(dtype)] + [body] * groups
+                stamps = [2] + [3] * groups
                 yield one_cta("softmax_step_under_wgmma", parameters, bodies, stamps=stamps)
 
 
@@ -144,7 +159,8 @@ def transposition() -> Iterator[Experiment]:
         for busy in (0, 1, 2):
             for beside in ([], [_busy("e4m3")]) if busy < 2 else ([],):
                 parameters = {"head_dim": head_dim, "blocks": STEPS, "softmax": busy, "wgmma": bool(beside)}
-                bodies, stamps = [body] + [vector] * busy + beside, [3] + [2] * (busy + len(beside))
+                bodies = [body] + [vector] * busy + beside
+                stamps = [3] + [2] * (busy + len(beside))
                 yield one_cta("transposition", parameters, bodies, stamps=stamps)
 
 

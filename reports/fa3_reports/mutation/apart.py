@@ -41,7 +41,8 @@ def apart(work: Callable[[], Iterator[Any]], limit_s: float) -> Said:
         os.close(reader)
         _work(work, writer, limit_s)
     os.close(writer)
-    values, end = [], None
+    values = []
+    end = None
     try:
         for line in _lines(reader, limit_s * PATIENCE):
             kind, value = json.loads(line)
@@ -92,7 +93,8 @@ def _send(writer: int, message: list[Any]) -> None:
 
 def _lines(reader: int, limit_s: float) -> Iterator[bytes]:
     """Yield whole lines; TimeoutError if none comes in time."""
-    rest, deadline = b"", time.monotonic() + limit_s
+    rest = b""
+    deadline = time.monotonic() + limit_s
     while True:
         if not select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise TimeoutError

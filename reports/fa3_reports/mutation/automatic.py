@@ -22,9 +22,13 @@ from fa3verify.known import registry
 
 # Ours in fp16 and e4m3, the quantiser, both backwards, and the family whose softmax differs most from ours.
 KERNELS = (
-    "twin.fp16", "twin.e4m3", "twin.quantize", "twin.flash3.dew.backward.fp16", "twin.backward.fp16",
+    "twin.fp16",
+    "twin.e4m3",
+    "twin.quantize",
+    "twin.flash3.dew.backward.fp16",
+    "twin.backward.fp16",
     "twin.flash3.dew.fp16",
-)  # fmt: skip
+)
 Status = Literal["caught", "equivalent", "missed", "not finished"]
 
 
@@ -138,7 +142,8 @@ def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str],
 
 def _lines(settings: Settings, pool: ProcessPoolExecutor) -> dict[str, dict[str, list[int]]]:
     """Lines that each kernel runs, kept beside the results with the hash of the code that they are for."""
-    path, stamp = settings.out / "lines.json", source_stamp()
+    path = settings.out / "lines.json"
+    stamp = source_stamp()
     stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"stamp": stamp}
     asked = {"bits": settings.bits}
     if stored["stamp"] != stamp or stored.get("asked", asked) != asked:
@@ -245,6 +250,15 @@ def _run(
 
 def _row(mutant: Mutant, profile: str, plan: str, result: examine.Examination) -> Row:
     return Row(
-        mutant.identity, mutant.operator, profile, plan, " ".join(result.found_by), result.kernel, result.task,
-        result.bits, result.tasks, result.seconds, result.words,
-    )  # fmt: skip
+        mutant.identity,
+        mutant.operator,
+        profile,
+        plan,
+        " ".join(result.found_by),
+        result.kernel,
+        result.task,
+        result.bits,
+        result.tasks,
+        result.seconds,
+        result.words,
+    )

@@ -72,7 +72,9 @@ def _shown(kind: str, index: int, profile: ProfileName, bits: bool) -> Examinati
 
 def _examined(kind: str, progress: Tell, options: Mapping[str, Any]) -> list[tuple[Exhibit, Examination]]:
     """Every exhibit of a kind with what became of it."""
-    exhibits, profile, bits = PLANTED[kind](), options["profile"], options["bits"]
+    exhibits = PLANTED[kind]()
+    profile = options["profile"]
+    bits = options["bits"]
     with workers(options) as pool:
         waiting = {pool.submit(_shown, kind, i, profile, bits): i for i in range(len(exhibits))}
         found: dict[int, Examination] = {}

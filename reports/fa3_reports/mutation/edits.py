@@ -24,20 +24,47 @@ FOLDER = Path(sound.__path__[0])
 _UNTOUCHED = {"__init__", "faults", "compiled"}
 
 _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
-    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd, ast.MatMult: ast.Mult,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.BitXor: ast.BitAnd,
+    ast.MatMult: ast.Mult,
+}
 _COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,),
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
     ast.NotIn: (ast.In,),
-}  # fmt: skip
+}
 _FUNCTIONS = {
-    "maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max", "zeros": "ones",
-    "ones": "zeros", "floor": "ceil", "ceil": "floor", "rint": "floor", "any": "all", "all": "any",
-    "zeros_like": "ones_like", "ones_like": "zeros_like",
-}  # fmt: skip
+    "maximum": "minimum",
+    "minimum": "maximum",
+    "max": "min",
+    "min": "max",
+    "zeros": "ones",
+    "ones": "zeros",
+    "floor": "ceil",
+    "ceil": "floor",
+    "rint": "floor",
+    "any": "all",
+    "all": "any",
+    "zeros_like": "ones_like",
+    "ones_like": "zeros_like",
+}
 _DROPPED_CALLS = {"reversed", "float32", "float64", "abs", "flushed", "ascontiguousarray"}  # f(x) becomes x
 _COMMUTATIVE = {"maximum", "minimum", "fmax", "max", "min", "fma", "fma_one"}  # in their first two arguments
 _SLIGHTLY = 1 + 2.0**-7  # what a wrong float constant is wrong by
@@ -103,7 +130,8 @@ class _Edit:
             setattr(self.parent, self.field, self.new)
         else:
             items = getattr(self.parent, self.field)
-            old, items[self.index] = items[self.index], self.new
+            old = items[self.index]
+            items[self.index] = self.new
         self.new = old
 
 

@@ -198,9 +198,12 @@ def examine(
         return None
     bits = next((plan[i][1] for i, parts in enumerate(steps_found) if "L0" in parts), "")
     parts = tuple(part for part in (steps_found[-1] if steps_found else ()) if part != "L0")
-    place, ran = max(len(steps_found) - 1, 0), len(steps_found)
+    place = max(len(steps_found) - 1, 0)
+    ran = len(steps_found)
     if said.end != "finished":
-        parts, place, ran = ("crash",), min(ran, len(plan) - 1), ran + 1
+        parts = ("crash",)
+        place = min(ran, len(plan) - 1)
+        ran = ran + 1
     kernel, task = plan[place] if parts else ("", "")
     return Examination(parts, task, kernel, bits, ran, round(time.monotonic() - started, 2), said.words[:200])
 

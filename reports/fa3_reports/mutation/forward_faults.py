@@ -62,7 +62,8 @@ def narrower(problem: AttentionProblem) -> dict[str, Any]:
 def nan_in_last_tile(problem: AttentionProblem, operands: Operands, config: Any, run: Run) -> Result:
     """Rows of K beyond the last key hold NaN, and the mask adds -inf to what they give."""
     found = run()
-    out, lse = found.out.copy(), np.array(found.lse)
+    out = found.out.copy()
+    lse = np.array(found.lse)
     for seq in problem.sequences():
         if seq.seqlen_k % config.tile_n:
             problem.rows_q(out, seq)[...] = np.nan
@@ -87,7 +88,8 @@ def first_stride(problem: AttentionProblem, operands: Operands, config: Any, run
 
 def descale_of_k(problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
     """Q takes the first descale of its K."""
-    q, k = operands.q_descale, operands.k_descale
+    q = operands.q_descale
+    k = operands.k_descale
     if q is None or k is None:
         return {}
     heads = np.arange(q.values.shape[1]) * k.values.shape[1] // q.values.shape[1]
@@ -140,7 +142,8 @@ def third_sequence(problem: AttentionProblem, operands: Operands, config: Any, r
     out = found.out.copy()
     sequences = list(problem.sequences())
     for seq in sequences[2:]:
-        rows, first = problem.rows_q(out, seq), problem.rows_q(found.out, sequences[0])
+        rows = problem.rows_q(out, seq)
+        first = problem.rows_q(found.out, sequences[0])
         rows[: len(first)] = first[: len(rows)]
     return Result(out, found.lse)
 

@@ -36,7 +36,8 @@ class Row:
 
 def kernel_of(row: Row) -> Candidate:
     """The row's twin, by default that of FlashAttention-3's backward in fp16, with the row's mistake around it."""
-    sound, mistake = registry.find(row.twin), row.mistake()
+    sound = registry.find(row.twin)
+    mistake = row.mistake()
 
     def run(problem: AttentionProblem, operands: BackwardOperands, config: Any) -> Gradients:
         def twin(p: AttentionProblem = problem, o: BackwardOperands = operands, **options: Any) -> Gradients:
@@ -162,7 +163,8 @@ def _slope_of_dq_alone(problem: AttentionProblem, operands: BackwardOperands, ru
 
 
 REPEATED = "repeated_run_is_identical"
-OF_LSE, OURS = "gradient_of_the_lse", "twin.backward.fp16"
+OF_LSE = "gradient_of_the_lse"
+OURS = "twin.backward.fp16"
 MUSEUM: Mapping[str, Row] = {
     "31": Row("flash-attention 1711", _stateless(_fp8_lse), "normal"),
     "45": Row("flash-attention 1c41d2b0", _stateless(_stale_k), "normal"),
@@ -171,9 +173,7 @@ MUSEUM: Mapping[str, Row] = {
     "56": Row("flash-attention 2033", _fault(BackwardFault.DOUBLED_DQ_PART), "normal"),
     "57, 58, 64": Row("flash-attention 2244, 1596", _unordered, law=REPEATED),
     "59, 61": Row("flash-attention 1678, 2063", _stale_semaphore, law=REPEATED),
-    "60": Row(
-        "flash-attention 2510", _fault(BackwardFault.DROPPED_DQ_PART, lambda p: p.window != (-1, -1)), "normal"
-    ),
+    "60": Row("flash-attention 2510", _fault(BackwardFault.DROPPED_DQ_PART, lambda p: p.window != (-1, -1)), "normal"),
     "68": Row("flash-attention 443", _fault(BackwardFault.EMPTY_ROW_LSE), law="rows_without_a_key_have_zero_dq"),
     "69": Row(
         "flash-attention a4f148b6",
@@ -193,4 +193,4 @@ MUSEUM: Mapping[str, Row] = {
     "88": Row("diffusers 14338", _stateless(_transposed_twice), "normal"),
     "89": Row("flash-attention b3f1b6a5", _stateless(_first_block), "normal"),
     "90": Row("TransformerEngine 3216", _stateless(_large_scores), "activations:SmolLM2-135M-Instruct"),
-}  # fmt: skip
+}

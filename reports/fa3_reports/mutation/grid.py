@@ -32,7 +32,8 @@ from fa3verify.kernels.twins import twin
 from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
 
-QUERIES, HEAD_DIM = 128, 128
+QUERIES = 128
+HEAD_DIM = 128
 _STEP_S = 600.0
 
 
@@ -103,14 +104,19 @@ SEEDS = (0, 1)
 # Orders of operations of correct kernels: ours, ours with other tiles and splits, other families.
 _ORDERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "fp16": {
-        "ours": {}, "ours, key tile 64": {"tile_n": 64}, "ours, 3 splits": {"num_splits": 3},
-        "FlashAttention-3": {"family": "flash3.dew"}, "FlashAttention-2": {"family": "flash2"},
+        "ours": {},
+        "ours, key tile 64": {"tile_n": 64},
+        "ours, 3 splits": {"num_splits": 3},
+        "FlashAttention-3": {"family": "flash3.dew"},
+        "FlashAttention-2": {"family": "flash2"},
         "cuDNN": {"family": "cudnn"},
     },
     "e4m3": {
-        "ours": {}, "ours, promoted every 64 keys": {"promotion_interval": 64}, "ours, 3 splits": {"num_splits": 3},
+        "ours": {},
+        "ours, promoted every 64 keys": {"promotion_interval": 64},
+        "ours, 3 splits": {"num_splits": 3},
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +130,14 @@ class Cell:
 
     def case(self, kernel: str) -> Case:
         problem = AttentionProblem(
-            batch=1, nheads=1, nheads_kv=1, seqlen_q=QUERIES, seqlen_k=self.seqlen_k, head_dim=HEAD_DIM,
+            batch=1,
+            nheads=1,
+            nheads_kv=1,
+            seqlen_q=QUERIES,
+            seqlen_k=self.seqlen_k,
+            head_dim=HEAD_DIM,
             dtype=self.dtype,  # type: ignore[arg-type]
-        )  # fmt: skip
+        )
         template = next(family for family in FAMILIES if family.name == self.family)
         recipe: Recipe = template.recipe(seed=self.seed)
         return Case(kernel, problem, recipe, scheme=QuantScheme("block") if self.dtype == "e4m3" else None)
@@ -206,9 +217,11 @@ def _is_worse(judged: Judgement, sound: Judgement) -> bool:
 
 
 def run(
-    pool: ProcessPoolExecutor, progress: Callable[[str], None], rules: str = "all",
+    pool: ProcessPoolExecutor,
+    progress: Callable[[str], None],
+    rules: str = "all",
     lengths: Mapping[str, tuple[int, ...]] = LENGTHS,
-) -> list[Verdicts]:  # fmt: skip
+) -> list[Verdicts]:
     """Run the grid on a pool; verdicts in the order of cells."""
     waiting = {pool.submit(examine_cell, cell, rules): cell for cell in cells(lengths)}
     done: dict[Cell, list[Verdicts]] = {}

@@ -67,81 +67,157 @@ def _in_forward(before: str, after: str) -> Rewrite:
     return Rewrite("forward", before, after)
 
 
-_F16, _FP8 = "twin.fp16", "twin.e4m3"
-_EMPTY, _BITS_OF_ONE = "empty_rows_are_zero", "each_head_alone_gives_the_same_bits"
+_F16 = "twin.fp16"
+_FP8 = "twin.e4m3"
+_EMPTY = "empty_rows_are_zero"
+_BITS_OF_ONE = "each_head_alone_gives_the_same_bits"
 _LSE = "np.float32(lse_empty)"
 
 FORWARD: tuple[Exhibit, ...] = (
     Exhibit(1, "rows of V beyond the last key hold NaN", _F16, Fault.UNCLEARED_V_TAIL),
-    Exhibit(2, "rows of K beyond the last key hold NaN and are masked by adding", _F16,
-            forward_faults.nan_in_last_tile),
-    Exhibit(3, "a maximum of 0 is kept from a block that was masked altogether", _F16,
-            _in_softmax("state.is_new = new_max, False", "state.is_new = base, False"), "aligned_outliers"),
+    Exhibit(
+        2, "rows of K beyond the last key hold NaN and are masked by adding", _F16, forward_faults.nan_in_last_tile
+    ),
+    Exhibit(
+        3,
+        "a maximum of 0 is kept from a block that was masked altogether",
+        _F16,
+        _in_softmax("state.row_max = new_max", "state.row_max = base"),
+        "aligned_outliers",
+    ),
     Exhibit(4, "the maximum starts at -5e4", _F16, Fault.FINITE_SENTINEL, "softmax_shift_invariance"),
-    Exhibit(5, "masked scores are -1e4", _F16,
-            _in_forward("else softmax.NEG_INF\n    return np.where(", "else np.float32(-1e4)\n    return np.where("),
-            "softmax_shift_invariance"),
+    Exhibit(
+        5,
+        "masked scores are -1e4",
+        _F16,
+        _in_forward("else softmax.NEG_INF\n    return np.where(", "else np.float32(-1e4)\n    return np.where("),
+        "softmax_shift_invariance",
+    ),
     Exhibit(6, "rows without a key have a finite lse", _F16, _in_softmax(_LSE, "np.float32(-99.66)"), _EMPTY),
     Exhibit(7, "-inf minus -inf", _F16, Fault.UNGUARDED_INF),
     Exhibit(8, "rows without a key have an lse of +inf", _F16, _in_softmax(_LSE, "np.float32(np.inf)"), _EMPTY),
     Exhibit(9, "the guard of the combine is not used", _FP8, Fault.UNGUARDED_COMBINE, _EMPTY),
     Exhibit(10, "only empty splits are merged without a guard", _F16, Fault.UNGUARDED_COMBINE, _EMPTY),
-    Exhibit(11, "a row without a key is divided by its sum of 0", _F16,
-            _in_softmax("return np.where(empty, np.float32(0), inverse), lse", "return inverse, lse"), _EMPTY),
+    Exhibit(
+        11,
+        "a row without a key is divided by its sum of 0",
+        _F16,
+        _in_softmax("return np.where(empty, np.float32(0), inverse), lse", "return inverse, lse"),
+        _EMPTY,
+    ),
     Exhibit(13, "a scale of 0 meets -inf", _FP8, Fault.UNCLAMPED_SCALE, "faint"),
-    Exhibit(14, "channels beyond head_dim hold NaN", _F16,
-            _in_forward("grown[x.shape[0] :] = fill", "grown[x.shape[0] :] = fill; grown[:, x.shape[1] :] = np.nan"),
-            "error_within_bound"),
+    Exhibit(
+        14,
+        "channels beyond head_dim hold NaN",
+        _F16,
+        _in_forward("grown[x.shape[0] :] = fill", "grown[x.shape[0] :] = fill; grown[:, x.shape[1] :] = np.nan"),
+        "error_within_bound",
+    ),
     Exhibit(15, "lse in base 2", _F16, Fault.LSE_BASE_2),
     Exhibit(16, "lse off by a factor ln 2", _F16, _in_forward("tile_lse * unit", "tile_lse * unit * softmax.LN2")),
-    Exhibit(17, "lse of splits is read in another layout", _F16,
-            _in_forward("np.stack(lse),", "np.stack(lse, 1).reshape(len(lse), -1),")),
-    Exhibit(18, "lse of packed sequences has the stride of the first", _F16, forward_faults.first_stride,
-            "varlen_equals_separate_calls"),
-    Exhibit(19, "split partials are stored in bf16", _F16,
-            _in_forward("combine(np.stack(o),",
-                        "combine((np.stack(o).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32),")),
-    Exhibit(21, "one split leaves its lse unwritten", _F16,
-            _in_forward("np.stack(lse),", "np.stack([*lse[:-1], np.full_like(lse[-1], np.nan)]),")),
+    Exhibit(
+        17,
+        "lse of splits is read in another layout",
+        _F16,
+        _in_forward("np.stack(lse),", "np.stack(lse, 1).reshape(len(lse), -1),"),
+    ),
+    Exhibit(
+        18,
+        "lse of packed sequences has the stride of the first",
+        _F16,
+        forward_faults.first_stride,
+        "varlen_equals_separate_calls",
+    ),
+    Exhibit(
+        19,
+        "split partials are stored in bf16",
+        _F16,
+        _in_forward(
+            "combine(np.stack(o),", "combine((np.stack(o).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32),"
+        ),
+    ),
+    Exhibit(
+        21,
+        "one split leaves its lse unwritten",
+        _F16,
+        _in_forward("np.stack(lse),", "np.stack([*lse[:-1], np.full_like(lse[-1], np.nan)]),"),
+    ),
     Exhibit(22, "P V is chained in the 13-bit accumulator", _FP8, Fault.NO_PROMOTION, "offset_v"),
     Exhibit(23, "O is kept in fp16", _F16, Fault.FP16_ACCUMULATOR),
-    Exhibit(24, "no rescale while the maximum grows by less than 16: P saturates, its sum does not", _FP8,
-            _in_softmax("new_max = float32.fmax(state.row_max, block_max)",
-                        "new_max = float32.fmax(state.row_max, block_max)\n        new_max = np.where("
-                        "new_max - state.row_max < 4, state.row_max, new_max)"), "peaky"),
+    Exhibit(
+        24,
+        "no rescale while the maximum grows by less than 16: P saturates, its sum does not",
+        _FP8,
+        _in_softmax(
+            "new_max = float32.fmax(state.row_max, block_max)",
+            "new_max = float32.fmax(state.row_max, block_max)\n        new_max = np.where("
+            "new_max - state.row_max < 4, state.row_max, new_max)",
+        ),
+        "peaky",
+    ),
     Exhibit(25, "Q takes the descale of K", _FP8, fed(forward_faults.descale_of_k)),
     Exhibit(26, "descales are ignored", _FP8, Fault.DESCALES_IGNORED),
     Exhibit(27, "one descale for every sequence and head", _FP8, fed(forward_faults.one_descale)),
-    Exhibit(29, "no P offset in one branch", _FP8,
-            where(Fault.NO_P_OFFSET, lambda p: p.causal and p.head_dim == 128), "error_within_bound"),
+    Exhibit(
+        29,
+        "no P offset in one branch",
+        _FP8,
+        where(Fault.NO_P_OFFSET, lambda p: p.causal and p.head_dim == 128),
+        "error_within_bound",
+    ),
     Exhibit(30, "rows of V are exchanged in the transpose", _FP8, Fault.SWAPPED_V_ROWS),
     Exhibit(31, "the lse of FP8 keeps its 2^8", _FP8, Fault.LSE_KEEPS_OFFSET),
     Exhibit(32, "FP8 is computed in higher precision", _FP8, forward_faults.in_higher_precision),
     Exhibit(62, "the key tile depends on the batch", _F16, forward_faults.tile_of_batch, _BITS_OF_ONE),
-    Exhibit(63, "another exp2 where no key is masked", _F16,
-            _in_forward("        before = blocks.stop - 1 if",
-                        "        p = p * np.float32(1 + 8e-5) if masked is s else p\n"
-                        "        before = blocks.stop - 1 if"),
-            "causal_row_equals_truncated_problem"),
+    Exhibit(
+        63,
+        "another exp2 where no key is masked",
+        _F16,
+        _in_forward(
+            "        before = blocks.stop - 1 if",
+            "        p = p * np.float32(1 + 8e-5) if masked is s else p\n        before = blocks.stop - 1 if",
+        ),
+        "causal_row_equals_truncated_problem",
+    ),
     Exhibit(65, "the left end of a window is left out", _F16, posed(forward_faults.narrower)),
     Exhibit(66, "a window is one key too wide", _F16, Fault.WINDOW_OFF_BY_ONE),
     Exhibit(67, "another convention of windows", _F16, posed(forward_faults.narrower)),
-    Exhibit(70, "packed sequences see keys beyond their own last", _F16,
-            where(Fault.UNMASKED_TAIL, lambda p: p.is_varlen), "error_within_bound"),
-    Exhibit(71, "causal is ignored for packed sequences", _F16,
-            posed(lambda p: {"causal": False} if p.is_varlen and p.causal else {}), "error_within_bound"),
+    Exhibit(
+        70,
+        "packed sequences see keys beyond their own last",
+        _F16,
+        where(Fault.UNMASKED_TAIL, lambda p: p.is_varlen),
+        "error_within_bound",
+    ),
+    Exhibit(
+        71,
+        "causal is ignored for packed sequences",
+        _F16,
+        posed(lambda p: {"causal": False} if p.is_varlen and p.causal else {}),
+        "error_within_bound",
+    ),
     Exhibit(72, "causal is aligned top-left", _F16, Fault.CAUSAL_TOP_LEFT),
-    Exhibit(75, "a loop over sequences ends after the first two (of 256 in the report)", _F16,
-            forward_faults.third_sequence, "varlen_equals_separate_calls"),
-    Exhibit(76, "softcap multiplies by the score", _F16,
-            _in_forward("tanh = softmax.capped(", "tanh = s * c[:, None] * softmax.capped(")),
+    Exhibit(
+        75,
+        "a loop over sequences ends after the first two (of 256 in the report)",
+        _F16,
+        forward_faults.third_sequence,
+        "varlen_equals_separate_calls",
+    ),
+    Exhibit(
+        76,
+        "softcap multiplies by the score",
+        _F16,
+        _in_forward("tanh = softmax.capped(", "tanh = s * c[:, None] * softmax.capped("),
+    ),
     Exhibit(79, "scale 1 / head_dim", _F16, posed(lambda p: {"softmax_scale": p.softmax_scale / p.head_dim**0.5})),
     Exhibit(81, "kv head = head modulo kv heads", _F16, Fault.KV_HEAD_MODULO),
-    Exhibit(82, "a head map that is right for one group size", _F16, fed(forward_faults.first_kv_head),
-            "error_within_bound"),
+    Exhibit(
+        82, "a head map that is right for one group size", _F16, fed(forward_faults.first_kv_head), "error_within_bound"
+    ),
     Exhibit(83, "a tile of packed heads takes one kv head", _F16, fed(forward_faults.head_of_tile_start)),
     Exhibit(91, "one NaN, which a comparator may take for anything", _F16, forward_faults.one_nan),
-)  # fmt: skip
+)
 
 OUTSIDE: dict[int, str] = {
     12: "no sink among what is judged",
@@ -181,7 +257,8 @@ def candidate_of(exhibit: Exhibit, *, bits: bool) -> Candidate:
     """Return the mistaken kernel of an exhibit that is none of a schedule; in a process of its own (see
     :func:`load`).
     """
-    sound, plant = registry.find(exhibit.kernel), exhibit.plant
+    sound = registry.find(exhibit.kernel)
+    plant = exhibit.plant
     twin = exhibit.kernel if bits else None
     name = f"{exhibit.kernel}+museum"
     if isinstance(plant, Rewrite):

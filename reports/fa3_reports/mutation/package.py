@@ -20,7 +20,8 @@ from fa3_reports.mutation import edits
 from fa3_reports.mutation.edits import FOLDER, PACKAGE, source
 
 ALIAS = "fa3_mutant"
-_COMPILED, _UNCACHED = f"{PACKAGE}.compiled", "fa3_reports.mutation.uncached"
+_COMPILED = f"{PACKAGE}.compiled"
+_UNCACHED = "fa3_reports.mutation.uncached"
 
 
 class Changed(Protocol):

@@ -129,7 +129,8 @@ def overlapping_buffers() -> Program:
     """O is staged in the second slot of K."""
     program = gluon()
     names = [slot.name for slot in program.slots]
-    k, out = names.index("k[1]"), names.index("out.0")
+    k = names.index("k[1]")
+    out = names.index("out.0")
     rows = places(program, "consumer 0", "write out.0") + places(program, "consumer 0", "store")
 
     def change(ops: list) -> list:
@@ -159,8 +160,10 @@ def split_participants() -> Program:
 
 def mailbox(*, waits: bool) -> Program:
     """A scheduler hands tile numbers to two consumers through one slot."""
-    builder, slot = Builder("mailbox"), Slot("mailbox", 16)
-    full, empty = Mbarrier("full", 1), Mbarrier("empty", 2)
+    builder = Builder("mailbox")
+    slot = Slot("mailbox", 16)
+    full = Mbarrier("full", 1)
+    empty = Mbarrier("empty", 2)
     scheduler = builder.actor("scheduler", 32, 24)
     for tile in range(4):
         if tile and waits:
@@ -189,33 +192,60 @@ def wrong_parity() -> Program:
 PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (33, "no barrier between writing O and its TMA store", lambda: dropped(gluon(), "consumer 0", "wait epilogue")),
     (34, "no such barrier in one tile only", lambda: dropped(flash3(), "consumer 1", "wait epilogue", 1)),
-    (35, "a consumer sees an uninitialised mbarrier",
-     lambda: replaced(gluon(), "consumer 0", "wait k_full[0]", 0, y=1)),
+    (
+        35,
+        "a consumer sees an uninitialised mbarrier",
+        lambda: replaced(gluon(), "consumer 0", "wait k_full[0]", 0, y=1),
+    ),
     (36, "no proxy fence before V^T is handed over", lambda: dropped(flash3(**FP8), "producer", "fence", 2)),
     (37, "two users of one named barrier", shared_identity),
     (38, "an mbarrier counts one arrival too many", one_arrival_more),
-    (39, "K is released before wgmma has read it",
-     lambda: moved(gluon(intra_wg_overlap=False), "consumer 1", "arrive k_empty", "wait wgmma", 3)),
-    (39, "V is released before wgmma has read it",
-     lambda: moved(flash3(), "consumer 0", "arrive v_empty", "wait wgmma", 2)),
-    (39, "three stages: V is released before wgmma has read it",
-     lambda: moved(gluon(softmax_stages=3, tile_n=96), "consumer 0", "arrive v_empty", "wait wgmma", 1)),
-    (40, "three stages: V of two blocks before is not waited for",
-     lambda: dropped(flash3(softmax_stages=3, pingpong=False), "consumer 1", "wait v_full", 2)),
-    (0, "three stages: the scores of the next block are read while Q K^T runs",
-     lambda: moved(gluon(softmax_stages=3, tile_n=96), "consumer 0", "read S.0[0]", "wait wgmma", 1)),
-    (0, "a part of P V is added to O while it is summed",
-     lambda: moved(gluon(**FP8, promotion_interval=64), "consumer 0", "read O.0[1]", "wait wgmma", 0)),
+    (
+        39,
+        "K is released before wgmma has read it",
+        lambda: moved(gluon(intra_wg_overlap=False), "consumer 1", "arrive k_empty", "wait wgmma", 3),
+    ),
+    (
+        39,
+        "V is released before wgmma has read it",
+        lambda: moved(flash3(), "consumer 0", "arrive v_empty", "wait wgmma", 2),
+    ),
+    (
+        39,
+        "three stages: V is released before wgmma has read it",
+        lambda: moved(gluon(softmax_stages=3, tile_n=96), "consumer 0", "arrive v_empty", "wait wgmma", 1),
+    ),
+    (
+        40,
+        "three stages: V of two blocks before is not waited for",
+        lambda: dropped(flash3(softmax_stages=3, pingpong=False), "consumer 1", "wait v_full", 2),
+    ),
+    (
+        0,
+        "three stages: the scores of the next block are read while Q K^T runs",
+        lambda: moved(gluon(softmax_stages=3, tile_n=96), "consumer 0", "read S.0[0]", "wait wgmma", 1),
+    ),
+    (
+        0,
+        "a part of P V is added to O while it is summed",
+        lambda: moved(gluon(**FP8, promotion_interval=64), "consumer 0", "read O.0[1]", "wait wgmma", 0),
+    ),
     (40, "a full barrier is not waited for", lambda: dropped(gluon(), "consumer 0", "wait v_full", 4)),
     (41, "a wait for a parity that has passed", wrong_parity),
-    (42, "no fence between P in shared memory and P V",
-     lambda: dropped(flash3(head_dim=64, tile_m=192, pv_from_registers=False), "consumer 2", "fence", 1)),
+    (
+        42,
+        "no fence between P in shared memory and P V",
+        lambda: dropped(flash3(head_dim=64, tile_m=192, pv_from_registers=False), "consumer 2", "fence", 1),
+    ),
     (43, "two buffers overlap", overlapping_buffers),
     (44, "a buffer is one row too small", one_row_short),
     (45, "TMA overwrites K while it is read", lambda: dropped(gluon(), "producer", "wait k_empty", 3)),
     (45, "TMA overwrites Q while it is read", lambda: dropped(flash3(), "producer", "wait q_empty", 0)),
-    (48, "the producer loads a tile that nobody reads", lambda: edited(
-        flash3(), "producer", lambda ops: ops + ops[-4:])),
+    (
+        48,
+        "the producer loads a tile that nobody reads",
+        lambda: edited(flash3(), "producer", lambda ops: ops + ops[-4:]),
+    ),
     (49, "a skipped block does not advance the ring", lambda: dropped(gluon(), "consumer 0", "arrive k_empty", 5)),
     (50, "warpgroups disagree about the number of blocks", lambda: other_trip_count("consumer 1", {})),
     (51, "arrive where a wait is needed", lambda: replaced(gluon(), "producer", "wait v_empty", 2, k=Op.BAR_ARRIVE)),
@@ -223,21 +253,33 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (53, "a race that one delay would show", lambda: dropped(gluon(pingpong=False), "consumer 1", "wait k_full", 6)),
     (54, "a mailbox is overwritten before all have read it", lambda: mailbox(waits=False)),
     (55, "the participants of a barrier are split", split_participants),
-    (28, "V is overwritten before it is transposed",
-     lambda: moved(flash3(**FP8), "producer", "load v_full", "read v_raw", 4)),
-    (45, "the backward overwrites K while dK is stored from it",
-     lambda: dropped(gradients(), "producer", "wait kv_empty", 0)),
-    (46, "dQ is staged while the one before is still being added",
-     lambda: dropped(gradients(), "consumer 0", "wait store", 2)),
+    (
+        28,
+        "V is overwritten before it is transposed",
+        lambda: moved(flash3(**FP8), "producer", "load v_full", "read v_raw", 4),
+    ),
+    (
+        45,
+        "the backward overwrites K while dK is stored from it",
+        lambda: dropped(gradients(), "producer", "wait kv_empty", 0),
+    ),
+    (
+        46,
+        "dQ is staged while the one before is still being added",
+        lambda: dropped(gradients(), "consumer 0", "wait store", 2),
+    ),
     (46, "dQ is computed from half of dS", lambda: dropped(gradients(), "consumer 1", "wait all warpgroups", 1)),
     (46, "dS is overwritten while dQ reads it", lambda: without_a_second_slot(gradients(ds_stages=1))),
     (46, "the dQ warp adds what is not there yet", lambda: dropped(upstream(128), "dQ warp", "wait dq_full.1", 2)),
-    (46, "dQ is staged while the warp still adds the one before",
-     lambda: dropped(upstream(128), "consumer 1", "wait dq_empty.1", 2)),
+    (
+        46,
+        "dQ is staged while the warp still adds the one before",
+        lambda: dropped(upstream(128), "consumer 1", "wait dq_empty.1", 2),
+    ),
     (46, "the dQ warp hands back a buffer that it reads", lambda: dropped(upstream(128), "dQ warp", "wait store")),
     (46, "P is read by wgmma without a proxy fence", lambda: dropped(upstream(256), "consumer 0", "fence")),
     (47, "delta is read before it is there", lambda: dropped(gradients(), "consumer 0", "wait dout_full", 1)),
     (56, "dQ is read before its GEMM is done", lambda: dropped(gradients(), "consumer 1", "wait wgmma", 2)),
     (0, "a CTA ends while its store reads shared memory", lambda: dropped(gluon(), "consumer 0", "wait store", -1)),
     (0, "O is rescaled while P V runs", lambda: moved(gluon(), "consumer 0", "read O.0", "wait wgmma", 1)),
-)  # fmt: skip
+)

@@ -46,9 +46,17 @@ def scores(fates: list[Fate], group: Callable[[Fate], str]) -> list[list[object]
         share = f"{100 * status['caught'] / judged:.1f} %" if judged else "-"
         bits = sum(bool(fate.bits or fate.found_by) for fate in own)
         rows.append(
-            [name, len(own), *(parts[p] for p in _OF_KERNELS), bits, status["equivalent"], status["missed"],
-             status["not finished"], share]
-        )  # fmt: skip
+            [
+                name,
+                len(own),
+                *(parts[p] for p in _OF_KERNELS),
+                bits,
+                status["equivalent"],
+                status["missed"],
+                status["not finished"],
+                share,
+            ]
+        )
     return rows
 
 
@@ -164,10 +172,15 @@ def sound(found: Iterable[Tally]) -> str:
     for tally in found:
         kernels[tally.kernel].append(tally)
     body = [
-        [name, len({x.task for x in own}), f"{sum(x.trials for x in own):,}", f"{sum(x.outputs for x in own):,}",
-         sum(len(x.alarms) for x in own)]
+        [
+            name,
+            len({x.task for x in own}),
+            f"{sum(x.trials for x in own):,}",
+            f"{sum(x.outputs for x in own):,}",
+            sum(len(x.alarms) for x in own),
+        ]
         for name, own in [*kernels.items(), ("all", [x for own in kernels.values() for x in own])]
-    ]  # fmt: skip
+    ]
     alarms = [
         f"- {x.kernel}, {x.task}, seed {x.seed}: {y}\n" for own in kernels.values() for x in own for y in x.alarms
     ]

@@ -18,7 +18,9 @@ from fa3_reports.mutation.museum import Exhibit
 from fa3verify.cases.coverage import COVER
 from fa3verify.operations.forward import Result
 
-_F16, _BF16, _FP8 = "twin.fp16", "twin.bf16", "twin.e4m3"
+_F16 = "twin.fp16"
+_BF16 = "twin.bf16"
+_FP8 = "twin.e4m3"
 
 
 def _flushed_operands(problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
@@ -35,7 +37,8 @@ def _mean_of_values(problem: AttentionProblem, operands: Operands, config: Any, 
     found = run()
     out = found.out.copy()
     for seq in problem.sequences():
-        lse, v = problem.rows_lse(np.array(found.lse), seq), problem.rows_k(operands.v, seq).astype(np.float32)
+        lse = problem.rows_lse(np.array(found.lse), seq)
+        v = problem.rows_k(operands.v, seq).astype(np.float32)
         if len(v):
             mean = np.repeat(v.mean(0), problem.group, axis=0)[..., : out.shape[-1]]
             rows = problem.rows_q(out, seq)
@@ -78,30 +81,63 @@ _QUOTIENT = "    grown = ex2(s * factor)\n    return (grown - np.float32(1)) / (
 _HIDDEN = "else {}\n    return np.where("
 
 EXHIBITS: tuple[Exhibit, ...] = (
-    Exhibit(0, "weights 2^-23 below the maximum are skipped, thousands of keys of them", _F16,
-            Rewrite("softmax", _WEIGHTS, f"{_WEIGHTS}        p = np.where(p < {_FAINT}, np.float32(0), p)\n"), COVER),
+    Exhibit(
+        0,
+        "weights 2^-23 below the maximum are skipped, thousands of keys of them",
+        _F16,
+        Rewrite("softmax", _WEIGHTS, f"{_WEIGHTS}        p = np.where(p < {_FAINT}, np.float32(0), p)\n"),
+        COVER,
+    ),
     Exhibit(0, "subnormal P is flushed to zero", _F16, _in_encode_p("np.float32(2.0**-14)"), COVER),
     Exhibit(0, "subnormal P is flushed to zero", _FP8, _in_encode_p("np.float32(2.0**-6)"), COVER),
     Exhibit(0, "subnormal operands are flushed to zero", _F16, fed(_flushed_operands), "subnormals"),
     Exhibit(0, "subnormal operands are flushed to zero", _FP8, fed(_flushed_operands), "subnormals"),
-    Exhibit(0, "masked scores are -5e4", _F16,
-            Rewrite("forward", _HIDDEN.format("softmax.NEG_INF"), _HIDDEN.format("np.float32(-5e4)")), COVER),
-    Exhibit(0, "an lse below -88 or above 88 is that of an exponential out of range", _F16,
-            Rewrite("softmax", _LOG2, _NATURAL), COVER),
-    Exhibit(0, "tanh of a saturated score is infinity over infinity", _F16,
-            Rewrite("softmax", _TANH, _QUOTIENT), COVER),
-    *(Exhibit(0, f"half a tile at the end is never visited, {name}", _BF16,
-              where(Fault.DROPPED_LAST_TILE, lambda p, mask=mask: _half_a_tile_last(p) and mask(p)), COVER)
-      for name, mask in (
-          ("without a mask", lambda p: not p.causal and p.window == (-1, -1)),
-          ("causal", lambda p: p.causal),
-          ("with a window", lambda p: not p.causal and p.window != (-1, -1)),
-      )),
-    Exhibit(0, "causal is aligned top-left where there is one query", _F16,
-            where(Fault.CAUSAL_TOP_LEFT, lambda p: p.seqlen_q == 1), COVER),
-    Exhibit(0, "a window is ignored where there is one query", _F16,
-            posed(lambda p: {"window": (-1, -1)} if p.seqlen_q == 1 else {}), COVER),
+    Exhibit(
+        0,
+        "masked scores are -5e4",
+        _F16,
+        Rewrite("forward", _HIDDEN.format("softmax.NEG_INF"), _HIDDEN.format("np.float32(-5e4)")),
+        COVER,
+    ),
+    Exhibit(
+        0,
+        "an lse below -88 or above 88 is that of an exponential out of range",
+        _F16,
+        Rewrite("softmax", _LOG2, _NATURAL),
+        COVER,
+    ),
+    Exhibit(
+        0, "tanh of a saturated score is infinity over infinity", _F16, Rewrite("softmax", _TANH, _QUOTIENT), COVER
+    ),
+    *(
+        Exhibit(
+            0,
+            f"half a tile at the end is never visited, {name}",
+            _BF16,
+            where(Fault.DROPPED_LAST_TILE, lambda p, mask=mask: _half_a_tile_last(p) and mask(p)),
+            COVER,
+        )
+        for name, mask in (
+            ("without a mask", lambda p: not p.causal and p.window == (-1, -1)),
+            ("causal", lambda p: p.causal),
+            ("with a window", lambda p: not p.causal and p.window != (-1, -1)),
+        )
+    ),
+    Exhibit(
+        0,
+        "causal is aligned top-left where there is one query",
+        _F16,
+        where(Fault.CAUSAL_TOP_LEFT, lambda p: p.seqlen_q == 1),
+        COVER,
+    ),
+    Exhibit(
+        0,
+        "a window is ignored where there is one query",
+        _F16,
+        posed(lambda p: {"window": (-1, -1)} if p.seqlen_q == 1 else {}),
+        COVER,
+    ),
     Exhibit(0, "kv heads are counted modulo four", _F16, fed(_heads_by_four), COVER),
     Exhibit(0, "sequences are counted modulo four", _F16, fed(_sequences_by_four), COVER),
     Exhibit(0, "a row without a key gives the mean of V", _F16, _mean_of_values, "empty_rows_are_zero"),
-)  # fmt: skip
+)
