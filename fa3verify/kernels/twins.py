@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from importlib import import_module
 from typing import Any
 
+from fa3_kernels.faults.table import AnyFault, planted
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
@@ -13,6 +14,7 @@ from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
+from fa3verify.operations.operation import TWIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +23,23 @@ class Twin:
 
     operation: str
     changes: tuple[tuple[str, Any], ...] = ()
-    fault: StrEnum | None = None
+    fault: AnyFault | None = None
+
+    @property
+    def package(self) -> str:
+        """Return the name of the package that computes."""
+        return TWIN if self.fault is None else planted(self.fault)
 
     def configure(self, problem: AttentionProblem) -> Any:
         return operations.find(self.operation).configure(problem, **dict(self.changes))
 
     def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> Any:
-        return operations.find(self.operation).twin(problem, operands, config, self.fault)
+        return operations.find(self.operation).twin(problem, operands, config, self.package)
 
     def unrounded(self, problem: AttentionProblem, operands: Operands, config: Any) -> Result:
         """Run a twin of a forward up to its last rounding: out is float32."""
-        from fa3_kernels.twin.forward import forward
-
-        return Result(*forward(problem, operands, config, ideal=frozenset({"output"}), fault=self.fault))  # type: ignore[arg-type]
+        forward = import_module(f"{self.package}.forward").forward
+        return Result(*forward(problem, operands, config, ideal=frozenset({"output"})))
 
     def identity(self) -> dict[str, str | None]:
         """The twin's own sources, and the version of the kernels whose bits it has."""
@@ -48,7 +54,7 @@ def twin(
     dtype: Dtype,
     *,
     name: str | None = None,
-    fault: StrEnum | None = None,
+    fault: AnyFault | None = None,
     description: str = "",
     operation: str = operations.FORWARD,
     **changes: object,

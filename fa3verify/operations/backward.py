@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fa3_kernels.faults.table import BackwardFault
 from fa3_kernels.plan.backward import BackwardConfig, backward_config, backward_of, check_reproduced
-from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.model import BackwardModel
@@ -116,12 +116,11 @@ class Backward(Operation):
         problem: AttentionProblem,
         operands: Operands,
         config: BackwardConfig,
-        fault: BackwardFault | None = None,
         package: str = TWIN,
     ) -> Any:
         backward = import_module(f"{package}.backward").backward
         assert isinstance(operands, BackwardOperands)
-        return backward(problem, operands, config, fault=fault)
+        return backward(problem, operands, config)
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
         q, k, v = recipe.draw(problem)

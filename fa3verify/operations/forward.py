@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_kernels.faults.table import Fault
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.traits import OURS, traits_of
-from fa3_kernels.twin.faults import Fault
 from fa3_reference.attention import attention
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.quantisation import predict_error, quantization_bound
@@ -107,11 +107,10 @@ class Forward(Operation):
         problem: AttentionProblem,
         operands: Operands,
         config: Config,
-        fault: Fault | None = None,
         package: str = TWIN,
     ) -> Result:
         forward = import_module(f"{package}.forward").forward
-        return Result(*forward(problem, operands, config, fault=fault))
+        return Result(*forward(problem, operands, config))
 
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,6 +24,7 @@ from fa3verify.operations.ratios import error_over_bound
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
+    from fa3_kernels.faults.table import AnyFault
     from fa3verify.campaign.profiles import Profile
     from fa3verify.inputs.recipe import Recipe
     from fa3verify.judging.judgement import Judgement
@@ -87,7 +87,7 @@ class Operation(ABC):
     outputs: ClassVar[tuple[Output, ...]]
     config: ClassVar[type]
     features: ClassVar[frozenset[str]]
-    faults: ClassVar[type[StrEnum]]
+    faults: ClassVar[type[AnyFault]]
     has_orders: ClassVar[bool] = False
     judges_choices: ClassVar[bool] = False
 
@@ -100,11 +100,8 @@ class Operation(ABC):
         """Return the twin's configuration for a problem; ValueError if it takes none."""
 
     @abstractmethod
-    def twin(
-        self, problem: AttentionProblem, operands: Operands, config: Any, fault: Any = None, package: str = TWIN
-    ) -> Any:
-        """Run the twin, optionally with a planted fault; ``package`` is where it is imported from, for mutants of
-        it."""
+    def twin(self, problem: AttentionProblem, operands: Operands, config: Any, package: str = TWIN) -> Any:
+        """Run the twin of a package: the sound one, or one with a mistake (:mod:`fa3_kernels.faults`)."""
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
         """Return the float64 inputs that a recipe stands for: q, k and v, unless an operation needs more."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from fa3_kernels.faults.table import QuantizerFault
 from fa3_kernels.plan.quantizer import (
     MEAN_CHUNK_ROWS,
     MEAN_FINAL_ROWS,
@@ -23,7 +24,6 @@ from fa3_kernels.plan.quantizer import (
     Scale,
     check_shapes,
 )
-from fa3_kernels.twin.faults import QuantizerFault
 from fa3_reference.bounds.quantizer import Stored, distance_to_codes, stored_values
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
@@ -160,11 +160,10 @@ class Quantize(Operation):
         problem: AttentionProblem,
         operands: Operands,
         config: QuantizeConfig,
-        fault: QuantizerFault | None = None,
         package: str = TWIN,
     ) -> Any:
         quantize_qkv = import_module(f"{package}.quantize").quantize_qkv
-        options = config.options() | {"softmax_scale": stated_scale(problem), "fault": fault}
+        options = config.options() | {"softmax_scale": stated_scale(problem)}
         if problem.is_varlen:
             options |= {"cu_seqlens_q": problem.cu_seqlens_q, "cu_seqlens_k": problem.cu_seqlens_k}
         return quantize_qkv(operands.q, operands.k, operands.v, **options)

@@ -11,7 +11,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from fa3_kernels.twin.faults import BackwardFault, Fault, QuantizerFault
+from fa3_kernels.faults.table import BackwardFault, Fault, QuantizerFault
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, plan

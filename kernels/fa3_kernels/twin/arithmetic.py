@@ -13,7 +13,6 @@ import numpy as np
 
 from fa3_kernels.plan.order import OUR_ORDER, Order
 from fa3_kernels.twin import convert, float32, mufu
-from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, wgmma
 
 Source = Literal["scores", "exp2", "p_rounding", "pv", "output"]
@@ -31,15 +30,12 @@ class Arithmetic:
         Operand format of both GEMMs.
     ideal : frozenset of Source
         Operations replaced by float64 rounded once to fp32.
-    fault : Fault, optional
-        A planted mistake; only those of single operations are handled here.
     order : Order
         Of the kernel's family.
     """
 
     dtype: str
     ideal: frozenset[Source] = frozenset()
-    fault: Fault | None = None
     order: Order = OUR_ORDER
 
     def flushed(self, x: np.ndarray) -> np.ndarray:
@@ -58,8 +54,6 @@ class Arithmetic:
             with np.errstate(invalid="ignore", over="ignore"):
                 exact = s.astype(np.float64) * c[:, None] - minus[:, None]
                 return np.exp2(exact).astype(np.float32)
-        if self.fault is Fault.COARSE_EXP2:
-            return _coarse_exp2(float32.fma(s, c[:, None], -minus[:, None]))
         if self.order.contracts_exponent and not self.order.gradual_exp2:
             return float32.exp2_scaled(s, c, minus)
         scale = c[:, None]
@@ -74,16 +68,12 @@ class Arithmetic:
 
     def encode_p(self, p: np.ndarray) -> np.ndarray:
         """Round unnormalised probabilities to the operand format of the second GEMM."""
-        if self.fault is Fault.BF16_P and self.dtype == "fp16":
-            p = convert.encode_f32(p, "bf16").astype(np.float32)
-        rounding = "toward_zero" if self.fault is Fault.TRUNCATED_P else "nearest_even"
-        return convert.encode_f32(p, self.dtype, rounding=rounding)
+        return convert.encode_f32(p, self.dtype)
 
     def encode_output(self, x: np.ndarray, fmt: str) -> np.ndarray:
         if "output" in self.ideal:
             return x
-        rounding = "toward_zero" if self.fault is Fault.TRUNCATED_OUTPUT else "nearest_even"
-        return convert.encode_f32(x, fmt, rounding=rounding)
+        return convert.encode_f32(x, fmt)
 
     def accumulate(self, p: np.ndarray, p_encoded: np.ndarray, v: OperandB, c: np.ndarray | None) -> np.ndarray:
         """C + P V for one chain of keys, float32 (rows, channels); ``p`` is P before rounding."""
@@ -98,14 +88,3 @@ class Arithmetic:
         weights = p if exact_p else p_encoded
         out = weights.astype(np.float64) @ v.value.astype(np.float64)
         return (out if c is None else out + c).astype(np.float32)
-
-
-def _coarse_exp2(x: np.ndarray) -> np.ndarray:
-    """2^x by a quadratic on the fraction, relative error up to 2e-3."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        whole = np.floor(x)
-        fraction = np.where(np.isfinite(x), x - whole, np.float32(0))
-        poly = np.float32(1) + fraction * (np.float32(0.6565) + fraction * np.float32(0.3435))
-        whole = np.where(np.isnan(x), np.float32(0), np.clip(whole, -200, 200))
-        scaled = np.ldexp(poly, whole.astype(np.int32)).astype(np.float32)
-    return np.where(np.isnan(x), x, scaled).astype(np.float32)

@@ -34,7 +34,6 @@ from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.plan.plan import softmax_factors
 from fa3_kernels.plan.tiles import Mask, mask_of
 from fa3_kernels.twin import convert, float32, mufu, softmax
-from fa3_kernels.twin.faults import BackwardFault
 from fa3_kernels.twin.reductions import Range, range_of_sums
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b, wgmma
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Sequence
@@ -76,7 +75,6 @@ class _Kernel:
 
     config: BackwardConfig
     order: BackwardOrder
-    fault: BackwardFault | None
     softmax_scale: float
     softcap: float
     walk: Walk  # of one sequence
@@ -108,10 +106,9 @@ class _Kernel:
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
             return self.flushed(self.flushed(x) * factor)
 
-    def encoded(self, x: np.ndarray, truncating: BackwardFault) -> np.ndarray:
+    def encoded(self, x: np.ndarray) -> np.ndarray:
         """Round to 16 bits."""
-        rounding = "toward_zero" if self.fault is truncating else "nearest_even"
-        return convert.encode_f32(x, self.dtype, rounding=rounding)
+        return convert.encode_f32(x, self.dtype)
 
 
 class _Rows(NamedTuple):
@@ -138,7 +135,6 @@ def backward(
     operands: BackwardOperands,
     config: BackwardConfig,
     *,
-    fault: BackwardFault | None = None,
     order: BackwardOrder | None = None,
 ) -> Gradients:
     """Run the arithmetic of a backward kernel.
@@ -151,8 +147,6 @@ def backward(
         the family takes one. That of rows without a key is not read.
     config : BackwardConfig
         See :func:`fa3_kernels.plan.backward.backward_config`.
-    fault : BackwardFault, optional
-        A planted mistake.
     order : BackwardOrder, optional
         Another order than that of the configuration's family, to see what a switch changes.
 
@@ -171,7 +165,7 @@ def backward(
         For operands that do not fit the problem or the family, or a problem whose bits are not known.
     """
     _check(problem, operands, config)
-    kernel = _Kernel(config, order or config.backward.order, fault, problem.softmax_scale, problem.softcap, Walk(1))
+    kernel = _Kernel(config, order or config.backward.order, problem.softmax_scale, problem.softcap, Walk(1))
     found = _empty(problem, operands)
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
@@ -179,7 +173,7 @@ def backward(
             problem.rows_q(found.dq, seq)[:, head] = _rounded(_dq_scaled(dq, kernel), kernel)
         for name in ("dk", "dv"):
             stack = _head_parts(parts, name, kernel)
-            total = stack[0] if len(stack) == 1 else _sum(stack, kernel, _head_weights(len(stack), kernel))
+            total = stack[0] if len(stack) == 1 else _sum(stack, kernel)
             rows = problem.rows_k(getattr(found, name), seq)
             rows[:, kv_head] = _rounded(_group_scaled(total, name, len(stack), kernel), kernel)
     return found
@@ -206,7 +200,7 @@ def backward_range(problem: AttentionProblem, operands: BackwardOperands, config
         As :func:`backward`.
     """
     _check(problem, operands, config)
-    kernel = _Kernel(config, config.backward.order, None, problem.softmax_scale, problem.softcap, Walk(1))
+    kernel = _Kernel(config, config.backward.order, problem.softmax_scale, problem.softcap, Walk(1))
     low, high = (_empty(problem, operands) for _ in range(2))
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
@@ -237,7 +231,7 @@ def _kv_heads(
 ) -> Iterator[tuple[Sequence, int, np.ndarray, list[_Parts]]]:
     """Yield every sequence and kv head, with its query heads and what they add."""
     for seq in problem.sequences():
-        mask = _mask(problem, seq, kernel.fault)
+        mask = mask_of(problem, seq.seqlen_q, seq.seqlen_k)
         q, dout = (
             _with_tail(problem.rows_q(x, seq), x, seq.q_start, kernel, kernel.config.tile_m)
             for x in (operands.q, operands.dout)
@@ -251,8 +245,6 @@ def _kv_heads(
         dlse = None if operands.dlse is None else problem.rows_lse(operands.dlse, seq)
         for kv_head in range(problem.nheads_kv):
             heads = np.arange(problem.group) + kv_head * problem.group
-            if kernel.fault is BackwardFault.KV_HEAD_MODULO:
-                heads = np.arange(problem.group) * problem.nheads_kv + kv_head
             parts: list[_Parts] = []
             for h in heads:
                 rows = _rows(q[:, h], dout[:, h], out[:, h], lse[h], None if dlse is None else dlse[h], kernel)
@@ -270,18 +262,9 @@ def _head_parts(parts: list[_Parts], name: str, kernel: _Kernel) -> np.ndarray:
 def _cut(parts: _Parts, seq: Sequence, problem: AttentionProblem, kernel: _Kernel) -> _Parts:
     """Without padding, and with dK scaled where every head's is."""
     dk = parts.dk[: seq.seqlen_k, : problem.head_dim]
-    if not (kernel.order.scales_ds or kernel.order.scales_sums or kernel.fault is BackwardFault.UNSCALED_DK):
+    if not (kernel.order.scales_ds or kernel.order.scales_sums):
         dk = kernel.product(dk, kernel.scale)
     return _Parts(parts.dq[:, : seq.seqlen_q, : problem.head_dim], dk, parts.dv[: seq.seqlen_k, : problem.head_dim_v])
-
-
-def _mask(problem: AttentionProblem, seq: Sequence, fault: BackwardFault | None) -> Mask:
-    mask = mask_of(problem, seq.seqlen_q, seq.seqlen_k)
-    if fault is BackwardFault.CAUSAL_TOP_LEFT:
-        return Mask(mask.seqlen_k, 0, mask.left, mask.right)
-    if fault is BackwardFault.CAUSAL_OFF_BY_ONE and mask.right >= 0:
-        return Mask(mask.seqlen_k, mask.offset - 1, mask.left, mask.right)
-    return mask
 
 
 def _with_tail(rows: np.ndarray, packed: np.ndarray, start: int, kernel: _Kernel, tile: int) -> np.ndarray:
@@ -305,12 +288,8 @@ def _rows(
     q, dout, out = (_widened(x, kernel.config.head_dim) for x in (q, dout, out))
     padded = np.full(len(q), np.inf, _F32)
     dots = np.zeros(len(q), _F32)
-    empty = np.isneginf(lse) & (kernel.fault is not BackwardFault.EMPTY_ROW_LSE)
-    padded[:length] = np.where(empty, _F32(0), lse)
-    if kernel.fault is not BackwardFault.NO_ROW_DOTS:
-        dots[:length] = row_dots(out, dout[:length], kernel.order)
-    if kernel.fault is BackwardFault.NEIGHBOUR_ROW_DOT:
-        dots[:length] = np.roll(dots[:length], 1)
+    padded[:length] = np.where(np.isneginf(lse), _F32(0), lse)
+    dots[:length] = row_dots(out, dout[:length], kernel.order)
     if dlse is not None:
         dots[:length] = kernel.flushed(dots[:length] - kernel.flushed(np.where(np.isneginf(lse), _F32(0), dlse)))
     columns = [operand_b(np.ascontiguousarray(x.T), dtype) for x in (q, dout)]
@@ -417,7 +396,7 @@ def _visited(mask: Mask, first_key: int, rows: int, kernel: _Kernel) -> tuple[in
         start = max(0, first_key - mask.offset - mask.right) // tile_m * tile_m
     if mask.left >= 0:
         stop = min(stop, -(-(first_key + tile_n - mask.offset + mask.left) // tile_m) * tile_m)
-    return start, stop - tile_m if kernel.fault is BackwardFault.DROPPED_LAST_ROWS else stop
+    return start, stop
 
 
 def _block(
@@ -431,7 +410,6 @@ def _block(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fill this key block's part of dQ and return the block's dK and dV behind those in ``sums``, unscaled."""
     dtype = kernel.dtype
-    fault = kernel.fault
     (k, v) = keys
     s, slope = _scores(wgmma(rows.q.rows(part.start, part.stop), operand_b(k, dtype)), kernel)
     hidden = mask.hidden(np.arange(part.start, part.stop), columns)
@@ -439,13 +417,11 @@ def _block(
         s[hidden] = -np.inf
     p = _weights(s, rows.lse[part], kernel)
     dp = wgmma(rows.dout.rows(part.start, part.stop), operand_b(v, dtype))
-    p16 = kernel.encoded(p, BackwardFault.TRUNCATED_P)
-    ds = _ds(p16.astype(_F32) if fault is BackwardFault.ROUNDED_P_IN_DS else p, dp, rows.dots[part], kernel)
+    p16 = kernel.encoded(p)
+    ds = _ds(p, dp, rows.dots[part], kernel)
     if slope is not None:
         ds = kernel.product(ds, slope)
-    if fault is BackwardFault.BF16_DS:
-        ds = convert.encode_f32(ds, "bf16").astype(_F32)
-    ds16 = kernel.encoded(ds, BackwardFault.TRUNCATED_DS)
+    ds16 = kernel.encoded(ds)
     sums.dq[part] = wgmma(operand(ds16, dtype), operand_b(np.ascontiguousarray(k.T), dtype))
     order = np.arange(part.stop - part.start)
     if kernel.order.rows != "ascending":
@@ -469,10 +445,7 @@ def _scores(s: np.ndarray, kernel: _Kernel) -> tuple[np.ndarray, np.ndarray | No
     """Scores of a tile, or their tanh with the factor of dS that it asks for."""
     if not kernel.softcap:
         return s, None
-    t, slope = capped(s, kernel.softmax_scale, kernel.softcap, kernel.order)
-    if kernel.fault is BackwardFault.SLOPE_OF_UNCAPPED:
-        slope = capped(s, kernel.softmax_scale, 1.0, kernel.order)[1]
-    return t, None if kernel.fault is BackwardFault.NO_SOFTCAP_SLOPE else slope
+    return capped(s, kernel.softmax_scale, kernel.softcap, kernel.order)
 
 
 def _weights(s: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> np.ndarray:
@@ -481,7 +454,7 @@ def _weights(s: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> np.ndarray:
     if order.exponent == "log2":
         factor = scale_log2(kernel.softmax_scale, kernel.softcap, order)
         after = None
-        unit = _F32(1 if kernel.fault is BackwardFault.LSE_BASE_2 else LOG2_E)
+        unit = _F32(LOG2_E)
     else:
         factor = _F32(kernel.softcap or kernel.softmax_scale)
         unit = _F32(1)
@@ -508,54 +481,30 @@ def _ds(p: np.ndarray, dp: np.ndarray, dots: np.ndarray, kernel: _Kernel) -> np.
     return kernel.product(ds, kernel.scale) if kernel.order.scales_ds else ds
 
 
-def _dq_weights(blocks: int, kernel: _Kernel) -> np.ndarray:
-    """Return how often the part of each key block is added to dQ."""
-    weights = np.ones(blocks, int)
-    if kernel.fault is BackwardFault.DROPPED_DQ_PART:
-        weights[1:2] = 0
-    if kernel.fault is BackwardFault.DOUBLED_DQ_PART:
-        weights[1:2] = 2
-    return weights
-
-
-def _head_weights(heads: int, kernel: _Kernel) -> np.ndarray:
-    """Return how often the part of each head of a group is added to dK and dV."""
-    weights = np.ones(heads, int)
-    if kernel.fault is BackwardFault.LAST_HEAD_ONLY:
-        weights[:-1] = 0
-    return weights
-
-
-def _sum(parts: np.ndarray, kernel: _Kernel, weights: np.ndarray, *, flushes: bool = False) -> np.ndarray:
+def _sum(parts: np.ndarray, kernel: _Kernel, *, flushes: bool = False) -> np.ndarray:
     """Add parts (parts, rows, channels) one after the other to zeros, as reductions in memory do."""
     flushed = float32.flushed if flushes else np.asarray
-    if kernel.fault is BackwardFault.ROUNDED_PARTS:
-        parts = convert.encode_f32(parts, kernel.dtype).astype(_F32)
     total = np.zeros(parts.shape[1:], _F32)
-    index = np.repeat(np.arange(len(parts)), weights)
     with np.errstate(invalid="ignore", over="ignore"):
-        for i in index if kernel.order.keys == "ascending" else index[::-1]:
-            total = flushed(total + flushed(parts[i]))
+        for part in parts if kernel.order.keys == "ascending" else parts[::-1]:
+            total = flushed(total + flushed(part))
     return total
 
 
 def _dq_sum(parts: np.ndarray, kernel: _Kernel) -> np.ndarray:
     """Add the key blocks' parts of dQ, (blocks, rows, channels), in the order of the family."""
-    weights = _dq_weights(len(parts), kernel)
     if kernel.order.keys != "in_turn" or not parts.size:
-        return _sum(parts, kernel, weights, flushes=kernel.flushes_dq)
+        return _sum(parts, kernel, flushes=kernel.flushes_dq)
     rows = np.arange(parts.shape[1])
     blocks = range(-(-len(rows) // kernel.config.tile_m))
     turns = np.array([kernel.walk.parts(len(parts), b) for b in blocks])
     turns = np.repeat(turns, kernel.config.tile_m, axis=0)[: len(rows)]
-    in_turn = np.stack([parts[of_row, rows] * weights.astype(_F32)[of_row, None] for of_row in turns.T])
-    return _sum(in_turn, replace(kernel, order=replace(kernel.order, keys="ascending")), np.ones(len(parts), int))
+    in_turn = np.stack([parts[of_row, rows] for of_row in turns.T])
+    return _sum(in_turn, replace(kernel, order=replace(kernel.order, keys="ascending")))
 
 
 def _dq_scaled(dq: np.ndarray, kernel: _Kernel) -> np.ndarray:
     """dQ after its parts were added."""
-    if kernel.fault is BackwardFault.SCALED_TWICE_DQ:
-        dq = dq * kernel.scale
     return kernel.product(dq, _F32(1) if kernel.order.scales_ds else kernel.scale)
 
 
@@ -567,4 +516,4 @@ def _group_scaled(total: np.ndarray, name: str, heads: int, kernel: _Kernel) -> 
 
 
 def _rounded(x: np.ndarray, kernel: _Kernel) -> np.ndarray:
-    return kernel.encoded(x, BackwardFault.TRUNCATED_GRADIENTS)
+    return kernel.encoded(x)

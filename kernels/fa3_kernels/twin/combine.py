@@ -15,7 +15,6 @@ import numpy as np
 
 from fa3_kernels.twin import float32, libdevice, mufu
 from fa3_kernels.twin.arithmetic import Arithmetic
-from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.softmax import LN2, NEG_INF
 
 LOG2_E = np.float32(1.4426950408889634)
@@ -45,8 +44,7 @@ def combine(
     """
     with np.errstate(invalid="ignore", over="ignore"):
         top = reduce(float32.fmax, lse, np.full_like(lse[0], NEG_INF))  # passes over NaN; the sum does not
-        unguarded = arithmetic.fault is Fault.UNGUARDED_COMBINE
-        base = top if unguarded else np.where(top == NEG_INF, np.float32(0), top)
+        base = np.where(top == NEG_INF, np.float32(0), top)
         merge = {"in_turn": _in_turn, "flash3": _flash3, "flash2": _flash2}[arithmetic.order.combine]
         return merge(o, lse, base, arithmetic, compiled_head_dim)
 

@@ -36,7 +36,6 @@ from fa3_kernels.plan.tiles import Mask, RowTile, mask_of, row_tiles, split_rang
 from fa3_kernels.twin import float32, mufu, softmax
 from fa3_kernels.twin.arithmetic import Arithmetic, Source
 from fa3_kernels.twin.combine import combine
-from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b
 from fa3_kernels.twin.wgmma_exact import tensor_format
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
@@ -72,10 +71,6 @@ class _Kernel:
     softcap: float
 
     @property
-    def fault(self) -> Fault | None:
-        return self.arithmetic.fault
-
-    @property
     def order(self) -> Order:
         return self.arithmetic.order
 
@@ -96,11 +91,11 @@ class _Kernel:
 
     @property
     def p_offset_log2(self) -> int:
-        return 0 if self.fault is Fault.NO_P_OFFSET else self.config.p_offset_log2
+        return self.config.p_offset_log2
 
     @property
     def promotion_interval(self) -> int:
-        return 0 if self.fault is Fault.NO_PROMOTION else self.config.promotion_interval
+        return self.config.promotion_interval
 
 
 def forward(
@@ -109,7 +104,6 @@ def forward(
     config: Config | None = None,
     *,
     ideal: frozenset[Source] = frozenset(),
-    fault: Fault | None = None,
     order: Order | None = None,
 ) -> Forward:
     """Run the arithmetic of a forward kernel.
@@ -123,8 +117,6 @@ def forward(
         The shipped one by default.
     ideal : frozenset of Source
         Sources of error to switch off (no device computes this); without "output" rounded, ``out`` is float32.
-    fault : Fault, optional
-        A planted mistake.
     order : Order, optional
         Another order than that of the configuration's family, to see what a switch changes.
 
@@ -142,11 +134,8 @@ def forward(
     config = config or default_config(problem)
     operands.check(problem)
     _check_supported(problem, operands, config)
-    scale = problem.softmax_scale
-    if fault is Fault.WRONG_SOFTMAX_SCALE:
-        scale *= np.sqrt(problem.head_dim / (problem.head_dim + 1))
-    arithmetic = Arithmetic(problem.dtype, ideal, fault, order or config.traits.order)
-    kernel = _Kernel(config, arithmetic, scale, problem.softcap)
+    arithmetic = Arithmetic(problem.dtype, ideal, order or config.traits.order)
+    kernel = _Kernel(config, arithmetic, problem.softmax_scale, problem.softcap)
     out_format = np.float32 if "output" in ideal else tensor_format(config.out_dtype).dtype
     out = np.zeros(problem.out_shape, dtype=out_format)
     lse = np.full(problem.lse_shape, -np.inf, np.float32)
@@ -195,8 +184,6 @@ def _run_kv_head(
     v = problem.rows_k(operands.v, seq)[:, kv_head]
     keys = _key_side(k, v, operands, seq, kv_head, kernel)
     heads = np.arange(group) + kv_head * group
-    if kernel.fault is Fault.KV_HEAD_MODULO:
-        heads = np.arange(group) * problem.nheads_kv + kv_head
     q = problem.rows_q(operands.q, seq)  # (seqlen_q, nheads, head_dim)
     out_rows = problem.rows_q(out, seq)
     lse_rows = problem.rows_lse(lse, seq)
@@ -206,10 +193,10 @@ def _run_kv_head(
         tile_heads = heads[tile.heads]
         q_rows = _padded(q[tile.positions, tile_heads], columns=_compiled(problem.head_dim, kernel))
         q_tile = operand(q_rows, config.dtype)
-        q_descale = _q_descale(operands.q_descale, seq, tile, tile_heads, kernel.fault)
+        q_descale = _q_descale(operands.q_descale, seq, tile, tile_heads)
         o, tile_lse = _run_tile(q_tile, keys, tile, mask, q_descale, kernel)
         out_rows[tile.positions, tile_heads] = kernel.arithmetic.encode_output(o, config.out_dtype)
-        unit = np.float32(1) if kernel.fault is Fault.LSE_BASE_2 else softmax.lse_unit(kernel.order)
+        unit = softmax.lse_unit(kernel.order)
         lse_rows[tile_heads, tile.positions] = tile_lse * unit
 
 
@@ -220,21 +207,18 @@ def _compiled(head_dim: int, kernel: _Kernel) -> int:
 
 def _mask(problem: AttentionProblem, seq: Sequence, kernel: _Kernel) -> Mask:
     mask = mask_of(problem, seq.seqlen_q, seq.seqlen_k)
-    if kernel.order.diagonal == "top_left" or kernel.fault is Fault.CAUSAL_TOP_LEFT:
+    if kernel.order.diagonal == "top_left":
         mask = Mask(mask.seqlen_k, 0, mask.left, mask.right)
-    if kernel.fault is Fault.WINDOW_OFF_BY_ONE and mask.left >= 0:
-        return Mask(mask.seqlen_k, mask.offset, mask.left + 1, mask.right)
     return mask
 
 
-def _padded(x: np.ndarray, *, rows: int = 0, columns: int = 0, fill: float = 0.0) -> np.ndarray:
-    """Copy of a 2-D array grown with zeros on the right and ``fill`` below."""
+def _padded(x: np.ndarray, *, rows: int = 0, columns: int = 0) -> np.ndarray:
+    """Return a copy of a 2-D array grown with zeros on the right and below."""
     rows = max(rows, x.shape[0])
     columns = max(columns, x.shape[1])
     if (rows, columns) == x.shape:
         return x
     grown = np.zeros((rows, columns), x.dtype)
-    grown[x.shape[0] :] = fill
     grown[: x.shape[0], : x.shape[1]] = x
     return grown
 
@@ -243,47 +227,34 @@ def _key_side(
     k: np.ndarray, v: np.ndarray, operands: Operands, seq: Sequence, kv_head: int, kernel: _Kernel
 ) -> _KeySide:
     config = kernel.config
-    fault = kernel.fault
     blocks = max(1, -(-seq.seqlen_k // config.tile_n))
     rows = blocks * config.tile_n
     k = _padded(k, rows=rows, columns=_compiled(k.shape[1], kernel))
-    v = _padded(v, rows=rows, fill=np.nan if fault is Fault.UNCLEARED_V_TAIL else 0.0)
-    if fault is Fault.SWAPPED_V_ROWS:
-        order = np.arange(rows).reshape(-1, 16)
-        order[:, [2, 3]] = order[:, [3, 2]]
-        v = v[order.ravel()]
-    wrong_k = fault is Fault.NEIGHBOUR_K_DESCALE
-    wrong_v = fault is Fault.NEIGHBOUR_V_DESCALE
+    v = _padded(v, rows=rows)
     return _KeySide(
         operand_b(k, config.dtype),
         operand_b(np.ascontiguousarray(v.T), config.dtype),
-        _tile_descale(operands.k_descale, seq, kv_head, blocks, config.tile_n, fault, wrong_k),
-        _tile_descale(operands.v_descale, seq, kv_head, blocks, config.tile_n, fault, wrong_v),
+        _tile_descale(operands.k_descale, seq, kv_head, blocks, config.tile_n),
+        _tile_descale(operands.v_descale, seq, kv_head, blocks, config.tile_n),
     )
 
 
-def _tile_descale(
-    descale: Descale | None, seq: Sequence, head: int, blocks: int, tile_n: int, fault: Fault | None, wrong: bool
-) -> np.ndarray:
-    """Descale of every key tile, float32 (blocks,); ``wrong`` takes the block before."""
-    if descale is None or fault is Fault.DESCALES_IGNORED:
+def _tile_descale(descale: Descale | None, seq: Sequence, head: int, blocks: int, tile_n: int) -> np.ndarray:
+    """Return the descale of every key tile, float32 (blocks,)."""
+    if descale is None:
         return np.ones(blocks, np.float32)
     values = descale.values[seq.index, head]
     if not descale.block_rows:
         return np.repeat(values, blocks)
     index = np.minimum(np.arange(blocks) * tile_n // descale.block_rows, values.size - 1)
-    return values[np.maximum(index - 1, 0) if wrong else index]
+    return values[index]
 
 
-def _q_descale(
-    descale: Descale | None, seq: Sequence, tile: RowTile, heads: np.ndarray, fault: Fault | None
-) -> np.ndarray:
-    """Descale of every row of a tile, float32 (rows,)."""
-    if descale is None or fault is Fault.DESCALES_IGNORED:
+def _q_descale(descale: Descale | None, seq: Sequence, tile: RowTile, heads: np.ndarray) -> np.ndarray:
+    """Return the descale of every row of a tile, float32 (rows,)."""
+    if descale is None:
         return np.ones(heads.size, np.float32)
     block = tile.positions // descale.block_rows if descale.block_rows else np.zeros_like(tile.positions)
-    if fault is Fault.NEIGHBOUR_Q_DESCALE:
-        block = np.maximum(block - 1, 0)
     return descale.values[seq.index, heads, block]
 
 
@@ -292,8 +263,6 @@ def _run_tile(
 ) -> tuple[np.ndarray, np.ndarray]:
     """One row tile over all its key blocks: fp32 output, and lse in the units of :func:`softmax.lse_unit`."""
     blocks = mask.blocks(tile.positions, kernel.config.tile_n)
-    if kernel.fault is Fault.DROPPED_LAST_TILE:
-        blocks = range(blocks.start, max(blocks.start, blocks.stop - 1))
     if kernel.config.num_splits == 1:
         return _run_blocks(q, keys, tile, mask, q_descale, kernel, blocks)
     if kernel.order.splits_visible:
@@ -311,7 +280,7 @@ def _run_blocks(
     """The main loop over key blocks and its epilogue."""
     arithmetic = kernel.arithmetic
     config = kernel.config
-    state = softmax.RowState.start(tile.positions.size, kernel.fault)
+    state = softmax.RowState.start(tile.positions.size)
     o = np.zeros((tile.positions.size, keys.v.value.shape[1]), np.float32)
     previous: int | None = None  # the block visited before
     pending: tuple[np.ndarray, np.ndarray, int] | None = None  # its P and rescale, when P V waits for the next S
@@ -325,11 +294,8 @@ def _run_blocks(
         masked = _masked(s, tile, mask, block, kernel)
         is_guarded = not kernel.order.compiles_masked_apart or previous is None or masked is not s
         p, alpha = softmax.update(state, masked, unit, kernel.p_offset_log2, arithmetic, is_guarded)
-        before = blocks.stop - 1 if kernel.fault is Fault.FROZEN_V_RATIO else previous
-        ratio = np.float32(1) if previous is None else keys.v_descale[before] / keys.v_descale[block]
-        second = block == blocks.stop - 2
-        rescale = np.ones_like(alpha) if second and kernel.fault is Fault.MISSED_RESCALE else alpha * ratio
-        pending = (p, rescale, block + 1 if second and kernel.fault is Fault.STALE_V else block)
+        ratio = np.float32(1) if previous is None else keys.v_descale[previous] / keys.v_descale[block]
+        pending = (p, alpha * ratio, block)
         if not config.intra_wg_overlap:
             o = _accumulate(o, keys, *pending, kernel)
             pending = None
@@ -338,8 +304,6 @@ def _run_blocks(
         o = _accumulate(o, keys, *pending, kernel)
     empty = kernel.order.lse_empty if config.num_splits == 1 else softmax.NEG_INF
     inverse, lse = softmax.finalize(state, _lse_factor(unit, kernel), kernel.p_offset_log2, arithmetic, float(empty))
-    if kernel.fault is Fault.LSE_KEEPS_OFFSET:
-        lse = lse + np.float32(kernel.p_offset_log2)
     last = keys.v_descale[previous] if previous is not None else np.float32(1)
     with np.errstate(invalid="ignore", over="ignore"):
         inverse = arithmetic.flushed(inverse * last)
@@ -353,7 +317,7 @@ def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Kernel) 
             product = kernel.arithmetic.flushed(q_descale * keys.k_descale[block])
             return kernel.arithmetic.flushed(kernel.scale * product)
         c = kernel.scale * q_descale * keys.k_descale[block]
-    return c if kernel.fault is Fault.UNCLAMPED_SCALE else np.maximum(c, MIN_NORMAL)
+    return np.maximum(c, MIN_NORMAL)
 
 
 def _lse_factor(c: np.ndarray, kernel: _Kernel) -> np.ndarray:
@@ -382,13 +346,8 @@ def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Kern
 
 def _masked(s: np.ndarray, tile: RowTile, mask: Mask, block: int, kernel: _Kernel) -> np.ndarray:
     tile_n = kernel.config.tile_n
-    if kernel.fault is Fault.UNMASKED_TAIL:
-        mask = Mask(mask.seqlen_k + tile_n, mask.offset, mask.left, mask.right)
     hidden = mask.hidden(tile.positions, np.arange(block * tile_n, (block + 1) * tile_n))
-    if hidden is None:
-        return s
-    revived = np.float32(-1) if kernel.softcap and kernel.fault is Fault.SOFTCAP_AFTER_MASK else softmax.NEG_INF
-    return np.where(hidden, revived, s)
+    return s if hidden is None else np.where(hidden, softmax.NEG_INF, s)
 
 
 def _accumulate(
@@ -410,4 +369,4 @@ def _accumulate(
             else:
                 chain = arithmetic.accumulate(part_p, part, v, None)
                 o = float32.fma(o, rescale[:, None], chain) if start == 0 else o + chain
-        return o.astype(np.float16).astype(np.float32) if kernel.fault is Fault.FP16_ACCUMULATOR else o
+        return o

@@ -37,7 +37,6 @@ from fa3_kernels.plan.quantizer import (
     padded_head_dim,
 )
 from fa3_kernels.twin.convert import encode_f32
-from fa3_kernels.twin.faults import QuantizerFault
 from fa3_reference.problem import Descale, Operands
 
 
@@ -81,7 +80,6 @@ def quantize_qkv(  # noqa: PLR0913
     softmax_scale: float | None = None,
     cu_seqlens_q: np.ndarray | None = None,
     cu_seqlens_k: np.ndarray | None = None,
-    fault: QuantizerFault | None = None,
 ) -> QuantizedQKV:
     """Quantise q, k and v to e4m3 in the kernel's order.
 
@@ -96,8 +94,6 @@ def quantize_qkv(  # noqa: PLR0913
         Factor of the LSE correction, rounded to binary32; 1 / sqrt(head_dim) by default.
     cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,), optional
         First row of each packed sequence, and the end.
-    fault : QuantizerFault, optional
-        A mistake to plant.
 
     Returns
     -------
@@ -117,20 +113,15 @@ def quantize_qkv(  # noqa: PLR0913
     factor = lse_factor(softmax_scale, q.shape[-1])
     _check_arrays(q, k, v, cu_seqlens_q, cu_seqlens_k)
     signs = options.signs(q.shape[-1]) if rotate else np.ones(q.shape[-1], np.float32)
-    mean = _k_mean(k, cu_seqlens_k, fault) * signs if subtract_k_mean else None
+    mean = _k_mean(k, cu_seqlens_k) * signs if subtract_k_mean else None
     rows = options.descale_rows
     group = q.shape[-2] // k.shape[-2] if scope == "head" else 1
-    k_signs = signs.copy()
-    if rotate and fault is QuantizerFault.FLIPPED_SIGN:
-        k_signs[3] *= -1
-    centre = np.roll(mean, 1, axis=0) if mean is not None and fault is QuantizerFault.NEIGHBOUR_MEAN else mean
     with np.errstate(all="ignore"):
-        q8, q_descale = _quantize(_Job(q, cu_seqlens_q, rows[0], group, scale, fault), signs, None, rotate)
-        k8, k_descale = _quantize(_Job(k, cu_seqlens_k, rows[1], 1, scale, fault), k_signs, centre, rotate)
-        v8, v_descale = _quantize(_Job(v, cu_seqlens_k, rows[2], 1, scale, fault), None, None, False)
+        q8, q_descale = _quantize(_Job(q, cu_seqlens_q, rows[0], group, scale), signs, None, rotate)
+        k8, k_descale = _quantize(_Job(k, cu_seqlens_k, rows[1], 1, scale), signs, mean, rotate)
+        v8, v_descale = _quantize(_Job(v, cu_seqlens_k, rows[2], 1, scale), None, None, False)
         lse = None
         if mean is not None:
-            factor = np.float32(1) if fault is QuantizerFault.UNSCALED_CORRECTION else factor
             lse = _lse_correction(q, cu_seqlens_q, mean * signs, factor)
     k_mean = None if mean is None else mean * signs
     return QuantizedQKV(q8, k8, v8, q_descale, k_descale, v_descale, rows, lse, k_mean)
@@ -152,7 +143,6 @@ class _Job:
     block_rows: int
     group: int  # heads that share a descale
     scale: Scale
-    fault: QuantizerFault | None = None
 
     @property
     def max_seqlen(self) -> int:
@@ -213,17 +203,10 @@ def _quantize(
             rows = slice(block * job.block_rows, (block + 1) * job.block_rows) if job.block_rows else slice(None)
             amax = np.fmax.reduce(np.abs(y[rows]), axis=(0, 2), initial=np.float32(0))  # (heads,)
             groups = amax.reshape(-1, job.group)
-            if job.fault is QuantizerFault.HEAD_LEFT_OUT and job.group > 1:
-                groups = groups[:, :-1]
             amax = np.repeat(groups.max(1), job.group)
-            own = descale_of(amax, float(norm), job.scale)
-            if job.fault is QuantizerFault.ROUNDED_DOWN_DESCALE and job.scale == "power_of_two":
-                own = own / np.float32(2)
-            descale[index, :, block] = own
-            source = max(0, block - 1) if job.fault is QuantizerFault.NEIGHBOUR_DESCALE else block
-            factor = norm * (np.float32(1) / descale[index, :, source])
-            rounding = "toward_zero" if job.fault is QuantizerFault.TRUNCATED_CODES else "nearest_even"
-            target[rows] = encode_f32(y[rows] * factor[:, None], "e4m3", rounding=rounding)
+            descale[index, :, block] = descale_of(amax, float(norm), job.scale)
+            factor = norm * (np.float32(1) / descale[index, :, block])
+            target[rows] = encode_f32(y[rows] * factor[:, None], "e4m3")
     return stored, descale
 
 
@@ -244,8 +227,7 @@ def _slices_sum(x: np.ndarray, rows: int) -> np.ndarray:
     return _fold(total)
 
 
-def _k_mean(k: np.ndarray, cu_seqlens: np.ndarray | None, fault: QuantizerFault | None = None) -> np.ndarray:
-    lengths = [len(x) for _, x in _sequences(k, cu_seqlens)]
+def _k_mean(k: np.ndarray, cu_seqlens: np.ndarray | None) -> np.ndarray:
     batch = len(k) if cu_seqlens is None else len(cu_seqlens) - 1
     mean = np.zeros((batch, *k.shape[-2:]), np.float32)
     with np.errstate(all="ignore"):
@@ -256,8 +238,7 @@ def _k_mean(k: np.ndarray, cu_seqlens: np.ndarray | None, fault: QuantizerFault 
             chunks = [
                 _slices_sum(rows[i : i + MEAN_CHUNK_ROWS], MEAN_TREE_ROWS) for i in range(0, len(rows), MEAN_CHUNK_ROWS)
             ]
-            count = max(lengths) if fault is QuantizerFault.MEAN_OF_LONGEST else len(rows)
-            mean[index] = _slices_sum(np.stack(chunks), MEAN_FINAL_ROWS) / np.float32(count)
+            mean[index] = _slices_sum(np.stack(chunks), MEAN_FINAL_ROWS) / np.float32(len(rows))
     return mean
 
 

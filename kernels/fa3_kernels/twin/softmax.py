@@ -26,7 +26,6 @@ import numpy as np
 from fa3_kernels.plan.order import Order
 from fa3_kernels.twin import float32, libdevice, mufu
 from fa3_kernels.twin.arithmetic import Arithmetic
-from fa3_kernels.twin.faults import Fault
 
 NEG_INF = np.float32(-np.inf)
 LN2 = np.float32(0.6931471805599453)
@@ -47,9 +46,8 @@ class RowState:
     is_new: bool = True
 
     @classmethod
-    def start(cls, rows: int, fault: Fault | None = None) -> RowState:
-        first = np.float32(-5e4) if fault is Fault.FINITE_SENTINEL else NEG_INF
-        return cls(np.full(rows, first, np.float32), np.zeros((rows, 4), np.float32))
+    def start(cls, rows: int) -> RowState:
+        return cls(np.full(rows, NEG_INF, np.float32), np.zeros((rows, 4), np.float32))
 
 
 def update(
@@ -73,25 +71,17 @@ def update(
     alpha : float32 (rows,)
         Factor that moves O to the new maximum.
     """
-    fault = arithmetic.fault
     order = arithmetic.order
     with np.errstate(invalid="ignore", over="ignore"):
         block_max = float32.row_max(s)
         if order.maxima == "scaled":
             block_max = float32.fma(block_max, c, np.full_like(c, -p_offset_log2))
         new_max = float32.fmax(state.row_max, block_max)
-        unguarded = fault is Fault.UNGUARDED_INF or not is_guarded
-        base = new_max if unguarded else np.where(new_max == NEG_INF, np.float32(0), new_max)
+        base = np.where(new_max == NEG_INF, np.float32(0), new_max) if is_guarded else new_max
         minus = base if order.maxima == "scaled" else _scaled(base, new_max, c, p_offset_log2, arithmetic)
         alpha = _alpha(state, base, minus, c, arithmetic)
         p = arithmetic.exp2_scaled(s, c, minus)
-        counted = p
-        if fault is Fault.MISSING_COLUMN:
-            counted = p.copy()
-            counted[:, 0] = 0
-        state.thread_sums = _add(state.thread_sums, alpha[:, None], counted, arithmetic)
-        if fault is Fault.FP16_ROW_SUM:
-            state.thread_sums = state.thread_sums.astype(np.float16).astype(np.float32)
+        state.thread_sums = _add(state.thread_sums, alpha[:, None], p, arithmetic)
     state.row_max = new_max
     state.is_new = False
     return p, alpha

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from fa3_kernels.audit.evidence import evidence_facts
+from fa3_kernels.faults.table import Fault, faulty
 from fa3_kernels.plan.choose import config_of, shape_of
 from fa3_kernels.plan.variant import variant_of
-from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reports.bits.forward_cases import DEFAULTS, DTYPES, Case, cases, operands
@@ -86,7 +86,8 @@ def device_bits(case: Case, given: Operands, **switches: bool) -> Bits:
 
 def twin_bits(case: Case, given: Operands, fault: Fault | None = None) -> Bits:
     """Bits of O and LSE that the twin computes."""
-    want = twin_forward(case.problem, given, config_of(case.problem, **case.choices), fault=fault)
+    run = twin_forward if fault is None else faulty(fault)
+    want = run(case.problem, given, config_of(case.problem, **case.choices))
     return want.out.view(np.int16), want.lse.view(np.int32)
 
 

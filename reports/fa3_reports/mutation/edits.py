@@ -14,14 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from pathlib import Path
 
-import fa3_kernels.twin as sound
-
-PACKAGE = sound.__name__
-FOLDER = Path(sound.__path__[0])
-# Modules without arithmetic, and the slow definitions that fast paths are tested against.
-_UNTOUCHED = {"__init__", "faults", "compiled"}
+from fa3_kernels.faults import package
+from fa3_kernels.faults.package import source
 
 _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
@@ -137,14 +132,8 @@ class _Edit:
 
 @cache
 def modules() -> tuple[str, ...]:
-    """Modules of the twin that are mutated, in alphabetical order."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in _UNTOUCHED))
-
-
-@cache
-def source(module: str) -> str:
-    """The text of a module of the twin."""
-    return (FOLDER / f"{module}.py").read_text(encoding="utf-8")
+    """Return the modules of the twin that have arithmetic, in alphabetical order."""
+    return tuple(name for name in package.modules() if name != "compiled")
 
 
 @cache
@@ -216,7 +205,7 @@ def _of_statement(statement: ast.stmt, parent: ast.AST, field: str, index: int, 
                 yield from _of_statement(inner, statement, name, i, function)
             continue
         yield from _of_field(value, statement, name, statement, function)
-    if isinstance(statement, ast.If | ast.While) and not _is_planted(statement.test):
+    if isinstance(statement, ast.If | ast.While) and not _is_ideal(statement.test):
         for value in (True, False) if isinstance(statement, ast.If) else (False,):
             yield _Edit("condition", statement, function, statement, "test", None, ast.Constant(value))
     if isinstance(statement, ast.AugAssign) and type(statement.op) in _ARITHMETIC:
@@ -251,24 +240,24 @@ def _of_node(
         for name in ("defaults", "kw_defaults"):
             yield from _of_field(getattr(node, name), node, name, statement, function)
         return
-    if isinstance(node, ast.expr) and not isinstance(node, ast.BoolOp | ast.IfExp) and _is_planted(node):
+    if isinstance(node, ast.expr) and not isinstance(node, ast.BoolOp | ast.IfExp) and _is_ideal(node):
         return
     if isinstance(node, ast.JoinedStr | ast.Lambda):
         return
     for operator, new in _replacements(node, is_index=field in ("slice", "lower", "upper")):
         yield _Edit(operator, statement, function, parent, field, index, new)
     fields = node._fields
-    if isinstance(node, ast.IfExp) and _is_planted(node.test):
+    if isinstance(node, ast.IfExp) and _is_ideal(node.test):
         fields = ("orelse",)
     for name in fields:
         yield from _of_field(getattr(node, name), node, name, statement, function)
 
 
-def _is_planted(node: ast.AST) -> bool:
-    """Whether an expression asks for a planted fault or an idealised source of error."""
+def _is_ideal(node: ast.AST) -> bool:
+    """Tell whether an expression asks for an idealised source of error."""
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-    return any(name == "ideal" or name.lower().endswith("fault") for name in names)
+    return "ideal" in names
 
 
 def _replacements(node: ast.AST, *, is_index: bool) -> Iterator[tuple[str, ast.AST]]:
@@ -287,9 +276,9 @@ def _replacements(node: ast.AST, *, is_index: bool) -> Iterator[tuple[str, ast.A
         case ast.Compare(left=left, ops=[op], comparators=comparators):
             for other in _COMPARISONS[type(op)]:
                 yield "comparison", ast.Compare(left, [other()], comparators)
-        case ast.BoolOp(op=op, values=values) if not _is_planted(node):
+        case ast.BoolOp(op=op, values=values) if not _is_ideal(node):
             yield "guard", ast.BoolOp(ast.And() if isinstance(op, ast.Or) else ast.Or(), values)
-        case ast.IfExp(test=test, body=body, orelse=orelse) if not _is_planted(test):
+        case ast.IfExp(test=test, body=body, orelse=orelse) if not _is_ideal(test):
             yield "condition", body
             yield "condition", orelse
         case ast.Call():

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from fa3_kernels.faults.package import load
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation.apart import apart
 from fa3_reports.mutation.edits import find
-from fa3_reports.mutation.package import load
 from fa3verify import operations
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
@@ -39,6 +39,7 @@ _DRAWN = {
     "backward": "gradients_within_bound",
     "quantize": "stored_values_within_bound",
 }
+ALIAS = "fa3_mutant"  # a process has one
 SEED = 0  # for which baselines ship
 SEARCH = "drawn bits"  # a task: as many drawn trials as 100 times the examples of a property, compared bit for bit
 _SEARCHED = 100
@@ -213,13 +214,12 @@ def examine_mutant(
 ) -> Examination | None:
     """Examine the mutant of an identity, as :func:`examine`, on the inputs that the shipped baseline is for."""
     chosen = find(mutant)
-    package: list[str] = []
 
-    def make(kernel: str) -> Candidate:
-        package[:] = package or [load(chosen)]
-        return mutant_candidate(kernel, package[0], bits=bits)
+    @cache
+    def package() -> str:
+        return load(ALIAS, chosen)
 
-    return examine(make, plan, profile, SEED, until=until)
+    return examine(lambda kernel: mutant_candidate(kernel, package(), bits=bits), plan, profile, SEED, until=until)
 
 
 def warm_up(plan: list[tuple[str, str]]) -> None:

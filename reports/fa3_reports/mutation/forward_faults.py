@@ -1,41 +1,23 @@
 """Bugs that released forward kernels have shipped with, planted around or in the twin.
 
-A mistake is a planted fault of the twin, a :class:`Rewrite` of a line of its source, or a function of problem,
-operands, configuration and the sound twin's run that returns what the mistaken kernel would.
+A mistake is a planted fault of the twin, a :class:`~fa3_kernels.faults.package.Rewrite` of its source, or a function of
+problem, operands, configuration and the sound twin's run that returns what the mistaken kernel would.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fa3_kernels.twin.faults import Fault
+from fa3_kernels.faults.table import Fault
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3_reports.mutation.edits import source
 from fa3verify.operations.forward import Result
 
 Run = Callable[..., Result]
 Mistake = Callable[[AttentionProblem, Operands, Any, Run], Result]
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """One text of a module of the twin in place of another."""
-
-    module: str
-    before: str
-    after: str
-
-    def tree(self) -> ast.Module:
-        """Return the module's tree; ValueError unless the text stands in it exactly once."""
-        text = source(self.module)
-        if text.count(self.before) != 1:
-            raise ValueError(f"{self.module} has {text.count(self.before)} times {self.before!r}, expected once")
-        return ast.parse(text.replace(self.before, self.after))
 
 
 def where(fault: Fault, holds: Callable[[AttentionProblem], bool]) -> Mistake:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fa3_kernels.faults.table import BackwardFault, faulty
 from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.twin.backward import Gradients, backward
-from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
@@ -40,8 +40,10 @@ def kernel_of(row: Row) -> Candidate:
     mistake = row.mistake()
 
     def run(problem: AttentionProblem, operands: BackwardOperands, config: Any) -> Gradients:
-        def twin(p: AttentionProblem = problem, o: BackwardOperands = operands, **options: Any) -> Gradients:
-            return backward(p, o, config, **options)
+        def twin(
+            p: AttentionProblem = problem, o: BackwardOperands = operands, fault: BackwardFault | None = None
+        ) -> Gradients:
+            return (faulty(fault) if fault else backward)(p, o, config)
 
         return mistake(problem, operands, twin)
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.twin.faults import Fault
+from fa3_kernels.faults.package import Rewrite
+from fa3_kernels.faults.table import Fault
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3_reference.quantize import QuantScheme
 from fa3_reports.mutation.apart import apart
-from fa3_reports.mutation.forward_faults import Mistake, Rewrite, fed
+from fa3_reports.mutation.forward_faults import Mistake, fed
 from fa3_reports.mutation.museum import Exhibit, candidate_of
 from fa3_reports.mutation.rules import RULES, compared
 from fa3verify import operations
@@ -70,8 +71,10 @@ def _first_v_descale(problem: AttentionProblem, operands: Operands) -> dict[str,
 
 _P_IN_FP8 = Rewrite(
     "arithmetic",
-    "        if self.fault is Fault.BF16_P and",
-    '        p = convert.encode_f32(p, "e4m3").astype(np.float32)\n        if self.fault is Fault.BF16_P and',
+    (
+        "return convert.encode_f32(p, self.dtype)",
+        'return convert.encode_f32(convert.encode_f32(p, "e4m3").astype(np.float32), self.dtype)',
+    ),
 )
 FAULTS: Mapping[str, Mapping[str, Fault | Rewrite | Mistake]] = {
     "fp16": {

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.twin.faults import Fault
+from fa3_kernels.faults.package import Rewrite, load
+from fa3_kernels.faults.table import Fault, faulty
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation import forward_faults, gradient_faults, schedule_faults
-from fa3_reports.mutation.examine import SEED, Examination, examine, mutant_candidate, tasks_of
-from fa3_reports.mutation.forward_faults import Mistake, Rewrite, fed, posed, where
-from fa3_reports.mutation.package import load
+from fa3_reports.mutation.examine import ALIAS, SEED, Examination, examine, mutant_candidate, tasks_of
+from fa3_reports.mutation.forward_faults import Mistake, fed, posed, where
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load as load_machine
 from fa3_simulator.program import Program
@@ -60,11 +60,11 @@ class Exhibit:
 
 
 def _in_softmax(before: str, after: str) -> Rewrite:
-    return Rewrite("softmax", before, after)
+    return Rewrite("softmax", (before, after))
 
 
 def _in_forward(before: str, after: str) -> Rewrite:
-    return Rewrite("forward", before, after)
+    return Rewrite("forward", (before, after))
 
 
 _F16 = "twin.fp16"
@@ -90,7 +90,7 @@ FORWARD: tuple[Exhibit, ...] = (
         5,
         "masked scores are -1e4",
         _F16,
-        _in_forward("else softmax.NEG_INF\n    return np.where(", "else np.float32(-1e4)\n    return np.where("),
+        _in_forward("np.where(hidden, softmax.NEG_INF, s)", "np.where(hidden, np.float32(-1e4), s)"),
         "softmax_shift_invariance",
     ),
     Exhibit(6, "rows without a key have a finite lse", _F16, _in_softmax(_LSE, "np.float32(-99.66)"), _EMPTY),
@@ -110,7 +110,7 @@ FORWARD: tuple[Exhibit, ...] = (
         14,
         "channels beyond head_dim hold NaN",
         _F16,
-        _in_forward("grown[x.shape[0] :] = fill", "grown[x.shape[0] :] = fill; grown[:, x.shape[1] :] = np.nan"),
+        _in_forward("grown[: x.shape[0]", "grown[:, x.shape[1] :] = np.nan; grown[: x.shape[0]"),
         "error_within_bound",
     ),
     Exhibit(15, "lse in base 2", _F16, Fault.LSE_BASE_2),
@@ -174,8 +174,8 @@ FORWARD: tuple[Exhibit, ...] = (
         "another exp2 where no key is masked",
         _F16,
         _in_forward(
-            "        before = blocks.stop - 1 if",
-            "        p = p * np.float32(1 + 8e-5) if masked is s else p\n        before = blocks.stop - 1 if",
+            "        ratio = np.float32(1) if",
+            "        p = p * np.float32(1 + 8e-5) if masked is s else p\n        ratio = np.float32(1) if",
         ),
         "causal_row_equals_truncated_problem",
     ),
@@ -255,14 +255,14 @@ def exhibits() -> tuple[Exhibit, ...]:
 
 def candidate_of(exhibit: Exhibit, *, bits: bool) -> Candidate:
     """Return the mistaken kernel of an exhibit that is none of a schedule; in a process of its own (see
-    :func:`load`).
+    :func:`fa3_kernels.faults.package.load`).
     """
     sound = registry.find(exhibit.kernel)
     plant = exhibit.plant
     twin = exhibit.kernel if bits else None
     name = f"{exhibit.kernel}+museum"
     if isinstance(plant, Rewrite):
-        return replace(mutant_candidate(exhibit.kernel, load(plant), bits=bits), name=name)
+        return replace(mutant_candidate(exhibit.kernel, load(ALIAS, plant), bits=bits), name=name)
     if isinstance(plant, StrEnum):
         return replace(registry.find(f"{exhibit.kernel}+{plant}"), name=name, twin=twin)
     if sound.operation == operations.FORWARD:
@@ -277,7 +277,7 @@ def _around(mistake: Mistake) -> Callable[[AttentionProblem, Operands, Any], Res
         def twin(
             p: AttentionProblem = problem, o: Operands = operands, c: Any = config, fault: Fault | None = None
         ) -> Result:
-            return Result(*forward(p, o, c, fault=fault))
+            return Result(*(faulty(fault) if fault else forward)(p, o, c))
 
         with np.errstate(all="ignore"):
             return mistake(problem, operands, config, twin)

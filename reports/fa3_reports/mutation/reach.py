@@ -10,7 +10,8 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-from fa3_reports.mutation.edits import FOLDER, Mutant, modules, source
+from fa3_kernels.faults.package import FOLDER, source
+from fa3_reports.mutation.edits import Mutant, modules
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.campaign.tasks import judge_cases
 from fa3verify.known import registry

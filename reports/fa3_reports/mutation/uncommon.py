@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.twin.faults import Fault
+from fa3_kernels.faults.package import Rewrite
+from fa3_kernels.faults.table import Fault
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3_reports.mutation.forward_faults import Rewrite, Run, fed, posed, where
+from fa3_reports.mutation.forward_faults import Run, fed, posed, where
 from fa3_reports.mutation.museum import Exhibit
 from fa3verify.cases.coverage import COVER
 from fa3verify.operations.forward import Result
@@ -65,8 +66,8 @@ def _half_a_tile_last(problem: AttentionProblem) -> bool:
 
 
 def _in_encode_p(floor: str) -> Rewrite:
-    before = '        rounding = "toward_zero" if self.fault is Fault.TRUNCATED_P'
-    return Rewrite("arithmetic", before, f"        p = np.where(p < {floor}, np.float32(0), p)\n{before}")
+    before = "        return convert.encode_f32(p, self.dtype)"
+    return Rewrite("arithmetic", (before, f"        p = np.where(p < {floor}, np.float32(0), p)\n{before}"))
 
 
 _WEIGHTS = "        p = arithmetic.exp2_scaled(s, c, minus)\n"
@@ -78,14 +79,14 @@ _TANH = (
     "    return float32.fma(half, np.full_like(half, -2), np.ones_like(half))"
 )
 _QUOTIENT = "    grown = ex2(s * factor)\n    return (grown - np.float32(1)) / (grown + np.float32(1))"
-_HIDDEN = "else {}\n    return np.where("
+_HIDDEN = "np.where(hidden, {}, s)"
 
 EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit(
         0,
         "weights 2^-23 below the maximum are skipped, thousands of keys of them",
         _F16,
-        Rewrite("softmax", _WEIGHTS, f"{_WEIGHTS}        p = np.where(p < {_FAINT}, np.float32(0), p)\n"),
+        Rewrite("softmax", (_WEIGHTS, f"{_WEIGHTS}        p = np.where(p < {_FAINT}, np.float32(0), p)\n")),
         COVER,
     ),
     Exhibit(0, "subnormal P is flushed to zero", _F16, _in_encode_p("np.float32(2.0**-14)"), COVER),
@@ -96,18 +97,18 @@ EXHIBITS: tuple[Exhibit, ...] = (
         0,
         "masked scores are -5e4",
         _F16,
-        Rewrite("forward", _HIDDEN.format("softmax.NEG_INF"), _HIDDEN.format("np.float32(-5e4)")),
+        Rewrite("forward", (_HIDDEN.format("softmax.NEG_INF"), _HIDDEN.format("np.float32(-5e4)"))),
         COVER,
     ),
     Exhibit(
         0,
         "an lse below -88 or above 88 is that of an exponential out of range",
         _F16,
-        Rewrite("softmax", _LOG2, _NATURAL),
+        Rewrite("softmax", (_LOG2, _NATURAL)),
         COVER,
     ),
     Exhibit(
-        0, "tanh of a saturated score is infinity over infinity", _F16, Rewrite("softmax", _TANH, _QUOTIENT), COVER
+        0, "tanh of a saturated score is infinity over infinity", _F16, Rewrite("softmax", (_TANH, _QUOTIENT)), COVER
     ),
     *(
         Exhibit(

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from fa3_kernels.faults.table import BackwardFault, faulty
 from fa3_kernels.plan.backward import backward_config
 from fa3_kernels.twin.backward import backward
-from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import attention
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.problem import BackwardOperands
@@ -35,7 +35,7 @@ def timed(cell: Cell, fault: BackwardFault | None = None) -> tuple[GivenBackward
     q, k, v, dout = (rng.standard_normal(shape).astype(np.float16) for shape in shapes)
     out, lse = attention(problem, *(x.astype(np.float64) for x in (q, k, v)))
     given = BackwardOperands(q, k, v, dout=dout, out=out.astype(np.float16), lse=lse.astype(np.float32))
-    found = backward(problem, given, backward_config(problem, family="gluon"), fault=fault)
+    found = (faulty(fault) if fault else backward)(problem, given, backward_config(problem, family="gluon"))
     arrays = (given.q, given.k, given.v, given.dout, given.out, given.lse)
     return GivenBackward(*map(to_torch, arrays)), Gradients(*map(to_torch, found))
 

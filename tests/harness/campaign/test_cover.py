@@ -9,8 +9,8 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
+from fa3_kernels.faults.table import Fault
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.twin.faults import Fault
 from fa3verify.campaign.cover import _array, cover
 from fa3verify.cases import coverage, space
 from fa3verify.cases.case import Case

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fa3_kernels.twin.faults import Fault
+from fa3_kernels.faults.table import Fault, faulty
 from fa3_kernels.twin.forward import forward as run_twin
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
@@ -169,7 +169,7 @@ def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, 
         def prepare(problem, given, options):
             assert options == {"num_splits": 3, "pack_gqa": True}
             config = kernel.config_for(problem, options.items())
-            out, lse = run_twin(problem, operands["given"], config, fault=fault)
+            out, lse = (faulty(fault) if fault else run_twin)(problem, operands["given"], config)
             return lambda: Output(to_torch(out), to_torch(lse))
 
         return prepare

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fa3_kernels.twin.faults import QuantizerFault
+from fa3_kernels.faults.table import QuantizerFault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fa3_kernels.twin.faults import Fault
+from fa3_kernels.faults.table import Fault
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from fa3_kernels.faults.table import BackwardFault, faulty
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.twin.backward import Gradients, backward, backward_range
-from fa3_kernels.twin.faults import BackwardFault
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.attention_bwd import attention_bwd
@@ -130,7 +130,7 @@ def test_every_switch_of_the_order_shows_in_recorded_gradients(switch: str, valu
 @pytest.mark.parametrize("fault", [fault for fault in BackwardFault if "slope" not in fault])
 def test_every_planted_mistake_shows_in_recorded_gradients(fault: BackwardFault) -> None:
     cases = [recorded(key) for key in (48, 43, 9, 5)] if fault not in EMPTY_ROWS else [empty_rows()]
-    assert any(c.differing(backward(c.problem, c.operands, c.config, fault=fault)) for c in cases)
+    assert any(c.differing(faulty(fault)(c.problem, c.operands, c.config)) for c in cases)
 
 
 EMPTY_ROWS = {BackwardFault.EMPTY_ROW_LSE, BackwardFault.KV_HEAD_MODULO}
@@ -200,7 +200,7 @@ def test_a_mistake_in_the_additions_leaves_the_range(name: str) -> None:
     fault = BackwardFault(name)
     case = recorded(30)
     ends = backward_range(case.problem, case.operands, case.config)
-    outside = ends.outside(backward(case.problem, case.operands, case.config, fault=fault)).dq
+    outside = ends.outside(faulty(fault)(case.problem, case.operands, case.config)).dq
     assert outside.mean() > (0.9 if fault is not BackwardFault.ROUNDED_PARTS else 0.05)
 
 

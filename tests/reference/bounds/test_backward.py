@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from fa3_kernels.faults.table import BackwardFault, faulty
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.twin.backward import backward
-from fa3_kernels.twin.faults import BackwardFault
 from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
@@ -60,7 +60,7 @@ def largest_ratio(
 ) -> float:
     q, k, v, dout, out, lse, *dlse = operands.dequantized(problem)
     truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse), *dlse)
-    got = backward(problem, operands, config or config_of(problem), fault=fault, order=order)
+    got = (faulty(fault) if fault else backward)(problem, operands, config or config_of(problem), order=order)
     bound = backward_bound(problem, operands, model)
     return max(float(error_over_bound(*x).max(initial=0)) for x in zip(got, truth, bound, strict=True))
 
@@ -211,7 +211,7 @@ def test_a_mistaken_derivative_of_a_softcap_leaves_the_bound_of_dq_and_dk(fault:
     for model in (config.model, BackwardModel.any_order(CAPPED.dtype)):
         bound = backward_bound(CAPPED, operands, model)
         for planted, is_right in ((None, True), (fault, False)):
-            got = backward(CAPPED, operands, config, fault=planted)
+            got = (faulty(planted) if planted else backward)(CAPPED, operands, config)
             ratios = [float(error_over_bound(*x).max()) for x in zip(got, truth, bound, strict=True)]
             assert [ratio <= 1 for ratio in ratios] == [is_right, is_right, True]
 

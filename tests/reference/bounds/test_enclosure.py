@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from fa3_kernels.faults.table import Fault, faulty
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds import enclosure
@@ -44,7 +44,7 @@ def operands(problem: AttentionProblem, seed: int, gain: float = 1.0, mean: floa
 def outside(problem, x, fault=None, **changes) -> tuple[int, float]:
     """How many values of the twin lie outside, and the share of outputs of which one code is possible."""
     config = default_config(problem, **changes)
-    got = forward(problem, x, config, fault=fault)
+    got = (faulty(fault) if fault else forward)(problem, x, config)
     out, lse = forward_enclosure(problem, x, config.traits.kernel_model(config))
     values = ((got.out.astype(float), out), (got.lse.astype(float), lse))
     return sum(int((~((r.low <= y) & (y <= r.high))).sum()) for y, r in values), float((out.low == out.high).mean())

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fa3_kernels.faults.table import Fault, faulty
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.traits import FAMILIES, OURS
-from fa3_kernels.twin.faults import Fault
 from fa3_kernels.twin.forward import forward
 from fa3_kernels.twin.wgmma import TENSOR_FORMATS, operand, operand_b, wgmma
 from fa3_reference.attention import attention
@@ -73,7 +73,7 @@ def test_no_number_of_an_interval_rounds_worse_than_promised(dtype, low, width, 
 def ratios(problem: AttentionProblem, x: Operands, **changes) -> tuple[np.ndarray, np.ndarray]:
     fault = changes.pop("fault", None)
     config = default_config(problem, **changes)
-    got = forward(problem, x, config, fault=fault)
+    got = (faulty(fault) if fault else forward)(problem, x, config)
     truth = attention(problem, *x.dequantized(problem))
     bound = forward_bound(problem, x, config.traits.kernel_model(config))
     return np.abs(got.out.astype(float) - truth.out) / bound.out, np.abs(got.lse - truth.lse) / bound.lse

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from fa3_kernels.faults.table import Fault
 from fa3_kernels.plan.choose import config_of
-from fa3_kernels.twin.faults import Fault
 from fa3_reports.bits import campaign, forward
 from fa3_reports.bits.campaign import PARTS, Settings
 from fa3_reports.bits.forward import E4M3_FAULTS, FAULTS, batches, control_case, differing, twin_bits

@@ -15,7 +15,8 @@ NORMAL = [("twin.fp16", "normal")]
 # mutant -> parts of the verdict that the first family of quick fails: a wrong lse, a mask, a rescale, a crash
 FOUND = {
     "softmax.-: LN2 = np.float32(0.6931471805599453) -> LN2 = np.float32(0.6985623929080699)": ("L1",),
-    "forward._masked: return np.where(hidden, revived, s) -> return np.where(hidden, s, revived)": ("L1",),
+    "forward._masked: return s if hidden is None else np.where(hidden, softmax.NEG_INF, s) -> "
+    "return s if hidden is None else np.where(hidden, s, softmax.NEG_INF)": ("L1",),
     "softmax._alpha: return arithmetic.ex2(state.row_max - base) -> return arithmetic.ex2(state.row_max + base)": (
         "L1",
     ),

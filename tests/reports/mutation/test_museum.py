@@ -6,9 +6,9 @@ from enum import StrEnum
 
 import pytest
 
+from fa3_kernels.faults.package import Rewrite
 from fa3_reports.mutation import museum
 from fa3_reports.mutation.examine import examine
-from fa3_reports.mutation.forward_faults import Rewrite
 
 # Planted faults of the twin, gradients and schedules have tests of their own.
 AROUND = [exhibit for exhibit in museum.FORWARD if not isinstance(exhibit.plant, StrEnum)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fa3_kernels.faults.package import Rewrite
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.mutation import museum, uncommon
 from fa3_reports.mutation.examine import examine, found_by
-from fa3_reports.mutation.forward_faults import Rewrite
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
 from fa3verify.inputs.recipe import Recipe
