@@ -182,7 +182,7 @@ def schedules() -> Rows:
     """What a schedule needs of a multiprocessor, how packed sequences are cut, and how a program is drawn."""
     for config in candidates(AttentionProblem(1, 8, 2, 700, 1000, 128, dtype="fp16")):
         yield "forward", (config, registers_needed(config), switches(config))
-    wanted = ("registers", "registers_needed", "smem_bytes", "dq_slices", "dq_parts", "layout", "is_persistent")
+    wanted = ("registers", "registers_needed", "smem_bytes", "dq_slices", "dq_parts", "layout", "is_ours")
     for family, head_dim, v_in_registers in product(("gluon", "flash3"), (64, 128, 256), (False, True)):
         for tile_m, tile_n in product((64, 80, 128), (64, 96, 128)):
             try:

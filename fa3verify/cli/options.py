@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from fa3verify.known.libraries import FOLDER_VARIABLE
 
-KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon, prototype or flash3."
+KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon or flash3."
 
 
 def _tile(_context: Any, _parameter: Any, value: str | None) -> tuple[int, int] | None:

@@ -186,13 +186,23 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
             intra_wg_overlap=row.flag("overlap"),
             warp_specialized=specialized,
         )
-    # Older files have no such column; a kernel that rotates sums hands on its turn as the one before did.
-    is_now = "holds_turn" in row.values and row.flag("holds_turn") == config.holds_turn
-    if config.has_former and not (is_now and row.values.get("former") != "True"):
-        config = replace(config, former=True)
+    if not _is_current(row, config):
+        return "our kernel has another schedule by now"
     if row.values["grid"] != "decode" or name == ONE_SPLIT:
         return config
     return replace(config, num_splits=choose_num_splits(problem, config))
+
+
+def _is_current(row: _Row, config: Config) -> bool:
+    """Tell whether our kernel has the schedule of a row still.
+
+    A kernel of which columns ``holds_turn`` and ``former`` say nothing was timed before it held its turn or rotated its
+    sums. A kernel that rotates sums hands on its turn as the one before did, which only ``former`` tells.
+    """
+    if not (config.holds_turn or config.rotates):
+        return True
+    says = "holds_turn" in row.values and row.flag("holds_turn") == config.holds_turn
+    return says and row.values.get("former") != "True"
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """Program of a backward kernel: one CTA per key tile, five products per row block, dQ added to global memory.
 
-The consumers here are transcribed from upstream FlashAttention-3 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp) and from a
-prototype of ours, which differ in where dV is started; what else tells schedules apart stands in
-:mod:`fa3_simulator.backward_schedule`. Our kernel is :mod:`fa3_simulator.our_backward`.
+The consumers here are transcribed from upstream FlashAttention-3 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp); what tells
+its schedules apart stands in :mod:`fa3_simulator.backward_schedule`. Our kernel is :mod:`fa3_simulator.our_backward`.
 """
 
 from __future__ import annotations
@@ -87,27 +86,17 @@ class _Consumer:
         self.step += 1
 
     def products(self, q: int, dout: int) -> None:
-        """dV, dQ and dK; ours starts dV in front of dS and all three before it waits, upstream dK when dV is done."""
+        """Start dV and dQ behind dS, and dK when dV is done."""
         stream = self.stream
         shared = self.shared
         s = self.s
         slot = self.step % s.ds_stages
-        is_ours = s.traits.is_built_here
-        dv_first = is_ours and s.scores_transposed
-        if dv_first:
-            self.issue(self.to_dv, None, [shared.dout[dout]], "dV")
         self.make_ds(slot)
-        if not dv_first:
-            self.issue(self.to_dv, *self.operands(shared.p[slot], shared.dout[dout]), "dV")
+        self.issue(self.to_dv, *self.operands(shared.p[slot], shared.dout[dout]), "dV")
         self.share()
-        groups = self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ")
-        if not is_ours:
-            stream.wgmma_wait(groups)
-            stream.release(shared.dout_empty[dout])
-        groups = self.issue(self.to_dk, *self.operands(shared.ds[slot], shared.q[q]), "dK")
-        stream.wgmma_wait(groups)
-        if is_ours:
-            stream.release(shared.dout_empty[dout])
+        stream.wgmma_wait(self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ"))
+        stream.release(shared.dout_empty[dout])
+        stream.wgmma_wait(self.issue(self.to_dk, *self.operands(shared.ds[slot], shared.q[q]), "dK"))
         self.add_dq()
 
     def products_in_slices(self, q: int, dout: int) -> None:
@@ -167,19 +156,12 @@ class _Consumer:
             stream.vector(self.work["dQ to memory"])
             stream.reduce(shared.dq[w].bytes // s.dq_slices)
             return
-        if s.dq == "tma warp":
-            stream.bar_sync(shared.dq_empty[w])
-        else:
-            stream.store_wait()
+        stream.bar_sync(shared.dq_empty[w])
         stream.write(shared.dq[w])
         stream.vector(self.work["dQ to shared memory"])
         stream.fence()
         stream.delay("proxy_fence_cycles")
-        if s.dq == "tma warp":
-            stream.bar_arrive(shared.dq_full[w])
-        else:
-            stream.bar_sync(shared.own[w])
-            stream.store(shared.dq[w], shared.dq[w].bytes, adds=True)
+        stream.bar_arrive(shared.dq_full[w])
 
     def epilogue(self) -> None:
         """dV and dK through the memory of V and K; of grouped heads they are added in fp32, which takes both."""

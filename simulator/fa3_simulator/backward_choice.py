@@ -21,10 +21,8 @@ def _alike(schedule: BackwardSchedule) -> tuple[BackwardSchedule, BackwardSchedu
 
 
 _WIDE = {"scores_transposed": False, "dout_stages": 1, "ds_stages": 1}
-_OURS_WIDE = BackwardSchedule(
-    head_dim=256, tile_m=64, tile_n=64, dout_stages=1, ds_stages=1, dq="tma warp", splits_roles=True
-)
-_FLASH3 = BackwardSchedule(family="flash3", dq="tma warp")
+_OURS_WIDE = BackwardSchedule(head_dim=256, tile_m=64, tile_n=64, dout_stages=1, ds_stages=1, splits_roles=True)
+_FLASH3 = BackwardSchedule(family="flash3")
 # By whether the kernel is ours.
 _PATHS: dict[bool, tuple[DqPath, ...]] = {True: ("tma warp",), False: ("tma warp", "registers")}
 # What is launched, by head_dim: dense, and with a causal mask or a window. Upstream hopper/flash_bwd_launch_template.h.
@@ -37,13 +35,9 @@ _SHIPPED: dict[str, dict[int, tuple[BackwardSchedule, BackwardSchedule]]] = {
         256: _alike(replace(_FLASH3, head_dim=256, tile_n=80, dq="registers", dq_transposed=True, **_WIDE)),
     },
     OURS: {
-        64: _alike(BackwardSchedule(head_dim=64, tile_m=128, dq="tma warp")),
-        128: _alike(BackwardSchedule(dq="tma warp")),
-        256: _alike(_OURS_WIDE),
-    },
-    "prototype": {  # of ours, which was timed
-        64: _alike(BackwardSchedule(head_dim=64)),
+        64: _alike(BackwardSchedule(head_dim=64, tile_m=128)),
         128: _alike(BackwardSchedule()),
+        256: _alike(_OURS_WIDE),
     },
 }
 
@@ -106,7 +100,7 @@ def candidates(problem: AttentionProblem, family: str, smem_bytes: float) -> Ite
         As :func:`shipped_schedule`.
     """
     base = BackwardSchedule(head_dim=shipped_schedule(problem, family).head_dim, tile_m=64, family=family)
-    ours = base.is_persistent
+    ours = base.is_ours
     rows, keys = ((64, 128), (64, 128)) if ours else (range(48, 129, 16), range(48, 193, 16))
     for tile_m, tile_n, consumers, path, scores, v in product(
         rows, keys, (2, 3), _PATHS[ours], (True, False), (False, True)
@@ -130,7 +124,7 @@ def _with_slots(base: BackwardSchedule, fields: dict[str, Any]) -> Iterator[Back
     Ours has as many as it ships with: scores that run ahead need two of Q, and what splits roles shares one of dO.
     """
     slots = ((2, 2, 2), (2, 2, 1), (2, 1, 1), (1, 1, 1))
-    if base.is_persistent:
+    if base.is_ours:
         slots = ((2, 1, 1),) if fields["splits_roles"] else ((2, 2, 2),)
     for q, dout, ds in slots:
         yield replace(base, num_stages=q, dout_stages=dout, ds_stages=ds, **fields)

@@ -92,11 +92,11 @@ def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[Key
         some = problem.nheads // group
         tiles = [(n_block, first, blocks * group, masked * group) for n_block, first, blocks, masked in found]
         heads += [(size, [KeyTile(head, *x) for x in tiles]) for head in range(batch * some, (batch + 1) * some)]
-    if schedule.is_persistent:
+    if schedule.is_ours:
         heads.sort(key=lambda head: -sum(tile.blocks for tile in head[1]))
     is_ours_free = schedule.is_ours and schedule.turns == "free"
     is_masked = problem.causal or (is_ours_free and problem.window != (-1, -1))
-    limit = L2_BYTES if is_masked or (schedule.is_persistent and not is_ours_free) else 0
+    limit = L2_BYTES if is_masked or (schedule.is_ours and not is_ours_free) else 0
     most = HEADS_AT_A_TIME if is_ours_free else len(heads)
     order: list[KeyTile] = []
     section: list[KeyTile] = []

@@ -19,7 +19,7 @@ WGMMA_K = 16  # of 16-bit operands
 HEAD_DIMS = (64, 96, 128, 192, 256)
 OTHER_REGISTERS = 24  # of a consumer thread: addresses, statistics, loop state
 Turns = Literal["free", "ascending", "descending", "shift"]
-DqPath = Literal["tma", "tma warp", "registers"]
+DqPath = Literal["tma warp", "registers"]
 
 
 class Product(NamedTuple):
@@ -52,9 +52,9 @@ class BackwardSchedule:
         Whether dQ is computed with the channels as rows.
     v_in_registers : bool
         Whether V is the operand of dP in registers, read once a tile.
-    dq : {"tma", "tma warp", "registers"}
-        How dQ is added to fp32 in global memory: each consumer stages it in shared memory and starts a reduction of
-        TMA; a warp of its own starts them; or by vector reductions from registers.
+    dq : {"tma warp", "registers"}
+        How dQ is added to fp32 in global memory: consumers stage it in shared memory and a warp of its own starts
+        reductions of TMA; or by vector reductions from registers, which our kernel does not know.
     splits_roles : bool
         Whether one consumer forms S and keeps dV, the other dP and dK, each of all keys, and S goes from one to the
         other in fp32. Our kernel at head_dim 256.
@@ -78,7 +78,7 @@ class BackwardSchedule:
     scores_transposed: bool = True
     dq_transposed: bool = False
     v_in_registers: bool = False
-    dq: DqPath = "tma"
+    dq: DqPath = "tma warp"
     splits_roles: bool = False
     turns: Turns = "free"
 
@@ -92,6 +92,7 @@ class BackwardSchedule:
                 not self.splits_roles or (self.is_ours and self.tile_m == 64 == self.tile_n),
                 "roles are split by ours alone",
             ),
+            (self.dq == "tma warp" or not self.is_ours, "a warp of its own adds dQ of our kernel"),
         ]
         for name in ("tile_m", "tile_n"):
             size = getattr(self, name)
@@ -111,14 +112,7 @@ class BackwardSchedule:
 
     @property
     def is_ours(self) -> bool:
-        """Tell whether it is our kernel, whose warp adds dQ; in the prototype that was timed consumers do it."""
-        return self.traits.is_built_here and self.dq == "tma warp"
-
-    @property
-    def is_persistent(self) -> bool:
-        """Tell whether a CTA works through many key tiles; otherwise every tile has one of its own, as upstream's
-        have.
-        """
+        """Tell whether it is our kernel, whose CTAs work through many key tiles; upstream's have one each."""
         return self.traits.is_built_here
 
     @property
@@ -128,7 +122,7 @@ class BackwardSchedule:
 
         A bulk wait with ``.read`` says no more: FlashAttention issue 2244.
         """
-        return not self.traits.is_built_here
+        return not self.is_ours
 
     @property
     def scores(self) -> Product:

@@ -10,7 +10,6 @@ from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
 WAVEFRONT_BYTES = 128  # of the shared memory port, that a warp's instruction takes at least
 # Wavefronts that Triton's stores of dQ take for one that is needed: ncu counts 256 too many in a block of 64 x 128 at
 # head_dim 128, as many as dQ needs, and none elsewhere.
-DQ_WAVEFRONTS = 2
 
 # Of a row block of our kernel as compiled (SASS of dense fp16, both warpgroups' mean): what a warp executes beside the
 # classes of Work, and the cycles that ptxas has it wait for those in a row, where nothing else is there to be issued:
@@ -39,8 +38,7 @@ def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
     columns = s.tile_m // 8 if s.scores_transposed else 2
     statistics = 4 * columns * WAVEFRONT_BYTES  # of the four warps of a consumer
     shared = 2 * lane * WARPGROUP_THREADS  # P or dS of a consumer in 16 bits
-    conflicts = DQ_WAVEFRONTS if s.traits.is_built_here and not s.is_ours else 1
-    staged = 4 * outputs * WARPGROUP_THREADS * conflicts
+    staged = 4 * outputs * WARPGROUP_THREADS
     gradients = s.tile_n * s.head_dim // threads
     counted = (OTHERS_SPLIT if s.splits_roles else OTHERS.get(s.head_dim, OTHERS[128])) if s.is_ours else ()
     others = {name: Work(name, 1, other=n, stall=wait) for name, (n, wait) in zip(_PLACES, counted, strict=False)}

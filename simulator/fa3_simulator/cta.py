@@ -69,7 +69,7 @@ def machine_of(config: AnyConfig, machine: Machine, clock_mhz: float) -> Machine
 
 def is_persistent(config: AnyConfig) -> bool:
     """Tell whether a CTA works through many tiles; otherwise every tile has one of its own."""
-    return config.traits.tile_order != "a CTA each" if isinstance(config, Config) else config.is_persistent
+    return config.traits.tile_order != "a CTA each" if isinstance(config, Config) else config.is_ours
 
 
 @dataclass(frozen=True, slots=True)

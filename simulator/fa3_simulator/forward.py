@@ -31,7 +31,7 @@ class Forward:
         self.actors.append(Producer(self.builder, shared, producer_regs))
 
     def program(self, tiles: list[TileBlocks]) -> Program:
-        """Program of one CTA that works through ``tiles``; its lists also name what former ones of this object use.
+        """Program of one CTA that works through ``tiles``; its lists also name what other programs of this object use.
 
         Raises
         ------

@@ -35,7 +35,7 @@ FORWARD = {
     ("gluon", "fp16"): (152, 0.042),
     ("gluon", "e4m3"): (172, 0.049),
 }
-BACKWARD = {"flash3": (63, 0.054), "gluon": (40, 0.053), "prototype": (25, 0.053)}
+BACKWARD = {"flash3": (63, 0.054), "gluon": (40, 0.053)}
 
 
 def held_out(config: AnyConfig) -> HeldOut | None:

@@ -178,7 +178,7 @@ def _row_parts(problem: AttentionProblem, config: Config) -> list[list[TileBlock
         plain = unmasked
         if problem.causal:
             seen = max(first + offset + 1, 0) // config.tile_n
-            plain = 0 if config.adds_in_place and config.former else min(plain, seen)
+            plain = min(plain, seen)
         tiles.append(_parts(blocks, min(plain, blocks), config.num_splits))
     return tiles
 
@@ -239,7 +239,6 @@ def as_ordered(config: AnyConfig) -> AnyConfig:
         num_splits=config.num_splits,
         pack_gqa=config.pack_gqa,
         promotion_interval=config.promotion_interval,
-        former=config.former,
     )
 
 

@@ -61,7 +61,7 @@ def late_rescaling(config: Config) -> float:
 def starts_both(config: Config) -> bool:
     """Tell whether Q K^T of the next block is issued first and P V, of all keys, behind it; in our FP8 not always."""
     in_parts = config.is_fp8 and config.traits.promotes
-    in_one = config.overlaps and config.pv_parts == (1, 1) and (config.head_dim <= 128 or config.has_former)
+    in_one = config.overlaps and config.pv_parts == (1, 1)
     return not in_parts or in_one or config.holds_turn
 
 

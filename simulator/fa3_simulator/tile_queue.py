@@ -28,11 +28,10 @@ def tile_heads(problem: AttentionProblem, config: Config) -> int:
 @lru_cache(maxsize=2)
 def static_order(problem: AttentionProblem, config: Config, ctas: int | None) -> tuple[tuple[int, Item], ...]:
     """Yield the tiles of our kernels in their order: a head of the batch and a tile of it, as they are handed out to
-    ``ctas``, or as formerly.
+    ``ctas``; without them, longest first in every group of heads.
     """
     shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
-    order_for = None if config.former else ctas
-    return tuple(handed_out(shape, config.tile_m, config.tile_n, config.head_dim, order_for))
+    return tuple(handed_out(shape, config.tile_m, config.tile_n, config.head_dim, ctas))
 
 
 def takes_from_counter(problem: AttentionProblem, config: Config) -> bool:

@@ -42,9 +42,7 @@ def _row_max(config: Config, by_integers: bool) -> Work:
 
 def other_work(config: Config) -> Work:
     """Return what a step executes beside the classes of Work, one dispatch cycle each."""
-    size = config.size
-    counts = (config.former and size.former_instructions) or size.other_instructions
-    counted = counts[config.promotion_interval > 0]
+    counted = config.size.other_instructions[config.promotion_interval > 0]
     count = counted if config.warp_specialized else OTHER_INSTRUCTIONS_LOCKSTEP
     return Work("addresses", 1, other=count)
 

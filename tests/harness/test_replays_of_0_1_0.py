@@ -40,7 +40,6 @@ SINCE = frozenset(
         "Config.softmax_stages",
         "Config.integer_max",
         "Config.family",
-        "Config.former",
     }
 )
 # One law at least of each module of laws.

@@ -161,16 +161,6 @@ MAXIMA = ["row max", "row reduction"]
 SOFTMAX = [*MAXIMA, "exp2 and rescale O", "last sums"]
 
 
-def test_former_chained_e4m3_at_head_dim_256_started_scores_behind_p_v_in_one_turn() -> None:
-    """fa3_kernels.gluon.forward_fp8, _add_block with EARLY."""
-    chained = Config(dtype="e4m3", head_dim=256, former=True)
-    assert step_of(chained) == [
-        *SOFTMAX[:-1], "rescale O", SOFTMAX[-1], "wait v_ready", "wait turn", "issue P V", "warp_skew_cycles",
-        "wait epilogue", "wait k_full", "issue Q K^T", "arrive turn", "wait wgmma", "arrive v_empty", "addresses",
-        "wait wgmma", "arrive k_empty",
-    ]  # fmt: skip
-
-
 def test_promoted_e4m3_at_head_dim_256_has_two_gemms_in_flight() -> None:
     """Each part of P V, then the scores in two pieces, is started when the part before the last one has been added."""
     promoted = Config(dtype="e4m3", head_dim=256, promotion_interval=128)
@@ -182,24 +172,12 @@ def test_promoted_e4m3_at_head_dim_256_has_two_gemms_in_flight() -> None:
     ]  # fmt: skip
 
 
-def test_the_former_one_took_slices_and_scores_one_after_the_other() -> None:
-    former = Config(dtype="e4m3", head_dim=256, promotion_interval=128, former=True)
-    add = ["issue P V", "wait wgmma", "add P V"] * 2
-    assert step_of(former) == [
-        *SOFTMAX, "wait v_ready", "wait turn", *add, "arrive v_empty", "warp_skew_cycles", "wait epilogue",
-        "wait k_full", "issue Q K^T", "arrive turn", "addresses", "wait wgmma", "arrive k_empty",
-    ]  # fmt: skip
-
-
 def test_the_wait_for_p_v_stands_where_ptxas_put_it() -> None:
     """Behind the maxima that a branch keeps, among the exponentials otherwise, before both for promoted e4m3."""
     behind = ["wait wgmma", "arrive v_empty", "exp2 and rescale O", "rescale O", "last sums"]
     assert step_of(Config(dtype="e4m3"))[:8] == [*MAXIMA, "arrive turn", *behind]
-    assert step_of(Config(dtype="e4m3", former=True))[:7] == [*MAXIMA, *behind]
     assert step_of(Config(head_dim=64))[:7] == [*MAXIMA, *behind]
     assert step_of(Config())[:8] == [*MAXIMA, "exp2", *behind]
-    masked = Config(dtype="e4m3", head_dim=64, promotion_interval=128, integer_max=False, former=True)
-    assert step_of(masked)[:4] == ["wait wgmma", *MAXIMA, "wait wgmma"]
 
 
 def test_without_overlap_the_turn_is_handed_on_where_ptxas_put_it() -> None:
@@ -223,7 +201,6 @@ def test_a_causal_launch_is_compiled_for_its_mask() -> None:
     promoted = Config(dtype="e4m3", head_dim=64, tile_m=192, promotion_interval=128)
     assert [launched(problem(1, 1, 512, 512, c), promoted).integer_max for c in (False, True)] == [True, False]
     large = replace(promoted, head_dim=256, tile_m=128)
-    assert [t.masked for t in row_tiles(problem(1, 1, 512, 512, True), replace(large, former=True))] == [1, 2, 3, 4]
     for branched in (large, replace(large, head_dim=128), replace(large, promotion_interval=0)):
         assert [t.masked for t in row_tiles(problem(1, 1, 512, 512, True), branched)] == [1] * 4
 

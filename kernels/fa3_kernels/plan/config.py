@@ -72,9 +72,6 @@ class Config:
     integer_max : bool, optional
         Whether row maxima are taken by 3-input integer instructions; by default what ships, see
         :meth:`takes_integer_max`.
-    former : bool
-        Our kernel before :attr:`holds_turn` and :attr:`rotates`, of which timings are on record: for the simulator
-        alone, and no bit differs.
     family : str
         A key of :data:`fa3_kernels.plan.traits.FAMILIES`.
 
@@ -108,7 +105,6 @@ class Config:
     warp_specialized: bool = True
     softmax_stages: int = 2
     integer_max: bool | None = None
-    former: bool = False
     family: str = OURS
 
     def __post_init__(self) -> None:
@@ -224,7 +220,7 @@ class Config:
     @property
     def rotates(self) -> bool:
         """Tell whether two such sums are under way at a time, and behind the last ones the scores of the next block."""
-        return self.adds_in_place and not self.former
+        return self.adds_in_place
 
     @property
     def overlaps(self) -> bool:
@@ -240,8 +236,7 @@ class Config:
         """
         if not self.promotes:
             return 1, 1
-        slices = min(self.size.slices, 2) if self.former else self.size.slices
-        return slices, self.tile_n // self.promotion_interval
+        return self.size.slices, self.tile_n // self.promotion_interval
 
     @property
     def holds_turn(self) -> bool:
@@ -249,13 +244,8 @@ class Config:
 
         So it is where Q K^T is started first and P V of all keys behind it, but for chained sums at head_dim 64.
         """
-        is_ours = self.is_fp8 and self.traits.is_built_here and self.overlaps and not self.former
+        is_ours = self.is_fp8 and self.traits.is_built_here and self.overlaps
         return is_ours and self.pv_parts[1] == 1 and (self.promotes or self.head_dim > 64)
-
-    @property
-    def has_former(self) -> bool:
-        """Tell whether :attr:`former` says anything of this kernel."""
-        return self.holds_turn or self.rotates
 
     def takes_integer_max(self, hides_keys: bool) -> bool:
         """Tell whether row maxima are taken by integer instructions.
@@ -270,7 +260,7 @@ class Config:
         bool
             What :attr:`integer_max` says, and otherwise what ships for this size.
         """
-        if self.integer_max is not None or not self.warp_specialized or (self.former and self.adds_in_place):
+        if self.integer_max is not None or not self.warp_specialized:
             return bool(self.integer_max)
         return self.size.integer_max[self.promotion_interval > 0][hides_keys]
 

@@ -36,8 +36,6 @@ class Size:
         Instructions of a step that are no arithmetic, chained and promoted: addresses and descriptors of wgmma, moves,
         predicates, branches. Counted in the accepted code of our kernels; of FlashAttention-3 and 4 it is assumed to be
         as much.
-    former_instructions : (int, int), optional
-        The same of :attr:`Config.former`, where it had others.
     rows : tuple of int
         Query rows that registers are set aside for.
     registers : (int, int), optional
@@ -60,7 +58,6 @@ class Size:
     shipped: Shipped
     other: Shipped
     other_instructions: tuple[int, int] = (0, 0)
-    former_instructions: tuple[int, int] | None = None
     rows: tuple[int, ...] = (128, 192)
     registers: tuple[int, int] | None = None
     query_slots: int = 2

@@ -85,6 +85,7 @@ def _dew_refuses(problem: AttentionProblem) -> str:
 
 
 _WIDE = Shipped(192, 128)
+_WIDE_SHARED = Shipped(192, 128, pv_from_registers=False)
 _SQUARE = Shipped(128, 128)
 _NARROW = Shipped(128, 64)
 _NARROW_FREE = Shipped(128, 64, pingpong=False)
@@ -102,17 +103,14 @@ _OURS: Sizes = {
     (False, 256): Size(
         _NARROW_FREE, _NARROW, (119, 0), query_slots=1, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38
     ),
-    (True, 64): Size(
-        _WIDE, _SQUARE, (61, 70), (61, 73), integer_max=((False, True), (True, False)), early_exponentials=0.24
-    ),
+    (True, 64): Size(_WIDE, _SQUARE, (61, 70), integer_max=((False, True), (True, False)), early_exponentials=0.24),
     (True, 128): Size(
-        _SQUARE, _SQUARE, (67, 82), (80, 82), (128,), slices=2, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24
+        _SQUARE, _SQUARE, (67, 82), (128,), slices=2, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24
     ),
     (True, 256): Size(
         _SQUARE,
         _SQUARE,
         (74, 154),
-        (100, 77),
         (128,),
         (24, 240),
         query_slots=1,
@@ -129,21 +127,21 @@ _FLASH3: Sizes = {
     (is_fp8, head_dim): Size(
         dense,
         other,
-        _OURS[is_fp8, size].former_instructions or _OURS[is_fp8, size].other_instructions,
+        instructions,
         query_slots=1,
         early_exponentials=early,
     )
-    for is_fp8, head_dim, size, dense, other, early in (
-        (False, 64, 64, Shipped(192, 192, pv_from_registers=False), Shipped(192, 128), 0.0),
-        (False, 96, 128, Shipped(192, 144, pv_from_registers=False), Shipped(192, 128, pv_from_registers=False), 0.0),
-        (False, 128, 128, Shipped(128, 176), Shipped(128, 128), 0.28),
-        (False, 192, 256, Shipped(128, 112, pingpong=False), Shipped(128, 96, pingpong=False), 0.0),
-        (False, 256, 256, Shipped(128, 80, pingpong=False), Shipped(128, 64, pingpong=False), 0.4),
-        (True, 64, 64, Shipped(192, 160, pingpong=False), Shipped(192, 160, pingpong=False), 0.0),
-        (True, 96, 128, Shipped(192, 128, pingpong=False), Shipped(192, 128, pingpong=False), 0.0),
-        (True, 128, 128, Shipped(128, 224), Shipped(128, 224), 0.31),
-        (True, 192, 256, Shipped(128, 160), Shipped(128, 160), 0.0),
-        (True, 256, 256, Shipped(128, 128), Shipped(128, 64), 0.12),
+    for is_fp8, head_dim, instructions, dense, other, early in (
+        (False, 64, (71, 0), Shipped(192, 192, pv_from_registers=False), Shipped(192, 128), 0.0),
+        (False, 96, (69, 0), Shipped(192, 144, pv_from_registers=False), _WIDE_SHARED, 0.0),
+        (False, 128, (69, 0), Shipped(128, 176), Shipped(128, 128), 0.28),
+        (False, 192, (119, 0), Shipped(128, 112, pingpong=False), Shipped(128, 96, pingpong=False), 0.0),
+        (False, 256, (119, 0), Shipped(128, 80, pingpong=False), Shipped(128, 64, pingpong=False), 0.4),
+        (True, 64, (61, 73), Shipped(192, 160, pingpong=False), Shipped(192, 160, pingpong=False), 0.0),
+        (True, 96, (80, 82), Shipped(192, 128, pingpong=False), Shipped(192, 128, pingpong=False), 0.0),
+        (True, 128, (80, 82), Shipped(128, 224), Shipped(128, 224), 0.31),
+        (True, 192, (100, 77), Shipped(128, 160), Shipped(128, 160), 0.0),
+        (True, 256, (100, 77), Shipped(128, 128), Shipped(128, 64), 0.12),
     )
 }
 _DEW_SIZES = tuple((False, d) for d in (64, 128, 192, 256))

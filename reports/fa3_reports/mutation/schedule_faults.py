@@ -266,7 +266,7 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (
         46,
         "dQ is staged while the one before is still being added",
-        lambda: dropped(gradients(), "consumer 0", "wait store", 2),
+        lambda: dropped(gradients(), "dQ warp", "wait store", 0),
     ),
     (46, "dQ is computed from half of dS", lambda: dropped(gradients(), "consumer 1", "wait all warpgroups", 1)),
     (46, "dS is overwritten while dQ reads it", lambda: without_a_second_slot(gradients(ds_stages=1))),
