@@ -23,5 +23,5 @@ def test_a_verdict_reaches_the_twin_through_eleven_functions_and_never_turns_bac
     stack, entered = of_a_verdict()
     assert len(stack) == 11
     assert len(set(stack)) == len(stack)
-    # truth and bound before the kernel runs; which twin runs is asked once; bits lost, the sketch and a journal stamp after it
+    # Truth and bound come before the kernel runs; bits lost, the sketch and a journal's stamp after it.
     assert entered <= 298

@@ -70,8 +70,8 @@ def _outside(low: np.ndarray, high: np.ndarray, observed: np.ndarray) -> np.ndar
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
-    """Everything that is the same for all tiles of a launch."""
+class _Gradient:
+    """One launch: what is the same for all of its tiles."""
 
     config: BackwardConfig
     order: BackwardOrder
@@ -79,7 +79,7 @@ class _Kernel:
     softcap: float
     walk: Walk  # of one sequence
 
-    def of_sequence(self, problem: AttentionProblem, seq: Sequence) -> _Kernel:
+    def of_sequence(self, problem: AttentionProblem, seq: Sequence) -> _Gradient:
         """The same for one sequence."""
         c = self.config
         walk = walk_of(problem, c.tile_m, c.tile_n, c.num_ctas, seq.seqlen_q, seq.seqlen_k)
@@ -165,7 +165,7 @@ def backward(
         For operands that do not fit the problem or the family, or a problem whose bits are not known.
     """
     _check(problem, operands, config)
-    kernel = _Kernel(config, order or config.backward.order, problem.softmax_scale, problem.softcap, Walk(1))
+    kernel = _Gradient(config, order or config.backward.order, problem.softmax_scale, problem.softcap, Walk(1))
     found = _empty(problem, operands)
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
@@ -200,7 +200,7 @@ def backward_range(problem: AttentionProblem, operands: BackwardOperands, config
         As :func:`backward`.
     """
     _check(problem, operands, config)
-    kernel = _Kernel(config, config.backward.order, problem.softmax_scale, problem.softcap, Walk(1))
+    kernel = _Gradient(config, config.backward.order, problem.softmax_scale, problem.softcap, Walk(1))
     low, high = (_empty(problem, operands) for _ in range(2))
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
@@ -227,7 +227,7 @@ def _empty(problem: AttentionProblem, operands: BackwardOperands) -> Gradients:
 
 
 def _kv_heads(
-    problem: AttentionProblem, operands: BackwardOperands, kernel: _Kernel
+    problem: AttentionProblem, operands: BackwardOperands, kernel: _Gradient
 ) -> Iterator[tuple[Sequence, int, np.ndarray, list[_Parts]]]:
     """Yield every sequence and kv head, with its query heads and what they add."""
     for seq in problem.sequences():
@@ -254,12 +254,12 @@ def _kv_heads(
             yield seq, kv_head, heads, [_cut(x, seq, problem, kernel) for x in parts]
 
 
-def _head_parts(parts: list[_Parts], name: str, kernel: _Kernel) -> np.ndarray:
+def _head_parts(parts: list[_Parts], name: str, kernel: _Gradient) -> np.ndarray:
     """Return what is added to dK or dV of a kv head, (parts, keys, channels): every query head's, or one chain."""
     return np.stack([getattr(x, name) for x in (parts[-1:] if kernel.order.heads == "chained" else parts)])
 
 
-def _cut(parts: _Parts, seq: Sequence, problem: AttentionProblem, kernel: _Kernel) -> _Parts:
+def _cut(parts: _Parts, seq: Sequence, problem: AttentionProblem, kernel: _Gradient) -> _Parts:
     """Without padding, and with dK scaled where every head's is."""
     dk = parts.dk[: seq.seqlen_k, : problem.head_dim]
     if not (kernel.order.scales_ds or kernel.order.scales_sums):
@@ -267,7 +267,7 @@ def _cut(parts: _Parts, seq: Sequence, problem: AttentionProblem, kernel: _Kerne
     return _Parts(parts.dq[:, : seq.seqlen_q, : problem.head_dim], dk, parts.dv[: seq.seqlen_k, : problem.head_dim_v])
 
 
-def _with_tail(rows: np.ndarray, packed: np.ndarray, start: int, kernel: _Kernel, tile: int) -> np.ndarray:
+def _with_tail(rows: np.ndarray, packed: np.ndarray, start: int, kernel: _Gradient, tile: int) -> np.ndarray:
     """Rows of one sequence up to whole tiles: with zeros, or of packed sequences with what follows in memory."""
     length = -(-len(rows) // tile) * tile
     rows = packed[start : start + length] if packed.ndim == 3 and kernel.order.reads_past else rows
@@ -280,7 +280,7 @@ def _widened(x: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _rows(
-    q: np.ndarray, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None, kernel: _Kernel
+    q: np.ndarray, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None, kernel: _Gradient
 ) -> _Rows:
     """Prepare one query head; D and the lse of rows beyond the sequence are 0 and +Inf."""
     length = len(lse)
@@ -360,7 +360,7 @@ def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndar
     return total[:, 0]
 
 
-def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel, before: _Parts | None) -> _Parts:
+def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Gradient, before: _Parts | None) -> _Parts:
     """Run all key blocks of one query head, dK and dV chained behind those of the head before."""
     config = kernel.config
     blocks = len(k) // kernel.config.tile_n
@@ -386,7 +386,7 @@ def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Kernel
     return _Parts(dq, dk, dv)
 
 
-def _visited(mask: Mask, first_key: int, rows: int, kernel: _Kernel) -> tuple[int, int]:
+def _visited(mask: Mask, first_key: int, rows: int, kernel: _Gradient) -> tuple[int, int]:
     """Rows of the row blocks that see some key of a block, half-open."""
     tile_m = kernel.config.tile_m
     tile_n = kernel.config.tile_n
@@ -405,7 +405,7 @@ def _block(
     keys: tuple[np.ndarray, np.ndarray],
     columns: np.ndarray,
     mask: Mask,
-    kernel: _Kernel,
+    kernel: _Gradient,
     sums: _Parts,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fill this key block's part of dQ and return the block's dK and dV behind those in ``sums``, unscaled."""
@@ -441,14 +441,14 @@ def _taken(x: OperandB, rows: np.ndarray) -> OperandB:
     return OperandB(x.fmt, x.bits[rows], x.value[rows], x.power[rows], x.special, x.least)
 
 
-def _scores(s: np.ndarray, kernel: _Kernel) -> tuple[np.ndarray, np.ndarray | None]:
+def _scores(s: np.ndarray, kernel: _Gradient) -> tuple[np.ndarray, np.ndarray | None]:
     """Scores of a tile, or their tanh with the factor of dS that it asks for."""
     if not kernel.softcap:
         return s, None
     return capped(s, kernel.softmax_scale, kernel.softcap, kernel.order)
 
 
-def _weights(s: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> np.ndarray:
+def _weights(s: np.ndarray, lse: np.ndarray, kernel: _Gradient) -> np.ndarray:
     """P of one tile, float32 (rows, keys)."""
     order = kernel.order
     if order.exponent == "log2":
@@ -468,7 +468,7 @@ def _weights(s: np.ndarray, lse: np.ndarray, kernel: _Kernel) -> np.ndarray:
         return mufu.ex2(x if after is None else x * after)
 
 
-def _ds(p: np.ndarray, dp: np.ndarray, dots: np.ndarray, kernel: _Kernel) -> np.ndarray:
+def _ds(p: np.ndarray, dp: np.ndarray, dots: np.ndarray, kernel: _Gradient) -> np.ndarray:
     """dS of one tile before it is rounded to 16 bits, float32 (rows, keys)."""
     flushed = kernel.flushed
     dp = flushed(dp)
@@ -481,7 +481,7 @@ def _ds(p: np.ndarray, dp: np.ndarray, dots: np.ndarray, kernel: _Kernel) -> np.
     return kernel.product(ds, kernel.scale) if kernel.order.scales_ds else ds
 
 
-def _sum(parts: np.ndarray, kernel: _Kernel, *, flushes: bool = False) -> np.ndarray:
+def _sum(parts: np.ndarray, kernel: _Gradient, *, flushes: bool = False) -> np.ndarray:
     """Add parts (parts, rows, channels) one after the other to zeros, as reductions in memory do."""
     flushed = float32.flushed if flushes else np.asarray
     total = np.zeros(parts.shape[1:], _F32)
@@ -491,7 +491,7 @@ def _sum(parts: np.ndarray, kernel: _Kernel, *, flushes: bool = False) -> np.nda
     return total
 
 
-def _dq_sum(parts: np.ndarray, kernel: _Kernel) -> np.ndarray:
+def _dq_sum(parts: np.ndarray, kernel: _Gradient) -> np.ndarray:
     """Add the key blocks' parts of dQ, (blocks, rows, channels), in the order of the family."""
     if kernel.order.keys != "in_turn" or not parts.size:
         return _sum(parts, kernel, flushes=kernel.flushes_dq)
@@ -503,17 +503,17 @@ def _dq_sum(parts: np.ndarray, kernel: _Kernel) -> np.ndarray:
     return _sum(in_turn, replace(kernel, order=replace(kernel.order, keys="ascending")))
 
 
-def _dq_scaled(dq: np.ndarray, kernel: _Kernel) -> np.ndarray:
+def _dq_scaled(dq: np.ndarray, kernel: _Gradient) -> np.ndarray:
     """dQ after its parts were added."""
     return kernel.product(dq, _F32(1) if kernel.order.scales_ds else kernel.scale)
 
 
-def _group_scaled(total: np.ndarray, name: str, heads: int, kernel: _Kernel) -> np.ndarray:
+def _group_scaled(total: np.ndarray, name: str, heads: int, kernel: _Gradient) -> np.ndarray:
     """dK or dV of a kv head after its heads were added; a single head's dV meets no further arithmetic."""
     if name == "dk" and kernel.order.scales_sums:
         return kernel.product(total, kernel.scale)
     return total if heads == 1 else kernel.product(total, _F32(1))
 
 
-def _rounded(x: np.ndarray, kernel: _Kernel) -> np.ndarray:
+def _rounded(x: np.ndarray, kernel: _Gradient) -> np.ndarray:
     return kernel.encoded(x)

@@ -62,8 +62,8 @@ class _KeySide:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
-    """Everything that is the same for all tiles of a launch."""
+class _Attention:
+    """One launch: what is the same for all of its tiles."""
 
     config: Config
     arithmetic: Arithmetic
@@ -135,7 +135,7 @@ def forward(
     operands.check(problem)
     _check_supported(problem, operands, config)
     arithmetic = Arithmetic(problem.dtype, ideal, order or config.traits.order)
-    kernel = _Kernel(config, arithmetic, problem.softmax_scale, problem.softcap)
+    kernel = _Attention(config, arithmetic, problem.softmax_scale, problem.softcap)
     out_format = np.float32 if "output" in ideal else tensor_format(config.out_dtype).dtype
     out = np.zeros(problem.out_shape, dtype=out_format)
     lse = np.full(problem.lse_shape, -np.inf, np.float32)
@@ -171,7 +171,7 @@ def _check_supported(problem: AttentionProblem, operands: Operands, config: Conf
 def _run_kv_head(
     problem: AttentionProblem,
     operands: Operands,
-    kernel: _Kernel,
+    kernel: _Attention,
     seq: Sequence,
     kv_head: int,
     out: np.ndarray,
@@ -200,12 +200,12 @@ def _run_kv_head(
         lse_rows[tile_heads, tile.positions] = tile_lse * unit
 
 
-def _compiled(head_dim: int, kernel: _Kernel) -> int:
+def _compiled(head_dim: int, kernel: _Attention) -> int:
     """Channels of Q and K as the kernel pads them with zeros."""
     return kernel.config.traits.compiled_head_dim(head_dim, kernel.config.is_fp8)
 
 
-def _mask(problem: AttentionProblem, seq: Sequence, kernel: _Kernel) -> Mask:
+def _mask(problem: AttentionProblem, seq: Sequence, kernel: _Attention) -> Mask:
     mask = mask_of(problem, seq.seqlen_q, seq.seqlen_k)
     if kernel.order.diagonal == "top_left":
         mask = Mask(mask.seqlen_k, 0, mask.left, mask.right)
@@ -224,7 +224,7 @@ def _padded(x: np.ndarray, *, rows: int = 0, columns: int = 0) -> np.ndarray:
 
 
 def _key_side(
-    k: np.ndarray, v: np.ndarray, operands: Operands, seq: Sequence, kv_head: int, kernel: _Kernel
+    k: np.ndarray, v: np.ndarray, operands: Operands, seq: Sequence, kv_head: int, kernel: _Attention
 ) -> _KeySide:
     config = kernel.config
     blocks = max(1, -(-seq.seqlen_k // config.tile_n))
@@ -259,7 +259,7 @@ def _q_descale(descale: Descale | None, seq: Sequence, tile: RowTile, heads: np.
 
 
 def _run_tile(
-    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Kernel
+    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Attention
 ) -> tuple[np.ndarray, np.ndarray]:
     """One row tile over all its key blocks: fp32 output, and lse in the units of :func:`softmax.lse_unit`."""
     blocks = mask.blocks(tile.positions, kernel.config.tile_n)
@@ -275,7 +275,7 @@ def _run_tile(
 
 
 def _run_blocks(
-    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Kernel, blocks: range
+    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Attention, blocks: range
 ) -> tuple[np.ndarray, np.ndarray]:
     """The main loop over key blocks and its epilogue."""
     arithmetic = kernel.arithmetic
@@ -310,7 +310,7 @@ def _run_blocks(
         return arithmetic.flushed(arithmetic.flushed(o) * inverse[:, None]), lse
 
 
-def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Kernel) -> np.ndarray:
+def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Attention) -> np.ndarray:
     """Return what takes raw scores to log2 units, or to what tanh is taken of, float32 (rows,)."""
     with np.errstate(over="ignore"):
         if kernel.order.descales == "product_first":
@@ -320,7 +320,7 @@ def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Kernel) 
     return np.maximum(c, MIN_NORMAL)
 
 
-def _lse_factor(c: np.ndarray, kernel: _Kernel) -> np.ndarray:
+def _lse_factor(c: np.ndarray, kernel: _Attention) -> np.ndarray:
     """Return what takes the maximum of a row to the units of its lse, float32 (rows,)."""
     if kernel.order.lse == "natural_by_scale":
         return np.full_like(c, kernel.softmax_scale)
@@ -329,7 +329,7 @@ def _lse_factor(c: np.ndarray, kernel: _Kernel) -> np.ndarray:
     return kernel.arithmetic.flushed(c * softmax.LN2) if kernel.order.lse == "natural" else c
 
 
-def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Kernel) -> tuple[np.ndarray, np.ndarray]:
+def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Attention) -> tuple[np.ndarray, np.ndarray]:
     """Scores of one tile and the factor per row that takes them to log2 units."""
     tile_n = kernel.config.tile_n
     arithmetic = kernel.arithmetic
@@ -344,14 +344,14 @@ def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Kern
     return tanh, np.full_like(c, max(kernel.softcap * LOG2_E, MIN_NORMAL))
 
 
-def _masked(s: np.ndarray, tile: RowTile, mask: Mask, block: int, kernel: _Kernel) -> np.ndarray:
+def _masked(s: np.ndarray, tile: RowTile, mask: Mask, block: int, kernel: _Attention) -> np.ndarray:
     tile_n = kernel.config.tile_n
     hidden = mask.hidden(tile.positions, np.arange(block * tile_n, (block + 1) * tile_n))
     return s if hidden is None else np.where(hidden, softmax.NEG_INF, s)
 
 
 def _accumulate(
-    o: np.ndarray, keys: _KeySide, p: np.ndarray, rescale: np.ndarray, block: int, kernel: _Kernel
+    o: np.ndarray, keys: _KeySide, p: np.ndarray, rescale: np.ndarray, block: int, kernel: _Attention
 ) -> np.ndarray:
     """O of the block before plus P V of this one."""
     arithmetic = kernel.arithmetic

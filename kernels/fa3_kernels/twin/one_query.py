@@ -43,7 +43,7 @@ MOST_KEYS = 4096
 MOST_HEADS = 16
 
 
-class _Kernel(NamedTuple):
+class _KeyCut(NamedTuple):
     """Keys of a block, and warps that share them."""
 
     tile_n: int
@@ -83,8 +83,8 @@ def splits(seqlen_k: int) -> int:
     return 1 if seqlen_k <= UNSPLIT else 1 << (seqlen_k // 128).bit_length() - 1
 
 
-def _kernel(keys: int) -> _Kernel:
-    return _Kernel(64, 1) if keys <= SHORT else _Kernel(128, 4)
+def _kernel(keys: int) -> _KeyCut:
+    return _KeyCut(64, 1) if keys <= SHORT else _KeyCut(128, 4)
 
 
 def one_query(problem: AttentionProblem, operands: Operands) -> Forward:
@@ -154,7 +154,7 @@ def _sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return float32.flushed(float32.flushed(a) + float32.flushed(b))
 
 
-def _visited(x: np.ndarray, v: np.ndarray, blocks: range, kernel: _Kernel, dtype: str) -> _Part:
+def _visited(x: np.ndarray, v: np.ndarray, blocks: range, kernel: _KeyCut, dtype: str) -> _Part:
     """One split over its blocks, from left to right."""
     rows = len(x)
     (tile_n, warps) = kernel
