@@ -51,9 +51,10 @@ def pages(out: Path, *files: Path) -> tuple[str, str]:
 def test_pages_of_the_published_data_are_the_published_pages():
     files = [*sorted(PUBLISHED.glob("*/atlas.json")), *(PUBLISHED / name for name in BESIDE)]
     made = atlas_page.render(atlas_page.read(PUBLISHED, files))
-    assert set(made) == {"atlas.html", "atlas.md"}
-    for name, text in made.items():
-        assert text == (PUBLISHED / name).read_text(encoding="utf-8"), f"{name} is not what its data give"
+    assert set(made) == {atlas_page.PAGE, atlas_page.MARKDOWN}
+    stored_page = (PUBLISHED / atlas_page.MARKDOWN).read_text(encoding="utf-8")
+    assert made[atlas_page.MARKDOWN] == stored_page, "atlas.md is not what its data give"
+    assert not _parse(made[atlas_page.PAGE]).open
 
 
 def test_every_replay_file_that_the_published_atlases_name_is_there():

@@ -21,7 +21,7 @@ from fa3verify.timed.ratios import geometric_mean
 
 REPORTS = Path(__file__).parents[3] / "reports"
 DEVICES = ("h100", "h200")
-DRAWN = (page.PAGE, ".svg")  # hold figures, which depend on the library that drew them
+DRAWN = ".svg"  # figures depend on the library that drew them
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -46,6 +46,8 @@ def again(folder: Path) -> str:
 def test_tables_markdown_and_facts_are_those_of_the_data_byte_for_byte(rendered):
     folder, files = rendered
     for name, text in files.items():
+        if name == page.PAGE:
+            continue  # made and not committed
         stored = (folder / name).read_text()
         if name == page.FACTS:
             assert json.loads(text) | {"drawn_with": {}} == json.loads(stored) | {"drawn_with": {}}, again(folder)
