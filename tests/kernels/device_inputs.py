@@ -1,4 +1,4 @@
-"""The inputs of the golden device data, from integer-only PCG64 streams: the same bits with every numpy.
+"""The inputs of the golden device data, from integer-only PCG64 streams: the same bits with every numpy, and digests.
 
 Eight families probe the tensor core; a family draws A (tiles, m, k), B (tiles, n, k) and C (tiles, m, n) as
 bits. The order of draws is part of the data: the device saw exactly these arrays.
@@ -221,14 +221,14 @@ def tiles(fmt: str, family: str, count: int, m: int, n: int, k: int, seed: int) 
 
 
 def golden_tiles(fmt: str, family: str, k: int) -> Triple:
-    """The tiles whose first corner is stored in wgmma_golden_tile0.npz; k is one step or 512."""
+    """Return the tiles of which the device's first corner is known; k is one step or 512."""
     formats, families = list(TENSOR_FORMATS), list(FAMILIES)
     seed = 1000 * formats.index(fmt) + 10 * families.index(family) + (k > 64)
     return tiles(fmt, family, 4 if k > 64 else 16, M, N, k, seed)
 
 
 def attention_operands(fmt: str, outliers: bool) -> Triple:
-    """Bits of Q, K, V (2, 512, 64) of fa_triton_outputs_d64.npz."""
+    """Return the bits of Q, K, V (2, 512, 64) that whole Triton attention kernels were given."""
     rng, shape = generator(777), (2, 512, 64)
 
     def draw() -> np.ndarray:
@@ -248,7 +248,7 @@ def mufu_binades() -> np.ndarray:
 
 
 def mufu_inputs() -> tuple[np.ndarray, np.ndarray]:
-    """float32 inputs of ``rnd_op*`` (65,536) and of ``rng_ex2`` (131,072)."""
+    """Return the float32 inputs of ``rnd_op*`` (65,536) and of ``rng_ex2`` (131,072)."""
     rng = generator(99)
     patterns = rng.integers(0, 1 << 32, size=1 << 18, dtype=np.uint64).astype(np.uint32)
     field = rng.integers(97, 135, size=1 << 20, dtype=np.uint64)
@@ -256,9 +256,16 @@ def mufu_inputs() -> tuple[np.ndarray, np.ndarray]:
     return patterns[: 1 << 16].view(np.float32), ranged[: 1 << 17].view(np.float32)
 
 
-def digest(arrays: Triple) -> str:
+def digest(arrays: tuple[np.ndarray, ...]) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of all bytes."""
     return hashlib.sha256(b"".join(x.tobytes() for x in arrays)).hexdigest()[:16]
 
 
 def stored_digest(key: str) -> str:
+    """Return the digest of the inputs that the device was given."""
     return json.loads((GOLDEN / "input_hashes.json").read_text())[key]
+
+
+def is_of_the_device(key: str, got: np.ndarray) -> bool:
+    """Tell whether an output has every bit of what the device returned."""
+    return digest((np.ascontiguousarray(got),)) == json.loads((GOLDEN / "output_hashes.json").read_text())[key]

@@ -1,6 +1,6 @@
 """Released kernels on the twin: 0 values differ from what they returned on a GPU, and every switch of an order shows.
 
-``golden/released.json`` holds seeds and hashes, ``golden/released.npz`` some of the outputs, to locate a difference.
+``golden/released.json`` holds seeds and hashes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sha(x: np.ndarray) -> str:
 
 
 class Launch(NamedTuple):
-    """One recorded call: ``key`` names its outputs where they are kept whole."""
+    """One recorded call, by its ``key``, and the digests of its outputs."""
 
     family: str
     problem: AttentionProblem
@@ -95,19 +95,9 @@ def config_of(family: str, problem: AttentionProblem, options: dict[str, Any]) -
 
 
 def differing(launch: Launch, got: Forward) -> str:
-    """Nothing, or what differs: the elements where the outputs are kept, else which of them."""
+    """Return which outputs differ in words, nothing where none does."""
     wrong = [name for name in ("out", "lse") if sha(getattr(got, name)) != getattr(launch, name)]
-    if not wrong:
-        return ""
-    with np.load(GOLDEN / "released.npz") as kept:
-        counts = {
-            name: int(
-                (kept[f"{launch.key}.{name}"] != getattr(got, name).view(f"u{getattr(got, name).itemsize}")).sum()
-            )
-            for name in wrong
-            if f"{launch.key}.{name}" in kept
-        }
-    return f"{launch.family} {launch.problem}: {', '.join(wrong)} differ; elements {counts or 'not kept'}"
+    return f"{launch.key}, {launch.problem}: {', '.join(wrong)} differ" if wrong else ""
 
 
 def test_no_value_of_a_small_launch_differs_from_what_a_released_kernel_returned() -> None:
@@ -135,18 +125,6 @@ def products(entry: dict[str, Any]) -> float:
 def test_no_value_differs_from_what_a_released_kernel_returned(part: int) -> None:
     entries = [*map(seeded, golden()["seeded"][part::PARTS]), *map(recorded, golden()["recorded"][part::PARTS])]
     assert not [text for launch in entries if (text := differing(launch, launch.run()))]
-
-
-def test_the_kept_outputs_are_those_of_the_hashes() -> None:
-    hashes = {
-        f"{entry['key']}.{name}": entry[name]
-        for kind in ("seeded", "recorded")
-        for entry in golden()[kind]
-        for name in ("out", "lse")
-    }
-    with np.load(GOLDEN / "released.npz") as kept:
-        assert len(kept.files) >= 40
-        assert {name: sha(kept[name]) for name in kept.files} == {name: hashes[name] for name in kept.files}
 
 
 RELEASED = ("flash3", "cudnn", "flash2")
