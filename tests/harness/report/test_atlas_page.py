@@ -13,7 +13,7 @@ from fa3verify.campaign import atlas
 from fa3verify.kernels.record import Identity
 from fa3verify.report import atlas_page, atlas_tables, moved
 from fa3verify.report.atlas_page import write_pages
-from tests.harness.report.test_report import _parse
+from tests.harness.report.test_report import _parse, check_alone
 
 REPORTS = Path(__file__).parents[3] / "reports"
 PUBLISHED = REPORTS / "atlas"
@@ -54,7 +54,7 @@ def test_pages_of_the_published_data_are_the_published_pages():
     assert set(made) == {atlas_page.PAGE, atlas_page.MARKDOWN}
     stored_page = (PUBLISHED / atlas_page.MARKDOWN).read_text(encoding="utf-8")
     assert made[atlas_page.MARKDOWN] == stored_page, "atlas.md is not what its data give"
-    assert not _parse(made[atlas_page.PAGE]).open
+    check_alone(made[atlas_page.PAGE])
 
 
 def test_every_replay_file_that_the_published_atlases_name_is_there():

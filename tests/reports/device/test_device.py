@@ -18,6 +18,7 @@ from fa3_simulator.machine import load
 from fa3verify.report import svg
 from fa3verify.timed import timings
 from fa3verify.timed.ratios import geometric_mean
+from tests.harness.report.test_report import check_alone
 
 REPORTS = Path(__file__).parents[3] / "reports"
 DEVICES = ("h100", "h200")
@@ -71,10 +72,16 @@ def test_nothing_is_left_of_an_earlier_page(rendered):
     assert kept == {name for name in files if "/" in name}
 
 
+def test_a_page_without_its_figures_is_valid_and_asks_for_nothing_outside(rendered):
+    _, files = rendered
+    check_alone(files[page.PAGE])
+
+
 @pytest.mark.nightly
 def test_a_page_is_small_and_asks_for_nothing_outside(painted):
     _, files = painted
     html = files[page.PAGE]
+    check_alone(html)
     assert len(html.encode()) < 2_000_000
     assert "<script" not in html
     assert not any(mark in html for mark in ('src="http', "url(http", "@import", "<link"))
