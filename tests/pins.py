@@ -29,7 +29,7 @@ import fa3verify.studies
 from fa3_kernels.plan.backward_plan import backward_plan
 from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
 from fa3_kernels.plan.plan import Plan, Sizes, plan_of
-from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
+from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
@@ -58,9 +58,9 @@ def digest(value: object) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _operand(*shape: int, dtype: str) -> Operand:
+def _operand(*shape: int, dtype: str) -> TensorLayout:
     strides = tuple(int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
-    return Operand(shape, strides, DTYPES[dtype], "cuda:0")
+    return TensorLayout(shape, strides, DTYPES[dtype], "cuda:0")
 
 
 SEMANTICS = (Semantics(), Semantics(causal=True), Semantics(window=(100, 20)), Semantics(softcap=20.0))
@@ -248,7 +248,7 @@ def searches() -> Rows:
         yield f"{island.dtype} {island.name}", _rounded(search_island(island.dtype, island.name, [5], 64))
     for island in gradients.ISLANDS:
         rng = np.random.default_rng(2)
-        colony = gradients_colony.Colony.normal(island, rng)
+        colony = gradients_colony.GradientColony.normal(island, rng)
         with np.errstate(all="ignore"):
             for mutation, index in product(MUTATIONS, range(min(island.problems, 4))):
                 mutation(Child(colony, index, 0.5, rng))

@@ -9,10 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fa3verify", "simulator/fa3_simulator", "kernels/fa3_kernels", "reference/fa3_reference")
 GROW = {
-    "_Actor", "_Mbarrier", "Access", "Phase", "Stream", "_Names", "Trace", "Findings", "Colony", "Child", "Row",
-    "Column", "Results", "Times", "Fate", "_Edit", "Data", "RowState",
+    "_Actor", "_Mbarrier", "Access", "Phase", "Stream", "_Names", "Trace", "Findings", "Colony", "GradientColony",
+    "Child", "Row", "Column", "Results", "Times", "Fate", "_Edit", "Data", "RowState",
 }  # fmt: skip
-HAVE_A_DICTIONARY = {"Case", "Row", "Call"}  # because they remember what they work out, or are what others inherit
+HAVE_A_DICTIONARY = {
+    "Case",
+    "Row",
+    "CallResult",
+}  # because they remember what they work out, or are what others inherit
 
 
 def _records() -> Iterator[tuple[str, set[str]]]:

@@ -18,7 +18,7 @@ from fa3verify.adversary.climb import Chances, Climb, Find, Findings
 from fa3verify.adversary.colony import Colony
 from fa3verify.adversary.guide import Guide
 from fa3verify.adversary.islands import Island
-from fa3verify.adversary.judge import OVER_BOUND, Judge, Verdict
+from fa3verify.adversary.judge import OVER_BOUND, ColonyRatios, Judge
 
 NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
 
@@ -68,7 +68,7 @@ class Search(Climb):
         fresh.adopt(self.archive[objective, niche][1], 0, 0)
         self._start(fresh, niche)
 
-    def _fitness(self, colony: Colony, verdict: Verdict) -> np.ndarray:
+    def _fitness(self, colony: Colony, verdict: ColonyRatios) -> np.ndarray:
         """Return what climbs, (problems, columns or 1): error over bound, less outside the niche; the archive learns of
         it.
         """
@@ -86,7 +86,7 @@ class Search(Climb):
                 self.archive[self.objective, niche] = float(ratio[row, column]), one
         return ratio if self.niche is None else ratio * np.exp2(-np.abs(niches - self.niche))
 
-    def generation(self) -> Verdict:
+    def generation(self) -> ColonyRatios:
         """Breed, judge and select once."""
         guide = Guide.of(self.parents)
         colony = self.parents
@@ -176,7 +176,7 @@ class Search(Climb):
         row_rest, column_rest = rest
         return colony.taken(np.concatenate([rows, row_rest]), np.concatenate([columns, column_rest]))
 
-    def _record(self, colony: Colony, verdict: Verdict) -> None:
+    def _record(self, colony: Colony, verdict: ColonyRatios) -> None:
         """Keep the largest ratios, and one violation of every cause; each is judged alone before it counts."""
         for name in self.judge.records:
             ratio = getattr(verdict, name)

@@ -28,13 +28,13 @@ from fa3verify.adversary.guide import Guide
 from fa3verify.operations.ratios import difference, error_ratio
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
-Objectives = tuple[tuple[str, bool], ...]  # what climbs, a field of Verdict, and whether extremes are tried
+Objectives = tuple[tuple[str, bool], ...]  # what climbs, a field of ColonyRatios, and whether extremes are tried
 _TINY = 2.0**-100  # outputs below err by underflow alone
 UNROUNDED: frozenset[Source] = frozenset({"output"})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ColonyRatios:
     """Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of ``lse``.
 
     ``rounded`` is close, but not what is published: that is of :func:`judge_rounded`. ``rest`` is ``out`` with the
@@ -51,7 +51,7 @@ class Verdict:
     lse_bound: np.ndarray
 
 
-class Kernel(Protocol):
+class ColonyKernel(Protocol):
     """Holds what a colony is run on."""
 
     def config(self, colony: Colony) -> Any:
@@ -97,7 +97,7 @@ class Judge(Protocol):
 
     limit: ClassVar[float]
 
-    def __call__(self, colony: Colony, guide: Guide | None = None) -> Verdict:
+    def __call__(self, colony: Colony, guide: Guide | None = None) -> ColonyRatios:
         """Judge every row with every channel."""
         ...
 
@@ -114,13 +114,13 @@ class ErrorOverBound:
     ----------
     bound : callable
         A function like :func:`fa3_reference.bounds.forward.forward_bound`.
-    kernel : Kernel
+    kernel : ColonyKernel
     objectives, records : tuple
         What climbs, in turn, and what is kept the largest of.
     """
 
     bound: Bound = forward_bound
-    kernel: Kernel = TWIN
+    kernel: ColonyKernel = TWIN
     objectives: Objectives = (
         *(("out", True), ("rest", False), ("lse", True)),
         *(("out", False), ("rest", True), ("lse", False)),
@@ -128,7 +128,7 @@ class ErrorOverBound:
     records: tuple[str, ...] = ("out", "rounded", "lse")
     limit: ClassVar[float] = 1.0
 
-    def __call__(self, colony: Colony, guide: Guide | None = None) -> Verdict:
+    def __call__(self, colony: Colony, guide: Guide | None = None) -> ColonyRatios:
         return judge(colony, self.bound, guide, self.kernel)
 
     def published(self, colony: Colony, name: str) -> np.ndarray:
@@ -138,7 +138,9 @@ class ErrorOverBound:
 OVER_BOUND = ErrorOverBound()
 
 
-def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = None, kernel: Kernel = TWIN) -> Verdict:
+def judge(
+    colony: Colony, bound: Bound = forward_bound, guide: Guide | None = None, kernel: ColonyKernel = TWIN
+) -> ColonyRatios:
     """Run a kernel, the truth and the bound on a colony; ``guide`` is the colony's, where it is known."""
     guide = guide or Guide.of(colony)
     problem = colony.problem
@@ -157,7 +159,7 @@ def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = No
         known = known / guide.exact.sum(1)[:, None]
         has_rest = (size > _TINY) & (known < 0.9 * out_limit)
         stored = encode(out.astype(np.float64), fmt, "ieee")
-        return Verdict(
+        return ColonyRatios(
             _ratio(out, exact, out_limit, out_floor),
             _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
             _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
@@ -168,7 +170,7 @@ def judge(colony: Colony, bound: Bound = forward_bound, guide: Guide | None = No
         )
 
 
-def judge_rounded(colony: Colony, bound: Bound = forward_bound, kernel: Kernel = TWIN) -> np.ndarray:
+def judge_rounded(colony: Colony, bound: Bound = forward_bound, kernel: ColonyKernel = TWIN) -> np.ndarray:
     """Return error over bound of what the kernel stores, (problems, columns)."""
     problem = colony.problem
     operands = colony.operands

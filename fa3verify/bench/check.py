@@ -20,12 +20,12 @@ from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3verify.bench.kernels import Inputs
-from fa3verify.known.launches import Output
+from fa3verify.bench.kernels import GivenInputs
+from fa3verify.known.launches import LaunchOutput
 from fa3verify.operations.ratios import error_ratio
 from fa3verify.tensors.convert import to_numpy
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.results import Verdict
+from fa3verify.timed.results import SampleFigures
 
 MAX_ROWS = 128
 EDGE_ROWS = 8  # the bound of a row takes ten times as long as its truth
@@ -47,7 +47,7 @@ class Sample(NamedTuple):
         return attention(self.problem, *self.operands.dequantized(self.problem)).out
 
 
-class Work(NamedTuple):
+class Gathered(NamedTuple):
     """Holds what is to be judged, on the host: whole row tiles, and a few rows whose errors are bounded."""
 
     tiles: tuple[Sample, ...]
@@ -71,7 +71,7 @@ def last_rows(cell: Cell, config: Config | None) -> int:
     return (cell.seqlen_q - 1) % positions + 1
 
 
-def sample(cell: Cell, given: Inputs, output: Output, rows: slice, batch: int, head_kv: int) -> Sample:
+def sample(cell: Cell, given: GivenInputs, output: LaunchOutput, rows: slice, batch: int, head_kv: int) -> Sample:
     """Cut some rows of one sequence and kv head out of the operands and out of what was returned."""
     group = cell.nheads // cell.nheads_kv
     heads = slice(head_kv * group, (head_kv + 1) * group)
@@ -88,7 +88,7 @@ def sample(cell: Cell, given: Inputs, output: Output, rows: slice, batch: int, h
     return Sample(replace(cell.problem, batch=1, **sizes), Operands(q, k, v, *descales), out, lse)
 
 
-def edges(cell: Cell, given: Inputs, output: Output) -> Iterator[Sample]:
+def edges(cell: Cell, given: GivenInputs, output: LaunchOutput) -> Iterator[Sample]:
     """Rows of the last sequence and head whose errors are bounded, where a wrong mask shows: the first ones, and under
     a mask the last, which then see most keys."""
     rows = [slice(0, min(EDGE_ROWS, cell.seqlen_q))]
@@ -98,12 +98,14 @@ def edges(cell: Cell, given: Inputs, output: Output) -> Iterator[Sample]:
         yield sample(cell, given, output, each, cell.batch - 1, cell.nheads_kv - 1)
 
 
-def gather(cell: Cell, given: Inputs, output: Output, config: Config | None, model: KernelModel | None = None) -> Work:
+def gather(
+    cell: Cell, given: GivenInputs, output: LaunchOutput, config: Config | None, model: KernelModel | None = None
+) -> Gathered:
     """Copy what is judged of an output from the GPU: the first and the last (sequence, head).
 
     Parameters
     ----------
-    given : Inputs
+    given : GivenInputs
         What ``output`` was computed from.
     config : Config, optional
         Ours: then O and LSE must have the bits of the twin.
@@ -113,10 +115,10 @@ def gather(cell: Cell, given: Inputs, output: Output, config: Config | None, mod
     rows = slice(cell.seqlen_q - last_rows(cell, config), cell.seqlen_q)
     places = sorted({(0, 0), (cell.batch - 1, cell.nheads_kv - 1)})
     tiles = tuple(sample(cell, given, output, rows, *place) for place in places)
-    return Work(tiles, () if model is None else tuple(edges(cell, given, output)), output.scale, config, model)
+    return Gathered(tiles, () if model is None else tuple(edges(cell, given, output)), output.scale, config, model)
 
 
-def judge(work: Work) -> Verdict:
+def judge(work: Gathered) -> SampleFigures:
     """Compare what was returned with the twin, with float64 and with its error bound."""
     outputs = differing = 0
     square = norm = product = 0.0
@@ -132,7 +134,7 @@ def judge(work: Work) -> Verdict:
     bits = differing if work.config is not None else -1
     model = work.model
     ratio = math.nan if model is None else max(ratio_max(part, model, work.scale) for part in work.edges)
-    return Verdict(outputs, bits, float(np.sqrt(square / norm)), product / norm - 1, ratio)
+    return SampleFigures(outputs, bits, float(np.sqrt(square / norm)), product / norm - 1, ratio)
 
 
 def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:

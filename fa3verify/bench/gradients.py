@@ -23,15 +23,15 @@ from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.kernels import Inputs, Kernel, Run
+from fa3verify.bench.kernels import GivenInputs, Run, TimedKernel
 from fa3verify.known import backward_launches, loaded
-from fa3verify.known.backward_launches import GivenBackward, Gradients
+from fa3verify.known.backward_launches import GivenBackward, GradientTensors
 from fa3verify.known.libraries import Unsupported
 from fa3verify.known.peers import BACKWARDS
 from fa3verify.operations.ratios import error_ratio
 from fa3verify.tensors.convert import to_numpy
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.results import Verdict
+from fa3verify.timed.results import SampleFigures
 
 EDGE = 64  # rows or keys of a cut
 _ABOUT = {
@@ -40,7 +40,7 @@ _ABOUT = {
 }
 
 
-def given_of(cell: Cell, x: Inputs, seed: int) -> GivenBackward:
+def given_of(cell: Cell, x: GivenInputs, seed: int) -> GivenBackward:
     """Return what a backward of a set of inputs reads: N(0, 1) gradients of the output, and our forward's out and
     lse.
     """
@@ -51,7 +51,7 @@ def given_of(cell: Cell, x: Inputs, seed: int) -> GivenBackward:
 
 
 @lru_cache(maxsize=1)
-def _given(cell: Cell, inputs: tuple[Inputs, ...]) -> tuple[GivenBackward, ...]:
+def _given(cell: Cell, inputs: tuple[GivenInputs, ...]) -> tuple[GivenBackward, ...]:
     """Return what all kernels of a cell read."""
     return tuple(given_of(cell, x, i) for i, x in enumerate(inputs))
 
@@ -69,7 +69,7 @@ def _cut(cell: Cell, x: GivenBackward, rows: slice, keys: slice) -> tuple[Attent
     return problem, BackwardOperands(q, k, v, dout=dout, out=out, lse=lse)
 
 
-class _Part(NamedTuple):
+class _CutGradient(NamedTuple):
     """One gradient of a cut: where it lies in the whole one's rows and heads, its truth and its error bound."""
 
     name: str
@@ -80,7 +80,7 @@ class _Part(NamedTuple):
 
 
 @lru_cache(maxsize=1)  # all kernels of a cell are judged on the same tensors, which are hashed by identity
-def _parts(cell: Cell, x: GivenBackward) -> tuple[_Part, ...]:
+def _parts(cell: Cell, x: GivenBackward) -> tuple[_CutGradient, ...]:
     """dQ of the last rows and dK and dV of the last keys of the last head, in float64."""
     group = cell.nheads // cell.nheads_kv
     last_rows, last_keys = (slice(max(0, n - EDGE), n) for n in (cell.seqlen_q, cell.seqlen_k))
@@ -95,11 +95,11 @@ def _parts(cell: Cell, x: GivenBackward) -> tuple[_Part, ...]:
         bound = backward_bound(problem, operands, BackwardModel.any_order(problem.dtype, accumulator="either"))
         for name in names:
             where = (rows, heads) if name == "dq" else (keys, slice(-1, None))
-            parts.append(_Part(name, *where, getattr(truth, name), getattr(bound, name)))
+            parts.append(_CutGradient(name, *where, getattr(truth, name), getattr(bound, name)))
     return tuple(parts)
 
 
-def judge(cell: Cell, x: GivenBackward, found: Gradients) -> Verdict:
+def judge(cell: Cell, x: GivenBackward, found: GradientTensors) -> SampleFigures:
     """Compare the gradients of a cut with float64."""
     outputs = 0
     square = 0.0
@@ -111,13 +111,13 @@ def judge(cell: Cell, x: GivenBackward, found: Gradients) -> Verdict:
         square += float(((got - part.truth) ** 2).sum())
         norm += float((part.truth**2).sum())
         worst = max(worst, float(np.max(error_ratio(got - part.truth, part.bound), initial=0.0)))
-    return Verdict(outputs, -1, math.sqrt(square / norm), math.nan, worst)
+    return SampleFigures(outputs, -1, math.sqrt(square / norm), math.nan, worst)
 
 
-def _kernel(name: str) -> Kernel:
+def _kernel(name: str) -> TimedKernel:
     missing = BACKWARDS[name].missing() if name in BACKWARDS else None
 
-    def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
+    def prepare(cell: Cell, inputs: Sequence[GivenInputs]) -> Run:
         backward = backward_launches.loaded(name)
         try:
             given = _given(cell, tuple(inputs))
@@ -128,7 +128,7 @@ def _kernel(name: str) -> Kernel:
         return Run(GraphTimed(lambda i: made[i % len(made)]()), lambda: (given[0], made[0]()))
 
     about = _ABOUT.get(name) or f"{BACKWARDS[name].about}, {loaded.version(name)}"
-    return Kernel(
+    return TimedKernel(
         name,
         about,
         ("fp16", "bf16"),
@@ -140,10 +140,10 @@ def _kernel(name: str) -> Kernel:
 
 
 @cache
-def _kernels() -> tuple[Kernel, ...]:
+def _kernels() -> tuple[TimedKernel, ...]:
     return tuple(map(_kernel, backward_launches.NAMES))
 
 
-def kernels(wants: Callable[[str], bool] = lambda name: True) -> list[Kernel]:
+def kernels(wants: Callable[[str], bool] = lambda name: True) -> list[TimedKernel]:
     """Load the backwards whose names are wanted."""
     return [kernel for kernel in _kernels() if wants(kernel.name)]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fa3_kernels.gluon.clock import SLOTS, read_clocks
-from fa3verify.timed.timing import BY_GRAPH, LAUNCHES, Burst, sm_mhz
+from fa3verify.timed.timing import BY_GRAPH, LAUNCHES, LaunchTime, sm_mhz
 
 _READ_CLOCKS: Any = read_clocks  # the annotations of gluon.jit hide that a kernel is launched
 HEAD_START_CYCLES = 1_000_000  # half a millisecond: the host needs 30 to 200 us to start a graph
@@ -25,7 +25,7 @@ class GraphTimed:
         self.launch = launch
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> Burst:
+    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
         graph = self._graphs.get(launches) or self._capture(launches)
         return _between_events(lambda: [graph.replay() for _ in range(repeats)], launches * repeats, probe)
 
@@ -51,14 +51,14 @@ class EventTimed:
     def __init__(self, launch: Callable[[int], object]) -> None:
         self.launch = launch
 
-    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> Burst:
+    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
         self.launch(0)
         torch.cuda.synchronize()
         launches *= repeats
         return _between_events(lambda: [self.launch(i) for i in range(launches)], launches, probe)
 
 
-def _between_events(run: Callable[[], object], launches: int, probe: Callable[[], None]) -> Burst:
+def _between_events(run: Callable[[], object], launches: int, probe: Callable[[], None]) -> LaunchTime:
     """Time ``run``; the counters are read just outside the two events, on the same stream.
 
     The GPU sleeps first while the host queues the rest. Otherwise it passes the first event before the host has started
@@ -75,7 +75,7 @@ def _between_events(run: Callable[[], object], launches: int, probe: Callable[[]
     counters.end()
     probe()
     torch.cuda.synchronize()
-    return Burst(start.elapsed_time(stop) / launches, sm_mhz(*counters.readings()))
+    return LaunchTime(start.elapsed_time(stop) / launches, sm_mhz(*counters.readings()))
 
 
 class Counters:

@@ -16,11 +16,11 @@ from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.bounds import KernelModel
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.known.launches import Output
+from fa3verify.known.launches import LaunchOutput
 from fa3verify.known.libraries import Unsupported
 from fa3verify.tensors.convert import TORCH_DTYPES
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.results import Verdict
+from fa3verify.timed.results import SampleFigures
 from fa3verify.timed.timing import Timed
 
 MAX_COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
@@ -37,7 +37,7 @@ TILES: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {
 }
 
 
-class Inputs(NamedTuple):
+class GivenInputs(NamedTuple):
     """One set of operands on the GPU: (batch, seqlen, nheads, head_dim), and for e4m3 one factor per operand."""
 
     q: torch.Tensor
@@ -53,14 +53,14 @@ class Run:
     """A kernel prepared for a cell: how it is timed, and its output for the first set of inputs."""
 
     timed: Timed
-    output: Callable[[], Any]  # an Output, or what a backward read and its Gradients
+    output: Callable[[], Any]  # a LaunchOutput, or what a backward read and its GradientTensors
 
 
-Prepare = Callable[[Cell, Sequence[Inputs]], Run]
+Prepare = Callable[[Cell, Sequence[GivenInputs]], Run]
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class TimedKernel:
     """A kernel that can be timed.
 
     Parameters
@@ -79,7 +79,7 @@ class Kernel:
     model : callable, optional
         Of others: ``model(cell) -> KernelModel``, the order of operations within whose error bound its output must be.
     judge : callable, optional
-        Of a backward: ``judge(cell, output) -> Verdict``.
+        Of a backward: ``judge(cell, output) -> SampleFigures``.
     missing : str, optional
         Why it cannot be loaded here.
     belongs : callable
@@ -93,7 +93,7 @@ class Kernel:
     configure: Callable[[Cell], Config] | None = None
     options: Callable[[Cell], dict[str, Any]] | None = None
     model: Callable[[Cell], KernelModel] | None = None
-    judge: Callable[[Cell, Any], Verdict] | None = None
+    judge: Callable[[Cell, Any], SampleFigures] | None = None
     missing: str | None = None
     belongs: Callable[[Cell], bool] = lambda cell: True
 
@@ -103,7 +103,7 @@ class Kernel:
         return cell.dtype in self.dtypes and is_backward == (cell.grid == "backward") and self.belongs(cell)
 
 
-def draw(cell: Cell, copies: int, seed: int) -> list[Inputs]:
+def draw(cell: Cell, copies: int, seed: int) -> list[GivenInputs]:
     """Draw sets of N(0, 1) operands on the GPU, V with the cell's mean; e4m3 operands by amax / 448 per tensor."""
     generator = torch.Generator("cuda").manual_seed(seed)
     drawn = []
@@ -119,11 +119,11 @@ def draw(cell: Cell, copies: int, seed: int) -> list[Inputs]:
                 x = x / factor
             tensors.append(x.to(TORCH_DTYPES[cell.dtype]))
             factors.append(factor)
-        drawn.append(Inputs(*tensors, *factors))
+        drawn.append(GivenInputs(*tensors, *factors))
     return drawn
 
 
-def descales(cell: Cell, given: Inputs) -> dict[str, torch.Tensor]:
+def descales(cell: Cell, given: GivenInputs) -> dict[str, torch.Tensor]:
     """Factors in the layout of FlashAttention-3, float32 (batch, nheads_kv); empty for 16-bit operands."""
     if cell.dtype != "e4m3":
         return {}
@@ -132,7 +132,7 @@ def descales(cell: Cell, given: Inputs) -> dict[str, torch.Tensor]:
     return {n: torch.full(shape, getattr(given, n), dtype=torch.float32, device=given.q.device) for n in names}
 
 
-def our_launch(cell: Cell, inputs: Sequence[Inputs], choices: Choices) -> Callable[..., tuple]:
+def our_launch(cell: Cell, inputs: Sequence[GivenInputs], choices: Choices) -> Callable[..., tuple]:
     """Our forward as a function of the number of a launch, which takes the inputs in turn, and of ``stamps``."""
     named = [descales(cell, x) for x in inputs]
     factors = [Descales(x["q_descale"], x["k_descale"], x["v_descale"]) if x else NO_DESCALES for x in named]
@@ -152,23 +152,23 @@ def our_kernel(
     dtypes: tuple[str, ...] = EVERY,
     belongs: Callable[[Cell], bool] = lambda cell: True,
     **options: Any,
-) -> Kernel:
+) -> TimedKernel:
     """One of our kernels, or a variant of it by launch options."""
 
     def configure(cell: Cell) -> Config:
         sms = torch.cuda.get_device_properties(0).multi_processor_count
         return config_of(cell.problem, num_sms=sms, **(_defaults(cell) | options))
 
-    def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
+    def prepare(cell: Cell, inputs: Sequence[GivenInputs]) -> Run:
         launch = our_launch(cell, inputs, Choices(**(_defaults(cell) | options)))
 
         try:
             launch(0)
         except ValueError as error:
             raise Unsupported(str(error)) from None
-        return Run(GraphTimed(launch), lambda: Output(*launch(0)))
+        return Run(GraphTimed(launch), lambda: LaunchOutput(*launch(0)))
 
-    return Kernel(name, about, dtypes, prepare, configure, lambda cell: _defaults(cell) | options, belongs=belongs)
+    return TimedKernel(name, about, dtypes, prepare, configure, lambda cell: _defaults(cell) | options, belongs=belongs)
 
 
 def _defaults(cell: Cell) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _tries(tile: tuple[int, int]) -> Callable[[Cell], bool]:
     return belongs
 
 
-def _tiles() -> list[Kernel]:
+def _tiles() -> list[TimedKernel]:
     """Our kernels with other tiles; those of 64 keys also with every overlap switched off."""
     found = []
     for tile in sorted({tile for tiles in TILES.values() for tile in tiles}):
@@ -230,7 +230,7 @@ def _tiles() -> list[Kernel]:
     return found
 
 
-def ours() -> list[Kernel]:
+def ours() -> list[TimedKernel]:
     """Our kernels: as shipped, FP8 without promotion, with parts of the schedule switched off, and with other tiles."""
     rest = ("fp16", "bf16")
     return [

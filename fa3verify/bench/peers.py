@@ -7,7 +7,7 @@ from typing import Any
 
 from fa3_reference.bounds import KernelModel
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.kernels import Inputs, Kernel, Run, descales
+from fa3verify.bench.kernels import GivenInputs, Run, TimedKernel, descales
 from fa3verify.known import loaded
 from fa3verify.known.launches import Given
 from fa3verify.known.libraries import Unsupported
@@ -43,12 +43,12 @@ def _why_not(name: str) -> str | None:
     return None
 
 
-def kernel(name: str) -> Kernel:
+def kernel(name: str) -> TimedKernel:
     """Load a peer now; whatever goes wrong is its reason to be missing."""
     peer = PEERS[name]
     missing = _why_not(name)
 
-    def prepare(cell: Cell, inputs: Sequence[Inputs]) -> Run:
+    def prepare(cell: Cell, inputs: Sequence[GivenInputs]) -> Run:
         if missing:
             raise Unsupported(missing)
         forward = loaded.loaded(name)
@@ -61,9 +61,9 @@ def kernel(name: str) -> Kernel:
         return Run(GraphTimed(lambda i: made[i % len(made)]()), made[0])
 
     about = f"{peer.about}, {loaded.version(name)}"
-    return Kernel(name, about, peer.dtypes, prepare, model=lambda cell: model_of(name, cell), missing=missing)
+    return TimedKernel(name, about, peer.dtypes, prepare, model=lambda cell: model_of(name, cell), missing=missing)
 
 
-def peers(wants: Callable[[str], bool] = lambda name: True) -> list[Kernel]:
+def peers(wants: Callable[[str], bool] = lambda name: True) -> list[TimedKernel]:
     """Load the peers that are timed and whose names are wanted; the others are not loaded and not returned."""
     return [kernel(name) for name, peer in PEERS.items() if peer.is_timed and wants(name)]

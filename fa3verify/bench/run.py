@@ -19,13 +19,13 @@ from fa3_kernels.audit.evidence import Evidence, evidence_facts
 from fa3verify import __version__
 from fa3verify.bench import check, gradients
 from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
-from fa3verify.bench.kernels import MAX_COPIES, Inputs, Kernel, Run, draw, ours
+from fa3verify.bench.kernels import MAX_COPIES, GivenInputs, Run, TimedKernel, draw, ours
 from fa3verify.bench.peers import peers
 from fa3verify.bench.warm import processes, warm_up
 from fa3verify.known.libraries import Unsupported
 from fa3verify.timed import results, tables
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.results import CellRecord, Measured, Results, Switches, Verdict, measured
+from fa3verify.timed.results import CellRecord, Measured, Results, SampleFigures, Switches, measured
 from fa3verify.timed.timing import LAUNCHES, Clock, Pace, Timed, measure, query
 
 RECORDS = "bench.jsonl"
@@ -49,7 +49,7 @@ class Judges(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BenchSettings:
     """One call of ``fa3verify bench``."""
 
     cells: Sequence[Cell]
@@ -63,7 +63,7 @@ class Settings:
         return not self.kernels or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.kernels)
 
 
-def provenance(kernels: Sequence[Kernel], missing: dict[str, str], of: Evidence = "forward") -> dict[str, Any]:
+def provenance(kernels: Sequence[TimedKernel], missing: dict[str, str], of: Evidence = "forward") -> dict[str, Any]:
     """Return what a run is: machine, driver, versions, the hash of our launches that it is evidence of."""
     packages = {}
     for name in ("triton", "numpy", "numba", "nvidia-cudnn-frontend"):
@@ -100,12 +100,12 @@ def copies_for(cell: Cell, cache_bytes: int) -> int:
     return max(1, min(MAX_COPIES, math.ceil(2 * cache_bytes / cell.io_bytes)))
 
 
-def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
+def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, int]:
     """Measure what is not measured yet.
 
     Parameters
     ----------
-    settings : Settings
+    settings : BenchSettings
     tell : callable
         Gets one line per cell.
 
@@ -156,7 +156,7 @@ def run(settings: Settings, tell: Callable[[str], None]) -> tuple[Results, int]:
     return known, left
 
 
-def wanted(settings: Settings) -> list[Kernel]:
+def wanted(settings: BenchSettings) -> list[TimedKernel]:
     """Load the kernels that settings name, of what their cells are of: forwards, or gradients."""
     if any(cell.grid == "backward" for cell in settings.cells):
         return gradients.kernels(settings.wants)
@@ -182,7 +182,7 @@ def line(record: CellRecord) -> str:
     return f"{record.cell.key}: " + ", ".join(parts)
 
 
-def schedule_of(kernel: Kernel, cell: Cell) -> Switches | None:
+def schedule_of(kernel: TimedKernel, cell: Cell) -> Switches | None:
     """Tile and switches of one of our kernels in a cell, as configured; None for a peer."""
     if kernel.configure is None or kernel.options is None:
         return None
@@ -201,8 +201,8 @@ def schedule_of(kernel: Kernel, cell: Cell) -> Switches | None:
 
 def measure_cell(
     cell: Cell,
-    kernels: Sequence[Kernel],
-    settings: Settings,
+    kernels: Sequence[TimedKernel],
+    settings: BenchSettings,
     clock: Clock,
     run_id: str,
     copies: int,
@@ -215,7 +215,7 @@ def measure_cell(
     inputs = draw(cell, copies, settings.seed)
     runs: dict[str, Timed] = {}
     schedules: dict[str, Switches | None] = {}
-    verdicts: dict[str, Callable[[], Verdict]] = {}
+    verdicts: dict[str, Callable[[], SampleFigures]] = {}
     failed: dict[str, str] = {}
     for kernel in kernels:
         try:
@@ -251,7 +251,9 @@ def _failure(error: Exception) -> str:
     return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _verdict(cell: Cell, kernel: Kernel, given: Inputs, prepared: Run, pool: Executor) -> Callable[[], Verdict]:
+def _verdict(
+    cell: Cell, kernel: TimedKernel, given: GivenInputs, prepared: Run, pool: Executor
+) -> Callable[[], SampleFigures]:
     """Have an output judged, a backward's here and now; what is returned waits for the verdict."""
     if kernel.judge is not None:
         verdict = kernel.judge(cell, prepared.output())
@@ -261,7 +263,7 @@ def _verdict(cell: Cell, kernel: Kernel, given: Inputs, prepared: Run, pool: Exe
     return pool.submit(check.judge, check.gather(cell, given, prepared.output(), config, model)).result
 
 
-def _check_context(cell: Cell, name: str, kernels: Sequence[Kernel], failed: dict[str, str], run_id: str) -> None:
+def _check_context(cell: Cell, name: str, kernels: Sequence[TimedKernel], failed: dict[str, str], run_id: str) -> None:
     """Raise :class:`ContextLost`, with a record of the cell, if the GPU answers no more."""
     try:
         synchronize()

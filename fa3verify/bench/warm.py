@@ -16,7 +16,7 @@ from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.choose import config_of, shape_of
 from fa3_kernels.plan.variant import variant_of
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench.kernels import Kernel
+from fa3verify.bench.kernels import TimedKernel
 from fa3verify.timed.cells import Cell
 
 
@@ -25,7 +25,7 @@ def processes() -> Executor:
     return ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn"))
 
 
-def warm_up(cells: Sequence[Cell], kernels: Sequence[Kernel], pool: Executor) -> None:
+def warm_up(cells: Sequence[Cell], kernels: Sequence[TimedKernel], pool: Executor) -> None:
     """Compile our kernels for all cells in parallel processes into Triton's cache, as one process would one by one."""
     launches = {}
     for cell in cells:

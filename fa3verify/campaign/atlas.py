@@ -80,7 +80,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SummaryFinding:
     """One finding, as in ``summary.json``; findings of one cause are neighbours."""
 
     what: str
@@ -133,7 +133,7 @@ class Entry:
     policy: tuple[str, ...]
     families: tuple[FamilyFigures, ...]
     properties: tuple[Property, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[SummaryFinding, ...]
     loss: tuple[Loss, ...]
 
 
@@ -241,8 +241,8 @@ def _property(law: Mapping[str, Any]) -> Property:
     return Property(*taken)
 
 
-def _finding(found: Mapping[str, Any]) -> Finding:
-    return Finding(**{field.name: found[field.name] for field in fields(Finding)})
+def _finding(found: Mapping[str, Any]) -> SummaryFinding:
+    return SummaryFinding(**{field.name: found[field.name] for field in fields(SummaryFinding)})
 
 
 def write(path: Path, atlas: Atlas) -> None:

@@ -98,7 +98,7 @@ def bench(out: Path, quiet: bool, **options: Any) -> None:
         from fa3verify.timed.timing import Pace
 
         pace = Pace(options["rounds"], options["pause"], options["sustained"])
-        settings = bench_run.Settings(cells, out, options["names"], pace, options["budget"], options["seed"])
+        settings = bench_run.BenchSettings(cells, out, options["names"], pace, options["budget"], options["seed"])
         try:
             results, left = bench_run.run(settings, console.teller(quiet))
         except bench_run.ContextLost as error:

@@ -50,7 +50,7 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
         budget = None if seconds else problems or 20_000
         told = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
         goal = _goal(kernel, options["objective"], options["against"], options["unit"], options["baseline"])
-        settings = run.Settings(kernel, goal, problems=budget, seconds=seconds, **told)
+        settings = run.HuntSettings(kernel, goal, problems=budget, seconds=seconds, **told)
         with console.counting("searches", quiet) as tell:
             try:
                 body = run.run(settings, tell)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify.campaign import atlas, replay_files, summary
-from fa3verify.campaign.atlas import Atlas, Entry, Finding, Loss
+from fa3verify.campaign.atlas import Atlas, Entry, Loss, SummaryFinding
 from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.pool import TaskError
 from fa3verify.commands import verify
@@ -182,7 +182,9 @@ def _largest(cases: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _findings(findings: Sequence[Finding], campaign: Path, beside: Path) -> tuple[dict[str, str], tuple[Finding, ...]]:
+def _findings(
+    findings: Sequence[SummaryFinding], campaign: Path, beside: Path
+) -> tuple[dict[str, str], tuple[SummaryFinding, ...]]:
     """Copy the replay file of the first finding of each cause: new names by old, and the findings with them."""
     kept: dict[str, str] = {}
     for _, same in groupby(findings, lambda finding: finding.cause):

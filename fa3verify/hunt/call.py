@@ -20,7 +20,7 @@ from fa3verify.operations import Outputs
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HuntedCall:
     """A kernel's call for a case, and what it is judged by."""
 
     candidate: Candidate
@@ -30,7 +30,7 @@ class Call:
     operation: Any = field(repr=False)
 
     @classmethod
-    def of(cls, candidate: Candidate, case: Case) -> Call:
+    def of(cls, candidate: Candidate, case: Case) -> HuntedCall:
         """ValueError if the kernel does not take the case."""
         candidate.check_descales(case)
         if words := candidate.misfit(case.problem):
@@ -53,7 +53,7 @@ class Call:
         return freed(self.candidate.policy, self.problem, bound, math.inf)
 
 
-def unrounded(call: Call, truth: np.ndarray) -> dict[str, np.ndarray]:
+def unrounded(call: HuntedCall, truth: np.ndarray) -> dict[str, np.ndarray]:
     """Return a forward's outputs with out before its last rounding.
 
     Twins tell it; of any other kernel it is the number nearest the truth, float64 like out, among those that round to

@@ -16,8 +16,8 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.adversary.colony import Colony
 from fa3verify.adversary.guide import Guide
-from fa3verify.adversary.judge import Bound, ErrorOverBound, Judge, Objectives, Verdict, truth_error
-from fa3verify.hunt.call import Call, unrounded
+from fa3verify.adversary.judge import Bound, ColonyRatios, ErrorOverBound, Judge, Objectives, truth_error
+from fa3verify.hunt.call import HuntedCall, unrounded
 from fa3verify.judging import hypotheses
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
@@ -46,7 +46,7 @@ class Hunted:
     def run(self, colony: Colony, config: Any, *, rounded: bool) -> tuple[np.ndarray, np.ndarray]:
         problem = colony.problem
         operands = colony.operands
-        call = Call(self.candidate, problem, operands, config, operations.find(self.candidate.operation))
+        call = HuntedCall(self.candidate, problem, operands, config, operations.find(self.candidate.operation))
         truth = attention(problem, *operands.dequantized(problem))
         got = call.run() if rounded else unrounded(call, truth.out)
         return got["out"], got.get("lse", truth.lse)
@@ -79,7 +79,7 @@ class DifferenceOfColonies:
     records: tuple[str, ...] = ("out", "lse")
     limit: ClassVar[float] = math.inf
 
-    def __call__(self, colony: Colony, guide: Guide | None = None) -> Verdict:
+    def __call__(self, colony: Colony, guide: Guide | None = None) -> ColonyRatios:
         config = self.kernel.config(colony)
         with np.errstate(all="ignore"):
             a, b = (side.run(colony, side.config(colony), rounded=False) for side in (self.kernel, self.other))
@@ -97,7 +97,7 @@ class DifferenceOfColonies:
             slope, told = (np.where(np.isnan(x), np.inf, x).reshape(rows, -1) for x in (slope, told))
             climbs = np.maximum(slope, told)
             lse_bound = np.log2(limit.lse).reshape(-1)
-            return Verdict(told, told, lse.reshape(-1), climbs, relative, relative, lse_bound)
+            return ColonyRatios(told, told, lse.reshape(-1), climbs, relative, relative, lse_bound)
 
     def published(self, colony: Colony, name: str) -> np.ndarray:
         return getattr(self(colony), name)

@@ -14,7 +14,7 @@ import numpy as np
 from fa3_reference.formats import FORMATS, ulp
 from fa3verify.adversary.judge import Judge
 from fa3verify.cases.case import Case
-from fa3verify.hunt.call import Call, unrounded
+from fa3verify.hunt.call import HuntedCall, unrounded
 from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.judging import gate
 from fa3verify.judging.judgement import judge
@@ -85,7 +85,7 @@ class Ratio:
             measures = judge(candidate, case, unrounded=False).measures
             names = ("ratio_max", *(n for n in measures if n.startswith("ratio_") and n.endswith("_max")))
             return {name.removesuffix("_max").removeprefix("ratio_") or "ratio": measures[name] for name in names}
-        call = Call.of(candidate, case)
+        call = HuntedCall.of(candidate, case)
         truth = call.truth()
         got = unrounded(call, truth["out"])
         bound = call.bound(replace(call.assumed, out_dtype="fp32"))
@@ -158,8 +158,8 @@ class Difference:
         return (self.against,)
 
     def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
-        call = Call.of(candidate, case)
-        other = Call.of(self.against, case)
+        call = HuntedCall.of(candidate, case)
+        other = HuntedCall.of(self.against, case)
         a = call.run()
         b = other.run()
         bound = call.bound(call.assumed) if self.unit == "bound" else None

@@ -37,7 +37,7 @@ CHUNK = 2_000  # problems of one search where a round has more, and of a round w
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class HuntSettings:
     """Holds what the verb hunt says; ``problems`` or ``seconds`` is the budget."""
 
     kernel: str
@@ -122,7 +122,7 @@ def search_ground(
         return {"failed": str(error)}
 
 
-def run(settings: Settings, progress: Callable[[str], None] = lambda label: None) -> dict[str, Any]:
+def run(settings: HuntSettings, progress: Callable[[str], None] = lambda label: None) -> dict[str, Any]:
     """Hunt as the verb does, and write ``hunt.json``, ``hunt.md`` and a replay file of every find below ``out``.
 
     Returns
@@ -166,7 +166,7 @@ def _chosen(candidate: Candidate, objective: Objective, names: Iterable[str]) ->
     return named or list(grounds_of(candidate, objective.others))
 
 
-def _rounds(settings: Settings, grounds: int) -> Iterable[int]:
+def _rounds(settings: HuntSettings, grounds: int) -> Iterable[int]:
     """Problems of each ground in every round; without end where the budget is of time."""
     if settings.problems is None:
         while True:
@@ -179,7 +179,7 @@ def _rounds(settings: Settings, grounds: int) -> Iterable[int]:
 
 
 def _tasks(
-    settings: Settings, grounds: list[Ground], sums: Mapping[str, Findings], number: int, problems: int
+    settings: HuntSettings, grounds: list[Ground], sums: Mapping[str, Findings], number: int, problems: int
 ) -> list[Task]:
     """A round: every ground, in parts of at most :data:`CHUNK` problems, each from its best input so far."""
     parts = -(-problems // CHUNK)
@@ -215,7 +215,7 @@ def _gathered(sums: dict[str, Findings], outcomes: list[Outcome]) -> list[dict[s
 
 
 def _body(
-    settings: Settings, candidate: Candidate, grounds: list[Ground], sums: dict[str, Findings], failures: list[Any]
+    settings: HuntSettings, candidate: Candidate, grounds: list[Ground], sums: dict[str, Findings], failures: list[Any]
 ) -> dict[str, Any]:
     objective = objective_from(settings.objective)
     identity = Identity(**candidate.identity()) if candidate.identity else Identity()
@@ -239,7 +239,7 @@ def _body(
     }
 
 
-def _content(settings: Settings, output: str, best: Find) -> dict[str, Any]:
+def _content(settings: HuntSettings, output: str, best: Find) -> dict[str, Any]:
     named = {
         "schema": replay_files.HUNTED_SCHEMA,
         "objective": settings.objective,

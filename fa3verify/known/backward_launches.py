@@ -32,7 +32,7 @@ class GivenBackward(NamedTuple):
     dlse: torch.Tensor | None = None
 
 
-class Gradients(NamedTuple):
+class GradientTensors(NamedTuple):
     """Holds gradients in the shapes of q, k and v."""
 
     dq: torch.Tensor
@@ -41,7 +41,7 @@ class Gradients(NamedTuple):
 
 
 # A backward is prepared for a problem and tensors and returns what launches it; ValueError for what it does not take.
-Launch = Callable[[], Gradients]
+Launch = Callable[[], GradientTensors]
 Backward = Callable[[AttentionProblem, GivenBackward], Launch]
 
 
@@ -57,8 +57,8 @@ def _ours(is_deterministic: bool) -> Backward:
         semantics = Semantics.of(problem)
         packed = packed_of(problem)
 
-        def launch() -> Gradients:
-            return Gradients(
+        def launch() -> GradientTensors:
+            return GradientTensors(
                 *launch_backward.backward(
                     x.dout,
                     x.q,
@@ -94,11 +94,11 @@ def _cudnn(problem: AttentionProblem, x: GivenBackward) -> Launch:
     seeds = returned[6:8]
     lse = x.lse.reshape(returned[1].shape)
 
-    def launch() -> Gradients:
+    def launch() -> GradientTensors:
         found = _ATEN._scaled_dot_product_cudnn_attention_backward(
             dout, q, k, v, out, lse, *seeds, None, *starts, *longest, 0.0, causal, scale=scale
         )
-        return Gradients(*(y.transpose(1, 2) for y in found))
+        return GradientTensors(*(y.transpose(1, 2) for y in found))
 
     return launch
 
@@ -110,11 +110,11 @@ def _flash2(problem: AttentionProblem, x: GivenBackward) -> Launch:
     causal = problem.causal
     returned = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
 
-    def launch() -> Gradients:
+    def launch() -> GradientTensors:
         found = _ATEN._scaled_dot_product_flash_attention_backward(
             dout, q, k, v, out, x.lse, *returned[2:6], 0.0, causal, *returned[6:8], scale=scale
         )
-        return Gradients(*(y.transpose(1, 2) for y in found))
+        return GradientTensors(*(y.transpose(1, 2) for y in found))
 
     return launch
 
@@ -132,16 +132,16 @@ def _flash3_dew(problem: AttentionProblem, x: GivenBackward) -> Launch:
     operands = (x.dout, x.q, x.k, x.v, x.out, x.lse)
     call = Call(function, operands, (*found, *scratch), attributes, flash3_dew.runtime())
 
-    def launch() -> Gradients:
+    def launch() -> GradientTensors:
         call()
-        return Gradients(*found)
+        return GradientTensors(*found)
 
     return launch
 
 
 def _flash4(problem: AttentionProblem, x: GivenBackward) -> Launch:
     launch = flash4.prepare_backward(problem, x)
-    return lambda: Gradients(*launch())
+    return lambda: GradientTensors(*launch())
 
 
 _BACKWARDS: dict[str, Backward] = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, Output
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
 from fa3verify.known.libraries import make_importable
 from fa3verify.known.peers import PEERS
 
@@ -91,6 +91,6 @@ def load(name: str) -> Forward:
         """Prepare a call; the output's scale is chosen from its own amax, so that nothing is clipped."""
         plan = _Plan(cudnn, problem, given)
         scale = 1 / float(plan.out_scale)
-        return lambda: Output(plan.run(), None, scale)
+        return lambda: LaunchOutput(plan.run(), None, scale)
 
     return prepare

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fa3_kernels.gluon.launch import Descales, forward, packed_of
-from fa3_kernels.gluon.quantize import QuantizedQKV, quantize_qkv
+from fa3_kernels.gluon.quantize import QuantizedTensors, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.known.loaded import device_name as device_name
@@ -48,7 +48,7 @@ def descales_of(operands: Operands) -> Descales:
     return Descales(q, k, v, (of_q, of_k, of_v))
 
 
-def run_quantiser(given: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> QuantizedQKV:
+def run_quantiser(given: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> QuantizedTensors:
     """Quantise on the GPU: q, k and v, and for packed sequences ``cu_seqlens_q`` and ``cu_seqlens_k``."""
     tensors: dict[str, Any] = {name: to_gpu(x) for name, x in given.items()}
     for name in ("cu_seqlens_q", "cu_seqlens_k"):

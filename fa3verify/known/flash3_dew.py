@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, Output
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import PEERS
 from fa3verify.known.xla_call import Call, Runtime, handler
@@ -25,9 +25,9 @@ def load(name: str) -> Forward:
             raise ValueError("this build is called for batches of one head_dim, without softcap and options")
         call, out, lse = call_of(function, problem, given[:3], runtime())
 
-        def launch() -> Output:
+        def launch() -> LaunchOutput:
             call()
-            return Output(out, lse)
+            return LaunchOutput(out, lse)
 
         return launch
 

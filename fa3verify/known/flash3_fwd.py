@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, Output
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import PEERS
 
@@ -27,7 +27,7 @@ def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any])
         packed |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
     descales = {name: getattr(given, name) for name in ("q_descale", "k_descale", "v_descale")}
 
-    def launch() -> Output:
+    def launch() -> LaunchOutput:
         found = torch.ops.fa3_fwd.fwd(
             given.q,
             given.k,
@@ -42,6 +42,6 @@ def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any])
             num_splits=options.get("num_splits", 1),
             pack_gqa=options.get("pack_gqa"),
         )
-        return Output(found[0], found[1])
+        return LaunchOutput(found[0], found[1])
 
     return launch

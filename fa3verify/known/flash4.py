@@ -21,7 +21,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.known.libraries import library
 
 if TYPE_CHECKING:
-    from fa3verify.known.launches import Forward, Given, Launch, Output
+    from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
 
 FOLDER = "flash4"
 RUNTIME = f"{FOLDER}/libcute_dsl_runtime.so"
@@ -65,7 +65,7 @@ def _functions(problem: AttentionProblem, *kinds: str) -> list[Any]:
 
 def load(name: str) -> Forward:
     """Return the forward: batches of one length, without options; Unsupported without its runtime library."""
-    from fa3verify.known.launches import Output
+    from fa3verify.known.launches import LaunchOutput
 
     library(RUNTIME)
 
@@ -78,9 +78,9 @@ def load(name: str) -> Forward:
         out = q.new_empty(problem.out_shape)
         lse = q.new_empty(problem.lse_shape).float() if wants_lse else None
 
-        def launch() -> Output:
+        def launch() -> LaunchOutput:
             function(q, k, v, out, lse, problem.softmax_scale, *_NO_EXTRAS)
-            return Output(out, lse)
+            return LaunchOutput(out, lse)
 
         return launch
 

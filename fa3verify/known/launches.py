@@ -28,7 +28,7 @@ class Given(NamedTuple):
     cu_seqlens_k: torch.Tensor | None = None
 
 
-class Output(NamedTuple):
+class LaunchOutput(NamedTuple):
     """``out`` in the shape of the problem's, times ``scale``: the result; ``lse`` likewise, or None."""
 
     out: torch.Tensor
@@ -38,7 +38,7 @@ class Output(NamedTuple):
 
 # A forward is prepared for a problem, tensors and options, such as num_splits, and returns what launches it; options
 # that a library does not have raise ValueError. ``lse=False`` leaves out an LSE that costs time.
-Launch = Callable[[], Output]
+Launch = Callable[[], LaunchOutput]
 Forward = Callable[[AttentionProblem, Given, Mapping[str, Any]], Launch]
 
 

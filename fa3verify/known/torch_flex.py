@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, Output
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
 
 SHAPES = 1024  # that one process may compile for: past torch's own limit it would run uncompiled
 
@@ -42,10 +42,10 @@ def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any])
     q, k, v = (x.transpose(1, 2) for x in given[:3])
     named: dict[str, Any] = {"block_mask": mask, "enable_gqa": problem.group > 1, "scale": problem.softmax_scale}
     if not options.get("lse", True):
-        return lambda: Output(_compiled(False)(q, k, v, **named).transpose(1, 2))
+        return lambda: LaunchOutput(_compiled(False)(q, k, v, **named).transpose(1, 2))
 
-    def launch() -> Output:
+    def launch() -> LaunchOutput:
         out, aux = _compiled(None)(q, k, v, **named, return_aux=AuxRequest(lse=True))
-        return Output(out.transpose(1, 2), aux.lse)
+        return LaunchOutput(out.transpose(1, 2), aux.lse)
 
     return launch

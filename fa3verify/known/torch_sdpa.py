@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, Output
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (batch, heads, seqlen, head_dim)
 _ATEN = torch.ops.aten
@@ -61,11 +61,11 @@ def _packed(problem: AttentionProblem, given: Given) -> Launch:
     starts = (given.cu_seqlens_q, given.cu_seqlens_k)
     longest = (problem.seqlen_q, problem.seqlen_k)
 
-    def launch() -> Output:
+    def launch() -> LaunchOutput:
         found = _ATEN._flash_attention_forward(
             *given[:3], *starts, *longest, 0.0, problem.causal, False, scale=problem.softmax_scale
         )
-        return Output(found[0], found[1])
+        return LaunchOutput(found[0], found[1])
 
     return launch
 
@@ -81,9 +81,9 @@ def load(name: str) -> Forward:
             return _packed(problem, given)
         q, k, v = (x.transpose(1, 2) for x in given[:3])
 
-        def launch() -> Output:
+        def launch() -> LaunchOutput:
             out, lse = function(problem, (q, k, v), options.get("lse", True))
-            return Output(out.transpose(1, 2), lse)
+            return LaunchOutput(out.transpose(1, 2), lse)
 
         return launch
 

@@ -18,7 +18,7 @@ from fa3verify.properties.law import Setup, Trial, Violation
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class CallResult:
     """A call, and what the kernel returned; its bound is found once, where somebody asks for it."""
 
     setup: Setup
@@ -29,10 +29,10 @@ class Call:
         return self.setup.bound()
 
 
-def called(candidate: Candidate, setup: Setup) -> Call:
+def called(candidate: Candidate, setup: Setup) -> CallResult:
     """Run a call, in the configuration that a caller can have."""
     setup = setup.launched(candidate)
-    return Call(setup, setup.run(candidate))
+    return CallResult(setup, setup.run(candidate))
 
 
 def unsigned_zeros(outputs: Outputs) -> Outputs:
@@ -99,7 +99,13 @@ def within(what: str, got: Outputs, expected: Outputs, bound: Outputs) -> Violat
 
 
 def agree(
-    candidate: Candidate, trial: Trial, what: str, *, got: Call, expected: Call, of: Callable[[Outputs], Outputs] = dict
+    candidate: Candidate,
+    trial: Trial,
+    what: str,
+    *,
+    got: CallResult,
+    expected: CallResult,
+    of: Callable[[Outputs], Outputs] = dict,
 ) -> Violation | None:
     """Compare two calls by a law of kind "agreement".
 

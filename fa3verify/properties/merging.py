@@ -19,7 +19,7 @@ from fa3_reference.problem import Descale, Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
-from fa3verify.properties.compare import Call, agree, called, unsigned_zeros, within
+from fa3verify.properties.compare import CallResult, agree, called, unsigned_zeros, within
 from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import key_unit, masked_part, part, visible
 from fa3verify.properties.trials import Wanted, law, needs
@@ -67,7 +67,7 @@ def _shards_merge(
     return _against_merged(names, whole, [x.outputs for x in parts], [x.bound for x in parts])
 
 
-def _against_merged(what: str, whole: Call, parts: list[Outputs], bounds: list[Outputs]) -> Violation | None:
+def _against_merged(what: str, whole: CallResult, parts: list[Outputs], bounds: list[Outputs]) -> Violation | None:
     expected, limit = merged(parts, bounds)
     return within(what, whole.outputs, expected, {name: whole.bound[name] + limit[name] for name in limit})
 
@@ -171,7 +171,7 @@ def _one_more_key(candidate: Candidate, trial: Trial) -> Violation | None:
         one, own = _of_last_key(longer)
         gap = before.setup.truth({})["lse"] - one["lse"]
         if is_lowest and (gap > NOTHING).all():
-            plain = [Call(call.setup, unsigned_zeros(call.outputs)) for call in (after, before)]
+            plain = [CallResult(call.setup, unsigned_zeros(call.outputs)) for call in (after, before)]
             if violation := agree(candidate, trial, f"{what}, of no weight", got=plain[0], expected=plain[1]):
                 return violation
         if "lse" not in after.outputs:

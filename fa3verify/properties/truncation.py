@@ -19,7 +19,7 @@ from fa3_reference.problem import Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
-from fa3verify.properties.compare import Call, agree, called, same_bits
+from fa3verify.properties.compare import CallResult, agree, called, same_bits
 from fa3verify.properties.law import Trial, Violation, set_up
 from fa3verify.properties.transforms import key_unit, masked_part, part, part_of_result, visible
 from fa3verify.properties.trials import Wanted, law, needs
@@ -69,7 +69,7 @@ def _windowed(candidate: Candidate, trial: Trial) -> Violation | None:
 
 
 def _part_agrees(
-    candidate: Candidate, trial: Trial, whole: Call, seq: Sequence, rows: slice, keys: slice
+    candidate: Candidate, trial: Trial, whole: CallResult, seq: Sequence, rows: slice, keys: slice
 ) -> Violation | None:
     """Compare a call of some rows and keys with the same rows of the whole call."""
     alone = called(candidate, masked_part(whole.setup, seq, rows=rows, keys=keys))

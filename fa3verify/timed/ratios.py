@@ -13,7 +13,7 @@ from fa3verify.timed.results import CellRecord, Results
 OURS = "gluon"
 
 
-class Summary(NamedTuple):
+class Speedup(NamedTuple):
     """One kernel against one peer over the cells where both have a time."""
 
     name: str
@@ -39,7 +39,7 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def summarize(records: Sequence[CellRecord], name: str, peer: str) -> Summary | None:
+def summarize(records: Sequence[CellRecord], name: str, peer: str) -> Speedup | None:
     """Compare a kernel with a peer over all cells; None where no cell has both."""
     ratios = {r.cell.key: (r.cell.head_dim, r.ratio(name, peer)) for r in records}
     ratios = {key: pair for key, pair in ratios.items() if not math.isnan(pair[1])}
@@ -47,7 +47,7 @@ def summarize(records: Sequence[CellRecord], name: str, peer: str) -> Summary | 
         return None
     dims = sorted({d for d, _ in ratios.values()})
     worst = min(ratios, key=lambda key: ratios[key][1])
-    return Summary(
+    return Speedup(
         name,
         peer,
         len(ratios),

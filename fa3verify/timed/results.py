@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fa3verify.files import plain
 from fa3verify.judging.verdict import ratio_text
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.timing import Burst, Times
+from fa3verify.timed.timing import LaunchTime, Times
 
 SCHEMA = "fa3verify.bench/2"
 MEASURED = "ok"
@@ -32,7 +32,7 @@ FIGURES = (
 )
 
 
-class Verdict(NamedTuple):
+class SampleFigures(NamedTuple):
     """Holds what a sample showed; bits are -1 where there is no twin or nothing was compared, figures then NaN."""
 
     outputs: int
@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
         return None
 
 
-NOT_JUDGED = Verdict(0, -1, math.nan, math.nan)
+NOT_JUDGED = SampleFigures(0, -1, math.nan, math.nan)
 
 
 class Switches(NamedTuple):
@@ -102,16 +102,18 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def cycles(burst: Burst) -> float:
+def cycles(burst: LaunchTime) -> float:
     """SM cycles of one launch.
 
-    >>> cycles(Burst(ms=0.5, sm_mhz=1800.0))
+    >>> cycles(LaunchTime(ms=0.5, sm_mhz=1800.0))
     900000.0
     """
     return burst.ms * burst.sm_mhz * 1e3
 
 
-def measured(name: str, timed_by: str, times: Times, verdict: Verdict, schedule: Switches | None = None) -> Measured:
+def measured(
+    name: str, timed_by: str, times: Times, verdict: SampleFigures, schedule: Switches | None = None
+) -> Measured:
     """Build the record of one kernel from its times and its verdict."""
     if verdict.trouble:
         times = Times()

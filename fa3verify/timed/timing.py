@@ -26,7 +26,7 @@ SAMPLED_S = 1.0
 SUSTAINED_ROUNDS = 2  # at most
 
 
-class Burst(NamedTuple):
+class LaunchTime(NamedTuple):
     """Milliseconds per launch, and the MHz the SMs ran at by their own counters."""
 
     ms: float
@@ -39,7 +39,7 @@ class Timed(Protocol):
     timed_by: str
     launch: Callable[[int], object]
 
-    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> Burst:
+    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
         """Run ``launches`` back to back ``repeats`` times; ``probe`` is called while they run."""
         ...
 
@@ -59,9 +59,9 @@ class Pace:
 class Times:
     """Holds every burst and sustained run: what was measured, and the SM clock in MHz as the driver reports it."""
 
-    bursts: list[Burst] = field(default_factory=list)
+    bursts: list[LaunchTime] = field(default_factory=list)
     burst_driver_mhz: list[float] = field(default_factory=list)
-    sustained: list[Burst] = field(default_factory=list)
+    sustained: list[LaunchTime] = field(default_factory=list)
     sustained_driver_mhz: list[float] = field(default_factory=list)
     sustained_w: list[float] = field(default_factory=list)
 

@@ -45,7 +45,7 @@ _TRUE = ("true", "1")
 _FALSE = ("false", "0")
 
 
-class Measured(NamedTuple):
+class MeasuredRow(NamedTuple):
     """One row: ``cycles`` from launch to end at an SM clock of ``clock_mhz``."""
 
     line: int
@@ -90,7 +90,7 @@ class _Row:
         return text in _TRUE
 
 
-def read(path: Path) -> tuple[list[Measured], Counter[str]]:
+def read(path: Path) -> tuple[list[MeasuredRow], Counter[str]]:
     """Read the rows that a program can be simulated for.
 
     Parameters
@@ -100,7 +100,7 @@ def read(path: Path) -> tuple[list[Measured], Counter[str]]:
 
     Returns
     -------
-    rows : list of Measured
+    rows : list of MeasuredRow
     left_out : Counter
         Rows that are not among them, by reason.
 
@@ -122,7 +122,7 @@ def read(path: Path) -> tuple[list[Measured], Counter[str]]:
             continue
         cycles = row.positive("burst_cycles")
         clock = row.positive("burst_sm_mhz")
-        rows.append(Measured(row.line, row.values["kernel"], problem, config, cycles, clock))
+        rows.append(MeasuredRow(row.line, row.values["kernel"], problem, config, cycles, clock))
     return rows, left_out
 
 

@@ -21,7 +21,7 @@ from fa3_simulator.machine import Machine, load
 from fa3_simulator.roofline import closed_form, roofline
 from fa3_simulator.run import estimate
 from fa3verify import files
-from fa3verify.timed.timings import Measured, read
+from fa3verify.timed.timings import MeasuredRow, read
 
 MODELS = ("simulated", "roofline", "closed form")
 RESAMPLES = 4000
@@ -30,10 +30,10 @@ SMALLEST_RANKING = 3  # schedules of one problem
 TOP = (1, 3)
 
 
-class Compared(NamedTuple):
+class Prediction(NamedTuple):
     """One measured row with the cycles that each of :data:`MODELS` predicts at its clock."""
 
-    row: Measured
+    row: MeasuredRow
     predicted: tuple[float, ...]
 
     @property
@@ -56,14 +56,14 @@ class Ranking(NamedTuple):
     regret: tuple[float, ...]
 
 
-def compare(rows: Sequence[Measured], machine: Machine) -> list[Compared]:
+def compare(rows: Sequence[MeasuredRow], machine: Machine) -> list[Prediction]:
     """Predict every row at the clock it was measured at."""
     found = []
     for row in rows:
         problem = (row.problem, row.config, machine)
         simulated = estimate(*problem, row.clock_mhz).cycles
         bound = roofline(*problem, row.clock_mhz).cycles + machine["launch_cycles"]
-        found.append(Compared(row, (simulated, bound, closed_form(*problem))))
+        found.append(Prediction(row, (simulated, bound, closed_form(*problem))))
     return found
 
 
@@ -99,9 +99,9 @@ def agreement(simulated: np.ndarray, measured: np.ndarray) -> tuple[float, tuple
     return 0.0 if np.isnan(tau) else tau, tuple(float(order[:k].min() / order.min() - 1) for k in TOP)
 
 
-def rankings(compared: Sequence[Compared]) -> list[Ranking]:
+def rankings(compared: Sequence[Prediction]) -> list[Ranking]:
     """Rank the schedules of every problem that has at least three; a schedule measured twice counts with its median."""
-    problems: dict[str, dict[Any, list[Compared]]] = {}
+    problems: dict[str, dict[Any, list[Prediction]]] = {}
     for item in compared:
         problems.setdefault(item.problem, {}).setdefault(item.row.config, []).append(item)
     found = []
@@ -135,7 +135,7 @@ def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[
     return figures_of(path.name, machine, *compare_file(path, machine, seqlens))
 
 
-def compare_file(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> tuple[list[Compared], Counter[str]]:
+def compare_file(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> tuple[list[Prediction], Counter[str]]:
     """Predict the rows of a file; also those left out, by reason. Raises as :func:`validate`."""
     rows, left_out = read(path)
     if seqlens:
@@ -146,7 +146,7 @@ def compare_file(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> t
     return compare(rows, machine), left_out
 
 
-def figures_of(file: str, machine: Machine, compared: Sequence[Compared], left_out: Counter[str]) -> dict[str, Any]:
+def figures_of(file: str, machine: Machine, compared: Sequence[Prediction], left_out: Counter[str]) -> dict[str, Any]:
     """Return what :func:`validate` returns, of rows that are compared already."""
     errors = np.array([np.array(x.predicted) / x.row.cycles - 1 for x in compared])
     names = np.array([x.group for x in compared])
@@ -170,7 +170,7 @@ PROBLEM = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "
 CYCLES = ("measured_cycles", "simulated_cycles", "roofline_cycles", "closed_form_cycles")
 
 
-def csv_text(compared: Sequence[Compared]) -> str:
+def csv_text(compared: Sequence[Prediction]) -> str:
     """One line per row: its line in the file of measurements, kernel, problem, tile, clock and cycles."""
     rows = []
     for (line, kernel, problem, config, cycles, clock), predicted in compared:

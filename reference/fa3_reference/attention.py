@@ -47,7 +47,7 @@ class Attention(NamedTuple):
     lse: NDArray[np.float64]
 
 
-class Tile(NamedTuple):
+class QueryTile(NamedTuple):
     """Query rows of one sequence, the span of keys any of them sees, and which of those each one sees."""
 
     rows: np.ndarray  # int64 (rows,)
@@ -69,7 +69,9 @@ def as_float64(**operands: tuple[Floats, tuple[int, ...]]) -> tuple[NDArray[np.f
     return tuple(np.asarray(x).astype(np.float64, copy=False) for x, _ in operands.values())
 
 
-def row_tiles(problem: AttentionProblem, seq: Sequence, rows: np.ndarray, poisoned: bool = False) -> Iterator[Tile]:
+def row_tiles(
+    problem: AttentionProblem, seq: Sequence, rows: np.ndarray, poisoned: bool = False
+) -> Iterator[QueryTile]:
     """Cut the query rows that see any key into tiles of bounded memory.
 
     Parameters
@@ -94,13 +96,13 @@ def row_tiles(problem: AttentionProblem, seq: Sequence, rows: np.ndarray, poison
             yield _tile(rows[part], first[part], stop[part])
 
 
-def _tile(rows: np.ndarray, first: np.ndarray, stop: np.ndarray) -> Tile:
+def _tile(rows: np.ndarray, first: np.ndarray, stop: np.ndarray) -> QueryTile:
     low = int(first.min())
     high = int(stop.max())
     if first.max() == low and stop.min() == high:
-        return Tile(rows, slice(low, high), None)
+        return QueryTile(rows, slice(low, high), None)
     keys = np.arange(low, high)
-    return Tile(rows, slice(low, high), (keys >= first[:, None]) & (keys < stop[:, None]))
+    return QueryTile(rows, slice(low, high), (keys >= first[:, None]) & (keys < stop[:, None]))
 
 
 def scaled_scores(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> np.ndarray:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.attention import Attention, Tile, as_float64, cap_and_mask, row_tiles, scaled_scores
+from fa3_reference.attention import Attention, QueryTile, as_float64, cap_and_mask, row_tiles, scaled_scores
 from fa3_reference.problem import AttentionProblem
 
 
-class Gradients(NamedTuple):
+class AttentionGradients(NamedTuple):
     """Gradients in the layout of q, k and v, float64."""
 
     dq: np.ndarray
@@ -48,7 +48,7 @@ def attention_bwd(
     dout: np.ndarray,
     forward: Attention,
     dlse: np.ndarray | None = None,
-) -> Gradients:
+) -> AttentionGradients:
     """Compute the gradients of sum(out * dout) + sum(lse * dlse) with respect to q, k and v.
 
     Parameters
@@ -63,7 +63,7 @@ def attention_bwd(
 
     Returns
     -------
-    Gradients
+    AttentionGradients
         float64. Empty rows have dq = 0 and add nothing; keys that no row sees have dk = dv = 0. With u =
         2^-53 and x = (head_dim + 8) spread + |lse| of :mod:`fa3_reference.attention`, P carries a relative
         error of about x u, and every gradient at most about (2 x + seqlen_q * group + seqlen_k + 2
@@ -106,10 +106,10 @@ def attention_bwd(
             with np.errstate(invalid="ignore", over="ignore"):
                 for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q), poisoned):
                     _add_tile(problem, part, tile)
-    return Gradients(dq, dk, dv)
+    return AttentionGradients(dq, dk, dv)
 
 
-def _add_tile(problem: AttentionProblem, head: _Head, tile: Tile) -> None:
+def _add_tile(problem: AttentionProblem, head: _Head, tile: QueryTile) -> None:
     rows = tile.rows
     keys = tile.keys
     q = head.q[rows]

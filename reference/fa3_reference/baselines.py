@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fa3_reference.attention import Attention, Tile, as_float64, row_tiles
+from fa3_reference.attention import Attention, QueryTile, as_float64, row_tiles
 from fa3_reference.formats import FORMATS, encode, round_to
 from fa3_reference.problem import AttentionProblem, Operands, Sequence
 
@@ -24,7 +24,7 @@ LN_2 = np.float32(math.log(2.0))
 _E4M3 = FORMATS["e4m3"].dtype
 
 
-_TileFunction = Callable[[Tile], tuple[np.ndarray, np.ndarray]]  # out (rows, head_dim_v), lse (rows,)
+_TileFunction = Callable[[QueryTile], tuple[np.ndarray, np.ndarray]]  # out (rows, head_dim_v), lse (rows,)
 
 
 class _Row(NamedTuple):
@@ -97,7 +97,7 @@ def standard_attention_fp16(
         q_head = problem.rows_q(q, seq)[:, head]
         k_head, v_head = (problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v))
 
-        def one_tile(tile: Tile) -> tuple[np.ndarray, np.ndarray]:
+        def one_tile(tile: QueryTile) -> tuple[np.ndarray, np.ndarray]:
             rows = _Row(q_head[tile.rows], k_head[tile.keys], v_head[tile.keys])
             if scale_on == "q":
                 s = _half(_half(rows.q * scale) @ rows.k.T)
@@ -165,7 +165,7 @@ def emulated_fp8_attention(
         q_head = problem.rows_q(q, seq)[:, head]
         k_head, v_head = (problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v))
 
-        def one_tile(tile: Tile) -> tuple[np.ndarray, np.ndarray]:
+        def one_tile(tile: QueryTile) -> tuple[np.ndarray, np.ndarray]:
             rows = _Row(q_head[tile.rows], k_head[tile.keys], v_head[tile.keys])
             return _online_softmax_fp8(problem, rows, tile.visible, tile_n)
 

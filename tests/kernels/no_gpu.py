@@ -53,9 +53,9 @@ def no_gpu() -> Iterator[list[Started]]:
         time.sleep(0)  # another thread's turn, as in Triton's launcher
         return Encoded(address, tuple(shape), tuple(strides))
 
-    def compile_call(call: Call, *_: Any) -> run.Compiled:
+    def compile_call(call: Call, *_: Any) -> run.LoadedKernel:
         views = sum(isinstance(x, View | Block) for x in call.arguments)
-        return run.Compiled(start, call.kernel, (), ((),) * views, encode)
+        return run.LoadedKernel(start, call.kernel, (), ((),) * views, encode)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "operand", lambda x: operand(x)._replace(device="cuda:0"))

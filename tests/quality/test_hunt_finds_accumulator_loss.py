@@ -6,7 +6,7 @@ import pytest
 
 from fa3verify.adversary.colony import individual
 from fa3verify.hunt import Ratio, hunt
-from fa3verify.hunt.call import Call
+from fa3verify.hunt.call import HuntedCall
 from fa3verify.hunt.search import value_of
 from fa3verify.known.registry import find
 from fa3verify.operations import find as operation
@@ -25,6 +25,6 @@ def test_accumulator_loss_is_found_from_a_normal_start_at_2048_keys():
     assert value_of(sound, Ratio(), best.content)["out"] <= 1, "it is the fault's doing"
     colony, row, column = individual(best.content)
     assert colony.island.keys == 2048
-    call = Call(faulty, colony.problem, colony.operands, faulty.config_for(colony.problem), operation("forward"))
+    call = HuntedCall(faulty, colony.problem, colony.operands, faulty.config_for(colony.problem), operation("forward"))
     got, exact = (x["out"].reshape(16, -1)[row, column] for x in (call.run(), call.truth()))
     assert abs(got) < 0.98 * abs(exact), "the sum is lost, not only rounded"

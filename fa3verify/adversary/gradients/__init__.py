@@ -4,7 +4,7 @@
 rounding with the ends of all orders of additions, ``mutations`` change arrays, ``search`` selects.
 """
 
-from fa3verify.adversary.gradients.colony import ISLANDS, Island, islands_of
+from fa3verify.adversary.gradients.colony import ISLANDS, GradientIsland, islands_of
 from fa3verify.adversary.gradients.search import Search, search
 
-__all__ = ["ISLANDS", "Island", "Search", "islands_of", "search"]
+__all__ = ["ISLANDS", "GradientIsland", "Search", "islands_of", "search"]

@@ -23,7 +23,7 @@ GENES = ("q", "k", "v", "dout", "out", "lse")
 
 
 @dataclass(frozen=True, slots=True)
-class Island:
+class GradientIsland:
     """One shape.
 
     Parameters
@@ -70,14 +70,14 @@ class Island:
 
 
 @dataclass(slots=True)
-class Colony:
+class GradientColony:
     """Genes of one island, float64, an individual per first index, values of the operands' format.
 
     ``q``, ``dout`` and ``out`` are (problems, rows, heads, head_dim), ``k`` and ``v`` (problems, keys, 1, head_dim);
     ``lse`` (problems, heads, rows) holds values of binary32; all share softmax_scale and the softcap, 0 without one.
     """
 
-    island: Island
+    island: GradientIsland
     softmax_scale: float
     softcap: float
     q: np.ndarray
@@ -88,7 +88,7 @@ class Colony:
     lse: np.ndarray
 
     @classmethod
-    def normal(cls, island: Island, rng: np.random.Generator) -> Colony:
+    def normal(cls, island: GradientIsland, rng: np.random.Generator) -> GradientColony:
         """Standard normal operands and the forward of them."""
         problem = island.problem(HEAD_DIM**-0.5, 1.0 if island.softcap else 0.0)
         shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape)
@@ -117,10 +117,10 @@ class Colony:
             self.out[chosen] = rounded(found.out, self.island.dtype)
             self.lse[chosen] = np.nan_to_num(found.lse.astype(np.float32), nan=0.0, neginf=-np.inf)
 
-    def copied(self) -> Colony:
+    def copied(self) -> GradientColony:
         return replace(self, **{name: getattr(self, name).copy() for name in GENES})
 
-    def taken(self, chosen: np.ndarray) -> Colony:
+    def taken(self, chosen: np.ndarray) -> GradientColony:
         """These individuals, in this order."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in GENES})
 
@@ -133,8 +133,8 @@ class Colony:
         return named | {"softmax_scale": self.softmax_scale, "softcap": self.softcap} | codes
 
 
-def individual(values: dict[str, Any]) -> Colony:
-    """Return an individual of :meth:`Colony.to_json` as a colony of one.
+def individual(values: dict[str, Any]) -> GradientColony:
+    """Return an individual of :meth:`GradientColony.to_json` as a colony of one.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def individual(values: dict[str, Any]) -> Colony:
     """
     try:
         island = replace(island_of(values["dtype"], values["island"]), problems=1)
-        colony = Colony.normal(island, np.random.default_rng(0))
+        colony = GradientColony.normal(island, np.random.default_rng(0))
         colony.softmax_scale = float(values["softmax_scale"])
         colony.softcap = float(values.get("softcap", 0.0))  # older files have none
         for name in GENES[:5]:
@@ -171,14 +171,16 @@ _SHAPES: tuple[dict[str, Any], ...] = (
     {"name": "softcap, unrounded weights", "rows": 16, "keys": 16, "weights": "fp32", "softcap": "ex2"},
     {"name": "softcap by tanh, unrounded weights", "rows": 16, "keys": 16, "weights": "fp32", "softcap": "tanh"},
 )
-ISLANDS: tuple[Island, ...] = tuple(Island(dtype=dtype, **shape) for dtype in ("fp16", "bf16") for shape in _SHAPES)
+ISLANDS: tuple[GradientIsland, ...] = tuple(
+    GradientIsland(dtype=dtype, **shape) for dtype in ("fp16", "bf16") for shape in _SHAPES
+)
 
 
-def islands_of(dtype: str) -> tuple[Island, ...]:
+def islands_of(dtype: str) -> tuple[GradientIsland, ...]:
     return tuple(island for island in ISLANDS if island.dtype == dtype)
 
 
-def island_of(dtype: str, name: str) -> Island:
+def island_of(dtype: str, name: str) -> GradientIsland:
     """Return the island of that name; ValueError where there is none."""
     for island in islands_of(dtype):
         if island.name == name:

@@ -16,7 +16,7 @@ from fa3_kernels.twin.backward import LOG2_E, capped, row_dots, scale_log2
 from fa3_kernels.twin.reductions import Range, range_of_sums
 from fa3_kernels.twin.wgmma import operand, operand_b, wgmma
 from fa3_reference.problem import BackwardOperands
-from fa3verify.adversary.gradients.colony import Colony, Island
+from fa3verify.adversary.gradients.colony import GradientColony, GradientIsland
 
 _F32 = np.float32
 
@@ -29,7 +29,7 @@ class Ends(NamedTuple):
     dv: Range
 
 
-class _Parts(NamedTuple):
+class _HeadGradients(NamedTuple):
     """Holds what one query head adds, float32: per key block to dQ, and to dK and dV."""
 
     dq: np.ndarray  # (blocks, rows, head_dim)
@@ -37,7 +37,7 @@ class _Parts(NamedTuple):
     dv: np.ndarray
 
 
-def execute(colony: Colony) -> Ends:
+def execute(colony: GradientColony) -> Ends:
     """Run every individual of a colony."""
     with np.errstate(all="ignore"):
         operands = colony.operands
@@ -45,7 +45,7 @@ def execute(colony: Colony) -> Ends:
     return Ends(*(Range(*(np.stack(x) for x in zip(*ends))) for ends in zip(*found)))
 
 
-def _problem(colony: Colony, operands: BackwardOperands, index: int) -> Ends:
+def _problem(colony: GradientColony, operands: BackwardOperands, index: int) -> Ends:
     """One individual; dK is scaled head by head, before heads are added, and a single head's is not added at all."""
     scale = _F32(colony.softmax_scale)
     heads = range(colony.island.heads)
@@ -63,18 +63,18 @@ def _heads_sum(parts: list[np.ndarray]) -> Range:
     return Range(*(float32.flushed(end) for end in range_of_sums(np.stack(parts), flushes=False)))
 
 
-def _head(colony: Colony, operands: BackwardOperands, index: int, head: int) -> _Parts:
+def _head(colony: GradientColony, operands: BackwardOperands, index: int, head: int) -> _HeadGradients:
     island = colony.island
     q, dout, out = (x[index, :, head] for x in (operands.q, operands.dout, operands.out))
     k, v = (x[index, :, 0] for x in (operands.k, operands.v))
     p, ds = _weights(colony, q, k, v, dout, row_dots(out, dout, island.order), operands.lse[index, head])
     cuts = [slice(start, start + island.tile_n) for start in range(0, island.keys, island.tile_n)]
     dq = np.stack([_product(ds[:, cut], k[cut], island) for cut in cuts])
-    return _Parts(dq, _product(ds.T, q, island), _product(p.T, dout, island))
+    return _HeadGradients(dq, _product(ds.T, q, island), _product(p.T, dout, island))
 
 
 def _weights(
-    colony: Colony,
+    colony: GradientColony,
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
@@ -101,7 +101,7 @@ def _weights(
     return p, ds if slope is None else flushed(ds * slope)
 
 
-def _product(weights: np.ndarray, x: np.ndarray, island: Island) -> np.ndarray:
+def _product(weights: np.ndarray, x: np.ndarray, island: GradientIsland) -> np.ndarray:
     """Weights (rows, n) times x (n, head_dim), float32: one chain of wgmma, or exact where weights are not rounded."""
     if island.weights == "fp32":
         return (weights.astype(np.float64) @ x.astype(np.float64)).astype(_F32)

@@ -12,7 +12,7 @@ import numpy as np
 from fa3_reference.bounds.steps import LOG2_E
 from fa3_reference.formats import FORMATS, Format
 from fa3verify.adversary.colony import max_finite, positive, rounded
-from fa3verify.adversary.gradients.colony import Colony
+from fa3verify.adversary.gradients.colony import GradientColony
 
 _OPERANDS = ("q", "k", "v", "dout", "out")
 
@@ -21,7 +21,7 @@ _OPERANDS = ("q", "k", "v", "dout", "out")
 class Child:
     """One individual while it mutates."""
 
-    colony: Colony
+    colony: GradientColony
     index: int
     step: float  # log2 units
     rng: np.random.Generator
@@ -219,7 +219,7 @@ MUTATIONS: tuple[Callable[[Child], None], ...] = (
 )
 
 
-def mutate_scale(colony: Colony, step: float, wild: bool, rng: np.random.Generator) -> None:
+def mutate_scale(colony: GradientColony, step: float, wild: bool, rng: np.random.Generator) -> None:
     """Change softmax_scale, nearly nothing, to a power of two in log2 units, or by as much as binary32 has room for; or
     the softcap likewise: where scores saturate, where they just begin to, where none does."""
     if colony.softcap and rng.random() < 0.6:

@@ -13,7 +13,7 @@ from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
 from fa3verify.adversary.climb import Chances, Climb, Find, Findings
-from fa3verify.adversary.gradients.colony import GENES, Colony, Island, individual
+from fa3verify.adversary.gradients.colony import GENES, GradientColony, GradientIsland, individual
 from fa3verify.adversary.gradients.execution import execute
 from fa3verify.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
 from fa3verify.operations.ratios import error_over_bound
@@ -22,7 +22,7 @@ RATIOS = ("dq", "dk", "dv")  # before the last rounding
 OBJECTIVES = (("dq", False), ("dk", False), ("dv", False), ("dq", True), ("dk", True), ("dv", True))
 
 
-class Verdict(NamedTuple):
+class GradientRatios(NamedTuple):
     """Error over bound before the last rounding, the larger one of both ends of all orders, in the shapes of q, k and
     v.
     """
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
         return ratio.reshape(len(ratio), -1).max(1)
 
 
-def judge(colony: Colony, bound: Any = backward_bound) -> Verdict:
+def judge(colony: GradientColony, bound: Any = backward_bound) -> GradientRatios:
     """Run the arithmetic, the truth and the bound on a colony."""
     problem = colony.problem
     operands = colony.operands
@@ -47,7 +47,9 @@ def judge(colony: Colony, bound: Any = backward_bound) -> Verdict:
         truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
         limit = bound(problem, operands, colony.island.model)
         ends = zip(got, truth, limit, strict=True)
-        return Verdict(*(np.maximum(*(error_over_bound(x, exact, most) for x in sides)) for sides, exact, most in ends))
+        return GradientRatios(
+            *(np.maximum(*(error_over_bound(x, exact, most) for x in sides)) for sides, exact, most in ends)
+        )
 
 
 class Search(Climb):
@@ -55,21 +57,21 @@ class Search(Climb):
 
     Parameters
     ----------
-    island : Island
+    island : GradientIsland
     seed : int or list of int
     bound : callable
         What is searched for a hole: a function like :func:`fa3_reference.bounds.backward.backward_bound`.
     """
 
-    def __init__(self, island: Island, seed: int | list[int], bound: Any = backward_bound) -> None:
+    def __init__(self, island: GradientIsland, seed: int | list[int], bound: Any = backward_bound) -> None:
         super().__init__(OBJECTIVES, seed)
         self.island, self.bound, self.chances = island, bound, Chances(MUTATIONS, self.rng)
-        self.archive: dict[tuple[str, bool], tuple[float, Colony]] = {}  # objective -> best individual
-        self.begin(Colony.normal(island, self.rng))
+        self.archive: dict[tuple[str, bool], tuple[float, GradientColony]] = {}  # objective -> best individual
+        self.begin(GradientColony.normal(island, self.rng))
 
     def _restart(self) -> None:
         self.found.restarts += 1
-        fresh = Colony.normal(self.island, self.rng)
+        fresh = GradientColony.normal(self.island, self.rng)
         objective = self.next_objective()
         if objective in self.archive and self.rng.random() < 0.5:
             best = self.archive[objective][1]
@@ -79,7 +81,7 @@ class Search(Climb):
                 getattr(fresh, name)[0] = getattr(best, name)[0]
         self.begin(fresh)
 
-    def generation(self) -> Verdict:
+    def generation(self) -> GradientRatios:
         """Breed, judge and select once."""
         colony = self.parents
         tried = []
@@ -100,7 +102,7 @@ class Search(Climb):
         return verdict
 
     def _select(
-        self, colony: Colony, heights: np.ndarray, tried: list[tuple[int, int, list[int]]], moved: bool
+        self, colony: GradientColony, heights: np.ndarray, tried: list[tuple[int, int, list[int]]], moved: bool
     ) -> None:
         top = float(heights.max())
         if not self.is_lost(top, moved):
@@ -112,7 +114,7 @@ class Search(Climb):
         if self.climbed(top, moved):
             self._restart()
 
-    def _offspring(self) -> tuple[Colony, list[tuple[int, int, list[int]]]]:
+    def _offspring(self) -> tuple[GradientColony, list[tuple[int, int, list[int]]]]:
         """Parents in the first half, children of them in the second one."""
         colony = self.parents.copied()
         rng = self.rng
@@ -130,7 +132,7 @@ class Search(Climb):
                 tried.append((child, int(parent), drawn))
         return colony, tried
 
-    def _record(self, colony: Colony, verdict: Verdict) -> None:
+    def _record(self, colony: GradientColony, verdict: GradientRatios) -> None:
         """Keep the largest ratios, and a violation of every gradient; each is judged alone before it counts."""
         for name in RATIOS:
             ratio = getattr(verdict, name)
@@ -147,7 +149,7 @@ class Search(Climb):
             if len(beyond) and name not in self.found.violations:
                 self.found.violations[name] = self._find(colony, name, int(beyond[0]))
 
-    def _find(self, colony: Colony, name: str, index: int) -> Find:
+    def _find(self, colony: GradientColony, name: str, index: int) -> Find:
         values = colony.to_json(index)
         return Find(replay(values, self.bound)[name], self.found.problems, values)
 
@@ -158,7 +160,7 @@ def replay(values: dict[str, Any], bound: Any = backward_bound) -> dict[str, flo
     return {name: float(verdict.largest(name)[0]) for name in RATIOS}
 
 
-def search(island: Island, seed: int | list[int], problems: int, bound: Any = backward_bound) -> Findings:
+def search(island: GradientIsland, seed: int | list[int], problems: int, bound: Any = backward_bound) -> Findings:
     """Search an island from normal inputs until so many problems were judged."""
     run = Search(island, seed, bound)
     while run.found.problems < problems:

@@ -10,9 +10,8 @@ import numpy as np
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.backward_plan import backward_plan
 from fa3_kernels.plan.choose import H200_SMS, without_lengths
-from fa3_kernels.plan.plan import Call as PlannedCall
-from fa3_kernels.plan.plan import Plan, Pointer, plan_of, shared_keys, sizes_of
-from fa3_kernels.plan.request import DTYPES, Choices, Operand, Semantics, request_of
+from fa3_kernels.plan.plan import Call, Plan, Pointer, plan_of, shared_keys, sizes_of
+from fa3_kernels.plan.request import DTYPES, Choices, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.views import Block, View
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -27,19 +26,11 @@ class Descriptor(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Call(NamedTuple):
-    """One kernel launch. Arguments are as in :class:`fa3_kernels.plan.plan.Call`, but that the host's tables and the
-    descriptors stand in their places. The quantiser's arguments are tensors without storage instead of names.
-    """
-
-    kernel: str
-    arguments: tuple[Any, ...]
-    grid: tuple[int, ...]
-    options: dict[str, Any]
-
-
 def calls_of(launch: Launch) -> tuple[Call, ...]:
     """Return the kernels that a launch starts on an H200, in order. The quantiser's need torch and Triton.
+
+    The host's tables stand in the places of their pointers, and descriptors in those of views. The quantiser's
+    arguments are tensors without storage.
 
     Raises
     ------
@@ -57,7 +48,7 @@ def calls_of(launch: Launch) -> tuple[Call, ...]:
 
 
 def _given(
-    calls: Iterable[PlannedCall], tables: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
+    calls: Iterable[Call], tables: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Call, ...]:
     """Calls of a plan with its tables, and with descriptors of contiguous tensors of these shapes."""
 
@@ -67,7 +58,7 @@ def _given(
             return Descriptor(argument.dtype, argument.block, *argument.of(tensor.shape, tensor.strides))
         return tables.get(argument.name, argument) if isinstance(argument, Pointer) else argument
 
-    return tuple(Call(call.kernel, tuple(map(given, call.arguments)), call.grid, call.options) for call in calls)
+    return tuple(call._replace(arguments=tuple(map(given, call.arguments))) for call in calls)
 
 
 def _backward_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple[Call, ...]:
@@ -85,7 +76,7 @@ def plan_for(launch: Launch) -> Plan:
     choices = dict(launch.choices)
     blocks = choices.pop("descale_blocks", None)
     lengths = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
-    descales: tuple[Operand | None, ...] = (None, None, None)
+    descales: tuple[TensorLayout | None, ...] = (None, None, None)
     if blocks is not None:
         heads = (problem.nheads, problem.nheads_kv, problem.nheads_kv)
         counts = [max(1, -(-n // rows)) if rows else 1 for n, rows in zip(lengths, blocks, strict=True)]
@@ -103,11 +94,11 @@ def plan_for(launch: Launch) -> Plan:
     return plan if keys == problem.seqlen_k else plan_of(request.with_keys(keys), H200_SMS)
 
 
-def _contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
+def _contiguous(shape: tuple[int, ...], dtype: str) -> TensorLayout:
     strides = [1]
     for n in reversed(shape[1:]):
         strides.append(strides[-1] * max(n, 1))
-    return Operand(shape, tuple(reversed(strides)), dtype, "cuda:0")
+    return TensorLayout(shape, tuple(reversed(strides)), dtype, "cuda:0")
 
 
 def _quantizer_calls(launch: Launch) -> tuple[Call, ...]:
@@ -121,4 +112,4 @@ def _quantizer_calls(launch: Launch) -> tuple[Call, ...]:
     shapes = (problem.q_shape, problem.k_shape, problem.v_shape)
     q, k, v = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
     _, calls = plan_quantize(q, k, v, QuantizeOptions(**launch.choices), num_sms=H200_SMS)
-    return tuple(Call(call.kernel.__name__, call.arguments, call.grid, call.options) for call in calls)
+    return tuple(calls)

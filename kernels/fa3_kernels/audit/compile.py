@@ -21,10 +21,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import create_function_from_signature
 
 from fa3_kernels.audit.calls import Call, Descriptor
+from fa3_kernels.gluon import quantize, run
 from fa3_kernels.gluon.descriptors import DTYPES, block_layout
-from fa3_kernels.gluon.quantize_kernel import quantize
-from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
-from fa3_kernels.gluon.run import KERNELS
 from fa3_kernels.plan.plan import Pointer
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -68,7 +66,7 @@ def compile_call(call: Call) -> Compiled:
 
 def build_call(call: Call) -> Any:
     """Compile the kernel of a call for Hopper: what Triton keeps of it."""
-    kernels = KERNELS | {x.__name__: x for x in (quantize, k_mean, k_mean_chunks)}
+    kernels = run.KERNELS | quantize.KERNELS
     return _build(kernels[call.kernel], tuple(map(_as_compiled, call.arguments)), call.options)
 
 

@@ -11,7 +11,7 @@ import torch
 from fa3_kernels.gluon.run import Operands, PlanOnGpu
 from fa3_kernels.plan.choose import longest
 from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, shares_plans, stamps_shape
-from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
+from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_reference.problem import AttentionProblem
 
 MAX_REQUESTS = 1024  # that are kept, and plans of each
@@ -57,9 +57,9 @@ _DEFAULT_SEMANTICS = Semantics()
 _DEFAULT_CHOICES = Choices()
 
 
-def operand(x: torch.Tensor) -> Operand:
+def operand(x: torch.Tensor) -> TensorLayout:
     """A tensor as the checks see it."""
-    return Operand(tuple(x.shape), tuple(x.stride()), str(x.dtype).removeprefix("torch."), str(x.device))
+    return TensorLayout(tuple(x.shape), tuple(x.stride()), str(x.dtype).removeprefix("torch."), str(x.device))
 
 
 @lru_cache(maxsize=8)

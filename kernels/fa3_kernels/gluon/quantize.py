@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from fa3_kernels.gluon.quantize_kernel import Correction, Operand, quantize
+from fa3_kernels.gluon.quantize_kernel import Correction, QuantizedOperand, quantize
 from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
+from fa3_kernels.plan.plan import Call
 from fa3_kernels.plan.quantizer import (
     MEAN_CHUNK_ROWS,
     MEAN_FINAL_ROWS,
@@ -28,10 +29,11 @@ from fa3_kernels.plan.quantizer import (
 
 MEAN_WARPS = 4
 REGISTERS_PER_SM = 65536
+KERNELS: dict[str, Any] = {"k_mean_chunks": k_mean_chunks, "k_mean": k_mean, "quantize": quantize}
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedQKV:
+class QuantizedTensors:
     """e4m3 operands and what an attention kernel needs to undo the scaling.
 
     ``q``, ``k``, ``v`` are float8_e4m3fn, contiguous, shaped like the inputs; ``*_descale`` float32 (batch, heads,
@@ -78,18 +80,6 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: tuple,
             raise ValueError(f"cu_seqlens must be int32 (batch + 1,) beside q, got {x.dtype} {tuple(x.shape)}")
 
 
-class Call(NamedTuple):
-    """One kernel launch: the kernel, its arguments in order, the grid, and launch options.
-
-    Arguments are tensors, numbers, records of them, and tables that the host makes, which are still arrays.
-    """
-
-    kernel: Any
-    arguments: tuple[Any, ...]
-    grid: tuple[int, ...]
-    options: dict[str, Any]
-
-
 def _sign_masks(head_dim: int, seed: int) -> np.ndarray:
     """Bit 15 where the rotation changes the sign, int16 (head_dim,)."""
     signs = QuantizeOptions(rotate=True, seed=seed).signs(head_dim)
@@ -103,7 +93,7 @@ def _on_device(table: bytes, device: torch.device) -> torch.Tensor:
 
 def _operand(
     x: torch.Tensor, cu_seqlens: torch.Tensor | None, max_seqlen: int, descale_rows: int, group: int
-) -> Operand:
+) -> QuantizedOperand:
     """Buffers and sizes of one operand."""
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     heads = x.shape[-2]
@@ -117,7 +107,7 @@ def _operand(
     amax = unused
     if per_block > 1 or group > 1:
         amax = torch.zeros((batch, heads // group, blocks), dtype=torch.int32, device=x.device)
-    return Operand(
+    return QuantizedOperand(
         x.view(torch.int16),
         torch.empty(x.shape, dtype=torch.uint8, device=x.device),
         descale,
@@ -135,13 +125,13 @@ def _operand(
     )
 
 
-def _fits_a_tile(x: Operand) -> bool:
+def _fits_a_tile(x: QuantizedOperand) -> bool:
     """Tell whether one tile is all that shares a descale."""
     return x.tiles_per_block == 1 and x.group == 1
 
 
 def _correction(
-    q: torch.Tensor, k: Operand, is_packed: bool, signs: np.ndarray | None, softmax_scale: float
+    q: torch.Tensor, k: QuantizedOperand, is_packed: bool, signs: np.ndarray | None, softmax_scale: float
 ) -> tuple[Correction, list[Call]]:
     """The K mean, and the two launches that compute it."""
     head_dim = q.shape[-1]
@@ -177,8 +167,8 @@ def _correction(
         is_packed,
     )
     calls = [
-        Call(k_mean_chunks, sums, (batch * k.heads * chunks,), options),
-        Call(k_mean, means, (batch * k.heads,), options),
+        Call("k_mean_chunks", sums, (batch * k.heads * chunks,), options),
+        Call("k_mean", means, (batch * k.heads,), options),
     ]
     nheads = q.shape[-2]
     rows = q.shape[0] if is_packed else q.shape[1]
@@ -191,7 +181,7 @@ def _correction(
 class _Casts:
     """Holds what is the same for all launches that cast."""
 
-    operands: list[Operand]
+    operands: list[QuantizedOperand]
     descale_rows: tuple[int, int, int]
     options: QuantizeOptions
     signs: np.ndarray | None
@@ -238,7 +228,7 @@ class _Casts:
             form.lanes,
         )
         options = {"num_warps": form.threads // 32, "maxnreg": form.registers, "enable_fp_fusion": False}
-        return Call(quantize, arguments, (min(sum(counts), programs),), options)
+        return Call("quantize", arguments, (min(sum(counts), programs),), options)
 
 
 def quantize_qkv(
@@ -257,7 +247,7 @@ def quantize_qkv(
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-) -> QuantizedQKV:
+) -> QuantizedTensors:
     """Quantise q, k and v to e4m3.
 
     Parameters
@@ -278,7 +268,7 @@ def quantize_qkv(
 
     Returns
     -------
-    QuantizedQKV
+    QuantizedTensors
         Bits of :func:`fa3_kernels.twin.quantize.quantize_qkv`, which states the error and what NaN and Inf become.
 
     Raises
@@ -296,7 +286,7 @@ def quantize_qkv(
         quantized, calls = plan_quantize(q, k, v, options, softmax_scale, starts, longest, num_sms=num_sms)
         for call in calls:
             arguments = (_on_device(x.tobytes(), q.device) if isinstance(x, np.ndarray) else x for x in call.arguments)
-            call.kernel[call.grid](*arguments, **call.options)
+            KERNELS[call.kernel][call.grid](*arguments, **call.options)
         return quantized()
 
 
@@ -310,7 +300,7 @@ def plan_quantize(
     longest: tuple[int | None, int | None] = (None, None),
     *,
     num_sms: int,
-) -> tuple[Callable[[], QuantizedQKV], list[Call]]:
+) -> tuple[Callable[[], QuantizedTensors], list[Call]]:
     """Buffers and calls of :func:`quantize_qkv`; the tensors may be ones without storage.
 
     Returns
@@ -338,7 +328,7 @@ def plan_quantize(
     is_bf16 = q.dtype == torch.bfloat16
     calls += _Casts(operands, descale_rows, options, signs, correction, is_bf16, is_packed, num_sms).calls()
 
-    def quantized() -> QuantizedQKV:
+    def quantized() -> QuantizedTensors:
         q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)
         mean = None
         if correction is not None:
@@ -346,7 +336,7 @@ def plan_quantize(
             if signs is not None:
                 mean = mean * (1.0 + _on_device(signs.tobytes(), q.device).float() / (1 << 14))
         q_descale, k_descale, v_descale = (x.descale for x in operands)
-        return QuantizedQKV(
+        return QuantizedTensors(
             q8, k8, v8, q_descale, k_descale, v_descale, descale_rows, correction.lse if correction else None, mean
         )
 

@@ -24,7 +24,7 @@ class Correction(NamedTuple):
     group: int
 
 
-class Operand(NamedTuple):
+class QuantizedOperand(NamedTuple):
     """One operand of a launch; strides in elements, ``tiles`` per sequence and head, ``blocks`` descales per head."""
 
     x: Any  # int16 view

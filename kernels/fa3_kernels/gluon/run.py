@@ -54,7 +54,7 @@ class _Typed:
         return self.address
 
 
-class Compiled(NamedTuple):
+class LoadedKernel(NamedTuple):
     """A kernel that Triton compiled and loaded: its launcher, and how descriptors are encoded for it."""
 
     launch: Callable[..., None]
@@ -158,7 +158,7 @@ class PlanOnGpu:
 _captured: list[PlanOnGpu] = []  # a graph reads their tables whenever it is replayed, so they are never dropped
 
 
-def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> Compiled:
+def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> LoadedKernel:
     """Compile the kernel of a call, or find it among those that Triton keeps."""
     tensors = iter(x for _, x in operands)
 
@@ -181,7 +181,7 @@ def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> C
         for x in meta.tensordesc_meta or ()
     )
     launch = _of_encoded_descriptors(launcher.launch)
-    return Compiled(launch, kernel.function, kernel.packed_metadata, encodings, driver.utils.fill_tma_descriptor)
+    return LoadedKernel(launch, kernel.function, kernel.packed_metadata, encodings, driver.utils.fill_tma_descriptor)
 
 
 def _of_encoded_descriptors(launch: Any) -> Any:

@@ -23,7 +23,7 @@ TMA_BYTES = 16  # that addresses and outer strides are multiples of
 ONE_BLOCK = 1 << 30  # rows of a descale that holds for a whole sequence
 
 
-class Operand(NamedTuple):
+class TensorLayout(NamedTuple):
     """A tensor as the checks see it; strides in elements."""
 
     shape: tuple[int, ...]
@@ -129,7 +129,7 @@ def _require(ok: bool, rule: str) -> None:
         raise ValueError(rule)
 
 
-def check_operands(q: Operand, k: Operand, v: Operand, *, is_packed: bool) -> None:
+def check_operands(q: TensorLayout, k: TensorLayout, v: TensorLayout, *, is_packed: bool) -> None:
     """Raise ValueError for tensors that the kernels cannot read."""
     operands = (q, k, v)
     rank = 3 if is_packed else 4
@@ -168,11 +168,11 @@ def check_operands(q: Operand, k: Operand, v: Operand, *, is_packed: bool) -> No
 
 
 def request_of(
-    operands: tuple[Operand, ...],
+    operands: tuple[TensorLayout, ...],
     semantics: Semantics,
     choices: Choices,
     *,
-    descales: tuple[Operand | None, ...] = (None, None, None),
+    descales: tuple[TensorLayout | None, ...] = (None, None, None),
     descale_blocks: tuple[int, int, int] = (0, 0, 0),
     packed: tuple[int, ...] | None = None,
 ) -> Request:
@@ -226,7 +226,7 @@ def request_of(
 def _descale_layouts(
     problem: AttentionProblem,
     choices: Choices,
-    descales: tuple[Operand | None, ...],
+    descales: tuple[TensorLayout | None, ...],
     blocks: tuple[int, int, int],
     lengths: tuple[int, int, int],
     device: str,

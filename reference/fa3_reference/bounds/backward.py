@@ -20,7 +20,7 @@ from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.gradient_sums import Sum, added, product, scaled, stored
 from fa3_reference.bounds.gradient_weights import (
     DIVISION,
-    Head,
+    BackwardHead,
     Slope,
     Weights,
     is_in_range,
@@ -123,7 +123,9 @@ def _returned(problem: AttentionProblem, operands: BackwardOperands, model: Back
     return Attention(operands.out, operands.lse.astype(np.float64))
 
 
-def _head(problem: AttentionProblem, operands: BackwardOperands, returned: Attention, seq: Sequence, head: int) -> Head:
+def _head(
+    problem: AttentionProblem, operands: BackwardOperands, returned: Attention, seq: Sequence, head: int
+) -> BackwardHead:
     o = operands
     kv_head = head // problem.group
     q, dout, out = (problem.rows_q(x, seq)[:, head].astype(np.float64) for x in (o.q, o.dout, returned.out))
@@ -133,10 +135,10 @@ def _head(problem: AttentionProblem, operands: BackwardOperands, returned: Atten
     first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
     keys = np.arange(seq.seqlen_k)
     visible = (keys >= first[:, None]) & (keys < stop[:, None])
-    return Head(q, k, v, dout, out, lse, np.where(visible.any(1), dlse, 0), visible)
+    return BackwardHead(q, k, v, dout, out, lse, np.where(visible.any(1), dlse, 0), visible)
 
 
-def _pairs(problem: AttentionProblem, h: Head, model: BackwardModel) -> _Pairs:
+def _pairs(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) -> _Pairs:
     """Steps B1 to B5 and B10: P and dS of one query head as they enter products."""
     p = weights(problem, h, model)
     t, dt = _differences(h, p, model)
@@ -153,7 +155,7 @@ def _pairs(problem: AttentionProblem, h: Head, model: BackwardModel) -> _Pairs:
     return _Pairs(p.exact, p.stored_error, ds, ds_error)
 
 
-def _dq(scale: float, h: Head, x: _Pairs, model: BackwardModel) -> Sum:
+def _dq(scale: float, h: BackwardHead, x: _Pairs, model: BackwardModel) -> Sum:
     """Steps B6 to B8 of dQ."""
     tile = model.tile_n or max(1, len(h.k))
     cuts = [slice(a, a + tile) for a in range(0, max(1, len(h.k)), tile)]
@@ -164,7 +166,7 @@ def _dq(scale: float, h: Head, x: _Pairs, model: BackwardModel) -> Sum:
     return added([scaled(part, scale) for part in parts], model, blocks)
 
 
-def _of_keys(scale: float, heads: list[Head], pairs: list[_Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
+def _of_keys(scale: float, heads: list[BackwardHead], pairs: list[_Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
     """Steps B6 to B8 of dK and dV of a kv head: a part for every query head, or one chain over the rows of all, which
     counts at least as much and to which additions of parts are charged where it may be either."""
     parts = len(heads) if model.heads == "any" else 0
@@ -182,7 +184,7 @@ def _of_keys(scale: float, heads: list[Head], pairs: list[_Pairs], model: Backwa
     return added(dk, model, parts), added(dv, model, parts)
 
 
-def _differences(h: Head, p: Weights, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
+def _differences(h: BackwardHead, p: Weights, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
     """Steps B3 and B4: dP - D + dlse and its error, whichever two of the three meet first."""
     dp, ddp = kept(*row_products(h.dout, h.v, model), model.dp)
     size = np.sum(np.abs(h.dout * h.out), 1)
@@ -211,7 +213,7 @@ def _differences(h: Head, p: Weights, model: BackwardModel) -> tuple[np.ndarray,
     return t, np.where(np.abs(dp) + size[:, None] + error > FP32_MAX, np.inf, error)
 
 
-def _own_dots_error(h: Head, p: Weights, model: BackwardModel) -> np.ndarray:
+def _own_dots_error(h: BackwardHead, p: Weights, model: BackwardModel) -> np.ndarray:
     """Step B9: what D is off by where O is the kernel's own, rounded as gradients are."""
     weights, error = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error))
     finite_v = np.abs(np.nan_to_num(h.v, posinf=0, neginf=0))
@@ -221,7 +223,7 @@ def _own_dots_error(h: Head, p: Weights, model: BackwardModel) -> np.ndarray:
     return np.sum(np.abs(h.dout) * out_error, 1) * (1 + gamma(h.dout.shape[1])) * OUTWARD
 
 
-def _dots_of_weights_error(h: Head, p: Weights, dp: np.ndarray, ddp: np.ndarray) -> np.ndarray:
+def _dots_of_weights_error(h: BackwardHead, p: Weights, dp: np.ndarray, ddp: np.ndarray) -> np.ndarray:
     """Step B9: what D = sum_j P_j dP_j is off by; hidden pairs take part in it, and 0 times infinity is NaN."""
     is_lost = np.logical_not(np.isfinite(dp) & np.isfinite(ddp)).any(1)
     weights, error, dp, ddp = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error, dp, ddp))

@@ -21,24 +21,24 @@ from numpy.typing import NDArray
 
 from fa3_reference.bounds.device import EX2_REL, FP32_MAX, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
 from fa3_reference.bounds.epilogue import combine
-from fa3_reference.bounds.head import Head, Tile, finite, key_parts, tiles
+from fa3_reference.bounds.head import Head, VisitedTile, finite, key_parts, tiles
 from fa3_reference.bounds.model import KernelModel, Terms
-from fa3_reference.bounds.state import Part
+from fa3_reference.bounds.state import SplitResult
 from fa3_reference.bounds.steps import LN2, LOG2_E, gamma, rounded
 from fa3_reference.bounds.tensor_core import multiply, multiply_between
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
 
-class Range(NamedTuple):
+class Interval(NamedTuple):
     """Ends of numbers, float64 arrays of one shape; -inf and inf where nothing is known."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
 
-    def each(self, function: Callable[[np.ndarray], np.ndarray]) -> Range:
+    def each(self, function: Callable[[np.ndarray], np.ndarray]) -> Interval:
         """The range of a function that never decreases."""
-        return Range(function(self.low), function(self.high))
+        return Interval(function(self.low), function(self.high))
 
 
 class Enclosure(NamedTuple):
@@ -46,14 +46,14 @@ class Enclosure(NamedTuple):
 
     Parameters
     ----------
-    out : Range
+    out : Interval
         Ends like the output, which are numbers of its format.
-    lse : Range
+    lse : Interval
         Ends like lse.
     """
 
-    out: Range
-    lse: Range
+    out: Interval
+    lse: Interval
 
 
 def can_enclose(model: KernelModel) -> bool:
@@ -130,8 +130,8 @@ def _run(
 ) -> Enclosure:
     if not can_enclose(model):
         raise ValueError(f"only a stated order of operations can be enclosed, got {model}")
-    out = Range(np.zeros(problem.out_shape), np.zeros(problem.out_shape))
-    lse = Range(np.full(problem.lse_shape, -np.inf), np.full(problem.lse_shape, -np.inf))
+    out = Interval(np.zeros(problem.out_shape), np.zeros(problem.out_shape))
+    lse = Interval(np.full(problem.lse_shape, -np.inf), np.full(problem.lse_shape, -np.inf))
     with np.errstate(all="ignore"):
         for tile in tiles(problem, operands, model):
             for ends in zip(out, lse, *_tile(tile, model, rng), strict=True):
@@ -139,7 +139,7 @@ def _run(
     return Enclosure(out, lse)
 
 
-def _tile(tile: Tile, model: KernelModel, rng: np.random.Generator | None) -> tuple[Range, Range]:
+def _tile(tile: VisitedTile, model: KernelModel, rng: np.random.Generator | None) -> tuple[Interval, Interval]:
     head, _, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):
@@ -149,9 +149,9 @@ def _tile(tile: Tile, model: KernelModel, rng: np.random.Generator | None) -> tu
         parts.append(_finish(state, head, model))
     part = parts[0] if len(parts) == 1 else combine(parts, model, Terms())
     fmt = FORMATS[model.out_dtype]
-    o = Range(rounded(part.o - part.error, fmt), rounded(part.o + part.error, fmt))
+    o = Interval(rounded(part.o - part.error, fmt), rounded(part.o + part.error, fmt))
     width = LN2 * part.lse_error + gamma(2) * (np.abs(part.lse) + part.lse_error) * (rng is None)
-    log = Range(LN2 * part.lse - width, LN2 * part.lse + width)
+    log = Interval(LN2 * part.lse - width, LN2 * part.lse + width)
     hidden = head.hidden(rows, slice(0, head.seq.seqlen_k))
     empty = head.empty(rows)
     bad_key = ~(np.isfinite(head.k).all(axis=1) & np.isfinite(head.k_factor))
@@ -162,11 +162,11 @@ def _tile(tile: Tile, model: KernelModel, rng: np.random.Generator | None) -> tu
     return o, _known(log, empty, -np.inf, bad_row)
 
 
-def _known(x: Range, empty: np.ndarray, value: float, bad: np.ndarray) -> Range:
+def _known(x: Interval, empty: np.ndarray, value: float, bad: np.ndarray) -> Interval:
     """Exactly ``value`` for empty rows; everything where an end is NaN or something is bad."""
     bad = bad | ((np.isnan(x.low) | np.isnan(x.high)) & ~empty)
     low, high = (np.where(empty, value, end) for end in x)
-    return Range(np.where(bad, -np.inf, low), np.where(bad, np.inf, high))
+    return Interval(np.where(bad, -np.inf, low), np.where(bad, np.inf, high))
 
 
 class _State:
@@ -174,18 +174,18 @@ class _State:
 
     def __init__(self, rows: int, channels: int, rng: np.random.Generator | None) -> None:
         self.rng = rng  # draws one number of a range where the program leaves it free; None keeps the range
-        self.max = Range(np.full(rows, -np.inf), np.full(rows, -np.inf))
-        self.sum = Range(np.zeros(rows), np.zeros(rows))
-        self.o = Range(np.zeros((rows, channels)), np.zeros((rows, channels)))
+        self.max = Interval(np.full(rows, -np.inf), np.full(rows, -np.inf))
+        self.sum = Interval(np.zeros(rows), np.zeros(rows))
+        self.o = Interval(np.zeros((rows, channels)), np.zeros((rows, channels)))
         self.v_factor: float | None = None  # of the block before
 
-    def free(self, x: Range) -> Range:
+    def free(self, x: Interval) -> Interval:
         """A range that the program leaves to a binary32 number, or one number of it."""
         if self.rng is None:
             return x
         drawn = _f32(x.low + (x.high - x.low) * self.rng.random(x.low.shape))
         drawn = np.where(np.isfinite(drawn), np.clip(drawn, x.low, x.high), x.low)
-        return Range(drawn, drawn)
+        return Interval(drawn, drawn)
 
 
 def _f32(x: np.ndarray) -> np.ndarray:
@@ -203,29 +203,29 @@ def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return _f32(np.where((lost != 0) & is_even & np.isfinite(total), np.nextafter(total, toward), total))
 
 
-def _exp2(x: Range) -> Range:
+def _exp2(x: Interval) -> Interval:
     """ex2 of a range of binary32 numbers: exact at 0, flushed to 0 below the least normal number.
 
     EX2_REL is 2^-30 more than the largest error that was measured, which holds what float64's own exponential errs by.
     """
     low = np.where(x.low == 0, 1.0, np.exp2(x.low) * (1 - EX2_REL))
     high = np.where(x.high == 0, 1.0, np.exp2(x.high) * (1 + EX2_REL))
-    return Range(_f32(np.where(low < FP32_MIN_NORMAL, 0.0, low)), _f32(high))
+    return Interval(_f32(np.where(low < FP32_MIN_NORMAL, 0.0, low)), _f32(high))
 
 
-def _times(x: Range, factor: Range) -> Range:
+def _times(x: Interval, factor: Interval) -> Interval:
     """Product of a range with one of numbers >= 0; exact for binary32 numbers."""
     low = x.low * np.where(x.low >= 0, factor.low, factor.high)
-    return Range(low, x.high * np.where(x.high >= 0, factor.high, factor.low))
+    return Interval(low, x.high * np.where(x.high >= 0, factor.high, factor.low))
 
 
-def _flushed(x: Range) -> Range:
+def _flushed(x: Interval) -> Interval:
     """The same range, with 0 where a number of it may have been flushed."""
     low = np.where((x.low > 0) & (x.low < FP32_MIN_NORMAL), 0.0, x.low)
-    return Range(low, np.where((x.high < 0) & (x.high > -FP32_MIN_NORMAL), 0.0, x.high))
+    return Interval(low, np.where((x.high < 0) & (x.high > -FP32_MIN_NORMAL), 0.0, x.high))
 
 
-def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Range:
+def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Interval:
     """The factor that takes raw scores to log2 units, (rows, 1)."""
     c = _f32(np.float64(head.problem.softmax_scale * LOG2_E) * np.ones((rows.size, 1)))
     c = _f32(c * head.q_factor[rows][:, None])
@@ -233,44 +233,44 @@ def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Ra
     one_each = all((factor == factor[0]).all() for factor in factors)  # what finer factors do is not stated
     c = np.maximum(_f32(c * (factors[0][0] if one_each else np.nan)), FP32_MIN_NORMAL)
     if model.order.maxima == "scaled" and model.order.scale == "float64":
-        return Range(c, c)
+        return Interval(c, c)
     width = gamma(2 * head.roundings_of_c + 2 * (model.order.scale == "float32"))  # the kernel's, which are not stated
-    return Range(_f32(c * (1 - width)), _f32(c * (1 + width)))
+    return Interval(_f32(c * (1 - width)), _f32(c * (1 + width)))
 
 
-def _tanh(s: np.ndarray, c: Range, cap: float, model: KernelModel) -> Range:
+def _tanh(s: np.ndarray, c: Interval, cap: float, model: KernelModel) -> Interval:
     """tanh of scores over the softcap."""
     if model.tanh_error:
         steep = [end / (cap * LOG2_E) * (1 + sign * gamma(4)) for end, sign in zip(c, (-1, 1), strict=True)]
     else:
         steep = [_f32(end * _f32(np.full(1, 2 / cap))) for end in c]
-    x = Range(*(_f32(s * np.where((s > 0) == up, steep[1], steep[0])) for up in (False, True)))
+    x = Interval(*(_f32(s * np.where((s > 0) == up, steep[1], steep[0])) for up in (False, True)))
     if model.tanh_error:
         x = x if model.keeps_subnormals else _flushed(x)
         low, high = (
             np.tanh(end) * (1 + sign * np.sign(end) * model.tanh_error) for end, sign in zip(x, (-1, 1), strict=True)
         )
-        return Range(np.maximum(_f32(low), -1.0), np.minimum(_f32(high), 1.0))
+        return Interval(np.maximum(_f32(low), -1.0), np.minimum(_f32(high), 1.0))
     grown = _exp2(x)
     half = [_f32(1 / _f32(end + 1) * (1 + sign * RCP_REL)) for end, sign in zip(grown, (1, -1), strict=True)]
-    return Range(*(_f32(1 - 2 * end) for end in half))
+    return Interval(*(_f32(1 - 2 * end) for end in half))
 
 
-def _cap_factor(c: Range, cap: float, model: KernelModel) -> Range:
+def _cap_factor(c: Interval, cap: float, model: KernelModel) -> Interval:
     """The factor that takes capped scores to log2 units, shaped as that of raw ones."""
     width = gamma(2) if model.tanh_error else 0.0
     unit = max(np.float64(np.float32(cap * LOG2_E)), FP32_MIN_NORMAL)
-    return Range(*(np.full_like(c.low, unit * (1 + sign * width)) for sign in (-1, 1)))
+    return Interval(*(np.full_like(c.low, unit * (1 + sign * width)) for sign in (-1, 1)))
 
 
-def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Range, Range]:
+def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Interval, Interval]:
     """Scores of a block, -inf where hidden, and the factor that takes them to log2 units."""
     q = finite(head.q[rows])
     k = finite(head.k[keys])
     s = multiply(q, k.T, model.core)
     c = _factor(head, rows, keys, model)
     cap = head.problem.softcap
-    x = Range(s, s)
+    x = Interval(s, s)
     if cap:
         x = state.free(_tanh(s, c, cap, model))
         c = _cap_factor(c, cap, model)
@@ -292,10 +292,10 @@ def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: 
     steps = model.row_sum_depth + 1
     low, high = (old * a + end.sum(1) for old, a, end in zip(state.sum, alpha, p, strict=True))
     low, high = (np.where(overflows, np.nan, end) for end in (low, high))
-    state.sum = state.free(Range(_f32(low * (1 - gamma(steps))), _f32(high * (1 + gamma(steps)))))
+    state.sum = state.free(Interval(_f32(low * (1 - gamma(steps))), _f32(high * (1 + gamma(steps)))))
 
 
-def _softmax(state: _State, s: Range, c: Range, model: KernelModel) -> tuple[Range, Range]:
+def _softmax(state: _State, s: Interval, c: Interval, model: KernelModel) -> tuple[Interval, Interval]:
     """Take a block's scores into the running maximum; return the weights and the factor of all that came before."""
     offset = np.full(1, float(model.p_offset_log2))
     top = [np.max(end, axis=1, keepdims=True) for end in s]
@@ -303,9 +303,9 @@ def _softmax(state: _State, s: Range, c: Range, model: KernelModel) -> tuple[Ran
         _fma(end, np.where((end > 0) == up, c[1], c[0]), -offset) for up, end in zip((False, True), top, strict=True)
     ]
     width = 0.0 if model.order.maxima == "scaled" else gamma(2) * (np.maximum(*map(np.abs, scaled)) + offset)
-    block = Range(_f32(scaled[0] - width)[:, 0], _f32(scaled[1] + width)[:, 0])
+    block = Interval(_f32(scaled[0] - width)[:, 0], _f32(scaled[1] + width)[:, 0])
     old = state.max
-    new = Range(*(np.maximum(a, b) for a, b in zip(state.max, block, strict=True)))
+    new = Interval(*(np.maximum(a, b) for a, b in zip(state.max, block, strict=True)))
     base = [np.where(np.isneginf(end), 0.0, end)[:, None] for end in new]
     low = np.where(s.low > 0, c.low, c.high)
     high = np.where(s.high > 0, c.high, c.low)
@@ -315,45 +315,45 @@ def _softmax(state: _State, s: Range, c: Range, model: KernelModel) -> tuple[Ran
     else:
         low = _f32(_f32(s.low * low) - base[1])
         high = _f32(_f32(s.high * high) - base[0])
-    apart = Range(_f32(old.low - base[1][:, 0]), np.minimum(_f32(old.high - base[0][:, 0]), 0.0))
+    apart = Interval(_f32(old.low - base[1][:, 0]), np.minimum(_f32(old.high - base[0][:, 0]), 0.0))
     if model.order.maxima == "unscaled":  # the factor is that of raw maxima; it is 1 where none can have moved
-        apart = Range(*(end * (1 + sign * gamma(3)) for end, sign in zip(apart, (1, -1), strict=True)))
+        apart = Interval(*(end * (1 + sign * gamma(3)) for end, sign in zip(apart, (1, -1), strict=True)))
         if model.order.rescale == "contracted":
             width = gamma(2) * np.maximum(*map(np.abs, base))[:, 0]
-            apart = Range(apart.low - width, apart.high + width)
+            apart = Interval(apart.low - width, apart.high + width)
     state.max = new
-    return state.free(_exp2(Range(low, high))), state.free(_exp2(apart))
+    return state.free(_exp2(Interval(low, high))), state.free(_exp2(apart))
 
 
-def _accumulate(o: Range, p: Range, rescale: Range, v: np.ndarray, model: KernelModel) -> Range:
+def _accumulate(o: Interval, p: Interval, rescale: Interval, v: np.ndarray, model: KernelModel) -> Interval:
     """P V of one block, and what O becomes with it."""
     moved = _times(o, rescale)
     if not model.keeps_subnormals:
         moved = _flushed(moved)
     is_lost = [np.isnan(end) for end in moved]
-    moved = Range(np.where(is_lost[0], -np.inf, moved.low), np.where(is_lost[1], np.inf, moved.high))
+    moved = Interval(np.where(is_lost[0], -np.inf, moved.low), np.where(is_lost[1], np.inf, moved.high))
     interval = model.promotion_interval
     if not interval:
-        return Range(*multiply_between(p.low, p.high, v, model.core, *(_f32(end) for end in moved)))
+        return Interval(*multiply_between(p.low, p.high, v, model.core, *(_f32(end) for end in moved)))
     one = np.ones(1)
     for start in range(0, len(v), interval):
         ks = slice(start, start + interval)
         part = multiply_between(p.low[:, ks], p.high[:, ks], v[ks], model.core)
-        moved = o = Range(*(_fma(old, one, new) for old, new in zip(moved, part, strict=True)))
+        moved = o = Interval(*(_fma(old, one, new) for old, new in zip(moved, part, strict=True)))
     return o
 
 
-def _finish(state: _State, head: Head, model: KernelModel) -> Part:
+def _finish(state: _State, head: Head, model: KernelModel) -> SplitResult:
     """Centre and radius of O and of the base-2 lse of a part."""
-    total = Range(state.sum.low * (1 - gamma(2)), state.sum.high * (1 + gamma(2)))
+    total = Interval(state.sum.low * (1 - gamma(2)), state.sum.high * (1 + gamma(2)))
     factor = state.v_factor or 1.0
-    inverse = state.free(Range(factor / total.high * (1 - RCP_REL), factor / total.low * (1 + RCP_REL)))
+    inverse = state.free(Interval(factor / total.high * (1 - RCP_REL), factor / total.low * (1 + RCP_REL)))
     o = _times(state.o, inverse.each(lambda end: end[:, None]))
     lg2 = [np.log2(end) for end in total]
     slack = LG2_ABS + LG2_REL * np.maximum(*map(np.abs, lg2))
     roundings = 4 if model.scales_maximum_for_lse else 2
     slack = slack + gamma(roundings) * (np.maximum(*map(np.abs, state.max)) + np.maximum(*map(np.abs, lg2)) + 1)
-    lse = state.free(Range(state.max.low + lg2[0] - slack, state.max.high + lg2[1] + slack))
+    lse = state.free(Interval(state.max.low + lg2[0] - slack, state.max.high + lg2[1] + slack))
     largest = np.maximum(*map(np.abs, o))
     tiny = 4 * model.tiny * max(1.0, factor) * (1 + 1 / total.low[:, None])
     radius = (o.high - o.low) / 2 + (gamma(3) * largest + tiny if state.rng is None else 0.0)
@@ -361,7 +361,7 @@ def _finish(state: _State, head: Head, model: KernelModel) -> Part:
     radius = np.where(largest + radius < FP32_MAX * (1 - 2.0**-10), radius, np.inf)  # may overflow
     middle = (o.low + o.high) / 2
     off = (lse.high - lse.low) / 2
-    return Part(
+    return SplitResult(
         np.where(seen[:, None], middle, 0.0),
         np.where(seen[:, None], radius, 0.0),
         np.zeros_like(middle),

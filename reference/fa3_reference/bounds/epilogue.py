@@ -7,7 +7,7 @@ import numpy as np
 from fa3_reference.bounds.device import EX2_REL, FP32_MAX, LG2_ABS, LG2_REL, RCP_REL, U_FP32
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel, Terms
-from fa3_reference.bounds.state import VANISHES, Part, State
+from fa3_reference.bounds.state import VANISHES, SplitResult, State
 from fa3_reference.bounds.steps import (
     CANCELLED,
     FLOAT64,
@@ -25,7 +25,7 @@ _EXP = log_error(EX2_REL)
 _LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary32
 
 
-def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
+def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> SplitResult:
     """Exact O and base-2 lse of a part, with bounds before the final rounding (steps 3 and 7)."""
     row_sum = state.l
     least = state.l - state.l_down
@@ -60,7 +60,7 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> Part:
     o, error, noise = (np.where(empty[:, None], 0.0, value) for value in (o, error + noise, noise))
     error = np.where(state.outside | ~(np.abs(o) + error < FP32_MAX * (1 - 2.0**-10)), np.inf, error)
     lse_error = np.where(state.outside.all(1), np.inf, np.where(empty, 0.0, lse_error))
-    return Part(o, error, noise, lse, lse_error)
+    return SplitResult(o, error, noise, lse, lse_error)
 
 
 def _row_sum_error(state: State, model: KernelModel, terms: Terms) -> np.ndarray:
@@ -132,7 +132,7 @@ def _log(
     return lse, (error + terms.lse * rounding) * OUTWARD
 
 
-def in_nats(part: Part, model: KernelModel, terms: Terms) -> np.ndarray:
+def in_nats(part: SplitResult, model: KernelModel, terms: Terms) -> np.ndarray:
     """Bound on the error of a natural lse: the last multiplication, by a constant that is rounded itself."""
     lse = np.abs(part.lse) * LN2
     error = LN2 * part.lse_error
@@ -143,7 +143,7 @@ def in_nats(part: Part, model: KernelModel, terms: Terms) -> np.ndarray:
     return (error + terms.lse * binary32_error(lse - error, lse + error)) * OUTWARD
 
 
-def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
+def combine(parts: list[SplitResult], model: KernelModel, terms: Terms) -> SplitResult:
     """Bound of the split-KV combine (step 8)."""
     o, error, noise, lse, lse_error = (np.stack(x) for x in zip(*parts, strict=True))
     top = lse.max(0)
@@ -173,7 +173,7 @@ def combine(parts: list[Part], model: KernelModel, terms: Terms) -> Part:
     lg2 = terms.lg2 * (LG2_ABS + LG2_REL * (np.abs(np.log2(total)) + relative))
     lse_out = relative + lg2
     lse_out = lse_out + terms.lse * binary32_error(merged_lse - lse_out, merged_lse + lse_out)
-    return Part(merged, merged_error, noise, merged_lse, lse_out * OUTWARD)
+    return SplitResult(merged, merged_error, noise, merged_lse, lse_out * OUTWARD)
 
 
 def _by_lse(

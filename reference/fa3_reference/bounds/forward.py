@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fa3_reference.bounds.device import EX2_REL, EXACT_EX2, FP32_MIN_NORMAL, RCP_REL, U_FP32
 from fa3_reference.bounds.epilogue import combine, finish, in_nats
-from fa3_reference.bounds.head import Head, Tile, finite, key_parts, tiles
+from fa3_reference.bounds.head import Head, VisitedTile, finite, key_parts, tiles
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.state import VANISHES, State
 from fa3_reference.bounds.steps import (
@@ -106,7 +106,7 @@ def forward_bound(
     return ErrorBound(*(np.where(np.isnan(bound), np.inf, bound) for bound in (out, lse)))
 
 
-def _tile_bound(tile: Tile, model: KernelModel, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
+def _tile_bound(tile: VisitedTile, model: KernelModel, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
     head, _, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):

@@ -22,7 +22,7 @@ _CAP_ROUNDINGS = 3  # of the argument of a tanh beside these: the softcap, the f
 DIVISION = 8  # units of binary32: reciprocal or division by a row sum, and the multiplication
 
 
-class Head(NamedTuple):
+class BackwardHead(NamedTuple):
     """Holds what one query head reads, float64, and which pairs are visible."""
 
     q: np.ndarray  # (seqlen_q, head_dim)
@@ -63,7 +63,7 @@ def is_in_range(problem: AttentionProblem) -> bool:
     return min(factors) >= FP32_MIN_NORMAL and max(factors) <= FP32_MAX
 
 
-def weights(problem: AttentionProblem, h: Head, model: BackwardModel) -> Weights:
+def weights(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) -> Weights:
     """Steps B1, B2, B9 and B10."""
     s, ds = kept(*row_products(h.q, h.k, model), model.scores, problem.softmax_scale)
     factor = problem.softmax_scale * LOG2_E

@@ -178,7 +178,7 @@ def finite(x: np.ndarray) -> np.ndarray:
     return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-class Tile(NamedTuple):
+class VisitedTile(NamedTuple):
     """Rows of one head that share a kernel tile, and the keys that it visits."""
 
     head: Head
@@ -194,13 +194,13 @@ class Tile(NamedTuple):
         problem.rows_lse(lse, seq)[self.head_index, self.rows] = lse_rows
 
 
-def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[Tile]:
+def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[VisitedTile]:
     """Yield every tile of every head of every sequence."""
     for seq in problem.sequences():
         for index in range(problem.nheads):
             head = Head.of(problem, operands, seq, index)
             for rows, visited in _row_tiles(head, index % problem.group, model):
-                yield Tile(head, index, rows, visited)
+                yield VisitedTile(head, index, rows, visited)
 
 
 def _row_tiles(head: Head, index: int, model: KernelModel) -> Iterator[tuple[np.ndarray, slice]]:

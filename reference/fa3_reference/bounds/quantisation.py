@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.attention import Tile, as_float64, attention, cap_and_mask, row_tiles, scaled_scores
+from fa3_reference.attention import QueryTile, as_float64, attention, cap_and_mask, row_tiles, scaled_scores
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_reference.quantize import QuantScheme, condition
 
@@ -51,7 +51,7 @@ class QuantizationBound(NamedTuple):
 class _TileOperands(NamedTuple):
     seq: Sequence
     head: int
-    tile: Tile
+    tile: QueryTile
     query: tuple[np.ndarray, ...]  # each (rows, dim)
     key: tuple[np.ndarray, ...]  # each (keys, dim)
 

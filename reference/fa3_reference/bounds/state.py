@@ -9,7 +9,7 @@ import numpy as np
 VANISHES = 120.0  # binary orders after which a weight may be flushed to zero; 126 and room for its error
 
 
-class Part(NamedTuple):
+class SplitResult(NamedTuple):
     """Exact O and base-2 lse of one split, and bounds of their errors before the last rounding.
 
     ``noise`` is what ``o``, and a truth in float64, may be off by themselves.

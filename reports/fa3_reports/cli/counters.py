@@ -34,5 +34,7 @@ def counters(out: Path, quiet: bool, **options: Any) -> None:
         from fa3verify.bench import run as bench_run
         from fa3verify.cli import console
 
-        settings = bench_run.Settings(cells, out, options["names"], budget_s=options["budget"], seed=options["seed"])
+        settings = bench_run.BenchSettings(
+            cells, out, options["names"], budget_s=options["budget"], seed=options["seed"]
+        )
         click.echo(counted.run(settings, require_profiler(), console.teller(quiet)))

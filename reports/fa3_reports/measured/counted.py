@@ -20,7 +20,7 @@ from fa3_kernels.audit.evidence import evidence_facts
 from fa3_reports.measured import counters
 from fa3_reports.measured.counters import Launched
 from fa3verify.bench import run as bench
-from fa3verify.bench.kernels import Kernel, draw
+from fa3verify.bench.kernels import TimedKernel, draw
 from fa3verify.files import json_text, write_text
 from fa3verify.text import one_line
 from fa3verify.timed.cells import Cell
@@ -31,8 +31,8 @@ LONGEST_S = 3600.0  # of a profiled process
 _FACTS = {"gpu": "name", "driver": "driver_version"}
 
 
-def run(settings: bench.Settings, profiler: str, tell: Callable[[str], None]) -> Path:
-    """Count what :class:`fa3verify.bench.run.Settings` names, and write ``counters.csv`` with its provenance.
+def run(settings: bench.BenchSettings, profiler: str, tell: Callable[[str], None]) -> Path:
+    """Count what :class:`fa3verify.bench.run.BenchSettings` names, and write ``counters.csv`` with its provenance.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def run(settings: bench.Settings, profiler: str, tell: Callable[[str], None]) ->
 
 
 def launch_all(
-    cells: Sequence[Cell], kernels: Sequence[Kernel], seed: int, budget_s: float = LONGEST_S
+    cells: Sequence[Cell], kernels: Sequence[TimedKernel], seed: int, budget_s: float = LONGEST_S
 ) -> list[Launched]:
     """Launch every kernel of every cell once, warm, where a profiler that was told to wait listens.
 
@@ -136,7 +136,7 @@ def _count(launch: Callable[[int], object]) -> None:
 def main(job: Path, made: Path) -> None:
     """Launch what ``job`` names and write what became of it to ``made``."""
     body = json.loads(job.read_text())
-    settings = bench.Settings([Cell(**fields) for fields in body["cells"]], made.parent, tuple(body["kernels"]))
+    settings = bench.BenchSettings([Cell(**fields) for fields in body["cells"]], made.parent, tuple(body["kernels"]))
     launches = launch_all(settings.cells, bench.wanted(settings), body["seed"], body["budget_s"])
     write_text(made, json.dumps(launches))
 

@@ -13,22 +13,22 @@ from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.twin.backward import backward, backward_range
 from fa3_reference.bounds.backward import BackwardBound, backward_bound
 from fa3verify.adversary import run
-from fa3verify.adversary.gradients import ISLANDS, Island, search
-from fa3verify.adversary.gradients.colony import GENES, Colony, individual, island_of
+from fa3verify.adversary.gradients import ISLANDS, GradientIsland, search
+from fa3verify.adversary.gradients.colony import GENES, GradientColony, individual, island_of
 from fa3verify.adversary.gradients.execution import execute
 from fa3verify.adversary.gradients.mutations import MUTATIONS, Child
 from fa3verify.adversary.gradients.search import RATIOS, Search, judge
 from fa3verify.cli.main import main
 
 
-def label(island: Island) -> str:
+def label(island: GradientIsland) -> str:
     return f"{island.dtype} {island.name}"
 
 
-def bred(island: Island, seed: int) -> Colony:
+def bred(island: GradientIsland, seed: int) -> GradientColony:
     """Normal inputs of which each has met some mutations."""
     rng = np.random.default_rng(seed)
-    colony = Colony.normal(island, rng)
+    colony = GradientColony.normal(island, rng)
     with np.errstate(all="ignore"):
         for index in range(island.problems):
             for mutation in rng.choice(len(MUTATIONS), 3):
@@ -38,8 +38,8 @@ def bred(island: Island, seed: int) -> Colony:
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("island", [i for i in ISLANDS if not (i.weights or i.softcap)], ids=label)
-def test_the_ends_are_those_of_the_twin_once_they_are_rounded(island: Island) -> None:
-    for colony in (Colony.normal(island, np.random.default_rng(1)), bred(island, 2)):
+def test_the_ends_are_those_of_the_twin_once_they_are_rounded(island: GradientIsland) -> None:
+    for colony in (GradientColony.normal(island, np.random.default_rng(1)), bred(island, 2)):
         twin = backward_range(
             colony.problem, colony.operands, BackwardConfig(island.dtype, 64, 16, island.tile_n, "flash3.dew")
         )
@@ -53,10 +53,10 @@ def test_the_ends_are_those_of_the_twin_once_they_are_rounded(island: Island) ->
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("island", [i for i in ISLANDS if i.softcap and not i.weights], ids=label)
-def test_the_twin_with_a_softcap_lies_between_the_ends(island: Island) -> None:
+def test_the_twin_with_a_softcap_lies_between_the_ends(island: GradientIsland) -> None:
     """It adds parts in one of the orders that the ends are of, and equals both where there is one part."""
     config = BackwardConfig(island.dtype, 64, 16, island.tile_n, "gluon")
-    for colony in (Colony.normal(island, np.random.default_rng(1)), bred(island, 2)):
+    for colony in (GradientColony.normal(island, np.random.default_rng(1)), bred(island, 2)):
         twin, found = backward(colony.problem, colony.operands, config, order=island.order), execute(colony)
         for name in RATIOS:
             expected = getattr(twin, name)
@@ -67,7 +67,7 @@ def test_the_twin_with_a_softcap_lies_between_the_ends(island: Island) -> None:
 
 
 @pytest.mark.parametrize("island", ISLANDS[::3], ids=label)
-def test_an_individual_comes_back_from_json_with_its_ratios(island: Island) -> None:
+def test_an_individual_comes_back_from_json_with_its_ratios(island: GradientIsland) -> None:
     colony = bred(island, 3)
     together = judge(colony)
     for index in (0, island.problems - 1):
@@ -79,7 +79,7 @@ def test_an_individual_comes_back_from_json_with_its_ratios(island: Island) -> N
 
 
 def test_an_individual_that_is_damaged_is_refused() -> None:
-    values = Colony.normal(ISLANDS[0], np.random.default_rng(0)).to_json(0)
+    values = GradientColony.normal(ISLANDS[0], np.random.default_rng(0)).to_json(0)
     with pytest.raises(ValueError, match="there is no island 'nowhere' of gradients for 'fp16'"):
         individual(values | {"island": "nowhere"})
     with pytest.raises(ValueError, match="an individual is incomplete or damaged"):
@@ -91,7 +91,7 @@ def halved(problem, operands, model) -> BackwardBound:
 
 
 @pytest.mark.parametrize("island", [island for island in ISLANDS if not island.weights][::2], ids=label)
-def test_half_the_bound_is_broken_and_the_whole_is_not(island: Island) -> None:
+def test_half_the_bound_is_broken_and_the_whole_is_not(island: GradientIsland) -> None:
     climb = Search(island, 0, halved)
     found = climb.found
     while set(found.violations) != set(RATIOS) and found.problems < 20 * island.problems:

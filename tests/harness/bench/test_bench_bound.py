@@ -15,11 +15,11 @@ from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale, Dtype, Operands
 from fa3verify.bench import check, peers
-from fa3verify.bench.kernels import Inputs
-from fa3verify.known.launches import Output
+from fa3verify.bench.kernels import GivenInputs
+from fa3verify.known.launches import LaunchOutput
 from fa3verify.timed import results
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.timing import Burst, Times
+from fa3verify.timed.timing import LaunchTime, Times
 
 pytestmark = pytest.mark.optional
 
@@ -29,16 +29,16 @@ def arrays_for_tensors(monkeypatch):
     monkeypatch.setattr(check, "to_numpy", np.ascontiguousarray)
 
 
-def inputs(cell: Cell) -> Inputs:
+def inputs(cell: Cell) -> GivenInputs:
     rng = np.random.default_rng(0)
     problem, fmt = cell.problem, FORMATS[cell.dtype]
     factor = 1 / 64 if cell.dtype == "e4m3" else 1.0
     shapes = ((problem.q_shape, 0.0), (problem.k_shape, 0.0), (problem.v_shape, cell.v_mean))
     q, k, v = (((rng.standard_normal(shape) + mean) / factor).astype(fmt.dtype) for shape, mean in shapes)
-    return Inputs(q, k, v, factor, factor, factor)
+    return GivenInputs(q, k, v, factor, factor, factor)
 
 
-def operands(cell: Cell, given: Inputs) -> Operands:
+def operands(cell: Cell, given: GivenInputs) -> Operands:
     if cell.dtype != "e4m3":
         return Operands(*given[:3])
     heads = (cell.nheads, cell.nheads_kv, cell.nheads_kv)
@@ -50,8 +50,10 @@ def cell(dtype: Dtype, seqlen_q: int, seqlen_k: int, causal: bool, v_mean: float
     return Cell("gqa", dtype, 1, seqlen_q, seqlen_k, 2, 1, 64, causal, v_mean)
 
 
-def ratio(name: str, of: Cell, given: Inputs, out: np.ndarray, scale: float = 1.0) -> float:
-    return check.judge(check.gather(of, given, Output(out, None, scale), None, peers.model_of(name, of))).ratio_max
+def ratio(name: str, of: Cell, given: GivenInputs, out: np.ndarray, scale: float = 1.0) -> float:
+    return check.judge(
+        check.gather(of, given, LaunchOutput(out, None, scale), None, peers.model_of(name, of))
+    ).ratio_max
 
 
 SQUARE, TALL = cell("bf16", 300, 300, True), cell("bf16", 100, 700, True)
@@ -89,7 +91,7 @@ def test_fp8_loss_over_long_rows_is_within_the_bound_and_a_lost_block_of_them_is
     of = cell("e4m3", 8, 8192, False, v_mean=1.0)
     given = inputs(of)
     config = default_config(of.problem, family="flash3")
-    found = Output(forward(of.problem, operands(of, given), config).out)
+    found = LaunchOutput(forward(of.problem, operands(of, given), config).out)
     verdict = check.judge(check.gather(of, given, found, None, peers.model_of("flash3", of)))
     assert verdict.gain < -0.05
     assert verdict.ratio_max <= 1
@@ -125,10 +127,10 @@ def test_fp8_of_an_unknown_order_is_judged_by_a_bound_that_holds():
 def test_nan_is_outside_every_bound_and_what_is_outside_has_a_status_and_no_speed():
     given = inputs(SQUARE)
     out = attention(SQUARE.problem, *(x.astype(np.float64) for x in given[:3])).out.astype(FORMATS["bf16"].dtype)
-    sound = check.judge(check.gather(SQUARE, given, Output(out), None, peers.model_of("cuda.flex", SQUARE)))
+    sound = check.judge(check.gather(SQUARE, given, LaunchOutput(out), None, peers.model_of("cuda.flex", SQUARE)))
     out[0, -1, 1, 5] = np.nan
-    broken = check.judge(check.gather(SQUARE, given, Output(out), None, peers.model_of("cuda.flex", SQUARE)))
-    times = Times([Burst(1.0, 1700.0)], [1980.0])
+    broken = check.judge(check.gather(SQUARE, given, LaunchOutput(out), None, peers.model_of("cuda.flex", SQUARE)))
+    times = Times([LaunchTime(1.0, 1700.0)], [1980.0])
     right, wrong = (results.measured("cuda.flex", "script", times, verdict) for verdict in (sound, broken))
     assert (right.status, right.burst_ms) == ("ok", 1.0)
     assert wrong.status == "computes something else: error / bound inf in the sampled rows"

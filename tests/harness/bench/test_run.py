@@ -20,12 +20,12 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
 from fa3verify.bench import check, graphs, kernels, peers, run
-from fa3verify.bench.kernels import Inputs, Kernel, Run
+from fa3verify.bench.kernels import GivenInputs, Run, TimedKernel
 from fa3verify.known import libraries, loaded
-from fa3verify.known.launches import Output
+from fa3verify.known.launches import LaunchOutput
 from fa3verify.known.libraries import Unsupported
 from fa3verify.timed import cells, results
-from fa3verify.timed.timing import Burst, Pace
+from fa3verify.timed.timing import LaunchTime, Pace
 from tests.harness.timed.test_results import CELL, LONG, SCHEDULE, SHORT, SOUND, FakeTimed, record, records_file
 
 pytestmark = pytest.mark.optional
@@ -62,21 +62,21 @@ def test_host_has_a_head_start_counters_are_read_outside_the_events_and_the_driv
     monkeypatch.setattr(graphs, "_counters", FakeCounters)
     found = graphs._between_events(lambda: log.append("run"), 3, lambda: log.append("ask"))
     assert log == ["sleep", "begin", "start", "run", "stop", "end", "ask", "synchronize"]
-    assert found == Burst(2.0, 2000.0)
+    assert found == LaunchTime(2.0, 2000.0)
 
 
-def fake_kernel(name: str, milliseconds: float, *, error: Exception | None = None) -> Kernel:
+def fake_kernel(name: str, milliseconds: float, *, error: Exception | None = None) -> TimedKernel:
     def prepare(cell, inputs):
         if error:
             raise error
-        return Run(FakeTimed(name, [milliseconds] * 100, []), lambda: Output(None))
+        return Run(FakeTimed(name, [milliseconds] * 100, []), lambda: LaunchOutput(None))
 
-    return Kernel(name, "", ("fp16",), prepare, missing=None)
+    return TimedKernel(name, "", ("fp16",), prepare, missing=None)
 
 
 @pytest.fixture
 def without_gpu(monkeypatch):
-    monkeypatch.setattr(run, "draw", lambda cell, copies, seed: [Inputs(None, None, None)])
+    monkeypatch.setattr(run, "draw", lambda cell, copies, seed: [GivenInputs(None, None, None)])
     monkeypatch.setattr(run, "synchronize", lambda: None)
     monkeypatch.setattr(check, "gather", lambda cell, *_: cell)
     monkeypatch.setattr(check, "judge", lambda work: SOUND)
@@ -94,7 +94,7 @@ def test_one_failing_kernel_is_a_status_and_the_others_are_timed(without_gpu, ju
         fake_kernel("picky", 1.0, error=Unsupported("takes no such thing")),
         fake_kernel("broken", 1.0, error=RuntimeError("two\nlines")),
     ]
-    settings = run.Settings([CELL], Path("out"), pace=Pace(2, 0.0, False))
+    settings = run.BenchSettings([CELL], Path("out"), pace=Pace(2, 0.0, False))
     record = run.measure_cell(CELL, candidates, settings, lambda: 1980.0, "now", 1, judges)
     assert [m.status for m in record.kernels] == [
         "ok",
@@ -116,7 +116,7 @@ def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gp
         fake_kernel("flash3", 1.0),
     ]
     with pytest.raises(run.ContextLost, match="wild took the CUDA context") as caught:
-        run.measure_cell(CELL, candidates, run.Settings([CELL], Path("out")), lambda: 1980.0, "now", 1, judges)
+        run.measure_cell(CELL, candidates, run.BenchSettings([CELL], Path("out")), lambda: 1980.0, "now", 1, judges)
     lost = "not measured: wild took the CUDA context with it"
     assert [m.status for m in caught.value.record.kernels] == [lost, "failed: RuntimeError: illegal", lost]
 
@@ -126,7 +126,7 @@ def test_bits_of_a_schedule_are_judged_once_for_every_kind_of_kernel(tmp_path, w
     monkeypatch.setattr(check, "judge", lambda work: asked.append(work.key) or SOUND)
     monkeypatch.setattr(run, "schedule_of", lambda kernel, cell: SCHEDULE)
     known = results.read(records_file(tmp_path, record(SHORT, gluon=1.0)))
-    settings = run.Settings([LONG], tmp_path, pace=Pace(1, 0.0, False))
+    settings = run.BenchSettings([LONG], tmp_path, pace=Pace(1, 0.0, False))
     judged = known.judged(LONG, "abc")
     assert judged == {("gluon", SCHEDULE)}
     candidates = [fake_kernel("gluon", 1.0), fake_kernel("gluon.128x64", 1.0)]
@@ -144,7 +144,7 @@ def test_what_is_judged_wrong_or_cannot_be_judged_keeps_no_time(without_gpu, jud
         return verdict
 
     monkeypatch.setattr(check, "judge", judge)
-    settings = run.Settings([CELL], Path("out"), pace=Pace(2, 0.0, False))
+    settings = run.BenchSettings([CELL], Path("out"), pace=Pace(2, 0.0, False))
     candidates = [fake_kernel("gluon", 1.0), fake_kernel("odd", 1.0)]
     found = run.measure_cell(CELL, candidates, settings, lambda: 0.0, "now", 1, judges).kernels
     assert [m.status for m in found] == [
@@ -213,7 +213,7 @@ def test_input_copies_exceed_the_cache_twice_but_are_at_most_three():
 
 
 def test_names_may_be_patterns():
-    settings = run.Settings([], Path("out"), kernels=("gluon*", "flash3"))
+    settings = run.BenchSettings([], Path("out"), kernels=("gluon*", "flash3"))
     assert [n for n in ("gluon", "gluon.chained", "flash3", "flash3.dew") if settings.wants(n)] == [
         "gluon",
         "gluon.chained",
@@ -262,9 +262,12 @@ def test_the_last_tile_alone_has_the_bits_it_has_in_the_whole(monkeypatch, seqle
     config = default_config(cell.problem)
     whole = forward(cell.problem, Operands(q, k, v), config)
     monkeypatch.setattr(check, "to_numpy", np.ascontiguousarray)
-    sound = check.judge(check.gather(cell, Inputs(q, k, v), Output(whole.out, whole.lse), config))
+    sound = check.judge(check.gather(cell, GivenInputs(q, k, v), LaunchOutput(whole.out, whole.lse), config))
     assert sound.bits_differing == 0
     assert 0 < sound.rel_rmse < 1e-3
     wrong = whole.out.copy()
     wrong.view(np.uint16)[-1, -1, -1, -1] ^= 1  # one bit of the last output
-    assert check.judge(check.gather(cell, Inputs(q, k, v), Output(wrong, whole.lse), config)).bits_differing == 1
+    assert (
+        check.judge(check.gather(cell, GivenInputs(q, k, v), LaunchOutput(wrong, whole.lse), config)).bits_differing
+        == 1
+    )

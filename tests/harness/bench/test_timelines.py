@@ -23,7 +23,7 @@ from fa3verify.bench.graphs import GraphTimed
 from fa3verify.timed import stamps as reader
 from fa3verify.timed import timing
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.timing import Burst
+from fa3verify.timed.timing import LaunchTime
 
 pytestmark = pytest.mark.optional
 CELL = Cell("schedules", "fp16", 1, 1024, 1024, 4, 4, 128, True)
@@ -56,15 +56,15 @@ class Device:
         for run in runs.values():
             run.launch(1)
         assert (pace.rounds, pace.sustained) == (5, False)
-        bursts = {"plain": Burst(1.0, 1.1 * self.mhz), "stamped": Burst(1.1 * self.cost, self.mhz)}
-        return {name: SimpleNamespace(bursts=[bursts[name]] * 4 + [Burst(9.0, 1000.0)]) for name in runs}
+        bursts = {"plain": LaunchTime(1.0, 1.1 * self.mhz), "stamped": LaunchTime(1.1 * self.cost, self.mhz)}
+        return {name: SimpleNamespace(bursts=[bursts[name]] * 4 + [LaunchTime(9.0, 1000.0)]) for name in runs}
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device()
     operand = torch.zeros(1)
-    inputs = kernels.Inputs(operand, operand, operand)
+    inputs = kernels.GivenInputs(operand, operand, operand)
     monkeypatch.setattr(kernels, "forward", found.forward)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=SMS))
     monkeypatch.setattr(kernels, "draw", lambda cell, copies, seed: [inputs] * copies)

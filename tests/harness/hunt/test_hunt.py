@@ -16,7 +16,7 @@ from fa3verify.adversary.climb import Findings
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.hunt import Difference, OverBaseline, Ratio, hunt
-from fa3verify.hunt.call import Call, unrounded
+from fa3verify.hunt.call import HuntedCall, unrounded
 from fa3verify.hunt.grounds import grounds_of
 from fa3verify.hunt.objectives import LEAST_DIFFERENCE, objective_from
 from fa3verify.hunt.search import value_of
@@ -101,9 +101,9 @@ def test_the_error_before_the_last_rounding_is_never_told_too_large():
     twin = find("twin.fp16")
     hidden = replace(twin, run=lambda problem, operands, config: twin.run(problem, operands, config))
     case = Case(twin.name, grounds_of(twin)[0].islands[0].problem(0.25, 0.0), Recipe("normal"))
-    call = Call.of(hidden, case)
+    call = HuntedCall.of(hidden, case)
     truth = call.truth()["out"]
-    least, told = unrounded(call, truth)["out"], unrounded(Call.of(twin, case), truth)["out"]
+    least, told = unrounded(call, truth)["out"], unrounded(HuntedCall.of(twin, case), truth)["out"]
     assert (np.abs(least - truth) <= np.abs(told - truth)).all()
     assert (np.abs(least - truth) > 0).any()
     spread = np.abs(least - call.run()["out"].astype(np.float64))
@@ -133,7 +133,7 @@ def test_error_over_a_baseline_is_that_of_the_inputs_own_family():
 
 
 def test_zeros_of_either_sign_differ_by_the_least():
-    objective, output = Difference(find("twin.fp16"), "ulp"), Call.of
+    objective, output = Difference(find("twin.fp16"), "ulp"), HuntedCall.of
     case = Case("twin.fp16", grounds_of(find("twin.fp16"))[0].islands[0].problem(0.25, 0.0), Recipe("normal"))
     call = output(find("twin.fp16"), case)
     pair = np.array([0.0, 1.0, np.nan, np.nan], np.float16), np.array([-0.0, 1 + 2**-10, np.nan, 1], np.float16)

@@ -160,7 +160,7 @@ def on_a_cpu(monkeypatch):
 
 @pytest.mark.parametrize("fault", [None, Fault.TRUNCATED_OUTPUT])
 def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, fault):
-    from fa3verify.known.launches import Output
+    from fa3verify.known.launches import LaunchOutput
     from fa3verify.tensors.convert import to_torch
 
     kernel, operands = KERNELS["flash3.bf16"], {}
@@ -170,7 +170,7 @@ def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, 
             assert options == {"num_splits": 3, "pack_gqa": True}
             config = kernel.config_for(problem, options.items())
             out, lse = (faulty(fault) if fault else run_twin)(problem, operands["given"], config)
-            return lambda: Output(to_torch(out), to_torch(lse))
+            return lambda: LaunchOutput(to_torch(out), to_torch(lse))
 
         return prepare
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3verify.timed import cells, results, tables, timing
-from fa3verify.timed.results import Verdict
-from fa3verify.timed.timing import LAUNCHES, Burst, Pace, Times, measure, sm_mhz
+from fa3verify.timed.results import SampleFigures
+from fa3verify.timed.timing import LAUNCHES, LaunchTime, Pace, Times, measure, sm_mhz
 
 CELL = cells.Cell("paper", "fp16", 2, 512, 512, 4, 4, 128, False)
-SOUND = Verdict(1000, 0, 1e-4, 0.0)
+SOUND = SampleFigures(1000, 0, 1e-4, 0.0)
 SCHEDULE = results.Switches(128, 128, True, True, True, 0)
 
 
@@ -31,10 +31,10 @@ class FakeTimed:
     def launch(self, i: int) -> None:
         raise AssertionError("time() decides what is launched")
 
-    def time(self, launches: int, probe, repeats: int = 1) -> Burst:
+    def time(self, launches: int, probe, repeats: int = 1) -> LaunchTime:
         self.log.append((self.name, launches) if repeats == 1 else (self.name, launches, repeats))
         probe()
-        return Burst(next(self.milliseconds), 1700.0)
+        return LaunchTime(next(self.milliseconds), 1700.0)
 
 
 def test_bursts_are_interleaved_and_each_waits_for_the_chip_to_cool():
@@ -43,7 +43,7 @@ def test_bursts_are_interleaved_and_each_waits_for_the_chip_to_cool():
     times = measure(runs, Pace(3, 0.25, False), lambda: 1980.0, lambda s: log.append(("pause", s)))
     assert log[:2] == [("a", LAUNCHES), ("b", LAUNCHES)]  # how many launches a burst has
     assert log[2:] == [("pause", 0.25), ("a", LAUNCHES), ("pause", 0.25), ("b", LAUNCHES)] * 3
-    assert times["a"] == Times([Burst(ms, 1700.0) for ms in (4.0, 5.0, 9.0)], [1980.0] * 3)
+    assert times["a"] == Times([LaunchTime(ms, 1700.0) for ms in (4.0, 5.0, 9.0)], [1980.0] * 3)
     log.clear()
     measure({"a": FakeTimed("a", [0.5] * 3, log)}, Pace(2, 0.25, False), lambda: 0.0, lambda s: log.append(round(s, 6)))
     assert log[1:] == [0.25, ("a", LAUNCHES), 0.05, ("a", LAUNCHES)]  # 1.5 ms are 3 % of 50 ms
@@ -107,8 +107,8 @@ def test_the_clock_is_the_median_over_the_sms_that_were_read_twice():
 
 
 def test_a_record_holds_medians_and_cycles_are_those_of_each_burst():
-    bursts = [Burst(1.0, 1900.0), Burst(9.0, 1000.0), Burst(2.0, 1000.0)]
-    times = Times(bursts, [1900, 1980, 1970], [Burst(3.0, 1400.0)], [1500.0])
+    bursts = [LaunchTime(1.0, 1900.0), LaunchTime(9.0, 1000.0), LaunchTime(2.0, 1000.0)]
+    times = Times(bursts, [1900, 1980, 1970], [LaunchTime(3.0, 1400.0)], [1500.0])
     record = results.measured("k", "script", times, SOUND)
     assert (record.burst_ms, record.burst_driver_mhz, record.burst_sm_mhz) == (2.0, 1970, 1000.0)
     assert (record.sustained_ms, record.sustained_sm_mhz, record.sustained_driver_mhz) == (3.0, 1400.0, 1500.0)
@@ -117,7 +117,7 @@ def test_a_record_holds_medians_and_cycles_are_those_of_each_burst():
 
 
 def test_a_kernel_whose_bits_differ_has_no_speed():
-    times = Times([Burst(1.0, 1.0)], [1980.0], [Burst(1.0, 1.0)], [1.0])
+    times = Times([LaunchTime(1.0, 1.0)], [1980.0], [LaunchTime(1.0, 1.0)], [1.0])
     record = results.measured("k", "script", times, SOUND._replace(bits_differing=3))
     assert math.isnan(record.burst_ms)
     assert math.isnan(record.burst_cycles)
@@ -170,7 +170,7 @@ def records_file(tmp_path: Path, *records: results.CellRecord, launches: str = "
 
 def record(cell: cells.Cell = CELL, **milliseconds: float) -> results.CellRecord:
     measured = [
-        results.measured(name.replace("_", "."), "script", Times([Burst(ms, 1700.0)], [1980.0]), SOUND, SCHEDULE)
+        results.measured(name.replace("_", "."), "script", Times([LaunchTime(ms, 1700.0)], [1980.0]), SOUND, SCHEDULE)
         for name, ms in milliseconds.items()
     ]
     return results.CellRecord("r", cell, 1, tuple(measured))

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from fa3verify.timed import cells, ratios, results, tables
-from fa3verify.timed.results import Verdict
-from fa3verify.timed.timing import Burst, Times
+from fa3verify.timed.results import SampleFigures
+from fa3verify.timed.timing import LaunchTime, Times
 
 A, B = cells.paper(["fp16"], [64, 128], [512], [False])
 
@@ -19,8 +19,8 @@ A, B = cells.paper(["fp16"], [64, 128], [512], [False])
 def record(cell: cells.Cell, run: str = "r", **milliseconds: float) -> results.CellRecord:
     kernels = []
     for name, ms in milliseconds.items():
-        verdict = Verdict(100, 5 if ms < 0 else 0, 1e-3, -0.5)
-        times = Times([Burst(abs(ms), 1500.0)], [1980.0])
+        verdict = SampleFigures(100, 5 if ms < 0 else 0, 1e-3, -0.5)
+        times = Times([LaunchTime(abs(ms), 1500.0)], [1980.0])
         schedule = results.Switches(128, 64, True, False, True, 0) if name == "gluon" else None
         kernels.append(results.measured(name.replace("_", "."), "script", times, verdict, schedule))
     return results.CellRecord(run, cell, 1, tuple(kernels))
@@ -66,8 +66,10 @@ def test_geometric_mean_of_nothing_is_nan():
 
 def test_joules_are_watts_times_the_milliseconds_under_the_same_load():
     """700 W for 2 ms are 1.4 J; cell A counts 34.4 GFLOP."""
-    times = Times([Burst(1.0, 1900.0)], [1980.0], [Burst(2.0, 1500.0)] * 2, [1500.0] * 2, [690.0, 710.0])
-    weighed = results.CellRecord("r", A, 1, (results.measured("gluon", "script", times, Verdict(1, 0, 0.0, 0.0)),))
+    times = Times([LaunchTime(1.0, 1900.0)], [1980.0], [LaunchTime(2.0, 1500.0)] * 2, [1500.0] * 2, [690.0, 710.0])
+    weighed = results.CellRecord(
+        "r", A, 1, (results.measured("gluon", "script", times, SampleFigures(1, 0, 0.0, 0.0)),)
+    )
     assert weighed.joules("gluon") == pytest.approx(1.4)
     assert math.isnan(weighed.joules("flash3"))
     (row,) = csv.DictReader(io.StringIO(tables.csv_text([weighed])))

@@ -26,10 +26,12 @@ def compiled(
 ):
     gl = pytest.importorskip("triton.experimental.gluon.language", reason="needs triton: pip install triton==3.6.0")
     from fa3_kernels.audit.compile import FakeTensor, compile_kernel
-    from fa3_kernels.gluon.quantize_kernel import Correction, Operand, quantize
+    from fa3_kernels.gluon.quantize_kernel import Correction, QuantizedOperand, quantize
 
     fake = {bits: FakeTensor(dtype) for bits, dtype in ((16, gl.int16), (8, gl.uint8), (32, gl.float32), (1, gl.int32))}
-    operand = Operand(fake[16], fake[8], fake[32], fake[1], fake[1], 1 << 20, 2048, head_dim, 16, 1000, 8, 8, 1, 1)
+    operand = QuantizedOperand(
+        fake[16], fake[8], fake[32], fake[1], fake[1], 1 << 20, 2048, head_dim, 16, 1000, 8, 8, 1, 1
+    )
     correction = Correction(fake[32], fake[32], 1000, 0.125, 1) if mean else None
     norm = float(np.float32(head_dim**-0.5)) if rotate else 1.0
     form = tile_form(rows, head_dim, rotate)
@@ -111,11 +113,11 @@ def test_a_k_mean_spills_six_registers_at_most(head_dim: int, rows: int, rotate:
 def test_the_sums_of_the_k_mean_are_not_contracted(head_dim: int) -> None:
     gl = pytest.importorskip("triton.experimental.gluon.language", reason="needs triton: pip install triton==3.6.0")
     from fa3_kernels.audit.compile import FakeTensor, compile_kernel
-    from fa3_kernels.gluon.quantize_kernel import Operand
+    from fa3_kernels.gluon.quantize_kernel import QuantizedOperand
     from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
 
     x, out, floats, lengths = (FakeTensor(dtype) for dtype in (gl.int16, gl.uint8, gl.float32, gl.int32))
-    k = Operand(x, out, floats, lengths, lengths, 1 << 20, 2048, head_dim, 16, 1000, 8, 8, 1, 1)
+    k = QuantizedOperand(x, out, floats, lengths, lengths, 1 << 20, 2048, head_dim, 16, 1000, 8, 8, 1, 1)
     options = {"num_warps": 4, "enable_fp_fusion": False}
     chunks = compile_kernel(
         k_mean_chunks, (k, floats, 2, head_dim, MEAN_CHUNK_ROWS, MEAN_TREE_ROWS, head_dim, False, False), **options

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fa3_kernels.plan.choose import config_of, without_lengths
 from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
 from fa3_kernels.plan.plan import Plan, Pointer, Sizes, plan_of, shared_keys, sizes_of
-from fa3_kernels.plan.request import Choices, Operand, Request, Semantics, request_of
+from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.tile_order import END, Shape, items
 from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
@@ -20,9 +20,9 @@ from fa3_reference.problem import AttentionProblem
 SMS = 132
 
 
-def operand(*shape: int, dtype: str = "float16", device: str = "cuda:0") -> Operand:
+def operand(*shape: int, dtype: str = "float16", device: str = "cuda:0") -> TensorLayout:
     strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
-    return Operand(shape, strides, dtype, device)
+    return TensorLayout(shape, strides, dtype, device)
 
 
 def request(seqlen_q: int = 1, seqlen_k: int = 300, choices: Choices = Choices(), **semantics) -> Request:  # noqa: B008
@@ -112,8 +112,11 @@ REFUSALS = (
     ({"q": operand(2, 8, 8, 128, dtype="float32")}, "must share float16, bfloat16 or float8_e4m3fn"),
     ({"q": operand(2, 8, 8, 128, device="cpu")}, "must be on one Hopper GPU, got cpu, cuda:0"),
     ({"q": operand(8, 8, 128)}, r"must be \(batch, seqlen, nheads, head_dim\)"),
-    ({"k": Operand((2, 9, 2, 128), (2, 4, 2, 2), "float16", "cuda:0")}, "last dimension of k must be contiguous"),
-    ({"k": Operand((2, 9, 2, 128), (2460, 260, 130, 1), "float16", "cuda:0")}, "strides of k must be multiples of 16"),
+    ({"k": TensorLayout((2, 9, 2, 128), (2, 4, 2, 2), "float16", "cuda:0")}, "last dimension of k must be contiguous"),
+    (
+        {"k": TensorLayout((2, 9, 2, 128), (2460, 260, 130, 1), "float16", "cuda:0")},
+        "strides of k must be multiples of 16",
+    ),
     ({"semantics": Semantics(softmax_scale=0.0)}, "softmax_scale must be > 0, got 0.0"),
     ({"semantics": Semantics(softcap=-1.0)}, "softcap must be finite and >= 0, got -1"),
     ({"choices": Choices(num_splits=-1)}, "num_splits must be 0 .* or positive, got -1"),
@@ -138,7 +141,7 @@ def test_a_request_is_refused_in_one_line_with_the_value_and_the_rule(given, mes
 def test_the_strides_of_descales_are_those_of_the_caller_or_of_the_copy_that_repeats_heads():
     """Two sequences of eight heads, and of two kv heads: Q's descales are one a kv head, and are repeated."""
     q, k = operand(2, 9, 8, 128, dtype="float8_e4m3fn"), operand(2, 300, 2, 128, dtype="float8_e4m3fn")
-    dense, spread = operand(2, 2, dtype="float32"), Operand((2, 2), (40, 3), "float32", "cuda:0")
+    dense, spread = operand(2, 2, dtype="float32"), TensorLayout((2, 2), (40, 3), "float32", "cuda:0")
     layouts = request_of((q, k, k), Semantics(), Choices(), descales=(dense, dense, spread)).descales
     assert [x and (x.strides, x.repeats) for x in layouts] == [
         ((8, 1, 0), (4, 1)),

@@ -19,7 +19,7 @@ import numpy as np
 
 from fa3_reference.bounds import epilogue, forward, head, state, steps
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
-from fa3_reference.bounds.head import Tile
+from fa3_reference.bounds.head import VisitedTile
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import AttentionProblem, Operands
 
@@ -104,7 +104,7 @@ class Balls:
         return x if x.dtype == object else np.nan_to_num(x, **rest)
 
 
-def _tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[Tile]:
+def _tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[VisitedTile]:
     """Tiles whose operands are balls."""
     convert = np.vectorize(_ball, otypes=[object])
     for tile in head.tiles(problem, operands, model):

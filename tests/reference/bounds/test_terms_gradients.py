@@ -14,7 +14,7 @@ from fa3_reference.bounds import backward as steps_of_ds
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.device import FP32_MAX, TANH_REL
 from fa3_reference.bounds.gradient_sums import Sum, added, product, scaled, stored
-from fa3_reference.bounds.gradient_weights import Head, kept, row_products, weights
+from fa3_reference.bounds.gradient_weights import BackwardHead, kept, row_products, weights
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, BackwardOperands
@@ -38,7 +38,7 @@ from tests.reference.bounds.test_terms_backward import MODELS, drawn, heads_of, 
 PLAIN = BackwardModel("bf16")
 
 
-def head_of(problem: AttentionProblem, x: BackwardOperands, model: BackwardModel, index: int = 0) -> Head:
+def head_of(problem: AttentionProblem, x: BackwardOperands, model: BackwardModel, index: int = 0) -> BackwardHead:
     seq = next(iter(problem.sequences()))
     return steps_of_ds._head(problem, x, steps_of_ds._returned(problem, x, model), seq, index)
 

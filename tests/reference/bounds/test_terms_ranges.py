@@ -12,7 +12,7 @@ import pytest
 from fa3_reference.attention import attention
 from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.enclosure import (
-    Range,
+    Interval,
     _accumulate,
     _exp2,
     _fma,
@@ -28,7 +28,7 @@ from tests.reference.bounds.by_hand_enclosure import fma
 from tests.reference.bounds.test_terms_enclosure import KEYS, TILE, assert_is_by_hand, drawn, model_of
 
 
-def is_all(x: Range) -> np.ndarray:
+def is_all(x: Interval) -> np.ndarray:
     """Where nothing is known."""
     return np.isneginf(x.low) & np.isposinf(x.high)
 
@@ -71,7 +71,7 @@ def test_an_fma_rounds_ties_to_even_and_what_is_beside_them_to_the_nearer_number
 @pytest.mark.parametrize("x", [-0.3, 0.7, -100.25, 2.0**-30, -125.5])
 def test_ex2_lies_within_its_measured_error(x: float) -> None:
     given = float(np.float32(x))
-    ends = _exp2(Range(np.array([given]), np.array([given])))
+    ends = _exp2(Interval(np.array([given]), np.array([given])))
     exact = 2.0**given
     measured = 2.0**-22.7091  # the largest of all numbers
     assert ends.low.item() <= float(np.float32(exact * (1 - measured)))
@@ -81,11 +81,11 @@ def test_ex2_lies_within_its_measured_error(x: float) -> None:
 
 def test_ex2_is_exact_at_0_and_may_be_nothing_below_the_normal_numbers() -> None:
     zero = np.zeros(1)
-    assert [end.item() for end in _exp2(Range(zero, zero))] == [1.0, 1.0]
-    ends = _exp2(Range(np.array([-126.5]), np.array([-126.5])))
+    assert [end.item() for end in _exp2(Interval(zero, zero))] == [1.0, 1.0]
+    ends = _exp2(Interval(np.array([-126.5]), np.array([-126.5])))
     assert ends.low.item() == 0.0
     assert ends.high.item() >= 2.0**-126.5
-    assert _exp2(Range(np.array([-np.inf]), np.array([-125.0]))).low.item() == 0.0
+    assert _exp2(Interval(np.array([-np.inf]), np.array([-125.0]))).low.item() == 0.0
 
 
 class Drawn:
@@ -99,13 +99,13 @@ class Drawn:
 
 
 def test_what_the_program_leaves_free_is_drawn_between_the_ends() -> None:
-    x = Range(np.array([2.0, -4.0, 1.0, 5.0]), np.array([6.0, -2.0, np.inf, 5.0]))
+    x = Interval(np.array([2.0, -4.0, 1.0, 5.0]), np.array([6.0, -2.0, np.inf, 5.0]))
     for share, expected in ((0.0, (2.0, -4.0, 1.0, 5.0)), (0.25, (3.0, -3.5, 1.0, 5.0)), (0.75, (5.0, -2.5, 1.0, 5.0))):
         with np.errstate(invalid="ignore"):
             drawn_ends = _State(4, 1, cast(np.random.Generator, Drawn(share))).free(x)
         for end in drawn_ends:
             np.testing.assert_array_equal(end, expected)
-    near = Range(np.array([1 + 2.0**-30]), np.array([1 + 2.0**-29]))  # no binary32 number is between
+    near = Interval(np.array([1 + 2.0**-30]), np.array([1 + 2.0**-29]))  # no binary32 number is between
     for end in _State(1, 1, cast(np.random.Generator, Drawn(0.5))).free(near):
         assert end.item() == near.low.item()
     assert _State(4, 1, None).free(x) is x
@@ -126,11 +126,11 @@ def test_a_tanh_of_a_build_that_flushes_may_be_nothing_where_its_argument_is_sub
     for keeps, low in ((True, 0.9 * 2.0**-130), (False, 0.0)):
         model = model_of("bf16", "as it is", tanh_error=TANH_REL, keeps_subnormals=keeps)
         s = np.array([[2.0**-130 * 1.5 / np.log(2)]])  # over a softcap of 1.5 in log2 units
-        found = _tanh(s, Range(one, one), 1.5, model)
+        found = _tanh(s, Interval(one, one), 1.5, model)
         assert found.high.item() >= 2.0**-130
         assert (found.low.item() == 0) == (low == 0)
         assert found.low.item() >= low
-        negative = _tanh(-s, Range(one, one), 1.5, model)
+        negative = _tanh(-s, Interval(one, one), 1.5, model)
         assert (negative.high.item() == 0) == (low == 0)
 
 
@@ -250,11 +250,11 @@ def test_an_accumulator_of_which_nothing_is_known_stays_unknown() -> None:
     """0 times infinity: a factor of 0 meets an end that overflowed."""
     one = np.ones((1, 1))
     model = model_of("bf16", "as it is")
-    ends = Range(np.full((1, 1), -np.inf), np.full((1, 1), np.inf))
+    ends = Interval(np.full((1, 1), -np.inf), np.full((1, 1), np.inf))
     for interval in (0, 1):
         with np.errstate(invalid="ignore"):
             given = replace(model, promotion_interval=interval)
-            found = _accumulate(ends, Range(one, one), Range(0 * one, one), one, given)
+            found = _accumulate(ends, Interval(one, one), Interval(0 * one, one), one, given)
         assert is_all(found).all()
 
 

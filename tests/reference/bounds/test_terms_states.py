@@ -13,7 +13,7 @@ from fa3_reference.bounds.epilogue import _is_power_of_two, _row_sum_error, comb
 from fa3_reference.bounds.forward import _accumulate, _exact, _grouped, _move_maximum, _Weights, _weights
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel, SoftmaxOrder, Terms
-from fa3_reference.bounds.state import Part, State
+from fa3_reference.bounds.state import SplitResult, State
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from tests.reference.bounds.by_hand import FLOAT64_ROOM, U, g
@@ -222,9 +222,9 @@ def test_a_row_sum_that_no_addition_rounds_is_one_in_the_scale_of_the_computed_m
     assert row_sum_error_of(l=1.0, l_grid=1.5 * U, weights=2, tau=1.0) == g(1)
 
 
-def part_of(lse: float, lse_error: float, o: float = 1.0, error: float = 0.0) -> Part:
+def part_of(lse: float, lse_error: float, o: float = 1.0, error: float = 0.0) -> SplitResult:
     column = np.ones((1, 1))
-    return Part(o * column, error * column, 0 * column, np.array([lse]), np.array([lse_error]))
+    return SplitResult(o * column, error * column, 0 * column, np.array([lse]), np.array([lse_error]))
 
 
 @pytest.mark.parametrize("order", ["sum", "lse"])

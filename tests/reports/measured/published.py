@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 
 from fa3_simulator.machine import load
-from fa3verify.timed.timings import Measured, read
-from fa3verify.timed.validation import CYCLES, Compared, compare, figures_of
+from fa3verify.timed.timings import MeasuredRow, read
+from fa3verify.timed.validation import CYCLES, Prediction, compare, figures_of
 
 REPORTS = Path(__file__).parents[3] / "reports"
 EVERY = 8  # of the rows of a table this one is simulated again, and the first of each kind of kernel
 
 
 @cache
-def published(folder: str) -> tuple[Compared, ...]:
+def published(folder: str) -> tuple[Prediction, ...]:
     """Every row of ``folder``/bench.csv with the predictions of validation.csv, which must be of the same rows."""
     with (REPORTS / folder / "validation.csv").open(newline="") as file:
         predicted = {int(row["line"]): [float(row[name]) for name in CYCLES] for row in csv.DictReader(file)}
     rows, _ = read(REPORTS / folder / "bench.csv")
     assert [row.line for row in rows] == list(predicted)
     np.testing.assert_allclose([row.cycles for row in rows], [p[0] for p in predicted.values()], rtol=1e-5)
-    return tuple(Compared(row, (p[1], p[2], p[3])) for row, p in zip(rows, predicted.values(), strict=True))
+    return tuple(Prediction(row, (p[1], p[2], p[3])) for row, p in zip(rows, predicted.values(), strict=True))
 
 
-def kind(row: Measured) -> tuple:
+def kind(row: MeasuredRow) -> tuple:
     """Rows of one kind run the same program, for other lengths and numbers of heads."""
     problem, config = row.problem, row.config
     return (config.family, config.dtype, problem.head_dim, problem.causal, config.tile_n, config.num_splits > 1)

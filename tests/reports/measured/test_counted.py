@@ -13,7 +13,7 @@ import torch
 
 from fa3_reports.measured import counted
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.kernels import Kernel, Run
+from fa3verify.bench.kernels import Run, TimedKernel
 from fa3verify.timed.cells import Cell
 
 pytestmark = pytest.mark.optional
@@ -38,13 +38,13 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def kernel(name: str, log: list[str], error: str = "", **more: Any) -> Kernel:
+def kernel(name: str, log: list[str], error: str = "", **more: Any) -> TimedKernel:
     def prepare(cell: Cell, inputs: Any) -> Run:
         if error:
             raise RuntimeError(error)
         return Run(GraphTimed(lambda i: log.append(name)), lambda: None)
 
-    return Kernel(name, "made up", ("fp16",), prepare, **more)
+    return TimedKernel(name, "made up", ("fp16",), prepare, **more)
 
 
 def test_only_the_last_launch_of_a_kernel_is_counted_and_a_mark_is_before_it(log: list[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fa3_simulator.held_out import FORWARD
-from fa3verify.timed.validation import Compared, rankings
+from fa3verify.timed.validation import Prediction, rankings
 from tests.reports.measured.published import check_published, figures, published
 from tests.sampling import sampled
 
@@ -26,7 +26,7 @@ UNSEEN = (
 
 
 @pytest.fixture(scope="module")
-def compared() -> tuple[Compared, ...]:
+def compared() -> tuple[Prediction, ...]:
     assert len(published(FIRST)) == 288
     return published(FIRST)
 
@@ -39,7 +39,7 @@ def test_the_simulator_says_today_what_is_published(folder) -> None:
     check_published(folder)
 
 
-def errors(compared: Sequence[Compared]) -> np.ndarray:
+def errors(compared: Sequence[Prediction]) -> np.ndarray:
     """Relative errors (rows, models): simulated, roofline, closed form."""
     return np.array([np.array(c.predicted) / c.row.cycles - 1 for c in compared])
 
