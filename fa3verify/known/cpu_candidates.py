@@ -8,16 +8,16 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, Unpack
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.model import BackwardModel
-from fa3_reference.problem import Dtype
-from fa3verify.kernels.functions import GradientsOf, array_candidate
+from fa3verify.kernels.functions import FunctionFacts, array_candidate
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations.backward import GradientConfig
@@ -25,6 +25,7 @@ from fa3verify.text import install_hint
 
 _UNFUSED = SoftmaxOrder("unscaled", "always", "any", "normalised")
 _BLOCKS = SoftmaxOrder("unscaled", "lazy", "left_to_right", "running")
+Order = Callable[[Any], KernelModel | BackwardModel]
 _ANY_TREE: dict[str, Any] = {"accumulator": "fp32", "keeps_subnormals": False}
 CLAIMED = frozenset({"repeated_run_is_identical"})  # checked by a test: properties take long to import
 # torch's vectorised exp on a CPU is a polynomial of 20 bits: the lse of peaky rows is off by up to 1e-5 in relative
@@ -74,120 +75,81 @@ def _any_gradients(config: GradientConfig) -> BackwardModel:
     return BackwardModel.any_order(config.dtype, config.forward, accumulator="fp32")
 
 
-class Kernel(NamedTuple):
-    """One kernel of a library: its function in :mod:`fa3verify.known.cpu`, packages and declared facts."""
-
-    function: str
-    packages: tuple[str, ...]
-    order: Callable[[Any], KernelModel | BackwardModel]
-    about: str
-    dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
-    features: tuple[str, ...] = ("causal", "gqa")
-    policy: Policy = Policy(causal="top_left")
-    min_seqlen: int = 1
-    gradients: GradientsOf = ""
+def _call(function: str, *arrays: Any, **options: Any) -> Any:
+    """Call a function of :mod:`fa3verify.known.cpu`, which is imported no earlier."""
+    return getattr(importlib.import_module("fa3verify.known.cpu"), function)(*arrays, **options)
 
 
-KERNELS = {
-    "torch.math": Kernel("torch_math", ("torch",), all_fp32, "torch SDPA, backend MATH, on a CPU", min_seqlen=0),
-    "torch.flash": Kernel("torch_flash", ("torch",), _torch_flash, "torch SDPA, backend FLASH, on a CPU"),
-    "torch.flex": Kernel(
+def _identity(packages: tuple[str, ...]) -> dict[str, str | None]:
+    """Return the versions of a kernel's packages, and the machine."""
+    version = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    return {"version": version, "device": f"CPU, {platform.machine()}"}
+
+
+def _kernel(
+    name: str, function: str, packages: tuple[str, ...], order: Order, about: str, /, **facts: Unpack[FunctionFacts]
+) -> tuple[Candidate, ...]:
+    """Make candidates of a function of :mod:`fa3verify.known.cpu`, with the reason where a package is missing."""
+    missing = [package for package in packages if find_spec(package) is None]
+    declared: FunctionFacts = {
+        "name": name,
+        "dtypes": ("fp16", "bf16"),
+        "order": order,
+        "description": about,
+        "policy": Policy(causal="top_left"),
+        "min_seqlen": 1,
+        "bitwise": CLAIMED,
+        "identity": partial(_identity, packages),
+        "unavailable": f"needs {', '.join(missing)}: {install_hint(*missing)}" if missing else None,
+    }
+    return array_candidate(partial(_call, function), **(declared | facts))
+
+
+def _forwards() -> Iterator[tuple[Candidate, ...]]:
+    yield _kernel("torch.math", "torch_math", ("torch",), all_fp32, "torch SDPA, backend MATH, on a CPU", min_seqlen=0)
+    yield _kernel("torch.flash", "torch_flash", ("torch",), _torch_flash, "torch SDPA, backend FLASH, on a CPU")
+    yield _kernel(
+        "torch.flex",
         "torch_flex",
         ("torch",),
         _rounded_weights,
         "torch FlexAttention, not compiled, on a CPU",
         features=("causal", "gqa", "window", "softcap"),
         policy=Policy(),
-    ),
-    "jax.xla": Kernel("jax_attention", ("jax",), _rounded_weights, "jax.nn.dot_product_attention, xla, on a CPU"),
-    "onnxruntime": Kernel(
-        "onnxruntime_attention",
-        ("onnx", "onnxruntime"),
-        _rounded_scores,
-        "ONNX Attention-23 by ONNX Runtime",
-        ("fp16",),
-    ),
-    "transformers.eager": Kernel(
+    )
+    about = "jax.nn.dot_product_attention, xla, on a CPU"
+    yield _kernel("jax.xla", "jax_attention", ("jax",), _rounded_weights, about)
+    about = "ONNX Attention-23 by ONNX Runtime"
+    packages = ("onnx", "onnxruntime")
+    yield _kernel("onnxruntime", "onnxruntime_attention", packages, _rounded_scores, about, dtypes=("fp16",))
+    yield _kernel(
+        "transformers.eager",
         "transformers_eager",
         ("transformers", "torch"),
         _rounded_scores,
         "Transformers' eager attention on a CPU",
         policy=Policy(empty_out="undefined"),
-    ),
-}
-# FlexAttention has no backward on a CPU, ONNX Runtime none at all.
-GRADIENTS = {
-    "torch.math": Kernel(
-        "torch_math_gradients",
-        ("torch",),
-        _fp32_gradients,
-        "autograd of torch SDPA, backend MATH, on a CPU",
-        gradients="own",
-    ),
-    "torch.flash": Kernel(
-        "torch_flash_gradients",
-        ("torch",),
-        _torch_flash_gradients,
-        "backward of torch SDPA's FLASH on a CPU",
-        gradients="given",
-    ),
-    "jax.xla": Kernel(
-        "jax_gradients",
-        ("jax",),
-        _rounded_gradients,
-        "vjp of jax.nn.dot_product_attention, xla, on a CPU",
-        gradients="own",
-    ),
-    "transformers.eager": Kernel(
+    )
+
+
+def _backwards() -> Iterator[tuple[Candidate, ...]]:
+    """FlexAttention has no backward on a CPU, ONNX Runtime none at all."""
+    about = "autograd of torch SDPA, backend MATH, on a CPU"
+    yield _kernel("torch.math", "torch_math_gradients", ("torch",), _fp32_gradients, about, gradients="own")
+    about = "backward of torch SDPA's FLASH on a CPU"
+    yield _kernel("torch.flash", "torch_flash_gradients", ("torch",), _torch_flash_gradients, about, gradients="given")
+    about = "vjp of jax.nn.dot_product_attention, xla, on a CPU"
+    yield _kernel("jax.xla", "jax_gradients", ("jax",), _rounded_gradients, about, gradients="own")
+    yield _kernel(
+        "transformers.eager",
         "transformers_eager_gradients",
         ("transformers", "torch"),
         _eager_gradients,
         "autograd of Transformers' eager attention on a CPU",
         gradients="own",
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """A function of :mod:`fa3verify.known.cpu`, imported when it is called."""
-
-    name: str
-
-    def __call__(self, *arrays: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module("fa3verify.known.cpu"), self.name)(*arrays, **options)
-
-
-@dataclass(frozen=True, slots=True)
-class _Packages:
-    """The identity of a kernel by the versions of its packages; a record so that it can travel to worker processes."""
-
-    names: tuple[str, ...]
-
-    def __call__(self) -> dict[str, str | None]:
-        version = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.names)
-        return {"version": version, "device": f"CPU, {platform.machine()}"}
-
-
-def _candidates(name: str, kernel: Kernel) -> tuple[Candidate, ...]:
-    missing = [package for package in kernel.packages if find_spec(package) is None]
-    reason = f"needs {', '.join(missing)}: {install_hint(*missing)}" if missing else None
-    made = array_candidate(
-        _Function(kernel.function),
-        dtypes=kernel.dtypes,
-        name=name,
-        features=kernel.features,
-        order=kernel.order,
-        policy=kernel.policy,
-        min_seqlen=kernel.min_seqlen,
-        description=kernel.about,
-        gradients=kernel.gradients,
     )
-    known = {"unavailable": reason, "bitwise": CLAIMED, "identity": _Packages(kernel.packages)}
-    return tuple(replace(candidate, **known) for candidate in made)
 
 
 def cpu() -> tuple[Candidate, ...]:
     """Return the kernels, with the reason where a package is missing."""
-    named = (*KERNELS.items(), *GRADIENTS.items())
-    return tuple(candidate for name, kernel in named for candidate in _candidates(name, kernel))
+    return tuple(candidate for made in (*_forwards(), *_backwards()) for candidate in made)

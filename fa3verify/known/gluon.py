@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,39 +25,29 @@ _CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a la
 _FP8_CHOICES = ("promotion_interval", "out_dtype")
 
 
-@dataclass(frozen=True, slots=True)
-class _Gluon:
-    """Callable side of a GPU candidate: a record, so that it can travel to worker processes.
+def _identity(part: str) -> dict[str, str | None]:
+    """Version, the hash of everything that a part of the library launches, and the GPU."""
+    from fa3_kernels.audit.evidence import evidence_sha256
+    from fa3verify.known.device import device_name
 
-    What it supports is what the launch supports: its configuration is the launch's own.
-    """
+    return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256(part), "device": device_name()}
 
-    options: tuple[tuple[str, Any], ...] = ()
 
-    def configure(self, problem: AttentionProblem) -> Config:
-        return config_of(problem, **dict(self.options))
+def launch_options(problem: AttentionProblem, config: Config) -> dict[str, Any]:
+    """Return the options with which a launch has this very configuration; ValueError where none give it."""
+    names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
+    options: dict[str, Any] = {name: getattr(config, name) for name in names}
+    options["tile"] = (config.tile_m, config.tile_n)
+    if config_of(problem, **options) != config:
+        raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
+    return options
 
-    def launch_options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
-        """Options with which the launch has this very configuration; ValueError where none give it."""
-        names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
-        options: dict[str, Any] = {name: getattr(config, name) for name in names}
-        options["tile"] = (config.tile_m, config.tile_n)
-        if config_of(problem, **options) != config:
-            raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
-        return options
 
-    def identity(self) -> dict[str, str | None]:
-        """Version, the hash of everything that is launched, and the GPU."""
-        from fa3_kernels.audit.evidence import evidence_sha256
-        from fa3verify.known.device import device_name
+def _forward(problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+    options = launch_options(problem, config)
+    from fa3verify.known.device import run_forward
 
-        return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256("forward"), "device": device_name()}
-
-    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
-        options = self.launch_options(problem, config)
-        from fa3verify.known.device import run_forward
-
-        return Result(*run_forward(problem, operands, options))
+    return Result(*run_forward(problem, operands, options))
 
 
 def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeConfig) -> dict[str, np.ndarray]:
@@ -88,37 +78,23 @@ def _quantiser(reason: str | None) -> Candidate:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Backward:
-    """Callable side of our deterministic backward, whose bits the twin has."""
+def _backward(problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> Gradients:
+    from fa3verify.known import backward_launches
 
-    def configure(self, problem: AttentionProblem) -> BackwardConfig:
-        return operations.find("backward").configure(problem, family=OURS)
-
-    def identity(self) -> dict[str, str | None]:
-        """Version, the hash of everything that is launched, and the GPU."""
-        from fa3_kernels.audit.evidence import evidence_sha256
-        from fa3verify.known.device import device_name
-
-        return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256("backward"), "device": device_name()}
-
-    def run(self, problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> Gradients:
-        from fa3verify.known import backward_launches
-
-        assert isinstance(operands, BackwardOperands)
-        return Gradients(*backward_launches.run("gluon.deterministic", problem, operands))
+    assert isinstance(operands, BackwardOperands)
+    return Gradients(*backward_launches.run("gluon.deterministic", problem, operands))
 
 
 def _backwards(reason: str | None) -> tuple[Candidate, ...]:
-    side = _Backward()
-    features = operations.find("backward").features_of({"family": OURS})
+    operation = operations.find("backward")
+    features = operation.features_of({"family": OURS})
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
     return tuple(
         Candidate(
             f"gluon.backward.{dtype}",
             dtype,
-            side.run,
-            side.configure,
+            _backward,
+            partial(operation.configure, family=OURS),
             features,
             f"deterministic {dtype.upper()} backward on a Hopper GPU",
             reason,
@@ -127,7 +103,7 @@ def _backwards(reason: str | None) -> tuple[Candidate, ...]:
             order=model_of,
             min_seqlen=1,
             fixes_config=True,
-            identity=side.identity,
+            identity=partial(_identity, "backward"),
         )
         for dtype in dtypes
     )
@@ -145,22 +121,21 @@ def gpu() -> tuple[Candidate, ...]:
     )
     candidates = []
     for name, dtype, options, description in kinds:
-        side = _Gluon(options)
         features = FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}
         about = f"{description} on a Hopper GPU"
         kernel = Candidate(
             f"gluon.{name}",
             dtype,
-            side.run,
-            side.configure,
+            _forward,
+            partial(config_of, **dict(options)),
             features,
             about,
             reason,
             twin=f"twin.{name}",
             order=order_of_family,
             changeable=changeable(dtype, dict(options)),
-            launchable=side.launch_options,
-            identity=side.identity,
+            launchable=launch_options,
+            identity=partial(_identity, "forward"),
         )
         candidates.append(kernel)
     return (*candidates, *_backwards(reason), _quantiser(reason))

@@ -5,7 +5,8 @@ Nothing of a library is imported before a kernel runs, torch included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
@@ -25,51 +26,47 @@ from fa3verify.tensors import here
 _KNOWN_BACKWARDS = ("flash3.dew",)
 
 
-@dataclass(frozen=True, slots=True)
-class _Library:
-    """Callable side of a peer's candidate: a record, so that it can travel to worker processes."""
+def options_of(name: str, problem: AttentionProblem, config: Config) -> dict[str, Any]:
+    """Return what a caller chooses: all there is where a configuration is not the problem's own, else nothing.
 
-    name: str
+    ValueError where that would not give this configuration.
+    """
+    own = PEERS[name].configure(problem)
+    choices = PEERS[name].choices
+    if config == own:
+        return {}
+    options = chosen(own, config, choices)
+    if options is None:
+        raise ValueError(f"a caller of {name} chooses {' and '.join(choices) or 'nothing'} of a configuration")
+    return options
 
-    def configure(self, problem: AttentionProblem) -> Config:
-        return PEERS[self.name].configure(problem)
 
-    def options(self, problem: AttentionProblem, config: Config) -> dict[str, Any]:
-        """Return what a caller chooses: all there is where a configuration is not the problem's own, else nothing.
+def _identity(name: str) -> dict[str, str | None]:
+    """Return the library's version and binary, and the GPU it runs on."""
+    from fa3verify.known import loaded
 
-        ValueError where that would not give this configuration.
-        """
-        own = self.configure(problem)
-        choices = PEERS[self.name].choices
-        if config == own:
-            return {}
-        options = chosen(own, config, choices)
-        if options is None:
-            raise ValueError(f"a caller of {self.name} chooses {' and '.join(choices) or 'nothing'} of a configuration")
-        return options
+    return {**loaded.identity(name), "device": loaded.device_name()}
 
-    def identity(self) -> dict[str, str | None]:
-        """The library's version and binary, and the GPU it runs on."""
-        from fa3verify.known import loaded
 
-        return {**loaded.identity(self.name), "device": loaded.device_name()}
+def _configure(name: str, problem: AttentionProblem) -> Config:
+    return PEERS[name].configure(problem)
 
-    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
-        options = self.options(problem, config)
-        from fa3verify.known import loaded
 
-        return Result(*loaded.run(self.name, problem, operands, options))
+def _run(name: str, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+    options = options_of(name, problem, config)
+    from fa3verify.known import loaded
+
+    return Result(*loaded.run(name, problem, operands, options))
 
 
 def _candidates(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:
-    side = _Library(name)
     facts = DECLARED.get(peer.family, {}) if peer.family else {"bitwise": CLAIMED, **dict(peer.facts)}
     return tuple(
         Candidate(
             f"{name}.{dtype}",
             dtype,
-            side.run,
-            side.configure,
+            partial(_run, name),
+            partial(_configure, name),
             frozenset(peer.features),
             f"{peer.about} ({peer.version})" if peer.version else peer.about,
             peer.unjudged or peer.missing() or device,
@@ -77,38 +74,30 @@ def _candidates(name: str, peer: Peer, device: str | None) -> tuple[Candidate, .
             order=peer.model,
             changeable=frozenset(peer.choices),
             fixes_config=True,
-            identity=side.identity,
+            identity=partial(_identity, name),
             **facts,
         )
         for dtype in peer.dtypes
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradients:
-    """Callable side of a peer's backward, of the out and lse that it is given."""
+def _configure_backward(name: str, problem: AttentionProblem) -> BackwardConfig | GradientConfig:
+    """Return what a library's family launches, where that is known."""
+    if problem.head_dim % 8 or problem.head_dim_v != problem.head_dim:
+        raise ValueError(f"head_dim must be a multiple of 8, got {problem.head_dim} and {problem.head_dim_v}")
+    if rule := BACKWARDS[name].refuses(problem):
+        raise ValueError(rule)
+    if name in _KNOWN_BACKWARDS:
+        return backward_config(problem, family=PEERS[name].family)
+    return GradientConfig(problem.dtype)
 
-    name: str
 
-    def configure(self, problem: AttentionProblem) -> BackwardConfig | GradientConfig:
-        """Return what its family launches, where that is known."""
-        if problem.head_dim % 8 or problem.head_dim_v != problem.head_dim:
-            raise ValueError(f"head_dim must be a multiple of 8, got {problem.head_dim} and {problem.head_dim_v}")
-        if rule := BACKWARDS[self.name].refuses(problem):
-            raise ValueError(rule)
-        if self.name in _KNOWN_BACKWARDS:
-            return backward_config(problem, family=PEERS[self.name].family)
-        return GradientConfig(problem.dtype)
+def _run_backward(name: str, problem: AttentionProblem, operands: Operands, config: Any) -> Gradients:
+    """Run a library's backward of the out and lse that it is given."""
+    from fa3verify.known import backward_launches
 
-    def identity(self) -> dict[str, str | None]:
-        """The library's version and binary, and the GPU it runs on."""
-        return _Library(self.name).identity()
-
-    def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> Gradients:
-        from fa3verify.known import backward_launches
-
-        assert isinstance(operands, BackwardOperands)
-        return Gradients(*backward_launches.run(self.name, problem, operands))
+    assert isinstance(operands, BackwardOperands)
+    return Gradients(*backward_launches.run(name, problem, operands))
 
 
 def _added_in_16_bits(config: GradientConfig) -> BackwardModel:
@@ -119,22 +108,21 @@ def _added_in_16_bits(config: GradientConfig) -> BackwardModel:
 def _gradients(name: str, peer: Peer, device: str | None) -> tuple[Candidate, ...]:
     """The backward of a peer; its parts of dQ are added in any order, so no twin has its bits."""
     order = model_of if name in _KNOWN_BACKWARDS else _added_in_16_bits
-    side = _Gradients(name)
     facts = {"min_seqlen": 1, **DECLARED.get(peer.family, {}), "bitwise": frozenset()}
     features = frozenset(peer.features) & operations.find("backward").features - {"varlen", "head_dim_v"}
     return tuple(
         Candidate(
             f"{name}.backward.{dtype}",
             dtype,
-            side.run,
-            side.configure,
+            partial(_run_backward, name),
+            partial(_configure_backward, name),
             features,
             f"backward of {peer.about}",
             peer.missing() or device,
             operation="backward",
             order=order,
             fixes_config=True,
-            identity=side.identity,
+            identity=partial(_identity, name),
             **facts,
         )
         for dtype in peer.dtypes

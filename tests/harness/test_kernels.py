@@ -221,7 +221,7 @@ def test_no_law_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name, l
     twin = registry.find(kernel.twin)
 
     def run(problem, operands, config):
-        kernel.run.__self__.launch_options(problem, config)
+        kernel.launchable(problem, config)
         return twin.run(problem, operands, config)
 
     judged = runner.run_law(law, replace(kernel, run=run), max_examples=6, seed=0, shrink_seconds=0)
@@ -243,7 +243,7 @@ def test_no_case_of_the_covering_array_asks_a_gpu_kernel_for_a_configuration_tha
     assert any(dict(case.changes).get("pack_gqa") for case in cases)
     for case in cases:
         config = replace(kernel.configure(case.problem), **dict(case.changes))
-        kernel.run.__self__.launch_options(case.problem, config)
+        kernel.launchable(case.problem, config)
 
 
 def test_a_kernel_without_block_descales_is_never_sent_any():

@@ -25,7 +25,7 @@ from fa3_kernels.gluon.forward_fp8 import forward_fp8
 from fa3_kernels.gluon.forward_fp16 import forward_fp16
 from fa3_kernels.gluon.forward_lockstep import forward_lockstep
 from fa3_kernels.gluon.packed_order import packed_order
-from fa3_kernels.plan.plan import Call, Number, Pointer
+from fa3_kernels.plan.plan import Call, LaunchNumber, Pointer
 from fa3_kernels.plan.views import Block, View
 
 KERNELS: dict[str, Any] = {
@@ -98,7 +98,7 @@ class BoundCall:
         encodings = zip(views, compiled.encodings, strict=True)
         self.views = [Descriptors(view, encoding, compiled.fill) for view, encoding in encodings]
         rest = [*(*call.grid, 1, 1)[:3], *call.arguments[len(views) :]]
-        named = {i: x.name for i, x in enumerate(rest) if isinstance(x, Pointer | Number)}
+        named = {i: x.name for i, x in enumerate(rest) if isinstance(x, Pointer | LaunchNumber)}
         self.rest = [shared.get(named[i], x) if i in named else x for i, x in enumerate(rest)]
         self.named = [(i, name) for i, name in named.items() if name not in shared]
 

@@ -12,7 +12,7 @@ from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.barriers import slot_threads
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.key_tiles import Walk, key_tile_schedule, walk_of
-from fa3_kernels.plan.plan import TORCH_NAMES, Call, Number, Pointer, softmax_factors
+from fa3_kernels.plan.plan import TORCH_NAMES, Call, LaunchNumber, Pointer, softmax_factors
 from fa3_kernels.plan.tiles import mask_of
 from fa3_kernels.plan.views import Block, View
 from fa3_reference.problem import AttentionProblem
@@ -95,7 +95,7 @@ class BackwardPlan:
         return {"schedule": self.schedule}
 
     def numbers(self, rows_q: int) -> dict[str, int]:
-        """The numbers that :class:`fa3_kernels.plan.plan.Number` names in the calls, of so many packed query rows.
+        """Return what :class:`fa3_kernels.plan.plan.LaunchNumber` names in the calls, of so many packed query rows.
 
         ``num_blocks`` are the row blocks of one head of all sequences, as sums of dQ are kept.
         """
@@ -117,7 +117,7 @@ class BackwardPlan:
 
 DQ_SUMS = Pointer("dq_sums", "float32")
 STARTS_Q = Pointer("starts_q", "int32")
-NUM_BLOCKS = Number("num_blocks")
+NUM_BLOCKS = LaunchNumber("num_blocks")
 
 
 @lru_cache(maxsize=256)
@@ -193,7 +193,7 @@ def _start(problem: AttentionProblem, config: BackwardConfig) -> Call:
         problem.nheads,
         problem.head_dim_v,
         NUM_BLOCKS,
-        Number("rows_q"),
+        LaunchNumber("rows_q"),
         config.tile_m,
         config.head_dim,
         problem.is_varlen,

@@ -38,7 +38,7 @@ class Pointer(NamedTuple):
     dtype: str
 
 
-class Number(NamedTuple):
+class LaunchNumber(NamedTuple):
     """A number that differs between launches of a plan; ``name`` says which."""
 
     name: str
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     """One kernel launch: the kernel's name, its arguments in order, the grid, and launch options.
 
     Arguments are numbers, the kernel's compile-time record, :class:`Pointer` and :class:`View`; in the calls of a plan,
-    and in their grids, also :class:`Number`.
+    and in their grids, also :class:`LaunchNumber`.
     """
 
     kernel: str
@@ -60,7 +60,7 @@ class Call(NamedTuple):
         """The call of a launch that has these sizes."""
 
         def given(x: Any) -> Any:
-            return numbers[x.name] if isinstance(x, Number) else x
+            return numbers[x.name] if isinstance(x, LaunchNumber) else x
 
         return self._replace(arguments=tuple(map(given, self.arguments)), grid=tuple(map(given, self.grid)))
 
@@ -148,21 +148,21 @@ def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -
             arguments += (Pointer(f"{name}_descale", "float32"), *(layout.strides if layout else (0, 0, 0)))
         arguments += (request.descale_blocks[0] or ONE_BLOCK, *cap)
         factors = (scale,)
-    keys = problem.seqlen_k if problem.is_varlen else Number("rows_k")
+    keys = problem.seqlen_k if problem.is_varlen else LaunchNumber("rows_k")
     numbers = (
-        Number("width"),
+        LaunchNumber("width"),
         problem.nheads,
         problem.group,
-        Number("rows_q"),
+        LaunchNumber("rows_q"),
         keys,
         shape.left,
         shape.right,
         config.num_splits,
-        Number("num_rows"),
+        LaunchNumber("num_rows"),
     )
     kernel = "forward_fp8" if config.dtype == "e4m3" else "forward_fp16"
     options = {"num_warps": 4, "maxnreg": variant.entry_regs, "enable_fp_fusion": False}
-    return Call(kernel, (*arguments, *numbers, *factors, variant), (Number("ctas"),), options)
+    return Call(kernel, (*arguments, *numbers, *factors, variant), (LaunchNumber("ctas"),), options)
 
 
 def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder) -> Call:
@@ -175,15 +175,15 @@ def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder)
         Pointer("out", TORCH_NAMES[config.out_dtype]),
         Pointer("lse", "float32"),
         problem.batch,
-        Number("rows_q"),
-        Number("rows_k"),
-        Number("longest_q"),
-        Number("longest_k"),
-        Number("width"),
+        LaunchNumber("rows_q"),
+        LaunchNumber("rows_k"),
+        LaunchNumber("longest_q"),
+        LaunchNumber("longest_k"),
+        LaunchNumber("width"),
         problem.nheads,
         order.tile_heads,
         order.heads_per_kv,
-        Number("tiles_per_unit"),
+        LaunchNumber("tiles_per_unit"),
         order.positions,
         order.tile_n,
         order.left,
@@ -193,11 +193,11 @@ def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder)
         problem.head_dim_v,
         L2_BYTES,
         problem.batch <= MAX_SORTED,
-        Number("entries"),
+        LaunchNumber("entries"),
         32,
         1 << (problem.head_dim_v - 1).bit_length(),
     )
-    return Call("packed_order", arguments, (Number("ctas"),), {"num_warps": 4})
+    return Call("packed_order", arguments, (LaunchNumber("ctas"),), {"num_warps": 4})
 
 
 def _combine(problem: AttentionProblem, config: Config) -> Call:
@@ -207,15 +207,15 @@ def _combine(problem: AttentionProblem, config: Config) -> Call:
         Pointer("partial_lse", "float32"),
         Pointer("out", TORCH_NAMES[config.out_dtype]),
         Pointer("lse", "float32"),
-        Number("num_rows"),
-        Number("rows_q"),
+        LaunchNumber("num_rows"),
+        LaunchNumber("rows_q"),
         problem.nheads,
         config.num_splits,
         problem.head_dim_v,
         COMBINE_ROWS,
         config.head_dim,
     )
-    return Call("combine", arguments, (Number("row_groups"),), {"num_warps": 4, "enable_fp_fusion": False})
+    return Call("combine", arguments, (LaunchNumber("row_groups"),), {"num_warps": 4, "enable_fp_fusion": False})
 
 
 def _lockstep(problem: AttentionProblem, config: Config) -> Call:
@@ -232,7 +232,7 @@ def _lockstep(problem: AttentionProblem, config: Config) -> Call:
         problem.nheads,
         problem.group,
         rows_q,
-        Number("rows_k"),
+        LaunchNumber("rows_k"),
         scale,
         problem.causal,
         rows_k % tile != 0,
@@ -264,7 +264,7 @@ class Plan:
     kernels : tuple of Call
         What a launch starts, in order; none where no tile sees a key.
     numbers : dict of str to int
-        What :class:`Number` names and all launches of the plan share; none for packed sequences.
+        What :class:`LaunchNumber` names and all launches of the plan share; none for packed sequences.
     orders : (PackedOrder, PackedOrder), optional
         How packed sequences may be cut into units of work: of one tile or of two.
     """

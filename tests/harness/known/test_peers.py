@@ -90,8 +90,8 @@ def test_a_library_chooses_for_itself_what_a_configuration_does_not_change():
         ("cudnn.bf16", {}, {}),
     ):
         kernel = KERNELS[name]
-        side = kernel.run.__self__
-        assert side.options(problem, kernel.config_for(problem, changes.items())) == options
+        library = name.rpartition(".")[0]
+        assert peer_kernels.options_of(library, problem, kernel.config_for(problem, changes.items())) == options
     for name, changes in (("flash3.bf16", {"tile_n": 64}), ("cudnn.bf16", {"tile_n": 64})):
         kernel = KERNELS[name]
         with pytest.raises(ValueError, match="a caller of"):
@@ -111,7 +111,7 @@ def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for()
     assert kernel.unreachable(replace(one, head_dim=60, head_dim_v=60), config) is None  # refused by the run, in words
 
     def run(problem, operands, config):
-        kernel.run.__self__.options(problem, config)
+        peer_kernels.options_of("flash3", problem, config)
         return twin.run(problem, operands, config)
 
     outcome = run_law(find_law("causal_row_equals_truncated_problem"), replace(kernel, run=run), max_examples=4, seed=0)
