@@ -1,4 +1,8 @@
-"""Output files: whole or not at all (a temporary neighbour, flushed, then renamed into place), strict JSON, and csv."""
+"""Files of text: written whole or not at all, read packed by xz or plain, as strict JSON, csv or Markdown.
+
+A file is written to a temporary neighbour, flushed, and renamed into place. What is kept for long may be packed: a path
+names the file beside it with the ending .xz, too, wherever it is read.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ import contextlib
 import csv
 import io
 import json
+import lzma
 import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+PACKED = ".xz"
 
 
 @contextlib.contextmanager
@@ -43,10 +50,54 @@ def _umask() -> int:
     return mask
 
 
+def stored(path: Path) -> Path:
+    """Return the file that a path names: itself, or the packed one beside it where there is only that."""
+    packed = path.with_name(path.name + PACKED)
+    return packed if packed.is_file() and not path.exists() else path
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what a file holds, unpacked where it is packed.
+
+    Raises
+    ------
+    OSError
+        As from the file system.
+    ValueError
+        For a packed file that is damaged.
+    """
+    held = stored(path)
+    content = held.read_bytes()
+    try:
+        return lzma.decompress(content) if held.suffix == PACKED else content
+    except lzma.LZMAError as error:
+        raise ValueError(f"{held} is damaged: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Return a UTF-8 text, unpacked where it is packed; raises as :func:`read_bytes` does."""
+    return read_bytes(path).decode()
+
+
+def unpack(path: Path) -> None:
+    """Put the plain file in the place of a packed one, so that it can be added to."""
+    held = stored(path)
+    if held != path:
+        write_bytes(path, read_bytes(path))
+        held.unlink()
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text with ``\\n`` line ends, whole or not at all."""
+    """Write UTF-8 text with ``\\n`` line ends, whole or not at all; a packed file is replaced by a packed one."""
+    held = stored(path)
+    content = text.encode()
+    write_bytes(held, lzma.compress(content, preset=9) if held.suffix == PACKED else content)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write bytes as they are, whole or not at all."""
     with replacing(path) as temporary:
-        temporary.write_bytes(text.encode())
+        temporary.write_bytes(content)
 
 
 def write_output(path: Path, text: str) -> None:
@@ -103,10 +154,56 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
+def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return the rows of a table, plain or packed; raises as :func:`csv_rows` and :func:`read_bytes` do."""
+    try:
+        return csv_rows(read_text(path), path.name, columns)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is no CSV file: {error}") from None
+
+
+def csv_rows(text: str, name: str, columns: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return the rows of a table by the names in its head.
+
+    Parameters
+    ----------
+    text : str
+    name : str
+        What the table is called in a refusal.
+    columns : sequence of str
+        Names that the head must have.
+
+    Raises
+    ------
+    ValueError
+        For what is no csv, lacks a column, or has a row of another length; the message names table and line.
+
+    Examples
+    --------
+    >>> csv_rows("a,b\\n1,2\\n", "t")
+    [{'a': '1', 'b': '2'}]
+    """
+    try:
+        head, *rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row] or [[]]
+    except csv.Error as error:
+        raise ValueError(f"{name} is no CSV file: {error}") from None
+    if missing := [column for column in columns if column not in head]:
+        raise ValueError(f"{name}, line 1: column {missing[0]} is missing; it has {', '.join(columns)}")
+    for line, row in enumerate(rows, 2):
+        if len(row) != len(head):
+            raise ValueError(f"{name}, line {line}: must have {len(head)} fields")
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table as csv, a line per row."""
+    return csv_lines([head, *rows])
+
+
+def csv_lines(rows: Iterable[Sequence[object]]) -> str:
+    """Return rows as lines of csv, to be added to a table."""
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    csv.writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()
 
 

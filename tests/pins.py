@@ -235,8 +235,8 @@ SIMULATE = (
 
 def words() -> Rows:
     """Pages of measured speed as they would be written again, and what ``simulate`` prints."""
-    for file in sorted((FILE.parents[1] / "reports").rglob("bench.jsonl")):
-        measured = results.read(file)
+    for file in sorted((FILE.parents[1] / "reports").rglob("bench.jsonl.xz")):
+        measured = results.read(file.with_suffix(""))
         yield file.parent.name, (tables.markdown(measured), tables.csv_text(measured.cells.values()))
     for line in SIMULATE:
         yield "simulate", CliRunner().invoke(main, ["simulate", *line.split()]).output

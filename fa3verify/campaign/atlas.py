@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from fa3_reference.problem import Dtype
 from fa3verify.campaign import records
-from fa3verify.files import json_text, write_text
+from fa3verify.files import json_text, read_text, write_text
 from fa3verify.kernels.record import Identity
 from fa3verify.operations import FORWARD
 
@@ -253,6 +253,6 @@ def write(path: Path, atlas: Atlas) -> None:
 def read(path: Path) -> Atlas:
     """Read an atlas; ValueError, with the path, for one that cannot be read, or is damaged or foreign."""
     try:
-        return Atlas.parse(path.read_text(encoding="utf-8"), str(path))
+        return Atlas.parse(read_text(path), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None

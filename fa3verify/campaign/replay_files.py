@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify import __version__
-from fa3verify.files import write_text
+from fa3verify.files import read_text, write_text
 
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
@@ -111,7 +111,7 @@ def write_all(summary: dict[str, Any], out: Path) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Read a replay file; ValueError names what is wrong with a damaged or foreign one."""
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = json.loads(read_text(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -6,9 +6,7 @@ Beside atlases a page takes the table of ``fa3verify compare`` (what may change 
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
 import re
@@ -22,7 +20,7 @@ from fa3_reference.problem import DTYPES
 from fa3verify import __version__, operations
 from fa3verify.campaign.atlas import Atlas, Entry
 from fa3verify.campaign.findings import clusters
-from fa3verify.files import write_text
+from fa3verify.files import csv_rows, read_text, stored, write_text
 from fa3verify.judging.verdict import told
 from fa3verify.report.atlas_tables import Judged, details, matrices, overview
 from fa3verify.report.build import TEMPLATES, environment
@@ -32,6 +30,7 @@ MARKDOWN = "atlas.md"
 KNOWN_SCHEMA = "fa3verify.known/1"
 COMPARED_SCHEMA = "fa3verify.compare/1"
 NO_KEY = "stale: no hash of the twins that were run was kept"
+HUNT_COLUMNS = ("kernel", "figure", "drawn", "ground", "seed", "problems", "largest", "output")
 HUNTED = "error / bound before the last rounding"
 
 
@@ -135,15 +134,21 @@ def read(out: Path, files: Sequence[Path]) -> Data:
     data = Data()
     for path in files:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
-        where = Path(os.path.relpath(path, out)).as_posix()
+        where = _relative(path, out)
         what = _take(data, where, text, str(path))
-        data.sources.append({"file": where, "what": what, "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]})
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        data.sources.append({"file": where, "link": _relative(stored(path), out), "what": what, "sha256": digest})
     if not data.atlases:
         raise ValueError("a page needs at least one atlas")
     return data
+
+
+def _relative(path: Path, out: Path) -> str:
+    """Return a path as a link of a page has it."""
+    return Path(os.path.relpath(path, out)).as_posix()
 
 
 def _take(data: Data, where: str, text: str, name: str) -> str:
@@ -179,11 +184,8 @@ def _hunted(text: str, name: str) -> dict[str, dict[str, Any]]:
     """The largest error / bound that a targeted search found of every kernel, and how many problems it judged."""
     found: dict[str, dict[str, Any]] = {}
     effort: dict[str, dict[tuple[str, str], int]] = {}
-    rows = csv.DictReader(io.StringIO(text))
-    if not {"kernel", "figure", "drawn", "largest"} <= set(rows.fieldnames or ()):
-        raise ValueError(f"{name} is no table of a hunt")
     try:
-        for row in rows:
+        for row in csv_rows(text, name, HUNT_COLUMNS):
             if row["figure"] != HUNTED or row["drawn"] != "search":
                 continue
             kernel = row["kernel"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fa3verify.files import plain
+from fa3verify import files
 from fa3verify.judging.verdict import ratio_text
 from fa3verify.timed.cells import Cell
 from fa3verify.timed.timing import LaunchTime, Times
@@ -235,7 +235,7 @@ def _read_cell(body: Mapping[str, Any]) -> CellRecord:
 
 
 def read(path: Path) -> Results:
-    """Read a file of records; a last line without its end, cut short by a kill, is left out.
+    """Read a file of records, plain or packed; a last line without its end, cut short by a kill, is left out.
 
     Raises
     ------
@@ -243,9 +243,9 @@ def read(path: Path) -> Results:
         For anything else that is no record, naming the line.
     """
     results = Results()
-    if not path.exists():
+    if not files.stored(path).exists():
         return results
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = files.read_bytes(path).split(b"\n")[:-1]
     for number, line in enumerate(lines, 1):
         try:
             body = json.loads(line)
@@ -262,14 +262,15 @@ def read(path: Path) -> Results:
 
 
 def append(path: Path, body: Mapping[str, Any]) -> None:
-    """Append one record and flush it to the disk; a line cut short before it is ended first."""
+    """Append one record and flush it to the disk; a line cut short before it is ended first, a packed file unpacked."""
+    files.unpack(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 _drop_last_line(file)
-        file.write(json.dumps(plain(body), ensure_ascii=False, sort_keys=True).encode() + b"\n")
+        file.write(json.dumps(files.plain(body), ensure_ascii=False, sort_keys=True).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fa3verify.files import json_text, markdown_table, replacing, write_text
+from fa3verify import files
+from fa3verify.files import csv_rows, json_text, markdown_table, read_csv, replacing, write_text
 from fa3verify.timed.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
-from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of
+from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of, read
 
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
 CELL_FIELDS = ("grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
@@ -38,15 +37,25 @@ def _flat(records: Iterable[CellRecord]) -> Iterable[dict[str, Any]]:
             yield row
 
 
+def read_rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return the rows of ``bench.csv``, or those that the records of ``bench.jsonl`` give.
+
+    Raises
+    ------
+    ValueError
+        For a file that is neither, or lacks one of the columns.
+    """
+    if path.suffix != ".jsonl":
+        return read_csv(path, columns)
+    return csv_rows(csv_text(read(path).cells.values()), path.name, columns)
+
+
 def csv_text(records: Iterable[CellRecord]) -> str:
     """One line per cell and kernel; empty where there is no figure."""
     rows = list(_flat(records))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]) if rows else ["kernel"], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: _cell_text(v) for k, v in row.items()})
-    return out.getvalue()
+    return files.csv_text(
+        list(rows[0]) if rows else ["kernel"], ([_cell_text(value) for value in row.values()] for row in rows)
+    )
 
 
 def _cell_text(value: Any) -> Any:

@@ -1,8 +1,7 @@
-"""Measured cycles: rows of ``bench.csv``, as ``fa3verify bench`` writes it, with the schedule that each one ran."""
+"""Measured cycles: rows of a table that ``fa3verify bench`` writes, with the schedule that each one ran."""
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from fa3_kernels.plan.choose import choose_num_splits
 from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
 from fa3_kernels.plan.traits import FAMILIES
 from fa3_reference.problem import AttentionProblem
+from fa3verify.timed import tables
 
 # Names that files of measurements have from before a peer was called as its candidate in
 # fa3verify.known.peers is.
@@ -96,7 +96,7 @@ def read(path: Path) -> tuple[list[MeasuredRow], Counter[str]]:
     Parameters
     ----------
     path : Path
-        ``bench.csv`` with the columns of :data:`COLUMNS`; others are ignored.
+        ``bench.jsonl``, or ``bench.csv`` with the columns of :data:`COLUMNS`; others are ignored.
 
     Returns
     -------
@@ -127,21 +127,8 @@ def read(path: Path) -> tuple[list[MeasuredRow], Counter[str]]:
 
 
 def _rows(path: Path) -> Iterator[_Row]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-                raise ValueError(
-                    f"{path.name}, line 1: column {missing[0]} is missing; bench.csv has {', '.join(COLUMNS)}"
-                )
-            for values in reader:
-                if None in values or None in values.values():
-                    raise ValueError(
-                        f"{path.name}, line {reader.line_num}: must have {len(reader.fieldnames or ())} fields"
-                    )
-                yield _Row(reader.line_num, values, path.name)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name} is no CSV file: {error}") from None
+    for line, values in enumerate(tables.read_rows(path, COLUMNS), 2):
+        yield _Row(line, values, path.name)
 
 
 def _unusable(row: _Row) -> str | None:

@@ -74,7 +74,7 @@ def render(file: Path) -> dict[str, str]:
         "claims": [{name: getattr(c, name) for name in Claim.__slots__} for c in claims],
         "sources": dict(sorted(source.used.items())),
     }
-    return {PAGE: _page(table, claims), FACTS: json_text(facts)}
+    return {PAGE: _page(table, claims, source), FACTS: json_text(facts)}
 
 
 def _claim(source: Source, papers: Mapping[str, str], row: Mapping[str, Any]) -> Claim:
@@ -132,7 +132,7 @@ def value_of(source: Source, figure: Mapping[str, Any], known: Mapping[str, floa
         factors = [known[f] if isinstance(f, str) else float(f) for f in figure["product"]]
         return math.prod(factors) / (known[figure["over"]] if "over" in figure else 1)
     path = figure["file"]
-    readers = {".csv": _of_csv, ".md": _of_markdown, ".json": _of_keys, ".toml": _of_keys}
+    readers = {".csv": _of_csv, ".jsonl": _of_csv, ".md": _of_markdown, ".json": _of_keys, ".toml": _of_keys}
     return readers[Path(path).suffix](source, path, figure) * figure.get("scale", 1)
 
 
@@ -207,13 +207,13 @@ def _values(found: Any, keys: Sequence[Any]) -> list[Any]:
     return _values(found[key], rest)
 
 
-def _page(table: Mapping[str, Any], claims: Sequence[Claim]) -> str:
+def _page(table: Mapping[str, Any], claims: Sequence[Claim], source: Source) -> str:
     counts = {verdict: sum(c.verdict == verdict for c in claims) for verdict in VERDICTS}
     lines = [f"# {table['title']}", "", *(f"{line}\n" for line in table["text"])]
     lines += [f"{len(claims)} claims: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}.", ""]
     for topic in dict.fromkeys(claim.topic for claim in claims):
         lines += [f"## {topic}", "", "| claim | said | measured | verdict | source | data |", "|---" * 6 + "|"]
-        lines += [_line(claim) for claim in claims if claim.topic == topic]
+        lines += [_line(claim, source) for claim in claims if claim.topic == topic]
         lines.append("")
     lines += ["## Sources", "", *(f"- **{name}**: {told}" for name, told in table["sources"].items()), ""]
     lines += [
@@ -223,8 +223,10 @@ def _page(table: Mapping[str, Any], claims: Sequence[Claim]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(claim: Claim) -> str:
-    data = ", ".join(f"[{_short(path)}]({path}){' (stale)' if path in claim.stale else ''}" for path in claim.data)
+def _line(claim: Claim, source: Source) -> str:
+    data = ", ".join(
+        f"[{_short(path)}]({source.link(path)}){' (stale)' if path in claim.stale else ''}" for path in claim.data
+    )
     verdict = claim.verdict if claim.verdict == "not tested" else f"**{claim.verdict}**"
     cells = (claim.text, claim.said, claim.measured, verdict, claim.source, data or "–")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -5,7 +5,6 @@ A line is written when a launch is done, so that work that is cut off counts and
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import TimeoutError as MultiprocessingTimeout
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fa3_reports.recordings import Recorded, Recording, check, cost, keys_of, refusal
+from fa3verify.files import csv_lines, read_csv
 
 # a tenth of the outputs is to have that many keys
 LONG_KEYS = 4096
@@ -40,13 +40,11 @@ def read(path: Path) -> list[Entry]:
     """Read a ledger, empty where there is no file; ValueError for a damaged one."""
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        head, *rows = csv.reader(file)
-    if tuple(head) != Entry._fields:
-        raise ValueError(f"{path.name} is not a ledger: expected columns {', '.join(Entry._fields)}")
+    counts = ("launch", "outputs", "keys", "differing")
     try:
-        return [Entry(row[0], int(row[1]), int(row[2]), int(row[3]), row[4], row[5], int(row[6])) for row in rows]
-    except (ValueError, IndexError) as error:
+        rows = read_csv(path, Entry._fields)
+        return [Entry(**row | {name: int(row[name]) for name in counts}) for row in rows]  # type: ignore[arg-type]
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path.name} is not a ledger: {error}") from error
 
 
@@ -62,7 +60,7 @@ def _is_of_today(entry: Entry, recording: Recording) -> bool:
 def _append(path: Path, entry: Entry) -> None:
     rows = [entry] if path.exists() else [Entry._fields, entry]
     with path.open("a", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+        file.write(csv_lines(rows))
 
 
 class Todo(NamedTuple):

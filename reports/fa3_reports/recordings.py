@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import lzma
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +21,7 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.evidence_keys import FORWARD, ONE_QUERY, code_key, launch_key
 from fa3verify.cases.case import Case
+from fa3verify.files import read_text, write_text
 
 if TYPE_CHECKING:
     from fa3_kernels.plan.config import Config
@@ -109,18 +109,18 @@ def write(path: Path, recording: Recording) -> None:
     """Write a recording, compressed."""
     lines = [json.dumps({"schema": SCHEMA, "library": recording.library, "facts": recording.facts})]
     lines += [json.dumps(_to_json(launch)) for launch in recording.launches]
-    path.write_bytes(lzma.compress(("\n".join(lines) + "\n").encode(), preset=9))
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def read(path: Path) -> Recording:
     """Read a recording; ValueError for a file that is damaged or foreign."""
     try:
-        head, *lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+        head, *lines = read_text(path).splitlines()
         facts = json.loads(head)
         if facts.get("schema") != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA!r}, got {facts.get('schema')!r}")
         return Recording(facts["library"], facts["facts"], tuple(_of_json(json.loads(line)) for line in lines))
-    except (lzma.LZMAError, OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{path.name} is not a recording: {error}") from error
 
 

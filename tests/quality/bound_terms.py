@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from fa3verify.files import csv_text, markdown_table, write_text
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = ROOT / "reference" / "fa3_reference" / "bounds"
 MODULES = ("head", "state", "steps", "forward", "epilogue", "gradient_weights", "gradient_sums", "backward")
@@ -416,19 +418,31 @@ def explained() -> dict[str, str]:
 def _cell(name: str | None, why: str) -> str:
     if name is None:
         return "-"
-    short = name.split("/")[-1].replace("|", "\\|")
-    return short or (f"no change: {why}" if why else "**survives**")
+    return name.split("/")[-1] or (f"no change: {why}" if why else "survives")
 
 
 def table(found: list[Found]) -> str:
-    """Return the survey as a Markdown page."""
+    """Return the survey as csv: every term, and which test sees it deleted and halved."""
+    reasons = explained()
+    rows = []
+    for term, deleted, halved in found:
+        why = reasons.get(term.key, "")
+        text = term.text.replace("\n", " ")
+        seen = (_cell(deleted, why), _cell(halved, why))
+        rows.append((f"bounds/{term.module}.py", term.line, term.function, text, term.kind, *seen))
+    return csv_text(("file", "line", "in", "term", "kind", "deleted", "halved"), rows)
+
+
+def page(found: list[Found]) -> str:
+    """Return the Markdown page of the survey: its sums, and the terms that no test sees."""
     reasons = explained()
     edits = [(x.term, edit, getattr(x, edit)) for x in found for edit in ("deleted", "halved")]
     edits = [(term, edit, name) for term, edit, name in edits if name is not None]
     lines = [
         "# Every term of every bound, deleted and halved",
         "",
-        "Made by `python -m tests.quality.bound_terms`.",
+        "Made by `python -m tests.quality.bound_terms`. Which test sees which term first: "
+        "[bound_terms.csv](bound_terms.csv.xz).",
         "",
     ]
     for edit in ("deleted", "halved"):
@@ -439,24 +453,17 @@ def table(found: list[Found]) -> str:
         lines.append(f"- {edit}: {seen} of {total} found; {equal} more change no number, each for the reason given.")
     by = sum("test_terms_" in name for *_, name in edits)
     lines += [f"- {by} of them by a pinned test.", ""]
-    for module in dict.fromkeys(x.term.module for x in found):
-        lines += [
-            f"## bounds/{module}.py",
-            "",
-            "| line | in | term | kind | deleted | halved |",
-            "|--:|---|---|---|---|---|",
-        ]
-        for term, deleted, halved in (x for x in found if x.term.module == module):
+    unseen = []
+    for term, edit, name in edits:
+        if not name:
             text = term.text.replace("|", "\\|").replace("\n", " ")
-            why = reasons.get(term.key, "")
-            cells = (_cell(deleted, why), _cell(halved, why))
-            lines.append(f"| {term.line} | {term.function} | `{text}` | {term.kind} | {cells[0]} | {cells[1]} |")
-        lines.append("")
-    return "\n".join(lines)
+            place = f"bounds/{term.module}.py:{term.line}"
+            unseen.append((place, term.function, f"`{text}`", edit, reasons.get(term.key, "**survives**")))
+    return "\n".join([*lines, *markdown_table(("place", "in", "term", "edit", "why no test sees it"), unseen)])
 
 
 def main() -> None:
-    """Examine every term of the modules and write the table."""
+    """Examine every term of the modules; write the page, and the table beside it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "mutants" / "bound_terms.md")
     parser.add_argument("--modules", nargs="*", default=list(MODULES), choices=MODULES)
@@ -472,7 +479,8 @@ def main() -> None:
     if options.work:
         options.work.mkdir(parents=True, exist_ok=True)
     found = examine(every, options.jobs, options.pinned, options.work)
-    options.out.write_text(table(found), encoding="utf-8")
+    write_text(options.out, page(found))
+    write_text(options.out.with_suffix(".csv.xz"), table(found))
     lost = [x for x in found if "" in (x.deleted, x.halved) and x.term.key not in explained()]
     for x in lost:
         print(f"{x.term.module}.py:{x.term.line} {x.term.function}: {x.term.text} ({x.term.kind}) survives", x[1:])

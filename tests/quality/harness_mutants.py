@@ -25,6 +25,7 @@ import cosmic_ray.plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
+from fa3verify.files import write_text
 from tests.quality import mutant_runs
 from tests.quality.mutant_runs import Edit, Outcome
 
@@ -170,7 +171,7 @@ def page(seed: int, outcomes: list[Outcome], explained: dict[str, str], note: st
 def write(out: Path, seed: int, outcomes: list[Outcome]) -> None:
     """Write the table of a survey, and the page of it with the reasons that stand beside them by key."""
     rows = [{"key": outcome.edit.key, **asdict(outcome)} for outcome in outcomes]
-    (out / "harness.json").write_text(json.dumps({"seed": seed, "outcomes": rows}, indent=1) + "\n")
+    write_text(out / "harness.json.xz", json.dumps({"seed": seed, "outcomes": rows}, indent=1) + "\n")
     reasons = tomllib.loads((out / "harness_survivors.toml").read_text())
     (out / "harness.md").write_text(page(seed, outcomes, reasons["survivors"], reasons.get("note", "")))
 

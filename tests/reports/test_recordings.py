@@ -63,9 +63,12 @@ def test_one_bit_changes_the_digest_of_its_own_sequence_and_head():
 def test_committed_recordings_draw_the_same_operands_and_hold_their_whole_outputs(path):
     recording = recordings.read(path)
     assert {"version", "gpu", "driver"} <= set(recording.facts)
+    small = [x for x in recording.launches if not x.error and x.outputs <= KEPT_OUTPUTS]
+    if not small:
+        assert not path.with_suffix(".npz").exists()
+        return
     with np.load(path.with_suffix(".npz")) as kept:
         numbers = sorted(int(name[3:]) for name in kept.files if name.startswith("out"))
-        small = [x for x in recording.launches if not x.error and x.outputs <= KEPT_OUTPUTS]
         assert len(numbers) >= min(40, len(small))
         for i in numbers[:: max(1, len(numbers) // 8)]:
             launch = recording.launches[i]

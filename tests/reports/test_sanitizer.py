@@ -1,6 +1,5 @@
 """Reports of compute-sanitizer are counted by kind and place, and explained by the instructions or not at all."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from fa3_kernels.audit.shipped import shipped
 from fa3_reports.cli import sanitize
 from fa3_reports.sanitizer import COLUMNS, DONE, TOOLS, Report, explanation, is_complete, parse
+from fa3verify.files import read_csv
 
 EVIDENCE = Path(__file__).parents[2] / "reports" / "h200" / "sanitizer" / "sanitizer.csv"
 HAZARD = "Potential RAW hazard detected"
@@ -98,10 +98,8 @@ def test_a_run_that_died_or_dropped_reports_is_not_complete():
 
 
 def test_every_shipped_launch_was_examined_by_every_tool_and_every_report_is_explained():
-    with EVIDENCE.open(newline="") as file:
-        head, *rows = csv.reader(file)
-    assert tuple(head) == COLUMNS
-    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    found = read_csv(EVIDENCE)
+    assert tuple(found[0]) == COLUMNS
     assert {(x["launch"], x["tool"]) for x in found} == {(x.name, tool) for x in shipped() for tool in TOOLS}
     assert [x for x in found if x["report"] and not x["explained"]] == []
     cut = {(x["tool"], x["launch"]) for x in found if x["complete"] != "True"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -11,21 +10,25 @@ import pytest
 
 from fa3_reports.microbench.experiment import digest
 from fa3_reports.microbench.sharing import PASSES, sharing
+from fa3verify.files import read_csv
 
 REPORTS = Path(__file__).parents[2] / "reports"
 GPUS = ("h100", "h200")
 Key = tuple[str, int, bool, str]
 
 
+def rows_of(gpu: str) -> list[dict[str, str]]:
+    return read_csv(REPORTS / gpu / "simulator" / "microbench" / "sharing.csv")
+
+
 def measured(gpu: str) -> dict[Key, list[tuple[float, np.ndarray]]]:
     """Of each experiment the start of every warpgroup, and its stretches in cycles."""
     found: dict[Key, list[tuple[float, np.ndarray]]] = {}
-    with (REPORTS / gpu / "simulator" / "microbench" / "sharing.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            p = json.loads(row["parameters"])
-            stretches = np.array([float(x) for x in row["cycles"].split()])
-            mine = found.setdefault((p["dtype"], p["n"], p["wgmma"], p["works"]), [])
-            mine.append((float(row["start_after_first_cycles"]), stretches))
+    for row in rows_of(gpu):
+        p = json.loads(row["parameters"])
+        stretches = np.array([float(x) for x in row["cycles"].split()])
+        mine = found.setdefault((p["dtype"], p["n"], p["wgmma"], p["works"]), [])
+        mine.append((float(row["start_after_first_cycles"]), stretches))
     return found
 
 
@@ -49,8 +52,7 @@ def slowed(table: dict, dtype: str, wgmma: bool, *works: str) -> list[float]:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_every_row_is_of_the_ptx_that_its_experiment_has_now(gpu: str) -> None:
     now = {digest(experiment.ptx()) for experiment in sharing()}
-    with (REPORTS / gpu / "simulator" / "microbench" / "sharing.csv").open(newline="") as file:
-        assert {row["ptx_sha256"] for row in csv.DictReader(file)} == now
+    assert {row["ptx_sha256"] for row in rows_of(gpu)} == now
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -104,5 +104,6 @@ def _written(empty: Recording, launches: Sequence[tuple[Recorded, Kept | None]],
     recording = replace(empty, launches=tuple(launch for launch, _ in launches))
     kept = {f"{name}{i}": x for i, (_, bits) in enumerate(launches) if bits for name, x in bits._asdict().items()}
     write(stem.with_name(f"{stem.name}.xz"), recording)
-    np.savez_compressed(stem.with_name(f"{stem.name}.npz"), **kept)
+    if kept:
+        np.savez_compressed(stem.with_name(f"{stem.name}.npz"), **kept)
     return recording

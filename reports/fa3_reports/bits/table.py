@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fa3verify.files import csv_text, write_text
+from fa3verify.files import csv_text, read_csv, stored, write_text
 
 Key = tuple[str, ...]
 
@@ -83,13 +82,12 @@ def by_case(table: Table, rows: Iterable[list[str]]) -> dict[Key, list[list[str]
 
 def read(path: Path, table: Table) -> dict[Key, list[list[str]]]:
     """Rows by case; none without a file. ValueError for columns of another table."""
-    if not path.exists():
+    if not stored(path).exists():
         return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        head, *body = csv.reader(file)
-    if tuple(head) != table.columns:
-        raise ValueError(f"columns of {path} must be {', '.join(table.columns)}, got {', '.join(head)}")
-    return by_case(table, body)
+    rows = read_csv(path, table.columns)
+    if rows and tuple(rows[0]) != table.columns:
+        raise ValueError(f"columns of {path} must be {', '.join(table.columns)}, got {', '.join(rows[0])}")
+    return by_case(table, [list(row.values()) for row in rows])
 
 
 def write(path: Path, table: Table, found: dict[Key, list[list[str]]]) -> None:

@@ -108,8 +108,8 @@ def _by_group(source: Source, paths: Sequence[str]) -> Table:
 def _ablation(source: Source) -> list[Any]:
     """The paper's shape, switch by switch: cycles of the full schedule over cycles without."""
     found: list[Any] = []
-    for path in source.find("speed/*/bench.csv"):
-        predicted_path = path.replace("bench.csv", "validation.csv")
+    for path in source.bench_tables():
+        predicted_path = f"{path.rpartition('/')[0]}/validation.csv"
         if not source.has(predicted_path):
             continue
         measured = [(i, r) for i, r in enumerate(source.rows(path), 2) if r["grid"] == "ablation" and r["burst_cycles"]]

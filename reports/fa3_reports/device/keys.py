@@ -43,7 +43,9 @@ def _launches(source: Source, path: str) -> str:
     about = source.json(facts)
     changed = changed_launches(about)
     function = "backward" if about["evidence_of"] == "backward" else "forward"
-    beside = [path] if path.endswith(".csv") else source.find(f"{Path(path).parent}/*.csv")
+    is_table = path.endswith((".csv", ".jsonl"))
+    folder = Path(path).parent
+    beside = [path] if is_table else source.find(f"{folder}/*.csv") + source.find(f"{folder}/*.jsonl")
     tables = [x for x in beside if changed and source.provenance_of(x) == facts]
     rows = [row for x in tables for row in Source(source.root).rows(x)]
     try:
@@ -166,7 +168,7 @@ KEYS = (  # the first that fits
         "passes of FlashAttention-3 and of named prototypes, none of which changes; a test simulates them again",
     ),
     Key(("machines/*.toml",), _constant, "a machine's constants; a test derives them again from the microbenchmarks"),
-    Key(("atlas/*/atlas.json", "release-*/report.md"), _version, "the version that judged stands in it or in its name"),
+    Key(("atlas/*/atlas.json", "release-*/report.*"), _version, "the version that judged stands in it or in its name"),
     Key(("atlas/*/worst/*.json", "findings/0002_*.json"), _constant, "inputs to be judged again, no results"),
     Key(
         ("speed/host/*.csv", "speed/packed/*.csv", "speed/backward/*.csv", "speed/head_dims/*.csv", "tune/*.csv"),

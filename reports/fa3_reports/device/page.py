@@ -114,6 +114,7 @@ def render(folder: Path) -> dict[str, str]:
     context = {
         "hand": hand,
         "folder": f"reports/{folder.resolve().name}",
+        "link": source.link,
         "sections": sections,
         "headlines": headlines(tables),
         "stale": _by_reason(reasons),

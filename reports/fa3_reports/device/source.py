@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import itertools
 import json
-import lzma
 import re
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fa3verify import files
+from fa3verify.timed import tables
 
 Row = dict[str, str]
 # Names that tables have from before a peer was called as its candidate in fa3verify.known.peers is.
@@ -41,22 +41,32 @@ class Source:
         self.used: dict[str, str] = {}
 
     def has(self, path: str) -> bool:
-        return (self.root / path).is_file()
+        return files.stored(self.root / path).is_file()
 
     def find(self, pattern: str) -> list[str]:
-        """Return the files that match, sorted."""
-        return sorted(path.relative_to(self.root).as_posix() for path in self.root.glob(pattern) if path.is_file())
+        """Return the files that match, sorted; packed ones by the names that they have unpacked."""
+        plain = [path for path in self.root.glob(pattern) if path.is_file()]
+        packed = [path.with_suffix("") for path in self.root.glob(pattern + files.PACKED)]
+        return sorted({path.relative_to(self.root).as_posix() for path in (*plain, *packed)})
+
+    def bench_tables(self) -> list[str]:
+        """Return the tables of speed: records of bench, or rows that were made from several."""
+        return sorted([*self.find("speed/*/bench.jsonl"), *self.find("speed/*/bench.csv")])
+
+    def link(self, path: str) -> str:
+        """Return where a file lies, for a page: of a packed one its name says so."""
+        return files.stored(self.root / path).relative_to(self.root).as_posix()
 
     def read(self, path: str) -> bytes:
-        """Read a file.
+        """Read a file, unpacked.
 
         Raises
         ------
         ValueError
-            If it is absent.
+            If it is absent or damaged.
         """
         try:
-            content = (self.root / path).read_bytes()
+            content = files.read_bytes(self.root / path)
         except OSError as error:
             raise ValueError(f"{path} of {self.root} cannot be read: {error}") from None
         self.used[path] = hashlib.sha256(content).hexdigest()
@@ -68,12 +78,13 @@ class Source:
 
     def recording(self, path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Read what a library returned: the facts of the run, and its launches."""
-        first, *launches = lzma.decompress(self.read(path)).decode().splitlines()
+        first, *launches = self.text(path).splitlines()
         return json.loads(first)["facts"], [json.loads(line) for line in launches]
 
     def rows(self, path: str) -> list[Row]:
-        """Read a CSV table; kernels have the names that they have now."""
-        found = list(csv.DictReader(io.StringIO(self.text(path))))
+        """Read a CSV table, or records of bench as one; kernels have the names that they have now."""
+        content = self.text(path)
+        found = tables.read_rows(self.root / path) if path.endswith(".jsonl") else files.csv_rows(content, path)
         for row in found:
             for column in {"kernel"} & row.keys():
                 row[column] = RECORDED.get(row[column], row[column])
@@ -92,7 +103,7 @@ class Source:
     def provenance_of(self, path: str) -> str | None:
         """Return the file that says what measured a table: its folder's, of several that whose name is most alike."""
         folder = str(Path(path).parent)
-        name = Path(path).stem
+        name = Path(path).name.partition(".")[0]
         beside = [*self.find(f"{folder}/*_provenance.json"), *self.find(f"{folder}/*_run.json")]
         if len(beside) == 1:
             return beside[0]

@@ -109,7 +109,7 @@ class Bench:
 def benches(source: Source, grids: Iterable[str], figure: str = "burst") -> list[Bench]:
     """Return the cells of all speed tables by grid and dtype."""
     found = []
-    for path in source.find("speed/*/bench.csv"):
+    for path in source.bench_tables():
         rows = source.rows(path)
         for grid in grids:
             for dtype in DTYPES:

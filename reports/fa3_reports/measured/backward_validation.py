@@ -11,7 +11,6 @@ what the simulator said of them.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from fa3_simulator.backward_choice import schedule_for
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.run import estimate, operations
+from fa3verify.files import read_csv
 from fa3verify.timed.validation import accuracy
 
 COLUMNS = (
@@ -65,11 +65,7 @@ class Compared(NamedTuple):
 
 def read(path: Path) -> list[dict[str, str]]:
     """Read the rows; ValueError with file, line and column where one is missing or not among its values."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-            raise ValueError(f"{path.name}, line 1: column {missing[0]} is missing; it has {', '.join(COLUMNS)}")
-        rows = list(reader)
+    rows = read_csv(path, COLUMNS)
     for line, row in enumerate(rows, 2):
         for column, values in (("part", PARTS), ("clock", CLOCKS), ("causal", ("True", "False"))):
             if row[column] not in values:

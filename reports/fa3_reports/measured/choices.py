@@ -9,7 +9,6 @@ what our kernels can be launched with, a tile once. Bits are not judged again he
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 from collections.abc import Sequence
@@ -125,9 +124,8 @@ def csv_text(rows: Sequence[Choice]) -> str:
 def read(path: Path) -> list[Choice]:
     """Rows of ``choices.csv``."""
     kinds: tuple[Any, ...] = (int, int, str, str, str, int, int, float)
-    with path.open(newline="", encoding="utf-8") as file:
-        found = csv.DictReader(file)
-        return [Choice(*(kind(row[name]) for kind, name in zip(kinds, Choice._fields, strict=True))) for row in found]
+    rows = files.read_csv(path, Choice._fields)
+    return [Choice(*(kind(row[name]) for kind, name in zip(kinds, Choice._fields, strict=True))) for row in rows]
 
 
 def regret(rows: Sequence[Choice]) -> tuple[float, float]:

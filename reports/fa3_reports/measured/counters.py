@@ -7,13 +7,12 @@ the caches emptied before, so that what comes from HBM is what a launch moves th
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fa3_simulator.roofline import SUB_CORES
-from fa3verify.files import csv_text
+from fa3verify.files import csv_rows, csv_text, read_csv
 from fa3verify.timed.cells import Cell
 from fa3verify.timed.results import Switches
 from fa3verify.timed.tables import CELL_FIELDS
@@ -82,7 +81,8 @@ def parse(text: str) -> list[dict[str, float]]:
     ValueError
         Without a table, for one that misses a counter, and for a kernel that no mark is before.
     """
-    rows = list(csv.DictReader(line for line in text.splitlines() if line.startswith('"')))[1:]  # behind the units
+    quoted = "\n".join(line for line in text.splitlines() if line.startswith('"'))
+    rows = csv_rows(quoted, "the profiler")[1:]  # behind the units
     if not rows:
         raise ValueError(f"the profiler counted nothing: {' '.join(text.split())[-300:]}")
     if missing := [name for name in METRICS.values() if name not in rows[0]]:
@@ -129,12 +129,7 @@ def read(path: Path) -> dict[int, dict[str, str]]:
     ValueError
         For a file without one of :data:`COLUMNS`.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-            raise ValueError(f"{path.name}, line 1: column {missing[0]} is missing")
-        rows = enumerate(reader, 2)
-        return {line: row for line, row in rows if row["status"] == "ok"}
+    return {line: row for line, row in enumerate(read_csv(path, COLUMNS), 2) if row["status"] == "ok"}
 
 
 def cell_of(row: Mapping[str, str]) -> Cell:

@@ -12,7 +12,6 @@ No timing of an attention kernel is read.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3_simulator.machine import Constant, Machine, load
+from fa3verify.files import read_csv, stored
 
 REPEATS = 0.02
 STAMP_CYCLES = 20
@@ -41,20 +41,19 @@ def read(path: Path) -> Table:
     """
     found: dict[Key, list[list[float]]] = {}
     for name in (path, path.with_name("sharing.csv")):
-        if name == path or name.exists():
+        if name == path or stored(name).exists():
             _read_into(found, name)
     return found
 
 
 def _read_into(found: dict[Key, list[list[float]]], path: Path) -> None:
-    with path.open(newline="", encoding="utf-8") as file:
-        try:
-            for row in csv.DictReader(file):
-                parameters = {k: v for k, v in json.loads(row["parameters"]).items() if k not in OUTCOMES}
-                key = row["experiment"], frozenset(parameters.items())
-                found.setdefault(key, []).append([float(x) for x in row["cycles"].split()])
-        except (KeyError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path.name} is no table of microbenchmarks: {error}") from None
+    try:
+        for row in read_csv(path, ("experiment", "parameters", "cycles")):
+            parameters = {k: v for k, v in json.loads(row["parameters"]).items() if k not in OUTCOMES}
+            key = row["experiment"], frozenset(parameters.items())
+            found.setdefault(key, []).append([float(x) for x in row["cycles"].split()])
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no table of microbenchmarks: {error}") from None
 
 
 def select(table: Table, experiment: str, **parameters: object) -> list[list[list[float]]]:

@@ -9,7 +9,6 @@ Columns: experiment, its parameters, warpgroup, and the differences of consecuti
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +38,7 @@ from fa3_reports.microbench.ptx import (
     wgmma,
     wgmma_wait,
 )
+from fa3verify.files import csv_lines
 
 PER_STAMP = 32  # instructions of a lane between two stamps of a burst
 
@@ -234,11 +234,10 @@ def main() -> None:
     bench = Bench.open()
     suite = chosen(bench.driver.multiprocessors, options.only)
     with options.target.open("w", newline="") as file, ThreadPoolExecutor() as pool:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        file.write(csv_lines([COLUMNS]))
         functions = list(pool.map(lambda e: bench.driver.load(e.ptx()), suite))  # assembled outside Python's lock
         for experiment, function in zip(suite, functions, strict=True):  # and all of them before any is timed
-            writer.writerows([*row, digest(experiment.ptx())] for row in experiment.rows(function, bench))
+            file.write(csv_lines([*row, digest(experiment.ptx())] for row in experiment.rows(function, bench)))
             file.flush()
     print(f"{len(suite)} experiments on {bench.driver.name} in {time.time() - begin:.0f} s -> {options.target}")
 

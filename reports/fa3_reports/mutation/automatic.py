@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from fa3_reports.mutation.edits import Mutant
 from fa3_reports.mutation.equivalence import EQUIVALENT
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.tasks import source_stamp
-from fa3verify.files import write_text
+from fa3verify.files import csv_lines, csv_rows, read_text, stored, unpack, write_text
 from fa3verify.known import registry
 
 # Ours in fp16 and e4m3, the quantiser, both backwards, and the family whose softmax differs most from ours.
@@ -155,14 +154,20 @@ def _lines(settings: Settings, pool: ProcessPoolExecutor) -> dict[str, dict[str,
     return lines
 
 
+def _begin(path: Path) -> None:
+    """Make a table that lines can be added to: a new one has its head alone, an old one its whole lines."""
+    known = read_text(path) if stored(path).exists() else csv_lines([[f.name for f in fields(Row)]])
+    unpack(path)
+    write_text(path, known[: known.rfind("\n") + 1])
+
+
 def _stored(path: Path) -> Iterator[Row]:
-    if not path.exists():
+    if not stored(path).exists():
         return
-    with path.open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            if None not in line.values():  # a line that was cut short is done again
-                values: dict[str, Any] = dict(line)
-                yield Row(**values | {"tasks": int(values["tasks"]), "seconds": float(values["seconds"])})
+    whole_lines = read_text(path).rpartition("\n")[0]  # a line that was cut short is done again
+    for row in csv_rows(whole_lines, path.name):
+        values: dict[str, Any] = {**row}
+        yield Row(**values | {"tasks": int(values["tasks"]), "seconds": float(values["seconds"])})
 
 
 def _unit(
@@ -219,11 +224,8 @@ def _run(
         else:
             submit(fate)
 
-    is_new = not path.exists()
+    _begin(path)
     with path.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
-        if is_new:
-            writer.writeheader()
         for fate in fates.values():
             go_on(fate)
         while waiting or argued:
@@ -238,7 +240,7 @@ def _run(
                     continue
                 fate.missing -= 1
                 fate.rows.append(_row(fate.mutant, profile, name, result))
-                writer.writerow(asdict(fate.rows[-1]))
+                file.write(csv_lines([astuple(fate.rows[-1])]))
                 file.flush()
                 if result.found_by:
                     for other in [f for f, (whose, *_) in waiting.items() if whose is fate]:

@@ -18,6 +18,7 @@ from fa3verify.compare.bits import first_difference
 from fa3verify.compare.named import configured
 from fa3verify.compare.run import RECIPES
 from fa3verify.compare.table import KERNELS, compared, page
+from fa3verify.files import read_text
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
@@ -37,11 +38,11 @@ FEW = (Recipe("cancelling_v"),)
 
 @pytest.fixture(scope="module")
 def stored():
-    return json.loads((STORED / "table.json").read_text())["comparisons"]
+    return json.loads(read_text(STORED / "table.json"))["comparisons"]
 
 
 def test_the_published_page_is_that_of_the_stored_comparisons(stored):
-    version = json.loads((STORED / "table.json").read_text())["version"]
+    version = json.loads(read_text(STORED / "table.json"))["version"]
     found = [row["found"] and compared(row["found"]) for row in stored]
     assert len(found) == len(KERNELS) * len(AXES)
     written = page(list(KERNELS), {axis.name: axis.values for axis in AXES}, found, version)

@@ -10,6 +10,7 @@ import pytest
 
 from fa3verify import __version__
 from fa3verify.campaign import atlas
+from fa3verify.files import stored as file_of
 from fa3verify.kernels.record import Identity
 from fa3verify.report import atlas_page, atlas_tables, moved
 from fa3verify.report.atlas_page import write_pages
@@ -17,6 +18,7 @@ from tests.harness.report.test_report import _parse, check_alone
 
 REPORTS = Path(__file__).parents[3] / "reports"
 PUBLISHED = REPORTS / "atlas"
+ATLASES = tuple(PUBLISHED / name / atlas.FILE for name in ("cpu", "h200"))
 BESIDE = ("../findings/known.json", "../invariance/table.json", "../hunt/curves.csv")
 FIGURES = {"ratio_max": 0.875, "max_error": 0.02, "rms": 0.5, "nonfinite": 0, "rel_rmse_seen": 1.25e-3,
            "determined": 0.5, "rel_rmse_unrounded": 4e-3, "outside": 0, "ulp_max": 0.75, "bits_differing": 0,
@@ -49,7 +51,7 @@ def pages(out: Path, *files: Path) -> tuple[str, str]:
 
 
 def test_pages_of_the_published_data_are_the_published_pages():
-    files = [*sorted(PUBLISHED.glob("*/atlas.json")), *(PUBLISHED / name for name in BESIDE)]
+    files = [*ATLASES, *(PUBLISHED / name for name in BESIDE)]
     made = atlas_page.render(atlas_page.read(PUBLISHED, files))
     assert set(made) == {atlas_page.PAGE, atlas_page.MARKDOWN}
     stored_page = (PUBLISHED / atlas_page.MARKDOWN).read_text(encoding="utf-8")
@@ -60,13 +62,13 @@ def test_pages_of_the_published_data_are_the_published_pages():
 def test_every_replay_file_that_the_published_atlases_name_is_there():
     named = [
         path.parent / row.replay
-        for path in sorted(PUBLISHED.glob("*/atlas.json"))
+        for path in ATLASES
         for each in atlas.read(path).entries
         for row in (*each.families, *each.findings, *each.properties)
         if row.replay
     ]
     assert len(named) > 100
-    assert not [path for path in named if not path.is_file()]
+    assert not [path for path in named if not file_of(path).is_file()]
 
 
 def test_a_page_is_self_contained_escaped_and_its_tags_nest(tmp_path):
@@ -144,9 +146,7 @@ def test_a_kernel_that_fails_says_why_in_its_row(tmp_path):
 
 def test_every_published_fail_names_its_reason():
     text = (PUBLISHED / "atlas.md").read_text()
-    failing = [
-        e.kernel for path in PUBLISHED.glob("*/atlas.json") for e in atlas.read(path).entries if e.verdict == "fail"
-    ]
+    failing = [e.kernel for path in ATLASES for e in atlas.read(path).entries if e.verdict == "fail"]
     assert failing
     for kernel in failing:
         assert len(cells(text, kernel)["why"].split()) >= 2, kernel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from fa3_kernels.audit.probes import audited, probes
 from fa3_kernels.gluon import unsupported
 from fa3_kernels.plan.family import Shipped
 from fa3_kernels.plan.traits import FAMILIES, OURS
+from fa3verify.files import read_csv
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "kernels" / "fa3_kernels"
@@ -277,8 +277,7 @@ def test_an_argument_of_an_unknown_kind_is_refused():
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    with (H200 / "bits" / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(H200 / "bits" / name)
 
 
 def test_the_recorded_kernel_equals_its_twin_in_every_bit_and_broken_twins_do_not():

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from fa3verify.files import read_csv
+
 QUANTISER = Path(__file__).parents[3] / "reports" / "h200" / "quantiser"
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    with (QUANTISER / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(QUANTISER / name)
 
 
 def geometric_mean(values: list[float]) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import lzma
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -22,6 +21,7 @@ from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.twin.backward import Gradients, backward, backward_range
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands
+from fa3verify.files import read_text
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations.backward import drawn_dout
 from tests.kernels.device_inputs import GOLDEN
@@ -34,7 +34,7 @@ MOST_PRODUCTS = 12_000_000  # scores times head_dim
 
 @cache
 def recorded() -> dict[str, dict[str, Any]]:
-    _, *lines = lzma.decompress((GOLDEN / "backward_recorded.xz").read_bytes()).decode().splitlines()
+    _, *lines = read_text(GOLDEN / "backward_recorded.xz").splitlines()
     return {entry["key"]: entry for entry in map(json.loads, lines)}
 
 

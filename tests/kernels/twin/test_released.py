@@ -22,6 +22,7 @@ from fa3_kernels.twin.forward import Forward, forward
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.cases.case import Case
+from fa3verify.files import read_text
 from tests.kernels.device_inputs import GOLDEN
 
 PARTS = 8  # of the recorded launches, so that workers share them
@@ -48,7 +49,7 @@ class Launch(NamedTuple):
 
 @cache
 def golden() -> dict[str, Any]:
-    return json.loads((GOLDEN / "released.json").read_text())
+    return json.loads(read_text(GOLDEN / "released.json"))
 
 
 def drawn(recipe: str, rng: np.random.Generator, shape: tuple[int, ...], which: str) -> np.ndarray:

@@ -17,11 +17,14 @@ from fa3_reports.bits.campaign import PARTS, Settings
 from fa3_reports.bits.forward import E4M3_FAULTS, FAULTS, batches, control_case, differing, twin_bits
 from fa3_reports.bits.forward_cases import cases, operands
 from fa3_reports.bits.table import Table, Wrong, read, write
+from fa3verify.files import PACKED, read_bytes
 
 pytestmark = pytest.mark.optional
 REPORTS = Path(__file__).parents[3] / "reports"
 TABLES = {table.file: table for part in PARTS.values() for table in part.tables}
-COMMITTED = sorted(path for file in TABLES for path in REPORTS.rglob(file))
+COMMITTED = sorted(
+    path.with_name(file) for file in TABLES for name in (file, f"{file}{PACKED}") for path in REPORTS.rglob(name)
+)
 
 
 def test_every_table_is_committed_of_an_h200() -> None:
@@ -36,7 +39,7 @@ def test_committed_tables_have_every_case_and_break_no_rule(committed: Path, tmp
     assert set(found) == wanted
     assert not any(table.is_broken(row) for rows in found.values() for row in rows)
     write(tmp_path / table.file, table, found)
-    assert sorted((tmp_path / table.file).read_bytes().splitlines()) == sorted(committed.read_bytes().splitlines())
+    assert sorted((tmp_path / table.file).read_bytes().splitlines()) == sorted(read_bytes(committed).splitlines())
 
 
 def test_every_case_is_run_once():

@@ -82,7 +82,7 @@ def test_only_known_verdicts_are_given(tmp_path):
 def test_ratios_are_of_kernels_in_the_same_cell(tmp_path):
     page_of(tmp_path, how=', statistic = "max"')
     figure = {"file": "bench.csv", "ratio": ["gluon", "cudnn"], "statistic": "geometric mean"}
-    (tmp_path / "bench.csv").write_text(BENCH.replace("256,False,0,torch.cudnn,ok,\n", ""))
+    (tmp_path / "bench.csv").write_text(BENCH.replace("paper,fp16,1,8,8,1,1,256,False,0,torch.cudnn,ok,\n", ""))
     assert math.isclose(claims.value_of(Source(tmp_path), figure, {}), math.sqrt(2 * 8))
 
 

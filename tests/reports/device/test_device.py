@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.metadata
 import json
 import math
@@ -15,6 +14,7 @@ import pytest
 from fa3_reports.device import keys, page, speed
 from fa3_reports.device.source import Source
 from fa3_simulator.machine import load
+from fa3verify import files
 from fa3verify.report import svg
 from fa3verify.timed import timings
 from fa3verify.timed.ratios import geometric_mean
@@ -96,7 +96,7 @@ def test_every_table_and_figure_is_called_stale_where_the_key_of_a_file_of_it_is
         if keys.key_of((folder / path).resolve()).why_stale is keys._constant:
             continue
         blocks = [b for b in re.split(r"^(?=### |\*\*|<details>)", files[page.MARKDOWN], flags=re.MULTILINE)
-                  if f"[{path}]({path})" in b.partition("Data: ")[2]]  # fmt: skip
+                  if f"[{path}](" in b.partition("Data: ")[2]]  # fmt: skip
         assert blocks, f"{path} was read for a table that does not name it, so that nobody looked at its key"
         if keys.why_stale(source, path):
             assert not [b for b in blocks if "(stale)" not in b.splitlines()[0]], path
@@ -120,7 +120,8 @@ def test_a_peer_without_a_common_cell_has_no_row_and_hides_no_other(absent):
     row = {"head_dim": "64", "causal": "False", "seqlen_k": "512", "dtype": "fp16", "grid": "paper"}
     both = speed.Cell(row, {"gluon": 300.0, present: 200.0}, {})
     alone = speed.Cell(row | {"seqlen_k": "1024"}, {absent: 100.0}, {})
-    table = speed.ratios(speed.Bench("speed/paper/bench.csv", "paper", "fp16", [both, alone]), Source(REPORTS / "h200"))
+    bench = speed.Bench("speed/paper/bench.jsonl", "paper", "fp16", [both, alone])
+    table = speed.ratios(bench, Source(REPORTS / "h200"))
     assert [(row["cells"], row["mean"]) for row in table.rows] == [(1, 1.5), (1, 1.5)]  # over the best, and over one
 
 
@@ -150,12 +151,12 @@ def test_no_measured_speed_is_above_the_limit_at_its_clock(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_predictions_are_of_the_rows_that_are_compared(device):
-    """Every validation.csv has the line, kernel, cycles and clock of what is read of the bench.csv beside it."""
+    """Every validation.csv has the line, kernel, cycles and clock of what is read of the records beside it."""
     source = Source(REPORTS / device)
     paths = source.find("**/validation.csv")
     assert len(paths) >= 3
     for path in paths:
-        rows, _ = timings.read(REPORTS / device / path.replace("validation", "bench"))
+        rows, _ = timings.read(REPORTS / device / path.replace("validation.csv", "bench.jsonl"))
         read = {row.line: row for row in rows}
         for row in source.rows(path):
             line = read[int(row["line"])]
@@ -184,11 +185,12 @@ def test_stale_data_is_called_so_beside_its_table(tmp_path, stale):
 
 def test_the_page_follows_its_data(tmp_path):
     folder = small_device(tmp_path, stale=False)
-    table = folder / "speed" / "flash4" / "bench.csv"
+    table = folder / "speed" / "flash4" / "bench.jsonl"
     before = page.render(folder)
-    with table.open(newline="") as file:
-        speed = next(row["burst_tflops"] for row in csv.DictReader(file) if row["head_dim"] == "128")
-    table.write_text(table.read_text().replace(speed, f"{0.7 * float(speed):.3f}"))
+    records = [json.loads(line) for line in files.read_text(table).splitlines()]
+    record = next(x for x in records if x["kind"] == "cell" and x["cell"]["head_dim"] == 128)
+    record["kernels"][0]["burst_ms"] *= 0.7
+    files.write_text(table, "\n".join(map(json.dumps, records)) + "\n")
     after = page.render(folder)
     changed = {name for name in before if before[name] != after[name]}
     assert {"tables/cells-flash4-forward-fp16.csv", "figures/flash4-forward-fp16-d128.svg", page.FACTS} <= changed

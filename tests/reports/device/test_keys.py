@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -14,11 +13,15 @@ import pytest
 from fa3_reports import claims
 from fa3_reports.device import keys, page
 from fa3_reports.device.source import Source
+from fa3verify import files
 
 REPORTS = Path(__file__).parents[3] / "reports"
 SUFFIXES = {".csv", ".json", ".jsonl", ".nc", ".npz", ".toml", ".xz"}
 CODE = REPORTS / "fa3_reports"
-EVIDENCE = sorted(x for x in REPORTS.rglob("*") if x.suffix in SUFFIXES and not x.is_relative_to(CODE))
+FILES = [path for path in REPORTS.rglob("*") if path.suffix in SUFFIXES and not path.is_relative_to(CODE)]
+# A packed table is called as it is unpacked; a recording has no other name.
+PACKED = {path: path.with_suffix("") for path in FILES if path.with_suffix("").suffix in SUFFIXES - {files.PACKED}}
+EVIDENCE = sorted(PACKED.get(path, path) if path.suffix == files.PACKED else path for path in FILES)
 UNKEYED = (keys._constant, keys._none)
 SHOWN = sorted(
     {(REPORTS / device / path).resolve() for device in ("h100", "h200") for path in
@@ -50,7 +53,7 @@ def copied(path: Path, tmp_path: Path) -> Path:
     """Copy a file with all that lies beside it, below a folder of the same name."""
     folder = path.parent
     to = tmp_path / "reports" / folder.relative_to(REPORTS)
-    for beside in [path, *folder.glob("*_provenance.json"), *folder.glob("*_run.json")]:
+    for beside in [files.stored(path), *folder.glob("*_provenance.json"), *folder.glob("*_run.json")]:
         to.mkdir(parents=True, exist_ok=True)
         shutil.copy(beside, to / beside.name)
     if path.name == "compared.csv":
@@ -64,17 +67,15 @@ def with_another_key(path: Path) -> None:
     for file in [path, *path.parent.glob("*_provenance.json")]:
         if file.suffix not in (".csv", ".json", ".md"):
             continue
-        text = file.read_text()
+        text = files.read_text(file)
         text = re.sub(r'(launches_sha256"?[:=] ?"?)[0-9a-f]{8}', r"\g<1>00000000", text)
         text = re.sub(r'("version": ")\d+\.\d+\.\d+"', r'\g<1>0.0.0"', text)
-        file.write_text(text)
-    if path.suffix == ".csv":
-        with path.open(newline="") as file:
-            head, *rows = csv.reader(file)
-        for name in {"plan", "ptx_sha256"} & {*head}:
-            rows[-1][head.index(name)] = "0" * 16
-            with path.open("w", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows([head, *rows])
+        files.write_text(file, text)
+    if path.suffix == ".csv" and not path.name.endswith(".stamps.csv"):
+        rows = files.read_csv(path)
+        for name in {"plan", "ptx_sha256"} & {*rows[0]}:
+            rows[-1][name] = "0" * 16
+            files.write_text(path, files.csv_text([*rows[0]], (row.values() for row in rows)))
 
 
 KEYED = [path for path in SHOWN if keys.key_of(path).why_stale not in UNKEYED and "release" not in str(path)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -14,14 +13,14 @@ from fa3_reports.device import keys
 from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Source
 from fa3verify.report.notation import count
+from fa3verify.timed.tables import read_rows
 
 BITS = Path(__file__).parents[3] / "reports" / "h200" / "bits"
-BENCH = BITS.parent / "speed" / "paper_grid" / "bench.csv"
+BENCH = BITS.parent / "speed" / "paper_grid" / "bench.jsonl"
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_rows(path)
 
 
 def of(path: Path, *changed: str) -> list[dict[str, str]]:

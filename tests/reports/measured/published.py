@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fa3_simulator.machine import load
+from fa3verify.files import read_csv
 from fa3verify.timed.timings import MeasuredRow, read
 from fa3verify.timed.validation import CYCLES, Prediction, compare, figures_of
 
@@ -20,10 +20,10 @@ EVERY = 8  # of the rows of a table this one is simulated again, and the first o
 
 @cache
 def published(folder: str) -> tuple[Prediction, ...]:
-    """Every row of ``folder``/bench.csv with the predictions of validation.csv, which must be of the same rows."""
-    with (REPORTS / folder / "validation.csv").open(newline="") as file:
-        predicted = {int(row["line"]): [float(row[name]) for name in CYCLES] for row in csv.DictReader(file)}
-    rows, _ = read(REPORTS / folder / "bench.csv")
+    """Every row of ``folder``/bench.jsonl with the predictions of validation.csv, which must be of the same rows."""
+    validation = read_csv(REPORTS / folder / "validation.csv")
+    predicted = {int(row["line"]): [float(row[name]) for name in CYCLES] for row in validation}
+    rows, _ = read(REPORTS / folder / "bench.jsonl")
     assert [row.line for row in rows] == list(predicted)
     np.testing.assert_allclose([row.cycles for row in rows], [p[0] for p in predicted.values()], rtol=1e-5)
     return tuple(Prediction(row, (p[1], p[2], p[3])) for row, p in zip(rows, predicted.values(), strict=True))
@@ -47,4 +47,4 @@ def check_published(folder: str) -> None:
 def figures(folder: str, seqlens: tuple[int, ...] = ()) -> dict[str, Any]:
     """As :func:`fa3verify.timed.validation.validate`, of the published predictions."""
     rows = [x for x in published(folder) if not seqlens or x.row.problem.seqlen_k in seqlens]
-    return figures_of("bench.csv", load(folder.split("/")[0]), rows, Counter())
+    return figures_of("bench.jsonl", load(folder.split("/")[0]), rows, Counter())

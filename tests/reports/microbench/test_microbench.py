@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from fa3_reports.microbench.latency import DEPENDENT, PER_PASS
 from fa3_reports.microbench.ptx import VECTOR, repeat, vector
 from fa3_reports.microbench.softmax import Step, convert, exponentials, maxima, pv, qk, rescale
 from fa3_reports.microbench.suite import chosen
+from fa3verify.files import read_csv
 
 MULTIPROCESSORS = 132
 NAMES = {
@@ -31,8 +31,7 @@ REPORTS = Path(__file__).parents[3] / "reports"
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_every_recorded_row_is_of_the_ptx_that_its_experiment_has_now(gpu):
     now = {(e.name, digest(e.ptx())) for e in chosen(MULTIPROCESSORS, None)}
-    with (REPORTS / gpu / "simulator" / "microbench" / "microbench.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(REPORTS / gpu / "simulator" / "microbench" / "microbench.csv")
     assert len(rows) > 1400
     changed = {row["experiment"] for row in rows if (row["experiment"], row["ptx_sha256"]) not in now}
     assert not changed, "measure these again (--only), or take their rows out"
