@@ -20,8 +20,7 @@ from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3verify.bench.kernels import GivenInputs
-from fa3verify.known.launches import LaunchOutput
+from fa3verify.known.launches import Given, LaunchOutput
 from fa3verify.operations.ratios import error_ratio
 from fa3verify.tensors.convert import to_numpy
 from fa3verify.timed.cells import Cell
@@ -71,7 +70,7 @@ def last_rows(cell: Cell, config: Config | None) -> int:
     return (cell.seqlen_q - 1) % positions + 1
 
 
-def sample(cell: Cell, given: GivenInputs, output: LaunchOutput, rows: slice, batch: int, head_kv: int) -> Sample:
+def sample(cell: Cell, given: Given, output: LaunchOutput, rows: slice, batch: int, head_kv: int) -> Sample:
     """Cut some rows of one sequence and kv head out of the operands and out of what was returned."""
     group = cell.nheads // cell.nheads_kv
     heads = slice(head_kv * group, (head_kv + 1) * group)
@@ -80,15 +79,14 @@ def sample(cell: Cell, given: GivenInputs, output: LaunchOutput, rows: slice, ba
     k, v = (to_numpy(x[batch : batch + 1, :keys, head_kv : head_kv + 1]) for x in (given.k, given.v))
     lse = None if output.lse is None else to_numpy(output.lse[batch : batch + 1, heads, rows])
     sizes = {"nheads": group, "nheads_kv": 1, "seqlen_q": rows.stop - rows.start, "seqlen_k": keys}
-    factors = (given.q_descale, given.k_descale, given.v_descale)
     descales = [
-        Descale(np.full((1, n, 1), f, np.float32)) if cell.dtype == "e4m3" else None
-        for n, f in zip((group, 1, 1), factors)
+        None if x is None else Descale(np.full((1, n, 1), float(x[batch, head_kv]), np.float32))
+        for n, x in zip((group, 1, 1), given[3:6])
     ]
     return Sample(replace(cell.problem, batch=1, **sizes), Operands(q, k, v, *descales), out, lse)
 
 
-def edges(cell: Cell, given: GivenInputs, output: LaunchOutput) -> Iterator[Sample]:
+def edges(cell: Cell, given: Given, output: LaunchOutput) -> Iterator[Sample]:
     """Rows of the last sequence and head whose errors are bounded, where a wrong mask shows: the first ones, and under
     a mask the last, which then see most keys."""
     rows = [slice(0, min(EDGE_ROWS, cell.seqlen_q))]
@@ -99,13 +97,13 @@ def edges(cell: Cell, given: GivenInputs, output: LaunchOutput) -> Iterator[Samp
 
 
 def gather(
-    cell: Cell, given: GivenInputs, output: LaunchOutput, config: Config | None, model: KernelModel | None = None
+    cell: Cell, given: Given, output: LaunchOutput, config: Config | None, model: KernelModel | None = None
 ) -> Gathered:
     """Copy what is judged of an output from the GPU: the first and the last (sequence, head).
 
     Parameters
     ----------
-    given : GivenInputs
+    given : Given
         What ``output`` was computed from.
     config : Config, optional
         Ours: then O and LSE must have the bits of the twin.

@@ -23,9 +23,10 @@ from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.kernels import GivenInputs, Run, TimedKernel
+from fa3verify.bench.kernels import Run, TimedKernel
 from fa3verify.known import backward_launches, loaded
-from fa3verify.known.backward_launches import GivenBackward, GradientTensors
+from fa3verify.known.backward_launches import GivenBackward
+from fa3verify.known.launches import Given
 from fa3verify.known.libraries import Unsupported
 from fa3verify.known.peers import BACKWARDS
 from fa3verify.operations.ratios import error_ratio
@@ -40,7 +41,7 @@ _ABOUT = {
 }
 
 
-def given_of(cell: Cell, x: GivenInputs, seed: int) -> GivenBackward:
+def given_of(cell: Cell, x: Given, seed: int) -> GivenBackward:
     """Return what a backward of a set of inputs reads: N(0, 1) gradients of the output, and our forward's out and
     lse.
     """
@@ -51,7 +52,7 @@ def given_of(cell: Cell, x: GivenInputs, seed: int) -> GivenBackward:
 
 
 @lru_cache(maxsize=1)
-def _given(cell: Cell, inputs: tuple[GivenInputs, ...]) -> tuple[GivenBackward, ...]:
+def _given(cell: Cell, inputs: tuple[Given, ...]) -> tuple[GivenBackward, ...]:
     """Return what all kernels of a cell read."""
     return tuple(given_of(cell, x, i) for i, x in enumerate(inputs))
 
@@ -99,14 +100,15 @@ def _parts(cell: Cell, x: GivenBackward) -> tuple[_CutGradient, ...]:
     return tuple(parts)
 
 
-def judge(cell: Cell, x: GivenBackward, found: GradientTensors) -> SampleFigures:
-    """Compare the gradients of a cut with float64."""
+def judge(cell: Cell, x: GivenBackward, found: Sequence[torch.Tensor]) -> SampleFigures:
+    """Compare the gradients of a cut, of dq, dk and dv, with float64."""
+    returned: dict[str, torch.Tensor] = dict(zip(("dq", "dk", "dv"), found, strict=True))
     outputs = 0
     square = 0.0
     norm = 0.0
     worst = 0.0
     for part in _parts(cell, x):
-        got = to_numpy(getattr(found, part.name)[-1:, part.rows, part.heads]).astype(np.float64)
+        got = to_numpy(returned[part.name][-1:, part.rows, part.heads]).astype(np.float64)
         outputs += got.size
         square += float(((got - part.truth) ** 2).sum())
         norm += float((part.truth**2).sum())
@@ -117,7 +119,7 @@ def judge(cell: Cell, x: GivenBackward, found: GradientTensors) -> SampleFigures
 def _kernel(name: str) -> TimedKernel:
     missing = BACKWARDS[name].missing() if name in BACKWARDS else None
 
-    def prepare(cell: Cell, inputs: Sequence[GivenInputs]) -> Run:
+    def prepare(cell: Cell, inputs: Sequence[Given]) -> Run:
         backward = backward_launches.loaded(name)
         try:
             given = _given(cell, tuple(inputs))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.bounds import KernelModel
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.known.launches import LaunchOutput
+from fa3verify.known.launches import Given, LaunchOutput
 from fa3verify.known.libraries import Unsupported
 from fa3verify.tensors.convert import TORCH_DTYPES
 from fa3verify.timed.cells import Cell
@@ -37,26 +37,15 @@ TILES: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {
 }
 
 
-class GivenInputs(NamedTuple):
-    """One set of operands on the GPU: (batch, seqlen, nheads, head_dim), and for e4m3 one factor per operand."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    q_descale: float = 1.0
-    k_descale: float = 1.0
-    v_descale: float = 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A kernel prepared for a cell: how it is timed, and its output for the first set of inputs."""
 
     timed: Timed
-    output: Callable[[], Any]  # a LaunchOutput, or what a backward read and its GradientTensors
+    output: Callable[[], Any]  # a LaunchOutput, or what a backward read and its gradients
 
 
-Prepare = Callable[[Cell, Sequence[GivenInputs]], Run]
+Prepare = Callable[[Cell, Sequence[Given]], Run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +92,10 @@ class TimedKernel:
         return cell.dtype in self.dtypes and is_backward == (cell.grid == "backward") and self.belongs(cell)
 
 
-def draw(cell: Cell, copies: int, seed: int) -> list[GivenInputs]:
+def draw(cell: Cell, copies: int, seed: int) -> list[Given]:
     """Draw sets of N(0, 1) operands on the GPU, V with the cell's mean; e4m3 operands by amax / 448 per tensor."""
     generator = torch.Generator("cuda").manual_seed(seed)
+    shape_of_factors = (cell.batch, cell.nheads_kv)
     drawn = []
     for _ in range(copies):
         problem = cell.problem
@@ -113,29 +103,18 @@ def draw(cell: Cell, copies: int, seed: int) -> list[GivenInputs]:
         factors = []
         for shape, mean in ((problem.q_shape, 0.0), (problem.k_shape, 0.0), (problem.v_shape, cell.v_mean)):
             x = torch.randn(shape, device="cuda", dtype=torch.float32, generator=generator) + mean
-            factor = 1.0
             if cell.dtype == "e4m3":
                 factor = float(x.abs().max()) / 448
                 x = x / factor
+                factors.append(torch.full(shape_of_factors, factor, dtype=torch.float32, device=x.device))
             tensors.append(x.to(TORCH_DTYPES[cell.dtype]))
-            factors.append(factor)
-        drawn.append(GivenInputs(*tensors, *factors))
+        drawn.append(Given(*tensors, *factors))
     return drawn
 
 
-def descales(cell: Cell, given: GivenInputs) -> dict[str, torch.Tensor]:
-    """Factors in the layout of FlashAttention-3, float32 (batch, nheads_kv); empty for 16-bit operands."""
-    if cell.dtype != "e4m3":
-        return {}
-    shape = (cell.batch, cell.nheads_kv)
-    names = ("q_descale", "k_descale", "v_descale")
-    return {n: torch.full(shape, getattr(given, n), dtype=torch.float32, device=given.q.device) for n in names}
-
-
-def our_launch(cell: Cell, inputs: Sequence[GivenInputs], choices: Choices) -> Callable[..., tuple]:
+def our_launch(cell: Cell, inputs: Sequence[Given], choices: Choices) -> Callable[..., tuple]:
     """Our forward as a function of the number of a launch, which takes the inputs in turn, and of ``stamps``."""
-    named = [descales(cell, x) for x in inputs]
-    factors = [Descales(x["q_descale"], x["k_descale"], x["v_descale"]) if x else NO_DESCALES for x in named]
+    factors = [NO_DESCALES if x.q_descale is None else Descales(*x[3:6]) for x in inputs]
     semantics = Semantics(cell.causal)
 
     def launch(i: int, **more: Any) -> tuple:
@@ -159,7 +138,7 @@ def our_kernel(
         sms = torch.cuda.get_device_properties(0).multi_processor_count
         return config_of(cell.problem, num_sms=sms, **(_defaults(cell) | options))
 
-    def prepare(cell: Cell, inputs: Sequence[GivenInputs]) -> Run:
+    def prepare(cell: Cell, inputs: Sequence[Given]) -> Run:
         launch = our_launch(cell, inputs, Choices(**(_defaults(cell) | options)))
 
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fa3_reference.bounds import KernelModel
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.kernels import GivenInputs, Run, TimedKernel, descales
+from fa3verify.bench.kernels import Run, TimedKernel
 from fa3verify.known import loaded
 from fa3verify.known.launches import Given
 from fa3verify.known.libraries import Unsupported
@@ -48,14 +48,13 @@ def kernel(name: str) -> TimedKernel:
     peer = PEERS[name]
     missing = _why_not(name)
 
-    def prepare(cell: Cell, inputs: Sequence[GivenInputs]) -> Run:
+    def prepare(cell: Cell, inputs: Sequence[Given]) -> Run:
         if missing:
             raise Unsupported(missing)
         forward = loaded.loaded(name)
         options = {"lse": False, **_options(name, cell)}
-        given = [Given(x.q, x.k, x.v, **descales(cell, x)) for x in inputs]
         try:
-            made = [forward(cell.problem, x, options) for x in given]
+            made = [forward(cell.problem, x, options) for x in inputs]
         except ValueError as error:
             raise Unsupported(str(error)) from None
         return Run(GraphTimed(lambda i: made[i % len(made)]()), made[0])

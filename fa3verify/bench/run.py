@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,9 +19,10 @@ from fa3_kernels.audit.evidence import Evidence, evidence_facts
 from fa3verify import __version__
 from fa3verify.bench import check, gradients
 from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
-from fa3verify.bench.kernels import MAX_COPIES, GivenInputs, Run, TimedKernel, draw, ours
+from fa3verify.bench.kernels import MAX_COPIES, Run, TimedKernel, draw, ours
 from fa3verify.bench.peers import peers
 from fa3verify.bench.warm import processes, warm_up
+from fa3verify.known.launches import Given
 from fa3verify.known.libraries import Unsupported
 from fa3verify.timed import results, tables
 from fa3verify.timed.cells import Cell
@@ -39,13 +40,6 @@ class ContextLost(Exception):
             f"{name} took the CUDA context with it in {record.cell.key}; the same command goes on after this cell"
         )
         self.record = record
-
-
-class Judges(NamedTuple):
-    """Says who compares outputs with twins and bounds, and which kernels' bits were found right in another cell."""
-
-    pool: Executor
-    known: Collection[tuple[str, Switches | None]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +136,10 @@ def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, 
                 results.append(path, facts)
                 known.runs[facts["run"]] = facts
                 is_announced = True
-            judges = Judges(pool, known.judged(cell, facts["launches_sha256"]))
+            judged = known.judged(cell, facts["launches_sha256"])
             copies = copies_for(cell, cache)
             try:
-                record = measure_cell(cell, chosen[cell], settings, clock, facts["run"], copies, judges)
+                record = measure_cell(cell, chosen[cell], settings, clock, facts["run"], copies, pool, judged)
             except ContextLost as lost:
                 _keep(path, lost.record, known, tell)
                 tables.write(known, settings.out)
@@ -206,11 +200,13 @@ def measure_cell(
     clock: Clock,
     run_id: str,
     copies: int,
-    judges: Judges,
+    pool: Executor,
+    judged: Collection[tuple[str, Switches | None]] = (),
 ) -> CellRecord:
     """Prepare, judge and time all kernels of one cell; one that fails is a status, never the end.
 
-    They are judged while they are timed, and one whose verdict is bad keeps no time.
+    They are judged by a pool while they are timed, but for those that were found right in another cell, ``judged``;
+    one whose verdict is bad keeps no time.
     """
     inputs = draw(cell, copies, settings.seed)
     runs: dict[str, Timed] = {}
@@ -221,10 +217,10 @@ def measure_cell(
         try:
             prepared = kernel.prepare(cell, inputs)
             schedules[kernel.name] = schedule_of(kernel, cell)
-            if (kernel.name, schedules[kernel.name]) in judges.known:
+            if (kernel.name, schedules[kernel.name]) in judged:
                 verdicts[kernel.name] = lambda: results.NOT_JUDGED
             else:
-                verdicts[kernel.name] = _verdict(cell, kernel, inputs[0], prepared, judges.pool)
+                verdicts[kernel.name] = _verdict(cell, kernel, inputs[0], prepared, pool)
             runs[kernel.name] = ready(prepared)
         except Unsupported as error:
             failed[kernel.name] = f"unsupported: {error}"
@@ -252,7 +248,7 @@ def _failure(error: Exception) -> str:
 
 
 def _verdict(
-    cell: Cell, kernel: TimedKernel, given: GivenInputs, prepared: Run, pool: Executor
+    cell: Cell, kernel: TimedKernel, given: Given, prepared: Run, pool: Executor
 ) -> Callable[[], SampleFigures]:
     """Have an output judged, a backward's here and now; what is returned waits for the verdict."""
     if kernel.judge is not None:

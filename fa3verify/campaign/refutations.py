@@ -25,10 +25,10 @@ def judge_together(candidate: Candidate, cases: Sequence[Case], trials: Sequence
         return False, f"{lost[0]['describe']}: {lost[0]['error']}"
     laws = []
     for trial in trials:
-        found = verdicts(find_law(trial.law), candidate, trial)
-        if found.violation and not found.under:
-            return False, found.violation.message
-        against = {name: violation and (trial, violation) for name, violation in found.under.items()}
+        violation, under = verdicts(find_law(trial.law), candidate, trial)
+        if violation and not under:
+            return False, violation.message
+        against = {name: broken and (trial, broken) for name, broken in under.items()}
         laws.append({"law": trial.law, "hypotheses": refuting(against)})
     settled = settle(operations.find(candidate.operation), records, laws)
     if settled is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -25,42 +25,6 @@ from fa3verify.operations.ratios import error_over_bound
 
 Unit = Literal["bound", "ulp"]
 LEAST_DIFFERENCE = 2.0**-10  # told of bits that differ in value by less, as those of -0 and +0
-
-
-class Objective(Protocol):
-    """Says what makes one input better than another; ``limit`` is what a sound kernel does not exceed, ``words`` say
-    what the figure is.
-    """
-
-    limit: ClassVar[float]
-
-    @property
-    def words(self) -> str: ...
-
-    @property
-    def others(self) -> tuple[Candidate, ...]:
-        """Kernels beside the hunted one, which must take the same inputs."""
-        ...
-
-    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
-        """Return the figure of each output, or of the case as a whole; none where the kernel does not take the case.
-
-        Raises
-        ------
-        ValueError
-            If the kernel, or the other one, does not take the case.
-        fa3verify.kernels.calls.CandidateError
-            As :func:`fa3verify.kernels.calls.run`.
-        """
-        ...
-
-    def of_colonies(self, candidate: Candidate) -> Judge | None:
-        """Return what judges whole colonies of inputs, None where only cases are searched."""
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what :func:`objective_from` reads."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +154,13 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         return {"name": "difference", "against": self.against.name, "unit": self.unit}
+
+
+# An objective says what makes one input better than another. ``limit`` is what a sound kernel does not exceed, and
+# ``others`` are kernels beside the hunted one, which must take the same inputs. ``of_case`` returns the figure of each
+# output, or of a case as a whole, and raises ValueError where a kernel does not take the case. ``of_colonies`` returns
+# what judges whole colonies of inputs, None where only cases are searched.
+Objective = Ratio | OverBaseline | Difference
 
 
 def objective_from(values: Mapping[str, Any]) -> Objective:

@@ -32,16 +32,10 @@ class GivenBackward(NamedTuple):
     dlse: torch.Tensor | None = None
 
 
-class GradientTensors(NamedTuple):
-    """Holds gradients in the shapes of q, k and v."""
-
-    dq: torch.Tensor
-    dk: torch.Tensor
-    dv: torch.Tensor
-
-
 # A backward is prepared for a problem and tensors and returns what launches it; ValueError for what it does not take.
-Launch = Callable[[], GradientTensors]
+# A launch returns dq, dk and dv in the shapes of q, k and v.
+Gradients = tuple[torch.Tensor, ...]
+Launch = Callable[[], Gradients]
 Backward = Callable[[AttentionProblem, GivenBackward], Launch]
 
 
@@ -57,20 +51,18 @@ def _ours(is_deterministic: bool) -> Backward:
         semantics = Semantics.of(problem)
         packed = packed_of(problem)
 
-        def launch() -> GradientTensors:
-            return GradientTensors(
-                *launch_backward.backward(
-                    x.dout,
-                    x.q,
-                    x.k,
-                    x.v,
-                    x.out,
-                    x.lse,
-                    semantics,
-                    dlse=x.dlse,
-                    packed=packed,
-                    is_deterministic=is_deterministic,
-                )
+        def launch() -> Gradients:
+            return launch_backward.backward(
+                x.dout,
+                x.q,
+                x.k,
+                x.v,
+                x.out,
+                x.lse,
+                semantics,
+                dlse=x.dlse,
+                packed=packed,
+                is_deterministic=is_deterministic,
             )
 
         return launch
@@ -94,11 +86,11 @@ def _cudnn(problem: AttentionProblem, x: GivenBackward) -> Launch:
     seeds = returned[6:8]
     lse = x.lse.reshape(returned[1].shape)
 
-    def launch() -> GradientTensors:
+    def launch() -> Gradients:
         found = _ATEN._scaled_dot_product_cudnn_attention_backward(
             dout, q, k, v, out, lse, *seeds, None, *starts, *longest, 0.0, causal, scale=scale
         )
-        return GradientTensors(*(y.transpose(1, 2) for y in found))
+        return tuple(y.transpose(1, 2) for y in found)
 
     return launch
 
@@ -110,11 +102,11 @@ def _flash2(problem: AttentionProblem, x: GivenBackward) -> Launch:
     causal = problem.causal
     returned = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
 
-    def launch() -> GradientTensors:
+    def launch() -> Gradients:
         found = _ATEN._scaled_dot_product_flash_attention_backward(
             dout, q, k, v, out, x.lse, *returned[2:6], 0.0, causal, *returned[6:8], scale=scale
         )
-        return GradientTensors(*(y.transpose(1, 2) for y in found))
+        return tuple(y.transpose(1, 2) for y in found)
 
     return launch
 
@@ -132,23 +124,18 @@ def _flash3_dew(problem: AttentionProblem, x: GivenBackward) -> Launch:
     operands = (x.dout, x.q, x.k, x.v, x.out, x.lse)
     call = Call(function, operands, (*found, *scratch), attributes, flash3_dew.runtime())
 
-    def launch() -> GradientTensors:
+    def launch() -> Gradients:
         call()
-        return GradientTensors(*found)
+        return tuple(found)
 
     return launch
-
-
-def _flash4(problem: AttentionProblem, x: GivenBackward) -> Launch:
-    launch = flash4.prepare_backward(problem, x)
-    return lambda: GradientTensors(*launch())
 
 
 _BACKWARDS: dict[str, Backward] = {
     "gluon": _ours(False),
     "gluon.deterministic": _ours(True),
     "flash3.dew": _flash3_dew,
-    "flash4": _flash4,
+    "flash4": flash4.prepare_backward,
     "cudnn": _cudnn,
     "flash2": _flash2,
 }

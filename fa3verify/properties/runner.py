@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import hypothesis
 import numpy as np
@@ -123,26 +123,25 @@ class _Search:
         outputs = self.outputs
         self.called = Tried()
         try:
-            found = verdicts(self.law, self.candidate, trial, self.alive)
+            violation, under = verdicts(self.law, self.candidate, trial, self.alive)
         except Untaken:
             self.examples -= self.best is None
             return
-        self.asks_bound |= bool(found.under)
+        self.asks_bound |= bool(under)
         if self.outputs > outputs:
             self.classes |= classes_of(self.candidate, trial.case)
             self.tried.update(self.called.to_json())
-        violation = found.violation
         if violation is None:
             if self.best is None:
-                self.against |= {name: (trial, v) for name, v in found.under.items() if v}
+                self.against |= {name: (trial, v) for name, v in under.items() if v}
             return
         if self.best is None:
             self.first_failure = time.monotonic()
             self.best = (trial, violation)
-            self.failed = found.under
+            self.failed = under
         elif violation.kind == self.best[1].kind and size_of(trial) < size_of(self.best[0]):
             self.best = (trial, violation)
-            self.failed = found.under
+            self.failed = under
         if self.shrink_seconds <= 0:
             raise _Enough
         if violation.kind == "crashed":
@@ -165,22 +164,20 @@ def checked(law: Law, candidate: Candidate, trial: Trial) -> Violation | None:
         return Violation(f"{candidate.name} failed: {error}", kind="crashed", traceback=error.traceback)
 
 
-class Verdicts(NamedTuple):
-    """Holds what one trial says of a kernel: its violation, None where the law holds, and that ``under`` each
-    hypothesis.
-
-    A kernel that states no order breaks a law where it does under every hypothesis that is asked about; ``under`` is
-    empty where the law asked for no bound, so that no hypothesis matters.
-    """
-
-    violation: Violation | None
-    under: Mapping[str, Violation | None]
-
-
-def verdicts(law: Law, candidate: Candidate, trial: Trial, names: Collection[str] | None = None) -> Verdicts:
+def verdicts(
+    law: Law, candidate: Candidate, trial: Trial, names: Collection[str] | None = None
+) -> tuple[Violation | None, Mapping[str, Violation | None]]:
     """Check one trial under hypotheses about a kernel that states no order, by default under all.
 
     The kernel runs once: every hypothesis meets the same outputs.
+
+    Returns
+    -------
+    violation : Violation, optional
+        None where the law holds. A kernel that states no order breaks a law where it does under every hypothesis that
+        is asked about.
+    under : mapping of str to Violation or None
+        What is found under each hypothesis; empty where the law asked for no bound, so that no hypothesis matters.
     """
     sides = hypotheses.under(candidate)
     run = _Recorded(candidate)
@@ -190,15 +187,15 @@ def verdicts(law: Law, candidate: Candidate, trial: Trial, names: Collection[str
         order = _Noting(sides[name].order)
         found[name] = violation = checked(law, replace(sides[name], run=run, order=order), trial)
         if not order.is_asked or (violation and violation.kind == "crashed"):
-            return Verdicts(violation, {})
+            return violation, {}
     if not found:
-        return Verdicts(checked(law, candidate, trial), {})
+        return checked(law, candidate, trial), {}
     broken = {name: violation for name, violation in found.items() if violation}
     if len(broken) < len(found):
-        return Verdicts(None, found)
+        return None, found
     least = min(broken, key=lambda name: broken[name].ratio)
     words = f"{broken[least].message}; {hypotheses.assumption(hypotheses.sums_of(candidate), least)}"
-    return Verdicts(replace(broken[least], message=words), found)
+    return replace(broken[least], message=words), found
 
 
 class _Noting:
@@ -330,6 +327,6 @@ def replay_trial(law_name: str, candidate: Candidate, trial: Trial) -> Violation
     if trial.case.problem.dtype != candidate.dtype:
         raise ValueError(f"the trial is for dtype {trial.case.problem.dtype}, {candidate.name} takes {candidate.dtype}")
     try:
-        return verdicts(law, candidate, trial).violation
+        return verdicts(law, candidate, trial)[0]
     except Untaken as error:
         raise ValueError(f"{candidate.name} does not take the trial: {error}") from None

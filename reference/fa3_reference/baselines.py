@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -25,14 +25,6 @@ _E4M3 = FORMATS["e4m3"].dtype
 
 
 _TileFunction = Callable[[QueryTile], tuple[np.ndarray, np.ndarray]]  # out (rows, head_dim_v), lse (rows,)
-
-
-class _Row(NamedTuple):
-    """One query head's operands as float32, (rows, dim) each."""
-
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
 
 
 def _per_head(problem: AttentionProblem, compute: Callable[[Sequence, int], _TileFunction]) -> Attention:
@@ -98,14 +90,15 @@ def standard_attention_fp16(
         k_head, v_head = (problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v))
 
         def one_tile(tile: QueryTile) -> tuple[np.ndarray, np.ndarray]:
-            rows = _Row(q_head[tile.rows], k_head[tile.keys], v_head[tile.keys])
+            q_rows = q_head[tile.rows]
+            keys = k_head[tile.keys]
             if scale_on == "q":
-                s = _half(_half(rows.q * scale) @ rows.k.T)
+                s = _half(_half(q_rows * scale) @ keys.T)
             else:
-                s = _half(_half(rows.q @ rows.k.T) * scale)
+                s = _half(_half(q_rows @ keys.T) * scale)
             if problem.softcap > 0:
                 s = _half(np.float32(problem.softcap) * np.tanh(s / np.float32(problem.softcap)))
-            return _softmax_times_v_fp16(s, tile.visible, rows.v)
+            return _softmax_times_v_fp16(s, tile.visible, v_head[tile.keys])
 
         return one_tile
 
@@ -166,8 +159,8 @@ def emulated_fp8_attention(
         k_head, v_head = (problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v))
 
         def one_tile(tile: QueryTile) -> tuple[np.ndarray, np.ndarray]:
-            rows = _Row(q_head[tile.rows], k_head[tile.keys], v_head[tile.keys])
-            return _online_softmax_fp8(problem, rows, tile.visible, tile_n)
+            arrays = (q_head[tile.rows], k_head[tile.keys], v_head[tile.keys])
+            return _online_softmax_fp8(problem, *arrays, tile.visible, tile_n)
 
         return one_tile
 
@@ -184,16 +177,16 @@ def _scores_log2(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> np.
 
 
 def _online_softmax_fp8(
-    problem: AttentionProblem, rows: _Row, visible: np.ndarray | None, tile_n: int
+    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.ndarray | None, tile_n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    height = rows.q.shape[0]
-    seqlen_k = rows.k.shape[0]
+    height = q.shape[0]
+    seqlen_k = k.shape[0]
     row_max = np.full(height, -np.inf, np.float32)
     row_sum = np.zeros(height, np.float32)
     acc = np.zeros((height, problem.head_dim_v), np.float32)
     for start in reversed(range(0, seqlen_k, tile_n)):
         keys = slice(start, min(start + tile_n, seqlen_k))
-        s = _scores_log2(problem, rows.q, rows.k[keys])  # float32 (rows, tile_n)
+        s = _scores_log2(problem, q, k[keys])  # float32 (rows, tile_n)
         if visible is not None:
             s[~visible[:, keys]] = -np.inf
         new_max = np.maximum(row_max, s.max(axis=1))
@@ -201,6 +194,6 @@ def _online_softmax_fp8(
         rescale = np.exp2(row_max - shift)
         p = np.exp2(s - shift[:, None] + P_OFFSET_LOG2)
         row_sum = row_sum * rescale + p.sum(axis=1)
-        acc = acc * rescale[:, None] + p.astype(_E4M3).astype(np.float32) @ rows.v[keys]
+        acc = acc * rescale[:, None] + p.astype(_E4M3).astype(np.float32) @ v[keys]
         row_max = new_max
     return acc / row_sum[:, None], (row_max + np.log2(row_sum) - P_OFFSET_LOG2) * LN_2

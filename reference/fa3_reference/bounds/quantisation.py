@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3_reference.attention import QueryTile, as_float64, attention, cap_and_mask, row_tiles, scaled_scores
+from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_reference.quantize import QuantScheme, condition
 
@@ -39,13 +40,6 @@ class PredictedError:
     @property
     def total(self) -> np.ndarray:
         return np.sqrt(self.from_q**2 + self.from_k**2 + self.from_v**2)
-
-
-class QuantizationBound(NamedTuple):
-    """Upper bounds of |change of out| and |change of lse|, in the layout of the problem."""
-
-    out: np.ndarray
-    lse: np.ndarray
 
 
 class _TileOperands(NamedTuple):
@@ -134,7 +128,7 @@ def quantization_bound(
     dq: np.ndarray,
     dk: np.ndarray,
     dv: np.ndarray,
-) -> QuantizationBound:
+) -> ErrorBound:
     """Bound how far attention moves when q, k and v each move by at most dq, dk and dv, elementwise.
 
     Parameters
@@ -146,7 +140,7 @@ def quantization_bound(
 
     Returns
     -------
-    QuantizationBound
+    ErrorBound
         Rigorous, float64 rounding of this function and of :func:`~fa3_reference.attention.attention`
         included. Empty rows have bound 0. NaN in an operand makes the bounds of the rows that see it NaN.
 
@@ -173,7 +167,7 @@ def quantization_bound(
         if not np.all(x >= 0):
             raise ValueError(f"{name} must be >= 0 everywhere, got {np.min(x)}")
     forward = attention(problem, q, k, v)
-    result = QuantizationBound(np.zeros(problem.out_shape), np.zeros(problem.lse_shape))
+    result = ErrorBound(np.zeros(problem.out_shape), np.zeros(problem.lse_shape))
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         for part in _tiles(problem, (q, dq, forward.out), (k, dk, v, dv)):
             lse = problem.rows_lse(forward.lse, part.seq)[part.head, part.tile.rows]

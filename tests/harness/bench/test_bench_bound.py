@@ -15,7 +15,7 @@ from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale, Dtype, Operands
 from fa3verify.bench import check, peers
-from fa3verify.bench.kernels import GivenInputs
+from fa3verify.bench.kernels import Given
 from fa3verify.known.launches import LaunchOutput
 from fa3verify.timed import results
 from fa3verify.timed.cells import Cell
@@ -29,20 +29,21 @@ def arrays_for_tensors(monkeypatch):
     monkeypatch.setattr(check, "to_numpy", np.ascontiguousarray)
 
 
-def inputs(cell: Cell) -> GivenInputs:
+def inputs(cell: Cell) -> Given:
     rng = np.random.default_rng(0)
     problem, fmt = cell.problem, FORMATS[cell.dtype]
     factor = 1 / 64 if cell.dtype == "e4m3" else 1.0
     shapes = ((problem.q_shape, 0.0), (problem.k_shape, 0.0), (problem.v_shape, cell.v_mean))
     q, k, v = (((rng.standard_normal(shape) + mean) / factor).astype(fmt.dtype) for shape, mean in shapes)
-    return GivenInputs(q, k, v, factor, factor, factor)
+    factors = [np.full((cell.batch, cell.nheads_kv), factor, np.float32) if cell.dtype == "e4m3" else None] * 3
+    return Given(q, k, v, *factors)
 
 
-def operands(cell: Cell, given: GivenInputs) -> Operands:
+def operands(cell: Cell, given: Given) -> Operands:
     if cell.dtype != "e4m3":
         return Operands(*given[:3])
     heads = (cell.nheads, cell.nheads_kv, cell.nheads_kv)
-    scales = (Descale(np.full((cell.batch, n, 1), x, np.float32)) for n, x in zip(heads, given[3:]))
+    scales = (Descale(np.full((cell.batch, n, 1), x[0, 0], np.float32)) for n, x in zip(heads, given[3:6]))
     return Operands(*given[:3], *scales)
 
 
@@ -50,7 +51,7 @@ def cell(dtype: Dtype, seqlen_q: int, seqlen_k: int, causal: bool, v_mean: float
     return Cell("gqa", dtype, 1, seqlen_q, seqlen_k, 2, 1, 64, causal, v_mean)
 
 
-def ratio(name: str, of: Cell, given: GivenInputs, out: np.ndarray, scale: float = 1.0) -> float:
+def ratio(name: str, of: Cell, given: Given, out: np.ndarray, scale: float = 1.0) -> float:
     return check.judge(
         check.gather(of, given, LaunchOutput(out, None, scale), None, peers.model_of(name, of))
     ).ratio_max

@@ -18,7 +18,7 @@ from fa3_reference.problem import BackwardOperands
 from fa3verify.bench import gradients
 from fa3verify.bench.gradients import judge
 from fa3verify.bench.kernels import TimedKernel
-from fa3verify.known.backward_launches import GivenBackward, GradientTensors
+from fa3verify.known.backward_launches import GivenBackward
 from fa3verify.tensors.convert import to_torch
 from fa3verify.timed.cells import Cell, select
 
@@ -28,7 +28,7 @@ DENSE = Cell("backward", "fp16", 2, 200, 300, 4, 2, 64, False)
 CAUSAL = Cell("backward", "fp16", 1, 260, 260, 2, 2, 128, True)
 
 
-def timed(cell: Cell, fault: BackwardFault | None = None) -> tuple[GivenBackward, GradientTensors]:
+def timed(cell: Cell, fault: BackwardFault | None = None) -> tuple[GivenBackward, tuple]:
     """What a launch read and returned, by the twin."""
     problem, rng = cell.problem, np.random.default_rng(3)
     shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape)
@@ -37,7 +37,7 @@ def timed(cell: Cell, fault: BackwardFault | None = None) -> tuple[GivenBackward
     given = BackwardOperands(q, k, v, dout=dout, out=out.astype(np.float16), lse=lse.astype(np.float32))
     found = (faulty(fault) if fault else backward)(problem, given, backward_config(problem, family="gluon"))
     arrays = (given.q, given.k, given.v, given.dout, given.out, given.lse)
-    return GivenBackward(*map(to_torch, arrays)), GradientTensors(*map(to_torch, found))
+    return GivenBackward(*map(to_torch, arrays)), tuple(map(to_torch, found))
 
 
 @pytest.mark.parametrize("cell", [DENSE, CAUSAL])

@@ -20,7 +20,7 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
 from fa3verify.bench import check, graphs, kernels, peers, run
-from fa3verify.bench.kernels import GivenInputs, Run, TimedKernel
+from fa3verify.bench.kernels import Given, Run, TimedKernel
 from fa3verify.known import libraries, loaded
 from fa3verify.known.launches import LaunchOutput
 from fa3verify.known.libraries import Unsupported
@@ -76,26 +76,26 @@ def fake_kernel(name: str, milliseconds: float, *, error: Exception | None = Non
 
 @pytest.fixture
 def without_gpu(monkeypatch):
-    monkeypatch.setattr(run, "draw", lambda cell, copies, seed: [GivenInputs(None, None, None)])
+    monkeypatch.setattr(run, "draw", lambda cell, copies, seed: [Given(None, None, None)])
     monkeypatch.setattr(run, "synchronize", lambda: None)
     monkeypatch.setattr(check, "gather", lambda cell, *_: cell)
     monkeypatch.setattr(check, "judge", lambda work: SOUND)
 
 
 @pytest.fixture
-def judges() -> Iterator[run.Judges]:
-    with ThreadPoolExecutor(1) as pool:
-        yield run.Judges(pool)
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
 
 
-def test_one_failing_kernel_is_a_status_and_the_others_are_timed(without_gpu, judges):
+def test_one_failing_kernel_is_a_status_and_the_others_are_timed(without_gpu, pool):
     candidates = [
         fake_kernel("gluon", 1.0),
         fake_kernel("picky", 1.0, error=Unsupported("takes no such thing")),
         fake_kernel("broken", 1.0, error=RuntimeError("two\nlines")),
     ]
     settings = run.BenchSettings([CELL], Path("out"), pace=Pace(2, 0.0, False))
-    record = run.measure_cell(CELL, candidates, settings, lambda: 1980.0, "now", 1, judges)
+    record = run.measure_cell(CELL, candidates, settings, lambda: 1980.0, "now", 1, pool)
     assert [m.status for m in record.kernels] == [
         "ok",
         "unsupported: takes no such thing",
@@ -105,7 +105,7 @@ def test_one_failing_kernel_is_a_status_and_the_others_are_timed(without_gpu, ju
     assert math.isnan(record.tflops("broken"))
 
 
-def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gpu, judges, monkeypatch):
+def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gpu, pool, monkeypatch):
     def gone():
         raise RuntimeError("an illegal memory access was encountered")
 
@@ -116,12 +116,12 @@ def test_a_lost_cuda_context_ends_the_run_with_a_record_of_who_did_it(without_gp
         fake_kernel("flash3", 1.0),
     ]
     with pytest.raises(run.ContextLost, match="wild took the CUDA context") as caught:
-        run.measure_cell(CELL, candidates, run.BenchSettings([CELL], Path("out")), lambda: 1980.0, "now", 1, judges)
+        run.measure_cell(CELL, candidates, run.BenchSettings([CELL], Path("out")), lambda: 1980.0, "now", 1, pool)
     lost = "not measured: wild took the CUDA context with it"
     assert [m.status for m in caught.value.record.kernels] == [lost, "failed: RuntimeError: illegal", lost]
 
 
-def test_bits_of_a_schedule_are_judged_once_for_every_kind_of_kernel(tmp_path, without_gpu, judges, monkeypatch):
+def test_bits_of_a_schedule_are_judged_once_for_every_kind_of_kernel(tmp_path, without_gpu, pool, monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr(check, "judge", lambda work: asked.append(work.key) or SOUND)
     monkeypatch.setattr(run, "schedule_of", lambda kernel, cell: SCHEDULE)
@@ -130,12 +130,12 @@ def test_bits_of_a_schedule_are_judged_once_for_every_kind_of_kernel(tmp_path, w
     judged = known.judged(LONG, "abc")
     assert judged == {("gluon", SCHEDULE)}
     candidates = [fake_kernel("gluon", 1.0), fake_kernel("gluon.128x64", 1.0)]
-    found = run.measure_cell(LONG, candidates, settings, lambda: 0.0, "now", 1, judges._replace(known=judged))
+    found = run.measure_cell(LONG, candidates, settings, lambda: 0.0, "now", 1, pool, judged)
     assert asked == [LONG.key]  # for the second kernel
     assert [(m.status, m.outputs, m.bits_differing) for m in found.kernels] == [("ok", 0, -1), ("ok", 1000, 0)]
 
 
-def test_what_is_judged_wrong_or_cannot_be_judged_keeps_no_time(without_gpu, judges, monkeypatch):
+def test_what_is_judged_wrong_or_cannot_be_judged_keeps_no_time(without_gpu, pool, monkeypatch):
     verdicts = iter((SOUND._replace(bits_differing=3), ValueError("out must be float16")))
 
     def judge(work):
@@ -146,7 +146,7 @@ def test_what_is_judged_wrong_or_cannot_be_judged_keeps_no_time(without_gpu, jud
     monkeypatch.setattr(check, "judge", judge)
     settings = run.BenchSettings([CELL], Path("out"), pace=Pace(2, 0.0, False))
     candidates = [fake_kernel("gluon", 1.0), fake_kernel("odd", 1.0)]
-    found = run.measure_cell(CELL, candidates, settings, lambda: 0.0, "now", 1, judges).kernels
+    found = run.measure_cell(CELL, candidates, settings, lambda: 0.0, "now", 1, pool).kernels
     assert [m.status for m in found] == [
         "bits differ from the twin: 3 of 1000 and their lse", "failed: ValueError: out must be float16",
     ]  # fmt: skip
@@ -262,12 +262,9 @@ def test_the_last_tile_alone_has_the_bits_it_has_in_the_whole(monkeypatch, seqle
     config = default_config(cell.problem)
     whole = forward(cell.problem, Operands(q, k, v), config)
     monkeypatch.setattr(check, "to_numpy", np.ascontiguousarray)
-    sound = check.judge(check.gather(cell, GivenInputs(q, k, v), LaunchOutput(whole.out, whole.lse), config))
+    sound = check.judge(check.gather(cell, Given(q, k, v), LaunchOutput(whole.out, whole.lse), config))
     assert sound.bits_differing == 0
     assert 0 < sound.rel_rmse < 1e-3
     wrong = whole.out.copy()
     wrong.view(np.uint16)[-1, -1, -1, -1] ^= 1  # one bit of the last output
-    assert (
-        check.judge(check.gather(cell, GivenInputs(q, k, v), LaunchOutput(wrong, whole.lse), config)).bits_differing
-        == 1
-    )
+    assert check.judge(check.gather(cell, Given(q, k, v), LaunchOutput(wrong, whole.lse), config)).bits_differing == 1

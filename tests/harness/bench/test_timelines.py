@@ -64,7 +64,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device()
     operand = torch.zeros(1)
-    inputs = kernels.GivenInputs(operand, operand, operand)
+    inputs = kernels.Given(operand, operand, operand)
     monkeypatch.setattr(kernels, "forward", found.forward)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=SMS))
     monkeypatch.setattr(kernels, "draw", lambda cell, copies, seed: [inputs] * copies)
