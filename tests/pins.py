@@ -290,9 +290,19 @@ def _type(kind: click.ParamType) -> dict[str, object]:
 
 
 TABLES: tuple[Callable[[], Rows], ...] = (
-    launches, backward_launches, recorded, timed, microbenchmarks, faults, figures, schedules, simulated, words,
-    searches, options,
-)  # fmt: skip
+    launches,
+    backward_launches,
+    recorded,
+    timed,
+    microbenchmarks,
+    faults,
+    figures,
+    schedules,
+    simulated,
+    words,
+    searches,
+    options,
+)
 
 
 def digests(table: Callable[[], Rows]) -> dict[str, list[object]]:

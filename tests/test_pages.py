@@ -276,9 +276,13 @@ def test_ratios_of_head_dims_are_those_of_the_times():
     ratios = ratios_of_head_dims()
     text = (HEAD_DIMS / "README.md").read_text()
     head, *lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    kinds = {"forward bf16": ("fwd", "bf16", "gluon"), "forward e4m3, promoted": ("fwd", "e4m3", "gluon"),
-             "forward e4m3, chained": ("fwd", "e4m3", "gluon.chained"), "backward bf16": ("bwd", "bf16", "gluon"),
-             "backward bf16, fixed order": ("bwd", "bf16", "gluon.deterministic")}  # fmt: skip
+    kinds = {
+        "forward bf16": ("fwd", "bf16", "gluon"),
+        "forward e4m3, promoted": ("fwd", "e4m3", "gluon"),
+        "forward e4m3, chained": ("fwd", "e4m3", "gluon.chained"),
+        "backward bf16": ("bwd", "bf16", "gluon"),
+        "backward bf16, fixed order": ("bwd", "bf16", "gluon.deterministic"),
+    }
     shown = 0
     for what, *cells in lines:
         part, dtype, kernel = kinds[what]

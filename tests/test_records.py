@@ -9,9 +9,26 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fa3verify", "simulator/fa3_simulator", "kernels/fa3_kernels", "reference/fa3_reference")
 GROW = {
-    "_Actor", "_Mbarrier", "Access", "Phase", "Stream", "_Names", "Trace", "Findings", "Colony", "GradientColony",
-    "Child", "Row", "Column", "Results", "Times", "Fate", "_Edit", "Data", "RowState",
-}  # fmt: skip
+    "_Actor",
+    "_Mbarrier",
+    "Access",
+    "Phase",
+    "Stream",
+    "_Names",
+    "Trace",
+    "Findings",
+    "Colony",
+    "GradientColony",
+    "Child",
+    "Row",
+    "Column",
+    "Results",
+    "Times",
+    "Fate",
+    "_Edit",
+    "Data",
+    "RowState",
+}
 HAVE_A_DICTIONARY = {
     "Case",
     "Row",

@@ -69,9 +69,13 @@ def leave_out(p, dq, tile, rows, i, first_row, part, WARPGROUP: gl.constexpr):
     """Nothing: dQ is computed and dropped. Something must read all of it, or ptxas leaves its product out."""
     count: gl.constexpr = p.dq_desc.block_type.shape[0] * p.dq_desc.block_type.shape[1] // 128
     gl.inline_asm_elementwise(
-        _read_all(count), _constraints(count, False), [dq.to(gl.int32, bitcast=True)],
-        dtype=gl.int32, is_pure=False, pack=count,
-    )  # fmt: skip
+        _read_all(count),
+        _constraints(count, False),
+        [dq.to(gl.int32, bitcast=True)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=count,
+    )
 
 
 @gluon.constexpr_function

@@ -74,19 +74,27 @@ _STAGED = """            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
 REPLACED = {
     "backward": (
         (_STAGED, "            hand_on(p, dq, tile, rows, i, first_row, 0, WARPGROUP)\n"),
-        ("(consume_wide, (p, 0)), (consume_wide, (p, 1)), (produce, (p,)), (add_dq, (p,))",
-         "(consume_wide, (p, 0)), (consume_wide, (p, 1)), (produce, (p,)), (of_warp, (p,))"),
-        ("(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,)), (add_dq, (p,))",
-         "(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,)), (of_warp, (p,))"),
+        (
+            "(consume_wide, (p, 0)), (consume_wide, (p, 1)), (produce, (p,)), (add_dq, (p,))",
+            "(consume_wide, (p, 0)), (consume_wide, (p, 1)), (produce, (p,)), (of_warp, (p,))",
+        ),
+        (
+            "(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,)), (add_dq, (p,))",
+            "(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,)), (of_warp, (p,))",
+        ),
     ),
     "backward_wide": (
         ("for _i in range(rows.count * p.group)", "for i in range(rows.count * p.group)"),
-        ("            _hand_on(p, dq_low, WARPGROUP)\n",
-         "            hand_on(p, dq_low, this, rows, i, first_row, 0, WARPGROUP)\n"),
-        ("            _hand_on(p, dq_high, WARPGROUP)\n",
-         "            hand_on(p, dq_high, this, rows, i, first_row, 1, WARPGROUP)\n"),
+        (
+            "            _hand_on(p, dq_low, WARPGROUP)\n",
+            "            hand_on(p, dq_low, this, rows, i, first_row, 0, WARPGROUP)\n",
+        ),
+        (
+            "            _hand_on(p, dq_high, WARPGROUP)\n",
+            "            hand_on(p, dq_high, this, rows, i, first_row, 1, WARPGROUP)\n",
+        ),
     ),
-}  # fmt: skip
+}
 
 
 def replaced(name: str, text: str) -> str:
@@ -191,10 +199,20 @@ def timed(cell: Cell, names: Sequence[str], pace: Pace, clock: Clock) -> list[tu
         ms = _ms(record)
         mhz = float(np.median([b.sm_mhz for b in record.bursts]))
         kilocycles = float(np.median([cycles(b) for b in record.bursts])) / 1e3
-        rows.append((
-            cell.head_dim, cell.seqlen_q, cell.causal, name, round(ms, 5), round(mhz), round(kilocycles, 1),
-            round(cell.flops / ms / 1e9, 1), round(base / ms, 4), f"{differences.get(name, float('nan')):.2e}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                cell.head_dim,
+                cell.seqlen_q,
+                cell.causal,
+                name,
+                round(ms, 5),
+                round(mhz),
+                round(kilocycles, 1),
+                round(cell.flops / ms / 1e9, 1),
+                round(base / ms, 4),
+                f"{differences.get(name, float('nan')):.2e}",
+            )
+        )
     return rows
 
 

@@ -173,8 +173,13 @@ def _chosen() -> tuple[set[str], set[str]]:
 def test_every_field_of_every_record_has_a_value_of_its_own_somewhere():
     every, chosen = _chosen()
     assert {name.split(".")[0] for name in every} == {
-        "AttentionProblem", "Case", "Config", "Edit", "QuantScheme", "Recipe"
-    }  # fmt: skip
+        "AttentionProblem",
+        "Case",
+        "Config",
+        "Edit",
+        "QuantScheme",
+        "Recipe",
+    }
     # the operands' format decides the kernel's: it cannot be changed
     assert every - chosen - SINCE == {"Config.dtype"}
 
@@ -199,7 +204,23 @@ def test_every_kind_of_edit_scheme_law_and_verdict_occurs():
 def test_every_distribution_of_0_1_0_is_drawn():
     drawn = {case_of(json.loads(path.read_text())).recipe.distribution for path in FILES}
     assert drawn == {
-        "activations", "aligned_outliers", "antialigned_outliers", "block_scaled", "cancelling_v", "constant_rows",
-        "fa3_outliers", "huge", "needle", "normal", "offset_v", "outlier_channels", "peaky", "positive", "ramp", "sink",
-        "subnormals", "ties", "tiny",
-    }  # fmt: skip
+        "activations",
+        "aligned_outliers",
+        "antialigned_outliers",
+        "block_scaled",
+        "cancelling_v",
+        "constant_rows",
+        "fa3_outliers",
+        "huge",
+        "needle",
+        "normal",
+        "offset_v",
+        "outlier_channels",
+        "peaky",
+        "positive",
+        "ramp",
+        "sink",
+        "subnormals",
+        "ties",
+        "tiny",
+    }

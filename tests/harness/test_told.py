@@ -20,10 +20,26 @@ from fa3verify.known import registry
 from fa3verify.report import notation
 
 NUMBERS = {  # three digits, and a power where plain digits would be longer
-    0.0: "0", 0.00999: "9.99e-3", 0.01: "0.0100", 0.0999: "0.0999", 0.5: "0.500", 1.0: "1.00", 9.994: "9.99",
-    9.996: "10.0", 99.96: "100", 999.4: "999", 999.6: "1.00e3", -2.5: "-2.50", -1e-9: "-1.00e-9",
-    math.inf: "∞", -math.inf: "−∞", math.nan: "–", None: "–", "x": "–", "1.5": "1.50",
-}  # fmt: skip
+    0.0: "0",
+    0.00999: "9.99e-3",
+    0.01: "0.0100",
+    0.0999: "0.0999",
+    0.5: "0.500",
+    1.0: "1.00",
+    9.994: "9.99",
+    9.996: "10.0",
+    99.96: "100",
+    999.4: "999",
+    999.6: "1.00e3",
+    -2.5: "-2.50",
+    -1e-9: "-1.00e-9",
+    math.inf: "∞",
+    -math.inf: "−∞",
+    math.nan: "–",
+    None: "–",
+    "x": "–",
+    "1.5": "1.50",
+}
 
 
 @pytest.mark.parametrize(
@@ -155,15 +171,23 @@ def schedule(place: int, **more: Any) -> dict[str, Any]:
 
 
 RANKED = {
-    "problem": "b1", "machine": "h200", "clock_mhz": 1710.4, "kernel": "gluon", "lower_bound_cycles": 28000,
-    "lower_bound_binds": "mufu", "schedules": 17, "regret_gluon": 0.0314, "regret_flash3": None, "shows_peer": True,
+    "problem": "b1",
+    "machine": "h200",
+    "clock_mhz": 1710.4,
+    "kernel": "gluon",
+    "lower_bound_cycles": 28000,
+    "lower_bound_binds": "mufu",
+    "schedules": 17,
+    "regret_gluon": 0.0314,
+    "regret_flash3": None,
+    "shows_peer": True,
     "ranked": [
         schedule(1, alike=["64x64", "64x96", "64x128", "64x160", "64x192", "64x224"]),
         schedule(2, tile="64x64", measured_cycles=31000.4, gap=1.256, gluon=False, flash3_choice=True, binds="hbm"),
         schedule(2, binds="l2", registers=168, spill_bytes=8, note="slow"),
         schedule(4, p="smem", binds="reduce", registers=0, note="", not_measured="no GPU", alike=["80x64"]),
     ],
-}  # fmt: skip
+}
 
 
 TOLD_RANKING = """\

@@ -82,9 +82,13 @@ def test_outputs_are_contiguous_for_views_of_a_packed_projection():
 def test_operators_are_registered_with_a_functional_schema():
     api()
     for name, arguments, returns in (
-        ("forward", 16, 2), ("forward_varlen", 20, 2), ("inference", 16, 2), ("inference_varlen", 20, 2),
-        ("backward", 13, 3), ("backward_varlen", 17, 3),
-    ):  # fmt: skip
+        ("forward", 16, 2),
+        ("forward_varlen", 20, 2),
+        ("inference", 16, 2),
+        ("inference_varlen", 20, 2),
+        ("backward", 13, 3),
+        ("backward_varlen", 17, 3),
+    ):
         schema = getattr(torch.ops.fa3verify, name).default._schema
         assert len(schema.arguments) == arguments
         assert [str(r.type) for r in schema.returns] == ["Tensor"] * returns

@@ -51,8 +51,10 @@ def packed_attention(q, k, v, starts_q, starts_k, max_q, max_k, **options):
 
 def options_of(semantics):
     return {
-        "softmax_scale": semantics.softmax_scale, "causal": semantics.causal, "window_size": semantics.window,
-    }  # fmt: skip
+        "softmax_scale": semantics.softmax_scale,
+        "causal": semantics.causal,
+        "window_size": semantics.window,
+    }
 
 
 def forward(q, k, v, semantics, choices, *, packed=None):
@@ -177,9 +179,16 @@ def model(name: str, implementation: str):
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     kind, facts = MODELS[name]
     config = getattr(transformers, kind)(
-        vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=64, attn_implementation=implementation, pad_token_id=0, **facts,
-    )  # fmt: skip
+        vocab_size=31,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        attn_implementation=implementation,
+        pad_token_id=0,
+        **facts,
+    )
     torch.manual_seed(0)
     auto = transformers.AutoModel if name == "bidirectional" else transformers.AutoModelForCausalLM
     found = auto.from_config(config).eval()

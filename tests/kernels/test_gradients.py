@@ -116,9 +116,10 @@ def plain(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Any:
         visible = (first <= key) & (key < stop)
         of_heads, lse_of_heads = [], []
         for head in range(problem.nheads):
-            of_q, of_k, of_v = (problem.rows_q(q, seq)[:, head], *(
-                problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v)
-            ))  # fmt: skip
+            of_q, of_k, of_v = (
+                problem.rows_q(q, seq)[:, head],
+                *(problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v)),
+            )
             s = of_q @ of_k.T * problem.softmax_scale
             s = problem.softcap * torch.tanh(s / problem.softcap) if problem.softcap else s
             p = torch.where(visible, torch.exp(s), 0.0)

@@ -26,9 +26,21 @@ from fa3verify.known import registry
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3")
 EXECUTIONS = 64
 HEADS = (
-    "kernel", "family", "elements", "no bound", "error / bound, median", "bound > 100 errors", "enclosed, median",
-    "one value", "outside", "enclosure > 100 executions", "truth s", "bound s", "enclosure s", "population",
-)  # fmt: skip
+    "kernel",
+    "family",
+    "elements",
+    "no bound",
+    "error / bound, median",
+    "bound > 100 errors",
+    "enclosed, median",
+    "one value",
+    "outside",
+    "enclosure > 100 executions",
+    "truth s",
+    "bound s",
+    "enclosure s",
+    "population",
+)
 
 
 def measure(kernel: str, family: str) -> list[object]:
@@ -68,10 +80,19 @@ def measure(kernel: str, family: str) -> list[object]:
             loose.append(share_of(reached, allowed)[ok])
     bounds, enclosed, single, loose = (np.concatenate(values) for values in (bounds, enclosed, single, loose))
     return [
-        kernel, family, elements, unbounded, f"{np.median(bounds):.3f}", f"{np.mean(bounds < 0.01):.1%}",
-        f"{np.median(enclosed):.3f}", f"{np.mean(single):.1%}", outside, f"{np.mean(loose < 0.01):.2%}",
-        *(f"{s:.2f}" for s in seconds), digest.hexdigest()[:8],
-    ]  # fmt: skip
+        kernel,
+        family,
+        elements,
+        unbounded,
+        f"{np.median(bounds):.3f}",
+        f"{np.mean(bounds < 0.01):.1%}",
+        f"{np.median(enclosed):.3f}",
+        f"{np.mean(single):.1%}",
+        outside,
+        f"{np.mean(loose < 0.01):.2%}",
+        *(f"{s:.2f}" for s in seconds),
+        digest.hexdigest()[:8],
+    ]
 
 
 def main() -> None:

@@ -147,25 +147,27 @@ def page(seed: int, outcomes: list[Outcome], explained: dict[str, str], note: st
     for edit in survivors:
         reason = explained.get(edit.key, "**not explained**")
         left.append(f"| {edit.path} | `{_cell(edit.before)}` | `{_cell(edit.after)}` | {reason} |")
-    return "\n".join([
-        "# Edits of the harness that the tests find",
-        "",
-        f"{len(outcomes)} single edits of the code as it stands, drawn with seed {seed} by `python -m"
-        f" tests.quality.harness_mutants --seed {seed} --edits {len(outcomes)} --work FOLDER --out reports/mutants`;"
-        " an edit is found where a test of the README's command that reaches the edited function fails.",
-        "",
-        "| package | edits | found | |",
-        "|---|--:|--:|--:|",
-        *rows,
-        "",
-        *([note.strip(), ""] if note else []),
-        "## Edits that no test finds",
-        "",
-        "| file | before | after | why it stays |",
-        "|---|---|---|---|",
-        *left,
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Edits of the harness that the tests find",
+            "",
+            f"{len(outcomes)} single edits of the code as it stands, drawn with seed {seed} by `python -m"
+            f" tests.quality.harness_mutants --seed {seed} --edits {len(outcomes)} --work FOLDER --out reports/mutants`"
+            "; an edit is found where a test of the README's command that reaches the edited function fails.",
+            "",
+            "| package | edits | found | |",
+            "|---|--:|--:|--:|",
+            *rows,
+            "",
+            *([note.strip(), ""] if note else []),
+            "## Edits that no test finds",
+            "",
+            "| file | before | after | why it stays |",
+            "|---|---|---|---|",
+            *left,
+            "",
+        ]
+    )
 
 
 def write(out: Path, seed: int, outcomes: list[Outcome]) -> None:

@@ -166,8 +166,10 @@ class _Head:
             blocks = blocks[::-1]
         if self.order.keys == "shuffled":
             self.rng.shuffle(blocks)
-        parts = [blocks[len(blocks) * i // self.order.splits : len(blocks) * (i + 1) // self.order.splits]
-                 for i in range(self.order.splits)]  # fmt: skip
+        parts = [
+            blocks[len(blocks) * i // self.order.splits : len(blocks) * (i + 1) // self.order.splits]
+            for i in range(self.order.splits)
+        ]
         run = self.normalised if self.order.normalised else self.running
         results = [run(x, v, part, unit) for part in parts if part]
         o, lse = results[0] if len(results) == 1 else self.combined(*map(np.stack, zip(*results, strict=True)))

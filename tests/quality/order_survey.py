@@ -32,8 +32,19 @@ SETTINGS = (
     {"seqlen_k": 40, "head_dim": 16, "seqlen_q": 44, "causal": True, "softmax_scale": 1.0, "nheads": 2},
 )
 KINDS = (
-    "normal", "peaky", "rising", "falling", "offset", "far", "sink", "ties", "large", "small", "cancelling", "one sign",
-)  # fmt: skip
+    "normal",
+    "peaky",
+    "rising",
+    "falling",
+    "offset",
+    "far",
+    "sink",
+    "ties",
+    "large",
+    "small",
+    "cancelling",
+    "one sign",
+)
 
 
 class Case(NamedTuple):

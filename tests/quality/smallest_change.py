@@ -200,8 +200,15 @@ def truncating_quantiser(scene: Scene, x: float) -> dict[str, Any]:
 
 Change = Callable[[Scene, float], dict[str, Any]]
 CHANGES: tuple[Change, ...] = (
-    lse_error, output_error, score_scale, output_gain, one_ulp, truncated_p, no_combine, truncating_quantiser
-)  # fmt: skip
+    lse_error,
+    output_error,
+    score_scale,
+    output_gain,
+    one_ulp,
+    truncated_p,
+    no_combine,
+    truncating_quantiser,
+)
 
 
 @cache

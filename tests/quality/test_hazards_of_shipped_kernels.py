@@ -25,14 +25,37 @@ TILES = [TileBlocks(4), TileBlocks(3), TileBlocks(4)]
 
 
 NAMES = (  # one kernel of every shape
-    "fp16_d64_dense", "fp16_d64_causal", "fp16_d64_no_pingpong", "fp16_d64_no_overlap", "fp16_d128_no_pingpong",
-    "fp16_d128_no_overlap", "fp16_d128_lockstep", "fp16_d256_dense", "fp16_d256_causal", "fp16_d256_no_overlap",
-    "e4m3_d64_dense", "e4m3_d64_causal", "e4m3_d64_dense_chained", "e4m3_d64_causal_chained", "e4m3_d128_dense",
-    "e4m3_d128_dense_chained", "e4m3_d256_dense", "e4m3_d256_dense_chained", "backward_d64_dense",
-    "backward_d256_dense", "flash3_fp16_d64", "flash3_fp16_d64_causal", "flash3_fp16_d128", "flash3_fp16_d256",
-    "flash3_e4m3_d64", "flash3_e4m3_d128", "flash3_backward_d64", "flash3_backward_d96", "flash3_backward_d192",
+    "fp16_d64_dense",
+    "fp16_d64_causal",
+    "fp16_d64_no_pingpong",
+    "fp16_d64_no_overlap",
+    "fp16_d128_no_pingpong",
+    "fp16_d128_no_overlap",
+    "fp16_d128_lockstep",
+    "fp16_d256_dense",
+    "fp16_d256_causal",
+    "fp16_d256_no_overlap",
+    "e4m3_d64_dense",
+    "e4m3_d64_causal",
+    "e4m3_d64_dense_chained",
+    "e4m3_d64_causal_chained",
+    "e4m3_d128_dense",
+    "e4m3_d128_dense_chained",
+    "e4m3_d256_dense",
+    "e4m3_d256_dense_chained",
+    "backward_d64_dense",
+    "backward_d256_dense",
+    "flash3_fp16_d64",
+    "flash3_fp16_d64_causal",
+    "flash3_fp16_d128",
+    "flash3_fp16_d256",
+    "flash3_e4m3_d64",
+    "flash3_e4m3_d128",
+    "flash3_backward_d64",
+    "flash3_backward_d96",
+    "flash3_backward_d192",
     "flash3_backward_d256",
-)  # fmt: skip
+)
 KERNELS = named()
 SHAPES: dict[str, AnyConfig] = {name: KERNELS[name] for name in NAMES}
 # A shape of every kind of program; the others differ by tiles, stages and masks.

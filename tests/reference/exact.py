@@ -66,9 +66,11 @@ def exact_attention(
             raise ValueError(f"{name} must be finite for ball arithmetic, got NaN or Inf")
     flint = load_flint()
     result = ExactAttention(
-        np.zeros(problem.out_shape), np.full(problem.lse_shape, -np.inf),
-        np.zeros(problem.out_shape), np.zeros(problem.lse_shape),
-    )  # fmt: skip
+        np.zeros(problem.out_shape),
+        np.full(problem.lse_shape, -np.inf),
+        np.zeros(problem.out_shape),
+        np.zeros(problem.lse_shape),
+    )
     with flint.ctx.workprec(bits):
         for seq in problem.sequences():
             for head in range(problem.nheads):

@@ -33,8 +33,10 @@ def test_forward_and_gradients_agree_with_automatic_differentiation(torch, name)
     k_t, v_t = (x.repeat_interleave(problem.group, dim=1) for x in (k_t, v_t))
     s = problem.softmax_scale * q_t @ k_t.mT
     s = problem.softcap * torch.tanh(s / problem.softcap) if problem.softcap else s
-    first, stop = (torch.tensor(x)[:, None] for x in problem.visible_keys(
-        np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k))  # fmt: skip
+    first, stop = (
+        torch.tensor(x)[:, None]
+        for x in problem.visible_keys(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k)
+    )
     keys = torch.arange(problem.seqlen_k)
     hidden = ~((keys >= first) & (keys < stop))
     s = s.masked_fill(hidden, -torch.inf)

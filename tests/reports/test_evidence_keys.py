@@ -98,21 +98,24 @@ KEPT: dict[str, Callable[[dict[str, str]], dict[str, str]]] = {
     "a docstring": lambda f: f | {"a.py": A.replace('"""Subtract."""', '"""Take y from x."""')},
     "an annotation": lambda f: f | {"a.py": A.replace("total = x", "total: float = x").replace("-> float", "-> int")},
     "the text of an error": lambda f: f | {"a.py": A.replace('"slow"', '"too slow"')},
-    "the order of imports and definitions": lambda f: f | {
-        "a.py": re.sub(r"(?s)(import numpy as np\n)(.*?\n)(\nSIZE = 3\n)(.*)", r"\2\1\4\3", A)
-    },
+    "the order of imports and definitions": lambda f: (
+        f | {"a.py": re.sub(r"(?s)(import numpy as np\n)(.*?\n)(\nSIZE = 3\n)(.*)", r"\2\1\4\3", A)}
+    ),
     "the name of a function": lambda f: {name: re.sub(r"\bhelper\b", "difference", text) for name, text in f.items()},
     "the name of a class": lambda f: {name: re.sub(r"\bState\b", "Running", text) for name, text in f.items()},
-    "the names of a parameter and of its arguments": lambda f: f | {
-        "a.py": A.replace("(x, y)", "(x, other)").replace("x - y", "x - other").replace("y=SIZE", "other=SIZE")
-    },
-    "the names of a local and of a constant": lambda f: f | {
-        "a.py": A.replace("total", "found").replace("SIZE", "COUNT").replace("np", "numpy_")
-    },
-    "the place of a function": lambda f: f | {
-        "a.py": "from fa3_kernels.c import helper\n" + re.sub(r"(?s)def helper.*?return total\n", "", A),
-        "c.py": re.search(r"(?s)def helper.*?return total\n", A)[0],  # type: ignore[index]
-    },
+    "the names of a parameter and of its arguments": lambda f: (
+        f | {"a.py": A.replace("(x, y)", "(x, other)").replace("x - y", "x - other").replace("y=SIZE", "other=SIZE")}
+    ),
+    "the names of a local and of a constant": lambda f: (
+        f | {"a.py": A.replace("total", "found").replace("SIZE", "COUNT").replace("np", "numpy_")}
+    ),
+    "the place of a function": lambda f: (
+        f
+        | {
+            "a.py": "from fa3_kernels.c import helper\n" + re.sub(r"(?s)def helper.*?return total\n", "", A),
+            "c.py": re.search(r"(?s)def helper.*?return total\n", A)[0],  # type: ignore[index]
+        }
+    ),
     "the place of a module": lambda f: {
         "a.py": A.replace("from fa3_kernels import b\n", "from fa3_kernels import e as b\n").replace("s.b", "s.e"),
         "e.py": B,
@@ -122,7 +125,7 @@ KEPT: dict[str, Callable[[dict[str, str]], dict[str, str]]] = {
     "a method that is not read": lambda f: f | {"b.py": B.replace("7 *", "8 *")},
     "a member of an enumeration that is not read": lambda f: f | {"b.py": B.replace("OTHER = 3", "OTHER = 4")},
     "the layout of a table": lambda f: f | {"table.json": '{"d": [1,  2],\n "c": 5}'},
-}  # fmt: skip
+}
 CHANGED: dict[str, tuple[str, str, str]] = {
     "the order of operands": ("b.py", "2 * self.x", "self.x * 2"),
     "arithmetic of a callee": ("a.py", "x - y", "x + y"),

@@ -61,10 +61,16 @@ class _Explorer:
     def start(self) -> _State:
         n = len(self.ops)
         return _State(
-            (0,) * n, (False,) * n, tuple((m.arrivals, 0, 0) for m in self.program.mbarriers),
-            ((0, 0),) * len(self.program.named_barriers), (0,) * n, (), ((),) * n, ((),) * n,
+            (0,) * n,
+            (False,) * n,
+            tuple((m.arrivals, 0, 0) for m in self.program.mbarriers),
+            ((0, 0),) * len(self.program.named_barriers),
+            (0,) * n,
+            (),
+            ((),) * n,
+            ((),) * n,
             (0,) * len(self.program.slots),
-        )  # fmt: skip
+        )
 
     def run(self, limit: int) -> Explored:
         first = self.start()

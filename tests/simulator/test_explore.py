@@ -18,11 +18,17 @@ from tests.simulator.explore import explore
 
 SHORT = ([TileBlocks(4)], [TileBlocks(2), TileBlocks(1)])
 SHIPPED = (
-    Config(), Config(pingpong=False), Config(intra_wg_overlap=False), Config(family="flash3"),
-    Config(dtype="e4m3"), Config(pingpong=False, warp_specialized=False), Config(head_dim=256, tile_n=64),
-    Config(dtype="e4m3", promotion_interval=128), Config(tile_n=96, softmax_stages=3),
+    Config(),
+    Config(pingpong=False),
+    Config(intra_wg_overlap=False),
+    Config(family="flash3"),
+    Config(dtype="e4m3"),
+    Config(pingpong=False, warp_specialized=False),
+    Config(head_dim=256, tile_n=64),
+    Config(dtype="e4m3", promotion_interval=128),
+    Config(tile_n=96, softmax_stages=3),
     Config(family="flash3", tile_n=96, pingpong=False, softmax_stages=3),
-)  # fmt: skip
+)
 SYNCHRONISING = {Op.ARRIVE, Op.WAIT, Op.BAR_ARRIVE, Op.BAR_SYNC, Op.WGMMA_WAIT, Op.FENCE, Op.STORE_WAIT}
 
 

@@ -38,19 +38,26 @@ from fa3_simulator.tune import candidates, misfit, tune
 
 H200 = load("h200")
 SHIPPED = (
-    Config(), Config(pingpong=False), Config(intra_wg_overlap=False), Config(head_dim=64, tile_m=192),
-    Config(pingpong=False, intra_wg_overlap=False), Config(family="flash3", tile_n=176),
+    Config(),
+    Config(pingpong=False),
+    Config(intra_wg_overlap=False),
+    Config(head_dim=64, tile_m=192),
+    Config(pingpong=False, intra_wg_overlap=False),
+    Config(family="flash3", tile_n=176),
     Config(family="flash3", head_dim=64, tile_m=192, tile_n=192, pv_from_registers=False),
-    Config(family="flash3", head_dim=256, tile_n=80), Config(family="flash3", dtype="e4m3", tile_n=224),
-    Config(dtype="e4m3", promotion_interval=128), Config(pingpong=False, warp_specialized=False),
-    Config(tile_n=96, softmax_stages=3), Config(family="flash3", head_dim=256, tile_n=64, softmax_stages=3),
+    Config(family="flash3", head_dim=256, tile_n=80),
+    Config(family="flash3", dtype="e4m3", tile_n=224),
+    Config(dtype="e4m3", promotion_interval=128),
+    Config(pingpong=False, warp_specialized=False),
+    Config(tile_n=96, softmax_stages=3),
+    Config(family="flash3", head_dim=256, tile_n=64, softmax_stages=3),
     Config(dtype="e4m3", softmax_stages=3),
     Config(dtype="e4m3", promotion_interval=64, intra_wg_overlap=False),
     Config(dtype="e4m3", head_dim=256, promotion_interval=128),
     Config(dtype="e4m3", head_dim=256),
     Config(dtype="e4m3", head_dim=64, tile_m=192, promotion_interval=128),
     Config(dtype="e4m3", head_dim=64, intra_wg_overlap=False),
-)  # fmt: skip
+)
 each_schedule = pytest.mark.parametrize(
     "schedule", SHIPPED, ids=lambda s: forward(s, [TileBlocks(1)]).name.replace(" ", "_")
 )
@@ -166,10 +173,25 @@ def test_promoted_e4m3_at_head_dim_256_has_two_gemms_in_flight() -> None:
     promoted = Config(dtype="e4m3", head_dim=256, promotion_interval=128)
     added, scores = ["wait wgmma", "add P V"], ["warp_skew_cycles", "wait epilogue", "wait k_full", "issue Q K^T"]
     assert step_of(promoted) == [
-        *SOFTMAX, "wait v_ready", "wait turn", "issue P V", "issue P V", *added, "issue P V", *added, "issue P V",
-        *added, *scores, *added, "arrive v_empty", "issue Q K^T", "addresses", "wait wgmma", "arrive turn",
+        *SOFTMAX,
+        "wait v_ready",
+        "wait turn",
+        "issue P V",
+        "issue P V",
+        *added,
+        "issue P V",
+        *added,
+        "issue P V",
+        *added,
+        *scores,
+        *added,
+        "arrive v_empty",
+        "issue Q K^T",
+        "addresses",
+        "wait wgmma",
+        "arrive turn",
         "arrive k_empty",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_wait_for_p_v_stands_where_ptxas_put_it() -> None:
@@ -239,11 +261,20 @@ def spelled_out(program: Program) -> list[list[tuple]]:
     """Operations of every actor with what their indices stand for."""
     p = program
     lists = {
-        Op.VECTOR: (p.works,), Op.WGMMA: (p.gemms, p.slots, p.slots, p.slots), Op.EXPECT: (p.mbarriers,),
-        Op.LOAD: (p.mbarriers, None, p.slots), Op.STORE: (None, p.slots), Op.ARRIVE: (p.mbarriers,),
-        Op.WAIT: (p.mbarriers,), Op.BAR_ARRIVE: (p.named_barriers,), Op.BAR_SYNC: (p.named_barriers,),
-        Op.DELAY: (p.delays,), Op.READ: (p.slots,), Op.WRITE: (p.slots,), Op.MARK: (p.labels,),
-    }  # fmt: skip
+        Op.VECTOR: (p.works,),
+        Op.WGMMA: (p.gemms, p.slots, p.slots, p.slots),
+        Op.EXPECT: (p.mbarriers,),
+        Op.LOAD: (p.mbarriers, None, p.slots),
+        Op.STORE: (None, p.slots),
+        Op.ARRIVE: (p.mbarriers,),
+        Op.WAIT: (p.mbarriers,),
+        Op.BAR_ARRIVE: (p.named_barriers,),
+        Op.BAR_SYNC: (p.named_barriers,),
+        Op.DELAY: (p.delays,),
+        Op.READ: (p.slots,),
+        Op.WRITE: (p.slots,),
+        Op.MARK: (p.labels,),
+    }
 
     def words(kind: int, *operands: int) -> tuple:
         names = (*lists.get(Op(kind), ()), None, None, None, None)

@@ -57,8 +57,9 @@ def test_the_longer_a_thing_takes_the_more_it_is_worth(config: Config, thing: st
 def test_free_exponentials_leave_the_cost_of_copies_and_free_copies_that_of_exponentials() -> None:
     program = program_of(CONFIGS[0], [TileBlocks(6)])
     plain, no_exp, no_copy = (
-        costs(program, H200), *(costs_without(x, program, H200, None) for x in ("exponentials", "copies"))
-    )  # fmt: skip
+        costs(program, H200),
+        *(costs_without(x, program, H200, None) for x in ("exponentials", "copies")),
+    )
     assert (no_exp.scalars == plain.scalars).all()
     assert not (no_exp.work == plain.work).all()
     assert (no_copy.work == plain.work).all()

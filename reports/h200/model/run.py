@@ -31,9 +31,14 @@ BATCH, SEQLEN, NEW = 4, 4096, 64
 LAST = 256  # tokens of each text whose logits are compared
 TITLES = {"fa3verify": "ours", "official": "FlashAttention-3", "sdpa": "torch's"}
 LLAMA: dict[str, Any] = {
-    "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 8192,
-}  # fmt: skip
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+}
 
 
 def flash3(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any) -> tuple[Any, None]:
@@ -140,11 +145,16 @@ def main() -> None:
     _, wanted = measure(model, ids, None)
     say("read with attention in float32")
     facts: dict[str, Any] = {
-        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "transformers": transformers.__version__,
-        "model": LLAMA, "batch": BATCH, "seqlen": SEQLEN,
-        "parameters": sum(x.numel() for x in model.parameters()), "sha256": evidence_sha256("forward"),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "model": LLAMA,
+        "batch": BATCH,
+        "seqlen": SEQLEN,
+        "parameters": sum(x.numel() for x in model.parameters()),
+        "sha256": evidence_sha256("forward"),
         "flash3": loaded.identity("flash3"),
-    }  # fmt: skip
+    }
     for name in TITLES:
         model.set_attn_implementation(name)
         facts[name], _ = measure(model, ids, wanted)

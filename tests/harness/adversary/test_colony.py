@@ -129,11 +129,17 @@ def test_the_guide_foresees_the_error_of_lse(dtype, name):
 def of_cause(cause: str) -> Colony:
     """A colony whose row 0 with column 0 has the trigger of one cause."""
     dtype, name = {
-        "subnormal": ("e4m3", "few"), "flushed": ("bf16", "two tiles"), "unnormalised": ("bf16", "few"),
-        "raw score": ("bf16", "few"), "scale product": ("e4m3", "few"), "descale ratio": ("e4m3", "two tiles"),
-        "softcap": ("bf16", "softcap"), "large maximum": ("bf16", "few"),
-        "split": ("e4m3", "splits"), "other": ("bf16", "few"),
-    }[cause]  # fmt: skip
+        "subnormal": ("e4m3", "few"),
+        "flushed": ("bf16", "two tiles"),
+        "unnormalised": ("bf16", "few"),
+        "raw score": ("bf16", "few"),
+        "scale product": ("e4m3", "few"),
+        "descale ratio": ("e4m3", "two tiles"),
+        "softcap": ("bf16", "softcap"),
+        "large maximum": ("bf16", "few"),
+        "split": ("e4m3", "splits"),
+        "other": ("bf16", "few"),
+    }[cause]
     colony = normal(island_of(dtype, name))
     e = colony.environment
     if cause == "subnormal":

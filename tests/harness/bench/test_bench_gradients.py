@@ -51,10 +51,13 @@ def test_right_gradients_are_within_the_bound(cell: Cell) -> None:
 @pytest.mark.parametrize(
     ("cell", "fault"),
     [
-        (DENSE, BackwardFault.NO_ROW_DOTS), (DENSE, BackwardFault.UNSCALED_DK), (DENSE, BackwardFault.KV_HEAD_MODULO),
-        (CAUSAL, BackwardFault.CAUSAL_OFF_BY_ONE), (CAUSAL, BackwardFault.DROPPED_DQ_PART),
+        (DENSE, BackwardFault.NO_ROW_DOTS),
+        (DENSE, BackwardFault.UNSCALED_DK),
+        (DENSE, BackwardFault.KV_HEAD_MODULO),
+        (CAUSAL, BackwardFault.CAUSAL_OFF_BY_ONE),
+        (CAUSAL, BackwardFault.DROPPED_DQ_PART),
     ],
-)  # fmt: skip
+)
 def test_another_function_has_no_speed(cell: Cell, fault: BackwardFault) -> None:
     trouble = judge(cell, *timed(cell, fault)).trouble
     assert trouble is not None

@@ -148,8 +148,9 @@ def test_what_is_judged_wrong_or_cannot_be_judged_keeps_no_time(without_gpu, poo
     candidates = [fake_kernel("gluon", 1.0), fake_kernel("odd", 1.0)]
     found = run.measure_cell(CELL, candidates, settings, lambda: 0.0, "now", 1, pool).kernels
     assert [m.status for m in found] == [
-        "bits differ from the twin: 3 of 1000 and their lse", "failed: ValueError: out must be float16",
-    ]  # fmt: skip
+        "bits differ from the twin: 3 of 1000 and their lse",
+        "failed: ValueError: out must be float16",
+    ]
     assert all(math.isnan(m.burst_ms) for m in found)
 
 

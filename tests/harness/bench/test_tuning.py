@@ -41,8 +41,10 @@ def test_cycles_are_time_at_the_counted_clock_and_wrong_bits_have_none(monkeypat
     monkeypatch.setattr(timing, "measure", measure)
     options = [{"tile": tile} for tile in ((128, 128), (192, 64), (128, 32))]
     assert tuning.measure_cycles(CELL, options) == [
-        pytest.approx(0.2 * 1500e3), "refused: tile_m must be 128", "7 bits differ from the twin",
-    ]  # fmt: skip
+        pytest.approx(0.2 * 1500e3),
+        "refused: tile_m must be 128",
+        "7 bits differ from the twin",
+    ]
 
 
 def test_options_are_those_of_the_launch_and_a_sound_schedule_compiles() -> None:

@@ -27,9 +27,15 @@ from fa3verify.report import moved
 KERNELS = ("twin.fp16", "twin.fp16+causal_top_left", "twin.quantize", "stranger")
 TRIED = ("normal", "repeated_run_is_identical", "causal_row_equals_truncated_problem", "error_within_bound")
 RECORDS = (
-    atlas.Atlas, atlas.Entry, record.Identity, atlas.Effort, atlas.FamilyFigures, atlas.Property, atlas.SummaryFinding,
+    atlas.Atlas,
+    atlas.Entry,
+    record.Identity,
+    atlas.Effort,
+    atlas.FamilyFigures,
+    atlas.Property,
+    atlas.SummaryFinding,
     atlas.Loss,
-)  # fmt: skip
+)
 SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVIDIA H100"}
 
 

@@ -66,8 +66,11 @@ def test_a_rule_that_says_no_kind_stands_alone_where_it_could_belong_to_two():
     finite = finding("k", "law y", "out[0]: got 2.5, expected 0.0, bound 0.000e+00, ratio inf")
     assert severity(finite) == "infinite error"
     assert [len(symptoms(found)) for found in ([nan, rule], [finite, rule], [nan, finite], [nan, finite, rule])] == [
-        1, 1, 2, 3,
-    ]  # fmt: skip
+        1,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_findings_with_one_replay_file_are_one_symptom_at_its_gravest():
@@ -75,8 +78,9 @@ def test_findings_with_one_replay_file_are_one_symptom_at_its_gravest():
     found = [each | {"replay": "worst/a.json"} for each in (wrong, infinite)]
     (only,) = symptoms(found)
     assert (only.severity, only.elsewhere) == (
-        "infinite error", "bound, outside the stated order, assuming the tensor-core model"
-    )  # fmt: skip
+        "infinite error",
+        "bound, outside the stated order, assuming the tensor-core model",
+    )
     assert len(symptoms([found[0], found[1] | {"replay": "worst/b.json"}])) == 2
     assert len(symptoms([found[0], found[1] | {"kernel": "other"}])) == 2
 

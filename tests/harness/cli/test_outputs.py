@@ -23,11 +23,16 @@ from fa3verify.files import why_unwritable, write_output
 from fa3verify.inputs.recipe import Recipe
 
 SUMMARY = {
-    "verdict": "fail", "exit_code": 1, "wall_s": 1.0, "layers": {}, "kernels": [], "gate": [],
+    "verdict": "fail",
+    "exit_code": 1,
+    "wall_s": 1.0,
+    "layers": {},
+    "kernels": [],
+    "gate": [],
     "failures": [
         {"kernel": "k", "what": "loading", "message": "SystemExit: 0", "case": None, "cause": "c", "replay": None}
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=["fail", "pass", "inconclusive"])

@@ -181,10 +181,27 @@ def test_validate_takes_its_schedules_from_the_file(tmp_path: Path) -> None:
     assert "bench.csv, line 1: column grid is missing" in run("simulate", "--validate", path)[2]
     assert "does not take --causal, --seqlen" in run("simulate", "--validate", path, "--causal", "--seqlen", 512)[2]
     assert run("simulate", "--validate", tmp_path / "none.csv")[0] == 3
-    row = {"grid": "paper", "dtype": "fp16", "batch": 1, "seqlen_q": 512, "seqlen_k": 512, "nheads": 4, "nheads_kv": 4,
-           "head_dim": 128, "causal": False, "kernel": "fa3", "status": "ok", "tile_m": "", "tile_n": "",
-           "pingpong": "", "overlap": "", "warp_specialized": "",
-           "promotion_interval": "", "burst_sm_mhz": 1500, "burst_cycles": 12000}  # fmt: skip
+    row = {
+        "grid": "paper",
+        "dtype": "fp16",
+        "batch": 1,
+        "seqlen_q": 512,
+        "seqlen_k": 512,
+        "nheads": 4,
+        "nheads_kv": 4,
+        "head_dim": 128,
+        "causal": False,
+        "kernel": "fa3",
+        "status": "ok",
+        "tile_m": "",
+        "tile_n": "",
+        "pingpong": "",
+        "overlap": "",
+        "warp_specialized": "",
+        "promotion_interval": "",
+        "burst_sm_mhz": 1500,
+        "burst_cycles": 12000,
+    }
     path.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
     code, out, _ = run("simulate", "--validate", path)
     assert code == 0

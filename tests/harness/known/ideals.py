@@ -108,11 +108,15 @@ ORDERS = {
     "left_to_right": (
         _left_to_right,
         lambda c: KernelModel(
-            c.dtype, c.out_dtype, tile_m=TILE, tile_n=TILE, order=SoftmaxOrder("unscaled", "always", "left_to_right"),
+            c.dtype,
+            c.out_dtype,
+            tile_m=TILE,
+            tile_n=TILE,
+            order=SoftmaxOrder("unscaled", "always", "left_to_right"),
             **_TREE,
         ),
     ),
-}  # fmt: skip
+}
 
 
 def ideal(order: str, dtype: str, mistake: Mistake | None = None, *, states_order: bool = True) -> Candidate:

@@ -122,9 +122,14 @@ def test_flex_is_sent_no_call_for_which_its_compiler_has_no_kernel():
     """The property whose trials of 75 queries and two heads a group ended in an InductorError on an H200."""
     kernel, twin = KERNELS["cuda.flex.bf16"], registry.find("twin.bf16")
     for queries, group, causal, refused in (
-        (75, 2, True, True), (33, 4, True, True), (64, 2, True, False), (75, 1, True, False), (75, 3, True, False),
-        (75, 2, False, False), (128, 2, True, False),
-    ):  # fmt: skip
+        (75, 2, True, True),
+        (33, 4, True, True),
+        (64, 2, True, False),
+        (75, 1, True, False),
+        (75, 3, True, False),
+        (75, 2, False, False),
+        (128, 2, True, False),
+    ):
         problem = AttentionProblem(1, 2 * group, 2, queries, 300, 64, causal=causal, dtype="bf16")
         assert (kernel.refusal(problem) is not None) == refused, problem
 
@@ -264,9 +269,11 @@ def test_flash4_refuses_what_no_kernel_was_compiled_for(on_a_cpu, compiled):
 
     prepare, plain = flash4.load("flash4"), AttentionProblem(**PLAIN | {"nheads_kv": 4})
     for problem, options, rule in (
-        (AttentionProblem(**PLAIN), {}, "grouped heads"), (replace(plain, softcap=9.0), {}, "softcap"),
-        (replace(plain, head_dim=96, head_dim_v=96), {}, "got 96"), (plain, {"num_splits": 2}, "options"),
-    ):  # fmt: skip
+        (AttentionProblem(**PLAIN), {}, "grouped heads"),
+        (replace(plain, softcap=9.0), {}, "softcap"),
+        (replace(plain, head_dim=96, head_dim_v=96), {}, "got 96"),
+        (plain, {"num_splits": 2}, "options"),
+    ):
         with pytest.raises(ValueError, match=rule):
             prepare(problem, Given(None, None, None), options)
     assert not compiled

@@ -23,39 +23,64 @@ from fa3verify.properties.transforms import masked_part
 
 ONE: dict[str, Any] = {"batch": 1, "nheads": 1, "nheads_kv": 1, "head_dim": 64}
 QUANTISER = (
-    ("block_rows", 128), ("input_dtype", "fp16"), ("rotate", False), ("scale", "amax"), ("scope", "query_head"),
-    ("seed", 0), ("subtract_k_mean", False),
-)  # fmt: skip
+    ("block_rows", 128),
+    ("input_dtype", "fp16"),
+    ("rotate", False),
+    ("scale", "amax"),
+    ("scope", "query_head"),
+    ("seed", 0),
+    ("subtract_k_mean", False),
+)
 CORNERS = {
     "dO V^T of a row without a key overflows": (
-        "rows_without_a_key_have_zero_dq", "twin.backward.bf16",
-        ONE | {"seqlen_q": 2, "seqlen_k": 1, "causal": True}, Recipe("huge", (("fraction", 1.0),), 0), (), {},
+        "rows_without_a_key_have_zero_dq",
+        "twin.backward.bf16",
+        ONE | {"seqlen_q": 2, "seqlen_k": 1, "causal": True},
+        Recipe("huge", (("fraction", 1.0),), 0),
+        (),
+        {},
     ),
     "half of a subnormal gradient is rounded up to the least normal number": (
-        "gradients_follow_scaled_scores", "twin.backward.fp16",
+        "gradients_follow_scaled_scores",
+        "twin.backward.fp16",
         {"batch": 2, "nheads": 2, "nheads_kv": 1, "seqlen_q": 1, "seqlen_k": 126, "head_dim": 64, "head_dim_v": 32},
-        Recipe("peaky", (("gain", 0.1),), 622988753106576503), (), {},
+        Recipe("peaky", (("gain", 0.1),), 622988753106576503),
+        (),
+        {},
     ),
     "a query head of zeros beside one that is not": (
-        "descales_take_a_common_factor", "twin.quantize",
+        "descales_take_a_common_factor",
+        "twin.quantize",
         {"batch": 1, "nheads": 2, "nheads_kv": 1, "seqlen_q": 1, "seqlen_k": 1, "head_dim": 128},
-        Recipe("normal", (("std", 1.0),), 0, (Edit("constant_row", "q", 0, 0, 0, 0, 0, 0.0),)), QUANTISER,
+        Recipe("normal", (("std", 1.0),), 0, (Edit("constant_row", "q", 0, 0, 0, 0, 0, 0.0),)),
+        QUANTISER,
         {"exponent": 1},
     ),
     "FlashAttention-2 weighs splits by a rounded lse of thousands": (
-        "error_within_bound", "twin.flash2.fp16", ONE | {"seqlen_q": 1, "seqlen_k": 209, "head_dim": 128},
-        Recipe("positive", (("low", 38.0), ("width", 1.0)), 0), (), {},
+        "error_within_bound",
+        "twin.flash2.fp16",
+        ONE | {"seqlen_q": 1, "seqlen_k": 209, "head_dim": 128},
+        Recipe("positive", (("low", 38.0), ("width", 1.0)), 0),
+        (),
+        {},
     ),
     "the tutorial rescales where no maximum moved": (
-        "error_within_bound_on_long_rows", "twin.triton_tutorial.fp16", ONE | {"seqlen_q": 64, "seqlen_k": 2048},
-        Recipe("normal", (("std", 8.0),), 0), (), {},
+        "error_within_bound_on_long_rows",
+        "twin.triton_tutorial.fp16",
+        ONE | {"seqlen_q": 64, "seqlen_k": 2048},
+        Recipe("normal", (("std", 8.0),), 0),
+        (),
+        {},
     ),
     "FlashAttention-2 drops a split that is NaN from lse": (
-        "special_values_follow_policy", "twin.flash2.fp16",
-        ONE | {"seqlen_q": 1, "seqlen_k": 129, "head_dim": 128}, Recipe("normal", (("std", 1.0),), 0), (),
+        "special_values_follow_policy",
+        "twin.flash2.fp16",
+        ONE | {"seqlen_q": 1, "seqlen_k": 129, "head_dim": 128},
+        Recipe("normal", (("std", 1.0),), 0),
+        (),
         {"rule": "nan_in_key", "sequence": 0, "head": 0, "row": 0, "channel": 0},
     ),
-}  # fmt: skip
+}
 
 
 def _judged(corner: str, **declared: object) -> Violation | None:

@@ -20,9 +20,19 @@ REPORTS = Path(__file__).parents[3] / "reports"
 PUBLISHED = REPORTS / "atlas"
 ATLASES = tuple(PUBLISHED / name / atlas.FILE for name in ("cpu", "h200"))
 BESIDE = ("../findings/known.json", "../invariance/table.json", "../hunt/curves.csv")
-FIGURES = {"ratio_max": 0.875, "max_error": 0.02, "rms": 0.5, "nonfinite": 0, "rel_rmse_seen": 1.25e-3,
-           "determined": 0.5, "rel_rmse_unrounded": 4e-3, "outside": 0, "ulp_max": 0.75, "bits_differing": 0,
-           "outputs": 4096}  # fmt: skip
+FIGURES = {
+    "ratio_max": 0.875,
+    "max_error": 0.02,
+    "rms": 0.5,
+    "nonfinite": 0,
+    "rel_rmse_seen": 1.25e-3,
+    "determined": 0.5,
+    "rel_rmse_unrounded": 4e-3,
+    "outside": 0,
+    "ulp_max": 0.75,
+    "bits_differing": 0,
+    "outputs": 4096,
+}
 
 
 def entry(name: str, *, families: tuple[str, ...] = ("normal", "fa3_outliers"), **changes) -> atlas.Entry:
@@ -30,10 +40,23 @@ def entry(name: str, *, families: tuple[str, ...] = ("normal", "fa3_outliers"), 
     law = atlas.Property("repeated_run_is_identical", "exact", "pass", 6, 1234, None, None)
     loss = atlas.Loss(131072, 128, 0.573, -0.57, None)
     found = atlas.Entry(
-        name, "a <b>kernel</b>", "forward", "fp16", Identity("lib 3", "lib.so", "a" * 64, "NVIDIA H200"), True, (),
-        atlas.Effort(321, 98765, (0,)), "pass", None, {"kinds": {}, "not_claimed": [], "not_tried": []},
-        ("causal top_left",), tuple(rows), (law,), (), (loss,),
-    )  # fmt: skip
+        name,
+        "a <b>kernel</b>",
+        "forward",
+        "fp16",
+        Identity("lib 3", "lib.so", "a" * 64, "NVIDIA H200"),
+        True,
+        (),
+        atlas.Effort(321, 98765, (0,)),
+        "pass",
+        None,
+        {"kinds": {}, "not_claimed": [], "not_tried": []},
+        ("causal top_left",),
+        tuple(rows),
+        (law,),
+        (),
+        (loss,),
+    )
     return replace(found, **changes)
 
 
@@ -90,10 +113,22 @@ def test_kernels_of_one_operation_and_dtype_stand_side_by_side(tmp_path):
     assert html.index('id="forward-fp16"') < html.index('id="forward-e4m3"')
     row = next(line for line in text.splitlines() if line.startswith("| b.fp16"))
     assert [cell.strip() for cell in row.strip("| ").split("|")] == [
-        "b.fp16", "pass", "–", __version__, "NVIDIA H200", "321", "0.875", "–", "normal", "1.25e-3, 4.00e-3", "–",
+        "b.fp16",
+        "pass",
+        "–",
+        __version__,
+        "NVIDIA H200",
+        "321",
+        "0.875",
+        "–",
+        "normal",
+        "1.25e-3, 4.00e-3",
+        "–",
         "0.573",
-        "0 of 8\u202f192", "same bits", "causal top left",
-    ]  # fmt: skip
+        "0 of 8\u202f192",
+        "same bits",
+        "causal top left",
+    ]
     assert 'href="gpu/worst/b.fp16.json"' in html
     assert "0.0400" in html  # the largest error over the output's root mean square
 
@@ -166,10 +201,19 @@ def test_rows_of_an_older_version_are_marked_and_others_are_not(tmp_path):
 def test_of_a_kernel_judged_twice_on_one_machine_the_later_row_stands(tmp_path):
     """Rows of a new campaign are merged by naming its atlas beside the old one, in whichever order."""
     cpu, gpu = Identity(device="CPU, x86_64"), Identity(device="NVIDIA H200")
-    old = stored(tmp_path / "old", entry("a.fp16", verdict="fail", identity=Identity()), entry("b.fp16", identity=gpu),
-                 version="0.0.9")  # fmt: skip
-    new = stored(tmp_path / "new", entry("a.fp16", identity=cpu), entry("b.fp16", identity=cpu),
-                 atlas.not_run("c.fp16", "no GPU"), started="2026-02-01T00:00:00+00:00")  # fmt: skip
+    old = stored(
+        tmp_path / "old",
+        entry("a.fp16", verdict="fail", identity=Identity()),
+        entry("b.fp16", identity=gpu),
+        version="0.0.9",
+    )
+    new = stored(
+        tmp_path / "new",
+        entry("a.fp16", identity=cpu),
+        entry("b.fp16", identity=cpu),
+        atlas.not_run("c.fp16", "no GPU"),
+        started="2026-02-01T00:00:00+00:00",
+    )
     for files in ((old, new), (new, old)):
         _, text = pages(tmp_path, *files)
         assert cells(text, "a.fp16")["verdict"] == "pass"
@@ -183,8 +227,11 @@ def test_what_is_not_finite_or_above_its_bound_or_far_from_the_least_is_marked(t
         made = entry(name, families=("normal",))
         return replace(made, families=(replace(made.families[0], figures=FIGURES | figures),))
 
-    entries = [entry("a.fp16", families=("normal",)), with_figures("b.fp16", ratio_max=1.5, rel_rmse_seen=1e-2),
-               with_figures("c.fp16", nonfinite=2, ratio_max="Infinity")]  # fmt: skip
+    entries = [
+        entry("a.fp16", families=("normal",)),
+        with_figures("b.fp16", ratio_max=1.5, rel_rmse_seen=1e-2),
+        with_figures("c.fp16", nonfinite=2, ratio_max="Infinity"),
+    ]
     rows = [atlas_tables.Judged(e.kernel, e, ".", "CPU") for e in entries]
     marks = [[mark for _, mark in m["rows"][0]["cells"]] for m in atlas_tables.matrices(rows, "")]
     assert marks == [["", "", "bad"], ["", "far", ""], ["", "", ""], ["", "bad", "bad"]]
@@ -216,9 +263,15 @@ def test_tables_of_compare_and_hunt_stand_with_their_kernel(tmp_path):
     compared = {"schema": "fa3verify.compare/1", "comparisons": [{"kernel": "a.fp16", "found": x} for x in axes]}
     (tmp_path / "table.json").write_text(json.dumps(compared))
     head = "kernel,figure,ground,output,seed,drawn,problems,cpu_s,largest\n"
-    lines = [f"a.fp16,{atlas_page.HUNTED},few,{out},{seed},{drawn},{n},1.0,{x}" for out, seed, drawn, n, x in (
-        ("out", 1, "search", 10, 0.5), ("lse", 1, "search", 40, 0.75), ("out", 2, "search", 7, 0.6),
-        ("out", 1, "random", 999, 0.99))]  # fmt: skip
+    lines = [
+        f"a.fp16,{atlas_page.HUNTED},few,{out},{seed},{drawn},{n},1.0,{x}"
+        for out, seed, drawn, n, x in (
+            ("out", 1, "search", 10, 0.5),
+            ("lse", 1, "search", 40, 0.75),
+            ("out", 2, "search", 7, 0.6),
+            ("out", 1, "random", 999, 0.99),
+        )
+    ]
     (tmp_path / "curves.csv").write_text(head + "\n".join(lines) + "\n")
     html, _ = pages(tmp_path, stored(tmp_path, entry("a.fp16")), tmp_path / "table.json", tmp_path / "curves.csv")
     assert "batch size: equal bits over 5 outputs" in html

@@ -15,8 +15,16 @@ from fa3_simulator.timeline import COLOURS, Bar
 from fa3verify.cli.main import main
 from fa3verify.timed import stamps
 
-FACTS = {"kernel": "gluon", "dtype": "fp16", "head_dim": "128", "tile": "128x128", "seqlen": "1024", "causal": "false",
-         "sm_mhz": "1500", "slowdown": "1.012"}  # fmt: skip
+FACTS = {
+    "kernel": "gluon",
+    "dtype": "fp16",
+    "head_dim": "128",
+    "tile": "128x128",
+    "seqlen": "1024",
+    "causal": "false",
+    "sm_mhz": "1500",
+    "slowdown": "1.012",
+}
 # Two steps of a consumer, one of the other, and a producer that is stamped from its second V on; cycles as a counter
 # gives them.
 ROWS = """consumer 0,0,turn,5000

@@ -142,9 +142,12 @@ def test_what_cannot_be_compared_is_counted_by_reason(tmp_path: Path) -> None:
     found = figures(tmp_path, rows)
     assert found["rows"] == 1
     assert sorted(reason.split(":")[0] for reason in found["left_out"]) == [
-        "FlashAttention-4 with a tile not in our table", "decode", "no cycles", "no program for torch.cudnn",
+        "FlashAttention-4 with a tile not in our table",
+        "decode",
+        "no cycles",
+        "no program for torch.cudnn",
         "no timing",
-    ]  # fmt: skip
+    ]
     with pytest.raises(ValueError, match="has no row to compare: 1 x decode"):
         figures(tmp_path, rows[2:3])
 

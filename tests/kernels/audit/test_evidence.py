@@ -32,8 +32,11 @@ PACKAGE = ROOT / "kernels" / "fa3_kernels"
 H200 = ROOT / "reports" / "h200"
 EVIDENCE = ("forward", "packed", "quantize", "timeline", "backward")
 HOST = {
-    "launch": "plan.plan", "schedule": "plan.tile_order", "quantize": "gluon.quantize", "key_tiles": "plan.key_tiles",
-}  # fmt: skip
+    "launch": "plan.plan",
+    "schedule": "plan.tile_order",
+    "quantize": "gluon.quantize",
+    "key_tiles": "plan.key_tiles",
+}
 needs_triton = pytest.mark.skipif(unsupported() is not None, reason=f"cannot record launches: {unsupported()}")
 
 OF_ROWS = {"microbench_provenance"}  # each row has its own hash: tests/simulator/test_microbench.py
@@ -63,11 +66,15 @@ def test_the_launches_of_this_tree_are_the_accepted_ones():
 # What a redesign does: (pattern, replacement) in every module.
 REDESIGN = (
     (r"\bforward_lockstep\b", "forward_in_step"),
-    (r"\bVariant\b", "Features"), (r"\bvariant_of\b", "features_of"), (r"\btile_positions\b", "positions_of_a_tile"),
-    (r"\binteger_max\b", "maxima_of_integers"), (r"\btiles_per_block\b", "tiles_that_share"),
-    (r"\blse_stride\b", "stride_of_lse"), (r"\bfa3_kernels\.plan\.tile_order\b", "fa3_kernels.order"),
+    (r"\bVariant\b", "Features"),
+    (r"\bvariant_of\b", "features_of"),
+    (r"\btile_positions\b", "positions_of_a_tile"),
+    (r"\binteger_max\b", "maxima_of_integers"),
+    (r"\btiles_per_block\b", "tiles_that_share"),
+    (r"\blse_stride\b", "stride_of_lse"),
+    (r"\bfa3_kernels\.plan\.tile_order\b", "fa3_kernels.order"),
     (r"\bfa3_kernels\.plan\.tiles\b", "fa3_kernels.gluon.row_tiles"),
-)  # fmt: skip
+)
 MOVED = (
     ("gluon/forward_lockstep.py", "gluon/forward_in_step.py"),
     ("plan/tile_order.py", "order.py"),
@@ -103,9 +110,11 @@ def test_comments_names_and_places_of_modules_leave_every_hash(tmp_path):
 def forget() -> None:
     """Empty the caches of the host, which know nothing of a change."""
     for module, cache in (
-        ("plan.plan", "plan_of"), ("plan.tile_order", "static_schedule"), ("plan.backward_plan", "backward_plan"),
+        ("plan.plan", "plan_of"),
+        ("plan.tile_order", "static_schedule"),
+        ("plan.backward_plan", "backward_plan"),
         ("plan.key_tiles", "key_tile_schedule"),
-    ):  # fmt: skip
+    ):
         getattr(import_module(f"fa3_kernels.{module}"), cache).cache_clear()
 
 
@@ -154,24 +163,36 @@ CHANGES: dict[str, tuple[Change, str, set[str]]] = {
     "a constexpr": (_other_constexpr, "fp16_d128_dense", {"forward"}),
     "a tile": (_other_tile, "fp16_d128_dense", {"forward"}),
     "the cost of a tile": (
-        lambda patch, m: patch.setattr(m["schedule"], "TILE_COST", 3.0), "probe_fp16_d128_causal", {"forward"}
+        lambda patch, m: patch.setattr(m["schedule"], "TILE_COST", 3.0),
+        "probe_fp16_d128_causal",
+        {"forward"},
     ),
     "the heads in flight": (
-        lambda patch, m: patch.setattr(m["schedule"], "L2_BYTES", 8 << 20), "probe_fp16_d128_causal_2k", {"forward"}
+        lambda patch, m: patch.setattr(m["schedule"], "L2_BYTES", 8 << 20),
+        "probe_fp16_d128_causal_2k",
+        {"forward"},
     ),
     "the order of tiles": (_reversed_order, "probe_fp16_d128_dense", {"forward"}),
     "a factor of the softmax": (
-        lambda patch, m: patch.setattr(m["launch"], "LOG2_E", 1.442696), "fp16_d128_dense", {"forward"}
+        lambda patch, m: patch.setattr(m["launch"], "LOG2_E", 1.442696),
+        "fp16_d128_dense",
+        {"forward"},
     ),
     "the grid of the combine": (
-        lambda patch, m: patch.setattr(m["launch"], "COMBINE_ROWS", 8), "fp16_d128_splits", {"forward"}
+        lambda patch, m: patch.setattr(m["launch"], "COMBINE_ROWS", 8),
+        "fp16_d128_splits",
+        {"forward"},
     ),
     "the order of key tiles": (_reversed_key_tiles, "probe_backward_d64_gqa", {"backward"}),
     "what is recorded": (
-        lambda patch, m: patch.setattr(m["launch"], "LOG2_E", 1.442696), "fp16_d64_stamps", {"timeline"}
+        lambda patch, m: patch.setattr(m["launch"], "LOG2_E", 1.442696),
+        "fp16_d64_stamps",
+        {"timeline"},
     ),
     "a launch option of the quantiser": (
-        lambda patch, m: patch.setattr(m["quantize"], "MEAN_WARPS", 8), "quantize_d128_k_mean", {"quantize"}
+        lambda patch, m: patch.setattr(m["quantize"], "MEAN_WARPS", 8),
+        "quantize_d128_k_mean",
+        {"quantize"},
     ),
     "the signs of the rotation": (
         lambda patch, m: patch.setattr(
@@ -180,7 +201,7 @@ CHANGES: dict[str, tuple[Change, str, set[str]]] = {
         "quantize_d64_rotated",
         {"quantize"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.optional
@@ -254,12 +275,16 @@ LAUNCH: dict[str, Any] = {"args": (1, 2.0, True, None, "x"), "grid": (4,), "opti
 @pytest.mark.parametrize(
     "other",
     [
-        {"grid": (5,)}, {"options": {"num_warps": 8}}, {"args": (1, 2.0, True, None, "y")},
-        {"args": (1, 2.0, 1, None, "x")}, {"args": (1.0, 2.0, True, None, "x")}, {"args": (2.0, 1, True, None, "x")},
+        {"grid": (5,)},
+        {"options": {"num_warps": 8}},
+        {"args": (1, 2.0, True, None, "y")},
+        {"args": (1, 2.0, 1, None, "x")},
+        {"args": (1.0, 2.0, True, None, "x")},
+        {"args": (2.0, 1, True, None, "x")},
         {"args": ((1, 2.0), True, None, "x")},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_part_of_a_launch_is_in_its_hash(other):
     assert launch_sha256(**LAUNCH | other) != launch_sha256(**LAUNCH)
 

@@ -36,9 +36,26 @@ def compiled(
     norm = float(np.float32(head_dim**-0.5)) if rotate else 1.0
     form = tile_form(rows, head_dim, rotate)
     args = (
-        operand, operand, operand, 128, 128, 128, fake[16] if rotate else None, correction, form.rows, form.parts,
-        head_dim, head_dim, rotate, norm, phase, False, bf16, False, form.lanes,
-    )  # fmt: skip
+        operand,
+        operand,
+        operand,
+        128,
+        128,
+        128,
+        fake[16] if rotate else None,
+        correction,
+        form.rows,
+        form.parts,
+        head_dim,
+        head_dim,
+        rotate,
+        norm,
+        phase,
+        False,
+        bf16,
+        False,
+        form.lanes,
+    )
     options = {"num_warps": form.threads // 32, "maxnreg": form.registers, "enable_fp_fusion": False}
     return compile_kernel(quantize, args, **options), form
 

@@ -28,9 +28,12 @@ from tests.kernels.plan.test_key_tiles import CTAS, FOLDED, MANY_HEADS, PACKED, 
 pytestmark = pytest.mark.optional
 
 GL = SimpleNamespace(
-    cdiv=lambda a, b: -(-a // b), minimum=min, maximum=max, where=lambda condition, a, b: a if condition else b,
+    cdiv=lambda a, b: -(-a // b),
+    minimum=min,
+    maximum=max,
+    where=lambda condition, a, b: a if condition else b,
     constexpr=int,
-)  # fmt: skip
+)
 
 
 def on_the_host(name: str) -> Any:

@@ -19,9 +19,16 @@ from fa3_kernels.plan.tile_order import END, HEAD_SHIFT
 from fa3_kernels.plan.tiles import Mask, mask_of
 from fa3_reference.problem import AttentionProblem
 
-Masks = st.sampled_from([
-    {}, {"causal": True}, {"window": (100, 0)}, {"window": (-1, 70)}, {"window": (150, 60)}, {"window": (90, -1)},
-])  # fmt: skip
+Masks = st.sampled_from(
+    [
+        {},
+        {"causal": True},
+        {"window": (100, 0)},
+        {"window": (-1, 70)},
+        {"window": (150, 60)},
+        {"window": (90, -1)},
+    ]
+)
 
 
 @st.composite

@@ -169,9 +169,16 @@ def packed_problems(draw):
     q[0] = max(q[0], 1)
     group = draw(st.sampled_from([1, 2, 4]))
     order = PackedOrder(
-        draw(st.sampled_from([1, 2])), 128 // group, 128, 2, 1, draw(st.sampled_from([-1, 60])),
-        draw(st.sampled_from([-1, 0, 20])), draw(st.sampled_from([1, 3])), 64,
-    )  # fmt: skip
+        draw(st.sampled_from([1, 2])),
+        128 // group,
+        128,
+        2,
+        1,
+        draw(st.sampled_from([-1, 60])),
+        draw(st.sampled_from([-1, 0, 20])),
+        draw(st.sampled_from([1, 3])),
+        64,
+    )
     return order, tuple(q), tuple(k), draw(st.integers(1, 40))
 
 

@@ -98,9 +98,16 @@ def test_no_gradient_differs_from_what_the_released_kernel_returned(part: int) -
 # Every head_dim, both formats, dense and causal, grouped heads, most with two key blocks: the shortest that decide.
 DECISIVE = (44, 43, 18, 21, 6, 14, 48)
 OTHER = {
-    "exponent": "natural", "contracts_exponent": False, "dots_run": 4, "dots_far_first": False, "contracts_ds": True,
-    "scales_ds": True, "scales_sums": True, "rows": "descending", "heads": "chained",
-}  # fmt: skip
+    "exponent": "natural",
+    "contracts_exponent": False,
+    "dots_run": 4,
+    "dots_far_first": False,
+    "contracts_ds": True,
+    "scales_ds": True,
+    "scales_sums": True,
+    "rows": "descending",
+    "heads": "chained",
+}
 # All scales of these calls give one factor, no value is subnormal and none is packed, which later recordings decide
 # (test_backward_recorded.py); the order of key blocks is free; the build has no softcap.
 NOT_RECORDED = {"factor", "keeps_subnormals", "keys", "reads_past", "softcap"}

@@ -58,9 +58,16 @@ def test_it_is_the_reference_up_to_rounding_of_binary32(scope, scale, rotated, s
     problem = AttentionProblem(2, 4, 2, 70, 133, 64, 128, dtype="e4m3")
     q, k, v = draw(problem)
     got = quantize_qkv(
-        q, k, v, block_rows=(32, 64, 128), scope=scope, scale=scale, rotate=rotated, subtract_k_mean=subtract_k_mean,
-        seed=5
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        block_rows=(32, 64, 128),
+        scope=scope,
+        scale=scale,
+        rotate=rotated,
+        subtract_k_mean=subtract_k_mean,
+        seed=5,
+    )
     scheme = reference.QuantScheme(scope, 32, 64, 128, scale == "power_of_two", 5 if rotated else None, subtract_k_mean)
     want = reference.quantize_qkv(problem, q, k, v, scheme)
     operands = got.operands()
@@ -170,9 +177,7 @@ def test_packed_sequences_have_the_bits_of_separate_ones(rotated: bool):
     problem = AttentionProblem.varlen(lengths_q, lengths_k, nheads=4, nheads_kv=2, head_dim=64, dtype="e4m3")
     q, k, v = draw(problem)
     options = {"block_rows": (32, 64, 64), "rotate": rotated, "subtract_k_mean": True}
-    packed = quantize_qkv(
-        q, k, v, cu_seqlens_q=problem.cu_seqlens_q, cu_seqlens_k=problem.cu_seqlens_k, **options
-    )  # fmt: skip
+    packed = quantize_qkv(q, k, v, cu_seqlens_q=problem.cu_seqlens_q, cu_seqlens_k=problem.cu_seqlens_k, **options)
     packed.operands().check(problem)
     for seq in problem.sequences():
         if seq.seqlen_q == 0 or seq.seqlen_k == 0:

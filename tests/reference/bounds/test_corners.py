@@ -143,9 +143,14 @@ def nan_beside_an_empty_row():
 
 
 OUTSIDE = (
-    overflowing_sum, overflowing_score, overflowing_product_of_scales, overflowing_ratio_of_scales, tiny_softcap,
-    rounded_maximum, nan_beside_an_empty_row,
-)  # fmt: skip
+    overflowing_sum,
+    overflowing_score,
+    overflowing_product_of_scales,
+    overflowing_ratio_of_scales,
+    tiny_softcap,
+    rounded_maximum,
+    nan_beside_an_empty_row,
+)
 
 
 @pytest.mark.parametrize("case", OUTSIDE)

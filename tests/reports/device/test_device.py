@@ -95,8 +95,11 @@ def test_every_table_and_figure_is_called_stale_where_the_key_of_a_file_of_it_is
     for path in json.loads(files[page.FACTS])["sources"]:
         if keys.key_of((folder / path).resolve()).why_stale is keys._constant:
             continue
-        blocks = [b for b in re.split(r"^(?=### |\*\*|<details>)", files[page.MARKDOWN], flags=re.MULTILINE)
-                  if f"[{path}](" in b.partition("Data: ")[2]]  # fmt: skip
+        blocks = [
+            b
+            for b in re.split(r"^(?=### |\*\*|<details>)", files[page.MARKDOWN], flags=re.MULTILINE)
+            if f"[{path}](" in b.partition("Data: ")[2]
+        ]
         assert blocks, f"{path} was read for a table that does not name it, so that nobody looked at its key"
         if keys.why_stale(source, path):
             assert not [b for b in blocks if "(stale)" not in b.splitlines()[0]], path

@@ -24,10 +24,13 @@ PACKED = {path: path.with_suffix("") for path in FILES if path.with_suffix("").s
 EVIDENCE = sorted(PACKED.get(path, path) if path.suffix == files.PACKED else path for path in FILES)
 UNKEYED = (keys._constant, keys._none)
 SHOWN = sorted(
-    {(REPORTS / device / path).resolve() for device in ("h100", "h200") for path in
-     json.loads((REPORTS / device / page.FACTS).read_text())["sources"]}
+    {
+        (REPORTS / device / path).resolve()
+        for device in ("h100", "h200")
+        for path in json.loads((REPORTS / device / page.FACTS).read_text())["sources"]
+    }
     | {(REPORTS / path).resolve() for path in json.loads((REPORTS / claims.FACTS).read_text())["sources"]}
-)  # fmt: skip
+)
 
 
 def named(path: Path) -> str:
@@ -38,8 +41,13 @@ def test_every_file_of_evidence_has_a_key_and_every_key_a_file():
     assert len(EVIDENCE) > 300
     undeclared = [named(path) for path in EVIDENCE if keys.key_of(path) is keys.UNDECLARED]
     assert not undeclared, "declare in fa3_reports.device.keys what ties these to the code"
-    used = Counter(pattern for path in {*EVIDENCE, *SHOWN} for key in [keys.key_of(path)] for pattern in key.files
-                   if path.match(pattern))  # fmt: skip
+    used = Counter(
+        pattern
+        for path in {*EVIDENCE, *SHOWN}
+        for key in [keys.key_of(path)]
+        for pattern in key.files
+        if path.match(pattern)
+    )
     assert not [pattern for key in keys.KEYS for pattern in key.files if not used[pattern]]
     assert all(len(key.reason.split()) >= 3 for key in keys.KEYS)
 

@@ -13,10 +13,20 @@ from fa3_simulator.machine import load
 H200 = load("h200")
 REPORTS = Path(__file__).parents[3] / "reports" / "h200" / "simulator" / "backward"
 ROW = dict.fromkeys(validation.COLUMNS, "") | {
-    "source": "here", "kernel": "gluon", "part": "all", "batch": "1", "seqlen": "1024", "nheads": "16",
-    "nheads_kv": "16", "head_dim": "128", "causal": "True", "turns": "free", "milliseconds": "1", "sm_mhz": "1600",
+    "source": "here",
+    "kernel": "gluon",
+    "part": "all",
+    "batch": "1",
+    "seqlen": "1024",
+    "nheads": "16",
+    "nheads_kv": "16",
+    "head_dim": "128",
+    "causal": "True",
+    "turns": "free",
+    "milliseconds": "1",
+    "sm_mhz": "1600",
     "clock": "counted",
-}  # fmt: skip
+}
 
 
 def write(path: Path, *rows: dict[str, str]) -> Path:

@@ -20,9 +20,14 @@ from tests.sampling import sampled
 
 CELL = Cell("paper", "fp16", 1, 1024, 1024, 4, 4, 128, False)
 SCHEDULE = {
-    "tile_m": 128, "tile_n": 128, "pingpong": True, "overlap": True, "warp_specialized": True,
-    "promotion_interval": 0, "holds_turn": False,
-}  # fmt: skip
+    "tile_m": 128,
+    "tile_n": 128,
+    "pingpong": True,
+    "overlap": True,
+    "warp_specialized": True,
+    "promotion_interval": 0,
+    "holds_turn": False,
+}
 OURS = Launched(CELL.to_json(), "gluon", "ok", SCHEDULE, 4096)
 FAILED = Launched(CELL.to_json(), "flash3", "failed: no such file")
 THEIRS = Launched(CELL.to_json(), "cudnn", "ok")
@@ -42,7 +47,7 @@ def test_what_runs_between_two_marks_is_one_launch() -> None:
     mark = (counters.MARK, {})
     text = printed(
         mark, ("prepare", {"cycles": "1,000"}), ("forward", {"cycles": 2000}), mark, ("other", {"cycles": 5})
-    )  # fmt: skip
+    )
     first, second = counters.parse(text)
     assert (first["cycles"], first["gpu_kernels"], second["cycles"], second["gpu_kernels"]) == (3000, 2, 5, 1)
 

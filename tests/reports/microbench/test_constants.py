@@ -36,14 +36,24 @@ def test_all_experiments_of_two_gpus_join_by_key_launches_too(tables: tuple[Tabl
 @pytest.mark.parametrize(
     ("name", "scale", "tolerance"),
     [
-        ("wgmma_issue_cycles", 1, 0.001), ("wgmma_window", 1, 0), ("wgmma_rs_cycles", 1, 0), ("issue_cycles", 1, 0.001),
-        ("alu_cycles", 1, 0.002), ("mufu_cycles", 1, 0.01), ("trip_cycles", 1, 0.002),
-        ("named_barrier_cycles", 1, 0.004), ("mbarrier_hop_cycles", 1, 0.09), ("tma_issue_cycles", 1, 0),
-        ("store_bytes_per_cycle", 1, 0.002), ("launch_cycles", 1, 0.001), ("l2_bytes_per_cycle", 1, 0.032),
-        ("hbm_bytes_per_ns", 1.98, 0.023), ("hbm_lone_bytes_per_cycle", 1, 0.001),
+        ("wgmma_issue_cycles", 1, 0.001),
+        ("wgmma_window", 1, 0),
+        ("wgmma_rs_cycles", 1, 0),
+        ("issue_cycles", 1, 0.001),
+        ("alu_cycles", 1, 0.002),
+        ("mufu_cycles", 1, 0.01),
+        ("trip_cycles", 1, 0.002),
+        ("named_barrier_cycles", 1, 0.004),
+        ("mbarrier_hop_cycles", 1, 0.09),
+        ("tma_issue_cycles", 1, 0),
+        ("store_bytes_per_cycle", 1, 0.002),
+        ("launch_cycles", 1, 0.001),
+        ("l2_bytes_per_cycle", 1, 0.032),
+        ("hbm_bytes_per_ns", 1.98, 0.023),
+        ("hbm_lone_bytes_per_cycle", 1, 0.001),
         ("memory_latency_ns", 1 / 1.98, 0.037),
     ],
-)  # fmt: skip
+)
 def test_statistics_give_the_constants_of_the_h200(name: str, scale: float, tolerance: float, tables) -> None:
     found = EVIDENCE[name].statistic(tables[0]) * scale
     assert found == pytest.approx(REFERENCE[name], rel=tolerance, abs=1e-9)
@@ -59,9 +69,13 @@ def test_the_file_of_the_h100_is_what_its_table_gives(tables: tuple[Table, Table
 def test_inside_an_sm_the_two_gpus_are_alike_and_memory_and_launch_are_not() -> None:
     h100 = load("h100")
     assert {name for name in h100.constants() if h100[name] != REFERENCE[name]} == {
-        "memory_latency_ns", "l2_bytes_per_cycle", "hbm_bytes_per_ns", "hbm_lone_bytes_per_cycle",
-        "store_bytes_per_cycle", "launch_cycles",
-    }  # fmt: skip
+        "memory_latency_ns",
+        "l2_bytes_per_cycle",
+        "hbm_bytes_per_ns",
+        "hbm_lone_bytes_per_cycle",
+        "store_bytes_per_cycle",
+        "launch_cycles",
+    }
 
 
 def test_an_experiment_that_takes_longer_moves_the_constants_it_stands_for_alone(tables: tuple[Table, Table]) -> None:

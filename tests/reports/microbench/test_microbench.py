@@ -19,10 +19,22 @@ from fa3verify.files import read_csv
 
 MULTIPROCESSORS = 132
 NAMES = {
-    "softmax_step", "softmax_step_under_wgmma", "softmax_step_own_wgmma", "serial_step", "epilogue", "tile_chain",
-    "chain", "cold_code", "tma_store", "setmaxnreg", "launch", "transposition",
-    "bulk_add", "vector_add", "sharing",
-}  # fmt: skip
+    "softmax_step",
+    "softmax_step_under_wgmma",
+    "softmax_step_own_wgmma",
+    "serial_step",
+    "epilogue",
+    "tile_chain",
+    "chain",
+    "cold_code",
+    "tma_store",
+    "setmaxnreg",
+    "launch",
+    "transposition",
+    "bulk_add",
+    "vector_add",
+    "sharing",
+}
 
 
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -110,7 +122,7 @@ def test_the_loop_of_a_step_keeps_every_exponential_and_hoists_nothing(dtype, tm
         for e in chosen(MULTIPROCESSORS, ["softmax_step"])
         if not hasattr(e, "smem_bytes")
         and e.parameters == Step(dtype, 128, 128).parameters | {"steps": 8, "stamps": "whole", "warpgroups": 1}
-    )  # fmt: skip
+    )
     binary, _ = _assemble(experiment.ptx(), tmp_path)
     sass = subprocess.run([_tool("nvdisasm"), binary], capture_output=True, text=True, check=True).stdout
     loop = sass[sass.index("\n.L_x_0:") : sass.index("BRA `(.L_x_0)")]
