@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fa3_reports.__main__ import main as own_verbs
 from fa3_reports.device import keys
 from fa3_reports.device.source import Source
 from fa3verify.cli.main import main
@@ -222,6 +223,28 @@ def from_an_index(text: str) -> list[str]:
         words = re.split(r"[\s'\"()]+", match[1] or match[2] or "")
         found += [match[0] for word in words if OURS.fullmatch(word.rstrip(".,:)"))]
     return found
+
+
+def capabilities() -> list[tuple[str, str, str]]:
+    """Rows of the table of docs/code.md: what it can do, where the code lives, and what shows it."""
+    text = (ROOT / "docs" / "code.md").read_text().split("## What it can do, and where")[1].split("\n## ")[0]
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in text.splitlines()
+        if line.startswith("| ") and "`" in line
+    ]
+    return [row for row in rows if len(row) == 3 and all(row)]
+
+
+def test_every_verb_stands_in_the_table_of_capabilities_and_every_place_exists():
+    rows = capabilities()
+    named = " ".join(what for what, _, _ in rows)
+    missing = [verb for verb in (*main.commands, *own_verbs.commands) if f"`{verb}`" not in named]
+    assert not missing
+    places = [place for _, code, shown in rows for place in re.findall(r"`([^`]+)`", f"{code} {shown}")]
+    assert len(places) > 60
+    assert not [place for place in places if not (ROOT / place).exists()]
+    assert len(rows) >= len(main.commands)
 
 
 def test_nothing_installs_fa3verify_from_an_index():
