@@ -6,7 +6,7 @@
 """
 
 from fa3verify.adversary.climb import Find, Findings
-from fa3verify.adversary.evolve import Search, search
+from fa3verify.adversary.evolve import Search
 from fa3verify.adversary.islands import ISLANDS, Island, islands_of
 
-__all__ = ["ISLANDS", "Find", "Findings", "Island", "Search", "islands_of", "search"]
+__all__ = ["ISLANDS", "Find", "Findings", "Island", "Search", "islands_of"]

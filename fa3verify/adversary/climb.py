@@ -4,12 +4,14 @@ starts again.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+Tried = tuple[int, int, list[int]]  # a child, its parent, and the mutations between them
 PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
 
 
@@ -98,20 +100,63 @@ class Chances:
             self.credit[index] = max(0.97 * self.credit[index] + is_better, 0.2)
 
 
-class Climb:
-    """One colony's way up; a search breeds, judges and selects, and says how high a generation came.
+class Climb(ABC):
+    """One colony's way up: breed, judge and select, generation after generation, and start again where it stalls.
+
+    A search says what its colonies are, how children are made of parents, and what of a colony climbs.
 
     Parameters
     ----------
+    island
+        The shape that the colony has.
     objectives : sequence of (str, bool)
         What climbs in turn, restart after restart, and whether extremes are tried.
+    mutations : sequence of sequences of callables
+        Those of each kind of genes.
     seed : int or list of int
     """
 
-    parents: Any  # of the next generation
+    def __init__(
+        self,
+        island: Any,
+        objectives: Sequence[tuple[str, bool]],
+        mutations: Sequence[Sequence[Callable]],
+        seed: int | list[int],
+    ) -> None:
+        self.island = island
+        self.objectives = objectives
+        self.rng = np.random.default_rng(seed)
+        self.chances = [Chances(kind, self.rng) for kind in mutations]
+        self.found = Findings()
+        self.archive: dict[tuple[str, int], tuple[float, Any]] = {}  # the best individual of an objective and a niche
 
-    def __init__(self, objectives: Sequence[tuple[str, bool]], seed: int | list[int]) -> None:
-        self.objectives, self.rng, self.found = objectives, np.random.default_rng(seed), Findings()
+    @abstractmethod
+    def offspring(self) -> tuple[Any, list[list[Tried]]]:
+        """Return a colony of parents and their children, and what was tried of each kind of genes."""
+
+    @abstractmethod
+    def move(self, colony: Any) -> bool:
+        """Change what the individuals of a colony share, by chance; tell whether it was changed."""
+
+    @abstractmethod
+    def judged(self, colony: Any) -> Any:
+        """Return the ratios of a colony."""
+
+    @abstractmethod
+    def record(self, colony: Any, ratios: Any) -> None:
+        """Keep the largest ratios and the violations; each is judged alone before it counts."""
+
+    @abstractmethod
+    def fitness(self, colony: Any, ratios: Any) -> np.ndarray:
+        """Return what climbs, one axis for each kind of genes; 0 where an output is lost, which leads nowhere."""
+
+    @abstractmethod
+    def selected(self, colony: Any, fitness: np.ndarray) -> Any:
+        """Return the parents of the next generation, the best ones foremost."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Begin with another colony."""
 
     def begin(self, parents: Any) -> None:
         """Start with a colony, at the foot of what climbs after so many restarts."""
@@ -122,12 +167,55 @@ class Climb:
         self.step = 0.5
         self.is_new = True
 
+    def generation(self) -> Any:
+        """Breed, judge and select once; returns the ratios."""
+        colony = self.parents
+        tried: list[list[Tried]] = []
+        moved = False
+        with np.errstate(all="ignore"):
+            if not self.is_new:
+                colony, tried = self.offspring()
+                moved = self.move(colony)
+        self.is_new = False
+        ratios = self.judged(colony)
+        self.found.problems += self.island.problems
+        self.found.generations += 1
+        self.record(colony, ratios)
+        fitness = self.fitness(colony, ratios)
+        top = float(fitness.max())
+        if not self.is_lost(top, moved):
+            self.learn(tried, fitness)
+            self.parents = self.selected(colony, fitness)
+        if self.climbed(top, moved):
+            self.found.restarts += 1
+            self.restart()
+        return ratios
+
+    def until(self, problems: int) -> Findings:
+        """Search until so many problems were judged."""
+        while self.found.problems < problems:
+            self.generation()
+        return self.found
+
     def next_objective(self) -> tuple[str, bool]:
         return self.objectives[self.found.restarts % len(self.objectives)]
 
     def draw_step(self) -> float:
         """The size of one mutation, log2 units."""
         return self.step * float(np.exp2(self.rng.uniform(-4, 2)))
+
+    def learn(self, tried: list[list[Tried]], fitness: np.ndarray) -> None:
+        """Credit mutations of children that beat their parents, and fit the step to how many did."""
+        better = 0
+        for axis, (chances, children) in enumerate(zip(self.chances, tried)):
+            heights = fitness.max(tuple(other for other in range(fitness.ndim) if other != axis))
+            if len(heights) < 2:
+                continue
+            for child, parent, drawn in children:
+                is_better = bool(heights[child] > heights[parent])
+                chances.learn(drawn, is_better)
+                better += is_better
+        self.fit_step(better, sum(map(len, tried)))
 
     def fit_step(self, better: int, children: int) -> None:
         """Take larger steps while many children beat their parents, smaller ones otherwise."""

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from fa3_reference.bounds.forward import forward_bound
 from fa3verify.adversary import scores, surroundings, values
 from fa3verify.adversary.causes import cause_of
-from fa3verify.adversary.climb import Chances, Climb, Find, Findings
-from fa3verify.adversary.colony import Colony
+from fa3verify.adversary.climb import Chances, Climb, Find, Tried
+from fa3verify.adversary.colony import Colony, individual
 from fa3verify.adversary.guide import Guide
-from fa3verify.adversary.islands import Island
-from fa3verify.adversary.judge import OVER_BOUND, ColonyRatios, Judge
+from fa3verify.adversary.islands import Island, islands_of
+from fa3verify.adversary.judge import OVER_BOUND, Bound, ColonyRatios, Judge, judge, judge_rounded
 
 NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
 
@@ -36,6 +37,10 @@ class Search(Climb):
         An individual, its row and its column, that is among the first; all of them are normal otherwise.
     """
 
+    ratios = ("out", "rounded", "lse")
+    columns = "out before and after its last rounding, lse"
+    islands = staticmethod(islands_of)
+
     def __init__(
         self,
         island: Island,
@@ -43,22 +48,26 @@ class Search(Climb):
         judge: Judge = OVER_BOUND,
         start: tuple[Colony, int, int] | None = None,
     ) -> None:
-        super().__init__(judge.objectives, seed)
-        self.island = island
+        super().__init__(island, judge.objectives, (scores.MUTATIONS, values.MUTATIONS), seed)
         self.judge = judge
-        self.archive: dict[tuple[str, int], tuple[float, Colony]] = {}  # objective and niche -> best of row 0, column 0
-        self.chances = Chances(scores.MUTATIONS, self.rng), Chances(values.MUTATIONS, self.rng)
         colony = Colony.normal(island, self.rng)
         if start:
             colony.adopt(*start)
         self._start(colony)
 
+    @staticmethod
+    def replay(values: dict[str, Any], bound: Bound = forward_bound) -> dict[str, float]:
+        """Judge a stored individual again: error / bound by name of :attr:`ratios`."""
+        colony, row, column = individual(values)
+        found = judge(colony, bound)
+        rounded = judge_rounded(colony, bound)[row, column]
+        return {"out": float(found.out[row, column]), "rounded": float(rounded), "lse": float(found.lse[row])}
+
     def _start(self, colony: Colony, niche: int | None = None) -> None:
         self.niche = niche
         self.begin(colony)
 
-    def _restart(self) -> None:
-        self.found.restarts += 1
+    def restart(self) -> None:
         fresh = Colony.normal(self.island, self.rng)
         objective = self.next_objective()[0]
         niches = [niche for name, niche in self.archive if name == objective]
@@ -68,12 +77,12 @@ class Search(Climb):
         fresh.adopt(self.archive[objective, niche][1], 0, 0)
         self._start(fresh, niche)
 
-    def _fitness(self, colony: Colony, verdict: ColonyRatios) -> np.ndarray:
+    def fitness(self, colony: Colony, ratios: ColonyRatios) -> np.ndarray:
         """Return what climbs, (problems, columns or 1): error over bound, less outside the niche; the archive learns of
         it.
         """
-        ratio = getattr(verdict, self.objective)
-        bound = getattr(verdict, f"{self.objective}_bound")
+        ratio = getattr(ratios, self.objective)
+        bound = getattr(ratios, f"{self.objective}_bound")
         ratio = ratio.reshape(len(ratio), -1)
         bound = bound.reshape(len(bound), -1)
         counts = np.isfinite(ratio) & np.isfinite(bound) & (ratio > 0)  # a lost output is recorded; it leads nowhere
@@ -86,64 +95,49 @@ class Search(Climb):
                 self.archive[self.objective, niche] = float(ratio[row, column]), one
         return ratio if self.niche is None else ratio * np.exp2(-np.abs(niches - self.niche))
 
-    def generation(self) -> ColonyRatios:
-        """Breed, judge and select once."""
-        guide = Guide.of(self.parents)
-        colony = self.parents
-        tried = ([], [])
-        moved = False
+    def move(self, colony: Colony) -> bool:
         leads = self.island.softcap and not self.island.is_chained
-        if not self.is_new:
-            colony, tried = self._offspring(guide)
-            moved = bool(self.rng.random() < (0.5 if self.wild or leads else 0.2))
-            if moved:
-                with np.errstate(all="ignore"):
-                    surroundings.mutate(colony, self.step, self.wild, self.rng)
-        self.is_new = False
-        guide = Guide.of(colony)
-        verdict = self.judge(colony, guide)
-        self.found.problems += self.island.problems
-        self.found.generations += 1
-        self._record(colony, verdict)
-        fitness = self._fitness(colony, verdict)
-        top = float(fitness.max())
-        if not self.is_lost(top, moved):
-            self._learn(tried, fitness)
-            self.parents = self._selected(colony, fitness, guide)
-        if self.climbed(top, moved):
-            self._restart()
-        return verdict
+        moved = bool(self.rng.random() < (0.5 if self.wild or leads else 0.2))
+        if moved:
+            surroundings.mutate(colony, self.step, self.wild, self.rng)
+        return moved
 
-    def _offspring(self, guide: Guide) -> tuple[Colony, tuple[list, list]]:
+    def judged(self, colony: Colony) -> ColonyRatios:
+        self.guide = Guide.of(colony)
+        return self.judge(colony, self.guide)
+
+    def offspring(self) -> tuple[Colony, list[list[Tried]]]:
         """Parents in the first halves, children of them in the second ones."""
+        guide = Guide.of(self.parents)
         colony = self.parents.copied()
         rng = self.rng
         island = self.island
-        tried: tuple[list, list] = [], []
+        of_rows: list[Tried] = []
+        of_columns: list[Tried] = []
         rows = island.problems // 2
         columns = island.columns // 2
         row_chances, column_chances = self.chances
-        with np.errstate(all="ignore"):
-            for child in range(rows, island.problems):
-                parent, other = rng.integers(rows, size=2)
-                colony.q[child], colony.q_descale[child] = colony.q[parent], colony.q_descale[parent]
-                colony.k[child] = colony.k[parent]
-                if rng.random() < 0.15:  # keys of another parent
-                    keys = rng.random(island.keys) < rng.random()
-                    colony.k[child, keys] = colony.k[other, keys]
-                goal = None if self.objective == "lse" else colony.v[min(int(rng.exponential(2)), columns - 1)]
-                row = scores.Row.of(colony, (child, parent), guide, goal, self.draw_step(), rng)
-                tried[0].append((child, parent, self._mutate(row_chances, row)))
-            for child in range(columns, island.columns):
-                parent, other = rng.integers(columns, size=2)
-                colony.v[child] = colony.v[parent]
-                if rng.random() < 0.15:
-                    keys = rng.random(island.keys) < rng.random()
-                    colony.v[child, keys] = colony.v[other, keys]
-                partner = min(int(rng.exponential(2)), rows - 1)
-                column = values.Column.of(colony, child, guide, partner, self.draw_step(), rng)
-                tried[1].append((child, parent, self._mutate(column_chances, column)))
-        return colony, tried
+        for child in range(rows, island.problems):
+            parent, other = rng.integers(rows, size=2)
+            colony.q[child] = colony.q[parent]
+            colony.q_descale[child] = colony.q_descale[parent]
+            colony.k[child] = colony.k[parent]
+            if rng.random() < 0.15:  # keys of another parent
+                keys = rng.random(island.keys) < rng.random()
+                colony.k[child, keys] = colony.k[other, keys]
+            goal = None if self.objective == "lse" else colony.v[min(int(rng.exponential(2)), columns - 1)]
+            row = scores.Row.of(colony, (child, parent), guide, goal, self.draw_step(), rng)
+            of_rows.append((child, parent, self._mutate(row_chances, row)))
+        for child in range(columns, island.columns):
+            parent, other = rng.integers(columns, size=2)
+            colony.v[child] = colony.v[parent]
+            if rng.random() < 0.15:
+                keys = rng.random(island.keys) < rng.random()
+                colony.v[child, keys] = colony.v[other, keys]
+            partner = min(int(rng.exponential(2)), rows - 1)
+            column = values.Column.of(colony, child, guide, partner, self.draw_step(), rng)
+            of_columns.append((child, parent, self._mutate(column_chances, column)))
+        return colony, [of_rows, of_columns]
 
     def _mutate(self, chances: Chances, target: Any) -> list[int]:
         drawn = [chances.draw() for _ in range(1 + int(self.rng.random() < 0.3))]
@@ -151,24 +145,10 @@ class Search(Climb):
             chances.mutations[index](target)
         return drawn
 
-    def _learn(self, tried: tuple[list, list], fitness: np.ndarray) -> None:
-        """Credit mutations of children that beat their parents, and fit the step to how many did."""
-        if not tried[0]:
-            return
-        better = 0
-        for chances, children, heights in zip(self.chances, tried, (fitness.max(1), fitness.max(0)), strict=True):
-            if len(heights) < 2:
-                continue
-            for child, parent, drawn in children:
-                is_better = bool(heights[child] > heights[parent])
-                chances.learn(drawn, is_better)
-                better += is_better
-        self.fit_step(better, len(tried[0]) + len(tried[1]))
-
-    def _selected(self, colony: Colony, fitness: np.ndarray, guide: Guide) -> Colony:
+    def selected(self, colony: Colony, fitness: np.ndarray) -> Colony:
         """The better half of rows and channels first, best ones foremost."""
         heights = fitness.max(1)
-        rows = _varied(heights, _looks(guide), len(heights) // 2)
+        rows = _varied(heights, _looks(self.guide), len(heights) // 2)
         partners = dict.fromkeys(fitness[rows].argmax(1)) if fitness.shape[1] > 1 else {}
         by_height = np.argsort(-fitness.max(0)) if fitness.shape[1] > 1 else self.rng.permutation(len(colony.v))
         columns = np.array([*dict.fromkeys([*partners, *by_height])][: len(colony.v) // 2])
@@ -176,15 +156,15 @@ class Search(Climb):
         row_rest, column_rest = rest
         return colony.taken(np.concatenate([rows, row_rest]), np.concatenate([columns, column_rest]))
 
-    def _record(self, colony: Colony, verdict: ColonyRatios) -> None:
+    def record(self, colony: Colony, ratios: ColonyRatios) -> None:
         """Keep the largest ratios, and one violation of every cause; each is judged alone before it counts."""
         for name in self.judge.records:
-            ratio = getattr(verdict, name)
+            ratio = getattr(ratios, name)
             ratio = np.where(np.isfinite(ratio), ratio, 0.0)
             row, column = _place(ratio)
             if ratio.flat[int(ratio.argmax())] > self.found.height(name):
                 self._keep(colony, name, row, column)
-        for ratio in (verdict.out, verdict.lse):
+        for ratio in (ratios.out, ratios.lse):
             beyond = np.argwhere(~(ratio <= self.judge.limit))
             self.found.above_1 += len(beyond)
             for place in self.rng.permutation(len(beyond))[:3]:
@@ -236,11 +216,3 @@ def _varied(heights: np.ndarray, looks: np.ndarray, count: int) -> np.ndarray:
         if len(chosen) == count:
             break
     return np.array([*chosen, *passed][:count])
-
-
-def search(island: Island, seed: int | list[int], problems: int, judge: Judge = OVER_BOUND) -> Findings:
-    """Search an island from normal inputs until so many problems were judged."""
-    run = Search(island, seed, judge)
-    while run.found.problems < problems:
-        run.generation()
-    return run.found

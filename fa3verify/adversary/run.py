@@ -6,68 +6,18 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fa3_reference.bounds.forward import forward_bound
 from fa3verify import __version__
-from fa3verify.adversary import evolve, gradients, islands
-from fa3verify.adversary.climb import Findings
-from fa3verify.adversary.colony import individual
-from fa3verify.adversary.gradients.search import RATIOS as GRADIENT_RATIOS
-from fa3verify.adversary.gradients.search import replay as replay_gradients
-from fa3verify.adversary.judge import Bound, judge, judge_rounded
+from fa3verify.adversary import evolve, gradients
 from fa3verify.operations import FORWARD
 
 SCHEMA = "fa3verify.adversary/2"
 CHUNK = 20_000  # problems of one process's task: islands are searched by several seeds where more are wanted
-RATIOS = ("out", "rounded", "lse")  # before and after the output's last rounding, and of LSE
-
-
-def replay(values: dict[str, Any], bound: Bound = forward_bound) -> dict[str, float]:
-    """Judge a stored individual of the forward again: error / bound by name of :data:`RATIOS`."""
-    colony, row, column = individual(values)
-    verdict = judge(colony, bound)
-    ratios = float(verdict.out[row, column]), float(judge_rounded(colony, bound)[row, column]), float(verdict.lse[row])
-    return dict(zip(RATIOS, ratios, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Breed:
-    """Says how the inputs of one operation are bred.
-
-    Parameters
-    ----------
-    ratios : tuple of str
-        Names of what is searched for the largest error / bound.
-    columns : str
-        What they are, in words.
-    islands : callable
-        ``islands(dtype)``; empty for a dtype that the operation does not have.
-    search : callable
-        ``search(island, seed, problems)`` returns :class:`fa3verify.adversary.climb.Findings`.
-    replay : callable
-        ``replay(individual)``: the ratios of a stored individual by name.
-    """
-
-    ratios: tuple[str, ...]
-    columns: str
-    islands: Callable[[str], tuple[Any, ...]]
-    search: Callable[..., Findings]
-    replay: Callable[[dict[str, Any]], dict[str, float]]
-
-
-BREEDS = {
-    FORWARD: Breed(RATIOS, "out before and after its last rounding, lse", islands.islands_of, evolve.search, replay),
-    "backward": Breed(
-        GRADIENT_RATIOS,
-        "dq, dk and dv before their last rounding",
-        gradients.islands_of,
-        gradients.search,
-        replay_gradients,
-    ),
-}
+# Searches by operation, each with the names of its ratios, its islands and how an individual is judged again.
+BREEDS: dict[str, type[Any]] = {FORWARD: evolve.Search, "backward": gradients.Search}
 
 
 def dtypes_of(operation: str) -> tuple[str, ...]:
@@ -79,7 +29,7 @@ def search_island(dtype: str, name: str, seed: list[int], problems: int, operati
     """Search one island and return its findings as JSON values."""
     breed = BREEDS[operation]
     island = next(island for island in breed.islands(dtype) if island.name == name)
-    return asdict(breed.search(island, seed, problems))
+    return asdict(breed(island, seed).until(problems))
 
 
 def plan(dtypes: tuple[str, ...], problems: int, seed: int, operation: str = FORWARD) -> list[dict[str, Any]]:
@@ -99,7 +49,7 @@ def plan(dtypes: tuple[str, ...], problems: int, seed: int, operation: str = FOR
 def _warm_up(dtypes: tuple[str, ...], operation: str) -> None:
     """Compile the twin's loops once, before the processes would do so all together."""
     for dtype in dtypes:
-        BREEDS[operation].search(BREEDS[operation].islands(dtype)[0], 0, 1)
+        BREEDS[operation](BREEDS[operation].islands(dtype)[0], 0).until(1)
 
 
 def run(

@@ -11,10 +11,9 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import Terms
 from fa3_reference.problem import DTYPES
 from fa3verify.adversary.climb import Find
-from fa3verify.adversary.evolve import Search, search
+from fa3verify.adversary.evolve import Search
 from fa3verify.adversary.islands import island_of, islands_of
 from fa3verify.adversary.judge import ErrorOverBound
-from fa3verify.adversary.run import replay
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 from tests.sampling import sampled
 
@@ -45,7 +44,7 @@ def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
         run.generation()
     found = run.found.violations[cause]
     assert found.problems <= BUDGET
-    ratios = replay(found.content, bound_of_0_1_0)
+    ratios = Search.replay(found.content, bound_of_0_1_0)
     assert max(ratios["out"], ratios["lse"]) == found.value > 1
 
 
@@ -63,7 +62,7 @@ HALVED = {
 
 def is_hole_of_a_half(find: Find) -> bool:
     """Whether the whole bound holds what the halved one does not."""
-    ratios = replay(find.content)
+    ratios = Search.replay(find.content)
     return max(ratios["out"], ratios["lse"]) <= 1
 
 
@@ -81,7 +80,7 @@ def test_the_bound_with_half_of_a_term_is_broken(halved):
 
 def test_no_twin_of_one_island_is_found_beyond_its_bound():
     """A smaller budget than the next test's, of one shape, which comes near the bound all the same."""
-    found = search(island_of("bf16", "few"), SEED, 200)
+    found = Search(island_of("bf16", "few"), SEED).until(200)
     assert found.best["out"].value >= 0.8, "the search is weak"
     assert not found.violations
 
@@ -91,7 +90,7 @@ def test_no_twin_of_one_island_is_found_beyond_its_bound():
 def test_no_twin_is_found_beyond_its_bound(dtype):
     """A fixed budget, after which every island is near the bound; ``fa3verify adversary`` searches for longer."""
     islands = islands_of(dtype)
-    found = {island.name: search(island, SEED, CI_BUDGET // len(islands)) for island in islands}
+    found = {island.name: Search(island, SEED).until(CI_BUDGET // len(islands)) for island in islands}
     weak = {name: f.best["out"].value for name, f in found.items() if f.best["out"].value < 0.85}
     assert not weak, "the search is weak"
     beyond = {where: {c: x.value for c, x in f.violations.items()} for where, f in found.items() if f.above_1}

@@ -5,6 +5,6 @@ rounding with the ends of all orders of additions, ``mutations`` change arrays, 
 """
 
 from fa3verify.adversary.gradients.colony import ISLANDS, GradientIsland, islands_of
-from fa3verify.adversary.gradients.search import Search, search
+from fa3verify.adversary.gradients.search import Search
 
-__all__ = ["ISLANDS", "GradientIsland", "Search", "islands_of", "search"]
+__all__ = ["ISLANDS", "GradientIsland", "Search", "islands_of"]

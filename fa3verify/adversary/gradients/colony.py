@@ -117,6 +117,13 @@ class GradientColony:
             self.out[chosen] = rounded(found.out, self.island.dtype)
             self.lse[chosen] = np.nan_to_num(found.lse.astype(np.float32), nan=0.0, neginf=-np.inf)
 
+    def adopt(self, other: GradientColony) -> None:
+        """Make the first individual of another colony of this island the first here, and take what it shares."""
+        self.softmax_scale = other.softmax_scale
+        self.softcap = other.softcap
+        for name in GENES:
+            getattr(self, name)[0] = getattr(other, name)[0]
+
     def copied(self) -> GradientColony:
         return replace(self, **{name: getattr(self, name).copy() for name in GENES})
 

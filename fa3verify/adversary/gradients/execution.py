@@ -29,14 +29,6 @@ class Ends(NamedTuple):
     dv: Range
 
 
-class _HeadGradients(NamedTuple):
-    """Holds what one query head adds, float32: per key block to dQ, and to dK and dV."""
-
-    dq: np.ndarray  # (blocks, rows, head_dim)
-    dk: np.ndarray  # (keys, head_dim)
-    dv: np.ndarray
-
-
 def execute(colony: GradientColony) -> Ends:
     """Run every individual of a colony."""
     with np.errstate(all="ignore"):
@@ -49,10 +41,10 @@ def _problem(colony: GradientColony, operands: BackwardOperands, index: int) -> 
     """One individual; dK is scaled head by head, before heads are added, and a single head's is not added at all."""
     scale = _F32(colony.softmax_scale)
     heads = range(colony.island.heads)
-    parts = [_head(colony, operands, index, head) for head in heads]
-    dq = [range_of_sums(x.dq, flushes=False) for x in parts]
-    dk = _heads_sum([float32.flushed(float32.flushed(x.dk) * scale) for x in parts])
-    dv = _heads_sum([x.dv for x in parts])
+    dqs, dks, dvs = zip(*(_head(colony, operands, index, head) for head in heads))
+    dq = [range_of_sums(x, flushes=False) for x in dqs]
+    dk = _heads_sum([float32.flushed(float32.flushed(x) * scale) for x in dks])
+    dv = _heads_sum(list(dvs))
     scaled = (np.stack([float32.flushed(float32.flushed(end) * scale) for end in ends], 1) for ends in zip(*dq))
     return Ends(Range(*scaled), *(Range(*(end[:, None] for end in ends)) for ends in (dk, dv)))
 
@@ -63,14 +55,15 @@ def _heads_sum(parts: list[np.ndarray]) -> Range:
     return Range(*(float32.flushed(end) for end in range_of_sums(np.stack(parts), flushes=False)))
 
 
-def _head(colony: GradientColony, operands: BackwardOperands, index: int, head: int) -> _HeadGradients:
+def _head(colony: GradientColony, operands: BackwardOperands, index: int, head: int) -> tuple[np.ndarray, ...]:
+    """What one query head adds, float32: to dQ (blocks, rows, head_dim), and to dK and dV (keys, head_dim)."""
     island = colony.island
     q, dout, out = (x[index, :, head] for x in (operands.q, operands.dout, operands.out))
     k, v = (x[index, :, 0] for x in (operands.k, operands.v))
     p, ds = _weights(colony, q, k, v, dout, row_dots(out, dout, island.order), operands.lse[index, head])
     cuts = [slice(start, start + island.tile_n) for start in range(0, island.keys, island.tile_n)]
     dq = np.stack([_product(ds[:, cut], k[cut], island) for cut in cuts])
-    return _HeadGradients(dq, _product(ds.T, q, island), _product(p.T, dout, island))
+    return dq, _product(ds.T, q, island), _product(p.T, dout, island)
 
 
 def _weights(

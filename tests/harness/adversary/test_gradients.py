@@ -13,7 +13,7 @@ from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.twin.backward import backward, backward_range
 from fa3_reference.bounds.backward import BackwardBound, backward_bound
 from fa3verify.adversary import run
-from fa3verify.adversary.gradients import ISLANDS, GradientIsland, search
+from fa3verify.adversary.gradients import ISLANDS, GradientIsland
 from fa3verify.adversary.gradients.colony import GENES, GradientColony, individual, island_of
 from fa3verify.adversary.gradients.execution import execute
 from fa3verify.adversary.gradients.mutations import MUTATIONS, Child
@@ -75,7 +75,7 @@ def test_an_individual_comes_back_from_json_with_its_ratios(island: GradientIsla
         assert all(np.array_equal(getattr(back, name)[0], getattr(colony, name)[index]) for name in GENES)
         alone = judge(back)
         for name in RATIOS:
-            assert alone.largest(name)[0] == pytest.approx(together.largest(name)[index], rel=1e-6)
+            assert alone[name].max() == pytest.approx(together[name][index].max(), rel=1e-6)
 
 
 def test_an_individual_that_is_damaged_is_refused() -> None:
@@ -106,12 +106,12 @@ def of_ex2(problem, operands, model) -> BackwardBound:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_tanh_approx_breaks_the_bound_of_a_tanh_by_ex2(dtype: str) -> None:
-    found = search(island_of(dtype, "softcap by tanh, unrounded weights"), 0, 32, of_ex2)
+    found = Search(island_of(dtype, "softcap by tanh, unrounded weights"), 0, of_ex2).until(32)
     assert set(found.violations) == set(RATIOS)
 
 
 def test_a_seed_decides_the_search() -> None:
-    first, second, other = (search(ISLANDS[0], seed, 160) for seed in (1, 1, 2))
+    first, second, other = (Search(ISLANDS[0], seed).until(160) for seed in (1, 1, 2))
     assert first == second
     assert first.best["dq"].content != other.best["dq"].content
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3verify.adversary import run
-from fa3verify.adversary.evolve import search
+from fa3verify.adversary.evolve import Search
 from fa3verify.adversary.islands import ISLANDS, islands_of
 from fa3verify.adversary.judge import ErrorOverBound
 from fa3verify.cli.main import main
@@ -39,7 +39,7 @@ def test_the_verb_writes_counts_ratios_and_individuals(file):
     assert part["problems"] == sum(x["problems"] for x in part["islands"].values()) >= 80
     assert part["generations"] == sum(x["generations"] for x in part["islands"].values())
     for island in part["islands"].values():
-        assert set(island["best"]) == set(run.RATIOS)
+        assert set(island["best"]) == set(Search.ratios)
         assert all(0 < find["value"] <= part["ratio"][name] for name, find in island["best"].items())
 
 
@@ -54,7 +54,7 @@ def test_a_file_is_judged_again_to_the_last_bit(file):
     body = json.loads(out.read_text())
     for island in body["dtypes"]["bf16"]["islands"].values():
         for name, find in island["best"].items():
-            assert run.replay(find["content"])[name] == find["value"]
+            assert Search.replay(find["content"])[name] == find["value"]
     result = CliRunner().invoke(main, ["adversary", "--replay", str(out)])
     assert result.exit_code == (1 if body["above_1"] else 0)
     islands = body["dtypes"]["bf16"]["islands"].values()
@@ -72,17 +72,17 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
 
 @pytest.mark.parametrize("island", sampled(ISLANDS[::5], ISLANDS[:1]), ids=lambda i: f"{i.dtype} {i.name}")
 def test_a_seed_decides_the_search(island):
-    first, second, other = (search(island, seed, 10 * island.problems) for seed in (1, 1, 2))
+    first, second, other = (Search(island, seed).until(10 * island.problems) for seed in (1, 1, 2))
     assert first == second
     assert first.best["out"].content != other.best["out"].content
 
 
 def test_half_the_bound_is_broken_in_every_island_and_what_breaks_it_is_kept():
     for island in ISLANDS[:2]:
-        found = search(island, 0, 20 * island.problems, ErrorOverBound(halved))
+        found = Search(island, 0, ErrorOverBound(halved)).until(20 * island.problems)
         assert found.above_1 > 0
         for find in found.violations.values():
-            ratios = run.replay(find.content, halved)
+            ratios = Search.replay(find.content, halved)
             assert max(ratios["out"], ratios["lse"]) == find.value > 1
 
 
