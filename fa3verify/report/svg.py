@@ -112,6 +112,7 @@ def render(figure: Figure, name: str, alt: str) -> str:
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
+    text = _without_idle_words(text)
     for sentinel, variable in _CSS.items():
         text = text.replace(sentinel, variable)
     box = re.search(r'viewBox="[^"]+"', text)
@@ -119,6 +120,18 @@ def render(figure: Figure, name: str, alt: str) -> str:
         raise AssertionError("matplotlib wrote an SVG without a viewBox")
     body = text[text.index(">") + 1 :]
     return f'<svg role="img" aria-label="{attribute(alt)}" {box.group()}>' + re.sub(r"\s*\n\s*", "\n", body).strip()
+
+
+def _without_idle_words(text: str) -> str:
+    """Leave out of the tags what nobody sees: digits below a hundredth of a point, turns by no angle, unused ids."""
+    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    text = re.sub(r"<[^>]+>", lambda tag: re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", tag[0]), text)
+    named = set(re.findall(r"#([\w.-]+)", text))
+    text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in named else "", text)
+    empty = re.compile(r"<g/>\s*|<g>\s*</g>\s*")
+    while empty.search(text):
+        text = empty.sub("", text)
+    return text
 
 
 def attribute(text: str) -> str:
