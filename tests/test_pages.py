@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import doctest
 import os
 import re
@@ -18,6 +17,7 @@ from fa3_reports.__main__ import main as own_verbs
 from fa3_reports.device import keys
 from fa3_reports.device.source import Source
 from fa3verify.cli.main import main
+from fa3verify.files import PACKED, read_csv
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -172,11 +172,17 @@ def test_pages_that_link_to_stale_evidence_say_so():
     assert not silent
 
 
+def unpacked(path: Path) -> Path:
+    """Return the name that a packed table has unpacked; of anything else its own."""
+    plain = path.with_suffix("")
+    return plain if path.suffix == PACKED and plain.suffix in EVIDENCE else path
+
+
 def unsaid_staleness(page: Path) -> list[str]:
     """Stale files to which a page links that does not say so."""
     text = page.read_text()
     links = {page.parent / link for link in re.findall(r"\]\(([^)\s#]+)", text) if "://" not in link}
-    linked = [path.resolve() for path in links if path.suffix in EVIDENCE]
+    linked = [unpacked(path.resolve()) for path in links if path.suffix in EVIDENCE]
     files = [path for path in linked if REPORTS in path.parents and CODE not in path.parents]
     stale = [path.name for path in files if keys.why_stale(Source(path.parent), path.name)]
     return [] if "stale" in text.lower() else stale
@@ -282,11 +288,10 @@ HEAD_DIMS = ROOT / "reports" / "h200" / "speed" / "head_dims"
 def ratios_of_head_dims() -> dict[tuple[str, ...], dict[str, float]]:
     """Time of the faster FlashAttention-3 over that of each of our kernels, by pass, dtype, head dims and mask."""
     found: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-    with (HEAD_DIMS / "head_dims.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            place = tuple(row[name] for name in ("pass", "dtype", "head_dim", "head_dim_v", "causal"))
-            if row["ms"]:
-                found[place][row["kernel"]] = float(row["ms"])
+    for row in read_csv(HEAD_DIMS / "head_dims.csv"):
+        place = tuple(row[name] for name in ("pass", "dtype", "head_dim", "head_dim_v", "causal"))
+        if row["ms"]:
+            found[place][row["kernel"]] = float(row["ms"])
     return {
         place: {
             name: min(ms for peer, ms in times.items() if peer.startswith("flash3")) / ms for name, ms in times.items()
