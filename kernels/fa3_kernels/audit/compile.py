@@ -98,7 +98,7 @@ def compile_kernel(kernel: Any, args: tuple, **options: Any) -> Compiled:
     return _reported(_build(kernel, args, options), options)
 
 
-def _build(kernel: Any, args: tuple, options: Mapping[str, Any]) -> Any:
+def _build(kernel: Any, args: tuple, options: Mapping[str, int]) -> Any:
     backend = make_backend(HOPPER)
     keywords = {"debug": False, **options}
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
@@ -109,7 +109,7 @@ def _build(kernel: Any, args: tuple, options: Mapping[str, Any]) -> Any:
     return triton.compile(source, target=HOPPER, options=parsed.__dict__)
 
 
-def _reported(compiled: Any, options: Mapping[str, Any]) -> Compiled:
+def _reported(compiled: Any, options: Mapping[str, int]) -> Compiled:
     fusion = () if options.get("enable_fp_fusion", True) else ("--fmad=false",)
     return _report(compiled.asm["ptx"], compiled.metadata.shared, fusion)
 

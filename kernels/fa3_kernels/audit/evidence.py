@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from fa3_kernels.audit.golden import read_rows
 
@@ -79,6 +79,6 @@ def _measured() -> dict[str, dict[str, str]]:
     return json.loads(MEASURED.read_text(encoding="utf-8"))
 
 
-def evidence_facts(of: Evidence) -> dict[str, Any]:
+def evidence_facts(of: Evidence) -> dict[str, object]:
     """Return what provenance says of the kernels: of which launches it is, their hash and their keys."""
     return {"evidence_of": of, "launches_sha256": evidence_sha256(of), "launches": launch_keys(of)}

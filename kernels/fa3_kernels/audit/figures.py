@@ -82,7 +82,7 @@ def tensor_loops(sass: str) -> list[dict[str, int]]:
     return [{"instructions": b - a, **_counts(opcodes[a:b], _LOOP)} for a, b in inner]
 
 
-def figures_of(code: Any, options: Mapping[str, Any]) -> Figures:
+def figures_of(code: Any, options: Mapping[str, int]) -> Figures:
     """Collect the figures of one compiled kernel.
 
     Parameters
@@ -200,7 +200,7 @@ def broken_rules(figures: Mapping[str, Figures]) -> list[str]:
     return broken
 
 
-def _flat(figures: Figures) -> dict[str, Any]:
+def _flat(figures: Figures) -> Figures:
     """One level: ``group.name``."""
     flat = {}
     for group, value in figures.items():

@@ -19,7 +19,7 @@ from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.plan import Pointer
 
 
-def launch_sha256(args: Sequence[Any], grid: Sequence[int], options: Mapping[str, Any]) -> str:
+def launch_sha256(args: Sequence[Any], grid: Sequence[int], options: Mapping[str, int]) -> str:
     """Hash one kernel launch.
 
     Parameters
@@ -81,13 +81,13 @@ def labelled(name: str, calls: Sequence[Call]) -> dict[str, Call]:
     return found
 
 
-def launch_figures(launch: Launch, call: Call) -> dict[str, Any]:
+def launch_figures(launch: Launch, call: Call) -> dict[str, object]:
     """The row's group ``launch``: what it is evidence of, grid, hash."""
     digest = launch_sha256(call.arguments, call.grid, call.options)
     return {"of": launch.evidence, "grid": list(call.grid), "sha256": digest}
 
 
-def launches_of(probes: Sequence[Launch]) -> dict[str, dict[str, Any]]:
+def launches_of(probes: Sequence[Launch]) -> dict[str, dict[str, object]]:
     """Return the group ``launch`` of every kernel that the probes start, without compiling; by label."""
     return {
         label: launch_figures(probe, call)

@@ -54,7 +54,7 @@ class Call(NamedTuple):
     kernel: str
     arguments: tuple[Any, ...]
     grid: tuple[Any, ...]
-    options: dict[str, Any]
+    options: dict[str, int]
 
     def of(self, numbers: Mapping[str, int]) -> Call:
         """The call of a launch that has these sizes."""
