@@ -15,6 +15,7 @@ from fa3verify.compare.bits import First
 from fa3verify.compare.named import configured
 from fa3verify.compare.problems import Fields
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
+from fa3verify.files import markdown_table
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 
@@ -124,22 +125,20 @@ def page(
         (kernel, axis): found[i * len(axes) + j] for i, kernel in enumerate(kernels) for j, axis in enumerate(axes)
     }
     rows = [_row(axis_of(axis), axes[axis], [cell(by_place[kernel, axis]) for kernel in kernels]) for axis in axes]
-    head = f"| what changes | tried | {' | '.join(f'`{kernel}`' for kernel in kernels)} |\n"
-    rule = "|---" * (len(kernels) + 2) + "|\n"
+    head = ("what changes", "tried", *(f"`{kernel}`" for kernel in kernels))
     inputs = ", ".join(recipe.distribution for recipe in RECIPES)
     chosen = f"; sizes: {', '.join(f'{name} {value}' for name, value in sizes.items())}" if sizes else ""
     return (
         "# What may change in a serving stack without changing a bit\n\n"
         f"Written by `fa3verify compare`, version {version}. Operands are given, not quantised again; inputs: "
         f"{inputs}{chosen}. Equal is said of the outputs that ran, and proves nothing of others. Splits are the parts "
-        "into which the keys of a row were cut in either call of a pair.\n\n"
-        f"{head}{rule}{''.join(rows)}"
+        "into which the keys of a row were cut in either call of a pair.\n\n" + "\n".join(markdown_table(head, rows))
     )
 
 
-def _row(axis: Axis, values: Sequence[Any], cells: list[str]) -> str:
+def _row(axis: Axis, values: Sequence[Any], cells: list[str]) -> list[str]:
     tried = ", ".join(map(str, values or axis.values))
-    return f"| {axis.words} (`{axis.name}`) | {tried} | {' | '.join(cells)} |\n"
+    return [f"{axis.words} (`{axis.name}`)", tried, *cells]
 
 
 def body(found: list[Compared | None], tasks: list[Task]) -> dict[str, Any]:

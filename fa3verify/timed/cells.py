@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem, Dtype
@@ -116,6 +116,10 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+CELL_FIELDS = tuple(field.name for field in fields(Cell))  # the columns that say what was timed, in every table
+SIZES = CELL_FIELDS[2:8]  # those of them that an attention problem takes as numbers
 
 
 # Shapes that no other grid has: dtype, batch, queries, keys, heads, heads of K and V, head_dim, causal. Kernels and

@@ -10,11 +10,20 @@ from typing import Any
 
 from fa3verify import files
 from fa3verify.files import csv_rows, json_text, markdown_table, read_csv, replacing, write_text
+from fa3verify.timed.cells import CELL_FIELDS
 from fa3verify.timed.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
 from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of, read
 
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
-CELL_FIELDS = ("grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
+# Names that tables have from before a peer was called as its candidate in fa3verify.known.peers is.
+RECORDED = {
+    "fa3": "flash3",
+    "fa3.dew": "flash3.dew",
+    "fa4": "flash4",
+    "torch.cudnn": "cudnn",
+    "torch.flash2": "flash2",
+    "torch.flex": "flex",
+}
 COLUMNS = (*FIGURES, "bits_differing", "outputs")
 UNITS = {"ms": "ms", "mhz": "MHz", "w": "W", "tflops": "TFLOP/s", "cycles": "cycles"}  # by the last word of a name
 

@@ -14,10 +14,8 @@ from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
 from fa3_kernels.plan.traits import FAMILIES
 from fa3_reference.problem import AttentionProblem
 from fa3verify.timed import tables
+from fa3verify.timed.cells import CELL_FIELDS, SIZES
 
-# Names that files of measurements have from before a peer was called as its candidate in
-# fa3verify.known.peers is.
-RECORDED = {"fa3": "flash3", "fa3.dew": "flash3.dew", "fa4": "flash4"}
 # Families whose schedule other people's kernels have, builds of one alike: their tiles are known and not in the rows.
 SCHEDULED = {"flash3": "flash3", "flash3.dew": "flash3", "flash4": "flash4"}
 # Decoding: libraries choose how many parts the keys are cut into, but for ours with keys in one piece; of a build that
@@ -26,15 +24,7 @@ ONE_SPLIT = "gluon.one_split"
 UNKNOWN_PARTS = "flash3.dew"
 SCHEDULE_COLUMNS = ("tile_m", "tile_n", "pingpong", "overlap", "warp_specialized", "promotion_interval")
 COLUMNS = (
-    "grid",
-    "dtype",
-    "batch",
-    "seqlen_q",
-    "seqlen_k",
-    "nheads",
-    "nheads_kv",
-    "head_dim",
-    "causal",
+    *(name for name in CELL_FIELDS if name != "v_mean"),
     "kernel",
     "status",
     *SCHEDULE_COLUMNS,
@@ -63,7 +53,7 @@ class _Row:
         self.line = line
         self.values = values
         self.origin = origin
-        self.kernel = RECORDED.get(values["kernel"], values["kernel"])  # as its candidate is called now
+        self.kernel = tables.RECORDED.get(values["kernel"], values["kernel"])  # as its candidate is called now
 
     def refuse(self, column: str, rule: str) -> ValueError:
         return ValueError(f"{self.origin}, line {self.line}: {column} must be {rule}, got {self.values[column]!r}")
@@ -144,7 +134,7 @@ def _unusable(row: _Row) -> str | None:
 
 def _problem(row: _Row) -> AttentionProblem:
     """Return what was computed in a row."""
-    sizes = {name: row.whole(name) for name in ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim")}
+    sizes = {name: row.whole(name) for name in SIZES}
     if sizes["nheads"] % sizes["nheads_kv"]:
         raise row.refuse("nheads_kv", f"a divisor of nheads {sizes['nheads']}")
     with _named(row):

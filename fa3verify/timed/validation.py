@@ -189,16 +189,16 @@ def markdown(figures: dict[str, Any]) -> str:
         "The closed form's two constants were fitted to published H100 timings; "
         "nothing in the other two is fitted to a kernel.",
         "",
-        "| group | rows | " + " | ".join(MODELS) + " |",
-        "|---" * (2 + len(MODELS)) + "|",
     ]
+    groups = []
     for group in figures["groups"]:
         cells = [
             f"{e['mape']:.1%} [{e['low']:.1%}, {e['high']:.1%}], largest {e['max']:.1%}, bias {e['bias']:+.1%}"
             for e in group["models"].values()
         ]
-        lines.append(f"| {group['group']} | {group['rows']} | {' | '.join(cells)} |")
-    lines += ["", *_ranking_lines(figures["rankings"]), ""]
+        groups.append((group["group"], group["rows"], *cells))
+    lines += files.markdown_table(("group", "rows", *MODELS), groups)
+    lines += _ranking_lines(figures["rankings"])
     left = [f"{count} x {reason}" for reason, count in sorted(figures["left_out"].items())]
     lines.append(f"Left out: {'; '.join(left) or 'nothing'}.")
     lines.append(f"Assumed, not measured: {', '.join(figures['assumed_constants']) or 'nothing'}.")
@@ -207,20 +207,20 @@ def markdown(figures: dict[str, Any]) -> str:
 
 def _ranking_lines(ranked: list[dict[str, Any]]) -> list[str]:
     if not ranked:
-        return [f"No problem has {SMALLEST_RANKING} schedules: nothing to rank."]
-    lines = ["| problem | schedules | Kendall tau | " + " | ".join(f"top-{k} regret" for k in TOP) + " |"]
-    lines.append("|---" * (3 + len(TOP)) + "|")
-    for r in ranked:
-        regret = " | ".join(f"{x:.1%}" for x in r["regret"])
-        lines.append(f"| {r['problem']} | {r['schedules']} | {r['tau']:.2f} | {regret} |")
+        return [f"No problem has {SMALLEST_RANKING} schedules: nothing to rank.", ""]
+    rows = [(r["problem"], r["schedules"], f"{r['tau']:.2f}", *map(_percent, r["regret"])) for r in ranked]
     taus = np.array([r["tau"] for r in ranked])
     regrets = np.array([r["regret"] for r in ranked])
     for name, tau, regret in (
         ("median", np.median(taus), np.median(regrets, 0)),
         ("worst", taus.min(), regrets.max(0)),
     ):
-        lines.append(f"| {name} | | {tau:.2f} | {' | '.join(f'{x:.1%}' for x in regret)} |")
-    return lines
+        rows.append((name, "", f"{tau:.2f}", *map(_percent, regret)))
+    return files.markdown_table(("problem", "schedules", "Kendall tau", *(f"top-{k} regret" for k in TOP)), rows)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

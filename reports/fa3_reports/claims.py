@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fa3_reports.device.keys import why_stale
-from fa3_reports.device.source import RECORDED, Row, Source
-from fa3verify.files import json_text, write_text
+from fa3_reports.device.source import Row, Source
+from fa3verify.files import json_text, markdown_table, write_text
+from fa3verify.timed.cells import CELL_FIELDS
 from fa3verify.timed.ratios import geometric_mean
+from fa3verify.timed.tables import RECORDED
 
 VERDICTS = ("confirmed", "refuted", "not reproduced", "not tested")
 PAGE = "claims.md"
@@ -32,7 +34,6 @@ STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "geometric mean": geometric_mean,
 }
 NAMES = ("name", "kernel", "family")  # what an entry of a list in JSON is called by
-CELL = ("grid", "dtype", "batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def _speeds(rows: Iterable[Row], kernel: str, peer: str) -> Iterable[float]:
     found: dict[tuple[str, ...], dict[str, float]] = {}
     for row in rows:
         if row["status"] == "ok":
-            found.setdefault(tuple(row[name] for name in CELL), {})[row["kernel"]] = float(row["burst_tflops"])
+            found.setdefault(tuple(row[name] for name in CELL_FIELDS), {})[row["kernel"]] = float(row["burst_tflops"])
     return (cell[kernel] / cell[peer] for cell in found.values() if kernel in cell and peer in cell)
 
 
@@ -212,9 +213,8 @@ def _page(table: Mapping[str, Any], claims: Sequence[Claim], source: Source) -> 
     lines = [f"# {table['title']}", "", *(f"{line}\n" for line in table["text"])]
     lines += [f"{len(claims)} claims: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}.", ""]
     for topic in dict.fromkeys(claim.topic for claim in claims):
-        lines += [f"## {topic}", "", "| claim | said | measured | verdict | source | data |", "|---" * 6 + "|"]
-        lines += [_line(claim, source) for claim in claims if claim.topic == topic]
-        lines.append("")
+        rows = [_cells(claim, source) for claim in claims if claim.topic == topic]
+        lines += [f"## {topic}", "", *markdown_table(("claim", "said", "measured", "verdict", "source", "data"), rows)]
     lines += ["## Sources", "", *(f"- **{name}**: {told}" for name, told in table["sources"].items()), ""]
     lines += [
         "Made by `python -m fa3_reports claims reports/claims.toml`; all figures with more digits: "
@@ -223,13 +223,13 @@ def _page(table: Mapping[str, Any], claims: Sequence[Claim], source: Source) -> 
     return "\n".join(lines) + "\n"
 
 
-def _line(claim: Claim, source: Source) -> str:
+def _cells(claim: Claim, source: Source) -> list[str]:
     data = ", ".join(
         f"[{_short(path)}]({source.link(path)}){' (stale)' if path in claim.stale else ''}" for path in claim.data
     )
     verdict = claim.verdict if claim.verdict == "not tested" else f"**{claim.verdict}**"
     cells = (claim.text, claim.said, claim.measured, verdict, claim.source, data or "–")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return [cell.replace("|", r"\|") for cell in cells]
 
 
 def _short(path: str) -> str:

@@ -14,15 +14,6 @@ from fa3verify import files
 from fa3verify.timed import tables
 
 Row = dict[str, str]
-# Names that tables have from before a peer was called as its candidate in fa3verify.known.peers is.
-RECORDED = {
-    "fa3": "flash3",
-    "fa3.dew": "flash3.dew",
-    "fa4": "flash4",
-    "torch.cudnn": "cudnn",
-    "torch.flash2": "flash2",
-    "torch.flex": "flex",
-}
 
 
 class MarkdownTable(NamedTuple):
@@ -87,7 +78,7 @@ class Source:
         found = tables.read_rows(self.root / path) if path.endswith(".jsonl") else files.csv_rows(content, path)
         for row in found:
             for column in {"kernel"} & row.keys():
-                row[column] = RECORDED.get(row[column], row[column])
+                row[column] = tables.RECORDED.get(row[column], row[column])
         return found
 
     def json(self, path: str) -> Any:

@@ -18,6 +18,7 @@ from fa3_reports.device.kernels import in_order, is_ours, look
 from fa3_reports.device.source import Row, Source
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import SUB_CORES
+from fa3verify.timed.cells import CELL_FIELDS
 from fa3verify.timed.ratios import geometric_mean
 
 CURVES = {"paper": "forward", "backward": "backward"}  # grids whose cells are lengths of 16k tokens
@@ -68,7 +69,7 @@ class Cell:
         return self.tflops.get(kernel, math.nan) / self.tflops.get(peer or "", math.nan)
 
 
-SHAPE = ("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim", "causal", "v_mean")
+SHAPE = CELL_FIELDS[2:]  # without the grid and the dtype
 
 
 def cells(rows: Iterable[Row], figure: str = "burst") -> list[Cell]:
@@ -286,7 +287,7 @@ def _cells_by_kernel(bench: Bench, source: Source, title: str) -> Table:
 
 
 def _shape(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in ("grid", "dtype", *SHAPE))
+    return tuple(row[name] for name in CELL_FIELDS)
 
 
 def _told(row: Row) -> str:

@@ -23,7 +23,7 @@ from fa3_simulator.backward_choice import schedule_for
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.run import estimate, operations
-from fa3verify.files import read_csv
+from fa3verify.files import markdown_table, read_csv
 from fa3verify.timed.validation import accuracy
 
 COLUMNS = (
@@ -107,24 +107,20 @@ def markdown(found: Sequence[Compared], machine: Machine) -> str:
     lines = [
         f"Simulated {machine.name} beside {len(found)} measured backward passes, at each row's clock.",
         "",
-        "| source | kernel | rows | mean absolute error | largest | bias |",
-        "|---|---|---|---|---|---|",
     ]
+    errors_by_source = []
     for source, kernel in dict.fromkeys((x.source, x.kernel) for x in found):
         errors = np.array([x.error for x in found if (x.source, x.kernel) == (source, kernel)])
         e = accuracy(errors)
-        lines.append(f"| {source} | {kernel} | {errors.size} | {e['mape']:.1%} | {e['max']:.1%} | {e['bias']:+.1%} |")
-    lines += [
-        "",
-        "| source | kernel | launch | MHz | measured ms | TFLOP/s | predicted ms | error |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {x.source} | {x.kernel} | {x.shape} | {x.clock} | {x.measured:.4g} | {x.tflops:.0f} "
-        f"| {x.predicted:.4g} | {x.error:+.1%} |"
-        for x in found
-    ]
-    return "\n".join(lines)
+        figures = (f"{e['mape']:.1%}", f"{e['max']:.1%}", f"{e['bias']:+.1%}")
+        errors_by_source.append((source, kernel, errors.size, *figures))
+    lines += markdown_table(("source", "kernel", "rows", "mean absolute error", "largest", "bias"), errors_by_source)
+    rows = []
+    for x in found:
+        figures = (f"{x.measured:.4g}", f"{x.tflops:.0f}", f"{x.predicted:.4g}", f"{x.error:+.1%}")
+        rows.append((x.source, x.kernel, x.shape, x.clock, *figures))
+    head = ("source", "kernel", "launch", "MHz", "measured ms", "TFLOP/s", "predicted ms", "error")
+    return "\n".join([*lines, *markdown_table(head, rows)]).rstrip("\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from fa3_simulator.roofline import SUB_CORES
 from fa3verify.files import csv_rows, csv_text, read_csv
-from fa3verify.timed.cells import Cell
+from fa3verify.timed.cells import CELL_FIELDS, SIZES, Cell
 from fa3verify.timed.results import Switches
-from fa3verify.timed.tables import CELL_FIELDS
 
 MARK = "spin_kernel"  # of torch.cuda._sleep
 # Cycles are those of an SM: its own clock ticks from first to last, those with a warp on it, and those in which each of
@@ -134,8 +133,7 @@ def read(path: Path) -> dict[int, dict[str, str]]:
 
 def cell_of(row: Mapping[str, str]) -> Cell:
     """The cell that a row was counted in."""
-    names = ("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_kv", "head_dim")
-    sizes = {name: int(row[name]) for name in names}
+    sizes = {name: int(row[name]) for name in SIZES}
     return Cell(row["grid"], row["dtype"], **sizes, causal=row["causal"] == "True")  # type: ignore[arg-type]
 
 

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
 from fa3_reports.measured.host_rows import Cost, check
-from fa3verify.files import write_text
+from fa3verify.files import markdown_table, write_text
 from fa3verify.known import loaded
 from fa3verify.known.libraries import Unsupported
 
@@ -198,11 +198,10 @@ def markdown(costs: Sequence[Cost], facts: dict[str, Any]) -> str:
         f"Median of {CALLS} calls, 90th percentile in brackets; bf16, head_dim {HEAD_DIM}, {HEADS} heads. Official",
         "FlashAttention-3 is the wheel fa3-fwd, called at its operator; ours and SDPA are called at their functions.",
         "",
-        f"| situation | {' | '.join(names)} |",
-        f"|---|{'---|' * len(names)}",
     ]
+    rows = []
     for situation, about in SITUATIONS.items():
         cells = [found.get((situation, name)) for name in names]
         texts = ["-" if c is None else f"{c.median_us:.1f} ({c.p90_us:.1f})" for c in cells]
-        lines.append(f"| {situation}: {about} | {' | '.join(texts)} |")
-    return "\n".join(lines) + "\n"
+        rows.append((f"{situation}: {about}", *texts))
+    return "\n".join([*lines, *markdown_table(("situation", *names), rows)])

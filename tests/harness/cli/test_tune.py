@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from click.testing import CliRunner
 from fa3_kernels.plan.config import Config
 from fa3_simulator import tune
 from fa3verify.cli.main import main
+from fa3verify.files import read_csv
 
 SHORT = ("--seqlen", 1024, "--nheads", 4)
 WIDE = ("--head-dim", 256)  # which has the fewest tiles and schedules to simulate
@@ -129,7 +129,7 @@ def test_few_heads_with_many_keys_are_cut_into_parts_and_packed() -> None:
 def test_csv_has_the_rows_of_the_table(tmp_path: Any) -> None:
     target = tmp_path / "tune.csv"
     found = figures("--csv", target, "--top", 3, *WIDE)
-    rows = list(csv.DictReader(target.read_text().splitlines()))
+    rows = read_csv(target)
     assert [row["tile"] for row in rows] == [row["tile"] for row in found["ranked"]]
     assert [int(row["cycles"]) for row in rows] == [row["cycles"] for row in found["ranked"]]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import replace
 
 import pytest
 
+from fa3verify.files import csv_rows
 from fa3verify.timed import cells, ratios, results, tables
 from fa3verify.timed.results import SampleFigures
 from fa3verify.timed.timing import LaunchTime, Times
@@ -72,14 +71,14 @@ def test_joules_are_watts_times_the_milliseconds_under_the_same_load():
     )
     assert weighed.joules("gluon") == pytest.approx(1.4)
     assert math.isnan(weighed.joules("flash3"))
-    (row,) = csv.DictReader(io.StringIO(tables.csv_text([weighed])))
+    (row,) = csv_rows(tables.csv_text([weighed]), "")
     assert (row["sustained_w"], row["joules"]) == ("700", "1.4")
     assert f"| {A.key} | 1.4 ({A.flops / 1e12 / 1.4:.3f}, 700) |" in tables.markdown(collected(weighed))
     assert "joules" not in tables.markdown(collected(*BOTH)), "nothing was weighed"
 
 
 def test_csv_has_one_line_per_cell_and_kernel_and_no_speed_without_bits():
-    rows = list(csv.DictReader(io.StringIO(tables.csv_text([BOTH[0], record(B, gluon=-2.0)]))))
+    rows = csv_rows(tables.csv_text([BOTH[0], record(B, gluon=-2.0)]), "")
     assert [(r["kernel"], r["burst_ms"]) for r in rows] == [
         ("gluon", "1"),
         ("fa3", "2"),
@@ -92,7 +91,7 @@ def test_csv_has_one_line_per_cell_and_kernel_and_no_speed_without_bits():
 
 
 def test_csv_has_the_counted_clock_beside_the_drivers_and_the_schedule_of_ours_alone():
-    ours, peer = list(csv.DictReader(io.StringIO(tables.csv_text([record(A, gluon=2.0, fa3=1.0)]))))
+    ours, peer = csv_rows(tables.csv_text([record(A, gluon=2.0, fa3=1.0)]), "")
     figures = ("burst_sm_mhz", "burst_cycles", "burst_driver_mhz", "sustained_sm_mhz")
     assert [ours[name] for name in figures] == ["1500", "3e+06", "1980", ""]  # 2 ms at 1.5 GHz
     fields = results.Switches._fields

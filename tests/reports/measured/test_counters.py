@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from fa3_reports.measured.counters import METRICS, Launched
 from fa3_simulator.machine import load
 from fa3_simulator.roofline import tensor_cycles_per_block
 from fa3_simulator.run import all_tiles
+from fa3verify.files import read_csv
 from fa3verify.timed import timings
 from fa3verify.timed.cells import Cell
 from tests.sampling import sampled
@@ -82,7 +82,7 @@ def test_a_launch_that_failed_takes_nobody_elses_counters(tmp_path: Path) -> Non
     assert (found[2]["tensor_cycles"], found[4]["tensor_cycles"]) == ("1", "7")
     assert (found[2]["burst_ms"], found[2]["burst_sm_mhz"]) == ("0.04", "1600")
     assert counters.cell_of(found[2]) == CELL
-    assert list(csv.DictReader(path.read_text().splitlines()))[1]["status"] == "failed: no such file"
+    assert read_csv(path)[1]["status"] == "failed: no such file"
 
 
 def test_a_row_is_simulated_with_the_schedule_that_ran(tmp_path: Path) -> None:

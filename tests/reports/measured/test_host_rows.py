@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from fa3_reports.measured import host_rows
 from fa3_reports.measured.host_rows import Cost, check
+from fa3verify.files import read_csv
 
 PUBLISHED = Path(__file__).parents[3] / "reports" / "h200" / "speed" / "host" / "host.csv"
 OURS, FLASH3 = Cost("decode", "gluon", 38.75, 56.18), Cost("decode", "flash3", 27.3, 32.86)
@@ -48,8 +48,7 @@ def test_a_stated_reason_is_accepted_for_its_own_row_alone(monkeypatch):
 
 
 def test_published_host_costs_hold():
-    with PUBLISHED.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(PUBLISHED)
     assert len(rows) > 40
     for _, run in groupby(rows, lambda row: row["run"]):
         check(Cost(row["situation"], row["kernel"], float(row["median_us"]), math.nan) for row in run)

@@ -7,7 +7,6 @@ reports/notes/simulator.md.
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_simulator.machine import load
 from fa3_simulator.roofline import closed_form, roofline
 from fa3_simulator.run import estimate
+from fa3verify.files import read_csv
 
 H100, CLOCK_MHZ = load("h100"), 1500.0
 
@@ -32,20 +32,19 @@ def errors() -> dict[str, np.ndarray]:
         "causal": [],
         "seqlen": [],
     }
-    with (Path(__file__).parent / "published_h100.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            d, causal, seqlen = int(row["head_dim"]), row["causal"] == "1", int(row["seqlen"])
-            nheads = int(row["nheads"])
-            problem = AttentionProblem(int(row["batch"]), nheads, nheads, seqlen, seqlen, d, causal=causal)
-            config = default_config(problem, family="flash3")
-            measured = float(row["microseconds"]) * CLOCK_MHZ
-            found["simulated"].append(estimate(problem, config, H100, CLOCK_MHZ).cycles / measured - 1)
-            bound = roofline(problem, config, H100, CLOCK_MHZ).cycles + H100["launch_cycles"]
-            found["roofline"].append(bound / measured - 1)
-            found["closed form"].append(closed_form(problem, config, H100) / measured - 1)
-            found["head_dim"].append(d)
-            found["causal"].append(causal)
-            found["seqlen"].append(seqlen)
+    for row in read_csv(Path(__file__).parent / "published_h100.csv"):
+        d, causal, seqlen = int(row["head_dim"]), row["causal"] == "1", int(row["seqlen"])
+        nheads = int(row["nheads"])
+        problem = AttentionProblem(int(row["batch"]), nheads, nheads, seqlen, seqlen, d, causal=causal)
+        config = default_config(problem, family="flash3")
+        measured = float(row["microseconds"]) * CLOCK_MHZ
+        found["simulated"].append(estimate(problem, config, H100, CLOCK_MHZ).cycles / measured - 1)
+        bound = roofline(problem, config, H100, CLOCK_MHZ).cycles + H100["launch_cycles"]
+        found["roofline"].append(bound / measured - 1)
+        found["closed form"].append(closed_form(problem, config, H100) / measured - 1)
+        found["head_dim"].append(d)
+        found["causal"].append(causal)
+        found["seqlen"].append(seqlen)
     return {name: np.array(values) for name, values in found.items()}
 
 
