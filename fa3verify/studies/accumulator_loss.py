@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
-from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot, rms
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -75,31 +75,23 @@ H200: dict[str, dict[tuple[float, int], float]] = {
 }
 
 
-class _Size(NamedTuple):
-    lengths: tuple[int, ...]
-    rows: int
-    seeds: int
-
-
-SIZES: dict[Profile, _Size] = {
-    "quick": _Size((2048, 8192, 32768, 131072), 8, 1),
-    "release": _Size((2048, 8192, 32768, 131072), 64, 4),
-    "soak": _Size((2048, 8192, 32768, 131072), 256, 8),
+LENGTHS = (2048, 8192, 32768, 131072)
+EXTENTS: dict[Profile, Extent] = {
+    "quick": Extent(8, LENGTHS, 1),
+    "release": Extent(64, LENGTHS, 4),
+    "soak": Extent(256, LENGTHS, 8),
 }
 
 
-class _Inputs(NamedTuple):
-    problem: AttentionProblem
-    operands: Operands
-    truth: np.ndarray
-
-
 @functools.lru_cache(maxsize=1)
-def _inputs(dtype: Dtype, v_mean: float, seqlen_k: int, rows: int, seed: int) -> _Inputs:
+def _inputs(
+    dtype: Dtype, v_mean: float, seqlen_k: int, rows: int, seed: int
+) -> tuple[AttentionProblem, Operands, np.ndarray]:
+    """Return a problem, its operands, and the exact output of these."""
     problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=dtype)
     arrays = Recipe("offset_v", {"mean": v_mean}, seed).draw(problem)
     operands = prepare(problem, *arrays, QuantScheme("tensor") if dtype == "e4m3" else None).operands
-    return _Inputs(problem, operands, attention(problem, *operands.dequantized(problem)).out)
+    return problem, operands, attention(problem, *operands.dequantized(problem)).out
 
 
 def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Records:
@@ -137,12 +129,12 @@ def _unit(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Un
 
 def units(profile: Profile, seed: int) -> list[Unit]:
     """Return one unit per mean, length, draw and kernel."""
-    size = SIZES[profile]
+    extent = EXTENTS[profile]
     return [
-        _unit(kernel, mean, length, size.rows, seed + i)
+        _unit(kernel, mean, length, extent.rows, seed + i)
         for mean in V_MEANS
-        for length in size.lengths
-        for i in range(size.seeds)
+        for length in extent.lengths
+        for i in range(extent.draws)
         for kernel in KERNELS
     ]
 
@@ -151,10 +143,10 @@ def of_kernel(kernel: str, profile: Profile, seed: int) -> list[Unit]:
     """Return the same for another kernel, and but for the quick profile one draw at :data:`LONGEST` keys."""
     if kernel in KERNELS:
         return []
-    size = SIZES[profile]
-    draws = [(length, size.rows, seed + i) for length in size.lengths for i in range(size.seeds)]
+    extent = EXTENTS[profile]
+    draws = [(length, extent.rows, seed + i) for length in extent.lengths for i in range(extent.draws)]
     if profile != "quick":
-        draws.append((LONGEST, SIZES["quick"].rows, seed))
+        draws.append((LONGEST, EXTENTS["quick"].rows, seed))
     return [_unit(kernel, mean, *draw) for mean in V_MEANS for draw in draws]
 
 

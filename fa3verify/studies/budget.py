@@ -20,7 +20,7 @@ from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3verify.inputs import activations
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot, rms
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -29,10 +29,10 @@ NAME = "error_budget"
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
 SYNTHETIC = ("normal", "fa3_outliers", "offset_v")
 ACTIVATION = "smollm2_dev-code_n384_L17_kv2"
-SIZES: dict[Profile, tuple[int, int, int]] = {
-    "quick": (256, 512, 1),
-    "release": (512, 2048, 4),
-    "soak": (1024, 4096, 8),
+EXTENTS: dict[Profile, Extent] = {
+    "quick": Extent(256, (512,), 1),
+    "release": Extent(512, (2048,), 4),
+    "soak": Extent(1024, (4096,), 8),
 }
 NOTHING = "nothing"
 EVERYTHING = "everything"
@@ -65,12 +65,13 @@ def measure(dtype: Dtype, source: str, rows: int, seqlen: int, seed: int) -> Rec
 
 def units(profile: Profile, seed: int) -> list[Unit]:
     """Return one unit per kernel, input and draw."""
-    rows, seqlen, seeds = SIZES[profile]
+    extent = EXTENTS[profile]
+    sizes = {"rows": extent.rows, "seqlen": extent.lengths[0]}
     return [
-        Unit(NAME, measure, {"dtype": dtype, "source": source, "rows": rows, "seqlen": seqlen, "seed": seed + i})
+        Unit(NAME, measure, {"dtype": dtype, "source": source, **sizes, "seed": seed + i})
         for dtype in DTYPES
         for source in (*SYNTHETIC, ACTIVATION)
-        for i in range(1 if source == ACTIVATION else seeds)
+        for i in range(1 if source == ACTIVATION else extent.draws)
     ]
 
 

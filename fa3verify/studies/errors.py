@@ -18,7 +18,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
-from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot, rms
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -29,10 +29,10 @@ KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", STANDARD)
 INPUTS = ("normal", "fa3_outliers", "peaky", "offset_v")
 LEVELS = 10.0 ** np.arange(-9, 1.01, 0.125)  # of |error| / rms
 BINS = np.arange(-4.0, 4.01, 0.125)  # edges, in ulp
-SIZES: dict[Profile, tuple[int, int, int]] = {
-    "quick": (256, 512, 1),
-    "release": (1024, 2048, 2),
-    "soak": (2048, 4096, 4),
+EXTENTS: dict[Profile, Extent] = {
+    "quick": Extent(256, (512,), 1),
+    "release": Extent(1024, (2048,), 2),
+    "soak": Extent(2048, (4096,), 4),
 }
 
 
@@ -76,12 +76,13 @@ def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int
 
 def units(profile: Profile, seed: int) -> list[Unit]:
     """Return one unit per kernel, distribution and draw."""
-    rows, seqlen, seeds = SIZES[profile]
+    extent = EXTENTS[profile]
+    sizes = {"rows": extent.rows, "seqlen": extent.lengths[0]}
     return [
-        Unit(NAME, distribute, {"kernel": kernel, "distribution": d, "rows": rows, "seqlen": seqlen, "seed": seed + i})
+        Unit(NAME, distribute, {"kernel": kernel, "distribution": d, **sizes, "seed": seed + i})
         for kernel in KERNELS
         for d in INPUTS
-        for i in range(seeds)
+        for i in range(extent.draws)
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge
 from fa3verify.known import registry
-from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot
+from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -28,16 +28,10 @@ DISTRIBUTIONS = ("normal", "offset_v")
 HEAD_DIM = 64
 
 
-class _Size(NamedTuple):
-    lengths: tuple[int, ...]
-    rows: int
-    seeds: int
-
-
-SIZES: dict[Profile, _Size] = {
-    "quick": _Size((128, 256, 512, 1024, 2048, 4096), 32, 2),
-    "release": _Size((128, 256, 512, 1024, 2048, 4096, 8192, 16384), 128, 8),
-    "soak": _Size((128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768), 256, 16),
+EXTENTS: dict[Profile, Extent] = {
+    "quick": Extent(32, (128, 256, 512, 1024, 2048, 4096), 2),
+    "release": Extent(128, (128, 256, 512, 1024, 2048, 4096, 8192, 16384), 8),
+    "soak": Extent(256, (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768), 16),
 }
 
 
@@ -66,16 +60,16 @@ def measure(kernel: str, distribution: str, rows: int, lengths: list[int], seed:
 
 def units(profile: Profile, seed: int) -> list[Unit]:
     """Return one unit per kernel, distribution and draw."""
-    size = SIZES[profile]
+    extent = EXTENTS[profile]
     return [
         Unit(
             NAME,
             measure,
-            {"kernel": k, "distribution": d, "rows": size.rows, "lengths": list(size.lengths), "seed": seed + i},
+            {"kernel": k, "distribution": d, "rows": extent.rows, "lengths": list(extent.lengths), "seed": seed + i},
         )
         for k in KERNELS
         for d in DISTRIBUTIONS
-        for i in range(size.seeds)
+        for i in range(extent.draws)
     ]
 
 

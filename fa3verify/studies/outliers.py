@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fa3_reference.baselines import emulated_fp8_attention
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot, rms
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -34,19 +34,12 @@ QUANTISERS: dict[str, tuple[Dtype, QuantScheme | None]] = {
 }
 
 
-class _Size(NamedTuple):
-    seqlen: int
-    rows: int
-    head_dim: int
-    stds: tuple[float, ...]
-    seeds: int
-
-
-_FINE = tuple(round(float(x), 3) for x in np.geomspace(1, 1000, 13))
-SIZES: dict[Profile, _Size] = {
-    "quick": _Size(512, 256, 64, (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), 3),
-    "release": _Size(2048, 1024, 128, _FINE, 8),
-    "soak": _Size(4096, 4096, 128, _FINE, 16),
+COARSE = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # standard deviations of outliers under the quick profile
+FINE = tuple(round(float(x), 3) for x in np.geomspace(1, 1000, 13))  # and under the others
+EXTENTS: dict[Profile, Extent] = {
+    "quick": Extent(256, (512,), 3),
+    "release": Extent(1024, (2048,), 8),
+    "soak": Extent(4096, (4096,), 16),
 }
 
 
@@ -83,9 +76,14 @@ def sweep(seqlen: int, rows: int, head_dim: int, std: float, seed: int) -> Recor
 
 def units(profile: Profile, seed: int) -> list[Unit]:
     """Return one unit per outlier size and draw."""
-    size = SIZES[profile]
-    shape = {"seqlen": size.seqlen, "rows": size.rows, "head_dim": size.head_dim}
-    return [Unit(NAME, sweep, {**shape, "std": std, "seed": seed + i}) for std in size.stds for i in range(size.seeds)]
+    extent = EXTENTS[profile]
+    is_quick = profile == "quick"
+    shape = {"seqlen": extent.lengths[0], "rows": extent.rows, "head_dim": 64 if is_quick else 128}
+    return [
+        Unit(NAME, sweep, {**shape, "std": std, "seed": seed + i})
+        for std in (COARSE if is_quick else FINE)
+        for i in range(extent.draws)
+    ]
 
 
 _VARIABLES = {

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fa3_reference.baselines import emulated_fp8_attention, standard_attention_f
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.studies.study import Profile, Record, Records, Study, Unit, Variable, flatten, pivot
+from fa3verify.studies.study import Extent, Profile, Record, Records, Study, Unit, Variable, flatten, pivot
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -76,32 +76,23 @@ METHODS: tuple[Method, ...] = (
 _BY_NAME = {method.name: method for method in METHODS}
 
 
-class _Size(NamedTuple):
-    seqlen: int
-    rows: int  # query rows used
-    chunk: int  # query rows per unit
-    seeds: int
-
-
-SIZES: dict[Profile, _Size] = {
-    "quick": _Size(2048, 1024, 1024, 3),
-    "release": _Size(8192, 8192, 2048, 8),
-    "soak": _Size(8192, 8192, 2048, 32),
+MOST_ROWS = 2048  # query rows of a unit
+EXTENTS: dict[Profile, Extent] = {
+    "quick": Extent(1024, (2048,), 3),
+    "release": Extent(8192, (8192,), 8),
+    "soak": Extent(8192, (8192,), 32),
 }
 
 
-class _Inputs(NamedTuple):
-    problem: AttentionProblem
-    arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
-    truth: np.ndarray  # output rows of the unit, from unrounded inputs
-
-
 @functools.lru_cache(maxsize=1)
-def _inputs(seqlen: int, first_row: int, rows: int, seed: int) -> _Inputs:
+def _inputs(
+    seqlen: int, first_row: int, rows: int, seed: int
+) -> tuple[AttentionProblem, tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
+    """Return a problem, its q, k and v, and the output rows of a unit that these have unrounded."""
     problem = AttentionProblem(1, 1, 1, seqlen, seqlen, HEAD_DIM)
     q, k, v = Recipe("fa3_outliers", seed=seed).draw(problem)
     part = replace(problem, seqlen_q=rows)
-    return _Inputs(problem, (q, k, v), attention(part, q[:, first_row : first_row + rows], k, v).out)
+    return problem, (q, k, v), attention(part, q[:, first_row : first_row + rows], k, v).out
 
 
 def _slice_rows(operands: Operands, first_row: int, rows: int) -> Operands:
@@ -148,7 +139,9 @@ def measure(variants: Sequence[str], seqlen: int, first_row: int, rows: int, see
 
 def units(profile: Profile, seed: int) -> list[Unit]:
     """Return one unit per draw, chunk of query rows and set of methods that see the same operands."""
-    size = SIZES[profile]
+    extent = EXTENTS[profile]
+    seqlen = extent.lengths[0]
+    rows = min(extent.rows, MOST_ROWS)
     alike: dict[Any, list[str]] = {}
     for method in METHODS:
         alike.setdefault((method.dtype, method.scheme), []).append(method.name)
@@ -156,10 +149,10 @@ def units(profile: Profile, seed: int) -> list[Unit]:
         Unit(
             NAME,
             measure,
-            {"variants": names, "seqlen": size.seqlen, "first_row": first, "rows": size.chunk, "seed": seed + i},
+            {"variants": names, "seqlen": seqlen, "first_row": first, "rows": rows, "seed": seed + i},
         )
-        for i in range(size.seeds)
-        for first in range(0, size.rows, size.chunk)
+        for i in range(extent.draws)
+        for first in range(0, extent.rows, rows)
         for names in alike.values()
     ]
 

@@ -8,7 +8,7 @@ Differences below a quarter on one head are within the luck of a sign vector.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,12 +27,8 @@ NAME = "rotation"
 PLAIN = QuantScheme("head")
 
 
-class _Size(NamedTuple):
-    tokens: int  # leading tokens of each text; 0 is all
-    signs: int
-
-
-SIZES: dict[Profile, _Size] = {"quick": _Size(192, 2), "release": _Size(0, 4), "soak": _Size(0, 16)}
+TOKENS: dict[Profile, int] = {"quick": 192, "release": 0, "soak": 0}  # of each text the leading ones; 0 is all
+SIGNS: dict[Profile, int] = {"quick": 2, "release": 4, "soak": 16}  # vectors of signs
 
 
 def _rmse(
@@ -74,9 +70,8 @@ def gains(name: str, tokens: int, signs: int) -> Records:
 
 def units(profile: Profile, seed: int) -> list[Unit]:
     """Return one unit per stored file; the data are real and the sign vectors fixed, so ``seed`` has no effect."""
-    size = SIZES[profile]
     return [
-        Unit(NAME, gains, {"name": case.name, "tokens": size.tokens, "signs": size.signs})
+        Unit(NAME, gains, {"name": case.name, "tokens": TOKENS[profile], "signs": SIGNS[profile]})
         for case in activations.list_activations()
     ]
 

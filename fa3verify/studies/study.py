@@ -22,6 +22,14 @@ Record = dict[str, Any]
 Records = list[Record]
 
 
+class Extent(NamedTuple):
+    """How much a study does under a profile: query rows, numbers of keys, and how often inputs are drawn."""
+
+    rows: int
+    lengths: tuple[int, ...]
+    draws: int
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One piece of work: ``run(**kwargs)`` returns records; equal keys mean equal results."""
