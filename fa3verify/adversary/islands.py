@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -115,40 +114,32 @@ def _visible(island: Island) -> np.ndarray:
 
 # Few keys let a single operation's error stand alone, whole tiles let errors of one sign add up, several tiles and
 # splits rescale, and a row of more than 16 or 32 channels is a chain of its own.
-_SIXTEEN_BITS: tuple[dict[str, Any], ...] = (
-    {"name": "few", "keys": 16, "tile_n": 16},
-    {"name": "tile", "keys": 128, "tile_n": 128},
-    {"name": "two tiles", "keys": 32, "tile_n": 16},
-    {"name": "tiles", "keys": 256, "tile_n": 64},
-    {"name": "splits", "keys": 96, "tile_n": 16, "num_splits": 3},
-    {"name": "chains", "keys": 16, "tile_n": 16, "width": 32, "batch": 16, "rows": 1},
-    {"name": "softcap", "keys": 32, "tile_n": 16, "softcap": True},
-    {"name": "causal", "keys": 96, "tile_n": 32, "causal": True},
+_SIXTEEN_BITS = (
+    Island("few", "fp16", 16, 16),
+    Island("tile", "fp16", 128, 128),
+    Island("two tiles", "fp16", 32, 16),
+    Island("tiles", "fp16", 256, 64),
+    Island("splits", "fp16", 96, 16, num_splits=3),
+    Island("chains", "fp16", 16, 16, 32, batch=16, rows=1),
+    Island("softcap", "fp16", 32, 16, softcap=True),
+    Island("causal", "fp16", 96, 32, causal=True),
 )
-_EIGHT_BITS: tuple[dict[str, Any], ...] = (
-    {"name": "few", "keys": 32, "tile_n": 32, "width": 2},
-    {"name": "tile", "keys": 128, "tile_n": 128, "promotion_interval": 128, "rows": 32},
-    {"name": "two tiles", "keys": 128, "tile_n": 64, "width": 2, "promotion_interval": 64, "descale_tiles": 1},
-    {"name": "chained tiles", "keys": 96, "tile_n": 32, "width": 2, "descale_tiles": 1},
-    {"name": "parts", "keys": 256, "tile_n": 128, "rows": 32, "promotion_interval": 64, "out_dtype": "fp16"},
-    {
-        "name": "splits",
-        "keys": 192,
-        "tile_n": 32,
-        "rows": 32,
-        "num_splits": 4,
-        "promotion_interval": 32,
-        "descale_tiles": 2,
-    },
-    {"name": "chains", "keys": 32, "tile_n": 32, "width": 64, "batch": 16, "rows": 1, "out_dtype": "fp16"},
-    {"name": "softcap", "keys": 32, "tile_n": 32, "width": 2, "softcap": True},
-    {"name": "causal", "keys": 96, "tile_n": 32, "rows": 32, "causal": True, "promotion_interval": 32},
+_EIGHT_BITS = (
+    Island("few", "e4m3", 32, 32, 2),
+    Island("tile", "e4m3", 128, 128, rows=32, promotion_interval=128),
+    Island("two tiles", "e4m3", 128, 64, 2, promotion_interval=64, descale_tiles=1),
+    Island("chained tiles", "e4m3", 96, 32, 2, descale_tiles=1),
+    Island("parts", "e4m3", 256, 128, rows=32, promotion_interval=64, out_dtype="fp16"),
+    Island("splits", "e4m3", 192, 32, rows=32, num_splits=4, promotion_interval=32, descale_tiles=2),
+    Island("chains", "e4m3", 32, 32, 64, batch=16, rows=1, out_dtype="fp16"),
+    Island("softcap", "e4m3", 32, 32, 2, softcap=True),
+    Island("causal", "e4m3", 96, 32, rows=32, promotion_interval=32, causal=True),
 )
 
 ISLANDS: tuple[Island, ...] = (
-    *(Island(dtype="fp16", **island) for island in _SIXTEEN_BITS),
-    *(Island(dtype="bf16", **island) for island in _SIXTEEN_BITS),
-    *(Island(dtype="e4m3", **island) for island in _EIGHT_BITS),
+    *_SIXTEEN_BITS,
+    *(replace(island, dtype="bf16") for island in _SIXTEEN_BITS),
+    *_EIGHT_BITS,
     *(Island("tanh", dtype, 32, 16, rows=32, softcap=True, family="flash3") for dtype in ("fp16", "bf16")),
     Island("tanh", "e4m3", 32, 32, width=2, softcap=True, family="flash3"),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from fa3_reference.bounds import KernelModel
 from fa3verify.bench.graphs import GraphTimed
@@ -15,7 +14,7 @@ from fa3verify.known.peers import PEERS
 from fa3verify.timed.cells import Cell
 
 
-def _options(name: str, cell: Cell) -> dict[str, Any]:
+def _options(name: str, cell: Cell) -> dict[str, int]:
     """Let a library choose the number of splits for decoding, if it can."""
     return {"num_splits": 0} if cell.grid == "decode" and "num_splits" in PEERS[name].choices else {}
 

@@ -5,7 +5,6 @@ drawn.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.traits import OURS
@@ -25,17 +24,18 @@ class Ground:
 
 
 # Few keys let a single operation's error stand alone, several tiles rescale, thousands let errors of one sign add up.
-_SHAPES: tuple[dict[str, Any], ...] = (
-    {"name": "few", "keys": 16},
-    {"name": "tile", "keys": 128},
-    {"name": "tiles", "keys": 384},
-    {"name": "long", "keys": 2048},
-    {"name": "splits", "keys": 512, "num_splits": 3},
-    {"name": "softcap", "keys": 64, "softcap": True},
-    {"name": "causal", "keys": 160, "causal": True},
+# Format, tile, rows and channels are those of a kernel.
+_SHAPES = (
+    Island("few", "fp16", 16, 128),
+    Island("tile", "fp16", 128, 128),
+    Island("tiles", "fp16", 384, 128),
+    Island("long", "fp16", 2048, 128),
+    Island("splits", "fp16", 512, 128, num_splits=3),
+    Island("softcap", "fp16", 64, 128, softcap=True),
+    Island("causal", "fp16", 160, 128, causal=True),
 )
 # Rows of one batch with channels of their own: few of them make scores that are all but exact, and cost little time.
-_BY_ROW: tuple[dict[str, Any], ...] = (
+_BY_ROW: tuple[dict[str, int], ...] = (
     {"rows": 16, "width": 1, "columns": 32},
     {"rows": 16, "width": 1, "columns": 16},
     {"rows": 16, "width": 4, "columns": 64},
@@ -44,12 +44,12 @@ _BY_ROW: tuple[dict[str, Any], ...] = (
 )
 # Rows of batches of their own, whose scores are chains of many products, which the tensor core cuts. Kernels of e4m3
 # that take one descale a sequence have only these, so that the descale of a row is its own.
-_BY_BATCH: tuple[dict[str, Any], ...] = (
+_BY_BATCH: tuple[dict[str, int], ...] = (
     {"batch": 16, "rows": 1, "width": 16, "columns": 16},
     {"batch": 16, "rows": 1, "width": 64, "columns": 64},
     {"batch": 16, "rows": 1, "width": 128, "columns": 128},
 )
-_CHAINS: tuple[dict[str, Any], ...] = ({"batch": 16, "rows": 1, "width": 64, "columns": 64}, *_BY_BATCH[2:])
+_CHAINS: tuple[dict[str, int], ...] = ({"batch": 16, "rows": 1, "width": 64, "columns": 64}, *_BY_BATCH[2:])
 _CASES = (Ground("cases"), Ground("long cases", wanted=Wanted(seqlens_k=LONG, longest_q=4, empty=False)))
 
 
@@ -61,9 +61,9 @@ def grounds_of(candidate: Candidate, others: tuple[Candidate, ...] = ()) -> tupl
     by_batch = candidate.dtype == "e4m3" and not all("block_descale" in each.features for each in kernels)
     layouts = (_BY_BATCH,) if by_batch else (_BY_ROW, _BY_BATCH)
     found = [(shape, [_island(kernels, shape, each) for each in layouts]) for shape in _SHAPES]
-    chains = {"name": "chains", "keys": 16}
+    chains = Island("chains", "fp16", 16, 128)
     found.append((chains, [_island(kernels, chains, _CHAINS)]))
-    grounds = [Ground(shape["name"], tuple(island for island in islands if island)) for shape, islands in found]
+    grounds = [Ground(shape.name, tuple(island for island in islands if island)) for shape, islands in found]
     return *(ground for ground in grounds if ground.islands), *_CASES
 
 
@@ -75,19 +75,17 @@ def ground_of(candidate: Candidate, name: str, others: tuple[Candidate, ...] = (
     return known[name]
 
 
-def _island(
-    kernels: tuple[Candidate, ...], shape: dict[str, Any], layouts: tuple[dict[str, Any], ...]
-) -> Island | None:
+def _island(kernels: tuple[Candidate, ...], shape: Island, layouts: tuple[dict[str, int], ...]) -> Island | None:
     """An island of the first layout that all kernels take, with the first one's tile; None where they take none."""
-    if shape.get("num_splits", 1) > 1 and not all("num_splits" in kernel.changeable for kernel in kernels):
+    if shape.num_splits > 1 and not all("num_splits" in kernel.changeable for kernel in kernels):
         return None
-    if shape.get("causal") and any(kernel.policy.causal == "top_left" for kernel in kernels):
+    if shape.causal and any(kernel.policy.causal == "top_left" for kernel in kernels):
         return None
     first = kernels[0]
     multiple = max(kernel.seqlen_multiple for kernel in kernels)
-    keys = -(-shape["keys"] // multiple) * multiple
+    keys = -(-shape.keys // multiple) * multiple
     for layout in layouts:
-        island = Island(dtype=first.dtype, tile_n=128, **shape | {"keys": keys} | layout)
+        island = replace(shape, dtype=first.dtype, keys=keys, **layout)
         problem = island.problem(1.0, 1.0)
         if all(kernel.refusal(problem) is None for kernel in kernels):
             config = first.config_for(problem)

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from fa3_kernels.faults.table import AnyFault, planted
+from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
@@ -57,7 +58,7 @@ def twin(
     fault: AnyFault | None = None,
     description: str = "",
     operation: str = operations.FORWARD,
-    **changes: object,
+    **changes: Setting,
 ) -> Candidate:
     """Build a twin candidate, optionally with configuration changes or a planted fault."""
     side = Twin(operation, tuple(sorted(changes.items())), fault)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
 from fa3verify.known.libraries import make_importable
 from fa3verify.known.peers import PEERS
 
@@ -87,7 +86,7 @@ def load(name: str) -> Forward:
     make_importable(PEERS[name].wheel, "cudnn")
     import cudnn  # pyright: ignore[reportMissingImports]
 
-    def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+    def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
         """Prepare a call; the output's scale is chosen from its own amax, so that nothing is clipped."""
         plan = _Plan(cudnn, problem, given)
         scale = 1 / float(plan.out_scale)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import PEERS
 from fa3verify.known.xla_call import Call, Runtime, handler
@@ -20,7 +20,7 @@ def load(name: str) -> Forward:
     """Load the forward: batches of one head_dim, without softcap and options."""
     function = handler(library(PEERS[name].binary), TARGET)
 
-    def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+    def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
         if options.keys() - {"lse"} or problem.is_varlen or problem.softcap or problem.head_dim_v != problem.head_dim:
             raise ValueError("this build is called for batches of one head_dim, without softcap and options")
         call, out, lse = call_of(function, problem, given[:3], runtime())

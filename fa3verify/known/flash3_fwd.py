@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import PEERS
 
@@ -19,7 +18,7 @@ def load(name: str) -> Forward:
     return prepare
 
 
-def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
     """Prepare a call. Options: num_splits, 1 by default and 0 for what the library chooses, and pack_gqa."""
     packed: dict[str, Any] = {}
     if problem.is_varlen:

@@ -13,7 +13,6 @@ On an H200 all kinds are right at 300, 512 and 4096 keys and run in CUDA graphs.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.known.libraries import library
 
 if TYPE_CHECKING:
-    from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
+    from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
 
 FOLDER = "flash4"
 RUNTIME = f"{FOLDER}/libcute_dsl_runtime.so"
@@ -69,7 +68,7 @@ def load(name: str) -> Forward:
 
     library(RUNTIME)
 
-    def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+    def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
         if options.keys() - {"lse"}:
             raise ValueError("compiled without options")
         wants_lse = options.get("lse", True)

@@ -6,10 +6,11 @@ A module of this package that holds peers has ``load(name)``, which returns a :d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.tensors.convert import to_gpu
 
@@ -39,7 +40,8 @@ class LaunchOutput(NamedTuple):
 # A forward is prepared for a problem, tensors and options, such as num_splits, and returns what launches it; options
 # that a library does not have raise ValueError. ``lse=False`` leaves out an LSE that costs time.
 Launch = Callable[[], LaunchOutput]
-Forward = Callable[[AttentionProblem, Given, Mapping[str, Any]], Launch]
+Options = Mapping[str, Setting]
+Forward = Callable[[AttentionProblem, Given, Options], Launch]
 
 
 def given(problem: AttentionProblem, operands: Operands) -> Given:

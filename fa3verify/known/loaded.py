@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.known.launches import Forward, given
+from fa3verify.known.launches import Forward, Options, given
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import PEERS
 from fa3verify.tensors.convert import to_numpy
@@ -25,7 +23,7 @@ def loaded(name: str) -> Forward:
 
 
 def run(
-    name: str, problem: AttentionProblem, operands: Operands, options: Mapping[str, Any]
+    name: str, problem: AttentionProblem, operands: Operands, options: Options
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Run a peer once.
 
@@ -49,9 +47,9 @@ def version(name: str) -> str:
     return PEERS[name].version or f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
 
 
-def identity(name: str) -> dict[str, Any]:
+def identity(name: str) -> dict[str, str | None]:
     """Return what identifies a peer: its version, and the hash of its binary where it has one of its own."""
-    found = {"version": version(name)}
+    found: dict[str, str | None] = {"version": version(name)}
     binary = PEERS[name].binary
     if binary:
         found |= {"file": binary, "sha256": hashlib.sha256(library(binary).read_bytes()).hexdigest()}

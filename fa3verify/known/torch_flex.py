@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
 
 SHAPES = 1024  # that one process may compile for: past torch's own limit it would run uncompiled
 
@@ -27,7 +26,7 @@ def load(name: str) -> Forward:
     return prepare
 
 
-def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
     """Prepare a call; the mask's blocks are made once.
 
     With an LSE it is compiled as torch does by itself, the second shape for any; without one for each shape, as its

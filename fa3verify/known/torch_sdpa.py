@@ -5,15 +5,14 @@ The causal masks of all but FlashAttention-2 are aligned top-left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput
+from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (batch, heads, seqlen, head_dim)
 _ATEN = torch.ops.aten
@@ -74,7 +73,7 @@ def load(name: str) -> Forward:
     """Return the forward of one of the four."""
     function = _BATCHED[name]
 
-    def prepare(problem: AttentionProblem, given: Given, options: Mapping[str, Any]) -> Launch:
+    def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
         if problem.softcap or problem.window != (-1, -1) or options.keys() - {"lse"}:
             raise ValueError("torch's attention has neither windows nor softcap nor options")
         if problem.is_varlen:
@@ -82,7 +81,7 @@ def load(name: str) -> Forward:
         q, k, v = (x.transpose(1, 2) for x in given[:3])
 
         def launch() -> LaunchOutput:
-            out, lse = function(problem, (q, k, v), options.get("lse", True))
+            out, lse = function(problem, (q, k, v), bool(options.get("lse", True)))
             return LaunchOutput(out.transpose(1, 2), lse)
 
         return launch

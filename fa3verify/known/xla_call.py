@@ -148,7 +148,7 @@ class Call:
         handler: Any,
         operands: Sequence[Any],
         results: Sequence[Any],
-        attributes: Mapping[str, Any],
+        attributes: Mapping[str, float],
         runtime: Runtime,
     ) -> None:
         self._handler = handler
@@ -181,7 +181,7 @@ class Call:
         types = self._array(c.c_int, [BUFFER] * len(buffers))
         return _made(_List, size=len(buffers), types=types, values=self._array(c.c_void_p, buffers))
 
-    def _attributes(self, values: Mapping[str, Any]) -> Any:
+    def _attributes(self, values: Mapping[str, float]) -> Any:
         names = []
         scalars = []
         for name in sorted(values):  # the interface looks them up in this order

@@ -16,6 +16,7 @@ import numpy as np
 
 from fa3_kernels.faults.table import BackwardFault
 from fa3_kernels.plan.backward import BackwardConfig, backward_config, backward_of, check_reproduced
+from fa3_kernels.plan.config import Setting
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.model import BackwardModel
@@ -103,8 +104,8 @@ class Backward(Operation):
     faults = BackwardFault
     has_orders = True
 
-    def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
-        return self.features & backward_of(changes.get("family", _FAMILY)).features
+    def features_of(self, changes: Mapping[str, Setting]) -> frozenset[str]:
+        return self.features & backward_of(str(changes.get("family", _FAMILY))).features
 
     def configure(self, problem: AttentionProblem, **changes: Any) -> BackwardConfig:
         config = backward_config(problem, family=changes.pop("family", _FAMILY))
@@ -128,7 +129,7 @@ class Backward(Operation):
         return q, k, v, readout_dout(problem, q, k, v, recipe.seed) if is_real else drawn_dout(problem, recipe)
 
     def prepare(
-        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
+        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
         q, k, v, dout = (encode(x, FORMATS[problem.dtype], "ieee") for x in arrays)
         out, lse = attention(problem, *(x.astype(np.float64) for x in (q, k, v)))

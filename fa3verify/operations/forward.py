@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fa3_kernels.faults.table import Fault
 from fa3_kernels.plan.choose import config_of
-from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.plan.config import Config, Setting, default_config
 from fa3_kernels.plan.traits import OURS, traits_of
 from fa3_reference.attention import attention
 from fa3_reference.bounds.model import KernelModel
@@ -38,7 +38,7 @@ _SCHEMES = (QuantScheme("block"), QuantScheme("head"), QuantScheme("block", hada
 # and packed heads, P V chained and the other output format. Chained sums lose more the longer they are, so the shapes
 # that have them are short, of 200 and 500 keys. The causal shape of three tiles has neither splits nor packed heads,
 # under which mistakes between tiles, and in rows that have seen no key yet, would hide.
-_CHANGES: tuple[dict[str, Any], ...] = (
+_CHANGES: tuple[dict[str, Setting], ...] = (
     {"promotion_interval": 64},
     {"num_splits": 3, "pack_gqa": True},
     {"promotion_interval": 0, "out_dtype": "fp16"},
@@ -93,8 +93,8 @@ class Forward(Operation):
     faults = Fault
     has_orders = True
 
-    def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
-        return self.features & traits_of(changes.get("family", OURS)).features
+    def features_of(self, changes: Mapping[str, Setting]) -> frozenset[str]:
+        return self.features & traits_of(str(changes.get("family", OURS))).features
 
     def configure(self, problem: AttentionProblem, **changes: Any) -> Config:
         is_launch_choice = changes.get("family", OURS) == OURS and changes.get("num_splits") == 0
@@ -113,7 +113,7 @@ class Forward(Operation):
         return Result(*forward(problem, operands, config))
 
     def prepare(
-        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
+        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
         q, k, v = arrays
         return prepare(problem, q, k, v, scheme)
@@ -168,7 +168,7 @@ class Forward(Operation):
         return {"scheme": draw(small_schemes(candidate, problem, wanted))} if candidate.dtype == "e4m3" else {}
 
     def descales_of(
-        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Any]
+        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> frozenset[str]:
         if scheme is None or scheme.granularity in ("tensor", "head"):
             return frozenset()

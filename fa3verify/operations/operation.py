@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_kernels.plan.config import Setting
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Array, AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
@@ -91,7 +92,7 @@ class Operation(ABC):
     has_orders: ClassVar[bool] = False
     judges_choices: ClassVar[bool] = False
 
-    def features_of(self, changes: Mapping[str, Any]) -> frozenset[str]:
+    def features_of(self, changes: Mapping[str, Setting]) -> frozenset[str]:
         """Return the features of the twin with a changed configuration."""
         return self.features
 
@@ -109,7 +110,7 @@ class Operation(ABC):
 
     @abstractmethod
     def prepare(
-        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
+        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
         """Return what a kernel sees of float64 inputs; ``operands.dequantized`` gives the values in the same order."""
 
@@ -152,7 +153,7 @@ class Operation(ABC):
         """Draw the same for a small case."""
 
     def descales_of(
-        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Any]
+        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> frozenset[str]:
         """Return the features of :data:`DESCALES` that a kernel needs for a case; none by default."""
         return frozenset()
@@ -171,7 +172,7 @@ class Operation(ABC):
         """Outputs beside the main ones."""
         return tuple(output for output in self.outputs if not output.main)
 
-    def check_changes(self, changes: Mapping[str, Any]) -> None:
+    def check_changes(self, changes: Mapping[str, Setting]) -> None:
         """Raise ValueError unless all changes are fields of the configuration."""
         known = {f.name for f in fields(self.config)}
         if unknown := [name for name in changes if name not in known]:

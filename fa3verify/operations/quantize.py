@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from fa3_kernels.faults.table import QuantizerFault
+from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.quantizer import (
     MEAN_CHUNK_ROWS,
     MEAN_FINAL_ROWS,
@@ -126,7 +127,7 @@ _LONG = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 64, "seqlen_k": 17
 # query heads, blocks of several sizes, exact scaling by powers of two, no rotation where head_dim is no power of two.
 _SHAPES = (_PACKED, _GROUPED, _ODD, _WIDE, _LONG)
 _QUICK = len(_SHAPES) - 1
-_OPTIONS: tuple[dict[str, Any], ...] = (
+_OPTIONS: tuple[dict[str, Setting], ...] = (
     {"block_rows": (64, 32, 128), "rotate": True, "subtract_k_mean": True, "seed": 1},
     {"scope": "head", "rotate": True, "input_dtype": "bf16"},
     {"block_rows": 32, "scale": "power_of_two"},
@@ -169,9 +170,9 @@ class Quantize(Operation):
         return quantize_qkv(operands.q, operands.k, operands.v, **options)
 
     def prepare(
-        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Any]
+        self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
-        fmt = FORMATS[changes.get("input_dtype", "fp16")]
+        fmt = FORMATS[str(changes.get("input_dtype", "fp16"))]
         q, k, v = (encode(x, fmt, "ieee") for x in arrays)
         return Quantized(Operands(q, k, v))
 
@@ -198,7 +199,7 @@ class Quantize(Operation):
         return {"changes": tuple(sorted(options.items()))}
 
     def descales_of(
-        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Any]
+        self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> frozenset[str]:
         is_needed = changes.get("scope") == "query_head" and problem.group > 1
         return frozenset({"query_head_descale"} if is_needed else ())

@@ -5,24 +5,23 @@ Two runs of problems with the same exact result may differ by the sum of their b
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from fa3_kernels.plan.config import Setting
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import against_truth, within
-from fa3verify.properties.law import Refused, Setup, Trial, Violation, set_up
+from fa3verify.properties.law import Drawn, Refused, Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import LONG, Wanted, law
 
 # log2 of Q and of K in the shifted channel. The last pair moves 16-bit scores by 1e5: a kernel that masks with a finite
 # number in place of minus infinity fails there.
 SHIFTS = ((0, 0), (8, 12), (8, 3))
 # Changes that may move bits but not beyond the bound of the changed kernel.
-NUMERIC_CHANGES: dict[str, dict[str, Any]] = {
+NUMERIC_CHANGES: dict[str, dict[str, Setting]] = {
     "two_splits": {"num_splits": 2},
     "seven_splits": {"num_splits": 7},
     "narrow_tiles": {"tile_n": 64, "promotion_interval": 0},
@@ -36,7 +35,7 @@ def _error(candidate: Candidate, trial: Trial) -> Violation | None:
     return against_truth(candidate, set_up(candidate, trial.case), "against float64")
 
 
-def _change(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _change(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     tiled = draw(st.sampled_from(tuple(NUMERIC_CHANGES)))
     return {"change": tiled}
 
@@ -52,7 +51,7 @@ def _numeric(candidate: Candidate, trial: Trial) -> Violation | None:
     return against_truth(candidate, changed, f"{change} against float64")
 
 
-def _shift_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _shift_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     query_log2, key_log2 = draw(st.sampled_from(SHIFTS))
     return {
         "channel": draw(st.integers(0, case.problem.head_dim - 1)),
@@ -99,7 +98,7 @@ def _sum(a: Setup, b: Setup) -> Outputs:
     return {"out": x["out"] + y["out"], "lse": (x["lse"] + y["lse"]) * (1 + 2.0**-40)}
 
 
-def _order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _order(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"seed": draw(st.integers(0, 2**16))}
 
 

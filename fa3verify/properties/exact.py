@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,14 +14,14 @@ from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import same_bits, same_values
-from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import kept, rescaled, scaled_by_power_of_two
 from fa3verify.properties.trials import Wanted, law, needs
 
 ROOM = 3  # powers of two that a value may move; e4m3 has 15 binades
 
 
-def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"exponent": draw(st.sampled_from((1, -1, 2, -2, ROOM, -ROOM)))}
 
 
@@ -55,7 +54,7 @@ def _values_scaled(candidate: Candidate, plain: Setup, scaled: Setup, n: int) ->
     return same_bits(what, {**b, "out": a["out"]}, a)
 
 
-def _score_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _score_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     partners = ("softmax_scale", "k_descale") if candidate.dtype == "e4m3" else ("softmax_scale",)
     return {"partner": draw(st.sampled_from(partners)), **_shift(draw, candidate, case)}
 
@@ -81,7 +80,7 @@ def _score_scaling(candidate: Candidate, trial: Trial) -> Violation | None:
     return same_bits(what, moved.run(candidate), plain.run(candidate))
 
 
-def _block_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _block_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     if case.scheme is None:
         raise ValueError("blocks of descales go with a quantisation scheme")
     blocks = {
@@ -134,7 +133,7 @@ def _signs(candidate: Candidate, trial: Trial) -> Violation | None:
     return same_bits("negated V", {**negated, "out": plain["out"]}, plain)
 
 
-def _channel_order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _channel_order(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"roll": draw(st.integers(1, case.problem.head_dim_v - 1))}
 
 

@@ -17,7 +17,7 @@ from fa3verify.cases.coverage import adapted
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import against_truth
-from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, law
 
 _OF = ("backward",)
@@ -33,7 +33,7 @@ def _prepared(candidate: Candidate, case: Case, arrays: tuple[np.ndarray, ...]) 
     return setup._replace(operands=setup.operation.prepare(case.problem, arrays, None, {}).operands)
 
 
-def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"shift": draw(st.sampled_from(SHIFTS))}
 
 
@@ -47,7 +47,7 @@ def _far_scores(candidate: Candidate, trial: Trial) -> Violation | None:
     return against_truth(candidate, _prepared(candidate, trial.case, (q, k, v, dout)), f"scores shifted by {shift}")
 
 
-def _lengths(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _lengths(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"seqlen_k": draw(st.sampled_from(HALF_TILES))}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from fa3verify.kernels.policy import empty_rows, out_rows
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import LSE_GRADIENT
 from fa3verify.properties.compare import against_truth, same_bits, same_values, unsigned_zeros, within
-from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, law, needs
 
 _OF = ("backward",)
@@ -60,7 +59,7 @@ def _split(candidate: Candidate, trial: Trial) -> Violation | None:
     return within("dO in two halves", whole, total, {name: np.sum([b[name] for b in bounds], axis=0) for name in whole})
 
 
-def _position(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _position(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"position": draw(st.integers(0, _MOST))}
 
 

@@ -27,6 +27,7 @@ from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation, Outputs
 
 SCHEMA = "fa3verify.trial/1"
+Drawn = dict[str, object]  # parameters of a law: JSON values, which the law checks when it reads them
 Kind = Literal["exact", "invariant", "agreement", "bounded"]
 
 
@@ -36,7 +37,7 @@ class Trial:
 
     law: str
     case: Case
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: Drawn = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in self.parameters.items():
@@ -53,7 +54,7 @@ class Trial:
     def choice(self, name: str, options: tuple[str, ...]) -> str:
         """Return a text parameter; ValueError unless it is one of the options."""
         value = self.parameters.get(name)
-        if value not in options:
+        if not isinstance(value, str) or value not in options:
             raise ValueError(f"{self.law}: {name} must be one of {', '.join(options)}, got {value!r}")
         return value
 

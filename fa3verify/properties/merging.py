@@ -20,7 +20,7 @@ from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import CallResult, agree, called, unsigned_zeros, within
-from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import key_unit, masked_part, part, visible
 from fa3verify.properties.trials import Wanted, law, needs
 
@@ -30,7 +30,7 @@ NOISE = 2.0**-45  # of float64 in a merge
 NOTHING = 208.0
 
 
-def _cut(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _cut(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     unit = 1
     if case.scheme is not None and case.scheme.granularity == "block":
         unit = math.lcm(case.scheme.block_rows_k, case.scheme.block_rows_v)
@@ -99,7 +99,7 @@ def _or_inf(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), np.inf, x)
 
 
-def _rank(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _rank(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     ranks = draw(st.sampled_from(RANKS))
     return {"ranks": ranks, "rank": draw(st.integers(0, ranks - 1))}
 
@@ -126,7 +126,7 @@ def _ring(candidate: Candidate, trial: Trial) -> Violation | None:
     return None
 
 
-def _appended(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _appended(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     longest = max((seq.seqlen_k for seq in case.problem.sequences() if seq.seqlen_q), default=0)
     assume(longest > 1)
     config: Any = candidate.configure(case.problem)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from fa3verify.cases.case import Case
 from fa3verify.kernels.policy import empty_rows, out_rows
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
-from fa3verify.properties.law import Setup, Trial, Untaken, Violation, set_up
+from fa3verify.properties.law import Drawn, Setup, Trial, Untaken, Violation, set_up
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import Wanted, law
 
@@ -113,7 +113,7 @@ class _Place(NamedTuple):
     channel: int
 
 
-def _draw(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _draw(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     problem = case.problem
     rules = [rule for rule in POLICY if candidate.dtype != "e4m3" or math.isnan(rule.value)]
     rule = draw(st.sampled_from(rules))

@@ -19,7 +19,7 @@ from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.operations.quantize import NAMES
 from fa3verify.properties.compare import against_truth, close, same_bits
-from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import scaled_by_power_of_two
 from fa3verify.properties.trials import Wanted, law
 
@@ -42,7 +42,7 @@ def _exact(candidate: Candidate, trial: Trial) -> Violation | None:
     return same_bits("scaled by powers of two, against correct rounding", setup.run(candidate), expected)
 
 
-def _exponent(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _exponent(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"exponent": draw(st.sampled_from((1, -1, 3, -3)))}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -17,13 +16,13 @@ from fa3_reference.quantize import condition
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import within
-from fa3verify.properties.law import Trial, Violation, set_up
+from fa3verify.properties.law import Drawn, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, law, needs
 
 _UNIT = 2.0**-53
 
 
-def _seed(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _seed(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"hadamard_seed": draw(st.integers(0, 2**16))}
 
 

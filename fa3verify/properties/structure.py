@@ -13,17 +13,18 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.case import Case
 from fa3verify.kernels.policy import empty_rows, out_rows
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import same_bits
-from fa3verify.properties.law import Refused, Setup, Trial, Untaken, Violation, set_up
+from fa3verify.properties.law import Drawn, Refused, Setup, Trial, Untaken, Violation, set_up
 from fa3verify.properties.transforms import part, part_of_result, query_heads, reordered, repeated_heads, visible
 from fa3verify.properties.trials import Wanted, law, needs
 
 # Schedule switches; a configuration that a kernel refuses with ValueError is not judged.
-SWITCHES: dict[str, dict[str, Any]] = {
+SWITCHES: dict[str, dict[str, Setting]] = {
     "no_overlap": {"intra_wg_overlap": False},
     "no_pingpong": {"pingpong": False},
     "three_stages": {"num_stages": 3},
@@ -37,7 +38,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
-def _keys(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _keys(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     start = draw(st.integers(0, max(0, case.problem.seqlen_k - 1)))
     return {"start": start, "count": draw(st.sampled_from((1, 2, 64, 128)))}
 
@@ -88,7 +89,7 @@ def _separate(candidate: Candidate, trial: Trial) -> Violation | None:
     return None
 
 
-def _pair(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _pair(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     filled = [seq.index for seq in case.problem.sequences() if seq.seqlen_q]
     return {"sequence": draw(st.sampled_from(filled)), "kv_head": draw(st.integers(0, case.problem.nheads_kv - 1))}
 
@@ -114,7 +115,7 @@ def _permuted(problem: AttentionProblem) -> dict[str, int]:
     return {"batch": problem.batch, "kv_heads": problem.nheads_kv, "of_group": problem.group}
 
 
-def _order(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _order(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {name: draw(st.permutations(range(size)).map(list)) for name, size in _permuted(case.problem).items()}
 
 
@@ -137,7 +138,7 @@ def _reordered(candidate: Candidate, trial: Trial) -> Violation | None:
     return same_bits(what, moved, expected)
 
 
-def _poison(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _poison(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     values = ("nan",) if candidate.dtype == "e4m3" else ("nan", "inf")
     return {**_pair(draw, candidate, case), "value": draw(st.sampled_from(values))}
 
@@ -164,7 +165,7 @@ def _neighbours(candidate: Candidate, trial: Trial) -> Violation | None:
     return same_bits(what, run, clean_run)
 
 
-def _splits(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _splits(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"num_splits": draw(st.sampled_from((2, 1, 3)))}
 
 
@@ -189,7 +190,7 @@ def _empty_rows(candidate: Candidate, trial: Trial) -> Violation | None:
     return same_bits(f"rows without a visible key, num_splits {num_splits}", result, expected)
 
 
-def _switch(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _switch(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"switch": draw(st.sampled_from(tuple(SWITCHES)))}
 
 

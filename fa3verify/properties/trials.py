@@ -16,14 +16,14 @@ from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
 from fa3verify.kernels.record import Candidate
-from fa3verify.properties.law import Kind, Law, Trial, Violation
+from fa3verify.properties.law import Drawn, Kind, Law, Trial, Violation
 
 CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
 MAX_SEQLEN = 300
 TILE = 128  # keys
 LONG = (1024, 2048, 4096)  # keys of the few laws about accumulator loss
 HEAD_DIMS = (64, 128, 96)  # 96 is padded to 128
-Parameters = Callable[[DrawFn, Candidate, Case], dict[str, Any]]
+Parameters = Callable[[DrawFn, Candidate, Case], Drawn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def small_cases(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Case:
     return Case(candidate.name, problem, recipe, operation=operation.name, **choices)
 
 
-def no_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def no_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     """Return the parameters of a law that has none."""
     return {}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
@@ -20,14 +19,14 @@ from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import CallResult, agree, called, same_bits
-from fa3verify.properties.law import Trial, Violation, set_up
+from fa3verify.properties.law import Drawn, Trial, Violation, set_up
 from fa3verify.properties.transforms import key_unit, masked_part, part, part_of_result, visible
 from fa3verify.properties.trials import Wanted, law, needs
 
 CHUNKS = 3  # of a prefill, at most
 
 
-def _row(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _row(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"row": draw(st.integers(0, max(0, case.problem.seqlen_q - 1)))}
 
 
@@ -81,7 +80,7 @@ def _part_agrees(
     return agree(candidate, trial, f"{names} against the whole call", got=alone, expected=whole, of=of_part)
 
 
-def _chunks(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     starts = st.lists(st.integers(1, max(1, case.problem.seqlen_q - 1)), max_size=CHUNKS - 1, unique=True)
     return {"starts": sorted(draw(starts))}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from fa3_reference.problem import Descale
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import against_truth, close, within
-from fa3verify.properties.law import Trial, Violation, set_up
+from fa3verify.properties.law import Drawn, Trial, Violation, set_up
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import LONG, Wanted, law, needs
 
@@ -37,7 +36,7 @@ def _hull(candidate: Candidate, trial: Trial) -> Violation | None:
     return close("out against the nearest value inside the range of the visible V", out, nearest, bound)
 
 
-def _constant(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _constant(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"value": draw(st.sampled_from(("one", "below_two")))}
 
 
@@ -92,7 +91,7 @@ def _capped(candidate: Candidate, trial: Trial) -> Violation | None:
     return close("lse against log(visible keys) +- softcap", lse, nearest, setup.bound()["lse"])
 
 
-def _softcap(draw: DrawFn, candidate: Candidate, case: Case) -> dict[str, Any]:
+def _softcap(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"softcap": draw(st.sampled_from((1, 4, 16)))}
 
 

@@ -163,24 +163,22 @@ def individual(values: dict[str, Any]) -> GradientColony:
 
 # Few pairs let a single operation's error stand alone, several blocks and heads add parts, many rows are a long chain;
 # of 48 rows before 32 keys some see no key and one sees a single one.
-_SHAPES: tuple[dict[str, Any], ...] = (
-    {"name": "few", "rows": 16, "keys": 16},
-    {"name": "blocks", "rows": 16, "keys": 80},
-    {"name": "rows", "rows": 96, "keys": 16},
-    {"name": "heads", "rows": 16, "keys": 16, "heads": 3},
-    {"name": "causal", "rows": 32, "keys": 48, "causal": True},
-    {"name": "few, unrounded weights", "rows": 16, "keys": 16, "weights": "fp32"},
-    {"name": "blocks, unrounded weights", "rows": 16, "keys": 48, "weights": "fp32"},
-    {"name": "softcap", "rows": 16, "keys": 16, "softcap": "ex2"},
-    {"name": "softcap by tanh", "rows": 16, "keys": 16, "softcap": "tanh"},
-    {"name": "softcap, blocks", "rows": 16, "keys": 48, "heads": 2, "softcap": "ex2"},
-    {"name": "softcap, empty rows", "rows": 48, "keys": 32, "causal": True, "softcap": "ex2"},
-    {"name": "softcap, unrounded weights", "rows": 16, "keys": 16, "weights": "fp32", "softcap": "ex2"},
-    {"name": "softcap by tanh, unrounded weights", "rows": 16, "keys": 16, "weights": "fp32", "softcap": "tanh"},
+_OF_FP16 = (
+    GradientIsland("few", "fp16", 16, 16),
+    GradientIsland("blocks", "fp16", 16, 80),
+    GradientIsland("rows", "fp16", 96, 16),
+    GradientIsland("heads", "fp16", 16, 16, heads=3),
+    GradientIsland("causal", "fp16", 32, 48, causal=True),
+    GradientIsland("few, unrounded weights", "fp16", 16, 16, weights="fp32"),
+    GradientIsland("blocks, unrounded weights", "fp16", 16, 48, weights="fp32"),
+    GradientIsland("softcap", "fp16", 16, 16, softcap="ex2"),
+    GradientIsland("softcap by tanh", "fp16", 16, 16, softcap="tanh"),
+    GradientIsland("softcap, blocks", "fp16", 16, 48, heads=2, softcap="ex2"),
+    GradientIsland("softcap, empty rows", "fp16", 48, 32, causal=True, softcap="ex2"),
+    GradientIsland("softcap, unrounded weights", "fp16", 16, 16, weights="fp32", softcap="ex2"),
+    GradientIsland("softcap by tanh, unrounded weights", "fp16", 16, 16, weights="fp32", softcap="tanh"),
 )
-ISLANDS: tuple[GradientIsland, ...] = tuple(
-    GradientIsland(dtype=dtype, **shape) for dtype in ("fp16", "bf16") for shape in _SHAPES
-)
+ISLANDS: tuple[GradientIsland, ...] = (*_OF_FP16, *(replace(island, dtype="bf16") for island in _OF_FP16))
 
 
 def islands_of(dtype: str) -> tuple[GradientIsland, ...]:
