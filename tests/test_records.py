@@ -1,8 +1,9 @@
-"""Records are frozen and slotted; the few that grow while something runs are named here."""
+"""Records are frozen and slotted, the few that grow while something runs are named here; no two share a name."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,10 @@ HAVE_A_DICTIONARY = {
 }  # because they remember what they work out, or are what others inherit
 
 
+SHARED = {"Size", "_Inputs", "_Kernel", "_Size"}  # names that two records still have
+NAMED_BASES = {"NamedTuple", "TypedDict", "Protocol"}
+
+
 def _records() -> Iterator[tuple[str, set[str]]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -52,3 +57,15 @@ def test_records_are_frozen_and_slotted():
     assert len(records) > 100
     assert {name for name, marks in records if "frozen" not in marks} <= GROW
     assert {name for name, marks in records if "slots" not in marks} <= HAVE_A_DICTIONARY
+
+
+def test_no_two_records_share_a_name():
+    trees = [ast.parse(path.read_text()) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = Counter(
+        node.name
+        for node in classes
+        if any("dataclass" in ast.unparse(mark) for mark in node.decorator_list)
+        or NAMED_BASES & set(map(ast.unparse, node.bases))
+    )
+    assert {name for name, count in names.items() if count > 1} <= SHARED
