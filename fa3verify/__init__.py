@@ -30,7 +30,7 @@ __all__ = [
     "Identity",
     "Judgement",
     "KernelModel",
-    "KernelSummary",
+    "KernelRun",
     "Machine",
     "Operands",
     "Policy",
@@ -40,8 +40,8 @@ __all__ = [
     "Recipe",
     "Replayed",
     "Result",
+    "Run",
     "SoftmaxOrder",
-    "Summary",
     "array_candidate",
     "default_config",
     "find_kernel",
@@ -70,8 +70,9 @@ if TYPE_CHECKING:
     from fa3_simulator.machine import Machine
     from fa3_simulator.run import Estimate
     from fa3_simulator.tune import Ranked
-    from fa3verify.campaign.keys import KernelSummary, Summary
+    from fa3verify.campaign.run import KernelRun, Run
     from fa3verify.cases.case import Case
+    from fa3verify.commands.replay import Replayed
     from fa3verify.inputs.activations import Activation
     from fa3verify.inputs.captures import load as load_activations
     from fa3verify.inputs.edits import Edit
@@ -83,7 +84,7 @@ if TYPE_CHECKING:
     from fa3verify.kernels.record import Candidate, Identity
     from fa3verify.known.registry import find as find_kernel
     from fa3verify.operations.forward import Result
-    from fa3verify.public import Replayed, judge, kernel, replay, simulate, tune, verify
+    from fa3verify.public import judge, kernel, replay, simulate, tune, verify
 else:
     from fa3_reference.lazy import exporter
 
@@ -106,7 +107,7 @@ else:
             "Identity": "fa3verify.kernels.record",
             "Judgement": "fa3verify.judging.judgement",
             "KernelModel": "fa3_reference.bounds.model",
-            "KernelSummary": "fa3verify.campaign.keys",
+            "KernelRun": "fa3verify.campaign.run",
             "Machine": "fa3_simulator.machine",
             "Operands": "fa3_reference.problem",
             "Policy": "fa3verify.kernels.policy",
@@ -114,10 +115,10 @@ else:
             "Quantized": "fa3_reference.quantize",
             "Ranked": "fa3_simulator.tune",
             "Recipe": "fa3verify.inputs.recipe",
-            "Replayed": "fa3verify.public",
+            "Replayed": "fa3verify.commands.replay",
             "Result": "fa3verify.operations.forward",
+            "Run": "fa3verify.campaign.run",
             "SoftmaxOrder": "fa3_reference.bounds.model",
-            "Summary": "fa3verify.campaign.keys",
             "array_candidate": "fa3verify.kernels.functions",
             "default_config": "fa3_kernels.plan.config",
             "find_kernel": "fa3verify.known.registry:find",

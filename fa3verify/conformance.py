@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import replay_files, summary
+from fa3verify.campaign import replay_files, run, summary
 from fa3verify.campaign.introduction import Introduction, Unavailable, introduce
 from fa3verify.campaign.tasks import Outcome, Task, plan
 from fa3verify.judging.verdict import told
@@ -116,21 +116,21 @@ class Judged(pytest.Item):
         body, _, found, _ = summary.of_kernel(self.introduction, [outcome], None, profile=profile, seed=seed)
         if found:
             raise Finding("\n".join(self._told(finding, number) for number, finding in enumerate(found)))
-        if any(law["status"] == "not_tried" for law in body["laws"]):
+        if any(law.status == "not_tried" for law in body.laws):
             pytest.skip("nothing was tried that the kernel takes")
 
-    def _told(self, finding: dict[str, Any], number: int) -> str:
+    def _told(self, found: run.Finding, number: int) -> str:
         """A finding in words: what, the smallest case, and how to run it again."""
-        lines = [f"{finding['kernel']} {told(finding['what'])}: {finding['message']}"]
-        if raised := finding["traceback"]:
-            lines.append(f"  raised at: {raised['frame']}")
-        if finding["case"]:
-            lines.append(f"  case: {finding['case']}")
-        if finding["replay"]:
+        lines = [f"{found.kernel} {told(found.what)}: {found.message}"]
+        if found.traceback:
+            lines.append(f"  raised at: {found.traceback['frame']}")
+        if found.case:
+            lines.append(f"  case: {found.case}")
+        if found.content:
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{self.title}-{number}") + ".json"
             path = _folder(self.config) / name
-            rest = {name: finding[name] for name in ("baseline", "traceback")}
-            replay_files.write(path, finding["kernel"], finding["what"], finding["replay"], **rest)
+            rest = {"baseline": found.baseline, "traceback": found.traceback}
+            replay_files.write(path, found.kernel, found.what, found.content, **rest)
             lines.append(f"  replay: fa3verify replay {path}")
         return "\n".join(lines)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PACKED = ".xz"
+Json = dict[str, Any]  # an object whose keys a schema of its own names: a case, a trial, the arguments of a task
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Never, TypeVar, cast
+from typing import TYPE_CHECKING, Never, TypeVar
 
 from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.traits import OURS
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fa3_simulator.machine import Machine
     from fa3_simulator.run import Estimate
     from fa3_simulator.tune import Ranked
-    from fa3verify.campaign.keys import Summary
+    from fa3verify.campaign.run import Run
+    from fa3verify.commands.replay import Replayed
     from fa3verify.judging.judgement import Judgement
     from fa3verify.kernels.functions import KernelFacts
 
@@ -149,7 +150,7 @@ def verify(
     activations: str | Path | None = None,
     workers: int = 0,
     studies: bool = True,
-) -> Summary:
+) -> Run:
     """Judge kernels on every input family and property, and write the report; what ``fa3verify verify`` does.
 
     Worker processes import the main module again: in a script, call this below ``if __name__ == "__main__":``.
@@ -175,8 +176,8 @@ def verify(
 
     Returns
     -------
-    Summary
-        What ``summary.json`` holds; ``["verdict"]`` is ``"pass"``, ``"fail"`` or ``"inconclusive"``.
+    Run
+        What ``summary.json`` holds; ``verdict`` is ``"pass"``, ``"fail"`` or ``"inconclusive"``.
 
     Raises
     ------
@@ -203,25 +204,7 @@ def verify(
     settings = verify.Settings(
         names, profile, seed, Path(out), stored, workers=workers, studies=studies, command=command, activations=own
     )
-    return cast("Summary", verify.run(settings, lambda total, outcome: None))
-
-
-class Replayed(NamedTuple):
-    """Holds what a replay file says of a kernel today.
-
-    Parameters
-    ----------
-    holds : bool
-        Whether the kernel keeps what the file says it broke.
-    message : str
-        One line that says so, and the traceback of what the kernel raises, if it raises.
-    measures : dict of str to float, optional
-        Figures of :mod:`fa3verify.judging.metrics` where the file holds one judged case, else None.
-    """
-
-    holds: bool
-    message: str
-    measures: dict[str, float] | None
+    return verify.run(settings, lambda total, outcome: None)
 
 
 def replay(file: str | Path, kernel: str | None = None, activations: str | Path | None = None) -> Replayed:
@@ -257,7 +240,7 @@ def replay(file: str | Path, kernel: str | None = None, activations: str | Path 
     from fa3verify.commands import replay
 
     own = Path(activations) if activations else None
-    return Replayed(*replay.run(replay_files.read(Path(file)), kernel, own))
+    return replay.run(replay_files.read(Path(file)), kernel, own)
 
 
 def simulate(

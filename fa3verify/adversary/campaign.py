@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fa3verify.adversary import run
 from fa3verify.campaign.findings import finding
 from fa3verify.campaign.profiles import ProfileName
+from fa3verify.campaign.run import Finding
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import json_text, write_text
 
@@ -24,7 +24,7 @@ def tasks(kernels: tuple[str, ...], profile: ProfileName, seed: int) -> list[Tas
     return [Task("adversary", f"adversary: {a['dtype']} {a['name']}", run.search_island, a) for a in plan]
 
 
-def write(outcomes: list[Outcome], out: Path) -> list[dict[str, Any]]:
+def write(outcomes: list[Outcome], out: Path) -> list[Finding]:
     """Write what the searches found beside the report and return a failure for every hole and for every lost search."""
     mine = [outcome for outcome in outcomes if outcome.task.kind == "adversary"]
     done = [outcome for outcome in mine if not outcome.error and not outcome.skipped]

@@ -9,14 +9,17 @@ fields its keys: a change of meaning, or a field more or less, is a new number. 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fa3_reference.problem import Dtype
-from fa3verify.campaign import records
-from fa3verify.files import json_text, read_text, write_text
+from fa3verify import records
+from fa3verify.campaign.run import CaseRow, Finding, KernelRun, Run
+from fa3verify.cases.coverage import Coverage
+from fa3verify.files import Json, json_text, read_text, write_text
+from fa3verify.judging.family import FamilyRow
 from fa3verify.kernels.record import Identity
 from fa3verify.operations import FORWARD
 
@@ -80,7 +83,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryFinding:
+class EntryFinding:
     """One finding, as in ``summary.json``; findings of one cause are neighbours."""
 
     what: str
@@ -110,8 +113,8 @@ class Entry:
     verdict : {"pass", "fail", "inconclusive", "not run"}
     reason : str, optional
         Why there is no verdict: what kept the kernel from running, or from being tried enough.
-    coverage : dict
-        As in ``summary.json``: what it claims, what of it was not tried, what it does not claim; empty if not run.
+    coverage : Coverage, optional
+        None, in files an empty object, for a kernel that was not run.
     policy : tuple of str
         What it declares other than the default policy and sizes: these things were judged so, or not judged.
     families, properties, findings
@@ -125,16 +128,21 @@ class Entry:
     dtype: Dtype | None
     identity: Identity
     states_order: bool
-    orders: tuple[dict[str, Any], ...]
+    orders: tuple[Json, ...]
     effort: Effort
     verdict: Literal["pass", "fail", "inconclusive", "not run"]
     reason: str | None
-    coverage: dict[str, Any]
+    coverage: Coverage | None
     policy: tuple[str, ...]
     families: tuple[FamilyFigures, ...]
     properties: tuple[Property, ...]
-    findings: tuple[SummaryFinding, ...]
+    findings: tuple[EntryFinding, ...]
     loss: tuple[Loss, ...]
+
+    @property
+    def listed(self) -> list[Finding]:
+        """Return its findings as those of a run."""
+        return [Finding(self.kernel, x.what, x.message, x.case, x.cause, x.replay) for x in self.findings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +162,10 @@ class Atlas:
 
     def text(self) -> str:
         """Canonical JSON."""
-        return json_text({"schema": SCHEMA, **asdict(self)})
+        body = records.plain(self)
+        for entry in body["entries"]:
+            entry["coverage"] = entry["coverage"] or {}
+        return json_text({"schema": SCHEMA, **body})
 
     @classmethod
     def parse(cls, text: str, name: str) -> Atlas:
@@ -166,43 +177,52 @@ class Atlas:
         if not isinstance(body, dict) or body.get("schema") != SCHEMA:
             found = body.get("schema") if isinstance(body, dict) else type(body).__name__
             raise ValueError(f"{name} is not an atlas: expected schema {SCHEMA!r}, got {found!r}")
+        entries = body.get("entries")
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and entry.get("coverage") == {}:
+                entry["coverage"] = None
         try:
             return records.read(cls, {key: value for key, value in body.items() if key != "schema"}, "atlas")
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"{name} is a damaged atlas: {error}") from None
 
 
-def of(summary: Mapping[str, Any]) -> Atlas:
-    """Return the atlas of a campaign's summary whose replay files have been written."""
-    provenance = summary["provenance"]
+def of(run: Run) -> Atlas:
+    """Return the atlas of a run whose replay files have been written."""
+    facts = run.provenance
     return Atlas(
-        summary["version"],
-        provenance["git"],
-        summary["profile"],
-        summary["seed"],
-        summary["started"],
-        provenance["platform"],
-        provenance["packages"],
-        tuple(_entry(kernel, summary) for kernel in summary["kernels"]),
+        run.version,
+        facts.git,
+        run.profile,
+        run.seed,
+        run.started,
+        facts.platform,
+        facts.packages,
+        tuple(_entry(kernel, run) for kernel in run.kernels),
     )
 
 
-def _entry(kernel: Mapping[str, Any], summary: Mapping[str, Any]) -> Entry:
-    name = kernel["name"]
-    cases = [case for case in summary["cases"] if case["kernel"] == name]
-    taken = ("description", "operation", "dtype", "states_order", "verdict", "coverage")
+def _entry(kernel: KernelRun, run: Run) -> Entry:
+    cases = [case for case in run.cases if case.kernel == kernel.name]
+    found = [each for each in run.failures if each.kernel == kernel.name]
+    laws = kernel.laws
     return Entry(
-        kernel=name,
-        identity=Identity(**kernel["identity"]),
-        orders=tuple(kernel["orders"]),
-        effort=Effort(kernel["cases"], kernel["outputs"], _seeds(cases)),
-        policy=tuple(kernel["policy"]),
-        reason=kernel["inconclusive"],
-        families=tuple(_family(row, cases) for row in kernel["families"]),
-        properties=tuple(_property(law) for law in kernel["laws"]),
-        findings=tuple(_finding(found) for found in summary["failures"] if found["kernel"] == name),
+        kernel=kernel.name,
+        description=kernel.description,
+        operation=kernel.operation,
+        dtype=kernel.dtype,
+        identity=kernel.identity,
+        states_order=kernel.states_order,
+        orders=kernel.orders,
+        effort=Effort(kernel.cases, kernel.outputs, _seeds(cases)),
+        verdict=kernel.verdict,
+        reason=kernel.inconclusive,
+        coverage=kernel.coverage,
+        policy=kernel.policy,
+        families=tuple(_family(row, cases) for row in kernel.families),
+        properties=tuple(Property(x.law, x.kind, x.status, x.examples, x.outputs, x.message, x.replay) for x in laws),
+        findings=tuple(EntryFinding(x.what, x.message, x.case, x.cause or x.what, x.replay) for x in found),
         loss=(),
-        **{key: kernel[key] for key in taken},
     )
 
 
@@ -216,7 +236,7 @@ def not_run(kernel: str, reason: str, **known: Any) -> Entry:
         effort=Effort(0, 0, ()),
         verdict="not run",
         reason=reason,
-        coverage={},
+        coverage=None,
         families=(),
         properties=(),
         findings=(),
@@ -224,25 +244,16 @@ def not_run(kernel: str, reason: str, **known: Any) -> Entry:
     )
 
 
-def _seeds(cases: list[Mapping[str, Any]]) -> tuple[int, ...]:
-    return tuple(sorted({case["case"]["recipe"]["seed"] for case in cases}))
+def _seeds(cases: Iterable[CaseRow]) -> tuple[int, ...]:
+    return tuple(sorted({case.case.recipe.seed for case in cases}))
 
 
-def _family(row: Mapping[str, Any], cases: list[Mapping[str, Any]]) -> FamilyFigures:
-    mine = [case for case in cases if case["family"] == row["family"]]
-    taken = {key: value for key, value in row.items() if key not in ("family", "cases", "replay")}
-    figures = {key: None if value is None else float(value) for key, value in taken.items()}  # Infinity is a text there
-    largest = max(mine, key=lambda case: float(case["measures"]["ratio_max"]))
-    return FamilyFigures(row["family"], row["cases"], _seeds(mine), figures, largest["describe"], row["replay"])
-
-
-def _property(law: Mapping[str, Any]) -> Property:
-    taken = (law[key] for key in ("law", "kind", "status", "examples", "outputs", "message", "replay"))
-    return Property(*taken)
-
-
-def _finding(found: Mapping[str, Any]) -> SummaryFinding:
-    return SummaryFinding(**{field.name: found[field.name] for field in fields(SummaryFinding)})
+def _family(row: FamilyRow, cases: Iterable[CaseRow]) -> FamilyFigures:
+    mine = [case for case in cases if case.family == row.family]
+    figures = {key: None if value is None else float(value) for key, value in row.figures.items() if key != "cases"}
+    largest = max(mine, key=lambda case: case.measures["ratio_max"])
+    problems = int(row.number("cases"))
+    return FamilyFigures(row.family, problems, _seeds(mine), figures, largest.describe, str(row.replay))
 
 
 def write(path: Path, atlas: Atlas) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from fa3verify.campaign.run import Finding, MovedFigure
 from fa3verify.cases.case import Case
+from fa3verify.files import Json
 from fa3verify.judging.verdict import law_of
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?")
@@ -16,75 +17,65 @@ def finding(
     kernel: str,
     what: str,
     message: str,
-    replay: dict[str, Any] | None = None,
+    content: Json | None = None,
     *,
     crashed: bool = False,
-    baseline: dict[str, Any] | None = None,
+    baseline: MovedFigure | None = None,
     traceback: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    """Return one finding in JSON.
+) -> Finding:
+    """Return one finding, whose replay file is not written yet.
 
-    Parameters
-    ----------
-    what : str
-        Where it was found, as in a replay file: ``L1 error / bound``, ``law NAME``, ``family NAME``, ``loading``.
-    replay : dict, optional
-        The case, or for a law the trial, in JSON.
-    crashed : bool
-        The kernel gave nothing to judge: the cause is then the message, wherever it was found.
-    baseline : dict, optional
-        Which stored figure moved, so that a replay compares with it again.
-    traceback : dict, optional
-        Of what the kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
+    ``content`` is the case, or for a law the trial, in JSON. A kernel that ``crashed`` gave nothing to judge: the cause
+    is then the message, wherever it was found.
     """
-    return {
-        "kernel": kernel,
-        "what": what,
-        "message": message,
-        "case": _described(what, replay),
-        "cause": _NUMBER.sub("#", message) if crashed else what,
-        "replay": replay,
-        "baseline": baseline,
-        "traceback": traceback,
-    }
+    return Finding(
+        kernel,
+        what,
+        message,
+        case=_described(what, content),
+        cause=_NUMBER.sub("#", message) if crashed else what,
+        baseline=baseline,
+        traceback=traceback,
+        content=content,
+    )
 
 
-def _described(what: str, replay: Mapping[str, Any] | None) -> str | None:
+def _described(what: str, content: Json | None) -> str | None:
     """One line for a case or a trial; None for what is neither, such as a case that was only half written."""
     from fa3verify.properties import Trial
 
     try:
-        return (Trial if law_of(what) else Case).from_json(replay).describe() if replay else None
+        return (Trial if law_of(what) else Case).from_json(content).describe() if content else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _work(found: Mapping[str, Any]) -> int:
+def _work(found: Finding) -> int:
     """Scores of the problem of a finding; 0 without one."""
-    replay = found["replay"]
-    problem = replay.get("case", replay).get("problem") if isinstance(replay, dict) else None
+    content = found.content
+    problem = content.get("case", content).get("problem") if isinstance(content, dict) else None
     if not problem:
         return 0
     return problem["batch"] * problem["nheads"] * (problem["seqlen_q"] + 1) * (problem["seqlen_k"] + 1)
 
 
-def ordered(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings by cause, the cause with the smallest problem first and in each the smallest problem first."""
-    by_cause: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    by_cause: dict[tuple[str, str | None], list[Finding]] = {}
     for each in sorted(found, key=_work):
-        by_cause.setdefault((each["kernel"], each["cause"]), []).append(each)
-    return [each for cluster in by_cause.values() for each in cluster]
+        by_cause.setdefault((each.kernel, each.cause), []).append(each)
+    return tuple(each for cluster in by_cause.values() for each in cluster)
 
 
-def clusters(found: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
+def clusters(found: Iterable[Finding]) -> list[tuple[Finding, int]]:
     """Return the first finding of every cause and the number of others, in the order they have.
 
     Findings of files that name no cause are all shown.
     """
-    first: dict[tuple[str, str], Mapping[str, Any]] = {}
+    first: dict[tuple[str, str], Finding] = {}
     others: dict[tuple[str, str], int] = {}
     for number, each in enumerate(found):
-        key = each["kernel"], each.get("cause") or str(number)
+        key = each.kernel, each.cause or str(number)
         others[key] = others.get(key, -1) + 1
         first.setdefault(key, each)
     return [(each, others[key]) for key, each in first.items()]

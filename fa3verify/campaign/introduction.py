@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fa3_reference.problem import Dtype
 from fa3verify import operations
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
@@ -73,7 +74,7 @@ class Introduction:
     not_claimed: tuple[str, ...] = ()
     constraint: str | None = None
     failed: str | None = None
-    dtype: str | None = None
+    dtype: Dtype | None = None
     states_order: bool = False
     accumulator: str | None = None
     sums: str | None = None

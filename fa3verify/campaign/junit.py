@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from fa3verify.campaign.run import Run
+from fa3verify.records import plain
 from fa3verify.text import one_line
 
 
-def junit(summary: dict[str, Any]) -> str:
+def junit(run: Run) -> str:
     """Return the verdict as JUnit XML: one test case per kernel and law, per gate row, and per finding of neither.
 
     A kernel of which too little was tried is an error, as is one that could not be loaded. The bits that a kernel loses
@@ -16,15 +16,15 @@ def junit(summary: dict[str, Any]) -> str:
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
     rows = []
-    for kernel in summary["kernels"]:
-        rows += [(kernel["name"], f"law {law['law']}", law["status"], law["message"] or "") for law in kernel["laws"]]
-        if reason := kernel["inconclusive"]:
-            rows.append((kernel["name"], "coverage", "inconclusive", reason))
-    for row in summary["gate"]:
-        words = f"observed {row['observed']}, limit {row['limit']}"
-        rows.append((row["kernel"], f"{row['layer']} {row['rule']} {row['family']}", row["status"], words))
-    others = [f for f in summary["failures"] if f["what"].split()[0] not in ("law", "L0", "L1", "L2")]
-    rows += [(f["kernel"], f["what"], "fail", f["message"]) for f in others]
+    for kernel in run.kernels:
+        rows += [(kernel.name, f"law {law.law}", law.status, law.message or "") for law in kernel.laws]
+        if reason := kernel.inconclusive:
+            rows.append((kernel.name, "coverage", "inconclusive", reason))
+    for row in run.gate:
+        words = f"observed {row.observed}, limit {row.limit}"
+        rows.append((row.kernel, f"{row.layer} {row.rule} {row.family}", row.status, words))
+    others = [found for found in run.failures if found.what.split()[0] not in ("law", "L0", "L1", "L2")]
+    rows += [(found.kernel, found.what, "fail", found.message) for found in others]
     results = {"fail": Failure, "inconclusive": Error, "not compared": Skipped, "not_tried": Skipped}
     suite = TestSuite("fa3verify")
     for kernel, name, status, message in rows:
@@ -33,10 +33,10 @@ def junit(summary: dict[str, Any]) -> str:
             case.result = [results[status](one_line(message))]
         suite.append(case)  # add_testcase counts all of them again each time
     suite.update_statistics()
-    suite.time = summary["wall_s"]
-    for kernel in summary["kernels"]:
-        for key, value in (kernel.get("bits_lost") or {}).items():
-            suite.add_property(one_line(f"{kernel['name']}.bits_lost.{key}"), str(value))
+    suite.time = run.wall_s
+    for kernel in run.kernels:
+        for key, value in plain(kernel.bits_lost).items() if kernel.bits_lost else ():
+            suite.add_property(one_line(f"{kernel.name}.bits_lost.{key}"), str(value))
     xml = JUnitXml()
     xml.add_testsuite(suite)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{xml.tostring().decode()}\n'

@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fa3verify.campaign.findings import finding
+from fa3verify.campaign.run import Finding
 from fa3verify.campaign.tasks import GIVE_UP, Outcome
+from fa3verify.judging.family import CaseFigures
 from fa3verify.operations import Operation
+
+if TYPE_CHECKING:
+    from fa3verify.properties.runner import LawOutcome
 
 
 def lapses(
     kernel: str,
     operation: Operation,
     outcomes: Sequence[Outcome],
-    cases: Iterable[Mapping[str, Any]],
-    laws: Iterable[Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    """Return the findings of one kernel, of its judged cases and laws in JSON."""
+    cases: Iterable[CaseFigures],
+    laws: Iterable[LawOutcome],
+) -> list[Finding]:
+    """Return the findings of one kernel, of its judged cases and laws."""
     optional = [side.name for side in operation.sides if side.optional]
     seen: dict[tuple[str, bool], str] = {}
     for case in cases:
         for name in optional:
-            seen.setdefault(
-                (name, f"ratio_{name}_max" in case["measures"]), f"family {case['family']}, {case['describe']}"
-            )
+            words = f"family {case.family}, {case.case.describe()}"
+            seen.setdefault((name, f"ratio_{name}_max" in case.measures), words)
     for law in laws:
-        for name, is_returned, trial in law.get("optional", ()):
-            seen.setdefault((name, is_returned), f"property {law['law']}, {trial}")
+        for name, is_returned, trial in law.optional:
+            seen.setdefault((name, is_returned), f"property {law.law}, {trial}")
     found = [_sometimes(kernel, name, seen) for name in optional if {(name, True), (name, False)} <= seen.keys()]
     return found + _given_up(kernel, [outcome for outcome in outcomes if outcome.kernel == kernel])
 
 
-def _sometimes(kernel: str, name: str, seen: Mapping[tuple[str, bool], str]) -> dict[str, Any]:
+def _sometimes(kernel: str, name: str, seen: Mapping[tuple[str, bool], str]) -> Finding:
     calls = f"returned for {seen[name, True]}; missing for {seen[name, False]}"
     return finding(
         kernel, f"output {name}", f"{name} is returned in some calls and missing in others: {calls}", crashed=True
     )
 
 
-def _given_up(kernel: str, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _given_up(kernel: str, outcomes: Sequence[Outcome]) -> list[Finding]:
     lost = sum(outcome.lost_worker for outcome in outcomes)
     skipped = sum(outcome.skipped for outcome in outcomes)
     if lost < GIVE_UP or not skipped:

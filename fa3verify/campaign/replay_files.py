@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fa3verify import __version__
-from fa3verify.files import read_text, write_text
+from fa3verify.campaign.run import CaseRow, KernelRun, MovedFigure, Run
+from fa3verify.cases.case import Case
+from fa3verify.files import Json, read_text, write_text
+from fa3verify.judging.family import CaseFigures
+from fa3verify.records import plain
 
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
@@ -17,98 +21,131 @@ LARGEST_SCHEMA = "fa3verify.largest/1"
 HUNTED_SCHEMA = "fa3verify.hunted/1"
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayFile:
+    """What a replay file says: the kernel, what it broke, on what content, and which stored figure moved or which sums
+    the bound assumed, if any.
+    """
+
+    kernel: str
+    what: str
+    content: Json
+    baseline: Json | None = None
+    sums: str | None = None
+
+
 def write(
     path: Path,
     kernel: str,
     what: str,
-    content: dict[str, Any],
-    baseline: dict[str, Any] | None = None,
+    content: Json,
+    baseline: MovedFigure | None = None,
     sums: str | None = None,
     traceback: dict[str, str] | None = None,
 ) -> None:
     """Write one replay file; ``content`` is a case or a trial in JSON, ``baseline`` the stored figure that moved,
     ``sums`` what the bound of a kernel that states no order assumed of them, ``traceback`` that of what it raised."""
-    body: dict[str, Any] = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": what}
-    rest = {"baseline": baseline, "sums": sums, "traceback": traceback}
-    body |= {"content": content} | {name: value for name, value in rest.items() if value}
+    body: Json = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": what, "content": content}
+    rest = {"baseline": plain(baseline), "sums": sums, "traceback": traceback}
+    body |= {name: value for name, value in rest.items() if value}
     write_text(path, json.dumps(body, indent=1) + "\n")
 
 
-def of_family(cases: Iterable[Mapping[str, Any]], hypothesis: str = "") -> dict[str, Any]:
-    """Return the content that judges all cases of a family again, of judged cases; the largest error comes first.
+def of_family(cases: Iterable[CaseFigures], hypothesis: str = "") -> Json:
+    """Return the content that judges all cases of a family again; the largest error comes first.
 
     The figures of a kernel that states no order are those under the hypothesis that its campaign chose.
     """
-    judged = sorted(cases, key=lambda case: case["measures"]["ratio_max"], reverse=True)
+    judged = sorted(cases, key=lambda case: case.measures["ratio_max"], reverse=True)
     chosen = {"hypothesis": hypothesis} if hypothesis else {}
-    return {"schema": FAMILY_SCHEMA, **chosen, "cases": [case["case"] for case in judged]}
+    return {"schema": FAMILY_SCHEMA, **chosen, "cases": [case.case.to_json() for case in judged]}
 
 
-def write_largest(path: Path, kernel: str, cases: Mapping[str, Any], hypothesis: str = "") -> None:
+def write_largest(path: Path, kernel: str, cases: Mapping[str, Case], hypothesis: str = "") -> None:
     """Write the largest case of every family of a kernel, by family, as one replay file on one line a family."""
     chosen = {"hypothesis": hypothesis} if hypothesis else {}
     content = {"schema": LARGEST_SCHEMA, **chosen, "cases": {}}
     named = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": "largest error / bound"}
     empty = json.dumps(named | {"content": content})
-    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(case, sort_keys=True)}" for name, case in cases.items())
+    rows = ",\n".join(f"{json.dumps(name)}: {case.key()}" for name, case in cases.items())
     write_text(path, empty[: empty.rindex("{") + 1] + f"\n{rows}\n}}}}}}\n")
 
 
-def chosen_of(kernel: Mapping[str, Any]) -> str:
-    """Return the hypothesis under which the figures of a summary's kernel are, empty where it states its order."""
-    return kernel.get("assumed", {"chosen": ""})["chosen"]
+class _Worst:
+    """A writer of replay files below OUT/worst: one file per case, however many rules it breaks."""
 
+    def __init__(self, out: Path, sums: Mapping[str, str | None]) -> None:
+        self.folder = out / "worst"
+        self.sums = sums
+        self.stored: dict[str, str] = {}  # path by content
+        for old in self.folder.glob("*.json"):
+            old.unlink()
 
-def write_all(summary: dict[str, Any], out: Path) -> None:
-    """Turn the replay contents of a summary into files below OUT/worst and leave their paths in it."""
-    worst = out / "worst"
-    for old in worst.glob("*.json"):
-        old.unlink()
-
-    sums = {kernel["name"]: kernel["assumed"]["sums"] for kernel in summary["kernels"] if "assumed" in kernel}
-    stored: dict[str, str] = {}  # content -> path: one file per case, however many rules it breaks
-
-    def store(
-        stem: str, kernel: str, what: str, content: dict[str, Any] | None, **rest: dict[str, Any] | None
+    def path(
+        self,
+        stem: str,
+        kernel: str,
+        what: str,
+        content: Json | None,
+        baseline: MovedFigure | None = None,
+        traceback: dict[str, str] | None = None,
     ) -> str | None:
+        """Write a file unless one of this content is there, and return its path below OUT; None without content."""
         if content is None:
             return None
-        key = json.dumps([content, rest.get("baseline")], sort_keys=True)
-        if key not in stored:
+        key = json.dumps([content, plain(baseline)], sort_keys=True)
+        if key not in self.stored:
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", stem)[:100]
-            while f"worst/{name}.json" in stored.values():
+            while f"worst/{name}.json" in self.stored.values():
                 name += "_"
-            path = worst / f"{name}.json"
-            write(path, kernel, what, content, sums=sums.get(kernel), **rest)
-            stored[key] = f"worst/{path.name}"
-        return stored[key]
-
-    for number, failure in enumerate(summary["failures"]):
-        stem = f"fail-{number:03d}-{failure['kernel']}-{failure['what'].split()[0]}"
-        rest = {name: failure[name] for name in ("baseline", "traceback")}
-        failure["replay"] = store(stem, failure["kernel"], failure["what"], failure["replay"], **rest)
-    judged: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for case in summary["cases"]:
-        judged.setdefault((case["kernel"], case["family"]), []).append(case)
-    for kernel in summary["kernels"]:
-        for family in kernel["families"]:
-            name = family["family"]
-            content = of_family(judged[kernel["name"], name], chosen_of(kernel))
-            family["replay"] = store(f"family-{kernel['name']}-{name}", kernel["name"], f"family {name}", content)
-        if kernel["worst"]:
-            name = kernel["name"]
-            kernel["worst"]["replay"] = store(f"worst-{name}", name, "largest error / bound", kernel["worst"]["replay"])
-        for row in kernel.get("assumed", {"hypotheses": []})["hypotheses"]:
-            if by := row["refuted_by"]:
-                by["replay"] = store(
-                    f"refutes-{kernel['name']}-{row['name']}", kernel["name"], by["what"], by["replay"]
-                )
-        for law in kernel["laws"]:
-            trial = law.pop("trial", None)
-            law["replay"] = store(f"law-{kernel['name']}-{law['law']}", kernel["name"], f"law {law['law']}", trial)
+            path = self.folder / f"{name}.json"
+            write(path, kernel, what, content, baseline, self.sums.get(kernel), traceback)
+            self.stored[key] = f"worst/{path.name}"
+        return self.stored[key]
 
 
-def read(path: Path) -> dict[str, Any]:
+def write_all(run: Run, out: Path) -> Run:
+    """Write what a run found as replay files below OUT/worst, and return the run with their paths."""
+    worst = _Worst(out, {kernel.name: kernel.assumed.sums for kernel in run.kernels if kernel.assumed})
+    failures = []
+    for number, found in enumerate(run.failures):
+        stem = f"fail-{number:03d}-{found.kernel}-{found.what.split()[0]}"
+        path = worst.path(stem, found.kernel, found.what, found.content, found.baseline, found.traceback)
+        failures.append(replace(found, replay=path))
+    judged: dict[tuple[str, str], list[CaseRow]] = {}
+    for case in run.cases:
+        judged.setdefault((case.kernel, case.family), []).append(case)
+    kernels = tuple(_with_paths(kernel, judged, worst) for kernel in run.kernels)
+    return replace(run, failures=tuple(failures), kernels=kernels)
+
+
+def _with_paths(kernel: KernelRun, judged: Mapping[tuple[str, str], list[CaseRow]], worst: _Worst) -> KernelRun:
+    name = kernel.name
+    families = []
+    for row in kernel.families:
+        content = of_family(judged[name, row.family], kernel.hypothesis)
+        path = worst.path(f"family-{name}-{row.family}", name, f"family {row.family}", content)
+        families.append(replace(row, replay=path))
+    largest = kernel.worst
+    if largest:
+        largest = replace(largest, replay=worst.path(f"worst-{name}", name, "largest error / bound", largest.content))
+    assumed = kernel.assumed
+    if assumed:
+        rows = []
+        for row in assumed.hypotheses:
+            if by := row.refuted_by:
+                path = worst.path(f"refutes-{name}-{row.name}", name, by.what, by.content)
+                row = replace(row, refuted_by=replace(by, replay=path))
+            rows.append(row)
+        assumed = replace(assumed, hypotheses=tuple(rows))
+    laws = tuple(
+        replace(law, replay=worst.path(f"law-{name}-{law.law}", name, f"law {law.law}", law.content))
+        for law in kernel.laws
+    )
+    return replace(kernel, families=tuple(families), worst=largest, assumed=assumed, laws=laws)
+
+
+def read(path: Path) -> ReplayFile:
     """Read a replay file; ValueError names what is wrong with a damaged or foreign one."""
     try:
         body = json.loads(read_text(path))
@@ -119,8 +156,7 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
         found = body.get("schema") if isinstance(body, dict) else type(body).__name__
         raise ValueError(f"{path} is not a replay file: expected schema {SCHEMA!r}, got {found!r}")
-    if not all(isinstance(body.get(key), str) for key in ("kernel", "what")) or not isinstance(
-        body.get("content"), dict
-    ):
+    kernel, what, content = (body.get(key) for key in ("kernel", "what", "content"))
+    if not isinstance(kernel, str) or not isinstance(what, str) or not isinstance(content, dict):
         raise ValueError(f"{path} is a damaged replay file: kernel, what or content is missing")
-    return body
+    return ReplayFile(kernel, what, content, body.get("baseline"), body.get("sums"))

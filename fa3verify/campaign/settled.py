@@ -8,14 +8,20 @@ and now otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from fa3verify.campaign.introduction import Introduction
+from fa3verify.campaign.results import CaseResult
+from fa3verify.campaign.run import Assumed, HypothesisRow, RefutedBy
+from fa3verify.files import Json
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.hypotheses import strain
 from fa3verify.judging.verdict import ratio_text, told
 from fa3verify.operations import Operation
+
+if TYPE_CHECKING:
+    from fa3verify.properties.runner import LawOutcome
 
 SCHEMA = "fa3verify.refutations/1"
 RULE = "error / bound of the whole kernel"
@@ -27,7 +33,7 @@ class Refutation:
 
     ratio: float
     what: str
-    content: dict[str, Any]
+    content: Json
     case: str
 
     @property
@@ -61,7 +67,7 @@ class Settled:
         return self.chosen not in self.refuted
 
     @property
-    def content(self) -> dict[str, Any]:
+    def content(self) -> Json:
         """Return what a replay judges again: everything that refutes a hypothesis, each once."""
         return refutations([refutation.content for refutation in self.refuted.values()])
 
@@ -71,32 +77,19 @@ class Settled:
         each = (f"{name!r} is refuted by {found.words} on {found.case}" for name, found in self.refuted.items())
         return f"no hypothesis about the whole kernel holds: {'; '.join(each)}"
 
-    def to_json(self, kernel: Introduction) -> dict[str, Any]:
-        """Return what a summary says of it."""
+    def assumed(self, kernel: Introduction) -> Assumed:
+        """Return what a run says of it."""
         rows = []
         for name, ratio in self.worst.items():
             found = self.refuted.get(name)
-            by = found and {"what": found.what, "ratio": found.ratio, "case": found.case, "replay": found.content}
-            rows.append({"name": name, "worst_ratio": ratio, "refuted_by": by})
-        return {"sums": kernel.sums, "accumulator": kernel.accumulator, "chosen": self.chosen, "hypotheses": rows}
+            by = found and RefutedBy(found.what, found.ratio, found.case, content=found.content)
+            rows.append(HypothesisRow(name, ratio, by))
+        return Assumed(kernel.sums, kernel.accumulator, self.chosen, tuple(rows))
 
 
-def settle(
-    operation: Operation, records: Sequence[Mapping[str, Any]], laws: Iterable[Mapping[str, Any]] = ()
-) -> Settled | None:
-    """Settle which hypotheses hold in judged cases and properties.
-
-    Parameters
-    ----------
-    records : sequence of mapping
-        As :func:`fa3verify.campaign.tasks.judge_cases` makes them; what raised says nothing.
-    laws : iterable of mapping
-        As :func:`fa3verify.campaign.tasks.check_law` returns them.
-
-    Returns
-    -------
-    Settled, optional
-        None for a kernel that states its order.
+def settle(operation: Operation, records: Sequence[CaseResult], laws: Iterable[LawOutcome] = ()) -> Settled | None:
+    """Settle which hypotheses hold in judged cases, of which those that raised say nothing, and in properties; None for
+    a kernel that states its order.
     """
     worst: dict[str, float] = {}
     refuted: dict[str, Refutation] = {}
@@ -108,18 +101,19 @@ def settle(
             refuted[name] = against
 
     for record in records:
-        ratios = {name: strain(operation, x["measures"]) for name, x in record.get("hypotheses", {}).items()}
+        ratios = {name: strain(operation, under.measures) for name, under in record.hypotheses.items()}
         at_once |= bool(ratios) and min(ratios.values()) > 1
         for name, ratio in ratios.items():
-            count(name, Refutation(ratio, f"family {record['family']}", record["case"], record["describe"]))
+            what = f"family {record.family}"
+            count(name, Refutation(ratio, what, record.case.to_json(), record.case.describe()))
     for law in laws:
-        found = law.get("hypotheses", {})
-        trials = [x["trial"] for x in found.values() if x]
-        at_once |= len(trials) == len(found) > 0 and all(trial == trials[0] for trial in trials)
-        for name, x in found.items():
+        trials = [found[0] for found in law.hypotheses.values() if found]
+        at_once |= len(trials) == len(law.hypotheses) > 0 and all(trial == trials[0] for trial in trials)
+        for name, found in law.hypotheses.items():
             worst.setdefault(name, 0.0)
-            if x:
-                count(name, Refutation(x["ratio"], f"law {law['law']}", x["trial"], x["describe"]))
+            if found:
+                trial, violation = found
+                count(name, Refutation(violation.ratio, f"law {law.law}", trial.to_json(), trial.describe()))
     if not worst:
         return None
     kept = (name for name in worst if name not in refuted)
@@ -127,17 +121,18 @@ def settle(
     return Settled(worst, refuted, chosen, at_once)
 
 
-def refutations(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def refutations(contents: Sequence[Json]) -> Json:
     """Return what a replay file has of cases and trials that are judged together, each once."""
     return {"schema": SCHEMA, "contents": [x for i, x in enumerate(contents) if x not in contents[:i]]}
 
 
-def judged_under(record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a judged case with the figures and the order of one hypothesis, and the largest error / bound of each."""
-    return {**record, **record["hypotheses"][name]} if "hypotheses" in record else dict(record)
+def judged_under(record: CaseResult, name: str) -> CaseResult:
+    """Return a judged case with the figures and the order of one hypothesis."""
+    under = record.hypotheses.get(name)
+    return replace(record, measures=under.measures, order=under.order) if under else record
 
 
-def of_one_hypothesis(operation: Operation, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def of_one_hypothesis(operation: Operation, records: Sequence[CaseResult]) -> list[CaseResult]:
     """Return judged cases with the figures of the hypothesis that they speak least against, if there are several."""
     found = settle(operation, records)
     return [judged_under(record, found.chosen) for record in records] if found else list(records)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fa3verify.campaign import records
+from fa3verify import records
 from fa3verify.campaign.introduction import Introduction
-from fa3verify.campaign.profiles import PROFILES
-from fa3verify.campaign.tasks import Outcome, Task
-from fa3verify.files import write_text
+from fa3verify.campaign.profiles import PROFILES, ProfileName
+from fa3verify.campaign.run import Provenance
+from fa3verify.campaign.tasks import Outcome, Task, of_kind
+from fa3verify.files import Json, write_text
+from fa3verify.inputs.captures import Capture
 
 SCHEMA = "fa3verify.shard/1"
 FILES = "shard-*-of-*.json"
@@ -52,45 +54,66 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What a campaign was asked for, and the hash of the sources that ran it."""
+
+    kernels: tuple[str, ...]
+    profile: ProfileName
+    seed: int
+    studies: bool
+    sources: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An outcome without its task, whose ``value`` is JSON."""
+
+    value: Any
+    cpu_s: float
+    error: str | None
+    at: Json | None
+    lost_worker: bool
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """Holds what one shard ran, and what it must share with the others.
 
     Parameters
     ----------
     number, count : int
-    asked : dict
-        What the campaign was asked for, and the hash of the sources that ran it.
+    asked : Asked
     kernels : tuple of Introduction
-    captures : tuple of dict
-        The user's own activations, in JSON.
+    captures : tuple of Capture
+        The user's own activations.
     outcomes : dict
-        Fields of :class:`fa3verify.campaign.tasks.Outcome` by identity of the task.
+        By identity of the task.
     started : str
         UTC, ISO 8601.
     wall_s : float
-    provenance : dict
-        As in the summary.
+    provenance : Provenance
     """
 
     number: int
     count: int
-    asked: dict[str, Any]
+    asked: Asked
     kernels: tuple[Introduction, ...]
-    captures: tuple[dict[str, Any], ...]
-    outcomes: dict[str, dict[str, Any]]
+    captures: tuple[Capture, ...]
+    outcomes: dict[str, Kept]
     started: str
     wall_s: float
-    provenance: dict[str, Any]
+    provenance: Provenance
 
     @property
     def shard(self) -> Number:
         return Number(self.number, self.count)
 
-    def shared(self) -> dict[str, Any]:
+    def shared(self) -> Json:
         """Return all that the shards of a campaign have in common, by what a reader calls it."""
-        facts = {key: value for key, value in self.provenance.items() if key not in _NOT_COMPARED}
-        of_kernels = {f"{key} of {k.name}": value for k in self.kernels for key, value in asdict(k).items()}
-        return {**self.asked, "activations": list(self.captures), **facts, **of_kernels}
+        facts = {key: value for key, value in records.plain(self.provenance).items() if key not in _NOT_COMPARED}
+        of_kernels = {f"{key} of {k.name}": value for k in self.kernels for key, value in records.plain(k).items()}
+        return {**records.plain(self.asked), "activations": records.plain(self.captures), **facts, **of_kernels}
 
 
 def estimated_s(task: Task) -> float:
@@ -121,16 +144,18 @@ def dealt(tasks: Sequence[Task], shard: Number) -> list[Task]:
     return [tasks[place] for place in sorted(mine)]
 
 
-def kept(outcomes: Iterable[Outcome], stamp: str) -> dict[str, dict[str, Any]]:
+def kept(outcomes: Iterable[Outcome], stamp: str) -> dict[str, Kept]:
     """Return outcomes as a shard's file has them; ``stamp`` is that of the sources."""
-    names = [field.name for field in fields(Outcome) if field.name != "task"]
-    return {o.task.identity(stamp): {name: getattr(o, name) for name in names} for o in outcomes}
+    return {
+        o.task.identity(stamp): Kept(records.plain(o.value), o.cpu_s, o.error, o.at, o.lost_worker, o.skipped)
+        for o in outcomes
+    }
 
 
 def write(part: Part, out: Path) -> Path:
     """Write a shard below a folder, whole or not at all, and return its path."""
     path = out / part.shard.file
-    write_text(path, json.dumps({"schema": SCHEMA, **asdict(part)}) + "\n")
+    write_text(path, json.dumps({"schema": SCHEMA, **records.plain(part)}) + "\n")
     return path
 
 
@@ -196,7 +221,12 @@ def outcomes_of(parts: Sequence[Part], tasks: Sequence[Task], stamp: str) -> lis
         if part.outcomes.keys() != {task.identity(stamp) for task in dealt(tasks, part.shard)}:
             raise ValueError(f"{part.shard} does not hold its part of the plan: it is damaged or of other sources")
     known = {identity: outcome for part in parts for identity, outcome in part.outcomes.items()}
+    return [_recalled(task, known[task.identity(stamp)]) for task in tasks]
+
+
+def _recalled(task: Task, kept: Kept) -> Outcome:
     try:
-        return [Outcome(task, **known[task.identity(stamp)]) for task in tasks]
-    except TypeError as error:
+        value = of_kind(task.kind, kept.value)
+    except ValueError as error:
         raise ValueError(f"a shard is damaged: {error}") from None
+    return Outcome(task, value, kept.cpu_s, kept.error, kept.at, kept.lost_worker, kept.skipped)

@@ -1,103 +1,127 @@
-"""Assemble a campaign's outcomes into one JSON summary with a verdict (its keys: ``docs/summary.md``)."""
+"""Conclude from a campaign's outcomes: one run with a verdict."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from fa3_reference.problem import AttentionProblem
 from fa3verify import __version__, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.profiles import CAPTURED
+from fa3verify.campaign.results import CaseResult
+from fa3verify.campaign.run import (
+    BaselineName,
+    CaseRow,
+    Finding,
+    KernelRun,
+    LawRow,
+    MovedFigure,
+    Provenance,
+    Run,
+    Verdict,
+    WorstCase,
+)
 from fa3verify.campaign.settled import RULE, Settled, judged_under, refutations, settle, whole_row
-from fa3verify.campaign.tasks import Outcome, outcomes_of, pooled
+from fa3verify.campaign.tasks import Outcome, outcomes_of
 from fa3verify.cases import coverage
 from fa3verify.cases.coverage import COVER
-from fa3verify.cases.tried import REPEATED, Tried, concluded
+from fa3verify.cases.space import Point
+from fa3verify.cases.tried import REPEATED, SizesTried, Tried, concluded
 from fa3verify.judging import bits_lost, sketch
+from fa3verify.judging.bits_lost import BitsLost
+from fa3verify.judging.family import FamilyRow, family_row
 from fa3verify.judging.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 from fa3verify.judging.hypotheses import assumption, strain
 from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, ratio_text
 
-SCHEMA = "fa3verify.summary/1"
+if TYPE_CHECKING:
+    from fa3verify.properties.runner import LawOutcome
+
+
+class Concluded(NamedTuple):
+    """What the outcomes of one kernel come to: its part of the run, the gate's rows, findings and judged cases."""
+
+    kernel: KernelRun
+    rows: list[GateRow]
+    findings: list[Finding]
+    cases: list[CaseRow]
 
 
 def summarize(
     kernels: list[Introduction], outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
-) -> dict[str, Any]:
-    """Build the summary of a finished campaign, without times and command (the caller adds them)."""
-    bodies = []
-    gate = []
-    failures = []
-    cases = []
-    for kernel in kernels:
-        body, rows, found, judged = of_kernel(kernel, outcomes, baseline, profile=profile, seed=seed)
-        bodies.append(body)
-        gate += rows
-        failures += found
-        cases += judged
-    laws = [law for body in bodies for law in body["laws"]]
-    return {
-        "schema": SCHEMA,
-        "version": __version__,
-        "profile": profile,
-        "seed": seed,
-        "layers": {
+) -> Run:
+    """Return the run of a finished campaign, without times and command (the caller adds them)."""
+    found = [of_kernel(kernel, outcomes, baseline, profile=profile, seed=seed) for kernel in kernels]
+    bodies = tuple(each.kernel for each in found)
+    gate = tuple(row for each in found for row in each.rows)
+    failures = ordered(finding for each in found for finding in each.findings)
+    verdict = verdict_of(bodies, failures)
+    return Run(
+        version=__version__,
+        profile=profile,
+        seed=seed,
+        layers={
             "L0": layer_status(gate, "L0") if any(row.layer == "L0" for row in gate) else "not run: no GPU kernel",
             "L1": layer_status(gate, "L1"),
             "L2": layer_status(gate, "L2"),
-            "laws": _law_status([law["status"] for law in laws]),
+            "laws": _law_status([law.status for body in bodies for law in body.laws]),
         },
-        "kernels": bodies,
-        "gate": [row.to_json() for row in gate],
-        "baseline": {"name": baseline.name, "sha256": baseline.sha256} if baseline else None,
-        "cases": cases,
-        "provenance": provenance(seed),
-        **verdict_of(bodies, failures),
-    }
+        kernels=bodies,
+        gate=gate,
+        baseline=BaselineName(baseline.name, baseline.sha256) if baseline else None,
+        cases=tuple(case for each in found for case in each.cases),
+        provenance=provenance(seed),
+        verdict=verdict,
+        exit_code=EXIT_CODES[verdict],
+        failures=failures,
+    )
 
 
 def of_kernel(
     kernel: Introduction, outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
-) -> tuple[dict[str, Any], list[GateRow], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the body, the gate's rows, the findings and the judged cases of one kernel, of any outcomes of it."""
-    body, found, judged, settled = _kernel(kernel, outcomes)
+) -> Concluded:
+    """Conclude from any outcomes of one kernel."""
+    settled = _settled(kernel, outcomes)
+    families, found, results = _families(kernel, outcomes, settled)
+    outcome_of = {o.task.arguments["law"]: o for o in outcomes_of(outcomes, kernel.name, "law")}
+    laws, broken = _laws(kernel, outcome_of)
+    found += broken
+    searched = [outcome.value for outcome in outcome_of.values() if outcome.value]
+    found += lapses(kernel.name, operations.find(kernel.operation), outcomes, results, searched)
+    if kernel.failed:
+        found.append(finding(kernel.name, "loading", kernel.failed, crashed=True, traceback=kernel.raised))
+    crashed = {finding.what for finding in found}
+    body = _body(kernel, families, laws, results, searched, _feasible(kernel, outcomes), crashed, settled)
+    cases = [_told(result, kernel) for result in results]
     rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
     if settled is None:
-        found += _gate_failures(rows, judged, profile, seed)
+        found += _gate_failures(rows, cases, profile, seed)
     else:
         rows.append(whole_row(kernel.name, settled.worst[settled.chosen], settled.holds))
-        found += _under(settled, kernel, _gate_failures(rows, judged, profile, seed), judged)
-    body["verdict"] = "fail" if found else "inconclusive" if body["inconclusive"] else "pass"
-    return body, rows, found, judged
+        found += _under(settled, kernel, _gate_failures(rows, cases, profile, seed), cases)
+    return Concluded(replace(body, verdict="fail" if found else body.verdict), rows, found, cases)
 
 
-def verdict_of(kernels: list[dict[str, Any]], failures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the verdict over kernels and findings, its exit code, and the findings in order of their causes."""
-    verdict = "fail" if failures else "pass"
-    if not failures and any(kernel["verdict"] == "inconclusive" for kernel in kernels):
-        verdict = "inconclusive"
-    return {"verdict": verdict, "exit_code": EXIT_CODES[verdict], "failures": ordered(failures)}
+def verdict_of(kernels: Iterable[KernelRun], failures: Sequence[Finding]) -> Verdict:
+    """Return the verdict over kernels and findings."""
+    if failures:
+        return "fail"
+    return "inconclusive" if any(kernel.verdict == "inconclusive" for kernel in kernels) else "pass"
 
 
 def _law_status(statuses: list[str]) -> str:
     """Fail beats pass beats not compared."""
     return next((status for status in ("fail", "pass") if status in statuses), "not compared")
-
-
-def _lost_law(law: str, error: str | None) -> dict[str, Any]:
-    """A law whose worker died or hung: a failure, with the trial it was at where that is known."""
-    empty = {"statement": "", "kind": "", "examples": 0, "outputs": 0, "trial": None, "classes": []}
-    return {"law": law, "status": "fail", "message": error, **empty}
 
 
 def _settled(kernel: Introduction, outcomes: list[Outcome]) -> Settled | None:
@@ -109,142 +133,163 @@ def _settled(kernel: Introduction, outcomes: list[Outcome]) -> Settled | None:
 
 def _families(
     kernel: Introduction, outcomes: list[Outcome], settled: Settled | None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[FamilyRow], list[Finding], list[CaseResult]]:
     """Figures by family, findings and judged cases of one kernel."""
     families = []
     failures = []
     cases = []
     for outcome, family, records in _judged(kernel, outcomes):
+        what = f"family {family}"
         if settled is not None:
             records = [judged_under(record, settled.chosen) for record in records]
         if outcome.error:
             at = (outcome.at or {}).get("content")
-            failures.append(finding(kernel.name, f"family {family}", outcome.error, at, crashed=True))
+            failures.append(finding(kernel.name, what, outcome.error, at, crashed=True))
         for record in records:
-            if "error" in record:
-                given = (kernel.name, f"family {family}", record["error"], record["case"])
-                failures.append(finding(*given, crashed=True, traceback=record.get("traceback")))
-            else:
-                cases.append({"kernel": kernel.name, **_told(record, kernel)})
-        if good := [r for r in records if "measures" in r]:
-            families.append({"family": family, **pooled(good, operations.find(kernel.operation))})
+            if record.error:
+                given = (kernel.name, what, record.error, record.case.to_json())
+                failures.append(finding(*given, crashed=True, traceback=record.traceback))
+        if good := [record for record in records if not record.error]:
+            cases += good
+            families.append(family_row(good, operations.find(kernel.operation)))
     return families, failures, cases
 
 
-def _told(record: dict[str, Any], kernel: Introduction) -> dict[str, Any]:
-    """A judged case as a summary has it: of a hypothesis only the largest error / bound is kept."""
-    if "hypotheses" not in record:
-        return record
+def _told(result: CaseResult, kernel: Introduction) -> CaseRow:
+    """A judged case as a run has it: of a hypothesis only the largest error / bound is kept."""
     operation = operations.find(kernel.operation)
-    ratios = {name: strain(operation, x["measures"]) for name, x in record["hypotheses"].items()}
-    return record | {"hypotheses": ratios}
+    return CaseRow(
+        result.family,
+        result.case,
+        result.measures,
+        result.quantisation,
+        kernel=kernel.name,
+        describe=result.case.describe(),
+        hypotheses={name: strain(operation, under.measures) for name, under in result.hypotheses.items()},
+    )
 
 
-def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Outcome, str, list[dict[str, Any]]]]:
+def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Outcome, str, Sequence[CaseResult]]]:
     """Outcomes of judged cases of one kernel, their family, which those of the covering array do not have, records."""
     for outcome in outcomes_of(outcomes, kernel.name, "family"):
         yield outcome, outcome.task.arguments["family"], outcome.value or []
     for outcome in outcomes_of(outcomes, kernel.name, "cover"):
-        yield outcome, COVER, (outcome.value or {}).get("records", [])
+        yield outcome, COVER, outcome.value.records if outcome.value else []
 
 
-def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Laws and findings of one kernel."""
-    laws = []
+def _feasible(kernel: Introduction, outcomes: list[Outcome]) -> list[Point]:
+    """Points of the covering array of one kernel."""
+    found = [outcome.value for outcome in outcomes_of(outcomes, kernel.name, "cover") if outcome.value]
+    return [point for value in found for point in value.feasible]
+
+
+def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list[LawRow], list[Finding]]:
+    """Laws and findings of one kernel, of outcomes by law. One whose worker died or hung is a failure, with the trial
+    it was at where that is known.
+    """
+    rows = []
     failures = []
-    for outcome in outcomes_of(outcomes, kernel.name, "law"):
-        law = outcome.task.arguments["law"]
-        body = dict(outcome.value) if outcome.value else _lost_law(law, outcome.error)
-        against = body.pop("hypotheses", {})
-        laws.append(body)
-        if body["status"] == "fail":
-            trial = body["trial"] or (outcome.at or {}).get("content")
-            message = (body["message"] or "").removeprefix(f"{kernel.name} failed: ")
-            if trial and (others := {name: x for name, x in against.items() if x and x["trial"] != trial}):
-                trial = refutations([trial, *(x["trial"] for x in others.values())])
-                body["message"] = message = f"{message}; refuted before: " + ", ".join(
-                    f"{name!r} by {x['describe']}" for name, x in others.items()
+    for law, outcome in outcome_of.items():
+        found: LawOutcome | None = outcome.value
+        row = _law_row(found) if found else LawRow(law, "", "", "fail", 0, 0, outcome.error)
+        if row.status == "fail":
+            trial = row.content or (outcome.at or {}).get("content")
+            message = (row.message or "").removeprefix(f"{kernel.name} failed: ")
+            crashed = outcome.error is not None or message != row.message
+            against = found.hypotheses if found else {}
+            others = {name: x[0] for name, x in against.items() if x and x[0].to_json() != trial}
+            if trial and others:
+                trial = refutations([trial, *(other.to_json() for other in others.values())])
+                message = f"{message}; refuted before: " + ", ".join(
+                    f"{name!r} by {other.describe()}" for name, other in others.items()
                 )
-            crashed = outcome.error is not None or message != body["message"]
-            raised = body.get("traceback")
+                row = replace(row, message=message)
+                crashed = outcome.error is not None
+            raised = found.violation.traceback if found and found.violation else None
             failures.append(finding(kernel.name, f"law {law}", message, trial, crashed=crashed, traceback=raised))
-    return laws, failures
+        rows.append(row)
+    return rows, failures
 
 
-def _kernel(
-    kernel: Introduction, outcomes: list[Outcome]
-) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], Settled | None]:
-    """Body, findings so far and judged cases of one kernel, and which hypotheses about it hold."""
-    name = kernel.name
+def _law_row(found: LawOutcome) -> LawRow:
+    from fa3verify.properties import find_law
+
+    rule = find_law(found.law)
+    message = found.violation.message if found.violation else None
+    trial = found.trial.to_json() if found.trial else None
+    status = (found.status, found.examples, found.outputs, message)
+    return LawRow(rule.name, rule.statement, rule.kind, *status, content=trial)
+
+
+def _body(
+    kernel: Introduction,
+    families: Sequence[FamilyRow],
+    laws: Sequence[LawRow],
+    cases: Sequence[CaseResult],
+    searched: Sequence[LawOutcome],
+    feasible: Sequence[Point],
+    crashed: Collection[str],
+    settled: Settled | None,
+) -> KernelRun:
+    """What a run says of one kernel, before its gate; ``crashed`` is where something was found already."""
     operation = operations.find(kernel.operation)
-    settled = _settled(kernel, outcomes)
-    families, failures, cases = _families(kernel, outcomes, settled)
-    laws, broken = _laws(kernel, outcomes)
-    failures += broken
-    failures += lapses(name, operation, outcomes, cases, laws)
-    if kernel.failed:
-        failures.append(finding(name, "loading", kernel.failed, crashed=True, traceback=kernel.raised))
-    covered = coverage.judged(kernel.claims, _tried(families, laws, cases), kernel.constraint)
     optional = [side.name for side in operation.sides if side.optional and cases]
-    absent = [name for name in optional if not any(f"ratio_{name}_max" in case["measures"] for case in cases)]
-    feasible = [p for o in outcomes_of(outcomes, name, "cover") for p in (o.value or {}).get("feasible", [])]
-    covered["pairs"] = coverage.paired(feasible, [case["point"] for case in cases if _is_compared(case)])
-    covered["not_claimed"] = [*kernel.not_claimed, *(f"output {name}" for name in absent)]
-    ran = _ran(kernel, laws, cases)
-    for law in laws:
-        for key in ("classes", "tried", "traceback", "optional"):  # which stand elsewhere
-            law.pop(key, None)
+    absent = [name for name in optional if not any(f"ratio_{name}_max" in case.measures for case in cases)]
+    met = [case.point for case in cases if case.is_compared]
+    covered = coverage.judged(
+        kernel.claims,
+        _tried(families, laws, searched, met),
+        kernel.constraint,
+        [*kernel.not_claimed, *(f"output {name}" for name in absent)],
+        coverage.paired(feasible, met),
+    )
     sides = {
-        side.name: max((f[f"ratio_{side.name}_max"] or 0.0 for f in families), default=None) for side in operation.sides
+        side.name: max((row.figures[f"ratio_{side.name}_max"] or 0.0 for row in families), default=None)
+        for side in operation.sides
     }
-    orders = [case.pop("order", None) for case in cases]
-    for case in cases:
-        case.pop("point")
-    drawn = [(case["describe"], case.pop("sketch")) for case in cases if "sketch" in case]
-    worst = max(cases, key=lambda c: c["measures"]["ratio_max"], default=None)
-    body = {
-        "name": name,
-        "description": kernel.description,
-        "operation": operation.name,
-        "dtype": kernel.dtype,
-        "identity": asdict(kernel.identity),
-        "states_order": kernel.states_order,
-        "orders": [order for i, order in enumerate(orders) if order and order not in orders[:i]],
-        "policy": list(kernel.policy),
-        "cases": len(cases) + sum(law["examples"] for law in laws),
-        "outputs": sum(f["outputs"] for f in families) + sum(law.get("outputs", 0) for law in laws),
-        "worst_ratio": max((f["ratio_max"] for f in families), default=None),
-        "bits_lost": _bits_lost(kernel, families, failures),
-        "worst_ratio_lse": sides.get("lse"),
-        "worst_ratios": sides,
-        "worst": worst and {"family": worst["family"], "case": worst["describe"], "replay": worst["case"]},
-        "search_effort": len(cases) + sum(law["examples"] for law in laws if law["law"] in BOUND_LAWS),
-        "tried": ran,
-        "coverage": covered,
-        "inconclusive": None if kernel.failed else kernel.narrowed or coverage.inconclusive(covered),
-        "families": families,
-        "laws": laws,
-        "sketch": sketch.merged(drawn),
-    }
-    if settled is not None:
-        body["assumed"] = settled.to_json(kernel)
-    return body, failures, cases, settled
+    orders = [case.order for case in cases]
+    worst = max(cases, key=lambda case: case.measures["ratio_max"], default=None)
+    inconclusive = None if kernel.failed else kernel.narrowed or covered.inconclusive
+    drawn = [(case.case.describe(), case.sketch) for case in cases if case.sketch]
+    return KernelRun(
+        kernel.name,
+        tuple(families),
+        operation.name,
+        verdict="inconclusive" if inconclusive else "pass",
+        description=kernel.description,
+        dtype=kernel.dtype,
+        identity=kernel.identity,
+        states_order=kernel.states_order,
+        orders=tuple(order for i, order in enumerate(orders) if order and order not in orders[:i]),
+        policy=kernel.policy,
+        cases=len(cases) + sum(law.examples for law in laws),
+        outputs=sum(int(row.number("outputs")) for row in families) + sum(law.outputs for law in laws),
+        worst_ratio=max((row.number("ratio_max") for row in families), default=None),
+        bits_lost=_bits_lost(kernel, families, crashed),
+        worst_ratio_lse=sides.get("lse"),
+        worst_ratios=sides,
+        worst=worst and WorstCase(worst.family, worst.case.describe(), content=worst.case.to_json()),
+        search_effort=len(cases) + sum(law.examples for law in laws if law.law in BOUND_LAWS),
+        tried=_ran(kernel, laws, cases, searched),
+        coverage=covered,
+        inconclusive=inconclusive,
+        laws=tuple(laws),
+        sketch=sketch.merged(drawn),
+        assumed=settled and settled.assumed(kernel),
+    )
 
 
-def _bits_lost(
-    kernel: Introduction, families: list[dict[str, Any]], failures: list[dict[str, Any]]
-) -> dict[str, Any] | None:
+def _bits_lost(kernel: Introduction, families: Sequence[FamilyRow], crashed: Collection[str]) -> BitsLost | None:
     """The number that ranks a kernel, None where a family of ours was not judged whole."""
-    crashed = {failure["what"] for failure in failures}
     ranked = [name for name in kernel.families if not name.startswith(f"{CAPTURED}:")]
     if kernel.narrowed or any(f"family {name}" in crashed for name in ranked):
         return None
-    return bits_lost.of_kernel(families, ranked)
+    return bits_lost.of_kernel({row.family: row.figures["bits_lost"] for row in families}, ranked)
 
 
 def _under(
-    settled: Settled, kernel: Introduction, failures: list[dict[str, Any]], cases: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+    settled: Settled, kernel: Introduction, failures: Sequence[Finding], cases: Sequence[CaseRow]
+) -> list[Finding]:
     """Findings of the gate that say what the bound assumed.
 
     Where one case by itself refutes every hypothesis, it is a finding as of any kernel. Where it takes several, they
@@ -252,59 +297,53 @@ def _under(
     """
     words = assumption(kernel.sums or "", settled.chosen)
     found = []
-    of_case = {json.dumps(case["case"], sort_keys=True): case["hypotheses"] for case in cases}
+    of_case = {case.case.key(): case.hypotheses for case in cases}
     for failure in failures:
-        if not failure["what"].startswith("L1") or "quantisation" in failure["what"]:
+        if not failure.what.startswith("L1") or "quantisation" in failure.what:
             found.append(failure)
-        elif failure["what"] != f"L1 {RULE}":
-            ratios = of_case.get(json.dumps(failure["replay"], sort_keys=True), {})
-            replay = failure["replay"] if min(ratios.values(), default=0.0) > 1 else settled.content
-            found.append(failure | {"message": f"{failure['message']}; {words}", "replay": replay})
+        elif failure.what != f"L1 {RULE}":
+            ratios = of_case.get(json.dumps(failure.content, sort_keys=True), {})
+            content = failure.content if min(ratios.values(), default=0.0) > 1 else settled.content
+            found.append(replace(failure, message=f"{failure.message}; {words}", content=content))
         elif not settled.is_at_once:
-            found.append(failure | {"message": f"{settled.words}; {kernel.sums}", "replay": settled.content})
+            found.append(replace(failure, message=f"{settled.words}; {kernel.sums}", content=settled.content))
     return found
 
 
-def _tried(families: list[dict[str, Any]], laws: list[dict[str, Any]], cases: list[dict[str, Any]]) -> set[str]:
+def _tried(
+    families: Sequence[FamilyRow], laws: Sequence[LawRow], searched: Sequence[LawOutcome], met: Sequence[Point]
+) -> set[str]:
     """Classes of which some output was compared with a bound, or by a property."""
-    tried = {f"family {f['family']}" for f in families if f["outputs"] > f["unbounded"]}
-    tried |= {f"property {law['law']}" for law in laws if law["status"] in ("pass", "fail")}
-    tried |= {name for law in laws for name in law.get("classes", ())}
-    return tried.union(*(coverage.named(case["point"]) for case in cases if _is_compared(case)))
+    tried = {f"family {row.family}" for row in families if row.is_compared}
+    tried |= {f"property {law.law}" for law in laws if law.status in ("pass", "fail")}
+    tried |= {name for law in searched for name in law.classes}
+    return tried.union(*map(coverage.named, met))
 
 
-def _ran(kernel: Introduction, laws: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
+def _ran(
+    kernel: Introduction, laws: Sequence[LawRow], cases: Sequence[CaseResult], searched: Sequence[LawOutcome]
+) -> SizesTried:
     """Sizes of the calls behind a kernel's judged cases and trials, and what nobody asked of it."""
     operation = operations.find(kernel.operation)
     tried = Tried()
-    for case in filter(_is_compared, cases):
-        tried.add(AttentionProblem.from_json(case["case"]["problem"]))
-    for law in laws:
-        if law.get("tried"):
-            tried.update(law["tried"])
+    for case in cases:
+        if case.is_compared:
+            tried.add(case.case.problem)
+    for law in searched:
+        if law.tried:
+            tried.update(law.tried)
     optional = [side.name for side in operation.sides if side.optional]
     return concluded(
-        tried.to_json(),
+        tried.noted(),
         features=operation.features,
         head_dims=kernel.head_dims,
-        outputs={name: (sum(f"ratio_{name}_max" in c["measures"] for c in cases), len(cases)) for name in optional},
-        is_repeated=any(law["law"] == REPEATED and law["status"] in ("pass", "fail") for law in laws),
+        outputs={name: (sum(f"ratio_{name}_max" in case.measures for case in cases), len(cases)) for name in optional},
+        is_repeated=any(law.law == REPEATED and law.status in ("pass", "fail") for law in laws),
         is_forward=operation.name == operations.FORWARD,
     )
 
 
-def _is_compared(case: dict[str, Any]) -> bool:
-    """Tell whether some output of a judged case was compared with a bound."""
-    return case["measures"]["outputs"] > case["measures"]["unbounded"]
-
-
-def _figures(case: dict[str, Any]) -> dict[str, float]:
-    """Measures of a judged case, and how far quantising its inputs went towards its own bound."""
-    quantisation = case.get("quantisation") or {"bound_ratio": 0.0}
-    return case["measures"] | {"quantisation_bound_ratio": quantisation["bound_ratio"]}
-
-
-def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]], profile: str, seed: int) -> list[dict[str, Any]]:
+def _gate_failures(rows: Sequence[GateRow], cases: Sequence[CaseRow], profile: str, seed: int) -> list[Finding]:
     """One finding per failed gate row, each with the most telling case of its family."""
     failures = []
     for row in rows:
@@ -313,22 +352,19 @@ def _gate_failures(rows: list[GateRow], judged: list[dict[str, Any]], profile: s
         against = f", baseline {row.baseline:.4g}" if row.baseline is not None else ""
         write = ratio_text if row.limit == 1 else "{:,.0f}".format if row.limit == 0 else "{:.4g}".format
         message = f"family {row.family}: observed {write(row.observed)}, limit {row.limit:.4g}"
-        cases = [c for c in judged if c["family"] == row.family]
-        case = max(cases, key=lambda c: _figures(c).get(row.telling, 0.0), default=None)
+        mine = [case for case in cases if case.family == row.family]
+        telling = max(mine, key=lambda case: case.figures.get(row.telling, 0.0), default=None)
         stored = None
         if row.layer == "L2":
-            stored = {"family": row.family, "profile": profile, "seed": seed, "measure": row.rule}
-            stored |= {"limit": row.limit, "baseline": row.baseline}
+            stored = MovedFigure(row.family, profile, seed, row.rule, row.limit, row.baseline)
         what = f"{row.layer} {row.rule}"
-        replay = case and case["case"]
-        failures.append(finding(row.kernel, what, message + against, replay, baseline=stored))
+        content = telling and telling.case.to_json()
+        failures.append(finding(row.kernel, what, message + against, content, baseline=stored))
     return failures
 
 
-def provenance(seed: int) -> dict[str, Any]:
-    """Versions, platform and the hash of the twin's sources."""
-    import importlib.metadata
-
+def provenance(seed: int) -> Provenance:
+    """Return versions, platform and the hash of the twin's sources."""
     from fa3_kernels.twin.compiled import source_hash
 
     packages = {}
@@ -337,16 +373,16 @@ def provenance(seed: int) -> dict[str, Any]:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             packages[name] = "absent"
-    return {
-        "version": __version__,
-        "python": platform.python_version(),
-        "platform": f"{sys.platform} {platform.machine()}",
-        "cpu_count": os.cpu_count(),
-        "git": _git_revision(),
-        "twin_hash": source_hash(),
-        "seed": seed,
-        "packages": packages,
-    }
+    return Provenance(
+        version=__version__,
+        python=platform.python_version(),
+        platform=f"{sys.platform} {platform.machine()}",
+        cpu_count=os.cpu_count(),
+        git=_git_revision(),
+        twin_hash=source_hash(),
+        seed=seed,
+        packages=packages,
+    )
 
 
 def _git_revision() -> str | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from fa3verify.campaign.run import Finding
 from fa3verify.judging.verdict import BOUND_LAWS, law_of, told
 
 SEVERITIES = {  # the gravest first: what it means
@@ -37,7 +38,7 @@ class Symptom:
     """Findings of one kernel that show the same: the first, which is the smallest, and where else it was found."""
 
     severity: str
-    first: Mapping[str, Any]
+    first: Finding
     also: tuple[tuple[str, int], ...]  # what was judged, and how many other findings
 
     @property
@@ -46,22 +47,22 @@ class Symptom:
         return "; ".join(what if count == 1 else f"{what} ({count})" for what, count in self.also)
 
 
-def symptoms(found: Iterable[Mapping[str, Any]]) -> list[Symptom]:
+def symptoms(found: Iterable[Finding]) -> list[Symptom]:
     """Return findings by symptom, the gravest first, otherwise in the order they have.
 
     Infinite errors are one symptom of an output and a kind (NaN, an infinity, a finite value), whichever rule saw them;
     a rule that says no kind joins the only one of its output. Findings that name the same replay file are one. All
     others are one for each cause, and findings of files that name no cause stand alone.
     """
-    groups: dict[Sign, list[Mapping[str, Any]]] = {}
+    groups: dict[Sign, list[Finding]] = {}
     place: dict[tuple[str, str], Sign] = {}  # where a replay file of a kernel is
     numbered = [(severity(each), number, each) for number, each in enumerate(found)]
     for grave, number, each in sorted(
-        numbered, key=lambda item: (_rank(item[0]), _COMPARED.search(item[2]["message"]) is None)
+        numbered, key=lambda item: (_rank(item[0]), _COMPARED.search(item[2].message) is None)
     ):
         sign = _sign(grave, each, str(number), groups)
-        if isinstance(each.get("replay"), str):
-            sign = place.setdefault((sign.kernel, each["replay"]), sign)
+        if each.replay is not None:
+            sign = place.setdefault((sign.kernel, each.replay), sign)
         groups.setdefault(sign, []).append(each)
     return [_symptom(sign.severity, members) for sign, members in groups.items()]
 
@@ -70,36 +71,36 @@ def _rank(grave: str) -> int:
     return list(SEVERITIES).index(grave)
 
 
-def _sign(grave: str, found: Mapping[str, Any], number: str, known: Iterable[Sign]) -> Sign:
+def _sign(grave: str, found: Finding, number: str, known: Iterable[Sign]) -> Sign:
     """Return what tells the symptom of a finding from others."""
     if grave != "infinite error":
-        return Sign(grave, found["kernel"], found.get("cause") or number)
-    if compared := _COMPARED.search(found["message"]):
+        return Sign(grave, found.kernel, found.cause or number)
+    if compared := _COMPARED.search(found.message):
         values = set(compared.groups()[1:])
         kind = "nan" if "nan" in values else "infinity" if values & _NOT_FINITE else "finite"
-        return Sign(grave, found["kernel"], compared[1], kind)
-    rule = found["what"].partition(" ")[2]
+        return Sign(grave, found.kernel, compared[1], kind)
+    rule = found.what.partition(" ")[2]
     output = (rule.endswith("error / bound") and rule.removesuffix("error / bound").strip()) or "out"
-    alike = [sign for sign in known if (sign.kernel, sign.what) == (found["kernel"], output) and sign.kind]
-    return alike[0] if len(alike) == 1 else Sign(grave, found["kernel"], output)
+    alike = [sign for sign in known if (sign.kernel, sign.what) == (found.kernel, output) and sign.kind]
+    return alike[0] if len(alike) == 1 else Sign(grave, found.kernel, output)
 
 
-def _symptom(grave: str, members: list[Mapping[str, Any]]) -> Symptom:
-    return Symptom(grave, members[0], tuple(Counter(told(each["what"]) for each in members[1:]).items()))
+def _symptom(grave: str, members: list[Finding]) -> Symptom:
+    return Symptom(grave, members[0], tuple(Counter(told(each.what) for each in members[1:]).items()))
 
 
 def why(symptom: Symptom) -> str:
     """Return why a kernel fails by one symptom, in about three words, such as ``lse inf, not -inf``."""
     found = symptom.first
-    rule = told(found["what"]).partition(", ")[2]
+    rule = told(found.what).partition(", ")[2]
     match symptom.severity:
         case "no result":
-            raised = re.match(r"\w+(?:Error|Exception|Interrupt|Exit)\b", found["message"])
+            raised = re.match(r"\w+(?:Error|Exception|Interrupt|Exit)\b", found.message)
             return f"raises {raised[0]}" if raised else "gives no result"
         case "infinite error":
-            return _infinite(found["message"], rule)
+            return _infinite(found.message, rule)
         case "broken property":
-            return f"broken: {str(law_of(found['what'])).replace('_', ' ')}"
+            return f"broken: {str(law_of(found.what)).replace('_', ' ')}"
         case "worse than the baseline":
             return symptom.severity
     return next((words for word, words in _RULES.items() if word in rule), "beyond its bound")
@@ -119,11 +120,11 @@ def _infinite(message: str, rule: str) -> str:
     return f"{rule.removesuffix('error / bound')}error infinite"
 
 
-def severity(found: Mapping[str, Any]) -> str:
+def severity(found: Finding) -> str:
     """Return which of :data:`SEVERITIES` a finding is."""
-    what = found["what"]
-    message = found["message"]
-    if found.get("cause", what) != what or what == "loading" or what.startswith(("family ", "study ")):
+    what = found.what
+    message = found.message
+    if (found.cause or what) != what or what == "loading" or what.startswith(("family ", "study ")):
         return "no result"
     compared = _COMPARED.search(message)
     endless = "non-finite" in what or "observed inf" in message or "ratio inf" in message

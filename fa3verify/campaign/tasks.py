@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import math
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +21,25 @@ from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.profiles import PROFILES, captured_case, family_of, judged_cases
+from fa3verify.campaign.results import CaseResult, CoverResult, UnderHypothesis
 from fa3verify.campaign.settled import of_one_hypothesis
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
-from fa3verify.files import write_text
+from fa3verify.files import Json, write_text
 from fa3verify.inputs.captures import Capture, pinned
-from fa3verify.judging import bits_lost, gate, hypotheses, sketch
+from fa3verify.judging import gate, hypotheses, sketch
+from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import watch
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate
-from fa3verify.operations import Operation
+from fa3verify.records import plain, read
 from fa3verify.text import of_error, of_traceback
 
 if TYPE_CHECKING:
     from fa3verify.judging.judgement import Judgement
-    from fa3verify.properties import Trial, Violation
+    from fa3verify.properties.runner import LawOutcome
 
 LIBRARIES = ("numpy", "scipy", "numba", "ml_dtypes")  # on whose last bits a truth or a bound may depend
 GIVE_UP = 3  # workers that one kernel may lose
@@ -55,7 +56,7 @@ class Task:
     kind: str
     label: str
     function: Callable[..., Any]
-    arguments: dict[str, Any]
+    arguments: Json
     durable: bool = True
 
     def identity(self, stamp: str) -> str:
@@ -68,7 +69,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Holds what became of a task: ``value`` (JSON-able), or ``error``, one line.
+    """Holds what became of a task: ``value``, or ``error``, one line.
 
     A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
     kernel had lost too many workers before, or the campaign was stopped. ``cpu_s`` is 0 where nobody says, as of a
@@ -79,7 +80,7 @@ class Outcome:
     value: Any = None
     cpu_s: float = 0.0
     error: str | None = None
-    at: dict[str, Any] | None = None
+    at: Json | None = None
     lost_worker: bool = False
     skipped: bool = False
 
@@ -117,14 +118,14 @@ def source_stamp() -> str:
 
 def judge_family(
     kernel: str, family: str, profile: str, seed: int, limit: int | None = None, *, is_fail_fast: bool = False
-) -> list[dict[str, Any]]:
+) -> list[CaseResult]:
     """Judge every case of one family of a campaign, or the first ones up to a limit."""
     candidate = found(kernel)
     cases = judged_cases(candidate, family, PROFILES[profile], seed)[:limit]
     return judge_cases(candidate, family, cases, is_fail_fast=is_fail_fast)
 
 
-def judge_capture(kernel: str, family: str, profile: str, file: str, sha256: str, index: int) -> list[dict[str, Any]]:
+def judge_capture(kernel: str, family: str, profile: str, file: str, sha256: str, index: int) -> list[CaseResult]:
     """Judge the case of a user's file of activations, which has this place among all of them."""
     candidate = found(kernel)
     case = captured_case(candidate, pinned(file, sha256).capture, PROFILES[profile], index)
@@ -133,101 +134,77 @@ def judge_capture(kernel: str, family: str, profile: str, file: str, sha256: str
 
 def judge_cover(
     kernel: str, profile: str, seed: int, limit: int | None = None, *, is_fail_fast: bool = False
-) -> dict[str, Any]:
-    """Judge the cases of a kernel's covering array; ``feasible`` are the points of all its rows."""
+) -> CoverResult:
+    """Judge the cases of a kernel's covering array."""
     candidate = found(kernel)
     rows = cover(candidate, PROFILES[profile].strength, seed)[:limit]
     records = judge_cases(candidate, COVER, [case for _, case in rows if case], is_fail_fast=is_fail_fast)
-    return {"feasible": [dict(point) for point, _ in rows], "records": records}
+    return CoverResult(tuple(point for point, _ in rows), tuple(records))
 
 
 def judge_cases(
     candidate: Candidate, family: str, cases: list[Case], *, is_fail_fast: bool = False
-) -> list[dict[str, Any]]:
+) -> list[CaseResult]:
     """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
 
     The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
     the one that the case speaks least against (:mod:`fa3verify.campaign.settled` chooses one for the whole kernel).
     """
-    from fa3verify.judging.judgement import judge
-
-    operation = operations.find(candidate.operation)
-    records: list[dict[str, Any]] = []
+    records: list[CaseResult] = []
     for case in cases:
-        record: dict[str, Any] = {"family": family, "case": case.to_json(), "describe": case.describe()}
         watch.trying(f"family {family}", case.to_json)
         try:
-            judgement = judge(candidate, case)
-            record["measures"] = judgement.measures
-            record["quantisation"] = operation.beside(judgement)
-            if operation.name == operations.FORWARD:
-                record["sketch"] = _sketch(judgement)
-            if judgement.hypotheses:
-                sides = hypotheses.under(candidate)
-                record["hypotheses"] = {
-                    name: {"measures": measures, "order": _order(sides[name], case)}
-                    for name, measures in judgement.hypotheses.items()
-                }
-            else:
-                record["order"] = _order(candidate, case)
-            record["point"] = space.point(candidate, case)
+            record = _judged(candidate, family, case)
         except CandidateError as error:
-            record["error"] = str(error)
-            record["traceback"] = error.traceback
+            record = CaseResult(family, case, {}, error=str(error), traceback=error.traceback)
         except Exception as error:  # whatever else a kernel under test leads to is a finding as well
-            record["error"] = of_error(error)
-            record["traceback"] = of_traceback(error)
+            record = CaseResult(family, case, {}, error=of_error(error), traceback=of_traceback(error))
         records.append(record)
         if is_fail_fast and _fails(candidate.name, [record]):
             break
-    sketch.with_one_worst(records)
-    return records
+    kept = sketch.with_one_worst([record.sketch for record in records])
+    return [replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True)]
 
 
-def _sketch(judgement: Judgement) -> dict[str, Any]:
+def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
+    from fa3verify.judging.judgement import judge
+
+    operation = operations.find(candidate.operation)
+    judgement = judge(candidate, case)
+    sides = hypotheses.under(candidate)
+    under = {
+        name: UnderHypothesis(measures, _order(sides[name], case)) for name, measures in judgement.hypotheses.items()
+    }
+    return CaseResult(
+        family,
+        case,
+        judgement.measures,
+        operation.beside(judgement),
+        sketch=_sketch(judgement) if operation.name == operations.FORWARD else None,
+        hypotheses=under,
+        order=None if under else _order(candidate, case),
+        point=space.point(candidate, case),
+    )
+
+
+def _sketch(judgement: Judgement) -> sketch.Sketch:
     """Return where the errors of a forward lie."""
     problem = judgement.case.problem
     out, truth, bound = (each["out"] for each in (judgement.outputs, judgement.seen, judgement.bound))
     return sketch.of_case(problem, out, truth, bound, judgement.operands.dequantized(problem)[2])
 
 
-def _order(candidate: Candidate, case: Case) -> dict[str, Any] | None:
+def _order(candidate: Candidate, case: Case) -> Json | None:
     """The order of operations that the bound of a case assumed, None for an operation whose bound assumes none."""
     assumed = hypotheses.assumed(candidate, candidate.config_for(case.problem, case.changes))
     return asdict(assumed) if isinstance(assumed, KernelModel | BackwardModel) else None
 
 
-def check_law(kernel: str, law: str, max_examples: int, seed: int) -> dict[str, Any]:
+def check_law(kernel: str, law: str, max_examples: int, seed: int) -> LawOutcome:
     """Search for a trial that breaks one law on one kernel."""
     from fa3verify.properties import find_law, run_law
 
-    rule = find_law(law)
-    outcome = run_law(rule, found(kernel), max_examples=max_examples, seed=seed)
-    return {
-        "law": rule.name,
-        "statement": rule.statement,
-        "kind": rule.kind,
-        "status": outcome.status,
-        "examples": outcome.examples,
-        "outputs": outcome.outputs,
-        "message": outcome.violation and outcome.violation.message,
-        "traceback": outcome.violation and outcome.violation.traceback,
-        "trial": outcome.trial and outcome.trial.to_json(),
-        "classes": sorted(outcome.classes),
-        "tried": outcome.tried,
-        "optional": [(name, returned, trial.describe()) for (name, returned), trial in outcome.optional.items()],
-        **({"hypotheses": refuting(outcome.hypotheses)} if outcome.hypotheses else {}),
-    }
-
-
-def refuting(found: Mapping[str, tuple[Trial, Violation] | None]) -> dict[str, dict[str, Any] | None]:
-    """Return in JSON what a property found against every hypothesis about a kernel, None where nothing."""
-    return {
-        name: {"ratio": against[1].ratio, "trial": against[0].to_json(), "describe": against[0].describe()}
-        if against
-        else None
-        for name, against in found.items()
-    }
+    return run_law(find_law(law), found(kernel), max_examples=max_examples, seed=seed)
 
 
 def plan(
@@ -244,7 +221,7 @@ def plan(
     finding.
     """
     size = PROFILES[profile]
-    most: dict[str, Any] = {} if limit is None else {"limit": limit}
+    most: Json = {} if limit is None else {"limit": limit}
     most |= {"is_fail_fast": True} if is_fail_fast else {}
     own = {family_of(capture): (index, capture) for index, capture in enumerate(captures)}
     tasks = []
@@ -314,11 +291,10 @@ def execute(
 
     try:
         for index, task in enumerate(tasks):
-            kept = _recall(journal, task.identity(stamp)) if task.durable else None
-            if kept is None:
-                waiting[executor.submit(task.function, **task.arguments)] = index
+            if kept := _recall(journal, task, stamp):
+                take(index, kept)
             else:
-                take(index, Outcome(task, kept[0]))
+                waiting[executor.submit(task.function, **task.arguments)] = index
         for future in as_completed(waiting):
             outcome = _outcome(tasks[waiting[future]], future, lost)
             _keep(outcome, journal, stamp)
@@ -353,7 +329,7 @@ def _keep(outcome: Outcome, journal: Path | None, stamp: str) -> None:
     """Write a result that may be kept into the journal."""
     if journal and outcome.task.durable and outcome.value is not None:
         with contextlib.suppress(OSError):  # a full disk costs what could be resumed, not the verdict
-            write_text(journal / f"{outcome.task.identity(stamp)}.json", json.dumps([outcome.value]))
+            write_text(journal / f"{outcome.task.identity(stamp)}.json", json.dumps([plain(outcome.value)]))
 
 
 def is_finding(outcome: Outcome) -> bool:
@@ -363,18 +339,18 @@ def is_finding(outcome: Outcome) -> bool:
     if outcome.error or outcome.skipped:
         return not outcome.skipped
     if outcome.task.kind == "law":
-        return outcome.value["status"] == "fail"
+        return outcome.value.status == "fail"
     if outcome.task.kind not in ("family", "cover"):
         return False
-    return _fails(outcome.task.label, outcome.value["records"] if outcome.task.kind == "cover" else outcome.value)
+    return _fails(outcome.task.label, outcome.value.records if outcome.task.kind == "cover" else outcome.value)
 
 
-def _fails(label: str, records: list[dict[str, Any]]) -> bool:
+def _fails(label: str, records: Sequence[CaseResult]) -> bool:
     """Tell whether judged cases of one family have a finding that needs no baseline."""
-    if not records or any("error" in record for record in records):
+    if not records or any(record.error for record in records):
         return bool(records)
-    operation = operations.find(records[0]["case"].get("operation", operations.FORWARD))
-    body = one_family(label, operation, records[0]["family"], of_one_hypothesis(operation, records))
+    operation = operations.find(records[0].case.operation)
+    body = Figured(label, (family_row(of_one_hypothesis(operation, records), operation),), operation.name)
     return bool(gate.failed_parts(gate.bit_rows(body) + gate.bound_rows(body)))
 
 
@@ -404,65 +380,23 @@ def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
         return Outcome(task, error=of_error(error))
 
 
-def _recall(journal: Path | None, identity: str) -> list | None:
-    """A kept result as a one-element list, or None; a damaged entry counts as absent."""
-    if journal is None:
+def _recall(journal: Path | None, task: Task, stamp: str) -> Outcome | None:
+    """Return a result that was kept, None where there is none; a damaged entry counts as absent."""
+    if journal is None or not task.durable:
         return None
     try:
-        kept = json.loads((journal / f"{identity}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        (kept,) = json.loads((journal / f"{task.identity(stamp)}.json").read_text(encoding="utf-8"))
+        return Outcome(task, of_kind(task.kind, kept))
+    except (OSError, TypeError, ValueError):
         return None
-    return kept if isinstance(kept, list) and len(kept) == 1 else None
 
 
-def pooled(records: list[dict[str, Any]], operation: Operation) -> dict[str, Any]:
-    """Aggregate the measures of one family of an operation: RMS pooled, maxima of maxima, the rest weighted means.
+def of_kind(kind: str, value: Any) -> Any:
+    """Return the value of a task from JSON; ValueError for a damaged one. Those of studies and searches are JSON."""
+    from fa3verify.properties.runner import LawOutcome
 
-    The weight of a case is its number of main output values, for side outputs as well.
-    """
-    measures = [r["measures"] for r in records]
-    weights = [max(m["outputs"] - m["unbounded"] - m["nonfinite"], 0) for m in measures]
-    total = sum(weights) or 1
-
-    def mean(key: str) -> float:
-        return math.fsum(w * m[key] for w, m in zip(weights, measures, strict=True)) / total
-
-    def root_mean(key: str) -> float:
-        return math.sqrt(math.fsum(w * m[key] ** 2 for w, m in zip(weights, measures, strict=True)) / total)
-
-    figures: dict[str, Any] = {"cases": len(records)}
-    figures |= {key: sum(m[key] for m in measures) for key in ("outputs", "nonfinite", "unbounded")}
-    figures |= {key: root_mean(key) for key in ("rms", "rmse_seen", "rmse_unrounded")}
-    figures |= {key: root_mean(key) for key in ("rel_rmse_seen", "rel_rmse_unrounded", "rel_rmse_ideal")}
-    figures["bits_lost"] = bits_lost.of_family(r for r in records if r.get("family") != COVER)
-    maxima = ("max_error", "ulp_p99", "ulp_p999", "ulp_max", "ratio_max")
-    figures |= {key: max(m[key] for m in measures) for key in maxima}
-    for side in operation.sides:
-        for key in (f"ratio_{side.name}_max", f"{side.name}_max_error"):
-            figures[key] = max((m[key] for m in measures if key in m), default=None)
-        key = f"{side.name}_rms_error"
-        having = [(w, m[key]) for w, m in zip(weights, measures, strict=True) if key in m]
-        power = math.fsum(w * x**2 for w, x in having)
-        figures[key] = math.sqrt(power / (sum(w for w, _ in having) or 1)) if having else None
-    compared = [m["bits_differing"] for m in measures if "bits_differing" in m]
-    figures["bits_differing"] = sum(compared) if compared else None
-    if all("outside" in m for m in measures):
-        figures["outside"] = sum(m["outside"] for m in measures)
-        figures |= {key: mean(key) for key in ("enclosed_median", "determined")}
-    figures |= {key: mean(key) for key in ("ulp_p50", "ratio_median", "bias", "bit_equal")}
-    pairs = [r["quantisation"] for r in records if r.get("quantisation")]
-    predicted = math.fsum(p["predicted"] for p in pairs)
-    figures["quantisation_ratio"] = (
-        math.sqrt(math.fsum(p["measured"] for p in pairs) / predicted) if predicted > 0 else None
-    )
-    figures["quantisation_bound_ratio"] = max((p["bound_ratio"] for p in pairs), default=None)
-    return figures
-
-
-def one_family(kernel: str, operation: Operation, family: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a kernel's body in a summary with the figures of one family, as the rules of the gate read it."""
-    figures = {"family": family, **pooled(records, operation)}
-    return {"name": kernel, "operation": operation.name, "families": [figures]}
+    types = {"family": list[CaseResult], "cover": CoverResult, "law": LawOutcome}
+    return value if value is None or kind not in types else read(types[kind], value, kind)
 
 
 def outcomes_of(outcomes: list[Outcome], kernel: str, kind: str) -> Iterator[Outcome]:

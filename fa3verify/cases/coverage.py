@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +18,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate, needed_features
+from fa3verify.records import OMITTED
 
 COVER = "cover"  # what the cases of a covering array are called where others have their family
 REQUIRED = 0.75  # share of the claimed classes of each kind
@@ -51,8 +52,87 @@ def _is_declared(candidate: Candidate, dimension: str) -> bool:
     return dimension != "head_dim" or candidate.head_dims is not None
 
 
-def judged(claimed: Iterable[str], tried: Iterable[str], constraint: str | None) -> dict[str, Any]:
-    """Return coverage in JSON: claimed classes by kind, those that were not tried, the least share and its kind.
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many classes of one kind are claimed, and how many of them were tried."""
+
+    claimed: int
+    tried: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairsOfTwo:
+    """How many pairs of classes of two dimensions are feasible, and how many of them met in a judged case."""
+
+    dimensions: tuple[str, ...]
+    feasible: int
+    tried: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairsTried:
+    """How many pairs of classes are feasible and met in a judged case, in all and by two dimensions.
+
+    An atlas has no ``by_dimensions``.
+    """
+
+    feasible: int
+    tried: int
+    by_dimensions: tuple[PairsOfTwo, ...] | None = field(default=None, metadata=OMITTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What a kernel claims, and what of it was tried.
+
+    Parameters
+    ----------
+    kinds : dict
+        Claimed and tried classes by kind.
+    not_tried : tuple of str
+        The claimed classes that were not.
+    least : str, optional
+        The kind of the least share; None where nothing is claimed.
+    share, required : float
+        That share, and the least that a verdict needs.
+    constraint : str, optional
+        What kept the kernel from problems of the campaign.
+    not_claimed : tuple of str
+        What kernels of its operation may claim and this one does not.
+    pairs : PairsTried, optional
+        None where nobody counted them.
+    """
+
+    kinds: dict[str, Share]
+    not_tried: tuple[str, ...]
+    least: str | None
+    share: float
+    required: float
+    constraint: str | None
+    not_claimed: tuple[str, ...] = ()
+    pairs: PairsTried | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def inconclusive(self) -> str | None:
+        """Return why a verdict cannot be given, None if enough ran."""
+        if self.share >= self.required:
+            return None
+        counts = self.kinds.get(self.least or "", Share(0, 0))
+        because = f"; the kernel refuses: {self.constraint}" if self.constraint else ""
+        missing = [name for name in self.not_tried if name.split()[0] == self.least]
+        names = ", ".join(name.partition(" ")[2] for name in missing[:6]) + (", ..." if len(missing) > 6 else "")
+        what = f"{counts.tried} of {counts.claimed} claimed classes of kind {self.least} ran"
+        return f"{what}, {self.required:.0%} are required; not tried: {names}{because}"
+
+
+def judged(
+    claimed: Iterable[str],
+    tried: Iterable[str],
+    constraint: str | None,
+    not_claimed: Iterable[str] = (),
+    pairs: PairsTried | None = None,
+) -> Coverage:
+    """Return the coverage of classes that are claimed by those that were tried.
 
     ``constraint`` is what kept the kernel from problems of the campaign, if anything did.
     """
@@ -62,17 +142,11 @@ def judged(claimed: Iterable[str], tried: Iterable[str], constraint: str | None)
     counts = {}
     for kind in kinds:
         mine = [name for name in claimed if name.split()[0] == kind]
-        counts[kind] = {"claimed": len(mine), "tried": sum(name in tried for name in mine)}
-    least = min(kinds, key=lambda kind: counts[kind]["tried"] / counts[kind]["claimed"], default=None)
-    share = counts[least]["tried"] / counts[least]["claimed"] if least else 0.0
-    return {
-        "kinds": counts,
-        "not_tried": [name for name in claimed if name not in tried],
-        "least": least,
-        "share": share,
-        "required": REQUIRED,
-        "constraint": constraint,
-    }
+        counts[kind] = Share(len(mine), sum(name in tried for name in mine))
+    least = min(kinds, key=lambda kind: counts[kind].tried / counts[kind].claimed, default=None)
+    share = counts[least].tried / counts[least].claimed if least else 0.0
+    missing = tuple(name for name in claimed if name not in tried)
+    return Coverage(counts, missing, least, share, REQUIRED, constraint, tuple(not_claimed), pairs)
 
 
 def pairs(points: Iterable[space.Point]) -> frozenset[Pair]:
@@ -80,28 +154,16 @@ def pairs(points: Iterable[space.Point]) -> frozenset[Pair]:
     return frozenset(pair for point in points for pair in combinations(sorted(point.items()), 2))
 
 
-def paired(feasible: Iterable[space.Point], tried: Iterable[space.Point]) -> dict[str, Any]:
-    """Return in JSON how many pairs of classes are feasible and met in a judged case, in all and by two dimensions.
+def paired(feasible: Iterable[space.Point], tried: Iterable[space.Point]) -> PairsTried:
+    """Count the pairs of classes that are feasible and met in a judged case.
 
     ``feasible`` are points in which every pair meets that can.
     """
     wanted = pairs(feasible)
     met = pairs(tried)
     of, ran = (Counter((a[0], b[0]) for a, b in found) for found in (wanted, wanted & met))
-    rows = [{"dimensions": list(key), "feasible": n, "tried": ran[key]} for key, n in sorted(of.items())]
-    return {"feasible": len(wanted), "tried": len(wanted & met), "by_dimensions": rows}
-
-
-def inconclusive(coverage: dict[str, Any]) -> str | None:
-    """Return why a verdict cannot be given, None if enough ran."""
-    if coverage["share"] >= coverage["required"]:
-        return None
-    counts = coverage["kinds"].get(coverage["least"], {"claimed": 0, "tried": 0})
-    because = f"; the kernel refuses: {coverage['constraint']}" if coverage["constraint"] else ""
-    missing = [name for name in coverage["not_tried"] if name.split()[0] == coverage["least"]]
-    names = ", ".join(name.partition(" ")[2] for name in missing[:6]) + (", ..." if len(missing) > 6 else "")
-    what = f"{counts['tried']} of {counts['claimed']} claimed classes of kind {coverage['least']} ran"
-    return f"{what}, {coverage['required']:.0%} are required; not tried: {names}{because}"
+    rows = tuple(PairsOfTwo(key, n, ran[key]) for key, n in sorted(of.items()))
+    return PairsTried(len(wanted), len(wanted & met), rows)
 
 
 def adapted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem:

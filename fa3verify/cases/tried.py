@@ -8,12 +8,13 @@ of calls that returned and whose outputs were compared with something.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.kernels.record import needed_features
 
-SIZES = ("head_dim", "head_dim_v", "group", "nheads", "sequences", "seqlen_q", "seqlen_k")  # sets in JSON
+SIZES = ("head_dim", "head_dim_v", "group", "nheads", "sequences", "seqlen_q", "seqlen_k")
 _LONGEST = ("nheads", "seqlen_q", "seqlen_k")  # of which the largest is told
 _FEATURES = {  # in words, by what a problem needs of a kernel
     "causal": "causal masks",
@@ -27,11 +28,45 @@ LAYOUT = "contiguous"  # how every kernel gets its operands: in C order
 REPEATED = "repeated_run_is_identical"  # the property that compares runs of one call
 
 
-class Tried:
-    """A collector of calls: how many, of which sizes, and with which features.
+@dataclass(frozen=True, slots=True)
+class SizesTried:
+    """Sizes of calls that returned and were compared, each in rising order.
 
-    ``head_dim_v`` holds pairs of a head_dim and that of V, ``seqlen_q`` and ``seqlen_k`` the longest of each call.
+    Parameters
+    ----------
+    calls : int
+    head_dim, group, sequences : tuple of int
+        Every one there was.
+    head_dim_v : tuple of (int, int)
+        A head_dim and that of V.
+    nheads, seqlen_q, seqlen_k : tuple of int
+        The largest alone, the lengths the longest of each call.
+    features : tuple of str
+        What the calls needed of a kernel.
+    layout : str
+        Of the tensors.
+    repeated_runs : bool
+        Whether runs of one call were compared.
+    not_tried : tuple of str
+        What nobody asked, in words.
     """
+
+    calls: int = 0
+    head_dim: tuple[int, ...] = ()
+    head_dim_v: tuple[tuple[int, int], ...] = ()
+    group: tuple[int, ...] = ()
+    nheads: tuple[int, ...] = ()
+    sequences: tuple[int, ...] = ()
+    seqlen_q: tuple[int, ...] = ()
+    seqlen_k: tuple[int, ...] = ()
+    features: tuple[str, ...] = ()
+    layout: str = LAYOUT
+    repeated_runs: bool = False
+    not_tried: tuple[str, ...] = ()
+
+
+class Tried:
+    """A collector of calls: how many, of which sizes, and with which features."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -39,49 +74,37 @@ class Tried:
 
     def add(self, problem: AttentionProblem) -> None:
         """Note one call."""
-        self.calls += 1
-        found: dict[str, Any] = {
-            "head_dim": problem.head_dim,
-            "head_dim_v": (problem.head_dim, problem.head_dim_v),
-            "group": problem.group,
-            "nheads": problem.nheads,
-            "sequences": problem.batch,
-            "seqlen_q": problem.seqlen_q,
-            "seqlen_k": problem.seqlen_k,
-        }
-        for name, value in found.items():
-            self.sizes[name].add(value)
-        self.sizes["features"] |= needed_features(problem)
+        sizes = ((problem.head_dim,), ((problem.head_dim, problem.head_dim_v),), (problem.group,), (problem.nheads,))
+        lengths = ((problem.batch,), (problem.seqlen_q,), (problem.seqlen_k,))
+        self.update(SizesTried(1, *sizes, *lengths, tuple(needed_features(problem))))
 
-    def update(self, other: Mapping[str, Any]) -> None:
-        """Add what another collector gave as JSON."""
-        self.calls += other["calls"]
+    def update(self, other: SizesTried) -> None:
+        """Add what another collector noted."""
+        self.calls += other.calls
         for name, known in self.sizes.items():
-            known.update(tuple(x) if isinstance(x, list) else x for x in other[name])
+            known.update(getattr(other, name))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the calls and every size in rising order; of lengths and heads the largest alone."""
-        listed = {name: sorted(known) for name, known in self.sizes.items()}
-        listed |= {name: listed[name][-1:] for name in _LONGEST}
-        pairs = [list(pair) for pair in listed["head_dim_v"]]
-        return {"calls": self.calls, **listed, "head_dim_v": pairs}
+    def noted(self) -> SizesTried:
+        """Return the calls and their sizes."""
+        sizes: Any = {name: tuple(sorted(known)) for name, known in self.sizes.items()}
+        return SizesTried(self.calls, **sizes | {name: sizes[name][-1:] for name in _LONGEST})
 
 
 def concluded(
-    tried: Mapping[str, Any],
+    tried: SizesTried,
     *,
     features: Iterable[str],
     head_dims: Sequence[int] | None,
     outputs: Mapping[str, tuple[int, int]],
     is_repeated: bool,
     is_forward: bool,
-) -> dict[str, Any]:
-    """Return what was tried of a kernel, as its summary has it.
+) -> SizesTried:
+    """Return what was tried of a kernel, with what nobody asked of it.
 
     Parameters
     ----------
-    tried : mapping
-        Of :meth:`Tried.to_json`.
+    tried : SizesTried
+        Of its calls.
     features : iterable of str
         Those that kernels of its operation may have.
     head_dims : sequence of int, optional
@@ -91,15 +114,15 @@ def concluded(
     is_repeated, is_forward : bool
         Whether repeated runs were compared; whether it is a forward, so that gradients are another kernel's.
     """
-    missing = [words for name, words in _FEATURES.items() if name in features and name not in tried["features"]]
+    missing = [words for name, words in _FEATURES.items() if name in features and name not in tried.features]
     missing += [_returned(name, *counts) for name, counts in outputs.items() if counts[0] < counts[1]]
-    left = sorted(set(head_dims or ()) - set(tried["head_dim"]))
+    left = sorted(set(head_dims or ()) - set(tried.head_dim))
     missing += [f"head_dim {', '.join(map(str, left))}"] if left else []
     missing += ["other head_dims, of which the kernel declares none"] if head_dims is None else []
     missing += ["gradients"] if is_forward else []
     missing += ["tensors that are not contiguous"]
     missing += [] if is_repeated else ["repeated runs"]
-    return {**tried, "layout": LAYOUT, "repeated_runs": is_repeated, "not_tried": missing}
+    return replace(tried, repeated_runs=is_repeated, not_tried=tuple(missing))
 
 
 def _returned(name: str, returned: int, cases: int) -> str:
@@ -107,55 +130,58 @@ def _returned(name: str, returned: int, cases: int) -> str:
     return f"{name}, which was not returned" if not returned else f"{name} in {cases - returned} of {cases} cases"
 
 
-def common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def common(found: Sequence[SizesTried]) -> SizesTried:
     """Return what was tried of every one of several kernels, of calls the fewest."""
     first, *others = found
     if not others:
-        return dict(first)
-    shared = {name: [x for x in first[name] if all(x in other[name] for other in others)] for name in SIZES}
-    shared |= {name: [min(max(each[name], default=0) for each in found)] for name in _LONGEST}
-    calls = min(each["calls"] for each in found)
-    return {**shared, "calls": calls, "layout": LAYOUT, "repeated_runs": all(each["repeated_runs"] for each in found)}
+        return first
+    shared: Any = {
+        name: tuple(x for x in getattr(first, name) if all(x in getattr(other, name) for other in others))
+        for name in SIZES
+    }
+    shared |= {name: (min(max(getattr(each, name), default=0) for each in found),) for name in _LONGEST}
+    calls = min(each.calls for each in found)
+    return SizesTried(calls, **shared, repeated_runs=all(each.repeated_runs for each in found))
 
 
-def line(kernels: Sequence[Mapping[str, Any]]) -> str:
+def line(found: Sequence[SizesTried | None]) -> str:
     """Return one line that says what the verdict over kernels rests on; empty where nothing ran or nobody knows.
 
     Parameters
     ----------
-    kernels : sequence of mapping
-        Those of a summary; of several the line says what was tried of each.
+    found : sequence of SizesTried
+        Those of every kernel; of several the line says what was tried of each.
     """
-    found = [kernel["tried"] for kernel in kernels if kernel.get("tried", {}).get("calls")]
-    if not found or len(found) < len(kernels):
+    known = [each for each in found if each and each.calls]
+    if not known or len(known) < len(found):
         return ""
-    shared = common(found)
-    calls = f"{shared['calls']:,} calls"
-    if len(found) > 1:
+    shared = common(known)
+    calls = f"{shared.calls:,} calls"
+    if len(known) > 1:
         calls = f"at least {calls} each"
     words = in_words(shared)
-    widths = sorted({width for dim, width in shared["head_dim_v"] if width != dim})
-    same = ["the same"] if any(width == dim for dim, width in shared["head_dim_v"]) else []
+    widths = sorted({width for dim, width in shared.head_dim_v if width != dim})
+    same = ["the same"] if any(width == dim for dim, width in shared.head_dim_v) else []
     of_v = " or ".join([*same, *([", ".join(map(str, widths))] if widths else [])])
     parts = [f"head_dim {words['head_dim']}", f"V {of_v}", f"keys {words['seqlen_k']}"]
     parts += [f"groups {words['group']}", f"sequences {words['sequences']}", calls, f"{words['layout']} tensors"]
     parts.append(f"repeated runs {words['repeated_runs']}")
-    return f"tried{' of each kernel' if len(found) > 1 else ''} {'; '.join(parts)}"
+    return f"tried{' of each kernel' if len(known) > 1 else ''} {'; '.join(parts)}"
 
 
-def in_words(tried: Mapping[str, Any]) -> dict[str, str]:
+def in_words(tried: SizesTried) -> dict[str, str]:
     """Return what was tried in words, by name."""
     return {
-        "head_dim": ", ".join(map(str, tried["head_dim"])) or "none",
-        "head_dim_v": _of_v(tried["head_dim_v"]),
-        "seqlen_q": _up_to(tried["seqlen_q"]),
-        "seqlen_k": _up_to(tried["seqlen_k"]),
-        "group": spans(tried["group"]),
-        "nheads": _up_to(tried["nheads"]),
-        "sequences": spans(tried["sequences"]),
-        "calls": f"{tried['calls']:,}",
-        "layout": tried["layout"],
-        "repeated_runs": "compared" if tried["repeated_runs"] else "not compared",
+        "head_dim": ", ".join(map(str, tried.head_dim)) or "none",
+        "head_dim_v": _of_v(tried.head_dim_v),
+        "seqlen_q": _up_to(tried.seqlen_q),
+        "seqlen_k": _up_to(tried.seqlen_k),
+        "group": spans(tried.group),
+        "nheads": _up_to(tried.nheads),
+        "sequences": spans(tried.sequences),
+        "calls": f"{tried.calls:,}",
+        "layout": tried.layout,
+        "repeated_runs": "compared" if tried.repeated_runs else "not compared",
     }
 
 

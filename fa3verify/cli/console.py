@@ -7,9 +7,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -25,14 +25,21 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from fa3verify import operations
+from fa3verify.campaign.replay_files import ReplayFile
+from fa3verify.campaign.run import Finding, KernelRun, Run
 from fa3verify.campaign.symptoms import Symptom, symptoms
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases import tried
 from fa3verify.cli.exits import emit, write
-from fa3verify.judging import bits_lost
-from fa3verify.judging.verdict import PARTS, assumed, ratio_text, told
+from fa3verify.files import Json
+from fa3verify.judging.verdict import PARTS, ratio_text, told
 from fa3verify.kernels.record import Candidate
+from fa3verify.report.words import bits_line
 from fa3verify.text import plural
+
+if TYPE_CHECKING:
+    from fa3verify.commands.replay import Replayed
+    from fa3verify.commands.verify import ShardRun
 
 STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow", "inconclusive": "bold yellow"}
 
@@ -67,7 +74,7 @@ def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
 
 
 def tell(
-    summary: dict[str, Any],
+    run: Run,
     out: Path,
     json_target: str | None,
     junit_target: str | None,
@@ -76,14 +83,14 @@ def tell(
     began_s: float | None = None,
 ) -> None:
     """Say the verdict on the terminal, with the time since ``began_s`` of the monotonic clock, by default that of the
-    summary; then in every file that was asked for."""
+    run; then in every file that was asked for."""
     if "-" not in (json_target, junit_target):
-        print_summary(summary, out, quiet=quiet, began_s=began_s)
-    emit(summary, json_target)
+        print_run(run, out, quiet=quiet, began_s=began_s)
+    emit(run.to_json(), json_target)
     if junit_target:
         from fa3verify.campaign.junit import junit
 
-        write(junit(summary), junit_target)
+        write(junit(run), junit_target)
     step_summary(out)
 
 
@@ -100,57 +107,63 @@ def _figure(value: float | None, measure: str = "") -> str:
     return text.replace("e-0", "e-").replace("e+0", "e")
 
 
-def print_summary(summary: dict[str, Any], out: Path, *, quiet: bool, began_s: float | None = None) -> None:
+def print_run(run: Run, out: Path, *, quiet: bool, began_s: float | None = None) -> None:
     """Print per kernel and family figures, the gate, the verdict and the report's path; the last line ranks kernels."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     if not quiet:
-        for kernel in summary["kernels"]:
-            console.print(_family_table(kernel, console.width))
-            console.print(_property_line(kernel))
-            if line := assumed(kernel):
-                console.print(escape(line), soft_wrap=True)
-            if line := _quantisation_line(kernel):
-                console.print(line)
-            if (pairs := kernel["coverage"]["pairs"])["feasible"]:
-                console.print(f"pairs of classes: {pairs['tried']:,} of {pairs['feasible']:,} feasible ones met")
-            if left_out := [*kernel["coverage"]["not_tried"], *kernel["tried"]["not_tried"]]:
-                more = f" and {len(left_out) - 12} more" if len(left_out) > 12 else ""
-                console.print(f"not tried: {escape(', '.join(left_out[:12]))}{more}", soft_wrap=True)
-        parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in summary["layers"].items())
+        for kernel in run.kernels:
+            _print_kernel(console, kernel)
+        parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in run.layers.items())
         console.print("\n" + "  ".join(parts))
-    _print_findings(console, summary, out, str(out / "summary.json"))
-    for kernel in summary["kernels"]:
-        if kernel["inconclusive"]:
-            words = f"{escape(kernel['name'])}: {escape(kernel['inconclusive'])}"
+    _print_findings(console, run.failures, out, str(out / "summary.json"))
+    for kernel in run.kernels:
+        if kernel.inconclusive:
+            words = f"{escape(kernel.name)}: {escape(kernel.inconclusive)}"
             console.print(f"[yellow]INCONCLUSIVE[/yellow] {words}", soft_wrap=True)
-    verdict = summary["verdict"]
-    cases = sum(k["cases"] for k in summary["kernels"])
-    outputs = sum(k["outputs"] for k in summary["kernels"])
-    judged = f"{plural(len(summary['kernels']), 'kernel')}, {plural(cases, 'case')}, {outputs:,} outputs"
-    passed_s = summary["wall_s"] if began_s is None else time.monotonic() - began_s
+    verdict = run.verdict
+    cases = sum(kernel.cases for kernel in run.kernels)
+    outputs = sum(kernel.outputs for kernel in run.kernels)
+    judged = f"{plural(len(run.kernels), 'kernel')}, {plural(cases, 'case')}, {outputs:,} outputs"
+    passed_s = run.wall_s if began_s is None else time.monotonic() - began_s
     words = f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {judged} in {passed_s:.0f} s"
     console.print(words, soft_wrap=True)
-    if verdict == "pass" and (rests_on := tried.line(summary["kernels"])):
+    if verdict == "pass" and (rests_on := tried.line([kernel.tried for kernel in run.kernels])):
         console.print(rests_on, soft_wrap=True)
     console.print(f"report {out / 'report.html'}", soft_wrap=True)
-    if lost := bits_lost.line(summary["kernels"]):
+    if lost := bits_line(run.kernels):
         console.print(escape(lost), soft_wrap=True)
 
 
-def print_shard(shard: dict[str, Any], out: Path) -> None:
+def _print_kernel(console: Console, kernel: KernelRun) -> None:
+    console.print(_family_table(kernel, console.width))
+    console.print(_property_line(kernel))
+    if kernel.assumption:
+        console.print(escape(kernel.assumption), soft_wrap=True)
+    if line := _quantisation_line(kernel):
+        console.print(line)
+    covered = kernel.coverage
+    if covered and covered.pairs and covered.pairs.feasible:
+        console.print(f"pairs of classes: {covered.pairs.tried:,} of {covered.pairs.feasible:,} feasible ones met")
+    left_out = [*(covered.not_tried if covered else ()), *(kernel.tried.not_tried if kernel.tried else ())]
+    if left_out:
+        more = f" and {len(left_out) - 12} more" if len(left_out) > 12 else ""
+        console.print(f"not tried: {escape(', '.join(left_out[:12]))}{more}", soft_wrap=True)
+
+
+def print_shard(shard: ShardRun, out: Path) -> None:
     """Print what a shard knows: its failures, and never a verdict of the whole; the last line is its path."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    _print_findings(console, shard, None, str(out / shard["file"]))
-    count = len(shard["failures"])
+    _print_findings(console, shard.failures, None, str(out / shard.file))
+    count = len(shard.failures)
     found = f"[{STYLE['fail']}]{count} findings[/]" if count else "no finding"
-    words = f"{shard['shard'].upper()} {found} in {shard['tasks']} tasks"
+    words = f"{shard.shard.upper()} {found} in {shard.tasks} tasks"
     console.print(f"{words}; the verdict is that of fa3verify merge", soft_wrap=True)
-    console.print(f"shard {out / shard['file']}", soft_wrap=True)
+    console.print(f"shard {out / shard.file}", soft_wrap=True)
 
 
-def _print_findings(console: Console, found: Mapping[str, Any], out: Path | None, file: str) -> None:
+def _print_findings(console: Console, found: Iterable[Finding], out: Path | None, file: str) -> None:
     """The first finding of each symptom; all stand in a file. Replay files lie below ``out``, if there are any."""
-    shown = symptoms(found["failures"])
+    shown = symptoms(found)
     for each in shown[:20]:
         _print_finding(console, each, out)
     if len(shown) > 20:
@@ -160,14 +173,14 @@ def _print_findings(console: Console, found: Mapping[str, Any], out: Path | None
 def _print_finding(console: Console, symptom: Symptom, out: Path | None) -> None:
     """The first finding of a symptom: what, the case, how to run it again, and what else found it."""
     first = symptom.first
-    told_of = f"{escape(first['kernel'])} {escape(told(first['what']))}: {escape(first['message'])}"
+    told_of = f"{escape(first.kernel)} {escape(told(first.what))}: {escape(first.message)}"
     console.print(f"[red]FAIL[/red], {symptom.severity}: {told_of}", soft_wrap=True)
-    if raised := first.get("traceback"):
-        console.print(f"     raised at: {escape(raised['frame'])}", soft_wrap=True)
-    if first["case"]:
-        console.print(f"     case: {escape(first['case'])}", soft_wrap=True)
-    if first["replay"] and out:
-        console.print(f"     replay: fa3verify replay {escape(str(out / first['replay']))}", soft_wrap=True)
+    if first.traceback:
+        console.print(f"     raised at: {escape(first.traceback['frame'])}", soft_wrap=True)
+    if first.case:
+        console.print(f"     case: {escape(first.case)}", soft_wrap=True)
+    if first.replay and out:
+        console.print(f"     replay: fa3verify replay {escape(str(out / first.replay))}", soft_wrap=True)
     if symptom.elsewhere:
         console.print(f"     found as well by: {escape(symptom.elsewhere)}", soft_wrap=True)
 
@@ -184,35 +197,36 @@ COLUMNS = {  # measure: heading; the last ones go first when the terminal is nar
 }
 
 
-def _family_table(kernel: dict[str, Any], width: int) -> Table:
-    title = f"{escape(kernel['name'])}: {escape(kernel['description'])}"
+def _family_table(kernel: KernelRun, width: int) -> Table:
+    title = f"{escape(kernel.name)}: {escape(kernel.description)}"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
     shown = ["rel_rmse_seen", "ratio_max"] if width < 60 else list(COLUMNS)[: max(3, (width - 34) // 10)]
-    sides = [side.name for side in operations.find(kernel["operation"]).sides]
+    sides = [side.name for side in operations.find(kernel.operation).sides]
     headings = COLUMNS | ({"sides": f"{sides[0]} /\nbound"} if len(sides) == 1 else {})
     table.add_column("family", no_wrap=True, max_width=min(22, max(10, width - 28)))
     for measure in shown:
         table.add_column(headings[measure], justify="right", no_wrap=True)
     table.add_column("bit\nequal", justify="right", no_wrap=True)
-    for f in kernel["families"]:
-        judged = f["outputs"] > f["unbounded"]
-        ratios = [f[f"ratio_{side}_max"] for side in sides if f[f"ratio_{side}_max"] is not None]
-        values = f | {"sides": max(ratios, default=None)}
-        figures = [_figure(values[measure], measure.replace("sides", "ratio")) if judged else "-" for measure in shown]
-        name = f["family"].replace("activations:", "real:")
-        table.add_row(name, *figures, f"{f['bit_equal']:.0%}" if judged else "-")
+    for row in kernel.families:
+        ratios = [ratio for side in sides if (ratio := row.figures[f"ratio_{side}_max"]) is not None]
+        values = row.figures | {"sides": max(ratios, default=None)}
+        figures = [_figure(values[measure], measure.replace("sides", "ratio")) for measure in shown]
+        figures.append(f"{row.number('bit_equal'):.0%}")
+        name = row.family.replace("activations:", "real:")
+        table.add_row(name, *(figures if row.is_compared else "-" * len(figures)))
     return table
 
 
-def _property_line(kernel: dict[str, Any]) -> str:
-    held = sum(law["status"] == "pass" for law in kernel["laws"])
-    return f"properties {held}/{len(kernel['laws'])} hold, {sum(law['examples'] for law in kernel['laws'])} examples"
+def _property_line(kernel: KernelRun) -> str:
+    held = sum(law.status == "pass" for law in kernel.laws)
+    return f"properties {held}/{len(kernel.laws)} hold, {sum(law.examples for law in kernel.laws)} examples"
 
 
-def _quantisation_line(kernel: dict[str, Any]) -> str:
+def _quantisation_line(kernel: KernelRun) -> str:
     """Return what quantising the inputs cost; empty for 16-bit kernels. Only its own bound is part of the verdict."""
-    predicted = [f["quantisation_ratio"] for f in kernel["families"] if f["quantisation_ratio"] is not None]
-    bounded = [f["quantisation_bound_ratio"] for f in kernel["families"] if f["quantisation_bound_ratio"] is not None]
+    figures = [row.figures for row in kernel.families]
+    predicted = [x for each in figures if (x := each["quantisation_ratio"]) is not None]
+    bounded = [x for each in figures if (x := each["quantisation_bound_ratio"]) is not None]
     if not predicted:
         return ""
     return (
@@ -229,16 +243,17 @@ def step_summary(out: Path) -> None:
             file.write((out / "report.md").read_text(encoding="utf-8"))
 
 
-def print_replay(body: dict[str, Any], holds: bool, message: str, measures: dict[str, float] | None) -> None:
+def print_replay(file: ReplayFile, found: Replayed) -> None:
+    """Print what a replay file is about, and whether the kernel holds."""
     console = Console(highlight=False)
-    console.print(f"{escape(body['kernel'])}: {escape(told(body['what']))}", soft_wrap=True)
-    console.print(escape(message), soft_wrap=True)
-    for name, value in (measures or {}).items():
+    console.print(f"{escape(file.kernel)}: {escape(told(file.what))}", soft_wrap=True)
+    console.print(escape(found.message), soft_wrap=True)
+    for name, value in (found.measures or {}).items():
         console.print(f"  {name:20} {_figure(value, name)}")
-    console.print("[green]holds[/green]" if holds else "[bold red]still broken[/bold red]")
+    console.print("[green]holds[/green]" if found.holds else "[bold red]still broken[/bold red]")
 
 
-def kernel_row(candidate: Candidate) -> dict[str, Any]:
+def kernel_row(candidate: Candidate) -> Json:
     """JSON row of one kernel."""
     return {
         "name": candidate.name,
@@ -290,18 +305,19 @@ def teller(quiet: bool) -> Callable[[str], None]:
     return lambda text: console.print(escape(text), soft_wrap=True)
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Json:
     """Return what ``fa3verify info`` prints."""
     from fa3_kernels.twin.compiled import cache_directory
     from fa3verify.campaign.summary import provenance
+    from fa3verify.records import plain
 
     variables = ("FA3VERIFY_CACHE", "FA3VERIFY_PROFILE", "FA3VERIFY_TRACEBACK", "NO_COLOR", "GITHUB_STEP_SUMMARY")
-    facts = provenance(0)
+    facts = plain(provenance(0))
     del facts["seed"]
     return facts | {"cache": str(cache_directory()), "variables": {name: os.environ.get(name) for name in variables}}
 
 
-def print_info(facts: dict[str, Any]) -> None:
+def print_info(facts: Json) -> None:
     console = Console(highlight=False)
     for name, value in facts.items():
         if isinstance(value, dict):

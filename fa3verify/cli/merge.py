@@ -25,6 +25,6 @@ def merge(folders: tuple[Path, ...], **options: Any) -> None:
         require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
         require_junit(options["junit_target"])
         settings = verify.Settings((), "quick", 0, options["out"], options["baseline"], options["update_baseline"])
-        summary = verify.merge(folders, settings)
-        with told_anyhow(summary["exit_code"]):
-            console.tell(summary, settings.out, options["json_target"], options["junit_target"], options["quiet"])
+        found = verify.merge(folders, settings)
+        with told_anyhow(found.exit_code):
+            console.tell(found, settings.out, options["json_target"], options["junit_target"], options["quiet"])

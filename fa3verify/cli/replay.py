@@ -32,9 +32,9 @@ def replay(
         from fa3verify.cli import console
         from fa3verify.commands import replay as replays
 
-        body = replay_files.read(file)
-        holds, message, measures = replays.run(body, kernel, activations, family)
-        emit({"holds": holds, "message": message, "measures": measures}, json_target)
+        stored = replay_files.read(file)
+        found = replays.run(stored, kernel, activations, family)
+        emit(found._asdict(), json_target)
         if json_target != "-":
-            console.print_replay(body, holds, message, measures)
-        raise Exit(OK if holds else FINDING)
+            console.print_replay(stored, found)
+        raise Exit(OK if found.holds else FINDING)

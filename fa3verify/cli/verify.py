@@ -110,19 +110,19 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
         stop = None
         with console.progress(options["quiet"]) as progress:
             try:
-                summary = (verify.run_shard if settings.shard else verify.run)(settings, progress)
+                found = (verify.run_shard if settings.shard else verify.run)(settings, progress)
             except introduction.Unavailable as error:
                 fail(ENVIRONMENT, str(error))
             except verify.Interrupted as interruption:
-                if interruption.summary is None:
+                if interruption.run is None:
                     raise
                 stop = interruption
-                summary = interruption.summary
-        with told_anyhow(summary["exit_code"]):
-            if settings.shard:
-                console.print_shard(summary, settings.out)
+                found = interruption.run
+        with told_anyhow(found.exit_code):
+            if isinstance(found, verify.ShardRun):
+                console.print_shard(found, settings.out)
             else:
                 targets = options["json_target"], options["junit_target"]
-                console.tell(summary, settings.out, *targets, options["quiet"], began_s=began_s)
+                console.tell(found, settings.out, *targets, options["quiet"], began_s=began_s)
             if stop:
                 raise stop

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify.campaign import atlas, replay_files, summary
-from fa3verify.campaign.atlas import Atlas, Entry, Loss, SummaryFinding
+from fa3verify.campaign.atlas import Atlas, Entry, EntryFinding, Loss
 from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.pool import TaskError
+from fa3verify.campaign.run import CaseRow, Run
+from fa3verify.cases.case import Case
 from fa3verify.commands import verify
 from fa3verify.files import write_text
 from fa3verify.kernels.record import Candidate
@@ -81,12 +83,12 @@ def _may_lose(entry: Entry) -> bool:
 
 def _empty(settings: verify.Settings) -> Atlas:
     facts = summary.provenance(settings.seed)
-    packages = {name: version for name, version in facts["packages"].items() if version != "absent"}
+    packages = {name: version for name, version in facts.packages.items() if version != "absent"}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         packages["NVIDIA driver"] = query("driver_version")
     started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-    given = settings.profile, settings.seed, started, facts["platform"], packages
-    return Atlas(facts["version"], facts["git"], *given, entries=())
+    given = settings.profile, settings.seed, started, facts.platform, packages
+    return Atlas(facts.version, facts.git, *given, entries=())
 
 
 def _stored(settings: verify.Settings, made: Atlas) -> tuple[Entry, ...]:
@@ -154,17 +156,17 @@ def _loss(seqlen_k: int, future: Any) -> Loss:
     return Loss(seqlen_k, rows, found["rel_rmse"], found["bias"], None)
 
 
-def _published(entry: Entry, found: dict[str, Any], campaign: Path, out: Path) -> Entry:
+def _published(entry: Entry, found: Run, campaign: Path, out: Path) -> Entry:
     """An entry as it is published: its replay files below ``out``, of every family the largest case."""
     stem = re.sub(r"[^A-Za-z0-9._+-]", "_", entry.kernel)
     path = out / WORST / f"{stem}.json"
-    largest = _largest([case for case in found["cases"] if case["kernel"] == entry.kernel])
-    (body,) = (kernel for kernel in found["kernels"] if kernel["name"] == entry.kernel)
-    replay_files.write_largest(path, entry.kernel, largest, replay_files.chosen_of(body))
+    largest = _largest([case for case in found.cases if case.kernel == entry.kernel])
+    (kernel,) = (kernel for kernel in found.kernels if kernel.name == entry.kernel)
+    replay_files.write_largest(path, entry.kernel, largest, kernel.hypothesis)
     kept, findings = _findings(entry.findings, campaign, path)
-    coverage = {key: value for key, value in entry.coverage.items() if key != "pairs"}
-    if pairs := entry.coverage.get("pairs"):
-        coverage["pairs"] = {key: pairs[key] for key in ("feasible", "tried")}
+    coverage = entry.coverage
+    if coverage and coverage.pairs:
+        coverage = replace(coverage, pairs=replace(coverage.pairs, by_dimensions=None))
     return replace(
         entry,
         coverage=coverage,
@@ -174,17 +176,17 @@ def _published(entry: Entry, found: dict[str, Any], campaign: Path, out: Path) -
     )
 
 
-def _largest(cases: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _largest(cases: Sequence[CaseRow]) -> dict[str, Case]:
     """The case of the largest error / bound of every family."""
-    found: dict[str, dict[str, Any]] = {}
-    for case in sorted(cases, key=lambda case: case["measures"]["ratio_max"], reverse=True):
-        found.setdefault(case["family"], case["case"])
+    found: dict[str, Case] = {}
+    for case in sorted(cases, key=lambda case: case.measures["ratio_max"], reverse=True):
+        found.setdefault(case.family, case.case)
     return found
 
 
 def _findings(
-    findings: Sequence[SummaryFinding], campaign: Path, beside: Path
-) -> tuple[dict[str, str], tuple[SummaryFinding, ...]]:
+    findings: Sequence[EntryFinding], campaign: Path, beside: Path
+) -> tuple[dict[str, str], tuple[EntryFinding, ...]]:
     """Copy the replay file of the first finding of each cause: new names by old, and the findings with them."""
     kept: dict[str, str] = {}
     for _, same in groupby(findings, lambda finding: finding.cause):

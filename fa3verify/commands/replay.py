@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fa3verify.campaign.profiles import CAPTURED, PROFILES, judged_cases
-from fa3verify.campaign.replay_files import FAMILY_SCHEMA, HUNTED_SCHEMA, LARGEST_SCHEMA
+from fa3verify.campaign.replay_files import FAMILY_SCHEMA, HUNTED_SCHEMA, LARGEST_SCHEMA, ReplayFile
+from fa3verify.files import Json
 from fa3verify.judging.verdict import law_of
 from fa3verify.text import of_error
 
@@ -20,9 +21,27 @@ if TYPE_CHECKING:
     from fa3verify.properties import Trial
 
 
+class Replayed(NamedTuple):
+    """Holds what a replay file says of a kernel today.
+
+    Parameters
+    ----------
+    holds : bool
+        Whether the kernel keeps what the file says it broke: its bound, a law, or the margin of a baseline.
+    message : str
+        One line that says so, and the traceback of what the kernel raises, if it raises.
+    measures : mapping of str to float, optional
+        Figures of :mod:`fa3verify.judging.metrics` of judged cases, else None.
+    """
+
+    holds: bool
+    message: str
+    measures: Mapping[str, float | None] | None
+
+
 def run(
-    body: dict[str, Any], kernel: str | None = None, activations: Path | None = None, family: str | None = None
-) -> tuple[bool, str, dict[str, float] | None]:
+    file: ReplayFile, kernel: str | None = None, activations: Path | None = None, family: str | None = None
+) -> Replayed:
     """Run a replay file's content again.
 
     Parameters
@@ -33,68 +52,57 @@ def run(
         Folder of a user's own activations, if they are not where they were; their content must be the same.
     family : str, optional
         Of a file with the largest case of every family, the only one to run; ValueError if it has none such.
-
-    Returns
-    -------
-    holds : bool
-        False if the kernel still breaks the bound or the law, or if the figure is still beyond the baseline's margin.
-    message : str
-        One line, and behind it the traceback of what the kernel raises, if it raises.
-    measures : dict, optional
-        Figures of a judged case.
     """
     from fa3verify.judging import hypotheses
     from fa3verify.known import registry
 
-    candidate = registry.find(kernel or body["kernel"])
-    holds, message, measures = _judged(candidate, body, activations, family)
+    candidate = registry.find(kernel or file.kernel)
+    found = _judged(candidate, file, activations, family)
     assumed = str(hypotheses.sums_of(candidate)) if hypotheses.under(candidate) else "what its order says"
-    if body.get("sums", assumed) != assumed:
-        message += f"; the file's bound assumed {body['sums']}, here it is {assumed}"
-    return holds, message, measures
+    if file.sums in (None, assumed):
+        return found
+    return found._replace(message=f"{found.message}; the file's bound assumed {file.sums}, here it is {assumed}")
 
 
-def _judged(
-    candidate: Candidate, body: dict[str, Any], activations: Path | None, family: str | None
-) -> tuple[bool, str, dict[str, float] | None]:
+def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, family: str | None) -> Replayed:
     """Return what :func:`run` returns, by the kind of the content."""
     from fa3verify.campaign import settled
     from fa3verify.judging.judgement import judge, passes
     from fa3verify.kernels.calls import CandidateError
     from fa3verify.properties import find_law, replay_trial
 
-    content = body["content"]
+    content = file.content
     if content.get("schema") == settled.SCHEMA:
         return _refutations(candidate, content, activations)
-    if law := law_of(body["what"]):
+    if law := law_of(file.what):
         trial = _trial(content, activations)
         violation = replay_trial(find_law(law).name, candidate, trial)
         if violation is None:
-            return True, f"{law} holds for {trial.case.describe()}", None
-        return False, _raised(violation.message, violation.traceback), None
+            return Replayed(True, f"{law} holds for {trial.case.describe()}", None)
+        return Replayed(False, _raised(violation.message, violation.traceback), None)
     if content.get("schema") == HUNTED_SCHEMA:
         from fa3verify.hunt.run import replay_content
 
-        return replay_content(candidate, content)
+        return Replayed(*replay_content(candidate, content))
     if content.get("schema") == LARGEST_SCHEMA:
         cases = _of_largest(content, family)
-        return _family(candidate, body["what"], content | {"cases": cases}, activations)
+        return _family(candidate, file.what, content | {"cases": cases}, activations)
     if family is not None:
         raise ValueError("the replay file is not one of the largest case of every family")
     if content.get("schema") == FAMILY_SCHEMA:
-        return _family(candidate, body["what"], content, activations)
+        return _family(candidate, file.what, content, activations)
     case = _case(candidate, content, activations)
-    if "baseline" in body:
-        return _against_baseline(candidate, body["baseline"], case)
+    if file.baseline is not None:
+        return _against_baseline(candidate, file.baseline, case)
     try:
         judged = judge(candidate, case)
     except CandidateError as error:
-        return False, _raised(f"{case.describe()}: {error}", error.traceback), None
+        return Replayed(False, _raised(f"{case.describe()}: {error}", error.traceback), None)
     measures = judged.measures
     message = case.describe() + _assumed(candidate, judged)
-    if body["what"].startswith("L2"):
+    if file.what.startswith("L2"):
         message += "; only its bound is judged here: the file does not say which figure moved"
-    return passes(candidate, measures), message, measures
+    return Replayed(passes(candidate, measures), message, measures)
 
 
 def _trial(content: Any, activations: Path | None) -> Trial:
@@ -118,9 +126,7 @@ def _assumed(candidate: Candidate, judged: Judgement) -> str:
     return f"; assumed: any order, {hypotheses.sums_of(candidate)}; this case leaves {hypotheses.holding(ratios)}"
 
 
-def _refutations(
-    candidate: Candidate, content: dict[str, Any], activations: Path | None
-) -> tuple[bool, str, dict[str, float] | None]:
+def _refutations(candidate: Candidate, content: Json, activations: Path | None) -> Replayed:
     """Judge what refutes different hypotheses about one kernel again, all of it together."""
     from fa3verify.campaign.refutations import judge_together
     from fa3verify.properties.law import SCHEMA as TRIAL
@@ -130,7 +136,7 @@ def _refutations(
         raise ValueError("the replay file is damaged: it names nothing that refutes a hypothesis")
     cases = [_case(candidate, each, activations) for each in contents if each.get("schema") != TRIAL]
     trials = [_trial(each, activations) for each in contents if each.get("schema") == TRIAL]
-    return (*judge_together(candidate, cases, trials), None)
+    return Replayed(*judge_together(candidate, cases, trials), None)
 
 
 def _raised(message: str, traceback: Mapping[str, str] | None) -> str:
@@ -148,7 +154,7 @@ def _case(candidate: Candidate, content: Any, activations: Path | None) -> Case:
     return case
 
 
-def _of_largest(content: dict[str, Any], family: str | None) -> list[Any]:
+def _of_largest(content: Json, family: str | None) -> list[Any]:
     """The largest cases of all families, or of one; ValueError if there is none such."""
     cases = content.get("cases")
     if not isinstance(cases, dict):
@@ -158,26 +164,25 @@ def _of_largest(content: dict[str, Any], family: str | None) -> list[Any]:
     return list(cases.values()) if family is None else [cases[family]]
 
 
-def _family(
-    candidate: Candidate, what: str, content: dict[str, Any], activations: Path | None
-) -> tuple[bool, str, dict[str, float] | None]:
+def _family(candidate: Candidate, what: str, content: Json, activations: Path | None) -> Replayed:
     """Judge all cases of a family again; the figures are those of the whole family."""
     from fa3verify import operations
     from fa3verify.campaign import settled
-    from fa3verify.campaign.tasks import judge_cases, pooled
+    from fa3verify.campaign.tasks import judge_cases
     from fa3verify.judging import hypotheses
+    from fa3verify.judging.family import pooled
     from fa3verify.judging.judgement import passes
 
     if not isinstance(content.get("cases"), list) or not content["cases"]:
         raise ValueError("the replay file is damaged: it names no case of its family")
     candidate = hypotheses.under(candidate).get(content.get("hypothesis", ""), candidate)
     records = judge_cases(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
-    if lost := [record for record in records if "error" in record]:
-        return False, _raised(f"{lost[0]['describe']}: {lost[0]['error']}", lost[0]["traceback"]), None
+    if lost := [record for record in records if record.error]:
+        return Replayed(False, _raised(f"{lost[0].case.describe()}: {lost[0].error}", lost[0].traceback), None)
     records = settled.of_one_hypothesis(operations.find(candidate.operation), records)
-    holds = all(passes(candidate, record["measures"]) for record in records)
-    message = f"{len(records)} cases, of which the first had the largest error: {records[0]['describe']}"
-    return holds, message, pooled(records, operations.find(candidate.operation))
+    holds = all(passes(candidate, record.measures) for record in records)
+    message = f"{len(records)} cases, of which the first had the largest error: {records[0].case.describe()}"
+    return Replayed(holds, message, pooled(records, operations.find(candidate.operation)))
 
 
 def _found(case: Case, activations: Path | None) -> Case:
@@ -189,12 +194,13 @@ def _found(case: Case, activations: Path | None) -> Case:
     return replace(case, recipe=replace(case.recipe, params=moved))
 
 
-def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bool, str, dict[str, float] | None]:
+def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> Replayed:
     """Judge the whole family of a case again and compare the figure that had moved with its limit."""
     from fa3verify import operations
     from fa3verify.campaign import settled
-    from fa3verify.campaign.tasks import judge_cases, pooled
+    from fa3verify.campaign.tasks import judge_cases
     from fa3verify.judging import gate
+    from fa3verify.judging.family import pooled
 
     try:
         family = str(stored["family"])
@@ -207,16 +213,16 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> tuple[bo
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None
     records = judge_cases(candidate, family, cases)
-    if lost := [record for record in records if "error" in record]:
-        return False, _raised(f"{lost[0]['describe']}: {lost[0]['error']}", lost[0]["traceback"]), None
+    if lost := [record for record in records if record.error]:
+        return Replayed(False, _raised(f"{lost[0].case.describe()}: {lost[0].error}", lost[0].traceback), None)
     if not records:
         raise ValueError(f"{candidate.name} takes no case of family {family}")
     operation = operations.find(candidate.operation)
     records = settled.of_one_hypothesis(operation, records)
-    figures = gate.gated_figures({"operation": operation.name}, pooled(records, operation))
+    figures = gate.gated_figures(operation, pooled(records, operation))
     if measure not in figures:
         raise ValueError(f"the replay file names no figure of a baseline: unknown measure {measure!r}")
     observed = figures[measure]
     before = stored.get("baseline")
     message = f"family {family}: {measure} {observed:.4g}, limit {limit:.4g}, baseline {before}"
-    return math.isfinite(observed) and observed <= limit, message, figures
+    return Replayed(math.isfinite(observed) and observed <= limit, message, figures)

@@ -9,29 +9,34 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fa3verify.adversary import campaign as adversary
 from fa3verify.campaign import atlas, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
-from fa3verify.campaign.findings import finding
+from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction, introduce_all
 from fa3verify.campaign.narrowing import Only
 from fa3verify.campaign.profiles import ProfileName
+from fa3verify.campaign.run import Finding, Provenance, Run
 from fa3verify.campaign.summary import provenance, summarize, verdict_of
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.judging import gate
+from fa3verify.judging.verdict import EXIT_CODES
 from fa3verify.operations import FORWARD
 from fa3verify.text import one_line, plural
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PARTIAL = ".partial"
 
@@ -84,21 +89,40 @@ class Ran:
     outcomes: list[Outcome]
     started: str
     wall_s: float
-    provenance: dict[str, Any]
+    provenance: Provenance
     interrupted_by: int | None = None  # number of a signal
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRun:
+    """What one shard ran: itself in words, its file, how many tasks and what failed.
+
+    Without a failure the exit code is 0, which is no pass. What depends on other shards is not judged here: the
+    baseline, whether enough was tried, and what the adversary found.
+    """
+
+    shard: str
+    file: str
+    tasks: int
+    failures: tuple[Finding, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 with a failure, 0 without."""
+        return 1 if self.failures else 0
 
 
 class Interrupted(KeyboardInterrupt):
     """A campaign that was interrupted, all of whose processes have ended; the message says what is kept.
 
-    ``summary`` is what it reported of what it had found, None where it had nothing to report.
+    ``run`` is what it reported of what it had found, None where it had nothing to report.
     """
 
-    def __init__(self, number: int, message: str, summary: dict[str, Any] | None = None) -> None:
+    def __init__(self, number: int, message: str, run: Run | None = None) -> None:
         super().__init__(number, message)
         self.number = number
         self.message = message
-        self.summary = summary
+        self.run = run
 
 
 def prepare_output(out: Path) -> None:
@@ -126,7 +150,7 @@ def study_tasks(kernels: list[Introduction], settings: Settings) -> list[Task]:
     return tasks
 
 
-def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, xr.Dataset], list[Finding]]:
     """Return the studies' datasets by name, those that ``--fail-fast`` left unfinished apart, and a failure for every
     lost unit."""
     from fa3verify.studies import STUDIES
@@ -142,7 +166,7 @@ def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, Any], list[dict
     return datasets, failures
 
 
-def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> dict[str, Any]:
+def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> Run:
     """Run a campaign and write everything below ``settings.out``.
 
     Parameters
@@ -152,8 +176,8 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
 
     Returns
     -------
-    dict
-        The summary, as written to ``summary.json``.
+    Run
+        What ``summary.json`` holds.
 
     Raises
     ------
@@ -172,20 +196,13 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
         except KeyboardInterrupt as stop:
             number = stop.args[0] if stop.args else signal.SIGINT
             raise Interrupted(number, f"its report is not whole; {_told_kept(settings)}") from None
-    summary = conclude(ran, settings, Baselines(baselines.compared, None))
+    found = conclude(ran, settings, Baselines(baselines.compared, None))
     report = f"{settings.out / 'report.html'} has what was found so far"
-    raise Interrupted(ran.interrupted_by, f"{report}; {_told_kept(settings)}", summary)
+    raise Interrupted(ran.interrupted_by, f"{report}; {_told_kept(settings)}", found)
 
 
-def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> dict[str, Any]:
+def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> ShardRun:
     """Run one shard and write it below ``settings.out``.
-
-    Returns
-    -------
-    dict
-        ``shard`` in words, ``file``, number of ``tasks``, ``failures`` as in a summary, and ``exit_code``:
-        1 with a failure, 0 without, which is no pass. What depends on other shards is not judged here: the baseline,
-        whether enough was tried, and what the adversary found.
 
     Raises
     ------
@@ -200,24 +217,21 @@ def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None
     shard = settings.shard
     if ran.interrupted_by is not None:
         raise Interrupted(ran.interrupted_by, f"{shard} is not written; {_told_kept(settings)}")
-    asked = {"kernels": list(settings.kernels), "profile": settings.profile, "seed": settings.seed}
-    asked |= {"studies": settings.studies, "sources": stamp}
-    captures = tuple(capture.to_json() for capture in ran.captures)
+    asked = shards.Asked(settings.kernels, settings.profile, settings.seed, settings.studies, stamp)
     outcomes = shards.kept(ran.outcomes, stamp)
-    facts = (asked, tuple(ran.kernels), captures, outcomes, ran.started, ran.wall_s, ran.provenance)
+    facts = (asked, tuple(ran.kernels), ran.captures, outcomes, ran.started, ran.wall_s, ran.provenance)
     path = shards.write(shards.Part(shard.number, shard.count, *facts), settings.out)
     _remove_journal(settings)
-    failures = summarize(ran.kernels, ran.outcomes, None, profile=settings.profile, seed=settings.seed)["failures"]
-    failures += [
+    found = summarize(ran.kernels, ran.outcomes, None, profile=settings.profile, seed=settings.seed)
+    lost = [
         finding("-", outcome.task.label, outcome.error, crashed=True)
         for outcome in ran.outcomes
         if outcome.error and outcome.task.kind not in ("law", "family")
     ]
-    found = {"shard": str(shard), "file": path.name, "tasks": len(ran.outcomes)}
-    return found | {"failures": failures, "exit_code": 1 if failures else 0}
+    return ShardRun(str(shard), path.name, len(ran.outcomes), (*found.failures, *lost))
 
 
-def merge(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
+def merge(folders: Sequence[Path], settings: Settings) -> Run:
     """Conclude from the shards of a campaign as :func:`run` does; nothing is run.
 
     Parameters
@@ -227,8 +241,8 @@ def merge(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
 
     Returns
     -------
-    dict
-        The summary. Its data are those of one process, but for a kernel that lost so many workers that it got no more.
+    Run
+        Its data are those of one process, but for a kernel that lost so many workers that it got no more.
 
     Raises
     ------
@@ -237,23 +251,20 @@ def merge(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
         unwritable output directory.
     """
     parts = shards.read_all(folders)
-    asked = dict(parts[0].asked)
+    first = parts[0]
+    asked = first.asked
     stamp = campaign.source_stamp()
-    if asked.pop("sources", None) != stamp:
-        version = parts[0].provenance.get("version")
+    if asked.sources != stamp:
+        version = first.provenance.version
         raise ValueError(f"these sources of fa3verify did not run the shards: merge with those that did, of {version}")
-    try:
-        settings = replace(settings, **asked | {"kernels": tuple(asked["kernels"])})
-        captures = tuple(Capture.from_json(capture) for capture in parts[0].captures)
-        tasks = _tasks(list(parts[0].kernels), captures, settings)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"a shard is damaged: {type(error).__name__}: {error}") from None
+    settings = replace(settings, kernels=asked.kernels, profile=asked.profile, seed=asked.seed, studies=asked.studies)
+    tasks = _tasks(list(first.kernels), first.captures, settings)
     baselines = _baselines(settings)
     outcomes = shards.outcomes_of(parts, tasks, stamp)
     prepare_output(settings.out)
     began = min(part.started for part in parts)
     longest_s = max(part.wall_s for part in parts)
-    ran = Ran(list(parts[0].kernels), captures, outcomes, began, longest_s, parts[0].provenance)
+    ran = Ran(list(first.kernels), first.captures, outcomes, began, longest_s, first.provenance)
     return conclude(ran, settings, baselines)
 
 
@@ -302,30 +313,34 @@ def _told_kept(settings: Settings) -> str:
     return f"the same command goes on from {plural(kept, 'finished task')} of twins and studies{rest}"
 
 
-def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> dict[str, Any]:
-    """Judge what ran and write everything below ``settings.out``; returns the summary."""
+def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> Run:
+    """Judge what ran and write everything below ``settings.out``."""
     clock = time.monotonic() - ran.wall_s
     is_stopped = settings.is_fail_fast and any(map(campaign.is_finding, ran.outcomes))
     compared = None if is_stopped else baselines.compared  # a family that ended early has the figures of fewer cases
-    summary = summarize(ran.kernels, ran.outcomes, compared, profile=settings.profile, seed=settings.seed)
+    found = summarize(ran.kernels, ran.outcomes, compared, profile=settings.profile, seed=settings.seed)
     studies, lost = assemble_studies(ran.outcomes) if settings.studies else ({}, [])
-    if lost := [*lost, *adversary.write(ran.outcomes, settings.out)]:
-        summary |= verdict_of(summary["kernels"], [*summary["failures"], *lost])
-    if ran.interrupted_by is not None:
-        summary["exit_code"] = 128 + ran.interrupted_by
-    replay_files.write_all(summary, settings.out)
+    failures = ordered([*found.failures, *lost, *adversary.write(ran.outcomes, settings.out)])
+    verdict = verdict_of(found.kernels, failures)
+    exit_code = EXIT_CODES[verdict] if ran.interrupted_by is None else 128 + ran.interrupted_by
+    found = replace(found, verdict=verdict, exit_code=exit_code, failures=failures)
     command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
-    summary |= {"command": one_line(command, 10**4), "started": ran.started, "provenance": ran.provenance}
-    summary |= {"wall_s": round(time.monotonic() - clock, 1)}
-    summary |= {"cpu_s": campaign.cpu_seconds(ran.outcomes)}
+    found = replace(
+        replay_files.write_all(found, settings.out),
+        command=one_line(command, 10**4),
+        started=ran.started,
+        provenance=ran.provenance,
+        wall_s=round(time.monotonic() - clock, 1),
+        cpu_s=campaign.cpu_seconds(ran.outcomes),
+    )
     if settings.update_baseline:
-        body = gate.Baseline.of(settings.profile, settings.seed, summary["kernels"])
+        body = gate.Baseline.of(settings.profile, settings.seed, found.kernels)
         write_text(settings.update_baseline, body.with_kernels_of(baselines.updated).text())
-    atlas.write(settings.out / atlas.FILE, atlas.of(summary))
-    _write_report(settings.out, summary, studies)
+    atlas.write(settings.out / atlas.FILE, atlas.of(found))
+    _write_report(settings.out, found, studies)
     if ran.interrupted_by is None:
         _remove_journal(settings)
-    return summary
+    return found
 
 
 def _baselines(settings: Settings) -> Baselines:
@@ -391,7 +406,7 @@ def _import_report() -> None:
     import_module("h5netcdf")
 
 
-def _write_report(out: Path, summary: dict[str, Any], studies: dict[str, Any]) -> None:
+def _write_report(out: Path, found: Run, studies: Mapping[str, xr.Dataset]) -> None:
     from fa3verify.report.build import write_report
 
-    write_report(out, summary, studies)
+    write_report(out, found, studies)

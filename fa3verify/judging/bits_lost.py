@@ -16,8 +16,8 @@ that ask for another output format than the kernel's own are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +26,6 @@ DEFINITION = (
     "same format; mean over rows, then over input families"
 )
 SEED = 0  # of the cases that count
-_SHOWN = 4  # kernels that one line names
 
 
 def of_rows(error: np.ndarray, ideal: np.ndarray, ulps: np.ndarray, judged: np.ndarray) -> tuple[float, int]:
@@ -63,87 +62,43 @@ def _power(x: np.ndarray, judged: np.ndarray) -> np.ndarray:
     return np.square(np.where(judged, x, 0.0)).sum(axis=-1)
 
 
-def counts(case: Mapping[str, Any] | None) -> bool:
-    """Tell whether a judged case, in JSON, is one of those that the number is over; outputs of no case are not."""
-    return case is not None and case["recipe"]["seed"] == SEED and "out_dtype" not in case["changes"]
+@dataclass(frozen=True, slots=True)
+class BitsLost:
+    """The number that ranks a kernel, in bits: the mean over its families, and the family that loses most."""
+
+    mean: float
+    worst: float
+    worst_family: str
+    families: int
 
 
-def of_family(records: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the bits that a family loses: the mean over the outputs of its cases that count.
-
-    Parameters
-    ----------
-    records : iterable of mapping
-        Judged cases with ``case`` and ``measures``.
-
-    Returns
-    -------
-    float, optional
-        Infinite where an output is not finite; None where no case counts or its operation has no such figure.
-    """
-    measures = [r["measures"] for r in records if "bits_lost" in r["measures"] and counts(r.get("case"))]
-    weights = [m["outputs"] - m["unbounded"] for m in measures]
-    if not sum(weights):
-        return None
-    return math.fsum(w * m["bits_lost"] for w, m in zip(weights, measures, strict=True) if w) / sum(weights)
-
-
-def of_kernel(families: Sequence[Mapping[str, Any]], complete: Iterable[str]) -> dict[str, Any] | None:
-    """Return the number of a kernel: the mean over its families, and the family that loses most.
+def of_kernel(families: Mapping[str, float | None], complete: Iterable[str]) -> BitsLost | None:
+    """Return the number of a kernel.
 
     Parameters
     ----------
-    families : sequence of mapping
-        Figures by family, as a summary has them.
+    families : mapping
+        Bits that each family loses, None of one that has no such figure.
     complete : iterable of str
         Families that count. None of them may be missing, for a mean over others ranks nothing.
 
     Returns
     -------
-    dict, optional
-        ``mean``, ``worst`` (both in bits), ``worst_family`` and the number of ``families``; None where a family is
-        missing or has no figure.
+    BitsLost, optional
+        None where a family is missing or has no figure.
     """
-    found = {f["family"]: f.get("bits_lost") for f in families}
-    bits = {name: found.get(name) for name in complete}
+    bits = {name: families.get(name) for name in complete}
     lost = {name: x for name, x in bits.items() if x is not None}
     if not lost or len(lost) < len(bits):
         return None
     worst = max(lost, key=lambda name: lost[name])
-    return {
-        "mean": math.fsum(lost.values()) / len(lost),
-        "worst": lost[worst],
-        "worst_family": worst,
-        "families": len(lost),
-    }
+    return BitsLost(math.fsum(lost.values()) / len(lost), lost[worst], worst, len(lost))
 
 
-def line(kernels: Iterable[Mapping[str, Any]]) -> str:
-    """Return one line of text about the kernels of a summary, the one that loses most first; empty without a number.
+def bits_text(bits: float) -> str:
+    """Write bits with two decimals.
 
-    >>> lost = {"mean": 0.141, "worst": 0.41, "worst_family": "ramp_128", "families": 27}
-    >>> line([{"name": "twin.fp16", "dtype": "fp16", "bits_lost": lost}])
-    'twin.fp16 loses 0.14 bits over the ideal fp16 kernel, most in ramp_128: 0.41'
-    """
-    known = [(kernel, lost) for kernel in kernels if (lost := kernel.get("bits_lost"))]
-    known.sort(key=lambda each: -float(each[1]["mean"]))
-    if len(known) == 1:
-        ((kernel, lost),) = known
-        most = f"most in {lost['worst_family']}: {bits_text(lost['worst'])}"
-        return f"{kernel['name']} loses {bits_text(lost['mean'])} bits over the ideal {kernel['dtype']} kernel, {most}"
-    each = [
-        f"{kernel['name']} {bits_text(lost['mean'])} ({lost['worst_family']} {bits_text(lost['worst'])})"
-        for kernel, lost in known[:_SHOWN]
-    ]
-    more = f", and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    head = "bits lost over the ideal kernel of each format (and in its worst family)"
-    return f"{head}: {', '.join(each)}{more}" if each else ""
-
-
-def bits_text(bits: Any) -> str:
-    """Write bits with two decimals; a summary that was read again has an infinite number as a text.
-
-    >>> bits_text(0.305), bits_text("Infinity")
+    >>> bits_text(0.305), bits_text(math.inf)
     ('0.30', 'infinitely many')
     """
-    return f"{float(bits):.2f}" if math.isfinite(float(bits)) else "infinitely many"
+    return f"{bits:.2f}" if math.isfinite(bits) else "infinitely many"

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fa3verify import operations
 from fa3verify.cases.coverage import COVER
+from fa3verify.judging.family import FamilyRow, Figured
+from fa3verify.operations import Operation
+from fa3verify.records import NOT_WRITTEN
 
 SCHEMA = "fa3verify.baseline/1"
 SHIPPED = Path(__file__).parents[1] / "data" / "baselines"
@@ -67,9 +70,9 @@ _OF_EVERY_BASELINE = ("rel_rmse_seen", "abs_bias", "ratio_max", "not_bit_equal",
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """One comparison: ``status`` is pass, fail or not compared; ``margin`` = 1 - observed / limit.
+    """One comparison: ``status`` is pass, fail or not compared; ``margin`` is 1 - observed / limit unless it is given.
 
-    ``telling`` is the measure whose largest value in the family picks the case to replay.
+    ``telling`` is the measure whose largest value in the family picks the case to replay; no file has it.
     """
 
     layer: str
@@ -80,118 +83,96 @@ class GateRow:
     limit: float | None
     baseline: float | None
     status: str
-    telling: str = "ratio_max"
+    telling: str = field(default="ratio_max", metadata=NOT_WRITTEN)
+    margin: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        margin = None
-        if self.observed is not None and self.limit:
-            margin = 1 - self.observed / self.limit
-        return {
-            "layer": self.layer,
-            "rule": self.rule,
-            "kernel": self.kernel,
-            "family": self.family,
-            "observed": self.observed,
-            "limit": self.limit,
-            "baseline": self.baseline,
-            "margin": margin,
-            "status": self.status,
-        }
+    def __post_init__(self) -> None:
+        if self.margin is None and self.observed is not None and self.limit:
+            object.__setattr__(self, "margin", 1 - self.observed / self.limit)
 
 
-def gated_figures(kernel: dict[str, Any], measures: dict[str, Any]) -> dict[str, float]:
-    """Figures of one family of a kernel that a baseline stores; the rules of :data:`POLICY` compare most of them."""
-    side_errors = {f"{side.name}_{kind}_error" for side in _sides(kernel) for kind in ("max", "rms")}
+def gated_figures(operation: Operation, figures: Mapping[str, float | None]) -> dict[str, float]:
+    """Figures of one family that a baseline stores; the rules of :data:`POLICY` compare most of them."""
+    side_errors = {f"{side.name}_{kind}_error" for side in operation.sides for kind in ("max", "rms")}
+    known = {name: x for name, x in figures.items() if x is not None}
     return {
-        "rel_rmse_seen": measures["rel_rmse_seen"],
-        "rel_rmse_unrounded": measures["rel_rmse_unrounded"],
-        "abs_bias": abs(measures["bias"]),
-        "ratio_max": measures["ratio_max"],
-        **{name: x for name in sorted(side_errors) if (x := measures.get(name)) is not None},
-        "not_bit_equal": 1.0 - measures["bit_equal"],
-        "nonfinite": measures["nonfinite"],
+        "rel_rmse_seen": known["rel_rmse_seen"],
+        "rel_rmse_unrounded": known["rel_rmse_unrounded"],
+        "abs_bias": abs(known["bias"]),
+        "ratio_max": known["ratio_max"],
+        **{name: known[name] for name in sorted(side_errors & known.keys())},
+        "not_bit_equal": 1.0 - known["bit_equal"],
+        "nonfinite": known["nonfinite"],
     }
 
 
-def _sides(kernel: dict[str, Any]) -> tuple[operations.Output, ...]:
-    """Outputs of a kernel's operation beside the main ones."""
-    return operations.find(kernel.get("operation", operations.FORWARD)).sides
-
-
-def _stored_families(kernel: dict[str, Any]) -> list[dict[str, Any]]:
+def _stored_families(kernel: Figured) -> list[FamilyRow]:
     """Families that baselines hold: not the covering array, whose cases are no fixed set."""
-    return [family for family in kernel["families"] if family["family"] != COVER]
+    return [family for family in kernel.families if family.family != COVER]
 
 
-def failed_parts(rows: list[GateRow]) -> set[str]:
+def failed_parts(rows: Iterable[GateRow]) -> set[str]:
     """Return the parts of the verdict that rows fail."""
     return {row.layer for row in rows if row.status == "fail"}
 
 
-def bit_rows(kernel: dict[str, Any]) -> list[GateRow]:
+def bit_rows(kernel: Figured) -> list[GateRow]:
     """Bits of every family of a kernel that has a twin."""
+    rule = "bits that differ from the twin"
+    measure = "bits_differing"
+    found = [(row.family, n) for row in kernel.families if (n := row.figures.get(measure)) is not None]
     return [
-        GateRow(
-            "L0",
-            "bits that differ from the twin",
-            kernel["name"],
-            f["family"],
-            n,
-            0.0,
-            None,
-            "fail" if n else "pass",
-            "bits_differing",
-        )
-        for f in kernel["families"]
-        if (n := f.get("bits_differing")) is not None
+        GateRow("L0", rule, kernel.name, family, n, 0.0, None, "fail" if n else "pass", measure) for family, n in found
     ]
 
 
-def bound_rows(kernel: dict[str, Any]) -> list[GateRow]:
+def bound_rows(kernel: Figured) -> list[GateRow]:
     """Bound of every family of one kernel."""
     rows = []
+    sides = operations.find(kernel.operation).sides
     rules = [
         ("error / bound", "ratio_max"),
-        *((f"{side.name.replace('_', ' ')} error / bound", f"ratio_{side.name}_max") for side in _sides(kernel)),
+        *((f"{side.name.replace('_', ' ')} error / bound", f"ratio_{side.name}_max") for side in sides),
         ("non-finite outputs", "nonfinite"),
     ]
-    if all("outside" in family for family in kernel["families"]):
+    figures = [row.figures for row in kernel.families]
+    if all("outside" in found for found in figures):
         rules.append(("outside the stated order, assuming the tensor-core model", "outside"))
-    if any(family.get("quantisation_bound_ratio") is not None for family in kernel["families"]):
+    if any(found.get("quantisation_bound_ratio") is not None for found in figures):
         rules.append(("quantisation error / its own bound", "quantisation_bound_ratio"))
-    for family in kernel["families"]:
+    for family in kernel.families:
         for rule, key in rules:
-            observed = family.get(key)
+            observed = family.figures.get(key)
             limit = 0.0 if key in ("nonfinite", "outside") else 1.0
             status = "not compared" if observed is None else ("pass" if observed <= limit else "fail")
-            rows.append(GateRow("L1", rule, kernel["name"], family["family"], observed, limit, None, status, key))
+            rows.append(GateRow("L1", rule, kernel.name, family.family, observed, limit, None, status, key))
     return rows
 
 
-def baseline_rows(kernel: dict[str, Any], baseline: Baseline | None) -> list[GateRow]:
+def baseline_rows(kernel: Figured, baseline: Baseline | None) -> list[GateRow]:
     """Baseline of every family of one kernel."""
-    name = kernel["name"]
+    name = kernel.name
     if baseline is None:
         return [GateRow("L2", "drift", name, "all: no baseline", None, None, None, "not compared")]
     rows = []
     for family in _stored_families(kernel):
-        stored = baseline.figures(name, family["family"])
+        stored = baseline.figures(name, family.family)
         if stored is None:
-            rows.append(GateRow("L2", "drift", name, family["family"], None, None, None, "not compared"))
+            rows.append(GateRow("L2", "drift", name, family.family, None, None, None, "not compared"))
             continue
-        figures = gated_figures(kernel, family)
+        figures = gated_figures(operations.find(kernel.operation), family.figures)
         for rule in POLICY:
             observed = figures.get(rule.measure)
             reference = stored.get(rule.measure)
             if observed is None:
                 continue
-            telling = rule.measure if rule.measure in family else "ratio_max"
+            telling = rule.measure if rule.measure in family.figures else "ratio_max"
             limit = None
             status = "not compared"
             if reference is not None:
-                limit = rule.limit(reference, family.get("outputs", 0))
+                limit = rule.limit(reference, int(family.figures.get("outputs") or 0))
                 status = "pass" if observed <= limit and math.isfinite(observed) else "fail"
-            row = GateRow("L2", rule.measure, name, family["family"], observed, limit, reference, status, telling)
+            row = GateRow("L2", rule.measure, name, family.family, observed, limit, reference, status, telling)
             rows.append(row)
     return rows
 
@@ -221,16 +202,16 @@ class Baseline:
         return json.dumps(body, indent=1, sort_keys=True) + "\n"
 
     @classmethod
-    def of(cls, profile: str, seed: int, kernels: list[dict[str, Any]]) -> Baseline:
+    def of(cls, profile: str, seed: int, kernels: Iterable[Figured]) -> Baseline:
         """Collect a baseline from a campaign's kernels.
 
         An infinite figure is left out: the error against unrounded inputs where rounding leaves nothing but zeros.
         """
         stored = {
-            k["name"]: {
-                f["family"]: {
+            k.name: {
+                f.family: {
                     name: float(f"{value:.6g}")
-                    for name, value in gated_figures(k, f).items()
+                    for name, value in gated_figures(operations.find(k.operation), f.figures).items()
                     if math.isfinite(value) or name in _OF_EVERY_BASELINE
                 }
                 for f in _stored_families(k)
@@ -281,7 +262,7 @@ def shipped_baseline(profile: str, seed: int) -> Baseline | None:
     return baseline if baseline.seed == seed else None
 
 
-def layer_status(rows: list[GateRow], layer: str) -> str:
+def layer_status(rows: Iterable[GateRow], layer: str) -> str:
     """Summarise a layer: fail beats pass beats not compared."""
     statuses = {row.status for row in rows if row.layer == layer}
     for status in ("fail", "pass"):

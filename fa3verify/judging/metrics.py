@@ -59,10 +59,10 @@ def measures_of(operation: Operation) -> dict[str, tuple[str, str]]:
     return MEASURES | sides
 
 
-def all_measures(kernels: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Return the figures of every operation that the kernels of a summary have."""
+def all_measures(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the figures of operations by name."""
     measures = dict(MEASURES)
-    for name in dict.fromkeys(kernel.get("operation", operations.FORWARD) for kernel in kernels):
+    for name in dict.fromkeys(names):
         measures |= measures_of(operations.find(name))
     return measures
 

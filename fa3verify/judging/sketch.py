@@ -10,8 +10,8 @@ away from that key's value, the error of one that counts a key too much points t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,10 +27,83 @@ _CELLS = 96  # drawn cells along an axis at most
 _BINS = HALF_OCTAVES + 17
 
 
-def of_case(
-    problem: AttentionProblem, out: np.ndarray, truth: np.ndarray, bound: np.ndarray, v: np.ndarray
-) -> dict[str, Any]:
-    """Return the sketch of one case, in JSON.
+@dataclass(frozen=True, slots=True)
+class Toward:
+    """How far the errors of a head point to each key's value, in standard deviations of what noise does: by key, and by
+    its distance from the diagonal that ends at the last query and the last key, from ``first`` on.
+    """
+
+    keys: tuple[float, ...]
+    offsets: tuple[float, ...]
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """What leaves its bound: which heads, and in the drawn one which rows and channels and how many values."""
+
+    heads: tuple[str, ...]
+    rows: str
+    channels: str
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorstHead:
+    """The head of the largest error / bound of a case.
+
+    Parameters
+    ----------
+    sequence, head, query, channel : int
+        Where the largest one is.
+    ratio : float
+    rows, channels : int
+        Sizes of the head.
+    map : tuple of str
+        Classes of :data:`LEVELS` as digits, query by channel.
+    heads : tuple of str
+        The first heads of the case, and in ``largest`` the largest error / bound of each.
+    wrong : Beyond
+    toward : Toward, optional
+        None where no error leaves its bound.
+    case : str
+        The case on one line, in the sketch of several.
+    """
+
+    sequence: int
+    head: int
+    query: int
+    channel: int
+    ratio: float
+    rows: int
+    channels: int
+    map: tuple[str, ...]
+    heads: tuple[str, ...]
+    largest: tuple[float, ...]
+    wrong: Beyond
+    toward: Toward | None = None
+    case: str = ""
+
+
+Bin = tuple[float, float, float]  # largest ratio, sum of squares of the finite ones, their number
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """Where the errors of so many cases lie: numbers of outputs by half an octave of error / bound, profiles, and the
+    worst head of the worst case.
+    """
+
+    histogram: tuple[int, ...] = (0,) * _BINS
+    query: tuple[Bin, ...] = ()
+    keys: tuple[Bin, ...] = ()
+    channel: tuple[Bin, ...] = ()
+    worst: WorstHead | None = None
+    cases: int = 1
+
+
+def of_case(problem: AttentionProblem, out: np.ndarray, truth: np.ndarray, bound: np.ndarray, v: np.ndarray) -> Sketch:
+    """Return the sketch of one case.
 
     Parameters
     ----------
@@ -49,19 +122,19 @@ def of_case(
             per_row.append((np.arange(seq.seqlen_q), np.maximum(stop - first, 0), rows.reshape(len(rows), -1)))
             per_channel.append(rows.reshape(-1, rows.shape[-1]))
     if not per_row:
-        return {"histogram": [0] * _BINS, **{axis: [] for axis in AXES}, "worst": None}
+        return Sketch()
     queries = np.concatenate([each[0] for each in per_row])
     keys = np.concatenate([each[1] for each in per_row])
     of_row = np.concatenate([each[2] for each in per_row])
     octaves = np.where(keys > 0, 1 + np.floor(2 * np.log2(np.maximum(keys, 1))), 0).astype(int)
     channels = np.concatenate(per_channel).T
-    return {
-        "histogram": np.bincount(_half_octave(of_row.ravel()), minlength=_BINS).tolist(),
-        "query": _profile(queries // QUERY_ROWS, of_row),
-        "keys": _profile(octaves, of_row),
-        "channel": _profile(np.arange(len(channels)), channels),
-        "worst": _worst(problem, ratio, out.astype(np.float64) - truth, truth, v),
-    }
+    return Sketch(
+        histogram=tuple(np.bincount(_half_octave(of_row.ravel()), minlength=_BINS).tolist()),
+        query=_profile(queries // QUERY_ROWS, of_row),
+        keys=_profile(octaves, of_row),
+        channel=_profile(np.arange(len(channels)), channels),
+        worst=_worst(problem, ratio, out.astype(np.float64) - truth, truth, v),
+    )
 
 
 def _half_octave(ratio: np.ndarray) -> np.ndarray:
@@ -71,15 +144,15 @@ def _half_octave(ratio: np.ndarray) -> np.ndarray:
     return np.clip(np.nan_to_num(at, nan=0.0, posinf=_BINS, neginf=0.0), 0, _BINS - 1).astype(int)
 
 
-def _profile(bins: np.ndarray, ratio: np.ndarray) -> list[list[float]]:
-    """Largest ratio, sum of squares of the finite ones and their number, of every bin."""
+def _profile(bins: np.ndarray, ratio: np.ndarray) -> tuple[Bin, ...]:
+    """Return the bins of one axis."""
     size = int(bins.max()) + 1
     finite = np.isfinite(ratio)
     worst = np.zeros(size)
     np.maximum.at(worst, bins, ratio.max(axis=1))
     squares = np.bincount(bins, np.square(np.where(finite, ratio, 0.0)).sum(axis=1), size)
     count = np.bincount(bins, finite.sum(axis=1), size)
-    return [[_short(a), _short(b), float(c)] for a, b, c in zip(worst, squares, count, strict=True)]
+    return tuple((_short(a), _short(b), float(c)) for a, b, c in zip(worst, squares, count, strict=True))
 
 
 def _short(x: float) -> float:
@@ -88,7 +161,7 @@ def _short(x: float) -> float:
 
 def _worst(
     problem: AttentionProblem, ratio: np.ndarray, error: np.ndarray, truth: np.ndarray, v: np.ndarray
-) -> dict[str, Any]:
+) -> WorstHead:
     """The head of the largest ratio, query by channel, and in words which heads, rows and channels leave the bound."""
     found = [(seq, head) for seq in problem.sequences() for head in range(problem.nheads) if seq.seqlen_q]
     largest = [float(problem.rows_q(ratio, seq)[:, head].max()) for seq, head in found]
@@ -98,41 +171,48 @@ def _worst(
     wrong = cells > 1
     query, channel = np.unravel_index(int(np.argmax(cells)), cells.shape)
     heads = [f"{s.index}.{h}" if problem.batch > 1 else str(h) for s, h in found]
-    kept = {"sequence": seq.index, "head": head, "query": int(query), "channel": int(channel), "ratio": largest[at]}
-    kept |= {"rows": cells.shape[0], "channels": cells.shape[1], "map": _map(cells)}
-    kept |= {"heads": heads[:64], "largest": [_short(x) for x in largest[:64]]}
-    kept["wrong"] = {
-        "heads": [heads[i] for i, x in enumerate(largest) if x > 1],
-        "rows": spans(np.flatnonzero(wrong.any(axis=1)).tolist()),
-        "channels": spans(np.flatnonzero(wrong.any(axis=0)).tolist()),
-        "values": int(wrong.sum()),
-    }
+    beyond = Beyond(
+        heads=tuple(heads[i] for i, x in enumerate(largest) if x > 1),
+        rows=spans(np.flatnonzero(wrong.any(axis=1)).tolist()),
+        channels=spans(np.flatnonzero(wrong.any(axis=0)).tolist()),
+        values=int(wrong.sum()),
+    )
     errors = np.where(wrong.any(axis=1, keepdims=True), problem.rows_q(error, seq)[:, head], np.nan)
     values = problem.rows_k(v, seq)[:, head // problem.group]
     exact = problem.rows_q(truth, seq)[:, head]
-    kept["toward"] = _toward(errors, exact, values) if np.isfinite(errors).all(axis=1).any() else None
-    return kept
+    return WorstHead(
+        sequence=seq.index,
+        head=head,
+        query=int(query),
+        channel=int(channel),
+        ratio=largest[at],
+        rows=cells.shape[0],
+        channels=cells.shape[1],
+        map=_map(cells),
+        heads=tuple(heads[:64]),
+        largest=tuple(_short(x) for x in largest[:64]),
+        wrong=beyond,
+        toward=_toward(errors, exact, values) if np.isfinite(errors).all(axis=1).any() else None,
+    )
 
 
-def _map(cells: np.ndarray) -> list[str]:
+def _map(cells: np.ndarray) -> tuple[str, ...]:
     """Classes of :data:`LEVELS` as digits, a text a row; the largest of neighbours where there are too many cells."""
     steps = [max(1, -(-n // _CELLS)) for n in cells.shape]
     for axis, step in enumerate(steps):
         cells = np.maximum.reduceat(cells, np.arange(0, cells.shape[axis], step), axis=axis)
     classes = np.searchsorted(LEVELS, cells)
-    return ["".join(map(str, row)) for row in classes]
+    return tuple("".join(map(str, row)) for row in classes)
 
 
-def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> dict[str, Any]:
-    """Return how far errors point to each key's value, in standard deviations of what noise does: by key, and by its
-    distance from the diagonal that ends at the last query and the last key.
-    """
+def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> Toward:
+    """Return to which keys' values errors point."""
     rows = np.flatnonzero(np.isfinite(errors).all(axis=1) & np.isfinite(exact).all(axis=1))
     e = errors[rows]
     o = exact[rows]
     (nq, nk) = (len(errors), len(values))
     if not nk or not len(rows):
-        return {"keys": [], "offsets": [], "first": 0}
+        return Toward((), (), 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         dots = e @ values.T - (e * o).sum(1, keepdims=True)
         far = np.square(values).sum(1) - 2 * o @ values.T + np.square(o).sum(1, keepdims=True)
@@ -144,39 +224,39 @@ def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> dict[s
     places = (offsets - first).ravel()
     by_offset = np.bincount(places, cosine.ravel()) / np.sqrt(np.maximum(np.bincount(places), 1))
     by_key = cosine.sum(0) / math.sqrt(len(rows))
-    return {
-        "keys": [_short(x) for x in by_key * width],
-        "offsets": [_short(x) for x in by_offset * width],
-        "first": first,
-    }
+    return Toward(tuple(_short(x) for x in by_key * width), tuple(_short(x) for x in by_offset * width), first)
 
 
-def merged(sketches: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | None:
+def merged(sketches: Iterable[tuple[str, Sketch]]) -> Sketch | None:
     """Return one sketch of many cases, each with its words; None of none."""
-    total: dict[str, Any] = {"histogram": [0] * _BINS, **{axis: [] for axis in AXES}, "worst": None}
-    count = 0
-    for words, each in sketches:
-        count += 1
-        total["histogram"] = [a + b for a, b in zip(total["histogram"], each["histogram"], strict=True)]
-        for axis in AXES:
-            _add(total[axis], each[axis])
-        worst = each["worst"]
-        if worst and (total["worst"] is None or worst["ratio"] > total["worst"]["ratio"]):
-            total["worst"] = {**worst, "case": words}
-    return {**total, "cases": count} if count else None
+    found = list(sketches)
+    if not found:
+        return None
+    each = [sketch for _, sketch in found]
+    worst = [replace(sketch.worst, case=words) for words, sketch in found if sketch.worst]
+    return Sketch(
+        histogram=tuple(map(sum, zip(*(sketch.histogram for sketch in each), strict=True))),
+        query=_added([sketch.query for sketch in each]),
+        keys=_added([sketch.keys for sketch in each]),
+        channel=_added([sketch.channel for sketch in each]),
+        worst=max(worst, key=lambda head: head.ratio, default=None),
+        cases=len(each),
+    )
 
 
-def _add(total: list[list[float]], profile: list[list[float]]) -> None:
-    """Add a profile to another one."""
-    total += [[0.0, 0.0, 0.0] for _ in range(len(profile) - len(total))]
-    for into, (worst, squares, count) in zip(total, profile, strict=False):
-        into[:] = max(into[0], worst), _short(into[1] + squares), into[2] + count
+def _added(profiles: list[tuple[Bin, ...]]) -> tuple[Bin, ...]:
+    """Add the bins of several profiles."""
+    total: list[Bin] = []
+    for profile in profiles:
+        total += [(0.0, 0.0, 0.0)] * (len(profile) - len(total))
+        for i, (worst, squares, count) in enumerate(profile):
+            known = total[i]
+            total[i] = max(known[0], worst), _short(known[1] + squares), known[2] + count
+    return tuple(total)
 
 
-def with_one_worst(records: list[dict[str, Any]]) -> None:
-    """Keep the drawn head of the worst of judged cases alone."""
-    drawn = [record["sketch"] for record in records if record.get("sketch") and record["sketch"]["worst"]]
-    most = max(drawn, key=lambda sketch: sketch["worst"]["ratio"], default=None)
-    for sketch in drawn:
-        if sketch is not most:
-            sketch["worst"] = None
+def with_one_worst(sketches: Sequence[Sketch | None]) -> list[Sketch | None]:
+    """Return sketches with the drawn head of the worst of them alone."""
+    drawn = [sketch for sketch in sketches if sketch and sketch.worst]
+    most = max(drawn, key=lambda sketch: sketch.worst.ratio if sketch.worst else 0.0, default=None)
+    return [sketch if sketch is None or sketch is most else replace(sketch, worst=None) for sketch in sketches]

@@ -5,9 +5,6 @@ Files keep the keys of 0.1.0 (L0, L1, L2, laws), so that old summaries, replay f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 5}
 BOUND_LAWS = ("error_within_bound", "gradients_within_bound")  # of the properties, those that compare with the truth
 PARTS = {"L0": "bits", "L1": "bound", "L2": "baseline", "laws": "properties"}  # key of a file: what readers see
@@ -28,24 +25,6 @@ def told(what: str) -> str:
 def law_of(what: str) -> str | None:
     """Name of the law that a finding or a replay file is about, None if it is about a case."""
     return what.removeprefix("law ") if what.startswith("law ") else None
-
-
-def assumed(kernel: Mapping[str, Any]) -> str:
-    """Return what the bound of a kernel of a summary assumed, in words; empty for one that states its order.
-
-    >>> refuted = {"what": "family peaky", "ratio": 2.4}
-    >>> rows = [{"name": "row sum of P", "refuted_by": None}, {"name": "row sum of rounded P", "refuted_by": refuted}]
-    >>> assumed({"assumed": {"sums": "sums in binary32 (declared)", "hypotheses": rows}}).partition("; ")[2]
-    'surviving: row sum of P; refuted: row sum of rounded P (family peaky, 2.40)'
-    """
-    found = kernel.get("assumed")
-    if not found:
-        return ""
-    kept = [row["name"] for row in found["hypotheses"] if not row["refuted_by"]]
-    words = f"bound of any order, {found['sums']}; surviving: {', '.join(kept) or 'no hypothesis'}"
-    refuted = ((row["name"], row["refuted_by"]) for row in found["hypotheses"] if row["refuted_by"])
-    told_of = [f"{name} ({told(by['what'])}, {ratio_text(float(by['ratio']))})" for name, by in refuted]
-    return f"{words}; refuted: {', '.join(told_of)}" if told_of else words
 
 
 def ratio_text(ratio: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -119,12 +119,6 @@ class Violation:
     where: str = ""
     ratio: float = math.inf
     traceback: dict[str, str] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the violation as JSON values; an infinite ratio becomes None."""
-        values = asdict(self)
-        values["ratio"] = self.ratio if math.isfinite(self.ratio) else None
-        return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hypothesis.errors import Flaky, Unsatisfiable
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.cases.coverage import classes_of
-from fa3verify.cases.tried import Tried
+from fa3verify.cases.tried import SizesTried, Tried
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import watch
 from fa3verify.kernels.record import Candidate
@@ -35,9 +35,8 @@ class LawOutcome:
     produced for them, ``classes`` are those of :mod:`fa3verify.cases.coverage` that they had; ``trial`` and
     ``violation`` are the smallest failure seen, None unless ``status`` is ``fail``. ``not_tried``: there was no trial
     that the candidate takes. ``hypotheses`` are those about a kernel that states no order, each with what refutes it or
-    None; empty where the law asks for no bound. ``tried`` is what :meth:`fa3verify.cases.tried.Tried.to_json` gives of
-    the calls of its trials. ``optional`` has, for every output that a kernel may leave out, the first trial in which it
-    was returned and the first in which it was missing.
+    None; empty where the law asks for no bound. ``tried`` are the sizes of the calls of its trials. ``optional`` says
+    of every output that a kernel may leave out whether it was returned, and in which trial first.
     """
 
     law: str
@@ -48,8 +47,8 @@ class LawOutcome:
     violation: Violation | None = None
     classes: frozenset[str] = frozenset()
     hypotheses: Mapping[str, tuple[Trial, Violation] | None] = field(default_factory=dict)
-    tried: dict[str, Any] | None = None
-    optional: Mapping[tuple[str, bool], Trial] = field(default_factory=dict)
+    tried: SizesTried | None = None
+    optional: tuple[tuple[str, bool, str], ...] = ()
 
 
 class _Broken(Exception):
@@ -130,7 +129,7 @@ class _Search:
         self.asks_bound |= bool(under)
         if self.outputs > outputs:
             self.classes |= classes_of(self.candidate, trial.case)
-            self.tried.update(self.called.to_json())
+            self.tried.update(self.called.noted())
         if violation is None:
             if self.best is None:
                 self.against |= {name: (trial, v) for name, v in under.items() if v}
@@ -270,10 +269,13 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     classes = frozenset(search.classes)
     if search.best is None:
         status = "pass" if classes else "not_tried"
-        noted = {"hypotheses": search.settled, "tried": search.tried.to_json(), "optional": search.optional}
-        return LawOutcome(law.name, status, search.examples, search.outputs, classes=classes, **noted)
-    noted = (classes, search.settled, search.tried.to_json(), search.optional)
-    return LawOutcome(law.name, "fail", search.examples, search.outputs, *search.best, *noted)
+        found = None, None
+    else:
+        status = "fail"
+        found = search.best
+    optional = tuple((name, returned, trial.describe()) for (name, returned), trial in search.optional.items())
+    noted = (classes, search.settled, search.tried.noted(), optional)
+    return LawOutcome(law.name, status, search.examples, search.outputs, *found, *noted)
 
 
 def _search(search: _Search, max_examples: int, seed: int) -> None:

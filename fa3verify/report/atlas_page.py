@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -269,18 +269,17 @@ def _counts(rows: Sequence[Judged], absent: Sequence[Entry]) -> dict[str, int]:
 def _findings(row: Judged, data: Data) -> list[dict[str, Any]]:
     """The first finding of every cause, with the page that explains it."""
     found = []
-    listed = [{"kernel": row.entry.kernel} | asdict(finding) for finding in row.entry.findings]
-    for first, others in clusters(listed):
-        words = f"{told(first['what'])}: {first['message']}"
-        whole = f"{words} | {first['case'] or ''}"
+    for first, others in clusters(row.entry.listed):
+        words = f"{told(first.what)}: {first.message}"
+        whole = f"{words} | {first.case or ''}"
         known = next((known for known in data.known if known.explains(row.entry.kernel, whole)), None)
         found.append(
             {
                 "words": words,
                 "others": others,
-                "case": first["case"],
+                "case": first.case,
                 "known": known,
-                "replay": first["replay"] and row.path(first["replay"]),
+                "replay": first.replay and row.path(first.replay),
             }
         )
     return found

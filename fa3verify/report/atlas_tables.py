@@ -59,8 +59,7 @@ def reasons(entry: Entry) -> str:
     """Return why a kernel has not passed, in few words for each symptom, the gravest first; a dash where it has."""
     if entry.verdict != "fail":
         return {"pass": DASH, "inconclusive": "too little tried"}.get(entry.verdict, entry.verdict)
-    found = symptoms({"kernel": entry.kernel} | asdict(finding) for finding in entry.findings)
-    told = list(dict.fromkeys(map(why, found)))
+    told = list(dict.fromkeys(map(why, symptoms(entry.listed))))
     more = f"; {len(told) - REASONS} more" if len(told) > REASONS else ""
     return "; ".join(told[:REASONS]) + more or "no finding kept"
 
@@ -299,8 +298,9 @@ def _families(entry: Entry) -> list[Row]:
 
 
 def _tried(entry: Entry) -> str:
-    kinds = entry.coverage.get("kinds", {}).values()
-    tried, claimed = (sum(kind[key] for kind in kinds) for key in ("tried", "claimed"))
+    kinds = entry.coverage.kinds.values() if entry.coverage else ()
+    tried = sum(kind.tried for kind in kinds)
+    claimed = sum(kind.claimed for kind in kinds)
     return f"{tried} of {claimed} classes that it claims"
 
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
+from fa3verify.campaign.run import Run
 from fa3verify.campaign.symptoms import SEVERITIES, symptoms
 from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.judging import bits_lost
 from fa3verify.judging.metrics import all_measures
-from fa3verify.judging.verdict import assumed, told
+from fa3verify.judging.verdict import told
+from fa3verify.records import plain
 from fa3verify.report import (
     dataset,
     figures_coverage,
@@ -42,15 +44,14 @@ MARKDOWN = "report.md"
 TEXT = "report.txt"
 
 
-def write_report(out: Path, summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset]) -> Path:
+def write_report(out: Path, run: Run, studies: Mapping[str, xr.Dataset]) -> Path:
     """Write ``run.nc``, ``summary.json``, ``report.html``, ``report.md`` and ``report.txt`` into a folder.
 
     Parameters
     ----------
     out : Path
         Created if absent.
-    summary : mapping
-        Of schema ``fa3verify.summary/1``.
+    run : Run
     studies : mapping
         Datasets by study name; figures of absent studies are left out.
 
@@ -61,13 +62,11 @@ def write_report(out: Path, summary: Mapping[str, Any], studies: Mapping[str, xr
 
     Raises
     ------
-    ValueError
-        If the summary has another schema.
     OSError
         From the file system.
     """
     out = Path(out)
-    tree = dataset.to_tree(summary, studies)
+    tree = dataset.to_tree(run, studies)
     dataset.save(tree, out / DATA)
     return _write_pages(out, tree)
 
@@ -84,40 +83,41 @@ def rebuild(run: Path, out: Path) -> Path:
 
 
 def _write_pages(out: Path, tree: xr.DataTree) -> Path:
-    summary, studies = dataset.from_tree(tree)
-    pages = render(summary, studies, str(tree.attrs["content_sha256"]))
+    run, studies = dataset.from_tree(tree)
+    pages = render(run, studies, str(tree.attrs["content_sha256"]))
     write_text(out / MARKDOWN, pages[MARKDOWN])
-    write_text(out / TEXT, words.page(summary))
+    write_text(out / TEXT, words.page(run))
     write_text(out / PAGE, pages[PAGE])
-    write_text(out / SUMMARY, json_text(summary))
+    write_text(out / SUMMARY, json_text(dataset.summary_of(tree)))
     return out / PAGE
 
 
-def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], content_sha256: str) -> dict[str, str]:
+def render(run: Run, studies: Mapping[str, xr.Dataset], content_sha256: str) -> dict[str, str]:
     """Return the text of the page and of the markdown, by file name."""
+    drawn = {case.case.recipe.distribution for case in run.cases}
     context = {
-        "summary": summary,
-        "sentence": words.sentence(summary),
-        "headline": first_screen.headline(summary),
-        "not_said": first_screen.not_said(summary),
-        "ranked": first_screen.ranked(summary),
+        "summary": run,
+        "provenance": dict(sorted(plain(run.provenance).items())),
+        "sentence": words.sentence(run),
+        "headline": first_screen.headline(run),
+        "not_said": first_screen.not_said(run),
+        "ranked": first_screen.ranked(run),
         "definition": bits_lost.DEFINITION,
-        "heat": first_screen.heat_map(summary),
-        "pictures": [each for kernel in summary["kernels"] if (each := pictures.of_kernel(kernel))],
+        "heat": first_screen.heat_map(run),
+        "pictures": [each for kernel in run.kernels if (each := pictures.of_kernel(kernel.name, kernel.sketch))],
         "sha256": content_sha256,
-        "symptoms": symptoms(summary["failures"]),
+        "symptoms": symptoms(run.failures),
         "severities": SEVERITIES,
-        "tried": tables.what_was_tried(summary),
-        "coverage": tables.coverage(summary),
-        "headlines": [tables.headline(kernel) for kernel in summary["kernels"]],
-        "gate_open": tables.gate(summary, passed=False),
-        "gate_passed": tables.gate(summary, passed=True),
-        "laws": tables.laws(summary),
+        "tried": tables.what_was_tried(run),
+        "coverage": tables.coverage(run),
+        "headlines": [tables.headline(kernel) for kernel in run.kernels],
+        "gate_open": tables.gate(run.gate, passed=False),
+        "gate_passed": tables.gate(run.gate, passed=True),
+        "laws": tables.laws(run),
         "study_tables": study_tables.of_studies(studies),
         "studies": {name: dict(data.attrs) for name, data in studies.items()},
-        "measures": all_measures(summary["kernels"]),
-        "distributions": [d for d in DISTRIBUTIONS.values() if d.name in _families(summary)]
-        or list(DISTRIBUTIONS.values()),
+        "measures": all_measures(kernel.operation for kernel in run.kernels),
+        "distributions": [d for d in DISTRIBUTIONS.values() if d.name in drawn] or list(DISTRIBUTIONS.values()),
         "layers": _LAYERS,
     }
     shown = [panel for panel in panels.PANELS if panel.study in studies]
@@ -125,7 +125,7 @@ def render(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset], conten
     html = page.render(
         context,
         panels=shown,
-        pairs=figures_coverage.pairs(summary),
+        pairs=figures_coverage.pairs(kernel.coverage for kernel in run.kernels),
         svg=panels.draw_all(studies),
         css="".join((TEMPLATES / name).read_text("utf-8") for name in ("report.css", "run.css")),
     )
@@ -139,11 +139,6 @@ _LAYERS = {
     "L2": "baseline of stored figures",
     "laws": "properties",
 }
-
-
-def _families(summary: Mapping[str, Any]) -> set[str]:
-    drawn = {case["case"].get("recipe", {}).get("distribution") for case in summary["cases"]}
-    return {name for name in drawn if name}
 
 
 @cache
@@ -169,7 +164,6 @@ def environment(*, autoescape: bool) -> jinja2.Environment:
         "word": _word,
         "told": told,
         "plural": plural,
-        "assumed": assumed,
         "worst_sides": tables.worst_sides,
         "md": markdown_text,
         "code": markdown_code,

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fa3verify.files import plain, replacing
+from fa3verify.campaign import run
+from fa3verify.campaign.run import Run
+from fa3verify.files import Json, plain, replacing
 from fa3verify.judging.metrics import all_measures
 
 SCHEMA = "fa3verify.run/2"
-SUMMARY_SCHEMA = "fa3verify.summary/1"
 CIRCUMSTANCES = ("command", "started", "wall_s", "cpu_s", "provenance")  # keys of a summary: when, where and how
 ENGINE = "h5netcdf"
 _LAW_TEXTS = ("kernel", "law", "statement", "kind", "status", "message", "replay")
@@ -36,69 +37,55 @@ _GATE_NUMBERS = {
 }
 
 
-def to_tree(summary: Mapping[str, Any], studies: Mapping[str, xr.Dataset]) -> xr.DataTree:
-    """Build the tree of a run.
-
-    Parameters
-    ----------
-    summary : mapping
-        Of schema ``fa3verify.summary/1``.
-    studies : mapping
-        Datasets by study name.
-
-    Raises
-    ------
-    ValueError
-        If the summary has another schema.
-    """
-    if summary.get("schema") != SUMMARY_SCHEMA:
-        raise ValueError(f"summary must have schema {SUMMARY_SCHEMA!r}, got {summary.get('schema')!r}")
-    summary = plain(summary)
-    laws = [{"kernel": kernel["name"], **law} for kernel in summary["kernels"] for law in kernel["laws"]]
+def to_tree(found: Run, studies: Mapping[str, xr.Dataset]) -> xr.DataTree:
+    """Build the tree of a run, with datasets of studies by name."""
+    body = plain(found.to_json())
+    laws = [{"kernel": kernel["name"], **law} for kernel in body["kernels"] for law in kernel["laws"]]
     groups = {
-        "/": xr.Dataset(attrs=_root_attributes(summary)),
-        "/cases": _cases(summary["cases"], all_measures(summary["kernels"])),
+        "/": xr.Dataset(attrs=_root_attributes(found, body)),
+        "/cases": _cases(found),
         "/laws": _table(
             "law_run", laws, _LAW_TEXTS, {"examples": "examples tried", "outputs": "output values checked"}
         ),
-        "/gate": _table("rule_run", summary["gate"], _GATE_TEXTS, _GATE_NUMBERS),
-        "/provenance": xr.Dataset(attrs={key: _text(item) for key, item in summary["provenance"].items()}),
+        "/gate": _table("rule_run", body["gate"], _GATE_TEXTS, _GATE_NUMBERS),
+        "/provenance": xr.Dataset(attrs={key: _text(item) for key, item in body["provenance"].items()}),
     }
     tree = xr.DataTree.from_dict(groups | {f"/studies/{name}": data for name, data in studies.items()})
     tree.attrs |= _checksums(tree)
     return tree
 
 
-def _root_attributes(summary: Mapping[str, Any]) -> dict[str, str]:
-    circumstances = {key: value for key, value in summary.items() if key in CIRCUMSTANCES}
-    data = {key: value for key, value in summary.items() if key not in CIRCUMSTANCES}
+def _root_attributes(found: Run, body: Json) -> dict[str, str]:
+    circumstances = {key: value for key, value in body.items() if key in CIRCUMSTANCES}
+    data = {key: value for key, value in body.items() if key not in CIRCUMSTANCES}
     return {
         "Conventions": "CF-1.11",
         "fa3verify_schema": SCHEMA,
         "title": "fa3verify: numerical verification of FlashAttention-3 kernels",
-        "source": f"fa3verify {summary['version']}, profile {summary['profile']}, seed {summary['seed']}",
-        "history": f"{summary['started']} {summary['command']}",
+        "source": f"fa3verify {found.version}, profile {found.profile}, seed {found.seed}",
+        "history": f"{found.started} {found.command}",
         "references": "FlashAttention-3, arXiv:2407.08608",
         "summary_json": json.dumps(data, sort_keys=True, ensure_ascii=False),
         "circumstances_json": json.dumps(circumstances, sort_keys=True, ensure_ascii=False),
     }
 
 
-def _cases(cases: Sequence[Mapping[str, Any]], measures: Mapping[str, tuple[str, str]]) -> xr.Dataset:
+def _cases(found: Run) -> xr.Dataset:
+    cases = found.cases
     data: dict[str, Any] = {
-        "kernel": _texts("case", [case["kernel"] for case in cases], "candidate name"),
-        "family": _texts("case", [case["family"] for case in cases], "kind of input"),
-        "case_json": _texts("case", [json.dumps(case["case"], sort_keys=True) for case in cases], "replayable case"),
+        "kernel": _texts("case", [case.kernel for case in cases], "candidate name"),
+        "family": _texts("case", [case.family for case in cases], "kind of input"),
+        "case_json": _texts("case", [case.case.key() for case in cases], "replayable case"),
     }
-    for name, (unit, meaning) in measures.items():
+    for name, (unit, meaning) in all_measures(kernel.operation for kernel in found.kernels).items():
         attributes = {"units": "1" if unit in ("ulp", "nat") else unit, "long_name": meaning}
         if unit in ("ulp", "nat"):
             attributes["comment"] = f"counted in {unit}"
-        data[name] = ("case", np.array([_number(case["measures"].get(name)) for case in cases], float), attributes)
+        data[name] = ("case", np.array([_number(case.measures.get(name)) for case in cases], float), attributes)
     return xr.Dataset(data)
 
 
-def _table(dim: str, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], numbers: Mapping[str, str]) -> xr.Dataset:
+def _table(dim: str, rows: Sequence[Json], texts: Sequence[str], numbers: Mapping[str, str]) -> xr.Dataset:
     data = {name: _texts(dim, [_text(row.get(name)) for row in rows], name.replace("_", " ")) for name in texts}
     for name, meaning in numbers.items():
         data[name] = (
@@ -201,11 +188,16 @@ def load(path: Path) -> xr.DataTree:
     return tree
 
 
-def from_tree(tree: xr.DataTree) -> tuple[dict[str, Any], dict[str, xr.Dataset]]:
-    """Return the summary and the studies of a tree."""
+def from_tree(tree: xr.DataTree) -> tuple[Run, dict[str, xr.Dataset]]:
+    """Return the run and the studies of a tree."""
     studies = (
         {name: node.to_dataset() for name, node in tree["studies"].children.items()}
         if "studies" in tree.children
         else {}
     )
-    return json.loads(tree.attrs["summary_json"]) | json.loads(tree.attrs["circumstances_json"]), studies
+    return run.parse(summary_of(tree), "summary"), studies
+
+
+def summary_of(tree: xr.DataTree) -> Json:
+    """Return the JSON of the run of a tree, as it was written."""
+    return json.loads(tree.attrs["summary_json"]) | json.loads(tree.attrs["circumstances_json"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from matplotlib.patches import Rectangle
 
+from fa3verify.cases.coverage import Coverage
 from fa3verify.report import svg
 from fa3verify.report.svg import GRID, SERIES, new_figure
 
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
 _WORDS = "Pairs of classes that met in a judged case, of those that can, over all kernels; darker is more."
 
 
-def pairs(summary: Mapping[str, Any]) -> str | None:
+def pairs(covered: Iterable[Coverage | None]) -> str | None:
     """Return the heat map as SVG; None for runs without covering arrays."""
     counts: dict[tuple[str, str], list[int]] = {}
-    for kernel in summary["kernels"]:
-        for row in kernel.get("coverage", {}).get("pairs", {}).get("by_dimensions", ()):
-            of = counts.setdefault(tuple(row["dimensions"]), [0, 0])
-            of[0] += row["tried"]
-            of[1] += row["feasible"]
+    found = [each.pairs for each in covered if each and each.pairs]
+    for row in (row for each in found for row in each.by_dimensions or ()):
+        first, second = row.dimensions
+        of = counts.setdefault((first, second), [0, 0])
+        of[0] += row.tried
+        of[1] += row.feasible
     if not counts:
         return None
     with svg.styled():

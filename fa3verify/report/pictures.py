@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from fa3verify.judging.sketch import HALF_OCTAVES, QUERY_ROWS
+from fa3verify.judging.sketch import HALF_OCTAVES, QUERY_ROWS, Bin, Sketch, WorstHead
 from fa3verify.judging.verdict import ratio_text
 from fa3verify.report import drawing
 from fa3verify.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
@@ -26,45 +27,48 @@ class Picture(NamedTuple):
     words: str
 
 
-def of_kernel(kernel: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return ``profiles``, and of the worst case ``drawn`` and ``words``; None for a kernel that has no sketch."""
-    found = kernel.get("sketch")
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """What is drawn of one kernel: profiles over all its cases, and its worst case, with the words for it."""
+
+    name: str
+    profiles: list[Picture]
+    drawn: list[Picture]
+    words: str
+    cases: int
+    is_wrong: bool
+    case: str
+
+
+def of_kernel(name: str, found: Sketch | None) -> Pictures | None:
+    """Return the pictures of a kernel; None for one that has no sketch."""
     if not found:
         return None
-    name = kernel["name"]
     profiles = [
-        _profile(found["query"], f"{name}: error / bound by query", "query", lambda i: str(i * QUERY_ROWS)),
-        _profile(found["keys"], f"{name}: error / bound by visible keys", "visible keys", _keys),
-        _profile(found["channel"], f"{name}: error / bound by channel", "channel", str),
-        _histogram(found["histogram"], f"{name}: histogram of error / bound"),
+        _profile(found.query, f"{name}: error / bound by query", "query", lambda i: str(i * QUERY_ROWS)),
+        _profile(found.keys, f"{name}: error / bound by visible keys", "visible keys", _keys),
+        _profile(found.channel, f"{name}: error / bound by channel", "channel", str),
+        _histogram(found.histogram, f"{name}: histogram of error / bound"),
     ]
-    worst = found["worst"]
-    drawn = [] if not worst else [_map(worst), _heads(worst), *_toward(worst)]
-    return {
-        "name": name,
-        "profiles": profiles,
-        "drawn": drawn,
-        "words": told(worst),
-        "cases": found["cases"],
-        "is_wrong": bool(worst) and float(worst["ratio"]) > 1,
-        "case": worst["case"] if worst else "",
-    }
-
-
-def told(worst: Mapping[str, Any] | None) -> str:
-    """Return in words which heads, queries and channels of the worst case leave their bound, and towards which keys."""
+    worst = found.worst
     if not worst:
-        return ""
-    ratio = float(worst["ratio"])
-    where = f"query {worst['query']}, head {worst['head']}, channel {worst['channel']}"
+        return Pictures(name, profiles, [], "", found.cases, False, "")
+    drawn = [_map(worst), _heads(worst), *_toward(worst)]
+    return Pictures(name, profiles, drawn, told(worst), found.cases, worst.ratio > 1, worst.case)
+
+
+def told(worst: WorstHead) -> str:
+    """Return in words which heads, queries and channels of the worst case leave their bound, and towards which keys."""
+    ratio = worst.ratio
+    where = f"query {worst.query}, head {worst.head}, channel {worst.channel}"
     if ratio <= 1:
         return f"The largest error / bound is {below_one(ratio)}, at {where}: within its bound, as is everything else."
-    wrong = worst["wrong"]
-    every = len(wrong["heads"]) == len(worst["heads"])
-    heads = "every head" if every else f"head {', '.join(wrong['heads'])} of {len(worst['heads'])}"
-    rows = _all(wrong["rows"], worst["rows"], "query", "queries")
-    channels = _all(wrong["channels"], worst["channels"], "channel", "channels")
-    said = f"Wrong: {heads}; in head {worst['head']} {rows}, {channels}."
+    wrong = worst.wrong
+    every = len(wrong.heads) == len(worst.heads)
+    heads = "every head" if every else f"head {', '.join(wrong.heads)} of {len(worst.heads)}"
+    rows = _all(wrong.rows, worst.rows, "query", "queries")
+    channels = _all(wrong.channels, worst.channels, "channel", "channels")
+    said = f"Wrong: {heads}; in head {worst.head} {rows}, {channels}."
     return f"{said} {_pointed(worst)} Largest error / bound {ratio_text(ratio)}, {where}.".replace("  ", " ")
 
 
@@ -75,19 +79,19 @@ def _all(spans: str, count: int, one: str, many: str) -> str:
     return f"{one if spans.isdigit() else many} {listed} of {count}"
 
 
-def _pointed(worst: Mapping[str, Any]) -> str:
+def _pointed(worst: WorstHead) -> str:
     """Return which keys the errors say are missing or too much, where they say it clearly."""
-    toward = worst.get("toward")
-    if not toward or not toward["keys"]:
+    toward = worst.toward
+    if not toward or not toward.keys:
         return ""
     found = []
     for sign, words in ((-1, "away from"), (1, "towards")):
-        keys = [sign * x for x in toward["keys"]]
-        offsets = [sign * x for x in toward["offsets"]]
+        keys = [sign * x for x in toward.keys]
+        offsets = [sign * x for x in toward.offsets]
         if max(keys) >= max(offsets) and (lit := _lit(keys)):
             found.append(f"{words} the values of {_few(lit)}")
         elif max(offsets) > max(keys) and (lit := _lit(offsets)):
-            diagonal = [(first + toward["first"], last + toward["first"]) for first, last in lit]
+            diagonal = [(first + toward.first, last + toward.first) for first, last in lit]
             found.append(f"{words} the values of {_few(diagonal, '+')} from the diagonal")
     return f"The errors point {' and '.join(found)}." if found else ""
 
@@ -113,10 +117,10 @@ def _few(ranges: Sequence[tuple[int, int]], sign: str = "") -> str:
     return f"{word} {' and '.join(parts)}"
 
 
-def _profile(bins: Sequence[Sequence[Any]], alt: str, label: str, name: Callable[[int], str]) -> Picture:
+def _profile(bins: Sequence[Bin], alt: str, label: str, name: Callable[[int], str]) -> Picture:
     """Largest and root mean square error / bound of every bin, on a logarithmic axis with the limit at 1."""
-    worst = [float(b[0]) if b[2] or float(b[0]) else None for b in bins]
-    rms = [math.sqrt(float(b[1]) / b[2]) if b[2] else None for b in bins]
+    worst = [b[0] if b[2] or b[0] else None for b in bins]
+    rms = [math.sqrt(b[1] / b[2]) if b[2] else None for b in bins]
     body = drawing.frame(label, [(i, name(i)) for i in drawing.labelled(len(bins))], max(1, len(bins)))
     body += _steps(rms, len(bins), "var(--c0)", 1.2)
     body += _steps([x if x is None or x <= 1 else 1.0 for x in worst], len(bins), "var(--ink)", 1.2)
@@ -172,9 +176,9 @@ def _histogram(counts: Sequence[int], alt: str) -> Picture:
     return Picture(drawing.svg(body, alt), f"histogram of {sum(counts):,} outputs; {beyond:,} beyond the bound")
 
 
-def _map(worst: Mapping[str, Any]) -> Picture:
+def _map(worst: WorstHead) -> Picture:
     """The worst head: queries downward, channels to the right; the worst value is circled."""
-    rows = worst["map"]
+    rows = worst.map
     tall = len(rows)
     wide = len(rows[0])
     step_y = 200 / tall
@@ -185,18 +189,16 @@ def _map(worst: Mapping[str, Any]) -> Picture:
         if path:
             body += f'<path d="{path}" stroke="var({colour})" stroke-width="1.02" fill="none"/>'
     body += "</g>"
-    x = 30 + (worst["channel"] + 0.5) / worst["channels"] * 260
-    y = 6 + (worst["query"] + 0.5) / worst["rows"] * 200
+    x = 30 + (worst.channel + 0.5) / worst.channels * 260
+    y = 6 + (worst.query + 0.5) / worst.rows * 200
     body += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="var(--ink)" stroke-width="1.5"/>'
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        last = worst["rows"] - 1
+        last = worst.rows - 1
         body += drawing.label(27, 6 + share * 200 + (7 if share == 0 else 0), str(round(share * last)), "end")
-        body += drawing.label(30 + share * 260, 217, str(round(share * (worst["channels"] - 1))), "middle")
+        body += drawing.label(30 + share * 260, 217, str(round(share * (worst.channels - 1))), "middle")
     body += drawing.label(160, 228, "channel (right) and query (down)", "middle")
-    alt = f"error / bound of head {worst['head']} of the worst case, query by channel"
-    words = (
-        f"head {worst['head']} of the worst case, query by channel; orange and red leave the bound; circled: the worst"
-    )
+    alt = f"error / bound of head {worst.head} of the worst case, query by channel"
+    words = f"head {worst.head} of the worst case, query by channel; orange and red leave the bound; circled: the worst"
     return Picture(drawing.svg(body, alt, (300, 232)), words)
 
 
@@ -215,10 +217,10 @@ def _runs(rows: Sequence[str], level: str) -> list[str]:
     return strokes
 
 
-def _heads(worst: Mapping[str, Any]) -> Picture:
+def _heads(worst: WorstHead) -> Picture:
     """The largest error / bound of every head of the worst case."""
-    values = [float(x) for x in worst["largest"]]
-    names = worst["heads"]
+    values = worst.largest
+    names = worst.heads
     body = drawing.frame("head", [(i, names[i]) for i in drawing.labelled(len(names))], len(names))
     body += _steps([min(x, 1.0) for x in values], len(values), "var(--ink)", 1.4) + _bad(values)
     return Picture(
@@ -226,19 +228,19 @@ def _heads(worst: Mapping[str, Any]) -> Picture:
     )
 
 
-def _toward(worst: Mapping[str, Any]) -> list[Picture]:
+def _toward(worst: WorstHead) -> list[Picture]:
     """Return which keys' values the errors point to; nothing where no error leaves its bound."""
-    toward = worst.get("toward")
-    if not toward or not toward["keys"] or float(worst["ratio"]) <= 1:
+    toward = worst.toward
+    if not toward or not toward.keys or worst.ratio <= 1:
         return []
-    first = toward["first"]
+    first = toward.first
     return [
         _signed(
-            toward["keys"],
+            toward.keys,
             0,
             "key: errors point to its value (up) or away from it (down); where all do, none is to blame",
         ),
-        _signed(toward["offsets"], first, "key - diagonal: the same by distance from the diagonal"),
+        _signed(toward.offsets, first, "key - diagonal: the same by distance from the diagonal"),
     ]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from fa3verify import operations
+from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.cases import tried
+from fa3verify.judging.gate import GateRow
 from fa3verify.judging.verdict import PARTS
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 
@@ -69,59 +72,61 @@ _FORMATS = {
 }
 
 
-def headline(kernel: Mapping[str, Any]) -> Table:
+def headline(kernel: KernelRun) -> Table:
     """One row per family of inputs of one kernel; a column of FP8 quantisation where it has a value."""
-    families = kernel["families"]
-    operation = operations.find(kernel.get("operation", operations.FORWARD))
+    families = [row.figures | {"family": row.family} for row in kernel.families]
     after = [key for _, key in HEADLINE].index("ratio_max") + 1
-    sides = [(f"max {side.name.replace('_', ' ')} / bound", f"ratio_{side.name}_max") for side in operation.sides]
+    outputs = operations.find(kernel.operation).sides
+    sides = [(f"max {side.name.replace('_', ' ')} / bound", f"ratio_{side.name}_max") for side in outputs]
     columns = [*HEADLINE[:after], *sides, *HEADLINE[after:]]
     if any(f.get("quantisation_ratio") is not None for f in families):
         columns.append(("inputs / predicted", "quantisation_ratio"))
         columns.append(("inputs / bound", "quantisation_bound_ratio"))
     rows = [{key: _FORMATS.get(key, number)(f.get(key)) for _, key in columns} for f in families]
     columns = [(head, key) for head, key in columns if key in _ALWAYS or any(row[key] != DASH for row in rows)]
+    largest = max((row.figures.get("ratio_max") or 0.0 for row in kernel.families), default=0.0)
     for row, family in zip(rows, families, strict=True):
-        row["_worst"] = (
-            "yes" if family.get("ratio_max") == max((f.get("ratio_max") or 0 for f in families), key=_size) else ""
-        )
-    return table(f"headline-{kernel['name']}", f"{kernel['name']}", columns, rows, ("family",))
+        row["_worst"] = "yes" if family.get("ratio_max") == largest else ""
+    return table(f"headline-{kernel.name}", f"{kernel.name}", columns, rows, ("family",))
 
 
-def worst_sides(kernel: Mapping[str, Any]) -> str:
+def worst_sides(kernel: KernelRun) -> str:
     """Largest error / bound of every output beside the main ones, in one cell."""
-    ratios = kernel.get("worst_ratios", {"lse": kernel["worst_ratio_lse"]})
-    return ", ".join(f"{name.replace('_', ' ')} {below_one(worst)}" for name, worst in ratios.items()) or DASH
+    ratios = kernel.side_ratios.items()
+    return ", ".join(f"{name.replace('_', ' ')} {below_one(worst)}" for name, worst in ratios) or DASH
 
 
-def _size(value: Any) -> float:
-    return float(value)
-
-
-def _unknown_once(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _unknown_once(rules: list[GateRow]) -> list[GateRow]:
     """Rules with one row for all families of a kernel of which a figure is not known: an lse that it does not return,
     whatever no baseline stores."""
 
-    def of(rule: dict[str, Any]) -> tuple[str, ...]:
-        return rule["kernel"], rule["layer"], rule["rule"], rule["status"]
+    def of(rule: GateRow) -> tuple[str, ...]:
+        return rule.kernel, rule.layer, rule.rule, rule.status
 
-    unknown = [rule for rule in rules if rule["observed"] is None]
+    unknown = [rule for rule in rules if rule.observed is None]
     counts = Counter(map(of, unknown))
     first = {of(rule): rule for rule in reversed(unknown)}
-    once = [first[key] if n == 1 else first[key] | {"family": f"{n} families"} for key, n in counts.items()]
-    return [*(rule for rule in rules if rule["observed"] is not None), *once]
+    once = [first[key] if n == 1 else replace(first[key], family=f"{n} families") for key, n in counts.items()]
+    return [*(rule for rule in rules if rule.observed is not None), *once]
 
 
-def gate(summary: Mapping[str, Any], *, passed: bool) -> Table:
+def gate(rules: Iterable[GateRow], *, passed: bool) -> Table:
     """Rules of the gate that passed, or all others; failures first."""
     order = {"fail": 0, "not compared": 1}
-    chosen = [g for g in summary["gate"] if (g["status"] == "pass") == passed]
+    chosen = [rule for rule in rules if (rule.status == "pass") == passed]
     rows = [
-        {key: str(g.get(key) or "") for key in ("kernel", "family", "status")}
-        | {"part": PARTS.get(g["layer"], g["layer"]), "rule": "all figures" if g["rule"] == "drift" else g["rule"]}
-        | {key: number(g.get(key)) for key in ("observed", "limit", "baseline")}
-        | {"margin": signed(g.get("margin"))}
-        for g in sorted(_unknown_once(chosen), key=lambda g: order.get(g["status"], 2))
+        {
+            "kernel": rule.kernel,
+            "family": rule.family,
+            "status": rule.status,
+            "part": PARTS.get(rule.layer, rule.layer),
+            "rule": "all figures" if rule.rule == "drift" else rule.rule,
+            "observed": number(rule.observed),
+            "limit": number(rule.limit),
+            "baseline": number(rule.baseline),
+            "margin": signed(rule.margin),
+        }
+        for rule in sorted(_unknown_once(chosen), key=lambda rule: order.get(rule.status, 2))
     ]
     columns = [
         ("status", "status"),
@@ -152,32 +157,35 @@ _TRIED = (
 )
 
 
-def what_was_tried(summary: Mapping[str, Any]) -> Table:
+def what_was_tried(run: Run) -> Table:
     """Return the sizes behind the verdict, a column for each kernel; no row in runs of older versions."""
-    kernels = [kernel for kernel in summary["kernels"] if kernel.get("tried")]
-    told = {k["name"]: tried.in_words(k["tried"]) | {"not_tried": ", ".join(k["tried"]["not_tried"])} for k in kernels}
+    told = {
+        kernel.name: tried.in_words(kernel.tried) | {"not_tried": ", ".join(kernel.tried.not_tried)}
+        for kernel in run.kernels
+        if kernel.tried
+    }
     rows = [{"what": head, **{name: words[key] for name, words in told.items()}} for key, head in _TRIED if told]
     columns = [("size", "what"), *((name, name) for name in told)]
     return table("tried", "What was tried", columns, rows, tuple(key for _, key in columns))
 
 
-def coverage(summary: Mapping[str, Any]) -> Table:
+def coverage(run: Run) -> Table:
     """Return what was not tried of every kernel, and why no verdict is given where it is too much; no row in older
     runs.
     """
     rows = []
-    for kernel in summary["kernels"]:
-        covered = kernel.get("coverage")
+    for kernel in run.kernels:
+        covered = kernel.coverage
         if not covered:
             continue
-        kinds = (f"{kind.replace('_', ' ')} {n['tried']}/{n['claimed']}" for kind, n in covered["kinds"].items())
+        kinds = (f"{kind.replace('_', ' ')} {n.tried}/{n.claimed}" for kind, n in covered.kinds.items())
         rows.append(
             {
-                "kernel": kernel["name"],
+                "kernel": kernel.name,
                 "tried": ", ".join(kinds) or DASH,
-                "not_tried": ", ".join(covered["not_tried"]) or "nothing",
-                "not_claimed": ", ".join(covered["not_claimed"]) or "nothing",
-                "reason": kernel["inconclusive"] or covered["constraint"] or DASH,
+                "not_tried": ", ".join(covered.not_tried) or "nothing",
+                "not_claimed": ", ".join(covered.not_claimed) or "nothing",
+                "reason": kernel.inconclusive or covered.constraint or DASH,
             }
         )
     columns = [
@@ -190,18 +198,23 @@ def coverage(summary: Mapping[str, Any]) -> Table:
     return table("coverage", "Coverage", columns, rows, tuple(key for _, key in columns))
 
 
-def laws(summary: Mapping[str, Any]) -> Table:
+def laws(run: Run) -> Table:
     """Return every property of every kernel, failures first."""
-    found = [{"kernel": k["name"], **law} for k in summary["kernels"] for law in k["laws"]]
+    found = [(kernel.name, law) for kernel in run.kernels for law in kernel.laws]
     order = {"fail": 0, "pass": 1}
     rows = [
-        {key: str(law.get(key) or "") for key in ("kernel", "law", "statement", "kind", "message", "replay")}
-        | {
-            "status": str(law["status"]).replace("_", " "),
-            "examples": count(law.get("examples")),
-            "outputs": count(law.get("outputs")),
+        {
+            "kernel": kernel,
+            "law": law.law,
+            "statement": law.statement,
+            "kind": law.kind,
+            "message": law.message or "",
+            "replay": law.replay or "",
+            "status": law.status.replace("_", " "),
+            "examples": count(law.examples),
+            "outputs": count(law.outputs),
         }
-        for law in sorted(found, key=lambda law: order.get(law["status"], 2))
+        for kernel, law in sorted(found, key=lambda each: order.get(each[1].status, 2))
     ]
     columns = [
         ("status", "status"),

@@ -3,64 +3,88 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.campaign.symptoms import symptoms
 from fa3verify.cases import tried
-from fa3verify.judging.verdict import PARTS, assumed, ratio_text, told
+from fa3verify.judging.bits_lost import BitsLost, bits_text
+from fa3verify.judging.verdict import PARTS, ratio_text, told
 from fa3verify.text import plural
 
+_SHOWN = 4  # kernels that one line names
 
-def sentence(summary: Mapping[str, Any]) -> str:
+
+def sentence(run: Run) -> str:
     """Return one sentence of plain text that says what was judged, how much of it, and what was found."""
-    kernels = summary["kernels"]
-    cases, outputs = (sum(kernel[key] for kernel in kernels) for key in ("cases", "outputs"))
-    names = ", ".join(kernel["name"] for kernel in kernels[:4]) + (", ..." if len(kernels) > 4 else "")
-    count = len(summary["failures"])
-    shown = len(symptoms(summary["failures"]))
+    kernels = run.kernels
+    cases = sum(kernel.cases for kernel in kernels)
+    outputs = sum(kernel.outputs for kernel in kernels)
+    names = ", ".join(kernel.name for kernel in kernels[:4]) + (", ..." if len(kernels) > 4 else "")
+    count = len(run.failures)
+    shown = len(symptoms(run.failures))
     found = f"{plural(count, 'finding')} of {plural(shown, 'symptom')}" if count else "no finding"
     judged = f"{plural(len(kernels), 'kernel')} ({names})"
-    bits = summary["layers"].get("L0", "not run")
+    bits = run.layers.get("L0", "not run")
     return (
-        f"fa3verify {summary['version']}: {summary['verdict'].upper()}, {found} in {judged} on {cases:,} cases and "
+        f"fa3verify {run.version}: {run.verdict.upper()}, {found} in {judged} on {cases:,} cases and "
         f"{outputs:,} outputs; largest error / bound {_largest(kernels)}, bits {bits.partition(':')[0]}; profile "
-        f"{summary['profile']}, seed {summary['seed']}, {summary['started'][:10]}."
+        f"{run.profile}, seed {run.seed}, {run.started[:10]}."
     )
 
 
-def page(summary: Mapping[str, Any]) -> str:
+def page(run: Run) -> str:
     """Return the verdict as plain text of at most 100 columns but for messages: parts, kernels, findings."""
-    lines = [sentence(summary), ""]
-    lines += [f"{PARTS.get(key, key):<12}{status}" for key, status in summary["layers"].items()]
+    lines = [sentence(run), ""]
+    lines += [f"{PARTS.get(key, key):<12}{status}" for key, status in run.layers.items()]
     head = f"{'kernel':<32}{'verdict':<14}{'cases':>8}{'outputs':>14}  {'error/bound':<12}{'properties failed':<18}"
     lines += ["", head.rstrip(), "-" * len(head.rstrip())]
-    for kernel in summary["kernels"]:
-        statuses = Counter(law["status"] for law in kernel["laws"])
+    for kernel in run.kernels:
+        statuses = Counter(law.status for law in kernel.laws)
         failed = f"{statuses['fail']} of {statuses['fail'] + statuses['pass']}"
-        counted = f"{kernel['cases']:>8,}{kernel['outputs']:>14,}"
-        lines.append(f"{kernel['name']:<32}{kernel['verdict']:<14}{counted}  {_largest([kernel]):<12}{failed}")
-    lines += [f"\n{kernel['name']}: {assumed(kernel)}" for kernel in summary["kernels"] if assumed(kernel)]
-    if rests_on := tried.line(summary["kernels"]):
+        counted = f"{kernel.cases:>8,}{kernel.outputs:>14,}"
+        lines.append(f"{kernel.name:<32}{kernel.verdict:<14}{counted}  {_largest([kernel]):<12}{failed}")
+    lines += [f"\n{kernel.name}: {kernel.assumption}" for kernel in run.kernels if kernel.assumption]
+    if rests_on := tried.line([kernel.tried for kernel in run.kernels]):
         lines += ["", rests_on]
-    for shown in symptoms(summary["failures"]):
+    for shown in symptoms(run.failures):
         first = shown.first
-        lines += ["", f"{shown.severity.upper()}: {first['kernel']}, {told(first['what'])}", f"  {first['message']}"]
-        if raised := first.get("traceback"):
-            lines.append(f"  raised at: {raised['frame']}")
+        lines += ["", f"{shown.severity.upper()}: {first.kernel}, {told(first.what)}", f"  {first.message}"]
+        if first.traceback:
+            lines.append(f"  raised at: {first.traceback['frame']}")
         if shown.elsewhere:
             lines.append(f"  found as well by: {shown.elsewhere}")
-        if first.get("replay"):
-            lines.append(f"  fa3verify replay {first['replay']}    # from the folder of this file")
+        if first.replay:
+            lines.append(f"  fa3verify replay {first.replay}    # from the folder of this file")
     return "\n".join(lines) + "\n"
 
 
-def _largest(kernels: Any) -> str:
+def _largest(kernels: Sequence[KernelRun]) -> str:
     """Largest error / bound of any output, of what was judged."""
-    found = [kernel["worst_ratio"] for kernel in kernels if kernel["worst_ratio"] is not None]
-    sides = (kernel.get("worst_ratios") or {"lse": kernel["worst_ratio_lse"]} for kernel in kernels)
-    found += [ratio for worst in sides for ratio in worst.values() if ratio is not None]
-    if not found:
+    ratios = (ratio for kernel in kernels for ratio in (kernel.worst_ratio, *kernel.side_ratios.values()))
+    worst = max((ratio for ratio in ratios if ratio is not None), default=None)
+    if worst is None:
         return "-"
-    worst = max(map(float, found))
     return "below 1" if 0.9995 <= worst < 1 else ratio_text(worst)
+
+
+def ranked(kernels: Iterable[KernelRun]) -> list[tuple[KernelRun, BitsLost]]:
+    """Return the kernels that have the number that ranks; the first loses most."""
+    known = [(kernel, kernel.bits_lost) for kernel in kernels if kernel.bits_lost]
+    return sorted(known, key=lambda each: -each[1].mean)
+
+
+def bits_line(kernels: Iterable[KernelRun]) -> str:
+    """Return one line about the bits that kernels lose, the one that loses most first; empty without a number."""
+    known = ranked(kernels)
+    if len(known) == 1:
+        ((kernel, lost),) = known
+        most = f"most in {lost.worst_family}: {bits_text(lost.worst)}"
+        return f"{kernel.name} loses {bits_text(lost.mean)} bits over the ideal {kernel.dtype} kernel, {most}"
+    each = [
+        f"{kernel.name} {bits_text(lost.mean)} ({lost.worst_family} {bits_text(lost.worst)})"
+        for kernel, lost in known[:_SHOWN]
+    ]
+    more = f", and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    head = "bits lost over the ideal kernel of each format (and in its worst family)"
+    return f"{head}: {', '.join(each)}{more}" if each else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,14 +19,16 @@ from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
 from fa3verify.campaign.profiles import PROFILES, family_cases, judged_cases
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, judge_family, pooled
+from fa3verify.campaign.tasks import Outcome, Task, judge_family
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging import bits_lost, metrics
+from fa3verify.judging.family import CaseFigures, pooled
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
 from fa3verify.known.registry import find
+from fa3verify.report.words import bits_line
 
 FP16 = FORMATS["fp16"]
 HALF_ULP, ULP = 2.0**-11, 2.0**-10  # of fp16 in [1, 2)
@@ -154,24 +157,31 @@ def test_every_seed_judges_the_cases_that_bits_lost_are_over():
 
 
 def record(seed, bits, outputs=10, **changes):
-    measures = {"bits_lost": bits, "outputs": outputs, "unbounded": 0}
-    return {"case": {"recipe": {"seed": seed}, "changes": changes}, "measures": measures}
+    names = dict.fromkeys(metrics.MEASURES, 0.0)
+    case = Case(
+        "twin.fp16", AttentionProblem(1, 1, 1, 1, 8, 64), Recipe("normal", seed=seed), None, tuple(changes.items())
+    )
+    return CaseFigures("normal", case, names | {"bits_lost": bits, "outputs": outputs})
+
+
+def lost_by(*records):
+    return pooled(records, operations.find("forward"))["bits_lost"]
 
 
 def test_a_family_loses_what_its_cases_of_seed_0_in_their_own_format_lose():
     records = [record(0, 1.0, 30), record(0, 2.0), record(7, 9.0), record(0, 9.0, out_dtype="fp16")]
-    assert bits_lost.of_family(records) == 1.25
-    assert bits_lost.of_family(records[2:]) is None
-    assert bits_lost.of_family([*records, record(0, math.inf)]) == math.inf
+    assert lost_by(*records) == 1.25
+    assert lost_by(*records[2:]) is None
+    assert lost_by(*records, record(0, math.inf)) == math.inf
 
 
 def test_a_mean_over_fewer_families_than_there_are_is_no_number():
-    rows = [{"family": "a", "bits_lost": 1.0}, {"family": "b", "bits_lost": 2.5}, {"family": "cover", "bits_lost": 9.0}]
-    told = {"mean": 1.75, "worst": 2.5, "worst_family": "b", "families": 2}
-    assert bits_lost.of_kernel(rows, ["a", "b"]) == told
-    assert bits_lost.of_kernel(rows, ["a", "b", "c"]) is None
-    endless = bits_lost.of_kernel([rows[0], {"family": "b", "bits_lost": math.inf}], ["a", "b"])
-    assert endless == told | {"mean": math.inf, "worst": math.inf}
+    bits = {"a": 1.0, "b": 2.5, "cover": 9.0}
+    told = bits_lost.BitsLost(1.75, 2.5, "b", 2)
+    assert bits_lost.of_kernel(bits, ["a", "b"]) == told
+    assert bits_lost.of_kernel(bits, ["a", "b", "c"]) is None
+    endless = bits_lost.of_kernel(bits | {"b": math.inf}, ["a", "b"])
+    assert endless == replace(told, mean=math.inf, worst=math.inf)
 
 
 def test_bits_lost_stand_in_the_summary_and_in_junit_unless_it_is_of_a_part():
@@ -179,16 +189,17 @@ def test_bits_lost_stand_in_the_summary_and_in_junit_unless_it_is_of_a_part():
     given = {"kernel": "twin.bf16", "family": "peaky", "profile": "quick", "seed": 0, "limit": 1}
     outcomes = [Outcome(Task("family", "peaky", judge_family, given), judge_family(**given))]
     summary = summarize([kernel], outcomes, None, profile="quick", seed=0)
-    lost = summary["kernels"][0]["bits_lost"]
-    assert 0 < lost["mean"] == lost["worst"] < 0.1
-    suite = next(iter(ElementTree.fromstring(junit(summary | {"wall_s": 1.0}))))
+    lost = summary.kernels[0].bits_lost
+    assert lost is not None
+    assert 0 < lost.mean == lost.worst < 0.1
+    suite = next(iter(ElementTree.fromstring(junit(summary))))
     properties = {each.get("name"): each.get("value") for each in suite.find("properties")}
-    assert properties["twin.bf16.bits_lost.mean"] == str(lost["mean"])
+    assert properties["twin.bf16.bits_lost.mean"] == str(lost.mean)
     assert properties["twin.bf16.bits_lost.worst_family"] == "peaky"
     part = summarize([replace(kernel, narrowed="a part")], outcomes, None, profile="quick", seed=0)
-    assert part["kernels"][0]["bits_lost"] is None
+    assert part.kernels[0].bits_lost is None
     lacking = summarize([replace(kernel, families=("peaky", "ties"))], outcomes, None, profile="quick", seed=0)
-    assert lacking["kernels"][0]["bits_lost"] is None
+    assert lacking.kernels[0].bits_lost is None
 
 
 def test_a_quantiser_has_no_number_for_its_truth_follows_its_own_scales():
@@ -197,14 +208,15 @@ def test_a_quantiser_has_no_number_for_its_truth_follows_its_own_scales():
 
 
 def kernel(name, mean, worst=1.0):
-    given = {"mean": mean, "worst": worst, "worst_family": "ramp", "families": 2}
-    return {"name": name, "dtype": "fp16", "bits_lost": given}
+    lost = None if mean is None else bits_lost.BitsLost(mean, worst, "ramp", 2)
+    return SimpleNamespace(name=name, dtype="fp16", bits_lost=lost)
 
 
 def test_one_line_ranks_kernels_the_one_that_loses_most_first():
-    two = bits_lost.line([kernel("a", 0.126), kernel("b", math.inf, math.inf), {"name": "c", "bits_lost": None}])
+    two = bits_line([kernel("a", 0.126), kernel("b", math.inf, math.inf), kernel("c", None)])
     head = "bits lost over the ideal kernel of each format (and in its worst family): "
     assert two == head + "b infinitely many (ramp infinitely many), a 0.13 (ramp 1.00)"
-    many = bits_lost.line([kernel(str(i), i) for i in range(6)])
+    many = bits_line([kernel(str(i), i) for i in range(6)])
     assert many.endswith("2 2.00 (ramp 1.00), and 2 more")
-    assert bits_lost.line([{"name": "c", "bits_lost": None}]) == ""
+    assert bits_line([kernel("c", None)]) == ""
+    assert bits_line([kernel("a", 0.141, 0.41)]) == "a loses 0.14 bits over the ideal fp16 kernel, most in ramp: 0.41"

@@ -71,14 +71,14 @@ def test_sizes_are_claimed_by_those_who_take_them():
 def test_too_little_of_one_kind_is_inconclusive_however_much_of_the_others_ran():
     claimed = ["feature a", "feature b", *(f"family {n}" for n in range(50))]
     enough = coverage.judged(claimed, claimed, None)
-    assert (enough["share"], enough["not_tried"], coverage.inconclusive(enough)) == (1.0, [], None)
+    assert (enough.share, enough.not_tried, enough.inconclusive) == (1.0, (), None)
     little = coverage.judged(claimed, claimed[1:], "b is refused")
-    assert (little["least"], little["share"], little["not_tried"]) == ("feature", 0.5, ["feature a"])
-    words = coverage.inconclusive(little)
+    assert (little.least, little.share, little.not_tried) == ("feature", 0.5, ("feature a",))
+    words = little.inconclusive
     assert words is not None
     assert words.startswith("1 of 2 claimed classes of kind feature ran, 75% are required; not tried: a")
     assert words.endswith("the kernel refuses: b is refused")
-    assert coverage.inconclusive(coverage.judged([], [], None)) is not None
+    assert coverage.judged([], [], None).inconclusive is not None
 
 
 def test_a_law_that_no_trial_fits_is_not_tried_and_no_finding():
@@ -106,5 +106,5 @@ def test_pairs_that_met_are_counted_among_those_that_can():
     feasible = [{"a": "1", "b": "1"}, {"a": "2", "b": "2"}]
     tried = [{"a": "1", "b": "1"}, {"a": "1", "b": "2"}]
     found = coverage.paired(feasible, tried)
-    assert (found["feasible"], found["tried"]) == (2, 1)
-    assert found["by_dimensions"] == [{"dimensions": ["a", "b"], "feasible": 2, "tried": 1}]
+    assert (found.feasible, found.tried) == (2, 1)
+    assert found.by_dimensions == (coverage.PairsOfTwo(("a", "b"), 2, 1),)

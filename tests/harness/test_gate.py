@@ -9,7 +9,8 @@ import pytest
 
 from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families
-from fa3verify.campaign.tasks import judge_family, pooled
+from fa3verify.campaign.tasks import judge_family
+from fa3verify.judging.family import FamilyRow, Figured, family_row
 from fa3verify.judging.gate import (
     POLICY,
     Baseline,
@@ -24,8 +25,7 @@ from fa3verify.judging.gate import (
 from fa3verify.kernels import twins
 from fa3verify.known import registry
 
-FAMILY = {
-    "family": "normal",
+FIGURES = {
     "rel_rmse_seen": 1e-3,
     "rel_rmse_unrounded": 2e-3,
     "bias": -1e-4,
@@ -37,15 +37,15 @@ FAMILY = {
     "nonfinite": 0,
 }
 HELD = (*twins.BUILT_IN, *(kernel for kernel in twins.ON_REQUEST if kernel.operation == "backward"))
-KERNEL = {"name": "twin.fp16", "families": [FAMILY]}
+KERNEL = Figured("twin.fp16", (FamilyRow("normal", FIGURES),))
 BASELINE = Baseline.of("quick", 0, [KERNEL])
 
 
-def worse(**changes) -> dict:
-    return {"name": "twin.fp16", "families": [FAMILY | changes]}
+def worse(family: str = "normal", **changes) -> Figured:
+    return Figured("twin.fp16", (FamilyRow(family, FIGURES | changes),))
 
 
-def statuses(kernel: dict, baseline: Baseline | None = BASELINE) -> dict[str, str]:
+def statuses(kernel: Figured, baseline: Baseline | None = BASELINE) -> dict[str, str]:
     return {row.rule: row.status for row in baseline_rows(kernel, baseline)}
 
 
@@ -66,21 +66,21 @@ def test_each_rule_passes_at_its_margin_and_fails_beyond(rule):
 
 
 def test_twice_the_figure_fails_by_every_rule_of_figures_that_are_not_0():
-    doubled = worse(**{k: 2 * x for k, x in FAMILY.items() if isinstance(x, float)} | {"bit_equal": 0.8})
+    doubled = worse(**{k: 2 * x for k, x in FIGURES.items() if isinstance(x, float)} | {"bit_equal": 0.8})
     found = statuses(doubled)
     assert {found[rule.measure] for rule in POLICY if rule.measure != "nonfinite"} == {"fail"}
 
 
 def test_a_share_of_few_outputs_may_grow_by_four_standard_deviations_of_its_count():
     """100 of 1,000,000 outputs: 5 more are 5 %, 40 are four deviations; 2 % and 0.01 would allow 10,002 more."""
-    rare = FAMILY | {"outputs": 1_000_000}
+    rare = FIGURES | {"outputs": 1_000_000}
     baseline = Baseline.of("quick", 0, [worse(**rare | {"bit_equal": 1 - 100e-6})])
     for count, status in ((100, "pass"), (144, "pass"), (146, "fail")):
         assert statuses(worse(**rare | {"bit_equal": 1 - count * 1e-6}), baseline)["not_bit_equal"] == status
 
 
 def test_a_share_of_many_outputs_keeps_its_plain_margin():
-    many = FAMILY | {"outputs": 1000}
+    many = FIGURES | {"outputs": 1000}
     baseline = Baseline.of("quick", 0, [worse(**many | {"bit_equal": 0.5})])
     for share, status in ((0.519, "pass"), (0.521, "fail")):
         assert statuses(worse(**many | {"bit_equal": 1 - share}), baseline)["not_bit_equal"] == status
@@ -127,7 +127,7 @@ def test_quantising_stays_within_its_own_bound_where_there_is_any():
 
 
 def test_a_planted_fault_is_compared_with_the_twin_it_claims_to_be():
-    faulty = worse(rel_rmse_seen=2e-3) | {"name": "twin.fp16+truncated_p"}
+    faulty = replace(worse(rel_rmse_seen=2e-3), name="twin.fp16+truncated_p")
     assert statuses(faulty)["rel_rmse_seen"] == "fail"
 
 
@@ -188,8 +188,8 @@ def test_our_backward_is_held_to_a_shipped_baseline(fault, status):
     name = f"twin.backward.bf16{fault}"
     kernel = registry.find(name)
     records = judge_family(name, "offset_v", "quick", 0)
-    family = {"family": "offset_v", **pooled(records, operations.find(kernel.operation))}
-    rows = baseline_rows({"name": name, "operation": "backward", "families": [family]}, shipped_baseline("quick", 0))
+    family = family_row(records, operations.find(kernel.operation))
+    rows = baseline_rows(Figured(name, (family,), "backward"), shipped_baseline("quick", 0))
     assert layer_status(rows, "L2") == status
     assert all(row.status != "not compared" for row in rows)
 
@@ -204,9 +204,9 @@ def test_nothing_infinite_passes_beside_an_infinite_baseline():
 
 def test_every_row_of_the_bound_has_its_limit():
     """Of a kernel that states no order nothing is outside it, unless every family was compared with an order."""
-    first = FAMILY | {"outside": 0, "quantisation_bound_ratio": 0.5}
-    second = FAMILY | {"family": "peaky", "outside": 3, "ratio_max": 1.0, "nonfinite": 0}
-    named = {"name": "k", "families": [first, second]}
+    first = FamilyRow("normal", FIGURES | {"outside": 0, "quantisation_bound_ratio": 0.5})
+    second = FamilyRow("peaky", FIGURES | {"outside": 3, "ratio_max": 1.0, "nonfinite": 0})
+    named = Figured("k", (first, second))
     outside = "outside the stated order, assuming the tensor-core model"
     quantised = "quantisation error / its own bound"
     assert [(r.rule, r.family, r.observed, r.limit, r.status, r.telling) for r in bound_rows(named)] == [
@@ -221,21 +221,23 @@ def test_every_row_of_the_bound_has_its_limit():
         (outside, "peaky", 3, 0.0, "fail", "outside"),
         (quantised, "peaky", None, 1.0, "not compared", "quantisation_bound_ratio"),
     ]
-    del first["outside"]
+    del first.figures["outside"]
     assert outside not in {row.rule for row in bound_rows(named)}
 
 
 def test_a_row_of_the_bits_fails_on_one_bit():
-    named = {"name": "gpu.fp16", "families": [FAMILY | {"bits_differing": 0}, FAMILY | {"family": "peaky"}]}
+    same = FamilyRow("normal", FIGURES | {"bits_differing": 0})
+    other = FamilyRow("peaky", dict(FIGURES))
+    named = Figured("gpu.fp16", (same, other))
     assert [row.status for row in bit_rows(named)] == ["pass"]
-    named["families"][1]["bits_differing"] = 1
+    other.figures["bits_differing"] = 1
     rows = bit_rows(named)
     assert [(row.layer, row.family, row.status, row.telling) for row in rows] == [
         ("L0", "normal", "pass", "bits_differing"),
         ("L0", "peaky", "fail", "bits_differing"),
     ]
     assert failed_parts([*rows, *bound_rows(named)]) == {"L0"}
-    assert [row.to_json()["margin"] for row in (*bound_rows(named)[:1], *rows)] == [0.5, None, None]
+    assert [row.margin for row in (*bound_rows(named)[:1], *rows)] == [0.5, None, None]
 
 
 def test_a_shipped_baseline_is_for_its_seed():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,25 +12,26 @@ from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify import operations
-from fa3verify.campaign import records, replay_files
+from fa3verify import operations, records
+from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
+from fa3verify.campaign.replay_files import ReplayFile
+from fa3verify.campaign.run import HypothesisRow, Run, parse
 from fa3verify.campaign.settled import settle
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases
+from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases, of_kind
 from fa3verify.cases.case import Case
 from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.hypotheses import sums_of, under
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.judging.verdict import assumed
 from fa3verify.kernels import twins
 from fa3verify.kernels.functions import array_candidate
 from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
 from fa3verify.known.registry import find
 from fa3verify.operations import forward
-from fa3verify.properties import Trial, find_law, replay_trial, run_law
+from fa3verify.properties import LawOutcome, Trial, Violation, find_law, replay_trial, run_law
 from fa3verify.report.build import render
 
 PLAIN, ROUNDED = "the row sum adds P", "the row sum adds the rounded P"
@@ -120,9 +121,11 @@ def judged(monkeypatch):
         if examples:
             arguments = {"kernel": kernel.name, "law": LAW, "max_examples": examples, "seed": seed}
             outcomes.append(Outcome(Task("law", "", print, arguments), check_law(**arguments)))
-        outcomes = json.loads(json.dumps([asdict(o) | {"task": None} for o in outcomes])) and outcomes
+        outcomes = [
+            replace(o, value=of_kind(o.task.kind, json.loads(json.dumps(records.plain(o.value))))) for o in outcomes
+        ]
         summary = summarize([known], outcomes, None, profile="quick", seed=0)
-        return summary | {"started": "2026-11-23T00:00:00+00:00", "command": "", "wall_s": 0.0, "cpu_s": {}}
+        return replace(summary, started="2026-11-23T00:00:00+00:00")
 
     return run
 
@@ -143,8 +146,8 @@ def two_cases(kernel: Candidate) -> tuple[Case, Case]:
     return case_of(kernel, "offset_v", seqlen_k=2), case_of(kernel, causal=True)
 
 
-def row(summary: dict, hypothesis: str) -> dict:
-    (found,) = (x for x in summary["kernels"][0]["assumed"]["hypotheses"] if x["name"] == hypothesis)
+def row(summary: Run, hypothesis: str) -> HypothesisRow:
+    (found,) = (x for x in summary.kernels[0].assumed.hypotheses if x.name == hypothesis)
     return found
 
 
@@ -154,12 +157,12 @@ def test_an_honest_fp8_kernel_passes_with_the_sums_of_its_machine_and_without_th
     for accumulator in ("either", "wgmma"):
         kernel = honest_fp8(accumulator=accumulator)
         summary = judged(kernel, *(case_of(kernel, family, nheads_kv=2, seqlen_k=70) for family in FAMILIES))
-        assert summary["failures"] == []
-        assert "(declared); surviving" in assumed(summary["kernels"][0])
+        assert summary.failures == ()
+        assert "(declared); surviving" in summary.kernels[0].assumption
     kernel = honest_fp8()
     summary = judged(kernel, *(case_of(kernel, family, nheads_kv=2, seqlen_k=70) for family in FAMILIES))
-    assert summary["verdict"] == "fail"
-    told = [failure["message"] for failure in summary["failures"]]
+    assert summary.verdict == "fail"
+    told = [failure.message for failure in summary.failures]
     assert any("assumed: any order, sums in binary32 (device: CPU)" in message for message in told), told
     assert all(message.startswith("family ") for message in told)
 
@@ -167,14 +170,14 @@ def test_an_honest_fp8_kernel_passes_with_the_sums_of_its_machine_and_without_th
 def test_a_row_sum_of_rounded_weights_passes_and_every_page_says_which_hypothesis_survives(judged):
     kernel = kernel_of(of_rounded_p)
     summary = judged(kernel, *(case_of(kernel, f, causal=c) for f in FAMILIES for c in (False, True)), examples=3)
-    assert summary["failures"] == []
-    assert row(summary, ROUNDED)["refuted_by"] is None
-    assert row(summary, PLAIN)["refuted_by"]["ratio"] > 1
-    line = assumed(summary["kernels"][0])
+    assert summary.failures == ()
+    assert row(summary, ROUNDED).refuted_by is None
+    assert row(summary, PLAIN).refuted_by.ratio > 1
+    line = summary.kernels[0].assumption
     assert line.startswith(
         f"bound of any order, sums in binary32 (device: CPU); surviving: {ROUNDED}; refuted: {PLAIN} ("
     )
-    pages = render(json.loads(json.dumps(summary)), {}, "0" * 64)
+    pages = render(parse(json.loads(json.dumps(summary.to_json())), "summary"), {}, "0" * 64)
     assert all(f"surviving: {ROUNDED}" in " ".join(page.split()) for page in pages.values())
 
 
@@ -185,29 +188,29 @@ def test_a_kernel_that_fits_another_hypothesis_in_another_case_fails_and_the_fin
     dense, causal = two_cases(kernel)
     for case in (dense, causal):
         assert passes(kernel, judge(kernel, case).measures)
-        assert judged(kernel, case)["failures"] == []
+        assert judged(kernel, case).failures == ()
     summary = judged(kernel, dense, causal)
-    assert summary["verdict"] == "fail"
-    assert summary["layers"]["L1"] == "fail"
-    (whole,) = (f for f in summary["failures"] if "whole kernel" in f["what"])
+    assert summary.verdict == "fail"
+    assert summary.layers["L1"] == "fail"
+    (whole,) = (f for f in summary.failures if "whole kernel" in f.what)
     for name, case in ((PLAIN, causal), (ROUNDED, dense)):
-        assert f"{name!r} is refuted by" in whole["message"]
-        assert case.describe() in whole["message"]
-    body = {"kernel": kernel.name, "what": whole["what"], "content": json.loads(json.dumps(whole["replay"]))}
+        assert f"{name!r} is refuted by" in whole.message
+        assert case.describe() in whole.message
+    body = ReplayFile(kernel.name, whole.what, json.loads(json.dumps(whole.content)))
     holds, message, _ = replay.run(body)
     assert not holds
     assert "no hypothesis about the whole kernel holds" in message
-    for failure in summary["failures"]:
-        assert not replay.run({"kernel": kernel.name, "what": failure["what"], "content": failure["replay"]})[0]
+    for failure in summary.failures:
+        assert not replay.run(ReplayFile(kernel.name, failure.what, failure.content))[0]
 
 
 def test_a_finding_about_the_whole_kernel_holds_where_it_is_replayed_on_a_kernel_of_one_order(judged, monkeypatch):
     kernel = kernel_of(now_so_now_otherwise)
     summary = judged(kernel, *two_cases(kernel))
-    (whole,) = (f for f in summary["failures"] if "whole kernel" in f["what"])
+    (whole,) = (f for f in summary.failures if "whole kernel" in f.what)
     for mended in (kernel_of(of_p), kernel_of(of_rounded_p), find_twin("bf16")):
         monkeypatch.setattr(registry, "find", lambda name, mended=mended: mended)
-        assert replay.run({"kernel": "mine", "what": whole["what"], "content": whole["replay"]})[0]
+        assert replay.run(ReplayFile("mine", whole.what, whole.content))[0]
 
 
 def find_twin(dtype):
@@ -216,15 +219,15 @@ def find_twin(dtype):
 
 def test_a_replay_gives_the_figures_of_its_campaign_and_says_where_it_assumes_other_sums(judged, monkeypatch, tmp_path):
     kernel = honest_fp8()
-    summary = judged(kernel, case_of(kernel, "peaky", nheads_kv=2, seqlen_k=70))
-    replay_files.write_all(summary, tmp_path)
-    body = replay_files.read(tmp_path / summary["failures"][0]["replay"])
+    found = judged(kernel, case_of(kernel, "peaky", nheads_kv=2, seqlen_k=70))
+    summary = replay_files.write_all(found, tmp_path)
+    body = replay_files.read(tmp_path / summary.failures[0].replay)
     holds, message, _ = replay.run(body)
     assert not holds
     assert "the file's bound" not in message
-    (family,) = summary["kernels"][0]["families"]
-    figures = replay.run(replay_files.read(tmp_path / family["replay"]))[2]
-    assert figures["ratio_lse_max"] == family["ratio_lse_max"]
+    (family,) = summary.kernels[0].families
+    figures = replay.run(replay_files.read(tmp_path / family.replay))[2]
+    assert figures["ratio_lse_max"] == family.figures["ratio_lse_max"]
     monkeypatch.setattr(registry, "find", lambda name: honest_fp8(accumulator="either"))
     holds, message, _ = replay.run(body)
     assert holds
@@ -235,20 +238,22 @@ def test_trials_of_a_property_that_refute_different_hypotheses_are_one_finding_w
     kernel = kernel_of(now_so_now_otherwise)
     monkeypatch.setattr("fa3verify.properties.runner.MAX_SHRINK_TRIALS", 0)
     summary = judged(kernel, examples=29, seed=2)
-    found = {failure["what"]: failure for failure in summary["failures"]}
-    assert "refuted before" in found[f"law {LAW}"]["message"]
+    found = {failure.what: failure for failure in summary.failures}
+    assert "refuted before" in found[f"law {LAW}"].message
     for what, failure in found.items():
-        assert not replay.run({"kernel": kernel.name, "what": what, "content": failure["replay"]})[0], what
+        assert not replay.run(ReplayFile(kernel.name, what, failure.content))[0], what
 
 
 def test_a_hypothesis_is_refuted_by_what_speaks_most_against_it():
+    case = case_of(kernel_of(of_p))
+
     def law(name, ratio):
-        return {"law": name, "hypotheses": {PLAIN: {"ratio": ratio, "trial": {"n": ratio}, "describe": name}}}
+        return LawOutcome(name, "fail", hypotheses={PLAIN: (Trial(name, case), Violation(name, ratio=ratio))})
 
     found = settle(operations.find("forward"), [], [law("first", 2.0), law("worst", 3.0), law("last", 1.5)])
     assert found is not None
-    assert (found.worst, found.refuted[PLAIN].case) == ({PLAIN: 3.0}, "worst")
-    assert found.content["contents"] == [{"n": 3.0}]
+    assert (found.worst, found.refuted[PLAIN].what) == ({PLAIN: 3.0}, "law worst")
+    assert found.content["contents"] == [Trial("worst", case).to_json()]
 
 
 def test_one_trial_is_judged_by_whichever_hypothesis_holds_and_the_kernel_runs_once():
@@ -267,8 +272,8 @@ def test_a_wrong_kernel_is_a_finding_of_one_case_under_every_hypothesis(judged):
 
     kernel = kernel_of(wrong)
     summary = judged(kernel, case_of(kernel))
-    assert [failure["what"] for failure in summary["failures"]] == ["L1 lse error / bound"]
-    assert summary["failures"][0]["replay"] == case_of(kernel).to_json()
+    assert [failure.what for failure in summary.failures] == ["L1 lse error / bound"]
+    assert summary.failures[0].content == case_of(kernel).to_json()
     (record,) = judge_cases(kernel, "normal", [case_of(kernel)])
     assert is_finding(Outcome(Task("family", "", print, {}), [record]))
     broken = replay_trial(LAW, kernel, Trial(LAW, case_of(kernel)))
@@ -279,10 +284,11 @@ def test_a_stated_order_is_the_only_hypothesis_and_its_summary_has_no_word_of_ot
     kernel = find("twin.fp16")
     assert under(kernel) == {}
     summary = judged(kernel, replace(case_of(kernel), kernel="twin.fp16"), examples=2)
-    assert summary["verdict"] != "fail"
-    assert "assumed" not in summary["kernels"][0]
-    assert not any("hypotheses" in part for part in (*summary["cases"], *summary["kernels"][0]["laws"]))
-    assert not any("whole kernel" in gate["rule"] for gate in summary["gate"])
+    assert summary.verdict != "fail"
+    body = summary.to_json()
+    assert "assumed" not in body["kernels"][0]
+    assert not any("hypotheses" in part for part in (*body["cases"], *body["kernels"][0]["laws"]))
+    assert not any("whole kernel" in gate.rule for gate in summary.gate)
     assert judge(kernel, case_of(kernel)).hypotheses == {}
 
 
@@ -330,7 +336,7 @@ def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it
 
 def test_a_shard_keeps_what_was_assumed_so_that_one_of_another_device_is_foreign():
     known = Introduction("k", accumulator="either", sums="sums of Hopper's tensor core or in binary32 (device: A)")
-    assert records.read(Introduction, json.loads(json.dumps(asdict(known))), "kernel").sums == known.sums
+    assert records.read(Introduction, json.loads(json.dumps(records.plain(known))), "kernel").sums == known.sums
 
 
 @pytest.mark.parametrize("gradients", ["given", "own"])

@@ -154,6 +154,7 @@ def test_a_narrow_kernel_is_judged_on_shapes_adapted_to_it(beside_third_party, t
 def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
     from fa3verify.cases.case import Case
     from fa3verify.inputs.recipe import Recipe
+    from fa3verify.judging.family import FamilyRow, Figured
     from fa3verify.judging.gate import bit_rows
     from fa3verify.judging.judgement import judge
 
@@ -162,8 +163,8 @@ def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
         kernel = replace(twins.twin("fp16", fault=fault), twin="twin.fp16")
         count = judge(kernel, case).measures["bits_differing"]
         assert (count > 0) == differs
-        family = {"family": "normal", "bits_differing": count}
-        assert [row.status for row in bit_rows({"name": "k", "families": [family]})] == ["fail" if differs else "pass"]
+        body = Figured("k", (FamilyRow("normal", {"bits_differing": count}),))
+        assert [row.status for row in bit_rows(body)] == ["fail" if differs else "pass"]
 
 
 GPU_KERNELS = {
@@ -255,12 +256,13 @@ def test_a_kernel_without_block_descales_is_never_sent_any():
 
 
 def test_a_replay_fails_while_a_bit_differs_from_the_twin(monkeypatch):
+    from fa3verify.campaign.replay_files import ReplayFile
     from fa3verify.cases.case import Case
     from fa3verify.commands import replay
     from fa3verify.inputs.recipe import Recipe
 
     case = Case("k", AttentionProblem(1, 1, 1, 8, 500, 64), Recipe("normal"))
-    body = {"kernel": "k", "what": "L0 bits that differ from the twin", "content": case.to_json()}
+    body = ReplayFile("k", "L0 bits that differ from the twin", case.to_json())
     twin, find = twins.twin("fp16"), registry.find
     for num_splits, holds in ((1, True), (3, False)):
 

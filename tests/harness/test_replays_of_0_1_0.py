@@ -63,9 +63,9 @@ def _beside_third_party(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def case_of(body: dict) -> Case:
-    content = body["content"]
-    return Case.from_json(content["case"] if body["what"].startswith("law ") else content)
+def case_of(body: replay_files.ReplayFile) -> Case:
+    content = body.content
+    return Case.from_json(content["case"] if body.what.startswith("law ") else content)
 
 
 def digest(*arrays: np.ndarray | None) -> str:
@@ -79,9 +79,9 @@ def digest(*arrays: np.ndarray | None) -> str:
     return total.hexdigest()
 
 
-def digests(body: dict, kernel: str | None) -> dict[str, str]:
+def digests(body: replay_files.ReplayFile, kernel: str | None) -> dict[str, str]:
     """Draw a file's case, run the kernel on it as it stands, and return what came of it."""
-    case, candidate = case_of(body), registry.find(kernel or body["kernel"])
+    case, candidate = case_of(body), registry.find(kernel or body.kernel)
     arrays, prepared = case.draw()
     seen = prepared.operands
     descales = [x and x.values for x in (seen.q_descale, seen.k_descale, seen.v_descale)]
@@ -157,7 +157,7 @@ def _chosen() -> tuple[set[str], set[str]]:
     """All fields of the records of replay files, and those that some file gives a value of its own."""
     every, chosen = set(), set()
     for path in FILES:
-        case = case_of(json.loads(path.read_text()))
+        case = case_of(replay_files.read(path))
         for part in (case, case.problem, case.recipe, case.scheme, *case.recipe.edits):
             if part is not None:
                 name = type(part).__name__
@@ -185,7 +185,7 @@ def test_every_field_of_every_record_has_a_value_of_its_own_somewhere():
 
 
 def test_every_kind_of_edit_scheme_law_and_verdict_occurs():
-    bodies = [json.loads(path.read_text()) for path in FILES]
+    bodies = [replay_files.read(path) for path in FILES]
     cases = [case_of(body) for body in bodies]
     edits = [edit for case in cases for edit in case.recipe.edits]
     schemes = [case.scheme for case in cases if case.scheme]
@@ -194,15 +194,15 @@ def test_every_kind_of_edit_scheme_law_and_verdict_occurs():
     assert {edit.tensor for edit in edits} == set("qkv")
     assert {str(edit.value) for edit in edits} >= {"nan", "inf", "-inf"}
     assert {scheme.granularity for scheme in schemes} == {"tensor", "head", "block", "row"}
-    assert {body["what"].removeprefix("law ") for body in bodies} >= set(LAWS.values())
-    first = {" ".join(body["what"].split()[:2]) for body in bodies if not body["what"].startswith("law ")}
+    assert {body.what.removeprefix("law ") for body in bodies} >= set(LAWS.values())
+    first = {" ".join(body.what.split()[:2]) for body in bodies if not body.what.startswith("law ")}
     assert first >= {"largest error", "L0 bits", "L1 error", "L1 lse", "L2 rel_rmse_seen", "L2 abs_bias"}
     assert {case.problem.dtype for case in cases} == {"fp16", "bf16", "e4m3"}
     assert {expected["holds"] for expected in EXPECTED.values()} == {True, False}
 
 
 def test_every_distribution_of_0_1_0_is_drawn():
-    drawn = {case_of(json.loads(path.read_text())).recipe.distribution for path in FILES}
+    drawn = {case_of(replay_files.read(path)).recipe.distribution for path in FILES}
     assert drawn == {
         "activations",
         "aligned_outliers",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify import records
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, check_law, judge_family
@@ -22,14 +23,14 @@ PLAIN = AttentionProblem(1, 6, 2, 5, 40, 64)
 PACKED = AttentionProblem.varlen((3, 9), (7, 700), nheads=4, nheads_kv=4, head_dim=192, head_dim_v=128, causal=True)
 
 
-def collected(*problems: AttentionProblem) -> dict:
+def collected(*problems: AttentionProblem) -> tried.SizesTried:
     found = tried.Tried()
     for problem in problems:
         found.add(problem)
-    return found.to_json()
+    return found.noted()
 
 
-def concluded(*problems: AttentionProblem, **facts) -> dict:
+def concluded(*problems: AttentionProblem, **facts) -> tried.SizesTried:
     given = {"features": FEATURES, "head_dims": None, "outputs": {}, "is_repeated": False, "is_forward": True} | facts
     return tried.concluded(collected(*problems), **given)
 
@@ -37,19 +38,19 @@ def concluded(*problems: AttentionProblem, **facts) -> dict:
 def test_sizes_survive_json_and_add_up():
     both = tried.Tried()
     for problem in (PLAIN, PACKED):
-        both.update(json.loads(json.dumps(collected(problem))))
-    assert both.to_json() == collected(PLAIN, PACKED)
-    assert both.to_json() == {
-        "calls": 2,
-        "head_dim": [64, 192],
-        "head_dim_v": [[64, 64], [192, 128]],
-        "group": [1, 3],
-        "nheads": [6],
-        "sequences": [1, 2],
-        "seqlen_q": [9],
-        "seqlen_k": [700],
-        "features": ["causal", "gqa", "head_dim_v", "varlen"],
-    }
+        both.update(records.read(tried.SizesTried, json.loads(json.dumps(records.plain(collected(problem)))), "tried"))
+    assert both.noted() == collected(PLAIN, PACKED)
+    assert both.noted() == tried.SizesTried(
+        calls=2,
+        head_dim=(64, 192),
+        head_dim_v=((64, 64), (192, 128)),
+        group=(1, 3),
+        nheads=(6,),
+        sequences=(1, 2),
+        seqlen_q=(9,),
+        seqlen_k=(700,),
+        features=("causal", "gqa", "head_dim_v", "varlen"),
+    )
 
 
 def test_a_property_notes_the_sizes_of_the_calls_that_it_compared():
@@ -62,8 +63,8 @@ def test_a_property_notes_the_sizes_of_the_calls_that_it_compared():
 
     outcome = run_law(find_law("sign_symmetry"), replace(sound, run=run), max_examples=5, seed=0)
     assert outcome.status == "pass"
-    assert outcome.tried == called.to_json()
-    assert outcome.tried["calls"] > outcome.examples
+    assert outcome.tried == called.noted()
+    assert outcome.tried.calls > outcome.examples
 
 
 def test_a_call_that_raises_is_credited_with_nothing():
@@ -89,16 +90,16 @@ def test_a_call_that_raises_is_credited_with_nothing():
     ],
 )
 def test_what_nobody_asked_is_not_tried(facts, words):
-    assert words in concluded(PLAIN, **facts)["not_tried"]
+    assert words in concluded(PLAIN, **facts).not_tried
 
 
 def test_what_ran_is_not_among_what_was_not_tried():
     ran = concluded(PLAIN, PACKED, head_dims=(64, 192), outputs={"lse": (2, 2)}, is_repeated=True, is_forward=False)
-    assert ran["not_tried"] == ["windows", "softcap", "tensors that are not contiguous"]
+    assert ran.not_tried == ("windows", "softcap", "tensors that are not contiguous")
 
 
 def test_the_line_says_what_every_kernel_ran():
-    one, other = ({"tried": concluded(*problems)} for problems in ((PLAIN, PACKED), (PACKED,)))
+    one, other = (concluded(*problems) for problems in ((PLAIN, PACKED), (PACKED,)))
     assert tried.line([one]) == (
         "tried head_dim 64, 192; V the same or 128; keys up to 700; groups 1, 3; sequences 1, 2; 2 calls; "
         "contiguous tensors; repeated runs not compared"
@@ -107,7 +108,7 @@ def test_the_line_says_what_every_kernel_ran():
         "tried of each kernel head_dim 192; V 128; keys up to 700; groups 1; sequences 2; at least 1 calls each; "
         "contiguous tensors; repeated runs not compared"
     )
-    assert tried.line([one, {}]) == tried.line([]) == ""  # nobody knows what a kernel of an older run was called with
+    assert tried.line([one, None]) == tried.line([]) == ""  # nobody knows what a kernel of an older run was called with
 
 
 @pytest.mark.parametrize(("dims", "credited"), [(None, []), ((64, 128), ["head_dim 64", "head_dim 128"])])
@@ -125,14 +126,16 @@ def test_a_summary_has_the_sizes_of_judged_cases_and_trials_and_the_report_shows
         Outcome(Task("law", "", check_law, law), check_law(**law)),
     ]
     summary = summarize([kernel], outcomes, None, profile="quick", seed=0)
-    (body,) = summary["kernels"]
+    (body,) = summary.kernels
     ran = tried.Tried()
-    for case in summary["cases"]:
-        ran.add(AttentionProblem.from_json(case["case"]["problem"]))
-    ran.update(check_law(**law)["tried"])
-    assert ran.to_json().items() <= body["tried"].items()
-    assert body["tried"]["seqlen_k"] == [509]
-    assert not any("tried" in found for found in body["laws"])
+    for case in summary.cases:
+        ran.add(case.case.problem)
+    searched = check_law(**law)
+    assert searched.tried
+    ran.update(searched.tried)
+    noted = replace(ran.noted(), repeated_runs=False, not_tried=body.tried.not_tried)
+    assert body.tried == noted
+    assert body.tried.seqlen_k == (509,)
     rows = {row["what"]: row["twin.fp16"] for row in what_was_tried(summary)["rows"]}
     assert rows["keys of a sequence"] == "up to 509"
     assert "repeated runs" in rows["not tried"]

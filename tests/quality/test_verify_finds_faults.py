@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from fa3_kernels.faults.table import BackwardFault, Fault, QuantizerFault
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.run import Run
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, plan
 from fa3verify.cli.main import main
@@ -84,7 +85,7 @@ OF_A_SOFTCAP = {BackwardFault.NO_SOFTCAP_SLOPE, BackwardFault.SLOPE_OF_UNCAPPED}
 BACKWARD_FOUND_BY[BackwardFault.EMPTY_ROW_LSE] = ("rows_without_a_key_have_zero_dq", "laws")
 
 
-def summary_of(kernel: str, task_name: str) -> dict:
+def summary_of(kernel: str, task_name: str) -> Run:
     introduced = [introduce(kernel, "quick")]
     task = next(t for t in plan(introduced, "quick", 0) if t.label == f"{kernel}: {task_name}")
     outcomes = [Outcome(task, task.function(**task.arguments))]
@@ -102,18 +103,18 @@ def test_every_fault_has_a_finder():
 def test_the_quick_plan_finds_the_fault(fault):
     dtype, task, layer = FOUND_BY[fault]
     summary = summary_of(f"twin.{dtype}+{fault}", task)
-    assert summary["verdict"] == "fail"
-    assert summary["layers"][layer] == "fail", summary["layers"]
-    assert all(f["message"] and f["replay"] for f in summary["failures"])
+    assert summary.verdict == "fail"
+    assert summary.layers[layer] == "fail", summary.layers
+    assert all(f.message and f.content for f in summary.failures)
 
 
 @pytest.mark.parametrize("fault", QUANTIZER_FOUND_BY, ids=str)
 def test_the_quick_plan_finds_the_quantisers_fault(fault):
     task, layer = QUANTIZER_FOUND_BY[fault]
     summary = summary_of(f"twin.quantize+{fault}", task)
-    assert summary["layers"]["L1"] == "fail", summary["layers"]
-    assert summary["layers"][layer] == "fail", summary["layers"]
-    assert all(f["message"] and f["replay"] for f in summary["failures"])
+    assert summary.layers["L1"] == "fail", summary.layers
+    assert summary.layers[layer] == "fail", summary.layers
+    assert all(f.message and f.content for f in summary.failures)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -122,23 +123,23 @@ def test_the_quick_plan_finds_the_backwards_fault(fault):
     task, layer = BACKWARD_FOUND_BY[fault]
     kernel = "twin.backward.fp16" if fault in OF_A_SOFTCAP else BACKWARD
     summary = summary_of(f"{kernel}+{fault}", task)
-    assert summary["layers"][layer] == "fail", summary["layers"]
+    assert summary.layers[layer] == "fail", summary.layers
     if layer == "L1":
-        assert summary["layers"]["L2"] == "fail", summary["layers"]
-    assert all(f["message"] and f["replay"] for f in summary["failures"])
+        assert summary.layers["L2"] == "fail", summary.layers
+    assert all(f.message and f.content for f in summary.failures)
 
 
 @pytest.mark.parametrize("task", sorted({task for task, _ in BACKWARD_FOUND_BY.values()}))
 def test_the_same_tasks_pass_the_sound_backward(task):
     summary = summary_of(BACKWARD, task)
-    assert summary["failures"] == []
-    assert task != "normal" or summary["layers"]["L2"] == "pass"
+    assert summary.failures == ()
+    assert task != "normal" or summary.layers["L2"] == "pass"
 
 
 def test_the_same_task_passes_the_sound_quantiser():
     summary = summary_of("twin.quantize", "normal")
-    assert summary["failures"] == []
-    assert (summary["layers"]["L1"], summary["layers"]["L2"]) == ("pass", "pass")
+    assert summary.failures == ()
+    assert (summary.layers["L1"], summary.layers["L2"]) == ("pass", "pass")
 
 
 TASKS = sorted({(dtype, task) for dtype, task, _ in FOUND_BY.values()})
@@ -148,7 +149,7 @@ TASKS = sorted({(dtype, task) for dtype, task, _ in FOUND_BY.values()})
     ("dtype", "task"), sampled(TASKS, [("bf16", "normal"), ("e4m3", "offset_v"), ("fp16", "softmax_shift_invariance")])
 )
 def test_the_same_tasks_pass_the_unmutated_twin(dtype, task):
-    assert summary_of(f"twin.{dtype}", task)["failures"] == []
+    assert summary_of(f"twin.{dtype}", task).failures == ()
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fa3verify
-from fa3verify.campaign.keys import KernelSummary, Summary
+from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.kernels.functions import KernelFacts, array_candidate, torch_candidate
 
 PACKAGES = ("fa3verify", "fa3_kernels", "fa3_simulator", "fa3_reference")
@@ -85,11 +85,11 @@ def test_facts_of_a_kernel_are_fields_of_a_candidate_and_options_of_its_maker():
     assert set(KernelFacts.__annotations__) == fields | options
 
 
-def test_the_types_of_a_summary_have_the_documented_keys():
+def test_the_records_of_a_run_have_the_documented_keys():
     documented = re.findall(r"^\| `([^`]+)` \|", (DOCS / "summary.md").read_text(encoding="utf-8"), re.MULTILINE)
     of_kernels = {key.removeprefix("kernels[].") for key in documented if "[]" in key}
-    assert set(Summary.__annotations__) == {key for key in documented if "[]" not in key}
-    assert set(KernelSummary.__annotations__) == of_kernels
+    assert set(Run.__dataclass_fields__) == {key for key in documented if "[]" not in key}
+    assert set(KernelRun.__dataclass_fields__) == of_kernels
 
 
 def test_the_users_script_that_type_checkers_read_runs():

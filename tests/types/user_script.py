@@ -121,14 +121,14 @@ def loaded() -> tuple[int, ...]:
 
 def verified(out: Path) -> str:
     """Run a campaign, and replay the worst case of it."""
-    summary: fa3verify.Summary = fa3verify.verify("user_script:mine", out=out, studies=False)
-    first: fa3verify.KernelSummary = summary["kernels"][0]
-    ratio: float | None = first["worst_ratio"]
-    lost = first["bits_lost"]
-    assert lost is None or lost["mean"] <= lost["worst"]
-    identity = fa3verify.Identity(**first["identity"])
+    run: fa3verify.Run = fa3verify.verify("user_script:mine", out=out, studies=False)
+    first: fa3verify.KernelRun = run.kernels[0]
+    ratio: float | None = first.worst_ratio
+    lost = first.bits_lost
+    assert lost is None or lost.mean <= lost.worst
+    identity: fa3verify.Identity = first.identity
     replayed: fa3verify.Replayed = fa3verify.replay(out / "worst" / "case.json", kernel="twin.fp16")
-    return f"{summary['verdict']} {ratio} {identity.version} {replayed.holds} {replayed.message} {replayed.measures}"
+    return f"{run.verdict} {ratio} {identity.version} {replayed.holds} {replayed.message} {replayed.measures}"
 
 
 def given_to_functions(model: fa3verify.BackwardModel) -> tuple[fa3verify.Candidate, ...]:

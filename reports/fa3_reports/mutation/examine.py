@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,10 +20,12 @@ from fa3_reports.mutation.edits import find
 from fa3verify import operations
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
-from fa3verify.campaign.tasks import judge_cases, one_family
+from fa3verify.campaign.results import CaseResult
+from fa3verify.campaign.tasks import judge_cases
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
 from fa3verify.judging import metrics
+from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.gate import Baseline, baseline_rows, bit_rows, bound_rows, failed_parts, shipped_baseline
 from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels.record import Candidate
@@ -122,18 +124,21 @@ def _failing(candidate: Candidate, family: str, cases: list[Case], baseline: Bas
     is of all together, is asked where there is none.
     """
     operation = operations.find(candidate.operation)
-    records: list[dict[str, Any]] = []
+    records: list[CaseResult] = []
+
+    def body(judged: Sequence[CaseResult]) -> Figured:
+        return Figured(candidate.name, (family_row(judged, operation),), operation.name)
+
     parts: set[str] = set()
     for case in cases:
         records += judge_cases(candidate, family, [case])
-        if "error" in records[-1]:
+        if records[-1].error:
             return ("crash",)
-        body = one_family(candidate.name, operation, family, records[-1:])
-        parts |= failed_parts(bit_rows(body) + bound_rows(body))
+        alone = body(records[-1:])
+        parts |= failed_parts(bit_rows(alone) + bound_rows(alone))
         if parts - {"L0"}:
             return tuple(sorted(parts))
-    body = one_family(candidate.name, operation, family, records)
-    return tuple(sorted(parts | failed_parts(baseline_rows(body, baseline))))
+    return tuple(sorted(parts | failed_parts(baseline_rows(body(records), baseline))))
 
 
 def _same_bits(candidate: Candidate) -> Law:

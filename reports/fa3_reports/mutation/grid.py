@@ -23,9 +23,9 @@ from fa3_reports.mutation.forward_faults import Mistake, fed
 from fa3_reports.mutation.museum import Exhibit, candidate_of
 from fa3_reports.mutation.rules import RULES, compared
 from fa3verify import operations
-from fa3verify.campaign.tasks import pooled
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import FAMILIES, Recipe
+from fa3verify.judging.family import CaseFigures, Figured, family_row
 from fa3verify.judging.gate import Baseline, baseline_rows
 from fa3verify.judging.judgement import Judgement, judge, passes
 from fa3verify.kernels.record import Candidate
@@ -211,9 +211,9 @@ def _is_worse(judged: Judgement, sound: Judgement) -> bool:
     """Whether a figure is worse than the sound kernel's on the same inputs by more than the policy's margin."""
     operation = operations.find(operations.FORWARD)
 
-    def body(judgement: Judgement) -> dict[str, Any]:
-        figures = pooled([{"measures": judgement.measures, "quantisation": None}], operation)
-        return {"name": "kernel", "operation": operation.name, "families": [{"family": "cell", **figures}]}
+    def body(judgement: Judgement) -> Figured:
+        row = family_row([CaseFigures("cell", judgement.case, judgement.measures)], operation)
+        return Figured("kernel", (row,), operation.name)
 
     rows = baseline_rows(body(judged), Baseline.of("quick", 0, [body(sound)]))
     return any(row.status == "fail" for row in rows)

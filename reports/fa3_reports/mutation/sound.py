@@ -15,7 +15,8 @@ from typing import Any
 
 from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
-from fa3verify.campaign.tasks import judge_cases, pooled
+from fa3verify.campaign.tasks import judge_cases
+from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.gate import bound_rows
 from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
@@ -100,13 +101,12 @@ def _examined(candidate: Candidate, task: str, seed: int) -> Tally:
         return Tally(kernel, task, seed, outcome.examples, outcome.outputs, words)
     cases = family_cases(candidate, task, PROFILES["quick"], seed)
     records = judge_cases(candidate, task, cases)
-    alarms = [f"{record['describe']}: {record['error']}" for record in records if "error" in record]
-    judged = [record for record in records if "error" not in record]
-    outputs = sum(record["measures"]["outputs"] for record in judged)
+    alarms = [f"{record.case.describe()}: {record.error}" for record in records if record.error]
+    judged = [record for record in records if not record.error]
+    outputs = sum(int(record.measures["outputs"]) for record in judged)
     if judged:
         operation = operations.find(candidate.operation)
-        figures = {"family": task, **pooled(judged, operation)}
-        rows = bound_rows({"name": kernel, "operation": operation.name, "families": [figures]})
+        rows = bound_rows(Figured(kernel, (family_row(judged, operation),), operation.name))
         alarms += [f"{row.rule}: {row.observed} beyond {row.limit}" for row in rows if row.status == "fail"]
     return Tally(kernel, task, seed, len(cases), outputs, tuple(alarms))
 

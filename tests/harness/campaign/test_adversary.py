@@ -28,8 +28,8 @@ def test_a_hole_and_a_lost_search_are_failures(monkeypatch, tmp_path):
     hole = {"subnormal": outcomes[0].value["best"]["out"] | {"value": 1.5}}
     wrong = replace(sound[0], value=sound[0].value | {"violations": hole, "above_1": 1})
     failures = adversary.write([wrong, sound[1], replace(sound[2], value=None, error="lost")], tmp_path)
-    assert [f["kernel"] for f in failures] == ["-", "twin.fp16"]
-    assert failures[1]["message"] == "error / bound 1.5, subnormal; see adversary.json"
+    assert [f.kernel for f in failures] == ["-", "twin.fp16"]
+    assert failures[1].message == "error / bound 1.5, subnormal; see adversary.json"
     body = json.loads((tmp_path / adversary.FILE).read_text())
     assert body["above_1"] == 1
     assert list(body["dtypes"]["fp16"]["islands"]) == ["few", "tile"]

@@ -16,6 +16,7 @@ import pytest
 from fa3_reference.bounds import KernelModel
 from fa3verify.campaign import atlas, replay_files, tasks
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.run import Run, parse
 from fa3verify.campaign.summary import summarize
 from fa3verify.commands import replay
 from fa3verify.files import json_text
@@ -33,7 +34,7 @@ RECORDS = (
     atlas.Effort,
     atlas.FamilyFigures,
     atlas.Property,
-    atlas.SummaryFinding,
+    atlas.EntryFinding,
     atlas.Loss,
 )
 SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVIDIA H100"}
@@ -55,8 +56,8 @@ def stranger() -> record.Candidate:
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory) -> Iterator[tuple[dict[str, Any], Path]]:
-    """The summary of a small campaign, and the folder with its atlas and replay files."""
+def campaign(tmp_path_factory) -> Iterator[tuple[Run, Path]]:
+    """The run of a small campaign, and the folder with its atlas and replay files."""
     out = tmp_path_factory.mktemp("atlas")
     find = registry.find
     with pytest.MonkeyPatch.context() as patch:
@@ -65,8 +66,7 @@ def campaign(tmp_path_factory) -> Iterator[tuple[dict[str, Any], Path]]:
         planned = [t for t in tasks.plan(known, "quick", 0) if t.arguments.get(t.kind) in TRIED]
         few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
         summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
-        summary["started"] = "2026-01-01T00:00:00+00:00"
-        replay_files.write_all(summary, out)
+        summary = replace(replay_files.write_all(summary, out), started="2026-01-01T00:00:00+00:00")
         atlas.write(out / atlas.FILE, atlas.of(summary))
         yield summary, out
 
@@ -84,15 +84,20 @@ def test_an_atlas_survives_its_file(campaign):
 
 def test_a_stored_run_with_an_infinite_error_has_the_atlas_of_the_run(campaign):
     """In the summary that a run.nc holds, numbers that are not finite are texts."""
-    summary = deepcopy(campaign[0])
-    (row,) = (row for row in summary["kernels"][0]["families"] if row["family"] == "normal")
-    cases = [case for case in summary["cases"] if case["kernel"] == KERNELS[0] and case["family"] == "normal"]
+    summary = campaign[0]
+    kernel = summary.kernels[0]
+    endless = {"ratio_max": math.inf, "rel_rmse_seen": math.nan}
+    families = tuple(
+        replace(row, figures=row.figures | endless) if row.family == "normal" else row for row in kernel.families
+    )
+    cases = [case for case in summary.cases if case.kernel == kernel.name and case.family == "normal"]
     assert len(cases) > 1
-    for body in (row, cases[-1]["measures"]):
-        body |= {"ratio_max": math.inf, "rel_rmse_seen": math.nan}
-    stored = atlas.of(json.loads(json_text(summary)))
+    worst = replace(cases[-1], measures=cases[-1].measures | endless)
+    others = tuple(worst if case is cases[-1] else case for case in summary.cases)
+    summary = replace(summary, kernels=(replace(kernel, families=families), *summary.kernels[1:]), cases=others)
+    stored = atlas.of(parse(json.loads(json_text(summary.to_json())), "summary"))
     assert stored.text() == atlas.of(summary).text()
-    assert stored.entries[0].families[0].largest == cases[-1]["describe"]
+    assert stored.entries[0].families[0].largest == worst.describe
     assert not moved.moved(atlas.of(summary).entries, stored.entries)["rows"]
 
 
@@ -120,20 +125,20 @@ def test_every_finding_and_every_broken_property_is_found_again_by_its_replay_fi
 def test_the_largest_error_of_a_family_comes_first_in_its_replay_file(campaign):
     summary, out = campaign
     (row,) = entry(campaign, "stranger").families
-    cases = replay_files.read(out / row.replay)["content"]["cases"]
-    ratios = {json.dumps(case["case"]): case["measures"]["ratio_max"] for case in summary["cases"]}
+    cases = replay_files.read(out / row.replay).content["cases"]
+    ratios = {json.dumps(case.case.to_json()): case.measures["ratio_max"] for case in summary.cases}
     ordered = [ratios[json.dumps(case)] for case in cases]
     assert ordered == sorted(ordered, reverse=True)
     assert ordered[0] == row.figures["ratio_max"]
 
 
 def test_effort_coverage_and_verdict_are_those_of_the_summary(campaign):
-    for kernel in campaign[0]["kernels"]:
-        found = entry(campaign, kernel["name"])
-        assert (found.effort.problems, found.effort.outputs) == (kernel["cases"], kernel["outputs"])
+    for kernel in campaign[0].kernels:
+        found = entry(campaign, kernel.name)
+        assert (found.effort.problems, found.effort.outputs) == (kernel.cases, kernel.outputs)
         assert found.effort.seeds == (0,)
-        assert (found.verdict, found.coverage) == (kernel["verdict"], kernel["coverage"])
-        assert found.coverage["not_tried"]  # families, of which one ran
+        assert (found.verdict, found.coverage) == (kernel.verdict, kernel.coverage)
+        assert found.coverage.not_tried  # families, of which one ran
 
 
 def test_the_order_that_judged_is_stored_and_whether_the_kernel_stated_it(campaign):
@@ -195,7 +200,7 @@ def test_a_missing_unknown_or_mistyped_field_is_refused_by_its_place(campaign):
             assert words in str(caught.value), (path, key)
     body = deepcopy(whole)
     body["entries"][0]["effort"]["hours"] = 3
-    with pytest.raises(ValueError, match=r"atlas\.entries\[0\]\.effort: unknown key 'hours'"):
+    with pytest.raises(ValueError, match=r"unknown key 'hours' @ atlas\.entries\[0\]\.effort"):
         atlas.Atlas.parse(json.dumps(body), "x")
 
 
@@ -229,10 +234,7 @@ def test_what_was_lost_over_long_rows_and_kernels_that_were_not_run_survive(camp
 
 
 def test_a_family_replay_without_cases_is_refused(campaign):
-    body = {
-        "kernel": "twin.fp16",
-        "what": "family normal",
-        "content": {"schema": replay_files.FAMILY_SCHEMA, "cases": []},
-    }
+    content = {"schema": replay_files.FAMILY_SCHEMA, "cases": []}
+    body = replay_files.ReplayFile("twin.fp16", "family normal", content)
     with pytest.raises(ValueError, match="names no case"):
         replay.run(body)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from fa3verify.campaign import replay_files
 from fa3verify.campaign.findings import clusters, finding, ordered
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.pool import WorkerLost
+from fa3verify.campaign.run import Finding, Run
 from fa3verify.campaign.summary import summarize, verdict_of
 from fa3verify.campaign.tasks import GIVE_UP, Outcome, Task, check_law, execute, judge_family
 from fa3verify.cases.case import Case
@@ -39,14 +40,14 @@ def test_one_line_says_all_that_a_case_is():
 
 
 def test_a_finding_has_its_case_and_a_crash_its_message_as_cause():
-    assert finding("k", "L1 error / bound", "m", CASE.to_json())["case"] == CASE.describe()
+    assert finding("k", "L1 error / bound", "m", CASE.to_json()).case == CASE.describe()
     trial = Trial("repeated_run_is_identical", CASE)
-    assert finding("k", "law repeated_run_is_identical", "m", trial.to_json())["case"] == trial.describe()
-    assert finding("k", "loading", "SystemExit: 0")["case"] is None
+    assert finding("k", "law repeated_run_is_identical", "m", trial.to_json()).case == trial.describe()
+    assert finding("k", "loading", "SystemExit: 0").case is None
     a = finding("k", "family normal", "ValueError: at 0x7fa3 of 129", crashed=True)
     b = finding("k", "law x", "ValueError: at 0x7fff of 200", crashed=True)
-    assert a["cause"] == b["cause"]
-    assert finding("k", "law x", "m")["cause"] != finding("k", "law y", "m")["cause"]
+    assert a.cause == b.cause
+    assert finding("k", "law x", "m").cause != finding("k", "law y", "m").cause
 
 
 def test_causes_stand_together_the_smallest_problem_first():
@@ -56,9 +57,9 @@ def test_causes_stand_together_the_smallest_problem_first():
         finding("k", "L1 error / bound", "c", case(10)),
         finding("k", "loading", "d"),
     ]
-    assert [f["message"] for f in ordered(found)] == ["d", "c", "a", "b"]
-    assert [(f["message"], others) for f, others in clusters(ordered(found))] == [("d", 0), ("c", 1), ("b", 0)]
-    old = [{"kernel": "k", "what": "w", "message": str(i)} for i in range(3)]  # of a file without causes
+    assert [f.message for f in ordered(found)] == ["d", "c", "a", "b"]
+    assert [(f.message, others) for f, others in clusters(ordered(found))] == [("d", 0), ("c", 1), ("b", 0)]
+    old = [Finding("k", "w", str(i)) for i in range(3)]  # of a file without causes
     assert len(clusters(old)) == 3
 
 
@@ -70,8 +71,8 @@ def test_a_ratio_near_1_shows_its_side_and_nan_says_what_is_due():
     assert "NaN is due only in a row that sees NaN or an infinity" in message
 
 
-def drifted() -> dict:
-    """The summary of a sound twin against a baseline of half its error."""
+def drifted() -> Run:
+    """The run of a sound twin against a baseline of half its error."""
     known = introduce("twin.fp16", "quick")
     arguments = {"kernel": "twin.fp16", "family": "ties", "profile": "quick", "seed": 0}
     outcome = Outcome(Task("family", "f", judge_family, arguments), judge_family(**arguments))
@@ -82,19 +83,18 @@ def drifted() -> dict:
 
 
 def test_a_baseline_finding_replays_against_the_baseline(tmp_path: Path):
-    (failure,) = drifted()["failures"]
-    assert failure["what"] == "L2 rel_rmse_seen"
+    (failure,) = drifted().failures
+    assert failure.what == "L2 rel_rmse_seen"
     path = tmp_path / "case.json"
-    replay_files.write(path, "twin.fp16", failure["what"], failure["replay"], failure["baseline"])
+    replay_files.write(path, "twin.fp16", failure.what, failure.content, failure.baseline)
     body = replay_files.read(path)
     holds, message, figures = replay.run(body)
     assert not holds
-    assert f"rel_rmse_seen {figures['rel_rmse_seen']:.4g}, limit {failure['baseline']['limit']:.4g}" in message
-    body["baseline"]["limit"] = figures["rel_rmse_seen"]
-    assert replay.run(body)[0]
+    assert f"rel_rmse_seen {figures['rel_rmse_seen']:.4g}, limit {failure.baseline.limit:.4g}" in message
+    assert replay.run(replace(body, baseline=body.baseline | {"limit": figures["rel_rmse_seen"]}))[0]
     for damage in ({"limit": "x"}, {"family": "nonsense"}, {"measure": "nonsense"}, {"profile": "slow"}):
         with pytest.raises(ValueError, match="names no figure of a baseline"):
-            replay.run(body | {"baseline": body["baseline"] | damage})
+            replay.run(replace(body, baseline=body.baseline | damage))
 
 
 class Losing(Serial):
@@ -123,28 +123,26 @@ def test_a_kernel_that_loses_worker_after_worker_gets_no_more():
     assert all(o.skipped for o in outcomes[GIVE_UP:])
     known = Introduction("k", claims=("family f0", "property l0"))
     summary = summarize([known], outcomes, None, profile="quick", seed=0)
-    given_up, *lost = summary["failures"]
-    assert (given_up["what"], given_up["case"]) == ("given up", None)
-    assert [f["case"] for f in lost] == [CASE.describe()] * GIVE_UP
-    assert summary["kernels"][0]["coverage"]["not_tried"] == ["family f0", "property l0"]
-    assert summary["kernels"][0]["laws"] == []
+    given_up, *lost = summary.failures
+    assert (given_up.what, given_up.case) == ("given up", None)
+    assert [f.case for f in lost] == [CASE.describe()] * GIVE_UP
+    assert summary.kernels[0].coverage.not_tried == ("family f0", "property l0")
+    assert summary.kernels[0].laws == ()
 
 
 @pytest.mark.parametrize(
     ("verdicts", "failures", "expected"),
     [
-        (["pass", "pass"], [], ("pass", 0)),
-        (["pass", "inconclusive"], [], ("inconclusive", 5)),
-        (["fail", "inconclusive"], [finding("k", "loading", "m")], ("fail", 1)),
+        (["pass", "pass"], [], "pass"),
+        (["pass", "inconclusive"], [], "inconclusive"),
+        (["fail", "inconclusive"], [finding("k", "loading", "m")], "fail"),
     ],
 )
 def test_a_finding_beats_too_little_and_too_little_beats_a_pass(verdicts, failures, expected):
-    body = verdict_of([{"verdict": verdict} for verdict in verdicts], failures)
-    assert (body["verdict"], body["exit_code"]) == expected
-    assert json.dumps(body)
+    assert verdict_of([SimpleNamespace(verdict=verdict) for verdict in verdicts], failures) == expected
 
 
 def test_a_kernel_that_cannot_be_loaded_has_a_finding_and_no_word_on_what_was_not_tried():
     summary = summarize([Introduction("k", failed="No module named 'torch'")], [], None, profile="quick", seed=0)
-    assert [f["what"] for f in summary["failures"]] == ["loading"]
-    assert (summary["kernels"][0]["verdict"], summary["kernels"][0]["inconclusive"]) == ("fail", None)
+    assert [f.what for f in summary.failures] == ["loading"]
+    assert (summary.kernels[0].verdict, summary.kernels[0].inconclusive) == ("fail", None)

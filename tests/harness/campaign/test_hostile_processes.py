@@ -135,8 +135,8 @@ def test_a_kernel_that_hangs_in_every_call_is_given_up_after_three(workers):
     assert outcomes[-1].value == {"kernel": "other"}
     assert all("no answer within" in (outcome.error or "no answer within") for outcome in outcomes)
     (found,) = lapses("k", operations.find("forward"), outcomes, [], [])
-    assert found["what"] == "given up"
-    assert found["message"] == "3 of its processes hung or died; 5 of its 8 tasks were not run"
+    assert found.what == "given up"
+    assert found.message == "3 of its processes hung or died; 5 of its 8 tasks were not run"
     assert not lapses("other", operations.find("forward"), outcomes, [], [])
 
 
@@ -182,7 +182,7 @@ def test_an_lse_that_is_returned_in_some_calls_alone_is_a_finding(run, laws, wor
         tasks.append(Task("law", law, check_law, {"kernel": name, "law": law, "max_examples": 8, "seed": 0}))
     kernel = replace(introduce(name, "quick"), narrowed="a part")
     summary = summarize([kernel], execute(tasks, Serial()), None, profile="quick", seed=0)
-    said = [found["message"] for found in summary["failures"]]
+    said = [found.message for found in summary.failures]
     assert len(said) == (words is not None), said
     if words:
         assert said[0].startswith("lse is returned in some calls and missing in others: returned for ")

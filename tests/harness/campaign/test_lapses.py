@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign.lapses import lapses
+from fa3verify.cases.case import Case
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging.family import CaseFigures
+from fa3verify.properties import LawOutcome
 
 FORWARD = operations.find("forward")
 
 
-def case(name: str, *sides: str) -> dict:
-    return {"family": name, "describe": f"case {name}", "measures": {f"ratio_{side}_max": 0.5 for side in sides}}
+def case(name: str, *sides: str) -> CaseFigures:
+    problem = AttentionProblem(1, 1, 1, 1, 8, 64)
+    return CaseFigures(name, Case("k", problem, Recipe("normal")), {f"ratio_{side}_max": 0.5 for side in sides})
 
 
 def test_an_output_that_is_sometimes_missing_is_told_with_the_first_call_of_either_kind():
     cases = [case("a", "lse"), case("b", "lse"), case("c"), case("d")]
-    laws = [{"law": "l", "optional": [("lse", False, "trial 1"), ("lse", True, "trial 2")]}]
+    words = cases[0].case.describe()
+    laws = [LawOutcome("l", "pass", optional=(("lse", False, "trial 1"), ("lse", True, "trial 2")))]
     (found,) = lapses("mine", FORWARD, [], cases, laws)
-    assert found["what"] == "output lse"
-    assert found["message"].startswith("lse is returned in some calls and missing in others: ")
-    assert found["message"].endswith(": returned for family a, case a; missing for family c, case c")
+    assert found.what == "output lse"
+    assert found.message.startswith("lse is returned in some calls and missing in others: ")
+    assert found.message.endswith(f": returned for family a, {words}; missing for family c, {words}")
     (found,) = lapses("mine", FORWARD, [], cases[:2], laws)
-    assert found["message"].endswith("returned for family a, case a; missing for property l, trial 1")
-    assert lapses("mine", FORWARD, [], cases[:2], [{"law": "l"}]) == []
+    assert found.message.endswith(f"returned for family a, {words}; missing for property l, trial 1")
+    assert lapses("mine", FORWARD, [], cases[:2], [LawOutcome("l", "pass")]) == []
     assert lapses("mine", FORWARD, [], cases[2:], []) == []
 
 
@@ -34,6 +41,6 @@ def test_a_kernel_is_given_up_after_three_lost_processes_and_only_where_tasks_we
 
     name = "".join(["mi", "ne"])  # an equal name, not the same object
     (found,) = lapses(name, FORWARD, outcomes(3, 2, "mine") + outcomes(5, 5, "other"), [], [])
-    assert found["message"] == "3 of its processes hung or died; 2 of its 9 tasks were not run"
+    assert found.message == "3 of its processes hung or died; 2 of its 9 tasks were not run"
     assert lapses("mine", FORWARD, outcomes(2, 2, "mine"), [], []) == []
     assert lapses("mine", FORWARD, outcomes(3, 0, "mine"), [], []) == []

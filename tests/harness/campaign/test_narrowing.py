@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -12,15 +13,19 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.adversary import campaign as adversary
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.narrowing import Only
+from fa3verify.campaign.results import CaseResult, CoverResult
 from fa3verify.campaign.tasks import Outcome, Task, execute, is_finding, judge_cases, plan
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.commands.verify import assemble_studies
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
+from fa3verify.properties import LawOutcome
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))
+
+CASE = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
 
 
 def run(out, *arguments):
@@ -97,7 +102,7 @@ class OneDone:
 
 
 def test_after_the_first_finding_nothing_more_is_begun():
-    tasks = [Task("law", name, lambda name: {"status": "fail"}, {"name": name}) for name in ("first", "second")]
+    tasks = [Task("law", name, lambda name: LawOutcome(name, "fail"), {"name": name}) for name in ("first", "second")]
     first, second = execute(tasks, OneDone(), stops=is_finding)  # type: ignore[arg-type]
     assert is_finding(first)
     assert second.skipped
@@ -123,20 +128,19 @@ def test_what_was_not_begun_is_missing_from_studies_and_searches_and_is_no_failu
     ],
 )
 def test_a_case_is_a_finding_by_the_rules_of_the_gate_that_need_no_baseline(kind, changes, is_one):
-    case = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
-    (record,) = judge_cases(registry.find("twin.fp16"), "normal", [case])
-    records = [record | {"measures": record["measures"] | changes}]
-    value = {"records": records} if kind == "cover" else records
+    (record,) = judge_cases(registry.find("twin.fp16"), "normal", [CASE])
+    records = [replace(record, measures=record.measures | changes)]
+    value = CoverResult((), tuple(records)) if kind == "cover" else records
     assert is_finding(Outcome(Task(kind, "", print, {}), value)) is is_one
 
 
 @pytest.mark.parametrize(
     ("kind", "value", "is_one"),
     [
-        ("law", {"status": "pass"}, False),
-        ("law", {"status": "fail"}, True),
+        ("law", LawOutcome("l", "pass"), False),
+        ("law", LawOutcome("l", "fail"), True),
         ("family", [], False),
-        ("cover", {"records": [{"error": "it raised"}]}, True),
+        ("cover", CoverResult((), (CaseResult("cover", CASE, {}, error="it raised"),)), True),
         ("study growth", {"whatever": 0}, False),
     ],
 )

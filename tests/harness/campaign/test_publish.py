@@ -11,6 +11,7 @@ import pytest
 
 from fa3verify.campaign import atlas, replay_files, tasks
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.run import Run
 from fa3verify.campaign.summary import summarize
 from fa3verify.commands import publish, replay, verify
 from fa3verify.kernels import twins
@@ -22,7 +23,7 @@ LOSS = (atlas.Loss(8192, 128, 0.573, -0.57, None),)
 NAMES = ("twin.fp16", "twin.fp16+stale_v", "broken.fp16", "twin.quantize")
 
 
-def small_campaign(settings: verify.Settings, progress: Any) -> dict[str, Any]:
+def small_campaign(settings: verify.Settings, progress: Any) -> Run:
     """A campaign of two families and two properties, in this process; nothing else of verify is left out."""
     if settings.kernels[0].startswith("broken"):
         raise RuntimeError("two\nlines")
@@ -30,9 +31,7 @@ def small_campaign(settings: verify.Settings, progress: Any) -> dict[str, Any]:
     planned = [task for task in tasks.plan(known, "quick", 0) if task.arguments.get(task.kind) in TRIED]
     few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
     summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
-    summary["started"] = "2026-01-01T00:00:00+00:00"
-    replay_files.write_all(summary, settings.out)
-    return summary
+    return replace(replay_files.write_all(summary, settings.out), started="2026-01-01T00:00:00+00:00")
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def three(ran, tmp_path) -> list[Path]:
 
 def data_of(out: Path) -> tuple[xr.DataTree, dict]:
     tree = dataset.load(out / "run.nc")
-    summary = dataset.from_tree(tree)[0]
+    summary = dataset.summary_of(tree)
     return tree, {key: value for key, value in summary.items() if key not in dataset.CIRCUMSTANCES}
 
 

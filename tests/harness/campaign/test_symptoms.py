@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from fa3verify.campaign.findings import finding
+from fa3verify.campaign.run import Finding
 from fa3verify.campaign.symptoms import SEVERITIES, severity, symptoms, why
 
 EXAMPLES = {
@@ -42,7 +44,7 @@ def test_every_severity_has_an_example_and_a_meaning():
 @pytest.mark.parametrize("wanted", SEVERITIES)
 def test_a_finding_is_as_grave_as_what_it_shows(wanted):
     for each in (EXAMPLES[wanted], *MORE.get(wanted, ())):
-        assert severity(each) == wanted, each["what"]
+        assert severity(each) == wanted, each.what
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5))))
@@ -58,7 +60,7 @@ def test_infinite_errors_are_one_symptom_of_an_output_a_kind_and_a_kernel():
     assert first.first is lse[0]
     assert first.also == (("bound, lse error / bound", 1),)
     assert (second.first, sum(count for _, count in second.also)) == (out[2], 2)
-    assert len(symptoms([lse[0], lse[0] | {"kernel": "other"}])) == 2
+    assert len(symptoms([lse[0], replace(lse[0], kernel="other")])) == 2
 
 
 def test_a_rule_that_says_no_kind_stands_alone_where_it_could_belong_to_two():
@@ -75,23 +77,23 @@ def test_a_rule_that_says_no_kind_stands_alone_where_it_could_belong_to_two():
 
 def test_findings_with_one_replay_file_are_one_symptom_at_its_gravest():
     wrong, infinite = MORE["wrong values"][2], MORE["infinite error"][0]
-    found = [each | {"replay": "worst/a.json"} for each in (wrong, infinite)]
+    found = [replace(each, replay="worst/a.json") for each in (wrong, infinite)]
     (only,) = symptoms(found)
     assert (only.severity, only.elsewhere) == (
         "infinite error",
         "bound, outside the stated order, assuming the tensor-core model",
     )
-    assert len(symptoms([found[0], found[1] | {"replay": "worst/b.json"}])) == 2
-    assert len(symptoms([found[0], found[1] | {"kernel": "other"}])) == 2
+    assert len(symptoms([found[0], replace(found[1], replay="worst/b.json")])) == 2
+    assert len(symptoms([found[0], replace(found[1], kernel="other")])) == 2
 
 
 def test_others_are_one_for_each_cause_and_findings_without_a_cause_stand_alone():
-    a, b = EXAMPLES["broken property"], finding("k", "law y", EXAMPLES["broken property"]["message"])
-    assert [(each.first["what"], each.elsewhere) for each in symptoms([a, b, a, a])] == [
+    a, b = EXAMPLES["broken property"], finding("k", "law y", EXAMPLES["broken property"].message)
+    assert [(each.first.what, each.elsewhere) for each in symptoms([a, b, a, a])] == [
         ("law x", "property x (2)"),
         ("law y", ""),
     ]
-    old = [{"kernel": "k", "what": "w", "message": str(i)} for i in range(3)]
+    old = [Finding("k", "w", str(i)) for i in range(3)]
     assert len(symptoms(old)) == 3
 
 

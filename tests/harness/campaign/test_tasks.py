@@ -19,12 +19,15 @@ from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
 from fa3verify.campaign.pool import TaskError
+from fa3verify.campaign.run import CaseRow, Run, parse
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_cover, judge_family, pooled
+from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_cover, judge_family
 from fa3verify.cases.case import Case
 from fa3verify.files import write_text
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging.family import CaseFigures, FamilyRow, pooled
 from fa3verify.known import registry
+from fa3verify.properties import LawOutcome
 
 
 class Serial(Executor):
@@ -114,7 +117,10 @@ def outcomes_of(kernel: str, family: str) -> list[Outcome]:
     return execute([Task("family", family, judge_family, arguments)], Serial())
 
 
-def summary_of(kernel: str, outcomes: list[Outcome]) -> dict:
+CASE = Case("k", AttentionProblem(1, 1, 1, 1, 8, 64), Recipe("normal"))
+
+
+def summary_of(kernel: str, outcomes: list[Outcome]) -> Run:
     return summarize([introduce(kernel, "quick")], outcomes, None, profile="quick", seed=0)
 
 
@@ -125,12 +131,12 @@ def test_every_case_is_judged_unless_the_first_finding_is_to_be_the_last(monkeyp
     monkeypatch.setattr(tasks, "judged_cases", lambda *_: cases)
     monkeypatch.setattr(tasks, "cover", lambda *_: [({}, case) for case in cases])
     assert len(judge_family(wrong, "normal", "quick", 0, **options)) == count
-    assert len(judge_cover(wrong, "quick", 0, **options)["records"]) == count
+    assert len(judge_cover(wrong, "quick", 0, **options).records) == count
 
 
 def test_a_kernel_without_a_judged_case_is_not_said_to_leave_an_output_out():
     summary = summary_of("twin.fp16", [])
-    assert "output lse" not in summary["kernels"][0]["coverage"]["not_claimed"]
+    assert "output lse" not in summary.kernels[0].coverage.not_claimed
 
 
 def test_a_lost_task_fails_the_verdict():
@@ -138,8 +144,8 @@ def test_a_lost_task_fails_the_verdict():
     summary = summarize(
         [introduce("twin.fp16", "quick")], [Outcome(task, error="its process died")], None, profile="quick", seed=0
     )
-    assert summary["verdict"] == "fail"
-    assert summary["failures"][0]["message"] == "its process died"
+    assert summary.verdict == "fail"
+    assert summary.failures[0].message == "its process died"
 
 
 def test_a_lost_law_fails_the_verdict():
@@ -147,35 +153,34 @@ def test_a_lost_law_fails_the_verdict():
     summary = summarize(
         [introduce("twin.fp16", "quick")], [Outcome(task, error="no answer within 4 s")], None, profile="quick", seed=0
     )
-    assert summary["layers"]["laws"] == "fail"
-    assert summary["exit_code"] == 1
+    assert summary.layers["laws"] == "fail"
+    assert summary.exit_code == 1
 
 
 def test_a_summary_is_json_and_names_the_missing_comparison():
     summary = summarize(
         [introduce("twin.bf16", "quick")], outcomes_of("twin.bf16", "normal"), None, profile="quick", seed=0
     )
-    assert json.loads(json.dumps(summary)) == summary
-    assert summary["layers"] == {
+    body = json.loads(json.dumps(summary.to_json()))
+    assert json.loads(json.dumps(parse(body, "summary").to_json())) == body
+    assert summary.layers == {
         "L0": "not run: no GPU kernel",
         "L1": "pass",
         "L2": "not compared",
         "laws": "not compared",
     }
-    kernel = summary["kernels"][0]
-    assert kernel["cases"] == 3
-    assert kernel["outputs"] == sum(c["measures"]["outputs"] for c in summary["cases"])
-    assert kernel["worst_ratio"] == max(c["measures"]["ratio_max"] for c in summary["cases"])
+    kernel = summary.kernels[0]
+    assert kernel.cases == 3
+    assert kernel.outputs == sum(c.measures["outputs"] for c in summary.cases)
+    assert kernel.worst_ratio == max(c.measures["ratio_max"] for c in summary.cases)
 
 
 def test_pooling_weights_by_outputs():
-    records = [
-        {"measures": measures}
-        for measures in (
-            dict.fromkeys(campaign_measures(), 0.0) | {"outputs": 30, "rmse_seen": 3.0, "ulp_max": 7.0},
-            dict.fromkeys(campaign_measures(), 0.0) | {"outputs": 10, "rmse_seen": 1.0, "ulp_max": 9.0},
-        )
-    ]
+    measures = (
+        dict.fromkeys(campaign_measures(), 0.0) | {"outputs": 30, "rmse_seen": 3.0, "ulp_max": 7.0},
+        dict.fromkeys(campaign_measures(), 0.0) | {"outputs": 10, "rmse_seen": 1.0, "ulp_max": 9.0},
+    )
+    records = [CaseFigures("normal", CASE, each) for each in measures]
     figures = pooled(records, operations.find("forward"))
     assert figures["rmse_seen"] == pytest.approx(((30 * 9 + 10 * 1) / 40) ** 0.5)
     assert figures["ulp_max"] == 9.0
@@ -189,16 +194,15 @@ def campaign_measures() -> list[str]:
 
 
 def test_junit_lists_every_gate_row_and_escapes_names():
-    summary = summary_of("twin.bf16", outcomes_of("twin.bf16", "ties")) | {"wall_s": 1.0}
-    summary["kernels"][0]["name"] = 'a<b>"'
-    summary["gate"][0] |= {"kernel": 'a<b>"', "status": "fail"}
-    text = junit(summary)
+    summary = summary_of("twin.bf16", outcomes_of("twin.bf16", "ties"))
+    gate = (replace(summary.gate[0], kernel='a<b>"', status="fail"), *summary.gate[1:])
+    text = junit(replace(summary, kernels=(replace(summary.kernels[0], name='a<b>"'),), gate=gate))
     from xml.etree import ElementTree
 
     (suite,) = ElementTree.fromstring(text)
     assert suite.get("failures") == "1"
     assert suite.get("errors") == "1"  # of one family no verdict is given
-    assert len(suite) == len(summary["gate"]) + 1
+    assert len(suite) == len(summary.gate) + 1
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
@@ -250,21 +254,21 @@ def test_the_summary_schema_is_documented_key_by_key():
     summary = summarize(
         [introduce("twin.bf16", "quick")], outcomes_of("twin.bf16", "faint"), None, profile="quick", seed=0
     )
-    later = {"command", "started", "wall_s", "cpu_s"}  # the caller's
-    assert set(summary) | later == {key for key in documented if "[]" not in key}
+    body = summary.to_json()
+    assert set(body) == {key for key in documented if "[]" not in key}
     unstated = {"kernels[].assumed"}  # of a kernel that states no order
-    assert {f"kernels[].{key}" for key in summary["kernels"][0]} | unstated == {k for k in documented if "[]" in k}
+    assert {f"kernels[].{key}" for key in body["kernels"][0]} | unstated == {k for k in documented if "[]" in k}
 
 
 def test_quantisation_is_reported_and_its_own_bound_is_part_of_the_gate():
     summary = summarize(
         [introduce("twin.e4m3", "quick")], outcomes_of("twin.e4m3", "fa3_outliers"), None, profile="quick", seed=0
     )
-    family = summary["kernels"][0]["families"][0]
+    family = summary.kernels[0].families[0].figures
     assert 0.5 < family["quantisation_ratio"] < 1.5
     assert 0 < family["quantisation_bound_ratio"] <= 1
-    rows = [row for row in summary["gate"] if "quantis" in row["rule"]]
-    assert [(row["layer"], row["observed"], row["status"]) for row in rows] == [
+    rows = [row for row in summary.gate if "quantis" in row.rule]
+    assert [(row.layer, row.observed, row.status) for row in rows] == [
         ("L1", family["quantisation_bound_ratio"], "pass")
     ]
 
@@ -284,11 +288,9 @@ def test_pooled_figures_are_those_of_all_outputs_together():
         {"measured": 7.0, "predicted": 3.0, "bound_ratio": 0.2},
     )
     records = []
-    for case, side in zip(cases, sides, strict=True):
+    for case, side, pair in zip(cases, sides, (*cost, None), strict=True):
         measures = {key: x for key, x in base.items() if "lse" not in key}
-        records.append({"measures": measures | case | side})
-    for record, pair in zip(records, cost, strict=False):
-        record["quantisation"] = pair
+        records.append(CaseFigures("normal", CASE, measures | case | side, pair))
     found = pooled(records, operations.find("forward"))
     assert (found["cases"], found["outputs"], found["unbounded"], found["nonfinite"]) == (3, 55, 12, 5)
     assert found["rms"] == pytest.approx(((30 * 9 + 10 * 1) / 40) ** 0.5)
@@ -299,7 +301,7 @@ def test_pooled_figures_are_those_of_all_outputs_together():
     assert found["quantisation_ratio"] == pytest.approx((16 / 4) ** 0.5)
     assert found["quantisation_bound_ratio"] == 0.2
     plain = {key: x for key, x in base.items() if key not in ("bits_differing", "outside")}
-    silent = pooled([{"measures": plain}], operations.find("forward"))
+    silent = pooled([CaseFigures("normal", CASE, plain)], operations.find("forward"))
     assert (silent["bits_differing"], silent["quantisation_ratio"], silent["quantisation_bound_ratio"]) == (None,) * 3
     assert "outside" not in silent
 
@@ -308,29 +310,29 @@ def test_files_of_names_that_look_alike_do_not_overwrite_each_other(tmp_path):
     """Names differ in a character that no file name may have, or behind the hundredth one."""
     long = "x" * 120
     names = ("a b", "a_b", "a/b", long, long + "y")
-    kernel = {"name": "k", "families": [{"family": name} for name in names], "worst": None, "laws": []}
-    cases = [
-        {"kernel": "k", "family": name, "case": {"number": i}, "measures": {"ratio_max": 0.5}}
-        for i, name in enumerate(names)
-    ]
-    replay_files.write_all({"failures": [], "cases": cases, "kernels": [kernel]}, tmp_path)
-    paths = [family["replay"] for family in kernel["families"]]
+    summary = summary_of("twin.bf16", [])
+    kernel = replace(summary.kernels[0], name="k", families=tuple(FamilyRow(name, {}) for name in names))
+    each = [replace(CASE, recipe=Recipe("normal", seed=i)) for i in range(len(names))]
+    cases = [CaseRow(name, case, {"ratio_max": 0.5}, kernel="k") for name, case in zip(names, each, strict=True)]
+    written = replay_files.write_all(replace(summary, kernels=(kernel,), cases=tuple(cases)), tmp_path)
+    paths = [family.replay for family in written.kernels[0].families]
     assert len(set(paths)) == len(names)
-    for i, (name, path) in enumerate(zip(names, paths, strict=True)):
-        body = replay_files.read(tmp_path / path)
-        assert (body["kernel"], body["what"]) == ("k", f"family {name}")
-        assert body["content"]["cases"] == [{"number": i}]
+    for name, path, case in zip(names, paths, each, strict=True):
+        stored = replay_files.read(tmp_path / path)
+        assert (stored.kernel, stored.what) == ("k", f"family {name}")
+        assert stored.content["cases"] == [case.to_json()]
     assert sorted(tmp_path.glob("worst/*")) == sorted(tmp_path / path for path in paths)
 
 
 def test_classes_of_a_propertys_trials_count_as_tried():
     """Of a property that nothing was compared with, no class counts but those of its trials."""
     kernel = replace(introduce("twin.fp16", "quick"), claims=("feature softcap", "group 1", "property p"))
-    ran = {"law": "p", "statement": "", "kind": "", "examples": 2, "outputs": 9, "message": None, "trial": None}
+    law = "sign_symmetry"
+    kernel = replace(kernel, claims=(*kernel.claims[:2], f"property {law}"))
     covered = []
     for status in ("pass", "not_tried"):
-        law = ran | {"status": status, "classes": ["feature softcap"]}
-        outcome = Outcome(Task("law", "p", campaign.check_law, {"kernel": "twin.fp16", "law": "p"}), law)
-        found = summarize([kernel], [outcome], None, profile="quick", seed=0)["kernels"][0]
-        covered.append(found["coverage"]["not_tried"])
-    assert covered == [["group 1"], ["group 1", "property p"]]
+        ran = LawOutcome(law, status, 2, 9, classes=frozenset(["feature softcap"]))
+        outcome = Outcome(Task("law", law, campaign.check_law, {"kernel": "twin.fp16", "law": law}), ran)
+        found = summarize([kernel], [outcome], None, profile="quick", seed=0).kernels[0]
+        covered.append(found.coverage.not_tried)
+    assert covered == [("group 1",), ("group 1", f"property {law}")]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.cli import console, exits
-from tests.harness.report.fake_summary import summary
+from tests.harness.report.fake_summary import read, summary
 
 WIDTHS = (40, 80, 120)
 
@@ -19,8 +19,7 @@ WIDTHS = (40, 80, 120)
 def test_the_table_of_a_kernel_fits_and_cuts_no_figure(width):
     text = io.StringIO()
     terminal = Console(file=text, width=width)
-    for kernel in summary()["kernels"]:
-        kernel |= {"operation": "forward"}
+    for kernel in read(summary()).kernels:
         terminal.print(console._family_table(kernel, width))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
@@ -36,7 +35,7 @@ def test_the_verdict_is_emphasised_and_no_number_beside_it(monkeypatch, capsys, 
     body = summary()
     for kernel in body["kernels"]:
         kernel["inconclusive"] = None
-    console.print_summary(body, tmp_path, quiet=True)
+    console.print_run(read(body), tmp_path, quiet=True)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "VERIFY" in line)
     verdict, judged = line.rsplit("\x1b[0m", 1)
     assert "VERIFY" in verdict

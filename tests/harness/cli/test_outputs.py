@@ -16,23 +16,16 @@ from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import files
+from fa3verify.campaign.run import parse
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.commands import verify as jobs
 from fa3verify.files import why_unwritable, write_output
 from fa3verify.inputs.recipe import Recipe
+from tests.harness.report import fake_summary
 
-SUMMARY = {
-    "verdict": "fail",
-    "exit_code": 1,
-    "wall_s": 1.0,
-    "layers": {},
-    "kernels": [],
-    "gate": [],
-    "failures": [
-        {"kernel": "k", "what": "loading", "message": "SystemExit: 0", "case": None, "cause": "c", "replay": None}
-    ],
-}
+FAILURE = {"kernel": "k", "what": "loading", "message": "SystemExit: 0", "replay": None}
+SUMMARY = fake_summary.summary(verdict="fail") | {"kernels": [], "gate": [], "cases": [], "failures": [FAILURE]}
 
 
 @pytest.fixture(params=["fail", "pass", "inconclusive"])
@@ -47,7 +40,7 @@ def ended(request, monkeypatch):
         settings.out.mkdir(parents=True, exist_ok=True)
         (settings.out / "summary.json").write_text(json.dumps(summary))
         (settings.out / "report.md").write_text("# report\n")
-        return summary
+        return parse(summary, "summary")
 
     monkeypatch.setattr(jobs, "run", run)
     return code
@@ -147,14 +140,17 @@ def test_a_reader_who_closes_the_pipe_changes_no_code(verdict, code, options, tm
     program = f"""
 import sys
 sys.path[:0] = {[p for p in sys.path if p]!r}
+from dataclasses import replace
+from fa3verify.campaign.run import parse
 from fa3verify.commands import verify
 from fa3verify.cli.main import main
 summary = {SUMMARY!r} | {{"verdict": {verdict!r}, "exit_code": {code}}}
-summary["failures"] *= 500
+found = parse(summary, "summary")
+found = replace(found, failures=found.failures * 500)
 def run(settings, progress):
     settings.out.mkdir()
     (settings.out / "summary.json").write_text("short")
-    return summary
+    return found
 verify.run = run
 main(["verify", "--quick", "--out", {str(tmp_path / "out")!r}, *{options!r}])
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce_all
 from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.profiles import PROFILES, captured_case
+from fa3verify.campaign.run import Run
 from fa3verify.campaign.summary import summarize
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
@@ -163,8 +165,8 @@ def test_a_damaged_file_ends_verify_before_anything_runs(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def judged(kernels: tuple[str, ...], folder: Path) -> dict:
-    """The summary of a campaign on a user's files alone, by worker processes."""
+def judged(kernels: tuple[str, ...], folder: Path) -> Run:
+    """The run of a campaign on a user's files alone, by worker processes."""
     own = captures.list_captures(folder)
     pool = IsolatingPool(1, 60.0)
     introductions = introduce_all(kernels, "quick", pool, own)
@@ -180,24 +182,24 @@ def test_kernels_are_judged_on_own_files_and_replays_find_them_again(tmp_path, m
     stored(Path("own"), "layer 01.npz", causal=True, **tensors(head_dim=48))  # which cannot be rotated
     stored(Path("own"), "windows.npz", window=(9, 9), **tensors(head_dim=48))
     summary = judged(("twin.e4m3", "twin.fp16+wrong_softmax_scale", "twin.quantize"), Path("own"))
-    families = {k["name"]: [f["family"] for f in k["families"]] for k in summary["kernels"]}
+    families = {k.name: [f.family for f in k.families] for k in summary.kernels}
     assert set(map(tuple, families.values())) == {("captured:layer_01", "captured:layer00", "captured:windows")}
-    ratios = {k["name"]: k["worst_ratio"] for k in summary["kernels"]}
+    ratios = {k.name: k.worst_ratio for k in summary.kernels}
     assert ratios["twin.e4m3"] < 1
     assert ratios["twin.fp16+wrong_softmax_scale"] > 1
-    replay_files.write_all(summary, Path("out"))
-    failed = next(f for f in summary["failures"] if f["what"] == "L1 error / bound")
-    body = replay_files.read(Path("out") / failed["replay"])
+    written = replay_files.write_all(summary, Path("out"))
+    failed = next(f for f in written.failures if f.what == "L1 error / bound")
+    body = replay_files.read(Path("out") / failed.replay)
     assert not replay.run(body)[0]
     assert replay.run(body, "twin.fp16")[0]
     shutil.move("own", "moved")
     captures.pinned.cache_clear()  # another process knows nothing of it
     with pytest.raises(ValueError, match=r"own/layer.*\(sha256 \w{16}\.\.\.\) cannot be read"):
         replay.run(body)
-    assert fa3verify.replay(Path("out") / failed["replay"], activations="moved").measures is not None
-    stored(Path("moved"), Path(Case.from_json(body["content"]).recipe.settings["file"]).name, softcap=1.0)
+    assert fa3verify.replay(Path("out") / failed.replay, activations="moved").measures is not None
+    stored(Path("moved"), Path(Case.from_json(body.content).recipe.settings["file"]).name, softcap=1.0)
     captures.pinned.cache_clear()
-    result = CliRunner().invoke(main, ["replay", str(Path("out") / failed["replay"]), "--activations", "moved"])
+    result = CliRunner().invoke(main, ["replay", str(Path("out") / failed.replay), "--activations", "moved"])
     assert (result.exit_code, "it is another file" in result.stderr) == (2, True)
 
 
@@ -207,11 +209,11 @@ def test_a_figure_that_moved_on_an_own_file_is_compared_again_on_that_file(tmp_p
     case = captured_case(kernel, capture, PROFILES["quick"], 0)
     assert case is not None
     moved = {"family": "captured:layer00", "profile": "quick", "seed": 0, "measure": "rel_rmse_seen"}
-    body = {"kernel": "twin.fp16", "what": "L2 rel_rmse_seen", "content": case.to_json()}
+    body = replay_files.ReplayFile("twin.fp16", "L2 rel_rmse_seen", case.to_json())
     figure = fa3verify.judge(kernel, case).measures["rel_rmse_seen"]
     for factor, holds in ((1.01, True), (0.99, False)):
         stored_figure = moved | {"limit": figure * factor, "baseline": figure}
-        assert replay.run(body | {"baseline": stored_figure})[0] is holds
+        assert replay.run(replace(body, baseline=stored_figure))[0] is holds
 
 
 @pytest.mark.optional

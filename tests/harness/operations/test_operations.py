@@ -12,6 +12,7 @@ from fa3_kernels.faults.table import QuantizerFault
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
+from fa3verify.campaign.replay_files import ReplayFile
 from fa3verify.cases.case import Case
 from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
@@ -85,7 +86,7 @@ def test_a_case_that_does_not_fit_its_operation_is_refused(change, words):
 
 
 def test_a_kernel_of_another_operation_does_not_replay_a_case():
-    body = {"kernel": "twin.quantize", "what": "L1 error / bound", "content": CASE.to_json()}
+    body = ReplayFile("twin.quantize", "L1 error / bound", CASE.to_json())
     assert replay.run(body)[0]
     with pytest.raises(ValueError, match=r"is for operation quantize, twin\.e4m3 computes forward"):
         replay.run(body, "twin.e4m3")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from fa3_reference.problem import AttentionProblem
+from fa3verify.campaign.run import Run, parse
+from fa3verify.cases.case import Case
+from fa3verify.files import json_text
 from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.judging.metrics import MEASURES
 
@@ -30,13 +35,16 @@ def _measures(scale: float) -> dict[str, float]:
 
 
 def _case(kernel: str, family: str, i: int) -> dict[str, Any]:
-    case = {"schema": "fa3verify.case/1", "kernel": kernel, "recipe": {"distribution": family, "seed": i}}
-    return {"kernel": kernel, "family": family, "case": case, "measures": _measures(1 + i)}
+    template = next(each for each in FAMILIES if each.name == family)
+    case = Case(kernel, AttentionProblem(1, 1, 1, 8, 8, 64), template.recipe(seed=i))
+    told = {"describe": case.describe(), "measures": _measures(1 + i), "quantisation": None}
+    return {"kernel": kernel, "family": family, "case": case.to_json(), **told}
 
 
 def _kernel(name: str, families: list[str], fp8: bool) -> dict[str, Any]:
     rows = [
         {"family": f, "cases": 12, **_measures(1 + i), "quantisation_ratio": 1.02 + 0.01 * i if fp8 else None}
+        | {"replay": f"worst/{name}-{f}.json"}
         for i, f in enumerate(families)
     ]
     laws = [
@@ -78,6 +86,11 @@ def _kernel(name: str, families: list[str], fp8: bool) -> dict[str, Any]:
         "laws": laws,
         "search_effort": 2048,
     }
+
+
+def read(body: dict[str, Any]) -> Run:
+    """Return the run of a summary."""
+    return parse(json.loads(json_text(body)), "summary")
 
 
 def summary(
@@ -147,9 +160,7 @@ def summary(
         "provenance": {
             "version": "0.1.0",
             "python": "3.11.7",
-            "numpy": "2.4.6",
-            "numba": None,
-            "platform": "Linux x86_64",
+            "platform": "linux x86_64",
             "cpu_count": 2,
             "git": "0123abcd",
             "twin_hash": "cd" * 16,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify.campaign.junit import junit
+from fa3verify.campaign.run import Run, parse
 from fa3verify.cli import console
 from fa3verify.report import build, words
 
@@ -50,11 +51,11 @@ def passed() -> dict[str, Any]:
     return made | told | {"kernels": [kernel], "wall_s": 119.6}
 
 
-def texts(made: dict[str, Any]) -> str:
+def texts(made: Run) -> str:
     """Return what is printed, the Markdown, the plain words, and a digest of every section of the page."""
     printed = io.StringIO()
     with redirect_stdout(printed):
-        console.print_summary(made, Path("out"), quiet=False)
+        console.print_run(made, Path("out"), quiet=False)
     pages = build.render(made, {}, "ab" * 32)
     page = FROM_MATPLOTLIB.sub("", pages[build.PAGE].partition("</style>")[2])
     sections = re.split(r"(?=<section|<h2|<h3|<figure|<details)", page)
@@ -70,7 +71,7 @@ def texts(made: dict[str, Any]) -> str:
 
 def both() -> str:
     """Return the texts of the run as it was, and of one that passed."""
-    return texts(summary()) + texts(passed())
+    return texts(parse(summary(), "summary")) + texts(parse(passed(), "summary"))
 
 
 def _name(section: str) -> str:

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fa3verify.cases.coverage import Coverage, PairsOfTwo, PairsTried, judged
 from fa3verify.report import figures_coverage
 
 
-def _kernel(tried: int, feasible: int) -> dict:
-    row = {"dimensions": ["keys", "mask"], "tried": tried, "feasible": feasible}
-    return {"coverage": {"pairs": {"by_dimensions": [row]}}}
+def _covered(tried: int, feasible: int) -> Coverage:
+    pairs = PairsTried(feasible, tried, (PairsOfTwo(("keys", "mask"), feasible, tried),))
+    return replace(judged([], [], None), pairs=pairs)
 
 
 def test_pairs_that_did_not_meet_are_counted_over_all_kernels():
-    drawn = figures_coverage.pairs({"kernels": [_kernel(10, 27), _kernel(1, 15)]})
+    drawn = figures_coverage.pairs([_covered(10, 27), _covered(1, 15)])
     assert drawn is not None
     assert ">31<" in drawn
     assert "keys" in drawn
     assert "mask" in drawn
-    assert ">31<" not in (figures_coverage.pairs({"kernels": [_kernel(27, 27)]}) or ">31<")
+    assert ">31<" not in (figures_coverage.pairs([_covered(27, 27)]) or ">31<")
 
 
 def test_the_number_of_a_pair_stands_within_its_square(monkeypatch):
     monkeypatch.setattr(figures_coverage.svg, "render", lambda figure, *words: figure)
-    figure: Any = figures_coverage.pairs({"kernels": [_kernel(10, 27)]})
+    figure: Any = figures_coverage.pairs([_covered(10, 27)])
     (axes,) = figure.axes
     (square,), (number,) = axes.patches, axes.texts
     place = np.array(number.get_position())
@@ -35,4 +37,4 @@ def test_the_number_of_a_pair_stands_within_its_square(monkeypatch):
 
 
 def test_runs_without_covering_arrays_have_no_heat_map():
-    assert figures_coverage.pairs({"kernels": [{"coverage": {}}, {}]}) is None
+    assert figures_coverage.pairs([judged([], [], None), None]) is None

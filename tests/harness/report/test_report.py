@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import xarray as xr
 
 from fa3verify import files as atomic
+from fa3verify.judging.gate import GateRow
 from fa3verify.judging.metrics import MEASURES
 from fa3verify.report import build, dataset, figures, panels, tables
 from fa3verify.report.build import rebuild, write_report
@@ -28,6 +30,7 @@ assert _SPEC.loader is not None
 _FAKE = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_FAKE)
 make_summary = _FAKE.summary
+read = _FAKE.read
 _VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 
 
@@ -49,7 +52,7 @@ def studies() -> dict[str, xr.Dataset]:
 
 @pytest.fixture(scope="module")
 def page(studies, tmp_path_factory) -> Path:
-    return write_report(tmp_path_factory.mktemp("report"), make_summary(verdict="fail"), studies)
+    return write_report(tmp_path_factory.mktemp("report"), read(make_summary(verdict="fail")), studies)
 
 
 class _Page(HTMLParser):
@@ -152,7 +155,7 @@ def test_dark_and_print_styles_define_every_colour_used(page):
 
 def test_names_are_escaped(tmp_path):
     name = "<script>alert(1)</script>|`x`"
-    page = write_report(tmp_path, make_summary(kernels=(name,)), {})
+    page = write_report(tmp_path, read(make_summary(kernels=(name,))), {})
     assert "<script" not in page.read_text("utf-8")
     assert "&lt;script&gt;" in page.read_text("utf-8")
     markdown = (tmp_path / "report.md").read_text("utf-8")
@@ -169,11 +172,11 @@ def test_failed_rules_come_first_and_passed_rules_are_folded(page):
 
 
 def test_what_a_kernel_does_not_return_is_one_row_and_not_one_a_family():
-    known = {"layer": "L1", "kernel": "k", "family": "peaky", "observed": 2.0, "limit": 1.0, "status": "fail"}
-    unknown = known | {"rule": "lse error / bound", "observed": None, "status": "not compared"}
-    rules = [unknown | {"family": name} for name in ("normal", "peaky")] + [known | {"rule": "error / bound"}]
-    rules.append(unknown | {"kernel": "other", "family": "normal"})
-    rows = tables.gate({"gate": rules}, passed=False)["rows"]
+    known = GateRow("L1", "error / bound", "k", "peaky", 2.0, 1.0, None, "fail")
+    unknown = replace(known, rule="lse error / bound", observed=None, status="not compared")
+    rules = [*(replace(unknown, family=name) for name in ("normal", "peaky")), known]
+    rules.append(replace(unknown, kernel="other", family="normal"))
+    rows = tables.gate(rules, passed=False)["rows"]
     assert [(row["kernel"], row["rule"], row["family"]) for row in rows] == [
         ("k", "error / bound", "peaky"),
         ("k", "lse error / bound", "2 families"),
@@ -182,7 +185,7 @@ def test_what_a_kernel_does_not_return_is_one_row_and_not_one_a_family():
 
 
 def test_an_empty_gate_is_not_called_passed(tmp_path):
-    text = write_report(tmp_path, make_summary() | {"gate": []}, {}).read_text("utf-8")
+    text = write_report(tmp_path, read(make_summary() | {"gate": []}), {}).read_text("utf-8")
     assert "No rule was compared." in text
     assert "Every rule passed." not in text
 
@@ -211,12 +214,10 @@ def test_a_verdict_is_told_in_words_not_in_the_keys_of_files(page, name):
 
 
 def test_summary_and_studies_survive_the_file(page, studies):
-    summary, back = dataset.from_tree(dataset.load(page.with_name("run.nc")))
-    assert (
-        summary
-        == json.loads(page.with_name("summary.json").read_text("utf-8"))
-        == atomic.plain(make_summary(verdict="fail"))
-    )
+    tree = dataset.load(page.with_name("run.nc"))
+    run, back = dataset.from_tree(tree)
+    assert run == read(make_summary(verdict="fail"))
+    assert json.loads(page.with_name("summary.json").read_text("utf-8")) == atomic.plain(run.to_json())
     assert set(back) == set(studies)
     for name, data in studies.items():
         xr.testing.assert_equal(back[name], data)
@@ -235,7 +236,7 @@ def test_cases_follow_cf_and_hold_every_measure(page):
 def test_infinite_figures_survive_as_json(tmp_path):
     summary = make_summary()
     summary["kernels"][0]["worst_ratio"] = float("inf")
-    text = write_report(tmp_path, summary, {}).read_text("utf-8")
+    text = write_report(tmp_path, read(summary), {}).read_text("utf-8")
     assert "∞" in text
     strict = json.loads((tmp_path / "summary.json").read_text("utf-8"), parse_constant=lambda name: pytest.fail(name))
     assert strict["kernels"][0]["worst_ratio"] == "Infinity"
@@ -243,11 +244,11 @@ def test_infinite_figures_survive_as_json(tmp_path):
 
 def test_bytes_are_stable_and_rebuilding_gives_the_same_pages(studies, tmp_path):
     some = {name: studies[name] for name in ("paper_accuracy", "ratio_map", "growth")}  # marks, an image, lines
-    page = write_report(tmp_path / "run", make_summary(verdict="fail"), some)
+    page = write_report(tmp_path / "run", read(make_summary(verdict="fail")), some)
     again = rebuild(page.with_name("run.nc"), tmp_path / "pages")
     for name in ("report.html", "report.md", "summary.json"):
         assert page.with_name(name).read_bytes() == again.with_name(name).read_bytes(), name
-    dataset.save(dataset.to_tree(make_summary(verdict="fail"), some), tmp_path / "run.nc")
+    dataset.save(dataset.to_tree(read(make_summary(verdict="fail")), some), tmp_path / "run.nc")
     assert page.with_name("run.nc").read_bytes() == (tmp_path / "run.nc").read_bytes()
 
 
@@ -275,11 +276,11 @@ def test_equal_data_have_an_equal_checksum_whenever_and_wherever_they_were_found
     elsewhere["provenance"] = summary["provenance"] | {"cpu_count": 3}
     moved, worse = make_summary() | elsewhere, make_summary()
     worse["cases"][0]["measures"]["ratio_max"] *= 1 + 2**-52
-    trees = [dataset.to_tree(s, studies) for s in (summary, moved, worse)]
+    trees = [dataset.to_tree(read(s), studies) for s in (summary, moved, worse)]
     first, second, third = (tree.attrs["content_sha256"] for tree in trees)
     assert first == second != third
     assert trees[0].attrs["provenance_sha256"] != trees[1].attrs["provenance_sha256"]
-    assert dataset.from_tree(trees[1])[0] == atomic.plain(moved)
+    assert dataset.from_tree(trees[1])[0] == read(moved)
 
 
 @pytest.fixture
@@ -312,12 +313,12 @@ def test_foreign_and_missing_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"absent\.nc"):
         dataset.load(tmp_path / "absent.nc")
     with pytest.raises(ValueError, match="schema"):
-        dataset.to_tree({"schema": "other/1"}, {})
+        read({"schema": "other/1"})
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "run.nc"
-    tree = dataset.to_tree(make_summary(), {})
+    tree = dataset.to_tree(read(make_summary()), {})
     dataset.save(tree, path)
     before = path.read_bytes()
 
@@ -334,7 +335,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 
 def test_a_file_that_does_not_read_back_is_not_put_in_place(tmp_path, monkeypatch):
-    tree = dataset.to_tree(make_summary(), {})
+    tree = dataset.to_tree(read(make_summary()), {})
     monkeypatch.setattr(xr.DataTree, "to_netcdf", lambda _self, path, **__: Path(path).write_bytes(b"half"))
     with pytest.raises(OSError, match="could not be written"):
         dataset.save(tree, tmp_path / "run.nc")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fa3verify.report import words
-from tests.harness.report.fake_summary import summary
+from tests.harness.report.fake_summary import read, summary
 
 
 def test_the_sentence_says_verdict_kernels_effort_and_largest_error():
     made = summary(verdict="fail")
-    text = words.sentence(made)
+    text = words.sentence(read(made))
     assert text.startswith(f"fa3verify {made['version']}: FAIL, ")
     assert made["kernels"][0]["name"] in text
     assert f"{sum(k['cases'] for k in made['kernels']):,} cases" in text
@@ -18,20 +18,20 @@ def test_the_sentence_says_verdict_kernels_effort_and_largest_error():
 def test_a_pass_has_no_finding_and_hides_no_ratio_above_one():
     made = summary(verdict="pass")
     made["failures"] = []
-    assert ": PASS, no finding in " in words.sentence(made)
+    assert ": PASS, no finding in " in words.sentence(read(made))
     below = ((0.99999999, "below 1,"), (0.9995, "below 1,"), (0.9994, "0.999,"), (0.75, "0.750,"))
     for worst, said in (*below, (1.0, "1.00,"), (1.0004, "1.0004,"), ("Infinity", "inf,")):
         for kernel in made["kernels"]:
             kernel |= {"worst_ratio": worst, "worst_ratios": {"lse": None}}
-        assert f"largest error / bound {said}" in words.sentence(made)
+        assert f"largest error / bound {said}" in words.sentence(read(made))
     made["kernels"][0]["worst_ratios"] = {"lse": 7.5}
     made["kernels"][0]["worst_ratio"] = 0.5
-    assert "7.50" in words.page(made)
+    assert "7.50" in words.page(read(made))
 
 
 def test_every_kernel_and_every_cause_has_its_line():
     made = summary(verdict="fail")
-    lines = words.page(made).splitlines()
+    lines = words.page(read(made)).splitlines()
     for kernel in made["kernels"]:
         assert [line for line in lines if line.startswith(kernel["name"] + " ")]
     for failure in made["failures"]:

@@ -1,0 +1,254 @@
+"""A run: what a campaign found, of which ``summary.json`` is the JSON (its keys: ``docs/summary.md``).
+
+:func:`parse` reads what :meth:`Run.to_json` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fa3_reference.problem import Dtype
+from fa3verify import records
+from fa3verify.cases.coverage import Coverage
+from fa3verify.cases.tried import SizesTried
+from fa3verify.files import Json
+from fa3verify.judging.bits_lost import BitsLost
+from fa3verify.judging.family import CaseFigures, Figured
+from fa3verify.judging.gate import GateRow
+from fa3verify.judging.sketch import Sketch
+from fa3verify.judging.verdict import ratio_text, told
+from fa3verify.kernels.record import Identity
+from fa3verify.records import NOT_WRITTEN, OLDER, OMITTED
+
+SCHEMA = "fa3verify.summary/1"
+Verdict = Literal["pass", "fail", "inconclusive"]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedFigure:
+    """The stored figure from which one of a family moved, and its limit."""
+
+    family: str
+    profile: str
+    seed: int
+    measure: str
+    limit: float
+    baseline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that failed.
+
+    Parameters
+    ----------
+    kernel : str
+        "-" where it is of none.
+    what : str
+        Where it was found, as in a replay file: ``L1 error / bound``, ``law NAME``, ``family NAME``, ``loading``.
+    message : str
+        One line.
+    case : str, optional
+        The case on one line.
+    cause : str, optional
+        Findings of one cause are neighbours; files of version 0.1.0 name none.
+    replay : str, optional
+        Path of its replay file.
+    baseline : MovedFigure, optional
+    traceback : dict, optional
+        Of what the kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
+    content : dict, optional
+        Content of its replay file before that is written: a case, or for a law a trial, in JSON.
+    """
+
+    kernel: str
+    what: str
+    message: str
+    case: str | None = field(default=None, metadata=OLDER)
+    cause: str | None = field(default=None, metadata=OLDER)
+    replay: str | None = None
+    baseline: MovedFigure | None = field(default=None, metadata=OLDER)
+    traceback: dict[str, str] | None = field(default=None, metadata=OLDER)
+    content: Json | None = field(default=None, metadata=NOT_WRITTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class LawRow:
+    """What became of one property; ``replay`` is the smallest trial that broke it, ``content`` that of the file."""
+
+    law: str
+    statement: str
+    kind: str
+    status: str
+    examples: int
+    outputs: int
+    message: str | None
+    replay: str | None = None
+    content: Json | None = field(default=None, metadata=NOT_WRITTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class RefutedBy:
+    """What speaks most against a hypothesis: where it was found, with what error / bound, the case, its replay file."""
+
+    what: str
+    ratio: float
+    case: str
+    replay: str | None = None
+    content: Json | None = field(default=None, metadata=NOT_WRITTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class HypothesisRow:
+    """A hypothesis about a kernel, its largest error / bound, and what refutes it, None where it holds."""
+
+    name: str
+    worst_ratio: float
+    refuted_by: RefutedBy | None
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What the bound of a kernel that states no order assumed: its sums, in words, and one of several hypotheses."""
+
+    sums: str | None
+    accumulator: str | None
+    chosen: str
+    hypotheses: tuple[HypothesisRow, ...]
+
+    @property
+    def words(self) -> str:
+        """Say which hypotheses hold, and what refutes the others."""
+        kept = [row.name for row in self.hypotheses if not row.refuted_by]
+        words = f"bound of any order, {self.sums}; surviving: {', '.join(kept) or 'no hypothesis'}"
+        found = [(row.name, by) for row in self.hypotheses if (by := row.refuted_by)]
+        refuted = [f"{name} ({told(by.what)}, {ratio_text(by.ratio)})" for name, by in found]
+        return f"{words}; refuted: {', '.join(refuted)}" if refuted else words
+
+
+@dataclass(frozen=True, slots=True)
+class WorstCase:
+    """The case of a kernel's largest error / bound: its family, one line, and the file that replays it."""
+
+    family: str
+    case: str
+    replay: str | None = None
+    content: Json | None = field(default=None, metadata=NOT_WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRun(Figured):
+    """What a campaign found of one kernel; ratios are error / bound. ``docs/summary.md`` has every key."""
+
+    description: str
+    verdict: Verdict
+    laws: tuple[LawRow, ...]
+    cases: int
+    outputs: int
+    worst_ratio: float | None
+    worst_ratio_lse: float | None
+    worst: WorstCase | None
+    search_effort: int
+    dtype: Dtype | None = field(default=None, metadata=OLDER)
+    identity: Identity = field(default_factory=Identity, metadata=OLDER)
+    states_order: bool = field(default=False, metadata=OLDER)
+    assumed: Assumed | None = field(default=None, metadata=OMITTED)
+    orders: tuple[Json, ...] = field(default=(), metadata=OLDER)
+    policy: tuple[str, ...] = field(default=(), metadata=OLDER)
+    tried: SizesTried | None = field(default=None, metadata=OLDER)
+    coverage: Coverage | None = field(default=None, metadata=OLDER)
+    inconclusive: str | None = field(default=None, metadata=OLDER)
+    worst_ratios: dict[str, float | None] | None = field(default=None, metadata=OLDER)
+    bits_lost: BitsLost | None = field(default=None, metadata=OLDER)
+    sketch: Sketch | None = field(default=None, metadata=OLDER)
+
+    @property
+    def side_ratios(self) -> dict[str, float | None]:
+        """Largest error / bound of every output beside the main ones."""
+        return {"lse": self.worst_ratio_lse} if self.worst_ratios is None else self.worst_ratios
+
+    @property
+    def assumption(self) -> str:
+        """Return what its bound assumed, in words; empty for a kernel that states its order."""
+        return self.assumed.words if self.assumed else ""
+
+    @property
+    def hypothesis(self) -> str:
+        """Return the hypothesis under which its figures are; empty for a kernel that states its order."""
+        return self.assumed.chosen if self.assumed else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRow(CaseFigures):
+    """A judged case of a kernel; of one that states no order with the largest error / bound under each hypothesis."""
+
+    kernel: str
+    describe: str = field(default="", metadata=OLDER)
+    hypotheses: dict[str, float] = field(default_factory=dict, metadata=OMITTED)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Its measures, and how far quantising its inputs went towards its own bound."""
+        quantisation = self.quantisation or {"bound_ratio": 0.0}
+        return self.measures | {"quantisation_bound_ratio": quantisation["bound_ratio"]}
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineName:
+    """The baseline that a run was compared with."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Versions and platform of a run, and the hash of the twin's sources."""
+
+    version: str
+    python: str
+    platform: str
+    cpu_count: int | None
+    git: str | None
+    twin_hash: str
+    seed: int
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a campaign found: the verdict and everything behind it. ``docs/summary.md`` has every key.
+
+    ``wall_s`` and ``cpu_s`` are seconds.
+    """
+
+    profile: str
+    seed: int
+    verdict: Verdict
+    exit_code: int
+    layers: dict[str, str]
+    kernels: tuple[KernelRun, ...]
+    gate: tuple[GateRow, ...]
+    baseline: BaselineName | None
+    failures: tuple[Finding, ...]
+    cases: tuple[CaseRow, ...]
+    provenance: Provenance
+    version: str
+    command: str = ""
+    started: str = ""
+    wall_s: float = 0.0
+    cpu_s: dict[str, dict[str, float]] = field(default_factory=dict, metadata=OLDER)
+    schema: str = SCHEMA
+
+    def to_json(self) -> Json:
+        """Return the JSON values of ``summary.json``; numbers that are not finite stay numbers."""
+        return records.plain(self)
+
+
+def parse(body: Mapping[str, Any], name: str) -> Run:
+    """Read what :meth:`Run.to_json` gives; ValueError, with ``name`` and the place, for what is damaged or foreign."""
+    if body.get("schema") != SCHEMA:
+        raise ValueError(f"{name} must have schema {SCHEMA!r}, got {body.get('schema')!r}")
+    return records.read(Run, body, name)

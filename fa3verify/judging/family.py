@@ -1,0 +1,126 @@
+"""Judged cases as figures, and those of a family of inputs, pooled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fa3verify.cases.case import Case
+from fa3verify.cases.coverage import COVER
+from fa3verify.judging import bits_lost
+from fa3verify.operations import FORWARD, Operation
+from fa3verify.records import FLAT, OLDER
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFigures:
+    """A judged case: its measures, and what quantising its inputs did, None where nothing was quantised."""
+
+    family: str
+    case: Case
+    measures: dict[str, float]
+    quantisation: dict[str, float] | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        """Tell whether some output was compared with a bound."""
+        return self.measures["outputs"] > self.measures["unbounded"]
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyRow:
+    """Pooled figures of one family of inputs, None for one that its operation does not have; ``cases`` is one of them.
+
+    ``replay`` is the file that gives them again.
+    """
+
+    family: str
+    figures: dict[str, float | None] = field(metadata=FLAT)
+    replay: str | None = None
+
+    def number(self, name: str) -> float:
+        """Return a figure that every family has."""
+        value = self.figures[name]
+        assert value is not None
+        return value
+
+    @property
+    def is_compared(self) -> bool:
+        """Tell whether some output was compared with a bound."""
+        return self.number("outputs") > self.number("unbounded")
+
+
+@dataclass(frozen=True, slots=True)
+class Figured:
+    """A kernel with its figures by family: what the rules of the gate read."""
+
+    name: str
+    families: tuple[FamilyRow, ...]
+    operation: str = field(default=FORWARD, metadata=OLDER)
+
+
+def pooled(cases: Sequence[CaseFigures], operation: Operation) -> dict[str, float | None]:
+    """Pool the measures of cases of one family: RMS of all outputs, maxima of maxima, the rest weighted means.
+
+    The weight of a case is its number of main output values, for side outputs as well.
+    """
+    measures = [case.measures for case in cases]
+    weights = [max(m["outputs"] - m["unbounded"] - m["nonfinite"], 0) for m in measures]
+    total = sum(weights) or 1
+
+    def mean(key: str) -> float:
+        return math.fsum(w * m[key] for w, m in zip(weights, measures, strict=True)) / total
+
+    def root_mean(key: str) -> float:
+        return math.sqrt(math.fsum(w * m[key] ** 2 for w, m in zip(weights, measures, strict=True)) / total)
+
+    figures: dict[str, float | None] = {"cases": len(cases)}
+    figures |= {key: sum(m[key] for m in measures) for key in ("outputs", "nonfinite", "unbounded")}
+    figures |= {key: root_mean(key) for key in ("rms", "rmse_seen", "rmse_unrounded")}
+    figures |= {key: root_mean(key) for key in ("rel_rmse_seen", "rel_rmse_unrounded", "rel_rmse_ideal")}
+    figures["bits_lost"] = _bits_lost(case for case in cases if case.family != COVER)
+    maxima = ("max_error", "ulp_p99", "ulp_p999", "ulp_max", "ratio_max")
+    figures |= {key: max(m[key] for m in measures) for key in maxima}
+    for side in operation.sides:
+        for key in (f"ratio_{side.name}_max", f"{side.name}_max_error"):
+            figures[key] = max((m[key] for m in measures if key in m), default=None)
+        key = f"{side.name}_rms_error"
+        having = [(w, m[key]) for w, m in zip(weights, measures, strict=True) if key in m]
+        power = math.fsum(w * x**2 for w, x in having)
+        figures[key] = math.sqrt(power / (sum(w for w, _ in having) or 1)) if having else None
+    compared = [m["bits_differing"] for m in measures if "bits_differing" in m]
+    figures["bits_differing"] = sum(compared) if compared else None
+    if all("outside" in m for m in measures):
+        figures["outside"] = sum(m["outside"] for m in measures)
+        figures |= {key: mean(key) for key in ("enclosed_median", "determined")}
+    figures |= {key: mean(key) for key in ("ulp_p50", "ratio_median", "bias", "bit_equal")}
+    pairs = [case.quantisation for case in cases if case.quantisation]
+    predicted = math.fsum(p["predicted"] for p in pairs)
+    figures["quantisation_ratio"] = (
+        math.sqrt(math.fsum(p["measured"] for p in pairs) / predicted) if predicted > 0 else None
+    )
+    figures["quantisation_bound_ratio"] = max((p["bound_ratio"] for p in pairs), default=None)
+    return figures
+
+
+def family_row(cases: Sequence[CaseFigures], operation: Operation) -> FamilyRow:
+    """Return the figures of cases of one family."""
+    return FamilyRow(cases[0].family, pooled(cases, operation))
+
+
+def _bits_lost(cases: Iterable[CaseFigures]) -> float | None:
+    """Return the bits that a family loses: the mean over the outputs of its cases that count.
+
+    Infinite where an output is not finite; None where no case counts or its operation has no such figure.
+    """
+    measures = [case.measures for case in cases if "bits_lost" in case.measures and _counts(case.case)]
+    weights = [m["outputs"] - m["unbounded"] for m in measures]
+    if not sum(weights):
+        return None
+    return math.fsum(w * m["bits_lost"] for w, m in zip(weights, measures, strict=True) if w) / sum(weights)
+
+
+def _counts(case: Case) -> bool:
+    """Tell whether a judged case is one of those that bits lost are over."""
+    return case.recipe.seed == bits_lost.SEED and "out_dtype" not in dict(case.changes)
