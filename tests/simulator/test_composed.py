@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa3_reports.microbench.constants import Table, read
+from fa3_reports.microbench.constants import Stretches, read
 from fa3_simulator import interpreter
 from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.machine import load
@@ -21,7 +21,7 @@ STEPS, MEASURED, LATER = 24, 8, 60  # simulated; of a stretch; cycles by which a
 
 
 @pytest.fixture(scope="module")
-def table() -> Table:
+def table() -> Stretches:
     return read(TABLE)
 
 
@@ -66,7 +66,7 @@ def simulated(dtype: str, keys: int, head_dim: int, warpgroups: int, *, under_wg
     ],
 )
 def test_softmax_steps_of_several_warpgroups_take_what_was_measured(
-    under_wgmma: bool, warpgroups: int, mean: float, bias: float, table: Table
+    under_wgmma: bool, warpgroups: int, mean: float, bias: float, table: Stretches
 ) -> None:
     name, errors = "softmax_step_under_wgmma" if under_wgmma else "softmax_step", []
     for (experiment, of), groups in table.items():

@@ -23,7 +23,7 @@ from fa3_kernels.twin.backward import backward_range
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3_reports.bits import forward_cases
 from fa3_reports.bits.forward_cases import FAMILIES, NUMPY, Case
-from fa3_reports.bits.table import Table
+from fa3_reports.bits.table import CaseTable
 from fa3verify.known import backward_launches
 from fa3verify.known.device import run_forward
 
@@ -211,4 +211,4 @@ def batches(grid: Sequence[Case], workers: int) -> list[list[Case]]:
     return sorted(pieces, key=lambda piece: -sum(map(cost, piece)))
 
 
-BITS = Table("gluon_backward_bits.csv", COLUMNS, cases, key, rows, batches)
+BITS = CaseTable("gluon_backward_bits.csv", COLUMNS, cases, key, rows, batches)

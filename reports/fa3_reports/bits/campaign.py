@@ -18,7 +18,7 @@ import torch
 import triton
 
 from fa3_reports.bits import backward, forward, quantise, quantise_accuracy, quantise_speed
-from fa3_reports.bits.table import Table, Wrong, by_case, read, write
+from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
 from fa3verify.files import write_text
 from fa3verify.timed.timing import query
 
@@ -28,7 +28,7 @@ HANG_SECONDS = 200  # without one finished piece of work
 class Part(NamedTuple):
     """Tables that are evidence of the same kernels, and the file that says which kernels those were."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[CaseTable, ...]
     evidence: Callable[[], dict[str, Any]]
     provenance: str
 
@@ -56,7 +56,7 @@ class Settings:
 class Filled(NamedTuple):
     """What a table holds of the cases that were asked for."""
 
-    table: Table
+    table: CaseTable
     rows: list[list[str]]
     left: int  # cases without a row
 
@@ -102,7 +102,7 @@ def run(parts: Sequence[str], settings: Settings, tell: Callable[[str], None]) -
     return found
 
 
-def fill(table: Table, settings: Settings, deadline: float, tell: Callable[[str], None]) -> Filled:
+def fill(table: CaseTable, settings: Settings, deadline: float, tell: Callable[[str], None]) -> Filled:
     """Make the rows that are missing, in processes that each hold the GPU and run the twin beside it."""
     path = settings.out / table.file
     chosen = table.chosen(settings.dtypes)

@@ -20,7 +20,7 @@ from fa3_kernels.plan.variant import variant_of
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reports.bits.forward_cases import DEFAULTS, DTYPES, Case, cases, operands
-from fa3_reports.bits.table import Table
+from fa3_reports.bits.table import CaseTable
 from fa3verify.known.device import run_forward
 
 FAULTS = ("truncated_p", "coarse_exp2", "fp16_row_sum", "kv_head_modulo", "swapped_v_rows")
@@ -197,5 +197,5 @@ def controls() -> tuple[tuple[Dtype, str], ...]:
     return tuple((dtype, fault) for dtype in DTYPES for fault in (E4M3_FAULTS if dtype == "e4m3" else FAULTS))
 
 
-BITS = Table("gluon_forward_bits.csv", COLUMNS, cases, key, rows, batches)
-CONTROLS = Table("gluon_forward_controls.csv", CONTROL_COLUMNS, controls, list, control_rows, rule="differ")
+BITS = CaseTable("gluon_forward_bits.csv", COLUMNS, cases, key, rows, batches)
+CONTROLS = CaseTable("gluon_forward_controls.csv", CONTROL_COLUMNS, controls, list, control_rows, rule="differ")

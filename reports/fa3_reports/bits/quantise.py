@@ -13,7 +13,7 @@ import torch
 from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.twin.quantize import quantize_qkv as twin_quantize
 from fa3_reports.bits.quantise_cases import Case, arrays, cases
-from fa3_reports.bits.table import Table, Wrong
+from fa3_reports.bits.table import CaseTable, Wrong
 from fa3verify.known.device import run_quantiser
 from fa3verify.tensors.convert import to_numpy
 
@@ -96,4 +96,4 @@ def rows(case: Case) -> list[list[Any]]:
     return [[*key(case), *counts["codes"], *counts["floats"]]]
 
 
-BITS = Table("quantize_bits.csv", COLUMNS, cases, key, rows)
+BITS = CaseTable("quantize_bits.csv", COLUMNS, cases, key, rows)

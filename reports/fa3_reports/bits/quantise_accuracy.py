@@ -13,7 +13,7 @@ from fa3_reference.bounds.quantisation import predict_error
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3_reports.bits.quantise import FIELDS, device_bits, differing, twin_bits
-from fa3_reports.bits.table import Table, Wrong
+from fa3_reports.bits.table import CaseTable, Wrong
 from fa3verify.inputs import activations
 
 SCHEMES: tuple[dict[str, Any], ...] = tuple(
@@ -107,7 +107,7 @@ def errors(
     return np.sqrt(out_error), np.sqrt(np.mean(np.square(lse - truth.lse), axis=(0, 2)))
 
 
-ACCURACY = Table(
+ACCURACY = CaseTable(
     "quantize_accuracy.csv",
     COLUMNS,
     lambda: [stored.name for stored in activations.list_activations()],

@@ -11,7 +11,7 @@ import torch
 
 from fa3_kernels.gluon.quantize import quantize_qkv
 from fa3_reports.bits.quantise_cases import HIDDEN
-from fa3_reports.bits.table import Table
+from fa3_reports.bits.table import CaseTable
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.timed.timing import Clock, Pace, measure
 
@@ -85,7 +85,7 @@ def rows(case: tuple[int, int]) -> list[list[Any]]:
     return found
 
 
-SPEED = Table(
+SPEED = CaseTable(
     "quantize_speed.csv",
     COLUMNS,
     lambda: [(tokens, dim) for tokens in (16384, 65536) for dim in (64, 128, 256)],

@@ -22,7 +22,7 @@ def one_by_one(cases: Sequence[Any], workers: int) -> list[list[Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CaseTable:
     """One CSV file.
 
     Parameters
@@ -71,7 +71,7 @@ class Table:
         return self.rule == "equal" and any(map(int, found.values()))
 
 
-def by_case(table: Table, rows: Iterable[list[str]]) -> dict[Key, list[list[str]]]:
+def by_case(table: CaseTable, rows: Iterable[list[str]]) -> dict[Key, list[list[str]]]:
     """Rows by the key that they begin with."""
     length = len(table.key(table.cases()[0]))
     found: dict[Key, list[list[str]]] = {}
@@ -80,7 +80,7 @@ def by_case(table: Table, rows: Iterable[list[str]]) -> dict[Key, list[list[str]
     return found
 
 
-def read(path: Path, table: Table) -> dict[Key, list[list[str]]]:
+def read(path: Path, table: CaseTable) -> dict[Key, list[list[str]]]:
     """Rows by case; none without a file. ValueError for columns of another table."""
     if not stored(path).exists():
         return {}
@@ -90,7 +90,7 @@ def read(path: Path, table: Table) -> dict[Key, list[list[str]]]:
     return by_case(table, [list(row.values()) for row in rows])
 
 
-def write(path: Path, table: Table, found: dict[Key, list[list[str]]]) -> None:
+def write(path: Path, table: CaseTable, found: dict[Key, list[list[str]]]) -> None:
     """Write the rows in the order of the cases; rows of other cases are left out."""
     rows = (row for case in table.cases() for row in found.get(table.key_of(case), []))
     write_text(path, csv_text(table.columns, rows))

@@ -28,10 +28,10 @@ REPEATS = 0.02
 STAMP_CYCLES = 20
 OUTCOMES = ("nanoseconds_per_launch", "spilled_bytes")  # what is measured, though it stands among the parameters
 Key = tuple[str, frozenset[tuple[str, object]]]
-Table = Mapping[Key, list[list[float]]]  # stamps' differences of each warpgroup, by experiment and parameters
+Stretches = Mapping[Key, list[list[float]]]  # stamps' differences of each warpgroup, by experiment and parameters
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> Stretches:
     """Read a table, and ``sharing.csv`` beside it; rows of one experiment on two GPUs have equal keys.
 
     Raises
@@ -56,7 +56,7 @@ def _read_into(found: dict[Key, list[list[float]]], path: Path) -> None:
         raise ValueError(f"{path.name} is no table of microbenchmarks: {error}") from None
 
 
-def select(table: Table, experiment: str, **parameters: object) -> list[list[list[float]]]:
+def select(table: Stretches, experiment: str, **parameters: object) -> list[list[list[float]]]:
     """Warpgroups' differences of the experiments of a name with these parameters, in the table's order."""
     wanted = parameters.items()
     found = [groups for (name, of), groups in table.items() if name == experiment and wanted <= of]
@@ -65,7 +65,7 @@ def select(table: Table, experiment: str, **parameters: object) -> list[list[lis
     return found
 
 
-Statistic = Callable[[Table], float]
+Statistic = Callable[[Stretches], float]
 
 
 def median(experiment: str, *, group: int = -1, **parameters: object) -> Statistic:
@@ -80,7 +80,7 @@ def _over(one: Statistic, other: Statistic) -> Statistic:
 def _instruction(operations: Sequence[str], warpgroups: int) -> Statistic:
     """Cycles of a warp instruction of one sub-core, the first warpgroup's: median over operations."""
 
-    def cycles(table: Table) -> float:
+    def cycles(table: Stretches) -> float:
         rows = [select(table, "vector", op=op, count=1024, warpgroups=warpgroups)[0] for op in operations]
         return float(np.median([groups[0][0] for groups in rows])) / (1024 * warpgroups)
 
@@ -92,7 +92,7 @@ def _under(operation: str) -> Statistic:
     return _over(median("under_wgmma", op=operation, warpgroups=2), median("vector", op=operation, warpgroups=2))
 
 
-def _from_registers(table: Table) -> float:
+def _from_registers(table: Stretches) -> float:
     """Cycles more of a wgmma whose A comes from registers: slopes over the number of instructions, 128 columns."""
 
     def cycles(rs: bool, count: int) -> float:
@@ -101,7 +101,7 @@ def _from_registers(table: Table) -> float:
     return (cycles(True, 20) - cycles(True, 12)) / 8 - (cycles(False, 36) - cycles(False, 12)) / 24
 
 
-def _issue(table: Table) -> float:
+def _issue(table: Stretches) -> float:
     """Of 128 columns between the fourth and the sixth wgmma, and half of that of 256: their mean."""
 
     def slope(n: int) -> float:
@@ -111,14 +111,14 @@ def _issue(table: Table) -> float:
     return (slope(128) + slope(256) / 2) / 2
 
 
-def _window(table: Table) -> float:
+def _window(table: Stretches) -> float:
     """Most wgmma of 64 columns that are issued without one being waited for."""
     issued = {count: select(table, "wgmma_issue", n=64, count=count)[0][0][0] for count in (1, 2, 4, 6, 8, 12)}
     waits = [b for a, b in zip(issued, list(issued)[1:]) if (issued[b] - issued[a]) / (b - a) > 32 / 2]
     return max(count for count in issued if count < waits[0])
 
 
-def _trip(table: Table) -> float:
+def _trip(table: Stretches) -> float:
     """A trip of V^T at head_dim 64, four to a block, less its four permutations."""
     ((first, *_),) = select(table, "transposition", head_dim=64, softmax=0, wgmma=False)
     return first[0] / 8 / 4 - 4 * _instruction(("prmt",), 2)(table)
@@ -134,13 +134,13 @@ HBM = _copy_rate("far_copy", what="stream")
 HBM_ALONE = _copy_rate("far_copy", 1, what="stream")
 
 
-def _store_rate(table: Table) -> float:
+def _store_rate(table: Stretches) -> float:
     """Bytes a cycle of each SM, all storing 32 KiB: of three passes the fastest."""
     stamps = select(table, "tma_store", bytes=32768, ctas=132)[0][0]
     return 32768 / min(stamps[1::4])
 
 
-def _latency(table: Table) -> float:
+def _latency(table: Stretches) -> float:
     """Cycles to a copy from HBM and to one from L2 behind it, all SMs loading, less their bytes."""
     found: list[float] = []
     for size in (16384, 32768):
@@ -231,12 +231,14 @@ EVIDENCE: Mapping[str, Evidence] = {
 }
 
 
-def transferred(table: Table, reference: Machine, reference_table: Table, name: str, source: str, date: str) -> Machine:
+def transferred(
+    table: Stretches, reference: Machine, reference_table: Stretches, name: str, source: str, date: str
+) -> Machine:
     """Constants of the GPU of ``table``: those of ``reference`` times what their statistics have changed by.
 
     Parameters
     ----------
-    table, reference_table : Table
+    table, reference_table : Stretches
         Of the new GPU and of ``reference``, by :func:`read`.
     name, source, date : str
         Of the new GPU, of the file of its table, and when it was measured.

@@ -16,7 +16,7 @@ from fa3_reports.bits import campaign, forward
 from fa3_reports.bits.campaign import PARTS, Settings
 from fa3_reports.bits.forward import E4M3_FAULTS, FAULTS, batches, control_case, differing, twin_bits
 from fa3_reports.bits.forward_cases import cases, operands
-from fa3_reports.bits.table import Table, Wrong, read, write
+from fa3_reports.bits.table import CaseTable, Wrong, read, write
 from fa3verify.files import PACKED, read_bytes
 
 pytestmark = pytest.mark.optional
@@ -65,7 +65,9 @@ def test_planted_faults_of_the_controls_change_bits(dtype):
     assert config_of(case.problem, **case.choices).promotion_interval == (128 if dtype == "e4m3" else 0)
 
 
-NUMBERS = Table("numbers.csv", ("dtype", "number", "n", "n_differing"), lambda: range(6), lambda x: ("fp16", x), print)
+NUMBERS = CaseTable(
+    "numbers.csv", ("dtype", "number", "n", "n_differing"), lambda: range(6), lambda x: ("fp16", x), print
+)
 
 
 def make(number: int) -> list[list]:
@@ -102,7 +104,7 @@ class Pool:
 def fill(monkeypatch: pytest.MonkeyPatch, out: Path, cases: object, done: int, deadline: float = 1e30):
     """Fill the made-up table, as far as its workers come."""
     monkeypatch.setattr(campaign, "get_context", lambda _: type("Context", (), {"Pool": lambda self, n: Pool(done)})())
-    table = Table("n.csv", NUMBERS.columns, lambda: cases, NUMBERS.key, make)
+    table = CaseTable("n.csv", NUMBERS.columns, lambda: cases, NUMBERS.key, make)
     return campaign.fill(table, Settings(out, ("fp16",)), deadline, lambda _: None)
 
 

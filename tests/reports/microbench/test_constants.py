@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fa3_reports.microbench.constants import EVIDENCE, Table, main, read, select, text_of, transferred
+from fa3_reports.microbench.constants import EVIDENCE, Stretches, main, read, select, text_of, transferred
 from fa3_simulator.machine import load
 
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -16,7 +16,7 @@ REFERENCE = load("h200")
 
 
 @pytest.fixture(scope="module")
-def tables() -> tuple[Table, Table]:
+def tables() -> tuple[Stretches, Stretches]:
     return read(H200), read(H100)
 
 
@@ -25,7 +25,7 @@ def test_every_measured_constant_has_evidence_and_no_other() -> None:
     assert measured - {"drain_cycles"} == set(EVIDENCE)  # that of the H200, from a table of its own, stands for both
 
 
-def test_all_experiments_of_two_gpus_join_by_key_launches_too(tables: tuple[Table, Table]) -> None:
+def test_all_experiments_of_two_gpus_join_by_key_launches_too(tables: tuple[Stretches, Stretches]) -> None:
     assert len(tables[0]) == 986 + 62
     assert set(tables[0]) == set(tables[1])
     assert len(select(tables[1], "launch")) == 24
@@ -59,7 +59,7 @@ def test_statistics_give_the_constants_of_the_h200(name: str, scale: float, tole
     assert found == pytest.approx(REFERENCE[name], rel=tolerance, abs=1e-9)
 
 
-def test_the_file_of_the_h100_is_what_its_table_gives(tables: tuple[Table, Table]) -> None:
+def test_the_file_of_the_h100_is_what_its_table_gives(tables: tuple[Stretches, Stretches]) -> None:
     source = "reports/h100/simulator/microbench/microbench.csv"
     found = transferred(tables[1], REFERENCE, tables[0], "H100", source, "2026-11-21")
     assert (resources.files("fa3_simulator") / "machines" / "h100.toml").read_text() == text_of(found)
@@ -78,7 +78,9 @@ def test_inside_an_sm_the_two_gpus_are_alike_and_memory_and_launch_are_not() -> 
     }
 
 
-def test_an_experiment_that_takes_longer_moves_the_constants_it_stands_for_alone(tables: tuple[Table, Table]) -> None:
+def test_an_experiment_that_takes_longer_moves_the_constants_it_stands_for_alone(
+    tables: tuple[Stretches, Stretches],
+) -> None:
     slower = {
         key: [[2 * x for x in group] for group in groups] if key[0] == "launch" else groups
         for key, groups in tables[0].items()
