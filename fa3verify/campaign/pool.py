@@ -23,6 +23,7 @@ from typing import Any
 
 from fa3verify.campaign import worker
 from fa3verify.campaign.supervisor import ENDING_S
+from fa3verify.files import Json
 from fa3verify.text import one_line
 
 WARM_UP = 5  # times the limit of a task, for what a worker imports or compiles first
@@ -37,7 +38,7 @@ class TaskError(RuntimeError):
 class WorkerLost(TaskError):
     """A task whose process died or was stopped; ``at`` is the case it was at, as in a replay file, if that is known."""
 
-    def __init__(self, message: str, at: dict[str, Any] | None = None) -> None:
+    def __init__(self, message: str, at: Json | None = None) -> None:
         super().__init__(message)
         self.at = at
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fa3verify.campaign import supervisor
+from fa3verify.files import Json
 from fa3verify.kernels import watch
 from fa3verify.text import of_error
 
@@ -42,12 +43,12 @@ class Note:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, what: str, content: dict[str, Any]) -> None:
+    def write(self, what: str, content: Json) -> None:
         """Replace the note; a disk that takes none costs the note and nothing else."""
         with contextlib.suppress(OSError):
             self.path.write_text(json.dumps({"what": what, "content": content}), encoding="utf-8")
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> Json | None:
         """Return the note, or None where there is none or the worker died while writing it."""
         try:
             with self.path.open("rb") as file:
@@ -68,7 +69,7 @@ class _ToParent:
         self._pipe = pipe
         self._note = note
 
-    def trying(self, what: str, content: dict[str, Any]) -> None:
+    def trying(self, what: str, content: Json) -> None:
         self._note.write(what, content)
 
     def warming(self, begins: bool) -> None:

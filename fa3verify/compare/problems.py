@@ -13,25 +13,25 @@ SIZES = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "ca
 LONG = 2000  # keys, enough for FlashAttention-3 to split them by itself
 
 
-def base(candidate: Candidate) -> dict[str, Any]:
+def base(candidate: Candidate) -> Fields:
     """Fields of the problems of all axes: two kv heads, grouped where the kernel takes that."""
     group = 2 if "gqa" in candidate.features else 1
     dims = candidate.head_dims or (128,)
     return {"nheads": 2 * group, "nheads_kv": 2, "head_dim": dims[0], "dtype": candidate.dtype}
 
 
-def causal(tokens: int, sizes: Fields) -> dict[str, Any]:
+def causal(tokens: int, sizes: Fields) -> Fields:
     """A prefill of one sequence."""
     heads = {"nheads": 2, "nheads_kv": 1} | sizes
     return heads | {"batch": 1, "seqlen_q": tokens, "seqlen_k": tokens, "causal": True}
 
 
-def dense(keys: int, *, rows: int = 8, batch: int = 1) -> dict[str, Any]:
+def dense(keys: int, *, rows: int = 8, batch: int = 1) -> Fields:
     """A few rows that see all keys."""
     return {"batch": batch, "seqlen_q": rows, "seqlen_k": keys}
 
 
-def beside(neighbours: int | str, sizes: Fields) -> dict[str, Any]:
+def beside(neighbours: int | str, sizes: Fields) -> Fields:
     """A packed sequence and its neighbours, given as LENGTH of one or as COUNTxLENGTH.
 
     >>> beside("2x9", {"seqlen_q": 1, "seqlen_k": 40})["seqlens_k"]

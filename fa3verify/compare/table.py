@@ -11,11 +11,10 @@ from fa3verify import __version__
 from fa3verify.adversary.run import isolating_pool
 from fa3verify.campaign.tasks import Task, execute
 from fa3verify.compare.axes import AXES, Axis, axis_of
-from fa3verify.compare.bits import First
 from fa3verify.compare.named import configured
 from fa3verify.compare.problems import Fields
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
-from fa3verify.files import markdown_table
+from fa3verify.files import Json, markdown_table
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 
@@ -27,27 +26,20 @@ KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what 
 )
 
 
-def compare_axis(kernel: str, axis: str, values: list[Any], sizes: Fields) -> dict[str, Any] | None:
+def compare_axis(kernel: str, axis: str, values: list[Any], sizes: Fields) -> Compared | None:
     """Compare one kernel over one axis as a task; None where it does not have what the axis needs."""
     return compare_named(kernel, axis, values, sizes) if axis_of(axis).fits(configured(kernel)) else None
 
 
-def compare_named(kernel: str, axis: str, values: list[Any], sizes: Fields) -> dict[str, Any]:
+def compare_named(kernel: str, axis: str, values: list[Any], sizes: Fields) -> Compared:
     """Compare one kernel over an axis that somebody named; ValueError where it does not have what the axis needs."""
-    return asdict(compare_over(configured(kernel), axis_of(axis), values, sizes=sizes))
+    return compare_over(configured(kernel), axis_of(axis), values, sizes=sizes)
 
 
-def compare_pair(a: str, b: str, problem: dict[str, Any], field: str, values: list[int]) -> dict[str, Any]:
+def compare_pair(a: str, b: str, problem: Fields, field: str, values: list[int]) -> Compared:
     """Compare two kernels as a task, on problems that differ in one field."""
     problems = [(f"{field} {n}", replace(AttentionProblem(**problem), **{field: n})) for n in values]
-    return asdict(compare_kernels(configured(a), configured(b), problems))
-
-
-def compared(values: Mapping[str, Any]) -> Compared:
-    """Read what a task returned."""
-    first = values["first"]
-    splits = tuple((a, b) for a, b in values.get("splits", ()))
-    return Compared(**{**values, "first": first and First(**first), "splits": splits})
+    return compare_kernels(configured(a), configured(b), problems)
 
 
 def run(
@@ -57,9 +49,7 @@ def run(
     with isolating_pool(workers) as executor:
         outcomes = execute(list(tasks), executor, progress=lambda outcome: progress(outcome.task.label))
     return [
-        Compared(outcome.task.label, 0, 0, refused=outcome.error)
-        if outcome.error
-        else outcome.value and compared(outcome.value)
+        Compared(outcome.task.label, 0, 0, refused=outcome.error) if outcome.error else outcome.value
         for outcome in outcomes
     ]
 
@@ -141,7 +131,7 @@ def _row(axis: Axis, values: Sequence[Any], cells: list[str]) -> list[str]:
     return [f"{axis.words} (`{axis.name}`)", tried, *cells]
 
 
-def body(found: list[Compared | None], tasks: list[Task]) -> dict[str, Any]:
+def body(found: list[Compared | None], tasks: list[Task]) -> Json:
     """Return the comparisons in JSON."""
     rows = [task.arguments | {"found": each and asdict(each)} for task, each in zip(tasks, found, strict=True)]
     return {"schema": SCHEMA, "version": __version__, "comparisons": rows}

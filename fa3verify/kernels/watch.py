@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
+
+from fa3verify.files import Json
 
 
 class Listener(Protocol):
     """Is told what a process says of its work."""
 
-    def trying(self, what: str, content: dict[str, Any]) -> None:
+    def trying(self, what: str, content: Json) -> None:
         """A case or a trial begins; ``what`` and ``content`` are those of a replay file."""
 
     def warming(self, begins: bool) -> None:
@@ -30,7 +32,7 @@ def listen(listener: Listener) -> None:
     _listeners.append(listener)
 
 
-def trying(what: str, content: Callable[[], dict[str, Any]]) -> None:
+def trying(what: str, content: Callable[[], Json]) -> None:
     """Say which case begins; the content is only made where somebody listens."""
     for listener in _listeners:
         listener.trying(what, content())

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from hypothesis.strategies import DrawFn
 
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
+from fa3verify.files import Json
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import against_truth
@@ -24,7 +24,7 @@ _OF = ("backward",)
 # Of all scores of a row, in nats: exp of the negative ones' -lse overflows binary32 beyond 88.
 SHIFTS = (-100, 100, -1000, 1000)
 HALF_TILES = (64, 192)  # 64 beyond a whole tile of 128, where cuDNN 9 returned NaN in dQ
-MASKS: Mapping[str, dict[str, Any]] = {"dense": {}, "causal": {"causal": True}, "window": {"window": (33, 5)}}
+MASKS: Mapping[str, Json] = {"dense": {}, "causal": {"causal": True}, "window": {"window": (33, 5)}}
 
 
 def _prepared(candidate: Candidate, case: Case, arrays: tuple[np.ndarray, ...]) -> Setup:

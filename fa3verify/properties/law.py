@@ -18,6 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.cases.case import Case
+from fa3verify.files import Json
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import calls
 from fa3verify.kernels.calls import CandidateError as CandidateError
@@ -63,7 +64,7 @@ class Trial:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
         return f"{self.law}({settings}) on {self.case.describe()}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Return the trial as JSON values; :meth:`from_json` reads it back exactly."""
         return {
             "schema": SCHEMA,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
+from fa3verify.files import Json
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.law import Drawn, Kind, Law, Trial, Violation
@@ -61,7 +62,7 @@ def _length(draw: DrawFn, most: int, least: int = 1) -> int:
     return least + n if n < choices else edges[(n - choices) % len(edges)]
 
 
-def _mask(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> dict[str, Any]:
+def _mask(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Json:
     if wanted.masks == "none":
         return {}
     several = {"any": ("dense", "causal", "window"), "some": ("causal", "window")}
@@ -102,7 +103,7 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
     least = 2 if wanted.several and (nheads_kv == 1 or wanted.layout == "varlen") else 1
     batch = draw(st.integers(max(least, fewest), 1 if wanted.single else 3 if varlen else fewest + 1))
     head_dim = draw(st.sampled_from(candidate.head_dims or HEAD_DIMS))
-    rest: dict[str, Any] = {
+    rest: Json = {
         "nheads": nheads_kv * group,
         "nheads_kv": nheads_kv,
         "head_dim": head_dim,

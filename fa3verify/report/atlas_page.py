@@ -11,18 +11,17 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from fa3_reference.problem import DTYPES
 from fa3verify import __version__, operations
 from fa3verify.campaign.atlas import Atlas, Entry
 from fa3verify.campaign.findings import clusters
-from fa3verify.files import csv_rows, read_text, stored, write_text
+from fa3verify.files import Json, csv_rows, read_text, stored, write_text
 from fa3verify.judging.verdict import told
-from fa3verify.report.atlas_tables import Judged, details, matrices, overview
+from fa3verify.report.atlas_tables import Hunted, Judged, details, matrices, overview
 from fa3verify.report.build import TEMPLATES, environment
 
 PAGE = "atlas.html"
@@ -104,8 +103,8 @@ class Data:
 
     sources: list[dict[str, str]] = field(default_factory=list)
     atlases: list[tuple[str, Atlas]] = field(default_factory=list)
-    compared: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    hunted: dict[str, dict[str, Any]] = field(default_factory=dict)
+    compared: dict[str, list[Json]] = field(default_factory=dict)
+    hunted: dict[str, Hunted] = field(default_factory=dict)
     known: list[Known] = field(default_factory=list)
 
 
@@ -180,9 +179,9 @@ def _take(data: Data, where: str, text: str, name: str) -> str:
     return f"{made.profile}, seed {made.seed}, {made.started[:10]}, fa3verify {made.version}{git}; {packages}"
 
 
-def _hunted(text: str, name: str) -> dict[str, dict[str, Any]]:
+def _hunted(text: str, name: str) -> dict[str, Hunted]:
     """The largest error / bound that a targeted search found of every kernel, and how many problems it judged."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Hunted] = {}
     effort: dict[str, dict[tuple[str, str], int]] = {}
     try:
         for row in csv_rows(text, name, HUNT_COLUMNS):
@@ -193,11 +192,11 @@ def _hunted(text: str, name: str) -> dict[str, dict[str, Any]]:
             known = effort.setdefault(kernel, {})
             place = row["ground"], row["seed"]
             known[place] = max(known.get(place, 0), int(row["problems"]))
-            if value > found.get(kernel, {"value": -1.0})["value"]:
-                found[kernel] = {"value": value, "output": row["output"], "ground": row["ground"]}
+            if value > (found[kernel].value if kernel in found else -1.0):
+                found[kernel] = Hunted(value, row["output"], row["ground"], 0)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name} is no table of a hunt: {error}") from None
-    return {kernel: best | {"problems": sum(effort[kernel].values())} for kernel, best in found.items()}
+    return {kernel: replace(best, problems=sum(effort[kernel].values())) for kernel, best in found.items()}
 
 
 def judged(data: Data) -> tuple[list[Judged], list[Entry]]:
@@ -266,7 +265,7 @@ def _counts(rows: Sequence[Judged], absent: Sequence[Entry]) -> dict[str, int]:
     }
 
 
-def _findings(row: Judged, data: Data) -> list[dict[str, Any]]:
+def _findings(row: Judged, data: Data) -> list[Json]:
     """The first finding of every cause, with the page that explains it."""
     found = []
     for first, others in clusters(row.entry.listed):

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fa3verify import __version__, operations
-from fa3verify.campaign.atlas import Entry, FamilyFigures
+from fa3verify.campaign.atlas import Entry, FamilyFigures, Loss
 from fa3verify.campaign.symptoms import symptoms, why
+from fa3verify.files import Json
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 from fa3verify.report.tables import Row, Table, table
 
@@ -179,7 +180,7 @@ def repeated(entry: Entry) -> str:
 
 
 # title, note, figure of a family, how it is written
-MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float | None], Callable[[Any], str]], ...] = (
+MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, float | None]], float | None], Callable[[Any], str]], ...] = (
     (
         "largest known error",
         "As a multiple of the output's root mean square over the family, against the operands that the kernel saw.",
@@ -208,7 +209,7 @@ MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float | None], Cal
 )
 
 
-def matrices(rows: Sequence[Judged], title: str) -> list[dict[str, Any]]:
+def matrices(rows: Sequence[Judged], title: str) -> list[Json]:
     """Families by kernels, one table a figure; cells far above the least of their row are marked."""
     families = list(dict.fromkeys(row.family for judged in rows for row in judged.entry.families))
     made = []
@@ -251,9 +252,19 @@ _FAMILY_TEXTS = ("family", "status", "sides", "largest")
 _WRITTEN: dict[str, Callable[[Any], str]] = {"ratio_max": below_one, "bias": signed, "determined": percent}
 
 
-def details(
-    row: Judged, compared: Mapping[str, Sequence[Mapping[str, Any]]], hunted: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Hunted:
+    """The largest error / bound that targeted searches found of a kernel: of which output, where, and of how many
+    problems.
+    """
+
+    value: float
+    output: str
+    ground: str
+    problems: int
+
+
+def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping[str, Hunted]) -> Json:
     """Everything of one kernel but its findings, ready to print."""
     entry = row.entry
     hunt = hunted.get(row.entry.kernel)
@@ -271,7 +282,7 @@ def details(
         "bits": bits(entry),
         "invariance": [_invariance(found) for found in compared.get(entry.kernel, ())],
         "properties": _properties(entry),
-        "losses": [_loss(loss) for loss in map(asdict, entry.loss)],
+        "losses": [_loss(loss) for loss in entry.loss],
         "hunt": hunt and _hunt(hunt),
         "families": table(row.label, row.label, list(_FAMILY), _families(entry), _FAMILY_TEXTS),
         "replay": largest and f"fa3verify replay {replay} --family {shlex.quote(largest.family)}",
@@ -279,9 +290,8 @@ def details(
     }
 
 
-def _hunt(hunt: Mapping[str, Any]) -> str:
-    effort = f"{count(hunt['problems'])} problems searched"
-    return f"{number(hunt['value'])} ({hunt['output']}, ground {hunt['ground']}), {effort}"
+def _hunt(hunt: Hunted) -> str:
+    return f"{number(hunt.value)} ({hunt.output}, ground {hunt.ground}), {count(hunt.problems)} problems searched"
 
 
 def _families(entry: Entry) -> list[Row]:
@@ -304,7 +314,7 @@ def _tried(entry: Entry) -> str:
     return f"{tried} of {claimed} classes that it claims"
 
 
-def _invariance(found: Mapping[str, Any]) -> str:
+def _invariance(found: Json) -> str:
     """One axis in words."""
     if found.get("refused"):
         return f"{found['what']}: not tried, {found['refused']}"
@@ -321,11 +331,11 @@ def _properties(entry: Entry) -> dict[str, list[str]]:
     return found
 
 
-def _loss(loss: Mapping[str, Any]) -> str:
-    keys = f"{count(loss['seqlen_k'])} keys, {loss['rows']} rows"
-    if loss["missing"]:
-        return f"{keys}: not measured, {loss['missing']}"
-    return f"{keys}: relative RMSE {number(loss['rel_rmse'])}, gain less 1 {signed(loss['bias'])}"
+def _loss(loss: Loss) -> str:
+    keys = f"{count(loss.seqlen_k)} keys, {loss.rows} rows"
+    if loss.missing:
+        return f"{keys}: not measured, {loss.missing}"
+    return f"{keys}: relative RMSE {number(loss.rel_rmse)}, gain less 1 {signed(loss.bias)}"
 
 
 def _short(keys: int) -> str:

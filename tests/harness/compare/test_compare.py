@@ -11,13 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify import records
 from fa3verify.cli.main import main
 from fa3verify.compare import compare_kernels, compare_over
 from fa3verify.compare.axes import AXES, axis_of
 from fa3verify.compare.bits import first_difference
 from fa3verify.compare.named import configured
-from fa3verify.compare.run import RECIPES
-from fa3verify.compare.table import KERNELS, compared, page
+from fa3verify.compare.run import RECIPES, Compared
+from fa3verify.compare.table import KERNELS, page
 from fa3verify.files import read_text
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known.registry import find
@@ -43,7 +44,7 @@ def stored():
 
 def test_the_published_page_is_that_of_the_stored_comparisons(stored):
     version = json.loads(read_text(STORED / "table.json"))["version"]
-    found = [row["found"] and compared(row["found"]) for row in stored]
+    found = [row["found"] and records.read(Compared, row["found"], "found") for row in stored]
     assert len(found) == len(KERNELS) * len(AXES)
     written = page(list(KERNELS), {axis.name: axis.values for axis in AXES}, found, version)
     assert (STORED / "README.md").read_text() == written
@@ -126,7 +127,9 @@ def test_the_verb_compares_one_kernel_over_an_axis(tmp_path):
     result = CliRunner().invoke(main, [*command, "--json", str(target), "--out", str(tmp_path / "page.md")])
     assert result.exit_code == 1, result.output
     assert "place in the batch: equal over everything it ran" in result.output
-    equal, other = (compared(row["found"]) for row in json.loads(target.read_text())["comparisons"])
+    equal, other = (
+        records.read(Compared, row["found"], "found") for row in json.loads(target.read_text())["comparisons"]
+    )
     assert equal.is_equal
     assert other.value == 2
     assert "| place in the batch (`position`) |" in (tmp_path / "page.md").read_text()
