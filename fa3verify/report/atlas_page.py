@@ -21,7 +21,7 @@ from fa3verify.campaign.atlas import Atlas, Entry
 from fa3verify.campaign.findings import clusters
 from fa3verify.files import Json, csv_rows, read_text, stored, write_text
 from fa3verify.judging.verdict import told
-from fa3verify.report.atlas_tables import Hunted, Judged, details, matrices, overview
+from fa3verify.report.atlas_tables import Judged, LargestHunted, details, matrices, overview
 from fa3verify.report.build import TEMPLATES, environment
 
 PAGE = "atlas.html"
@@ -104,7 +104,7 @@ class Data:
     sources: list[dict[str, str]] = field(default_factory=list)
     atlases: list[tuple[str, Atlas]] = field(default_factory=list)
     compared: dict[str, list[Json]] = field(default_factory=dict)
-    hunted: dict[str, Hunted] = field(default_factory=dict)
+    hunted: dict[str, LargestHunted] = field(default_factory=dict)
     known: list[Known] = field(default_factory=list)
 
 
@@ -179,9 +179,9 @@ def _take(data: Data, where: str, text: str, name: str) -> str:
     return f"{made.profile}, seed {made.seed}, {made.started[:10]}, fa3verify {made.version}{git}; {packages}"
 
 
-def _hunted(text: str, name: str) -> dict[str, Hunted]:
+def _hunted(text: str, name: str) -> dict[str, LargestHunted]:
     """The largest error / bound that a targeted search found of every kernel, and how many problems it judged."""
-    found: dict[str, Hunted] = {}
+    found: dict[str, LargestHunted] = {}
     effort: dict[str, dict[tuple[str, str], int]] = {}
     try:
         for row in csv_rows(text, name, HUNT_COLUMNS):
@@ -193,7 +193,7 @@ def _hunted(text: str, name: str) -> dict[str, Hunted]:
             place = row["ground"], row["seed"]
             known[place] = max(known.get(place, 0), int(row["problems"]))
             if value > (found[kernel].value if kernel in found else -1.0):
-                found[kernel] = Hunted(value, row["output"], row["ground"], 0)
+                found[kernel] = LargestHunted(value, row["output"], row["ground"], 0)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name} is no table of a hunt: {error}") from None
     return {kernel: replace(best, problems=sum(effort[kernel].values())) for kernel, best in found.items()}

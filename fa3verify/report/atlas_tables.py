@@ -253,7 +253,7 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {"ratio_max": below_one, "bias": sig
 
 
 @dataclass(frozen=True, slots=True)
-class Hunted:
+class LargestHunted:
     """The largest error / bound that targeted searches found of a kernel: of which output, where, and of how many
     problems.
     """
@@ -264,7 +264,7 @@ class Hunted:
     problems: int
 
 
-def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping[str, Hunted]) -> Json:
+def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping[str, LargestHunted]) -> Json:
     """Everything of one kernel but its findings, ready to print."""
     entry = row.entry
     hunt = hunted.get(row.entry.kernel)
@@ -290,7 +290,7 @@ def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping
     }
 
 
-def _hunt(hunt: Hunted) -> str:
+def _hunt(hunt: LargestHunted) -> str:
     return f"{number(hunt.value)} ({hunt.output}, ground {hunt.ground}), {count(hunt.problems)} problems searched"
 
 
