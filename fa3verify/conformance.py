@@ -30,8 +30,8 @@ def name_of(task: Task) -> str:
     return f"{TITLES[task.kind]}[{which}]" if which else TITLES[task.kind]
 
 
-class Finding(Exception):
-    """Holds what a campaign finds of one task: the text that a failing test shows."""
+class Broken(Exception):
+    """A task found something; its text is what the failing test shows."""
 
 
 class Conformance(pytest.File):
@@ -115,7 +115,7 @@ class Judged(pytest.Item):
         seed = self.config.option.fa3_seed
         body, _, found, _ = summary.of_kernel(self.introduction, [outcome], None, profile=profile, seed=seed)
         if found:
-            raise Finding("\n".join(self._told(finding, number) for number, finding in enumerate(found)))
+            raise Broken("\n".join(self._told(finding, number) for number, finding in enumerate(found)))
         if any(law.status == "not_tried" for law in body.laws):
             pytest.skip("nothing was tried that the kernel takes")
 
@@ -136,7 +136,7 @@ class Judged(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The words of a finding; anything else is an error of ours, with its traceback."""
-        return str(excinfo.value) if isinstance(excinfo.value, Finding) else super().repr_failure(excinfo, style)
+        return str(excinfo.value) if isinstance(excinfo.value, Broken) else super().repr_failure(excinfo, style)
 
 
 def _folder(config: pytest.Config) -> Path:

@@ -171,6 +171,8 @@ def figures() -> Rows:
 
 
 def _is_plain(value: object) -> bool:
+    if dataclasses.is_dataclass(value):
+        return all(_is_plain(getattr(value, field.name)) for field in dataclasses.fields(value))
     if isinstance(value, dict):
         return all(_is_plain(item) for pair in value.items() for item in pair)
     if isinstance(value, tuple | list):

@@ -23,7 +23,7 @@ from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.kernels import Run, TimedKernel
+from fa3verify.bench.kernels import Prepared, TimedKernel
 from fa3verify.known import backward_launches, loaded
 from fa3verify.known.backward_launches import GivenBackward
 from fa3verify.known.launches import Given
@@ -119,7 +119,7 @@ def judge(cell: Cell, x: GivenBackward, found: Sequence[torch.Tensor]) -> Sample
 def _kernel(name: str) -> TimedKernel:
     missing = BACKWARDS[name].missing() if name in BACKWARDS else None
 
-    def prepare(cell: Cell, inputs: Sequence[Given]) -> Run:
+    def prepare(cell: Cell, inputs: Sequence[Given]) -> Prepared:
         backward = backward_launches.loaded(name)
         try:
             given = _given(cell, tuple(inputs))
@@ -127,7 +127,7 @@ def _kernel(name: str) -> TimedKernel:
             made[0]()
         except ValueError as error:
             raise Unsupported(str(error)) from None
-        return Run(GraphTimed(lambda i: made[i % len(made)]()), lambda: (given[0], made[0]()))
+        return Prepared(GraphTimed(lambda i: made[i % len(made)]()), lambda: (given[0], made[0]()))
 
     about = _ABOUT.get(name) or f"{BACKWARDS[name].about}, {loaded.version(name)}"
     return TimedKernel(

@@ -38,14 +38,14 @@ TILES: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Prepared:
     """A kernel prepared for a cell: how it is timed, and its output for the first set of inputs."""
 
     timed: Timed
     output: Callable[[], Any]  # a LaunchOutput, or what a backward read and its gradients
 
 
-Prepare = Callable[[Cell, Sequence[Given]], Run]
+Prepare = Callable[[Cell, Sequence[Given]], Prepared]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class TimedKernel:
         What it is and which version.
     dtypes : tuple of str
     prepare : callable
-        ``prepare(cell, inputs) -> Run``; :class:`Unsupported` for a cell it does not take.
+        ``prepare(cell, inputs) -> Prepared``; :class:`Unsupported` for a cell it does not take.
     configure : callable, optional
         Ours only: ``configure(cell) -> Config``, with which the twin must give the same bits.
     options : callable, optional
@@ -138,14 +138,14 @@ def our_kernel(
         sms = torch.cuda.get_device_properties(0).multi_processor_count
         return config_of(cell.problem, num_sms=sms, **(_defaults(cell) | options))
 
-    def prepare(cell: Cell, inputs: Sequence[Given]) -> Run:
+    def prepare(cell: Cell, inputs: Sequence[Given]) -> Prepared:
         launch = our_launch(cell, inputs, Choices(**(_defaults(cell) | options)))
 
         try:
             launch(0)
         except ValueError as error:
             raise Unsupported(str(error)) from None
-        return Run(GraphTimed(launch), lambda: LaunchOutput(*launch(0)))
+        return Prepared(GraphTimed(launch), lambda: LaunchOutput(*launch(0)))
 
     return TimedKernel(name, about, dtypes, prepare, configure, lambda cell: _defaults(cell) | options, belongs=belongs)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fa3_reference.bounds import KernelModel
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.kernels import Run, TimedKernel
+from fa3verify.bench.kernels import Prepared, TimedKernel
 from fa3verify.known import loaded
 from fa3verify.known.launches import Given
 from fa3verify.known.libraries import Unsupported
@@ -47,7 +47,7 @@ def kernel(name: str) -> TimedKernel:
     peer = PEERS[name]
     missing = _why_not(name)
 
-    def prepare(cell: Cell, inputs: Sequence[Given]) -> Run:
+    def prepare(cell: Cell, inputs: Sequence[Given]) -> Prepared:
         if missing:
             raise Unsupported(missing)
         forward = loaded.loaded(name)
@@ -56,7 +56,7 @@ def kernel(name: str) -> TimedKernel:
             made = [forward(cell.problem, x, options) for x in inputs]
         except ValueError as error:
             raise Unsupported(str(error)) from None
-        return Run(GraphTimed(lambda i: made[i % len(made)]()), made[0])
+        return Prepared(GraphTimed(lambda i: made[i % len(made)]()), made[0])
 
     about = f"{peer.about}, {loaded.version(name)}"
     return TimedKernel(name, about, peer.dtypes, prepare, model=lambda cell: model_of(name, cell), missing=missing)

@@ -19,7 +19,7 @@ from fa3_kernels.audit.evidence import Evidence, evidence_facts
 from fa3verify import __version__
 from fa3verify.bench import check, gradients
 from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
-from fa3verify.bench.kernels import MAX_COPIES, Run, TimedKernel, draw, ours
+from fa3verify.bench.kernels import MAX_COPIES, Prepared, TimedKernel, draw, ours
 from fa3verify.bench.peers import peers
 from fa3verify.bench.warm import processes, warm_up
 from fa3verify.known.launches import Given
@@ -248,7 +248,7 @@ def _failure(error: Exception) -> str:
 
 
 def _verdict(
-    cell: Cell, kernel: TimedKernel, given: Given, prepared: Run, pool: Executor
+    cell: Cell, kernel: TimedKernel, given: Given, prepared: Prepared, pool: Executor
 ) -> Callable[[], SampleFigures]:
     """Have an output judged, a backward's here and now; what is returned waits for the verdict."""
     if kernel.judge is not None:
@@ -274,7 +274,7 @@ def synchronize() -> None:
     torch.cuda.synchronize()
 
 
-def ready(prepared: Run) -> Timed:
+def ready(prepared: Prepared) -> Timed:
     """Capture and run a kernel once; what cannot be captured is timed by plain events and says so."""
     timed = prepared.timed
     try:

@@ -11,14 +11,14 @@ from fa3_simulator.program import Op, Program
 HARDWARE_BARRIERS = 16
 
 
-class Finding(NamedTuple):
-    """``kind`` is race, deadlock, barrier or footprint; ``text`` names slot, barrier and actors."""
+class Hazard(NamedTuple):
+    """A defect of a program: its kind is race, deadlock, barrier or footprint; its text names slot, barrier, actors."""
 
     kind: str
     text: str
 
 
-def footprint(program: Program, machine: Machine) -> list[Finding]:
+def footprint(program: Program, machine: Machine) -> list[Hazard]:
     """Return what does not fit: registers, shared memory, threads, named barrier identities."""
     found = []
     groups = _warpgroups(program)
@@ -32,21 +32,19 @@ def footprint(program: Program, machine: Machine) -> list[Finding]:
         ),
         (threads <= 1024, f"{threads} threads, a CTA has at most 1024"),
     )
-    found += [Finding("footprint", text) for ok, text in rules if not ok]
+    found += [Hazard("footprint", text) for ok, text in rules if not ok]
     owners: dict[int, str] = {}
     for barrier in program.named_barriers:
         if not 0 <= barrier.identity < HARDWARE_BARRIERS:
             found.append(
-                Finding("barrier", f"named barrier {barrier.name} has id {barrier.identity}, legal are 0 to 15")
+                Hazard("barrier", f"named barrier {barrier.name} has id {barrier.identity}, legal are 0 to 15")
             )
         if barrier.identity in owners:
             text = f"named barriers {owners[barrier.identity]} and {barrier.name} share id {barrier.identity}"
-            found.append(Finding("barrier", text))
+            found.append(Hazard("barrier", text))
         owners[barrier.identity] = barrier.name
         if barrier.threads % 32:
-            found.append(
-                Finding("barrier", f"named barrier {barrier.name} counts {barrier.threads} threads, not warps")
-            )
+            found.append(Hazard("barrier", f"named barrier {barrier.name} counts {barrier.threads} threads, not warps"))
     return found + _oversized(program)
 
 
@@ -60,15 +58,15 @@ def _warpgroups(program: Program) -> list[tuple[int, int]]:
     return [*wide, (shared, max(a.registers for a in narrow))]
 
 
-def _oversized(program: Program) -> list[Finding]:
+def _oversized(program: Program) -> list[Hazard]:
     """TMA copies larger than the slot they write or read."""
-    found: dict[Finding, None] = {}
+    found: dict[Hazard, None] = {}
     for actor in program.actors:
         for kind, x, y, z, _ in actor.ops.tolist():
             if kind in (Op.LOAD, Op.STORE):
                 size, slot = (y, program.slots[z]) if kind == Op.LOAD else (x, program.slots[y])
                 if size > slot.bytes:
-                    found[Finding("footprint", f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}")] = (
+                    found[Hazard("footprint", f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}")] = (
                         None
                     )
     return list(found)

@@ -22,7 +22,7 @@ import random
 from dataclasses import dataclass, field
 
 from fa3_simulator.deadlock import Blocked, waits_in_words
-from fa3_simulator.footprint import Finding, footprint
+from fa3_simulator.footprint import Hazard, footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import NONE, Op, Program
 
@@ -86,7 +86,7 @@ class Checker:
         self.mbarriers = [Phase(m.arrivals, gathered=zero[:], released=zero[:]) for m in program.mbarriers]
         self.named = [Phase(b.threads, gathered=zero[:], released=zero[:]) for b in program.named_barriers]
         self.loads: list[tuple[int, int, list[int]]] = []  # barrier, bytes, clock
-        self.found: dict[Finding, None] = {}
+        self.found: dict[Hazard, None] = {}
 
     def by_threads(self, slot: int) -> int:
         return 3 * self.actors + slot
@@ -100,7 +100,7 @@ class Checker:
     def of_named(self, barrier: int) -> int:
         return self.of_mbarrier(len(self.program.mbarriers)) + barrier
 
-    def run(self) -> list[Finding]:
+    def run(self) -> list[Hazard]:
         """Execute all and return what was found."""
         self.advance()
         stuck = [a for a, ops in enumerate(self.ops) if self.pc[a] < len(ops)]
@@ -132,7 +132,7 @@ class Checker:
                 self.land(self.loads.pop(choice - len(ready)))
 
     def report(self, kind: str, text: str) -> None:
-        self.found.setdefault(Finding(kind, text))
+        self.found.setdefault(Hazard(kind, text))
 
     def can_run(self, actor: int) -> bool:
         if self.pc[actor] >= self.stops[actor]:
@@ -339,12 +339,12 @@ class Checker:
             state.released = state.gathered[:]
 
 
-def check(program: Program, machine: Machine | None = None, *, orders: int = 1, seed: int = 0) -> list[Finding]:
+def check(program: Program, machine: Machine | None = None, *, orders: int = 1, seed: int = 0) -> list[Hazard]:
     """Look for hazards in ``orders`` random executions; with a machine also at the footprint.
 
     Returns
     -------
-    list of Finding
+    list of Hazard
         Empty for a program that is clean in every order, as the module says: one execution shows it. Of one that is
         not, more orders may find more.
     """

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_simulator.footprint import Finding
+from fa3_simulator.footprint import Hazard
 from fa3_simulator.hazards import Access, Checker, Phase
 from fa3_simulator.program import Actor, Builder, Op, Program
 from fa3_simulator.schedules import TileBlocks
@@ -44,7 +44,7 @@ class Proof(NamedTuple):
     in the last of ``words`` then. ``longest`` is the number of blocks of the longest word.
     """
 
-    findings: list[Finding]
+    findings: list[Hazard]
     words: int
     longest: int
     is_complete: bool
@@ -189,7 +189,7 @@ def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
     family.prepare((9, 9, 9) if is_persistent else (27,))
     todo: list[Word] = [(1,)]
     seen: set[tuple] = set()
-    found: dict[Finding, None] = {}
+    found: dict[Hazard, None] = {}
     words = longest = 0
     while todo and not found and words < most:
         word = todo.pop(0)

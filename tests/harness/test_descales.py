@@ -14,6 +14,7 @@ import fa3verify
 from fa3_reference.problem import AttentionProblem, Descale
 from fa3_reference.quantize import QuantScheme
 from fa3verify.campaign.profiles import PROFILES
+from fa3verify.campaign.replay_files import ReplayFile
 from fa3verify.cases.case import Case
 from fa3verify.commands.replay import run as replayed
 from fa3verify.inputs.recipe import Recipe
@@ -78,8 +79,8 @@ def test_released_fp8_kernels_are_not_judged_by_scales_their_interface_lacks():
 
 def test_a_trial_with_other_scales_says_nothing_of_a_kernel_that_does_not_claim_them():
     trial = Trial("repeated_run_is_identical", case_of("twin.e4m3", EACH))
-    body = {"kernel": "twin.e4m3", "what": f"law {trial.law}", "content": trial.to_json()}
-    assert replayed(body)[0]
+    body = ReplayFile("twin.e4m3", f"law {trial.law}", trial.to_json())
+    assert replayed(body).holds
     with pytest.raises(ValueError, match=r"does not take the trial: .* does not claim query_head_descale"):
         replayed(body, "twin.flash3.e4m3")
 

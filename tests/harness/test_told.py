@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fa3_simulator.footprint import Finding
+from fa3_simulator.footprint import Hazard
 from fa3_simulator.unbounded import Proof
 from fa3verify import hazards
+from fa3verify.campaign.replay_files import ReplayFile
+from fa3verify.campaign.run import Finding
 from fa3verify.cli import console, ranking
 from fa3verify.cli.console_device import print_audit
 from fa3verify.cli.main import main
+from fa3verify.commands.replay import Replayed
+from fa3verify.commands.verify import ShardRun
 from fa3verify.known import registry
 from fa3verify.report import notation
 
@@ -69,25 +73,14 @@ def test_a_number_is_written_with_the_digits_that_tell(write, wanted):
     assert {x: write(x) for x in wanted} == wanted
 
 
-def finding(number: int, what: str, message: str, **more: Any) -> dict[str, Any]:
-    base = {
-        "kernel": "mine.fp16",
-        "what": what,
-        "message": message,
-        "case": "a [case]",
-        "replay": f"worst/{number}.json",
-    }
-    return base | {"baseline": None, "traceback": None} | more
+def finding(number: int, what: str, message: str, **more: Any) -> Finding:
+    return Finding("mine.fp16", what, message, case="a [case]", replay=f"worst/{number}.json", **more)
 
 
 def test_a_shard_tells_its_findings_and_no_verdict(capsys):
     raised = {"frame": "mine.py:3 in f", "text": "..."}
-    shard = {
-        "failures": [finding(0, "family normal", "RuntimeError: no", traceback=raised)],
-        "shard": "shard 2 of 3",
-        "tasks": 17,
-        "file": "shard-2.json",
-    }
+    found = (finding(0, "family normal", "RuntimeError: no", traceback=raised),)
+    shard = ShardRun("shard 2 of 3", "shard-2.json", 17, found)
     console.print_shard(shard, Path("out"))
     assert capsys.readouterr().out.splitlines() == [
         "FAIL, no result: mine.fp16 family normal: RuntimeError: no",
@@ -96,7 +89,7 @@ def test_a_shard_tells_its_findings_and_no_verdict(capsys):
         "SHARD 2 OF 3 1 findings in 17 tasks; the verdict is that of fa3verify merge",
         "shard out/shard-2.json",
     ]
-    console.print_shard(shard | {"failures": []}, Path("out"))
+    console.print_shard(replace(shard, failures=()), Path("out"))
     assert capsys.readouterr().out.splitlines()[0] == (
         "SHARD 2 OF 3 no finding in 17 tasks; the verdict is that of fa3verify merge"
     )
@@ -104,7 +97,8 @@ def test_a_shard_tells_its_findings_and_no_verdict(capsys):
 
 def test_a_replay_tells_every_figure_with_two_digits_and_a_ratio_on_its_side_of_one(capsys):
     measures = {"ratio_max": 0.9997, "ratio_lse_max": 1.0004, "ratio_median": 0.94, "ulp_max": 0.00012, "rms": 1234.0}
-    console.print_replay({"kernel": "mine.fp16", "what": "L1 error / bound"}, False, "the [message]", measures)
+    bound = ReplayFile("mine.fp16", "L1 error / bound", {})
+    console.print_replay(bound, Replayed(holds=False, message="the [message]", measures=measures))
     assert capsys.readouterr().out.splitlines() == [
         "mine.fp16: bound, error / bound",
         "the [message]",
@@ -115,7 +109,8 @@ def test_a_replay_tells_every_figure_with_two_digits_and_a_ratio_on_its_side_of_
         "  rms                  1.2e3",
         "still broken",
     ]
-    console.print_replay({"kernel": "mine.fp16", "what": "law kv_head_order"}, True, "ok", None)
+    law = ReplayFile("mine.fp16", "law kv_head_order", {})
+    console.print_replay(law, Replayed(holds=True, message="ok", measures=None))
     assert capsys.readouterr().out.splitlines() == ["mine.fp16: property kv_head_order", "ok", "holds"]
 
 
@@ -130,7 +125,7 @@ def test_kernels_are_told_with_what_keeps_the_others_away(capsys):
 
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_a_shape_of_schedules_has_one_line_and_each_hazard_another(monkeypatch, is_complete):
-    texts = [Finding("race", "slot s: B is not ordered after A"), Finding("barrier", "named barrier n")]
+    texts = [Hazard("race", "slot s: B is not ordered after A"), Hazard("barrier", "named barrier n")]
     shapes = [
         hazards.Checked(("a", "b", "c", "d", "e"), "program", Proof(texts, 3, 9, False)),
         hazards.Checked(("f",), "program", Proof([], 12, 7, is_complete)),

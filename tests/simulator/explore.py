@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fa3_simulator.deadlock import Blocked, waits_in_words
-from fa3_simulator.footprint import Finding
+from fa3_simulator.footprint import Hazard
 from fa3_simulator.program import NONE, Op, Program
 
 _LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT, Op.REDUCE}
@@ -20,7 +20,7 @@ _LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT, 
 class Explored(NamedTuple):
     """``states`` visited; ``is_complete`` is False when the limit stopped the search."""
 
-    findings: list[Finding]
+    findings: list[Hazard]
     states: int
     is_complete: bool
 
@@ -44,7 +44,7 @@ class _Explorer:
         self.program = program
         self.ops = [actor.ops.tolist() for actor in program.actors]
         self.own = self.barriers_of_one_actor()
-        self.findings: dict[Finding, None] = {}
+        self.findings: dict[Hazard, None] = {}
         self.seen_version: dict[tuple[int, int], tuple[int, ...]] = {}  # what an operation read the first time
 
     def barriers_of_one_actor(self) -> set[int]:
@@ -89,7 +89,7 @@ class _Explorer:
     def deadlock(self, state: _State) -> None:
         stuck = [a for a, ops in enumerate(self.ops) if state.pc[a] < len(ops)]
         blocked = [Blocked(a, state.pc[a], state.waits[a]) for a in stuck]
-        self.findings.setdefault(Finding("deadlock", waits_in_words(self.program, blocked)))
+        self.findings.setdefault(Hazard("deadlock", waits_in_words(self.program, blocked)))
 
     def following(self, state: _State) -> list[_State]:
         """States one step away; a single one where a local operation is next."""
@@ -166,7 +166,7 @@ class _Explorer:
     def race(self, actor: int, state: _State, slot: int, why: str) -> None:
         row = state.pc[actor]
         where = f"{self.program.actors[actor].name} ({self.program.describe(actor, row)}, row {row})"
-        self.findings.setdefault(Finding("race", f"slot {self.program.slots[slot].name}: {where} {why}"))
+        self.findings.setdefault(Hazard("race", f"slot {self.program.slots[slot].name}: {where} {why}"))
 
     def check_read(self, state: _State, actor: int, slots: tuple[int, ...]) -> None:
         for slot in slots:
