@@ -20,7 +20,7 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
 from fa3verify.bench import check, graphs, kernels, peers, run
-from fa3verify.bench.kernels import Given, Run, TimedKernel
+from fa3verify.bench.kernels import Given, Prepared, TimedKernel
 from fa3verify.known import libraries, loaded
 from fa3verify.known.launches import LaunchOutput
 from fa3verify.known.libraries import Unsupported
@@ -69,7 +69,7 @@ def fake_kernel(name: str, milliseconds: float, *, error: Exception | None = Non
     def prepare(cell, inputs):
         if error:
             raise error
-        return Run(FakeTimed(name, [milliseconds] * 100, []), lambda: LaunchOutput(None))
+        return Prepared(FakeTimed(name, [milliseconds] * 100, []), lambda: LaunchOutput(None))
 
     return TimedKernel(name, "", ("fp16",), prepare, missing=None)
 

@@ -13,7 +13,7 @@ import torch
 
 from fa3_reports.measured import counted
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.kernels import Run, TimedKernel
+from fa3verify.bench.kernels import Prepared, TimedKernel
 from fa3verify.timed.cells import Cell
 
 pytestmark = pytest.mark.optional
@@ -39,10 +39,10 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def kernel(name: str, log: list[str], error: str = "", **more: Any) -> TimedKernel:
-    def prepare(cell: Cell, inputs: Any) -> Run:
+    def prepare(cell: Cell, inputs: Any) -> Prepared:
         if error:
             raise RuntimeError(error)
-        return Run(GraphTimed(lambda i: log.append(name)), lambda: None)
+        return Prepared(GraphTimed(lambda i: log.append(name)), lambda: None)
 
     return TimedKernel(name, "made up", ("fp16",), prepare, **more)
 
