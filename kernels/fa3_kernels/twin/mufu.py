@@ -4,7 +4,7 @@ A function is a table of quadratics over the leading fraction bits, summed in in
 constant; the square is a truncated one. Tables and constants were fitted from an NVIDIA H200 by integer
 feasibility (one solution in every segment) and checked there on all 2^32 inputs of each instruction without a
 difference; those of tanh, whose binades have 1 to 16 segments each, likewise from all numbers of 19 binades of an
-H100. The plain scalar definition is :mod:`mufu_exact`.
+H100. The plain scalar definition, which the tests compare with, is ``tests/kernels/twin/mufu_exact.py``.
 """
 
 from __future__ import annotations

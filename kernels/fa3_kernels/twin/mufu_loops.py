@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fa3_kernels.twin.compiled import compiled, inlined
-from fa3_kernels.twin.mufu_exact import TABLES, TANH_BINADES, Table
+from fa3_kernels.twin.mufu_tables import TABLES, TANH_BINADES, Table
 
 _NAN = 0x7FFFFFFF
 _INFINITY = 0x7F800000

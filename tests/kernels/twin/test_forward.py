@@ -14,12 +14,12 @@ from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
 from fa3_kernels.twin.arithmetic import SOURCES, Arithmetic
 from fa3_kernels.twin.combine import combine
 from fa3_kernels.twin.forward import forward
-from fa3_kernels.twin.mufu_exact import ex2_exact, lg2_exact, rcp_exact
 from fa3_kernels.twin.wgmma_exact import wgmma_exact
 from fa3_reference.attention import attention
 from fa3_reference.bounds.forward import KernelModel, forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Operands
+from tests.kernels.twin.mufu_exact import ex2_exact, lg2_exact, rcp_exact
 
 F32 = np.float32
 

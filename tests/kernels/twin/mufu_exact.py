@@ -1,63 +1,13 @@
-"""The multi-function unit, one number at a time in Python integers: the definition that :mod:`mufu` must
-meet.
-
-Every function is sig = (C0 << c0_shift + C1 * r + (C2 << c2_shift) * square(r) + rounding) >> shift with
-[C0, C1, C2] from a table indexed by leading fraction bits and r the bits below them.
-"""
+"""The multi-function unit, one number at a time in Python integers: the definition that ``mufu`` must meet."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
+from fa3_kernels.twin.mufu_tables import TABLES, TANH_BINADES
 
 _NAN = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 _ONE = 0x3F800000
 _SIGN = 0x80000000
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Quadratics of one function: rows (C0, C1, C2) and the fixed-point constants they share."""
-
-    rows: tuple[tuple[int, int, int], ...]
-    rounding: int
-    shift: int
-    c0_shift: int
-    c2_shift: int
-
-    def value(self, segment: int, r: int, square: int) -> int:
-        c0, c1, c2 = self.rows[segment]
-        return ((c0 << self.c0_shift) + c1 * r + (c2 << self.c2_shift) * square + self.rounding) >> self.shift
-
-
-def _load() -> dict[str, Table]:
-    stored = json.loads(Path(__file__).with_name("mufu_tables.json").read_text())
-    return {
-        name: Table(tuple((a, b, c) for a, b, c in t["table"]), t["rc"], t["shift"], t["c0_shift"], t["c2_shift"])
-        for name, t in stored.items()
-    }
-
-
-# fitted from the results of an NVIDIA H200, tanh from an H100's; each then agreed on all inputs
-TABLES: dict[str, Table] = _load()
-
-
-# Of tanh, by exponent field: first segment, leading fraction bits that tell segments apart, exponent of a sum's unit.
-TANH_BINADES = {
-    119: (0, 0, -41),
-    120: (1, 0, -40),
-    121: (2, 0, -39),
-    122: (3, 1, -39),
-    123: (5, 1, -38),
-    124: (7, 2, -38),
-    125: (11, 2, -37),
-    126: (15, 2, -36),
-    127: (19, 3, -37),
-    128: (27, 4, -39),
-    129: (43, 3, -37),
-}
 
 
 def square(x: int) -> int:
