@@ -39,11 +39,12 @@ from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.backward_work import backward_work
 from fa3_simulator.schedules import registers_needed, switches
 from fa3_simulator.tune import candidates
-from fa3verify.adversary import gradients, islands
-from fa3verify.adversary.gradients import colony as gradients_colony
-from fa3verify.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
-from fa3verify.adversary.run import search_island
 from fa3verify.cli.main import main
+from fa3verify.search import gradients
+from fa3verify.search.adversary import search_island
+from fa3verify.search.forward import islands
+from fa3verify.search.gradients import colony as gradients_colony
+from fa3verify.search.gradients.mutations import MUTATIONS, Child, mutate_scale
 from fa3verify.timed import cells, results, tables
 
 FILE = Path(__file__).with_suffix(".json")

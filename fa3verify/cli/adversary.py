@@ -38,9 +38,9 @@ def adversary(
     output also after it), and the input that has it.
     """
     with one_line_errors():
-        from fa3verify.adversary import run
         from fa3verify.cli import console, console_search
         from fa3verify.files import json_text
+        from fa3verify.search import adversary as run
 
         if replay is not None:
             found = run.replay_file(replay)

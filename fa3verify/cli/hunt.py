@@ -43,7 +43,7 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
     with one_line_errors():
         from fa3verify.campaign.introduction import Unavailable
         from fa3verify.cli import console, console_search
-        from fa3verify.hunt import run
+        from fa3verify.search import run
 
         if problems and seconds:
             raise ValueError("the budget is --problems or --seconds, not both")
@@ -65,9 +65,9 @@ def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline:
     from dataclasses import replace
 
     from fa3_reference.problem import DTYPES
-    from fa3verify.hunt import Difference, OverBaseline, Ratio
-    from fa3verify.hunt.objectives import Objective
     from fa3verify.judging import gate
+    from fa3verify.search import Difference, OverBaseline, Ratio
+    from fa3verify.search.objectives import Objective
 
     if (objective == "difference") != (against is not None):
         raise ValueError("--objective difference goes with --against KERNEL")

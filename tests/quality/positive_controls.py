@@ -27,9 +27,9 @@ from fa3_reference.bounds.model import Terms
 from fa3_reference.bounds.steps import LN2
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, Dtype
-from fa3verify.adversary.colony import Colony, Environment, rounded
-from fa3verify.adversary.islands import Island
-from fa3verify.adversary.judge import UNROUNDED, truth_error
+from fa3verify.search.forward.colony import Colony, Environment, rounded
+from fa3verify.search.forward.islands import Island
+from fa3verify.search.forward.judge import UNROUNDED, truth_error
 
 ROWS, SCREENED = 16, 100_000
 FAR = 240.0  # log2 units below a maximum, where a weight is exactly 0

@@ -10,16 +10,16 @@ import pytest
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import Terms
 from fa3_reference.problem import DTYPES
-from fa3verify.adversary.climb import Find
-from fa3verify.adversary.evolve import Search
-from fa3verify.adversary.islands import island_of, islands_of
-from fa3verify.adversary.judge import ErrorOverBound
+from fa3verify.search.climb import Find
+from fa3verify.search.forward.islands import island_of, islands_of
+from fa3verify.search.forward.judge import ErrorOverBound
+from fa3verify.search.forward.search import Search
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 from tests.sampling import sampled
 
 BUDGET, CI_BUDGET, SEED = 10_000, 2_000, 1  # problems, of a hole or half a term, and of all shapes of a dtype
 
-# Rows of reports/findings/0001, the trigger that tells each (fa3verify.adversary.causes), and where it can happen.
+# Rows of reports/findings/0001, the trigger that tells each (fa3verify.search.forward.causes), and where it can happen.
 HOLES = {
     "V1 e4m3": ("subnormal", "e4m3", "few"),
     "V1 fp16": ("subnormal", "fp16", "few"),

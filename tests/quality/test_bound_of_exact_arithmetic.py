@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fa3verify.adversary.colony import Colony, positive, rounded
-from fa3verify.adversary.islands import ISLANDS, Island
-from fa3verify.adversary.judge import judge
+from fa3verify.search.forward.colony import Colony, positive, rounded
+from fa3verify.search.forward.islands import ISLANDS, Island
+from fa3verify.search.forward.judge import judge
 
 ROUNDS = 6
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fa3verify.adversary.colony import individual
-from fa3verify.hunt import Ratio, hunt
-from fa3verify.hunt.call import HuntedCall
-from fa3verify.hunt.search import value_of
 from fa3verify.known.registry import find
 from fa3verify.operations import find as operation
+from fa3verify.search import Ratio, hunt
+from fa3verify.search.call import HuntedCall
+from fa3verify.search.forward.colony import individual
+from fa3verify.search.ground import value_of
 
 PROBLEMS, SEED = 112, 1  # reports/notes/hunt.md has other seeds
 

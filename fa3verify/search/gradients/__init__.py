@@ -1,0 +1,10 @@
+"""The adversary of gradients: the same evolution, on the arrays of whole small problems.
+
+``colony`` has the shapes and the individuals that are judged at once, ``execution`` the arithmetic before the last
+rounding with the ends of all orders of additions, ``mutations`` change arrays, ``search`` selects.
+"""
+
+from fa3verify.search.gradients.colony import ISLANDS, GradientIsland, islands_of
+from fa3verify.search.gradients.search import Search
+
+__all__ = ["ISLANDS", "GradientIsland", "Search", "islands_of"]

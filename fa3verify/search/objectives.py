@@ -1,0 +1,182 @@
+"""This module says what a hunt maximises: error over bound, error over a stored baseline, or the difference of two
+kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fa3_reference.formats import FORMATS, ulp
+from fa3verify.cases.case import Case
+from fa3verify.inputs.recipe import FAMILIES
+from fa3verify.judging import gate
+from fa3verify.judging.judgement import judge
+from fa3verify.kernels.record import Candidate
+from fa3verify.known.registry import find
+from fa3verify.operations import FORWARD, Output
+from fa3verify.operations.ratios import error_over_bound
+from fa3verify.search.call import HuntedCall, unrounded
+from fa3verify.search.forward.judge import Judge
+
+Unit = Literal["bound", "ulp"]
+LEAST_DIFFERENCE = 2.0**-10  # told of bits that differ in value by less, as those of -0 and +0
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Error over bound before the output is rounded for the last time; above 1 the kernel is wrong.
+
+    Of a kernel that returns rounded outputs only, the error is the least that can have been there before.
+    """
+
+    limit: ClassVar[float] = 1.0
+
+    @property
+    def others(self) -> tuple[Candidate, ...]:
+        return ()
+
+    @property
+    def words(self) -> str:
+        return "error / bound before the last rounding"
+
+    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+        if candidate.operation != FORWARD:
+            measures = judge(candidate, case, unrounded=False).measures
+            names = ("ratio_max", *(n for n in measures if n.startswith("ratio_") and n.endswith("_max")))
+            return {name.removesuffix("_max").removeprefix("ratio_") or "ratio": measures[name] for name in names}
+        call = HuntedCall.of(candidate, case)
+        truth = call.truth()
+        got = unrounded(call, truth["out"])
+        bound = call.bound(replace(call.assumed, out_dtype="fp32"))
+        return {name: _largest(error_over_bound(x, truth[name], bound[name])) for name, x in got.items()}
+
+    def of_colonies(self, candidate: Candidate) -> Judge | None:
+        from fa3verify.search.colonies import over_bound
+
+        return over_bound(candidate) if candidate.operation == FORWARD else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": "ratio"}
+
+
+@dataclass(frozen=True, slots=True)
+class OverBaseline:
+    """Relative RMSE against the operands as seen, over that of the same family of inputs in a stored baseline.
+
+    Only cases are searched: every one belongs to a family of inputs. A kernel that the baseline lacks is compared with
+    our own twin of its operation and dtype.
+    """
+
+    baseline: gate.Baseline
+    limit: ClassVar[float] = math.inf
+
+    @property
+    def others(self) -> tuple[Candidate, ...]:
+        return ()
+
+    @property
+    def words(self) -> str:
+        return f"relative RMSE / that of its family in the {self.baseline.profile} baseline"
+
+    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+        distribution = case.recipe.distribution
+        names = [family.name for family in FAMILIES if family.distribution == distribution]
+        stored = self.baseline.figures(candidate.name, names[0]) if names else None
+        if stored is None and names and candidate.operation == FORWARD:
+            stored = self.baseline.figures(f"twin.{candidate.dtype}", names[0])
+        if stored is None or not stored["rel_rmse_seen"] > 0:
+            raise ValueError(f"the baseline has no figure of {candidate.name} for {distribution}")
+        measures = judge(candidate, case, unrounded=False).measures
+        lost = math.inf if measures["nonfinite"] else 0.0
+        return {"rel_rmse": max(lost, measures["rel_rmse_seen"] / stored["rel_rmse_seen"])}
+
+    def of_colonies(self, candidate: Candidate) -> Judge | None:
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": "baseline", "baseline": asdict(self.baseline)}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """|a - b| of the outputs of two kernels, in ulp of the larger one or over the first one's error bound.
+
+    Bits that differ count as :data:`LEAST_DIFFERENCE` at least; NaN differs from every number without limit.
+    """
+
+    against: Candidate
+    unit: Unit = "bound"
+    limit: ClassVar[float] = math.inf
+
+    @property
+    def words(self) -> str:
+        return f"difference from {self.against.name} in {'ulp' if self.unit == 'ulp' else 'bounds'}"
+
+    @property
+    def others(self) -> tuple[Candidate, ...]:
+        return (self.against,)
+
+    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+        call = HuntedCall.of(candidate, case)
+        other = HuntedCall.of(self.against, case)
+        a = call.run()
+        b = other.run()
+        bound = call.bound(call.assumed) if self.unit == "bound" else None
+        return {
+            o.name: _largest(self.heights(o, (a[o.name], b[o.name]), bound and bound[o.name], call.config))
+            for o in call.operation.outputs
+            if o.name in a and o.name in b
+        }
+
+    def heights(self, output: Output, pair: tuple[np.ndarray, np.ndarray], bound: Any, config: Any) -> np.ndarray:
+        """Return the difference of every element, float64."""
+        a, b = pair
+        if bound is not None:
+            return error_over_bound(a, b.astype(np.float64), bound)
+        fmt = FORMATS[output.format(config)]
+        x = a.astype(np.float64)
+        y = b.astype(np.float64)
+        bits = f"u{a.dtype.itemsize}"
+        same = (a.view(bits) == b.view(bits)) | (np.isnan(x) & np.isnan(y))
+        with np.errstate(all="ignore"):
+            away = np.abs(x - y) / ulp(np.maximum(np.abs(x), np.abs(y)), fmt)
+        return np.where(same, 0.0, np.where(np.isfinite(away), np.maximum(away, LEAST_DIFFERENCE), np.inf))
+
+    def of_colonies(self, candidate: Candidate) -> Judge | None:
+        from fa3verify.search.colonies import difference
+
+        return difference(candidate, self) if candidate.operation == FORWARD else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": "difference", "against": self.against.name, "unit": self.unit}
+
+
+# An objective says what makes one input better than another. ``limit`` is what a sound kernel does not exceed, and
+# ``others`` are kernels beside the hunted one, which must take the same inputs. ``of_case`` returns the figure of each
+# output, or of a case as a whole, and raises ValueError where a kernel does not take the case. ``of_colonies`` returns
+# what judges whole colonies of inputs, None where only cases are searched.
+Objective = Ratio | OverBaseline | Difference
+
+
+def objective_from(values: Mapping[str, Any]) -> Objective:
+    """Read what ``to_json`` wrote; ValueError names what is wrong with a damaged or foreign one."""
+    try:
+        match values["name"]:
+            case "ratio":
+                return Ratio()
+            case "baseline":
+                return OverBaseline(gate.Baseline(**values["baseline"]))
+            case "difference":
+                return Difference(find(values["against"]), values["unit"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"an objective is incomplete or damaged: {error}") from None
+    raise ValueError(f"objective must be ratio, baseline or difference, got {values['name']!r}")
+
+
+def _largest(heights: np.ndarray) -> float:
+    return float(np.max(heights, initial=0.0))
