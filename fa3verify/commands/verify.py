@@ -32,7 +32,7 @@ from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.judging import gate
 from fa3verify.judging.verdict import EXIT_CODES
 from fa3verify.operations import FORWARD
-from fa3verify.search import campaign as adversary
+from fa3verify.search import adversary
 from fa3verify.text import one_line, plural
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ they hold, how they are executed and what of them mutates. ``grounds`` are where
 what is maximised; the verb hunt takes any kernel (``run``), the verb adversary our twins (``adversary``).
 """
 
-from fa3verify.search.climb import Find, Findings
+from fa3verify.search.findings import Find, Findings
 from fa3verify.search.objectives import Difference, Objective, OverBaseline, Ratio
 from fa3verify.search.run import hunt
 

@@ -1,71 +1,150 @@
-"""A whole search: all islands of some dtypes of an operation on some processes, and what it found as one JSON value."""
+"""The adversary: whether inputs that are bred for it break the error bound of our own twins.
+
+All islands of some dtypes of an operation are searched on some processes, for the verb ``adversary`` and as a part of a
+campaign; what was found is one file.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fa3verify import __version__
+from fa3verify.campaign import pool
+from fa3verify.campaign.findings import finding
+from fa3verify.campaign.profiles import ProfileName
+from fa3verify.campaign.run import Finding
+from fa3verify.campaign.tasks import Outcome, Task, execute
+from fa3verify.files import Json, json_text, write_text
 from fa3verify.operations import FORWARD
-from fa3verify.search import gradients
-from fa3verify.search.forward import search as evolve
+from fa3verify.records import plain, read
+from fa3verify.search.climb import Search
+from fa3verify.search.findings import Findings
+from fa3verify.search.forward.search import ForwardSearch
+from fa3verify.search.gradients.search import GradientSearch
 
 SCHEMA = "fa3verify.adversary/2"
+FILE = "adversary.json"
 CHUNK = 20_000  # problems of one process's task: islands are searched by several seeds where more are wanted
-# Searches by operation, each with the names of its ratios, its islands and how an individual is judged again.
-BREEDS: dict[str, type[Any]] = {FORWARD: evolve.Search, "backward": gradients.Search}
+PROBLEMS: dict[ProfileName, int] = {"soak": 200_000}  # for every dtype; the other profiles have no time for it
+SEARCHES: dict[str, type[Search]] = {FORWARD: ForwardSearch, "backward": GradientSearch}
+
+
+@dataclass(frozen=True, slots=True)
+class Adversary:
+    """Holds what searches of an operation's islands have met, by dtype and name of the island."""
+
+    operation: str
+    found: dict[str, dict[str, Findings]]
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        return SEARCHES[self.operation].JUDGE.records
+
+    @property
+    def columns(self) -> str:
+        return SEARCHES[self.operation].COLUMNS
+
+    def total(self, dtype: str) -> Findings:
+        """Return what all islands of a dtype have met together."""
+        total = Findings()
+        for found in self.found[dtype].values():
+            total.add(found, is_later=False)
+        return total
+
+    @property
+    def above_1(self) -> int:
+        return sum(self.total(dtype).above_1 for dtype in self.found)
+
+    def to_json(self) -> Json:
+        """Return what is written to a file: counts, and of every island the largest error / bound with its individual.
+
+        The counts of problems at a find are those of its own seed.
+        """
+        named = {"schema": SCHEMA, "version": __version__, "operation": self.operation, "above_1": self.above_1}
+        return named | {"dtypes": {dtype: self._part(dtype) for dtype in self.found}}
+
+    def _part(self, dtype: str) -> Json:
+        total = self.total(dtype)
+        none = {"value": 0.0, "problems": 0, "content": None}
+        islands = {
+            name: _counts(found)
+            | {"best": dict.fromkeys(self.records, none) | plain(found.best), "violations": plain(found.violations)}
+            for name, found in self.found[dtype].items()
+        }
+        return _counts(total) | {"ratio": {name: total.height(name) for name in self.records}, "islands": islands}
+
+
+def _counts(found: Findings) -> Json:
+    return {name: getattr(found, name) for name in ("problems", "generations", "restarts", "above_1")}
+
+
+def islands_of(dtype: str, operation: str = FORWARD) -> list[Any]:
+    """Return the islands of an operation and a dtype."""
+    return [island for island in SEARCHES[operation].ISLANDS if island.dtype == dtype]
+
+
+def island_of(dtype: str, name: str, operation: str = FORWARD) -> Any:
+    """Return the island of that name; ValueError where there is none."""
+    for island in islands_of(dtype, operation):
+        if island.name == name:
+            return island
+    raise ValueError(f"there is no island {name!r} for {dtype!r}")
 
 
 def dtypes_of(operation: str) -> tuple[str, ...]:
     """Return the dtypes of which an operation has islands."""
-    return tuple(dtype for dtype in ("fp16", "bf16", "e4m3") if BREEDS[operation].islands(dtype))
+    return tuple(dtype for dtype in ("fp16", "bf16", "e4m3") if islands_of(dtype, operation))
 
 
-def search_island(dtype: str, name: str, seed: list[int], problems: int, operation: str = FORWARD) -> dict[str, Any]:
+def search_island(dtype: str, name: str, seed: list[int], problems: int, operation: str = FORWARD) -> Json:
     """Search one island and return its findings as JSON values."""
-    breed = BREEDS[operation]
-    island = next(island for island in breed.islands(dtype) if island.name == name)
-    return asdict(breed(island, seed).until(problems))
+    return plain(SEARCHES[operation](island_of(dtype, name, operation), seed).until(problems))
 
 
-def plan(dtypes: tuple[str, ...], problems: int, seed: int, operation: str = FORWARD) -> list[dict[str, Any]]:
-    """Return the arguments of :func:`search_island` that together judge so many problems for every dtype."""
-    tasks = []
+def plan(dtypes: Sequence[str], problems: int, seed: int, operation: str = FORWARD) -> list[Task]:
+    """Return the searches that together judge so many problems for every dtype."""
+    planned = []
     for dtype in dtypes:
-        own = BREEDS[operation].islands(dtype)
+        own = islands_of(dtype, operation)
         share = -(-problems // len(own))
         parts = -(-share // CHUNK)
         for part in range(parts):
             for index, island in enumerate(own):
                 arguments = {"dtype": dtype, "name": island.name, "seed": [seed, index, part]}
-                tasks.append(arguments | {"problems": -(-share // parts), "operation": operation})
-    return tasks
+                arguments |= {"problems": -(-share // parts), "operation": operation}
+                planned.append(Task("adversary", f"adversary: {dtype} {island.name}", search_island, arguments))
+    return planned
 
 
-def _warm_up(dtypes: tuple[str, ...], operation: str) -> None:
-    """Compile the twin's loops once, before the processes would do so all together."""
-    for dtype in dtypes:
-        BREEDS[operation](BREEDS[operation].islands(dtype)[0], 0).until(1)
+def assembled(outcomes: Sequence[Outcome]) -> Adversary:
+    """Put the findings of searches, all of one operation, together by dtype and island."""
+    found: dict[str, dict[str, Findings]] = {}
+    for outcome in outcomes:
+        arguments = outcome.task.arguments
+        island = found.setdefault(arguments["dtype"], {}).setdefault(arguments["name"], Findings())
+        island.add(read(Findings, outcome.value, outcome.task.label), is_later=False)
+    return Adversary(outcomes[0].task.arguments["operation"] if outcomes else FORWARD, found)
 
 
 def run(
-    dtypes: tuple[str, ...],
+    dtypes: Sequence[str],
     problems: int,
     seed: int,
     jobs: int = 0,
     progress: Callable[[str], None] = lambda label: None,
     operation: str = FORWARD,
-) -> dict[str, Any]:
+) -> Adversary:
     """Search all islands of some dtypes of an operation.
 
     Parameters
     ----------
-    dtypes : tuple of str
+    dtypes : sequence of str
     problems : int
         For every dtype, shared by its islands.
     seed : int
@@ -75,73 +154,31 @@ def run(
     progress : callable
         Called with the name of each part that is done.
     operation : str
-        A key of :data:`BREEDS`.
-
-    Returns
-    -------
-    dict
-        As it is written to a file: counts, and of every island the largest error / bound with its individual.
+        A key of :data:`SEARCHES`.
 
     Raises
     ------
     fa3verify.campaign.pool.TaskError
         If a process was lost.
     """
-    tasks = plan(dtypes, problems, seed, operation)
-    _warm_up(dtypes, operation)
+
+    def tell(outcome: Outcome) -> None:
+        if outcome.error:
+            raise pool.TaskError(outcome.error)
+        arguments = outcome.task.arguments
+        progress(f"{arguments['dtype']} {arguments['name']}, part {arguments['seed'][-1] + 1}")
+
+    for dtype in dtypes:  # compiles the twin's loops once, before the processes would do so all together
+        SEARCHES[operation](islands_of(dtype, operation)[0], 0).until(1)
     with isolating_pool(jobs) as executor:
-        futures = [executor.submit(search_island, **arguments) for arguments in tasks]
-        results = []
-        for arguments, future in zip(tasks, futures, strict=True):
-            results.append(future.result())
-            progress(f"{arguments['dtype']} {arguments['name']}, part {arguments['seed'][-1] + 1}")
-    return {"seed": seed, "problems": problems} | assembled(tasks, results)
-
-
-def assembled(tasks: list[dict[str, Any]], results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put the findings of :func:`search_island`, all of one operation, together by dtype and island."""
-    dtypes = dict.fromkeys(task["dtype"] for task in tasks)
-    operation = tasks[0]["operation"] if tasks else FORWARD
-    pairs = list(zip(tasks, results, strict=True))
-    ratios = BREEDS[operation].ratios
-    parts = {dtype: _merged_dtype([(t, r) for t, r in pairs if t["dtype"] == dtype], ratios) for dtype in dtypes}
-    above_1 = sum(part["above_1"] for part in parts.values())
-    named = {"schema": SCHEMA, "version": __version__, "operation": operation}
-    return named | {"above_1": above_1, "dtypes": parts}
+        return assembled(execute(plan(dtypes, problems, seed, operation), executor, progress=tell))
 
 
 def isolating_pool(jobs: int) -> Executor:
     """Return processes of one core each for long searches; 0 is one per core."""
-    from fa3verify.campaign.pool import IsolatingPool
-
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")  # one core per worker process
-    return IsolatingPool(jobs or os.cpu_count() or 1, limit_s=3600.0)
-
-
-def _merged_dtype(results: list[tuple[dict[str, Any], dict[str, Any]]], names: tuple[str, ...]) -> dict[str, Any]:
-    islands = {
-        island: _merged([r for task, r in results if task["name"] == island], names)
-        for island in dict.fromkeys(task["name"] for task, _ in results)
-    }
-    totals = {key: sum(island[key] for island in islands.values()) for key in ("problems", "generations", "restarts")}
-    ratios = {name: max(island["best"][name]["value"] for island in islands.values()) for name in names}
-    return totals | {
-        "above_1": sum(island["above_1"] for island in islands.values()),
-        "ratio": ratios,
-        "islands": islands,
-    }
-
-
-def _merged(results: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, Any]:
-    """Findings of one island under several seeds; counts of problems at a find are of its own seed."""
-    totals = {key: sum(r[key] for r in results) for key in ("problems", "generations", "restarts", "above_1")}
-    none = {"value": 0.0, "problems": 0, "content": None}
-    best = {name: max((r["best"].get(name, none) for r in results), key=lambda find: find["value"]) for name in names}
-    violations: dict[str, Any] = {}
-    for result in results:
-        violations = result["violations"] | violations
-    return totals | {"best": best, "violations": violations}
+    return pool.IsolatingPool(jobs or os.cpu_count() or 1, limit_s=3600.0)
 
 
 def replay_file(path: Path) -> list[tuple[str, str, dict[str, float]]]:
@@ -156,7 +193,7 @@ def replay_file(path: Path) -> list[tuple[str, str, dict[str, float]]]:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["schema"] != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA!r}, got {body['schema']!r}")
-        breed = BREEDS[body.get("operation", FORWARD)]  # older files are of the forward
+        search = SEARCHES[body.get("operation", FORWARD)]  # older files are of the forward
         islands = [(dtype, *i) for dtype, part in body["dtypes"].items() for i in part["islands"].items()]
         finds = [
             (f"{dtype} {name} {what}", str(find["value"]), find["content"])
@@ -166,4 +203,27 @@ def replay_file(path: Path) -> list[tuple[str, str, dict[str, float]]]:
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of fa3verify adversary: {error}") from None
-    return [(what, stored, breed.replay(values)) for what, stored, values in finds]
+    return [(what, stored, search.JUDGE.again(*search.individual(values))) for what, stored, values in finds]
+
+
+def tasks(kernels: tuple[str, ...], profile: ProfileName, seed: int) -> list[Task]:
+    """Return the searches for the forward twins among the kernels, none where the profile has no budget."""
+    dtypes = [kernel.removeprefix("twin.") for kernel in kernels if kernel in ("twin.fp16", "twin.bf16", "twin.e4m3")]
+    return plan(dtypes, PROBLEMS[profile], seed) if profile in PROBLEMS else []
+
+
+def write(outcomes: list[Outcome], out: Path) -> list[Finding]:
+    """Write what the searches found beside the report and return a failure for every hole and for every lost search."""
+    mine = [outcome for outcome in outcomes if outcome.task.kind == "adversary"]
+    if not mine:
+        return []
+    found = assembled([outcome for outcome in mine if not outcome.error and not outcome.skipped])
+    write_text(out / FILE, json_text(found.to_json()))
+    lost = [finding("-", outcome.task.label, outcome.error) for outcome in mine if outcome.error]
+    holes = [
+        finding(f"twin.{dtype}", f"adversary {name}", f"error / bound {find.value:.4g}, {cause}; see {FILE}")
+        for dtype, islands in found.found.items()
+        for name, island in islands.items()
+        for cause, find in island.violations.items()
+    ]
+    return lost + holes

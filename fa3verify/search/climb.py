@@ -1,93 +1,71 @@
-"""This module says what every evolution shares: what it met, which mutations it takes, how far it climbed, when it
-starts again.
+"""The search on one island: breed a colony, judge it, keep the worst and select, generation after generation.
+
+Mutations that lately made a child better than its parent come more often, and a colony that no longer climbs starts
+again. What climbs is said by a :class:`Judge`; the kinds of colonies have searches of their own, which say what of two
+parents a child gets, what all individuals share, and which of them stay.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
+from fa3verify.files import Json
+from fa3verify.search.colony import Colony, Place
+from fa3verify.search.findings import Find, Findings
+
+Ratios = Mapping[str, np.ndarray]  # figures of every individual by name, (individuals of the first axis, others)
 Tried = tuple[int, int, list[int]]  # a child, its parent, and the mutations between them
 PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
 
 
-@dataclass(frozen=True, slots=True)
-class Find:
-    """An input as JSON, its figure when judged alone, and the count of problems at which it was met."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge(ABC):
+    """Says what makes one individual better than another.
 
-    value: float
-    problems: int
-    content: dict[str, Any]
-
-
-@dataclass(slots=True)
-class Findings:
-    """Holds what a search has met.
-
-    ``best`` has the largest figure of everything that is recorded, ``curve`` every rise of one as (problems, CPU
-    seconds, name, figure), ``violations`` the first input beyond the limit of every cause; ``above_1`` counts outputs
-    beyond it. A problem is one query with keys of its own, or a whole case where cases are drawn. ``cpu_s`` is 0 where
-    nobody takes the time.
+    Parameters
+    ----------
+    objectives : tuple of (str, bool)
+        The figures that climb in turn, restart after restart, and whether extremes are tried.
+    records : tuple of str
+        The figures of which the largest is kept.
+    limit : float
+        What a sound kernel does not exceed.
     """
 
-    problems: int = 0
-    generations: int = 0
-    restarts: int = 0
-    above_1: int = 0
-    cpu_s: float = 0.0
-    best: dict[str, Find] = field(default_factory=dict)
-    violations: dict[str, Find] = field(default_factory=dict)
-    curve: list[tuple[int, float, str, float]] = field(default_factory=list)
+    objectives: tuple[tuple[str, bool], ...]
+    records: tuple[str, ...]
+    limit: float = 1.0
 
-    def height(self, name: str) -> float:
-        """The largest figure that is recorded under a name, 0 where there is none."""
-        return self.best[name].value if name in self.best else 0.0
+    @abstractmethod
+    def __call__(self, colony: Any, guide: Any = None) -> Ratios:
+        """Judge all individuals of a colony; ``guide`` is the colony's, where it is known."""
 
-    def meet(self, name: str, value: float, content: Callable[[], dict[str, Any]]) -> None:
-        """Keep an input if it is the first under a name, or better than all before."""
-        if name not in self.best or value > self.best[name].value:
-            self.best[name] = Find(value, self.problems, content())
-            self.curve.append((self.problems, round(self.cpu_s, 3), name, value))
+    def published(self, colony: Any, name: str) -> np.ndarray:
+        """Return one of ``records`` as it is told of an individual that is judged alone."""
+        return self(colony)[name]
 
-    def add(self, later: Findings) -> None:
-        """Go on with what another search met."""
-        for problems, at_s, name, value in later.curve:
-            if name not in self.best or value > self.best[name].value:
-                self.curve.append((self.problems + problems, round(self.cpu_s + at_s, 3), name, value))
-        for name, find in later.best.items():
-            if name not in self.best or find.value > self.best[name].value:
-                self.best[name] = replace(find, problems=self.problems + find.problems)
-        self.violations = later.violations | self.violations
-        for name in ("problems", "generations", "restarts", "above_1", "cpu_s"):
-            setattr(self, name, getattr(self, name) + getattr(later, name))
+    def told(self, colony: Any, place: Place, name: str) -> float:
+        """Return one of ``records`` of an individual that is alone in its colony."""
+        figures = self.published(colony, name)
+        return float(figures[place[: figures.ndim]])
 
-    @property
-    def largest(self) -> Find | None:
-        """The best input of all; None where nothing was met."""
-        return max(self.best.values(), key=lambda find: find.value, default=None)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Findings:
-        """Read what :meth:`to_json` wrote."""
-        found = cls(**values)
-        found.best = {name: Find(**each) for name, each in values["best"].items()}
-        found.violations = {name: Find(**each) for name, each in values["violations"].items()}
-        found.curve = [tuple(point) for point in values["curve"]]
-        return found
+    def again(self, colony: Any, place: Place) -> dict[str, float]:
+        """Return all ``records`` of an individual that is alone in its colony."""
+        return {name: self.told(colony, place, name) for name in self.records}
 
 
 class Chances:
     """Chooses mutations: those that lately made a child better than its parent come more often."""
 
     def __init__(self, mutations: Sequence[Callable], rng: np.random.Generator) -> None:
-        self.mutations, self.rng, self.credit = mutations, rng, np.ones(len(mutations))
+        self.mutations = mutations
+        self.rng = rng
+        self.credit = np.ones(len(mutations))
 
     def draw(self) -> int:
         if self.rng.random() < 0.4:
@@ -100,55 +78,71 @@ class Chances:
             self.credit[index] = max(0.97 * self.credit[index] + is_better, 0.2)
 
 
-class Climb(ABC):
-    """One colony's way up: breed, judge and select, generation after generation, and start again where it stalls.
-
-    A search says what its colonies are, how children are made of parents, and what of a colony climbs.
+class Search(ABC):
+    """One colony's way up; :meth:`generation` advances it.
 
     Parameters
     ----------
     island
         The shape that the colony has.
-    objectives : sequence of (str, bool)
-        What climbs in turn, restart after restart, and whether extremes are tried.
-    mutations : sequence of sequences of callables
-        Those of each kind of genes.
     seed : int or list of int
+        Decides what is tried.
+    judge : Judge, optional
+        Says what climbs; error over bound of our own twins by default.
+    start : (Colony, Place), optional
+        An individual and its place, which is among the first; all of them are normal otherwise.
     """
+
+    ISLANDS: ClassVar[Sequence[Any]]  # where our own twins are searched
+    JUDGE: ClassVar[Judge]  # of our own twins
+    COLUMNS: ClassVar[str]  # what the records of that are, in words
+    individual: ClassVar[Callable[[Json], tuple[Any, Place]]]  # reads what a colony wrote of one
+    MUTATIONS: ClassVar[Sequence[Sequence[Callable]]]  # of the genes of each axis
+    AGAIN: ClassVar[float]  # how often a child has two mutations
+    VIOLATED: ClassVar[tuple[str, ...]]  # the figures that say whether a limit is exceeded
 
     def __init__(
         self,
         island: Any,
-        objectives: Sequence[tuple[str, bool]],
-        mutations: Sequence[Sequence[Callable]],
         seed: int | list[int],
+        judge: Judge | None = None,
+        start: tuple[Colony, Place] | None = None,
     ) -> None:
         self.island = island
-        self.objectives = objectives
+        self.judge = judge or self.JUDGE
         self.rng = np.random.default_rng(seed)
-        self.chances = [Chances(kind, self.rng) for kind in mutations]
+        self.chances = [Chances(kind, self.rng) for kind in self.MUTATIONS]
         self.found = Findings()
         self.archive: dict[tuple[str, int], tuple[float, Any]] = {}  # the best individual of an objective and a niche
+        colony = self.normal()
+        if start:
+            colony.adopt(*start)
+        self.begin(colony)
 
     @abstractmethod
-    def offspring(self) -> tuple[Any, list[list[Tried]]]:
-        """Return a colony of parents and their children, and what was tried of each kind of genes."""
+    def normal(self) -> Any:
+        """Return a colony of normal inputs."""
+
+    @abstractmethod
+    def conceive(self, colony: Any, axis: int, child: int, parents: tuple[int, int]) -> Callable[[], Any]:
+        """Give a child the genes of its parents, mainly the first; returns what makes a mutant of it."""
 
     @abstractmethod
     def move(self, colony: Any) -> bool:
         """Change what the individuals of a colony share, by chance; tell whether it was changed."""
 
-    @abstractmethod
-    def judged(self, colony: Any) -> Any:
-        """Return the ratios of a colony."""
+    def judged(self, colony: Any) -> Ratios:
+        return self.judge(colony)
+
+    def figures(self, ratios: Ratios, name: str) -> np.ndarray:
+        """Return the figure of each individual."""
+        return ratios[name]
 
     @abstractmethod
-    def record(self, colony: Any, ratios: Any) -> None:
-        """Keep the largest ratios and the violations; each is judged alone before it counts."""
-
-    @abstractmethod
-    def fitness(self, colony: Any, ratios: Any) -> np.ndarray:
-        """Return what climbs, one axis for each kind of genes; 0 where an output is lost, which leads nowhere."""
+    def fitness(self, colony: Any, ratios: Ratios) -> np.ndarray:
+        """Return what climbs, one axis for each kind of genes; 0 where an output is lost, which leads nowhere. The
+        archive learns of it.
+        """
 
     @abstractmethod
     def selected(self, colony: Any, fitness: np.ndarray) -> Any:
@@ -156,7 +150,15 @@ class Climb(ABC):
 
     @abstractmethod
     def restart(self) -> None:
-        """Begin with another colony."""
+        """Begin with another colony: of normal inputs, or with the best of the archive among them."""
+
+    @abstractmethod
+    def suspects(self, beyond: np.ndarray) -> np.ndarray:
+        """Return those places beyond the limit that are looked at closely."""
+
+    @abstractmethod
+    def cause(self, colony: Any, name: str, place: Place) -> tuple[str, tuple[str, ...]]:
+        """Return what a violation is kept under, and the figures of which the largest tells its size."""
 
     def begin(self, parents: Any) -> None:
         """Start with a colony, at the foot of what climbs after so many restarts."""
@@ -167,7 +169,7 @@ class Climb(ABC):
         self.step = 0.5
         self.is_new = True
 
-    def generation(self) -> Any:
+    def generation(self) -> Ratios:
         """Breed, judge and select once; returns the ratios."""
         colony = self.parents
         tried: list[list[Tried]] = []
@@ -197,15 +199,61 @@ class Climb(ABC):
             self.generation()
         return self.found
 
+    def offspring(self) -> tuple[Any, list[list[Tried]]]:
+        """Return parents in the first halves and children of them in the second ones, and what was tried of each kind
+        of genes.
+        """
+        colony = self.parents.copied()
+        tried: list[list[Tried]] = []
+        for axis, chances in enumerate(self.chances):
+            size = colony.size(axis)
+            tried.append([])
+            for child in range(size // 2, size):
+                parent, other = self.rng.integers(size // 2, size=2)
+                mutant = self.conceive(colony, axis, child, (parent, other))
+                drawn = [chances.draw() for _ in range(1 + int(self.rng.random() < self.AGAIN))]
+                for index in drawn:
+                    chances.mutations[index](mutant(), self.rng)
+                tried[axis].append((child, int(parent), drawn))
+        return colony, tried
+
+    def record(self, colony: Any, ratios: Ratios) -> None:
+        """Keep the largest ratios, and one violation of every cause; each is judged alone before it counts."""
+        for name in self.judge.records:
+            ratio = self.figures(ratios, name)
+            ratio = np.where(np.isfinite(ratio), ratio, 0.0)
+            place = place_of_largest(ratio)
+            if ratio[place[: ratio.ndim]] > self.found.height(name):
+                lone, there = colony.alone(place)
+                alone = self.judge.told(lone, there, name)
+                if 0 < alone < np.inf:
+                    self.found.meet(name, alone, lambda lone=lone, there=there: lone.to_json(there))
+        for name in self.VIOLATED:
+            beyond = np.argwhere(~(ratios[name] <= self.judge.limit))
+            self.found.above_1 += len(beyond)
+            for index in self.suspects(beyond):
+                self._violation(colony, name, (int(index[0]), int(index[-1]) if len(index) == 2 else 0))
+
+    def _violation(self, colony: Any, name: str, place: Place) -> None:
+        cause, names = self.cause(colony, name, place)
+        if cause in self.found.violations:
+            return
+        lone, there = colony.alone(place)
+        ratio = max(self.judge.told(lone, there, each) for each in names)
+        if ratio > self.judge.limit:
+            self.found.violations[cause] = Find(ratio, self.found.problems, lone.to_json(there))
+
     def next_objective(self) -> tuple[str, bool]:
-        return self.objectives[self.found.restarts % len(self.objectives)]
+        return self.judge.objectives[self.found.restarts % len(self.judge.objectives)]
 
     def draw_step(self) -> float:
         """The size of one mutation, log2 units."""
         return self.step * float(np.exp2(self.rng.uniform(-4, 2)))
 
     def learn(self, tried: list[list[Tried]], fitness: np.ndarray) -> None:
-        """Credit mutations of children that beat their parents, and fit the step to how many did."""
+        """Credit mutations of children that beat their parents, and fit the step to how many did: larger steps while
+        many do, smaller ones otherwise.
+        """
         better = 0
         for axis, (chances, children) in enumerate(zip(self.chances, tried)):
             heights = fitness.max(tuple(other for other in range(fitness.ndim) if other != axis))
@@ -215,11 +263,7 @@ class Climb(ABC):
                 is_better = bool(heights[child] > heights[parent])
                 chances.learn(drawn, is_better)
                 better += is_better
-        self.fit_step(better, sum(map(len, tried)))
-
-    def fit_step(self, better: int, children: int) -> None:
-        """Take larger steps while many children beat their parents, smaller ones otherwise."""
-        if children:
+        if children := sum(map(len, tried)):
             self.step = float(np.clip(self.step * (1.15 if better > 0.15 * children else 0.93), 2.0**-14, 2.0))
 
     def is_lost(self, top: float, moved: bool) -> bool:
@@ -234,3 +278,9 @@ class Climb(ABC):
             self.stalled = 0 if top > 1.002 * self.height else self.stalled + 1
             self.height = top if moved else max(top, self.height)
         return self.stalled > PATIENCE
+
+
+def place_of_largest(ratio: np.ndarray) -> Place:
+    """Return the place of the largest figure; 0 on an axis that it does not have."""
+    where = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    return int(where[0]), int(where[1]) if len(where) == 2 else 0

@@ -1,17 +1,41 @@
-"""This module says where a kernel is hunted: islands, of which arrays are bred, and cases, of which everything else is
+"""Where a kernel is searched, and one search there: islands, of which arrays are bred, and cases, of which all else is
 drawn.
+
+Islands are searched by evolution (:mod:`fa3verify.search.climb`), cases by Hypothesis, whose ``target`` climbs what is
+drawn. A random search draws cases of the island's shape as the suite draws them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.traits import OURS
+from fa3verify import operations
+from fa3verify.cases.case import Case
+from fa3verify.files import Json
+from fa3verify.inputs.strategies import recipes
+from fa3verify.kernels import watch
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
-from fa3verify.properties.trials import LONG, Wanted
-from fa3verify.search.forward.islands import Island
+from fa3verify.properties.trials import LONG, Wanted, small_cases
+from fa3verify.search.findings import Findings
+from fa3verify.search.forward.colony import Island
+from fa3verify.search.forward.search import ForwardSearch
+from fa3verify.search.objectives import Objective
+
+# examples of one run of Hypothesis, which varies the earlier ones of the same run
+LED_RUN = 200
+RANDOM_RUN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +123,140 @@ def _configured(island: Island, config: Config) -> Island:
     choices = {"promotion_interval": config.promotion_interval, "out_dtype": config.out_dtype}
     blocks = {"descale_tiles": 1} if island.dtype == "e4m3" and island.rows > 1 else {}
     return replace(island, tile_n=config.tile_n, family=known, **choices, **blocks)
+
+
+def search(
+    candidate: Candidate,
+    objective: Objective,
+    ground: Ground,
+    seed: list[int],
+    problems: int,
+    *,
+    start: Json | None = None,
+    at_random: bool = False,
+    seconds: float = float("inf"),
+) -> Findings:
+    """Search one ground from normal inputs, or from a ``start`` that was found there.
+
+    Parameters
+    ----------
+    seed : list of int
+        Decides what is tried.
+    problems : int
+        How many are judged, and at most a generation or a run more.
+    at_random : bool
+        Draw as the suite draws, instead of searching.
+    seconds : float
+        CPU seconds after which no further generation or run begins.
+    """
+    judge = objective.of_colonies(candidate) if ground.islands and not at_random else None
+    if judge is None:
+        return _draw(candidate, objective, ground, seed, problems, not at_random, seconds)
+    found = Findings()
+    shares = len(ground.islands)
+    for index, island in enumerate(ground.islands):
+        first = ForwardSearch.individual(start) if start and start["island"] == asdict(island) else None
+        run = ForwardSearch(island, [*seed, index], judge, first)
+        found.add(_evolve(run, -(-problems // shares), seconds / shares))
+    return found
+
+
+def _evolve(run: ForwardSearch, problems: int, seconds: float) -> Findings:
+    found = run.found
+    began = time.process_time()
+    while found.problems < problems and found.cpu_s < seconds:
+        watch.trying("a generation", lambda: {"island": asdict(run.island), "generation": found.generations})
+        run.generation()
+        found.cpu_s = time.process_time() - began
+        for find in found.violations.values():  # one without limit is not among the best
+            found.meet("out", find.value, lambda find=find: find.content)
+    return found
+
+
+def _draw(
+    candidate: Candidate,
+    objective: Objective,
+    ground: Ground,
+    seed: list[int],
+    problems: int,
+    led: bool,
+    seconds: float,
+) -> Findings:
+    """Short runs of Hypothesis with seeds of their own."""
+    found = Findings()
+    began = time.process_time()
+    drawn = _cases(candidate, ground)
+    weight = ground.islands[0].problems if ground.islands else 1
+
+    def examine(case: Case) -> None:
+        watch.trying("a hunt", case.to_json)
+        found.problems, found.cpu_s = found.problems + weight, time.process_time() - began
+        try:
+            values = objective.of_case(candidate, case)
+        except ValueError:  # it does not take the case
+            return
+        for name, value in values.items():
+            found.meet(name, value, lambda: {"case": case.to_json()})
+            if led and abs(value) < float("inf"):
+                hypothesis.target(value, label=name)
+
+    run = 0
+    while found.problems < problems and found.cpu_s < seconds:
+        before = found.problems
+        left = -(-(problems - found.problems) // weight)
+        with contextlib.suppress(Unsatisfiable):
+            _run(
+                examine,
+                drawn,
+                int.from_bytes(repr([*seed, run]).encode()),
+                min(LED_RUN if led else RANDOM_RUN, left),
+                led,
+            )
+        run += 1
+        if found.problems == before:
+            break
+    return found
+
+
+def _run(examine: Callable[[Case], None], drawn: SearchStrategy[Case], seed: int, examples: int, led: bool) -> None:
+    configured = settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.target) if led else (Phase.generate,),
+        suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
+        verbosity=hypothesis.Verbosity.quiet,
+    )
+    hypothesis.seed(seed)(configured(given(drawn)(examine)))()
+
+
+def _cases(candidate: Candidate, ground: Ground) -> SearchStrategy[Case]:
+    return small_cases(candidate, ground.wanted) if not ground.islands else _alike(candidate, ground.islands[0])
+
+
+@st.composite
+def _alike(draw: DrawFn, candidate: Candidate, island: Island) -> Case:
+    """Draw a case of an island's shape as the suite draws inputs."""
+    problem = replace(island.problem(1.0, 30.0), softmax_scale=draw(st.sampled_from((None, 0.25, 0.05))))
+    recipe = draw(recipes(problem=problem, max_edits=2))
+    choices = operations.find(FORWARD).draw_choices(draw, candidate, problem, Ground("").wanted)
+    changes = (("num_splits", island.num_splits),) if island.num_splits > 1 else ()
+    return Case(candidate.name, problem, recipe, changes=changes, **choices)
+
+
+def value_of(candidate: Candidate, objective: Objective, content: Json) -> dict[str, float]:
+    """Judge a stored input again: the figure of each output.
+
+    Raises
+    ------
+    ValueError
+        If the content is damaged, or the kernel does not take it.
+    """
+    if "case" in content:
+        case = Case.from_json(content["case"])
+        return objective.of_case(candidate, replace(case, kernel=candidate.name))
+    judge = objective.of_colonies(candidate)
+    if judge is None:
+        raise ValueError(f"{candidate.name} is not judged on islands")
+    return judge.again(*ForwardSearch.individual(content))

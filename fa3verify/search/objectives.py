@@ -5,40 +5,76 @@ kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fa3_reference.formats import FORMATS, ulp
+from fa3_reference.attention import attention
+from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.forward import ErrorBound, forward_bound
+from fa3_reference.formats import FORMATS, encode, ulp
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify import operations
 from fa3verify.cases.case import Case
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.judging import gate
 from fa3verify.judging.judgement import judge
+from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
 from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD, Output
 from fa3verify.operations.ratios import error_over_bound
-from fa3verify.search.call import HuntedCall, unrounded
-from fa3verify.search.forward.judge import Judge
+from fa3verify.search.candidates import Hunted, HuntedCall
+from fa3verify.search.climb import Judge, Ratios
+from fa3verify.search.forward.colony import ForwardColony
+from fa3verify.search.forward.guide import Guide
+from fa3verify.search.forward.judge import ErrorOverBound, truth_error
 
 Unit = Literal["bound", "ulp"]
 LEAST_DIFFERENCE = 2.0**-10  # told of bits that differ in value by less, as those of -0 and +0
 
 
+class Objective(ABC):
+    """Says what makes one input of a kernel better than another."""
+
+    __slots__ = ()
+
+    limit: ClassVar[float] = math.inf  # what a sound kernel does not exceed
+
+    @property
+    def others(self) -> tuple[Candidate, ...]:
+        """Kernels beside the hunted one, which must take the same inputs."""
+        return ()
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What the figure is."""
+
+    @abstractmethod
+    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+        """Return the figure of each output, or of a case as a whole; ValueError where a kernel does not take it."""
+
+    def of_colonies(self, candidate: Candidate) -> Judge | None:
+        """Return what judges whole colonies of inputs, None where only cases are searched."""
+        return None
+
+    @abstractmethod
+    def to_json(self) -> Json:
+        """Return what :func:`objective_from` reads."""
+
+
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Objective):
     """Error over bound before the output is rounded for the last time; above 1 the kernel is wrong.
 
     Of a kernel that returns rounded outputs only, the error is the least that can have been there before.
     """
 
     limit: ClassVar[float] = 1.0
-
-    @property
-    def others(self) -> tuple[Candidate, ...]:
-        return ()
 
     @property
     def words(self) -> str:
@@ -51,21 +87,27 @@ class Ratio:
             return {name.removesuffix("_max").removeprefix("ratio_") or "ratio": measures[name] for name in names}
         call = HuntedCall.of(candidate, case)
         truth = call.truth()
-        got = unrounded(call, truth["out"])
+        got = call.unrounded(truth["out"])
         bound = call.bound(replace(call.assumed, out_dtype="fp32"))
         return {name: _largest(error_over_bound(x, truth[name], bound[name])) for name, x in got.items()}
 
     def of_colonies(self, candidate: Candidate) -> Judge | None:
-        from fa3verify.search.colonies import over_bound
+        """Return error over bound of a forward kernel, where its policy promises anything."""
 
-        return over_bound(candidate) if candidate.operation == FORWARD else None
+        def bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
+            limit = forward_bound(problem, operands, model)
+            return ErrorBound(**freed(candidate.policy, problem, limit._asdict(), math.inf))
 
-    def to_json(self) -> dict[str, Any]:
+        objectives = ("out", True), ("lse", False), ("lse", True), ("out", False), ("lse", True), ("lse", False)
+        found = ErrorOverBound(bound=bound, kernel=Hunted(candidate), objectives=objectives, records=("out", "lse"))
+        return found if candidate.operation == FORWARD else None
+
+    def to_json(self) -> Json:
         return {"name": "ratio"}
 
 
 @dataclass(frozen=True, slots=True)
-class OverBaseline:
+class OverBaseline(Objective):
     """Relative RMSE against the operands as seen, over that of the same family of inputs in a stored baseline.
 
     Only cases are searched: every one belongs to a family of inputs. A kernel that the baseline lacks is compared with
@@ -73,11 +115,6 @@ class OverBaseline:
     """
 
     baseline: gate.Baseline
-    limit: ClassVar[float] = math.inf
-
-    @property
-    def others(self) -> tuple[Candidate, ...]:
-        return ()
 
     @property
     def words(self) -> str:
@@ -95,15 +132,12 @@ class OverBaseline:
         lost = math.inf if measures["nonfinite"] else 0.0
         return {"rel_rmse": max(lost, measures["rel_rmse_seen"] / stored["rel_rmse_seen"])}
 
-    def of_colonies(self, candidate: Candidate) -> Judge | None:
-        return None
-
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {"name": "baseline", "baseline": asdict(self.baseline)}
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Objective):
     """|a - b| of the outputs of two kernels, in ulp of the larger one or over the first one's error bound.
 
     Bits that differ count as :data:`LEAST_DIFFERENCE` at least; NaN differs from every number without limit.
@@ -111,7 +145,6 @@ class Difference:
 
     against: Candidate
     unit: Unit = "bound"
-    limit: ClassVar[float] = math.inf
 
     @property
     def words(self) -> str:
@@ -148,22 +181,55 @@ class Difference:
         return np.where(same, 0.0, np.where(np.isfinite(away), np.maximum(away, LEAST_DIFFERENCE), np.inf))
 
     def of_colonies(self, candidate: Candidate) -> Judge | None:
-        from fa3verify.search.colonies import difference
+        kernels = (Hunted(candidate), Hunted(self.against))
+        return DifferenceOfColonies(kernels=kernels, objective=self) if candidate.operation == FORWARD else None
 
-        return difference(candidate, self) if candidate.operation == FORWARD else None
-
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {"name": "difference", "against": self.against.name, "unit": self.unit}
 
 
-# An objective says what makes one input better than another. ``limit`` is what a sound kernel does not exceed, and
-# ``others`` are kernels beside the hunted one, which must take the same inputs. ``of_case`` returns the figure of each
-# output, or of a case as a whole, and raises ValueError where a kernel does not take the case. ``of_colonies`` returns
-# what judges whole colonies of inputs, None where only cases are searched.
-Objective = Ratio | OverBaseline | Difference
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferenceOfColonies(Judge):
+    """Says how far two forward kernels are apart on every individual.
+
+    What climbs, ``rest``, is the difference before the last rounding, which has a slope where stored outputs agree;
+    what is kept and told, ``out``, is that of stored outputs.
+    """
+
+    objectives: tuple[tuple[str, bool], ...] = (("rest", True), ("lse", True), ("rest", False), ("lse", False))
+    records: tuple[str, ...] = ("out", "lse")
+    limit: float = math.inf
+    kernels: tuple[Hunted, Hunted]
+    objective: Difference
+
+    def __call__(self, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
+        first = self.kernels[0]
+        config = first.config(colony)
+        with np.errstate(all="ignore"):
+            truth = attention(colony.problem, *colony.operands.dequantized(colony.problem))
+            a, b = (side.run(colony, side.config(colony), truth, rounded=False) for side in self.kernels)
+            limit = forward_bound(colony.problem, colony.operands, first.model(config))
+            outputs = {o.name: o for o in operations.find(FORWARD).outputs}
+            fmt = FORMATS[config.out_dtype]
+            stored = encode(a[0].astype(np.float64), fmt, "ieee"), encode(b[0].astype(np.float64), fmt, "ieee")
+            slope = np.abs(a[0].astype(np.float64) - b[0].astype(np.float64)) / limit.out
+            unit = self.objective.unit == "bound"
+            told = self.objective.heights(outputs["out"], stored, limit.out if unit else None, config)
+            lse = self.objective.heights(outputs["lse"], (a[1], b[1]), limit.lse if unit else None, config)
+            rows = colony.island.problems
+            size = truth_error(colony, lse.reshape(-1))[0]
+            relative = np.log2(limit.out.reshape(rows, -1) / size)
+            slope, told = (np.where(np.isnan(x), np.inf, x).reshape(rows, -1) for x in (slope, told))
+            return {
+                "out": told,
+                "lse": lse.reshape(-1),
+                "rest": np.maximum(slope, told),
+                "rest_bound": relative,
+                "lse_bound": np.log2(limit.lse).reshape(-1),
+            }
 
 
-def objective_from(values: Mapping[str, Any]) -> Objective:
+def objective_from(values: Json) -> Objective:
     """Read what ``to_json`` wrote; ValueError names what is wrong with a damaged or foreign one."""
     try:
         match values["name"]:

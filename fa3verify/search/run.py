@@ -6,25 +6,26 @@ journal, so that the same command goes on from there.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fa3verify import __version__
 from fa3verify.campaign import replay_files
-from fa3verify.campaign.introduction import Unavailable, found
+from fa3verify.campaign.introduction import Unavailable
+from fa3verify.campaign.introduction import found as introduced
 from fa3verify.campaign.tasks import Outcome, Task, execute, journal_stamp
-from fa3verify.files import json_text, write_text
+from fa3verify.files import Json, json_text, markdown_table, write_text
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate, Identity
+from fa3verify.records import plain, read
 from fa3verify.search.adversary import isolating_pool
-from fa3verify.search.climb import Find, Findings
-from fa3verify.search.ground import search, value_of
-from fa3verify.search.grounds import Ground, ground_of, grounds_of
+from fa3verify.search.findings import Find, Findings
+from fa3verify.search.grounds import Ground, ground_of, grounds_of, search, value_of
 from fa3verify.search.objectives import Objective, objective_from
 from fa3verify.text import one_line
 
@@ -34,22 +35,6 @@ PAGE = "hunt.md"
 PARTIAL = ".partial"
 ROUNDS = 4  # of a budget of problems
 CHUNK = 2_000  # problems of one search where a round has more, and of a round where the budget is of time
-
-
-@dataclass(frozen=True, slots=True)
-class HuntSettings:
-    """Holds what the verb hunt says; ``problems`` or ``seconds`` is the budget."""
-
-    kernel: str
-    objective: dict[str, Any]
-    out: Path
-    problems: int | None = None
-    seconds: float | None = None
-    seed: int = 0
-    workers: int = 0
-    grounds: tuple[str, ...] = ()
-    at_random: bool = False
-    resume: bool = False
 
 
 def hunt(
@@ -83,7 +68,7 @@ def hunt(
 
     Returns
     -------
-    fa3verify.search.climb.Findings
+    fa3verify.search.findings.Findings
         ``found.largest`` is the best input of all, with its figure; None where the kernel took none. A figure is
         infinite where one kernel returns NaN and should not.
 
@@ -103,184 +88,180 @@ def hunt(
     return whole
 
 
-def search_ground(
-    kernel: str,
-    objective: dict[str, Any],
-    ground: str,
-    seed: list[int],
-    problems: int,
-    start: dict[str, Any] | None,
-    at_random: bool,
-) -> dict[str, Any]:
-    """Search one ground as a task of a pool; a kernel that fails is told under ``failed``."""
-    candidate = found(kernel)
-    goal = objective_from(objective)
-    where = ground_of(candidate, ground, goal.others)
-    try:
-        return search(candidate, goal, where, seed, problems, start=start, at_random=at_random).to_json()
-    except CandidateError as error:
-        return {"failed": str(error)}
-
-
-def run(settings: HuntSettings, progress: Callable[[str], None] = lambda label: None) -> dict[str, Any]:
-    """Hunt as the verb does, and write ``hunt.json``, ``hunt.md`` and a replay file of every find below ``out``.
-
-    Returns
-    -------
-    dict
-        As in ``hunt.json``: per ground the effort, and by output the largest figure, its replay file and the curve.
-
-    Raises
-    ------
-    ValueError
-        For an unknown kernel or ground.
-    fa3verify.campaign.introduction.Unavailable
-        If the kernel cannot run here.
-    """
-    candidate = found(settings.kernel)
-    if candidate.unavailable:
-        raise Unavailable(f"kernel {settings.kernel} is unavailable: {candidate.unavailable}")
-    grounds = _chosen(candidate, objective_from(settings.objective), settings.grounds)
-    journal = settings.out / PARTIAL
-    stamp = journal_stamp(candidate)
-    if not settings.resume:
-        shutil.rmtree(journal, ignore_errors=True)
-    sums = {ground.name: Findings() for ground in grounds}
-    failures = []
-    deadline = time.monotonic() + (settings.seconds or float("inf"))
-    with isolating_pool(settings.workers) as executor:
-        for number, problems in enumerate(_rounds(settings, len(grounds))):
-            tasks = _tasks(settings, grounds, sums, number, problems)
-            outcomes = execute(tasks, executor, journal=journal, stamp=stamp, progress=_teller(progress))
-            failures += _gathered(sums, outcomes)
-            if failures or time.monotonic() > deadline:
-                break
-    body = _body(settings, candidate, grounds, sums, failures)
-    _write(settings.out, body)
-    return body
-
-
 def _chosen(candidate: Candidate, objective: Objective, names: Iterable[str]) -> list[Ground]:
     """Grounds of these names, all by default; ValueError for an unknown one."""
     named = [ground_of(candidate, name, objective.others) for name in names]
     return named or list(grounds_of(candidate, objective.others))
 
 
-def _rounds(settings: HuntSettings, grounds: int) -> Iterable[int]:
-    """Problems of each ground in every round; without end where the budget is of time."""
-    if settings.problems is None:
-        while True:
-            yield CHUNK // 4
-    share = -(-settings.problems // grounds)
-    for number in range(ROUNDS):
-        left = share * (number + 1) // ROUNDS - share * number // ROUNDS
-        if left:
-            yield left
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """Holds what the verb hunt says, what was met on each ground, and where the kernel failed, in which words and at
+    what.
 
+    ``problems`` or ``seconds`` is the budget.
+    """
 
-def _tasks(
-    settings: HuntSettings, grounds: list[Ground], sums: Mapping[str, Findings], number: int, problems: int
-) -> list[Task]:
-    """A round: every ground, in parts of at most :data:`CHUNK` problems, each from its best input so far."""
-    parts = -(-problems // CHUNK)
-    tasks = []
-    for part in range(parts):
-        for index, ground in enumerate(grounds):
-            best = sums[ground.name].largest
-            is_bred = best is not None and "island" in best.content and not settings.at_random
-            arguments = {"kernel": settings.kernel, "objective": settings.objective, "ground": ground.name}
-            arguments |= {"seed": [settings.seed, index, number, part], "problems": -(-problems // parts)}
+    kernel: str
+    objective: Objective
+    out: Path
+    problems: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+    workers: int = 0
+    grounds: tuple[str, ...] = ()
+    at_random: bool = False
+    resume: bool = False
+    found: dict[str, Findings] = field(default_factory=dict)
+    failures: list[tuple[str, str, Json | None]] = field(default_factory=list)
+
+    def run(self, progress: Callable[[str], None] = lambda label: None) -> None:
+        """Hunt, and write ``hunt.json``, ``hunt.md`` and a replay file of every find below ``out``.
+
+        Raises
+        ------
+        ValueError
+            For an unknown kernel or ground.
+        fa3verify.campaign.introduction.Unavailable
+            If the kernel cannot run here.
+        """
+        candidate = introduced(self.kernel)
+        if candidate.unavailable:
+            raise Unavailable(f"kernel {self.kernel} is unavailable: {candidate.unavailable}")
+        self.found.update({ground.name: Findings() for ground in _chosen(candidate, self.objective, self.grounds)})
+        journal = self.out / PARTIAL
+        stamp = journal_stamp(candidate)
+        if not self.resume:
+            shutil.rmtree(journal, ignore_errors=True)
+        deadline = time.monotonic() + (self.seconds or float("inf"))
+
+        def tell(outcome: Outcome) -> None:
+            progress(outcome.task.label)
+
+        with isolating_pool(self.workers) as executor:
+            for number, problems in enumerate(self._rounds()):
+                tasks = self._tasks(number, problems)
+                self._gather(execute(tasks, executor, journal=journal, stamp=stamp, progress=tell))
+                if self.failures or time.monotonic() > deadline:
+                    break
+        self._write(Identity(**candidate.identity()) if candidate.identity else Identity())
+
+    def _rounds(self) -> Iterable[int]:
+        """Problems of each ground in every round; without end where the budget is of time."""
+        if self.problems is None:
+            yield from itertools.repeat(CHUNK // 4)
+            return
+        share = -(-self.problems // len(self.found))
+        cuts = [share * number // ROUNDS for number in range(ROUNDS + 1)]
+        yield from filter(None, (stop - start for start, stop in itertools.pairwise(cuts)))
+
+    def _tasks(self, number: int, problems: int) -> list[Task]:
+        """A round: every ground, in parts of at most :data:`CHUNK` problems, each from its best input so far."""
+        parts = -(-problems // CHUNK)
+        tasks = []
+        for part, (index, (ground, met)) in itertools.product(range(parts), enumerate(self.found.items())):
+            best = met.largest
+            is_bred = best is not None and "island" in best.content and not self.at_random
+            arguments = {"kernel": self.kernel, "objective": self.objective.to_json(), "ground": ground}
+            arguments |= {"seed": [self.seed, index, number, part], "problems": -(-problems // parts)}
             # Every second part starts from normal inputs, so that one find does not end the search for others.
             arguments |= {"start": best.content if best and is_bred and (part + number) % 2 else None}
-            arguments |= {"at_random": settings.at_random}
-            tasks.append(Task("hunt", f"{ground.name}, round {number + 1}", search_ground, arguments))
-    return tasks
+            arguments |= {"at_random": self.at_random}
+            tasks.append(Task("hunt", f"{ground}, round {number + 1}", search_ground, arguments))
+        return tasks
+
+    def _gather(self, outcomes: list[Outcome]) -> None:
+        """Add what a round found, and what failed."""
+        for outcome in outcomes:
+            ground = outcome.task.arguments["ground"]
+            error = outcome.error or (outcome.value or {"failed": "it was skipped"}).get("failed")
+            if error:
+                self.failures.append((ground, one_line(error), outcome.at))
+            else:
+                self.found[ground].add(read(Findings, outcome.value, outcome.task.label))
+
+    @property
+    def finds(self) -> Iterator[tuple[str, Findings, str, Find, str]]:
+        """Each find: its ground, what was met there, its output, itself, and its replay file below ``out``."""
+        for ground, found in self.found.items():
+            for output, best in found.best.items():
+                file = re.sub(r"[^A-Za-z0-9]", "_", f"{ground}-{output}")
+                yield ground, found, output, best, f"largest/{file}.json"
+
+    @property
+    def is_finding(self) -> bool:
+        """Tell whether a kernel failed, or exceeds what a sound one does not."""
+        return bool(self.failures) or any(best.value > self.objective.limit for _, _, _, best, _ in self.finds)
+
+    def page(self) -> str:
+        """Return the table of largest known errors in Markdown; each is a lower bound of the true one."""
+        rows = [
+            (
+                ground,
+                output,
+                f"{best.value:.6g}",
+                f"{best.problems:,}",
+                f"{met.problems:,}",
+                f"{round(met.cpu_s, 1):g}",
+                file,
+            )
+            for ground, met, output, best, file in self.finds
+        ]
+        searched = "drawn at random" if self.at_random else "searched"
+        title = f"# Largest known errors of {self.kernel}: {self.objective.words}"
+        effort = f"Seed {self.seed}, {searched}; version {__version__}."
+        table = markdown_table(("ground", "output", "largest", "met at", "problems", "CPU s", "replay"), rows)
+        return "\n".join([title, "", effort, "", *table])
+
+    def _body(self, identity: Identity) -> Json:
+        """Return what is in ``hunt.json``: per ground the effort, and by output the largest figure, its replay file and
+        the curve.
+        """
+        objective = self.objective
+        grounds: Json = {
+            ground: {"problems": met.problems, "cpu_s": round(met.cpu_s, 1), "curve": met.curve, "best": {}}
+            for ground, met in self.found.items()
+        }
+        for ground, _, output, best, file in self.finds:
+            grounds[ground]["best"][output] = {"value": best.value, "problems": best.problems, "replay": file}
+        return {
+            **{"schema": SCHEMA, "version": __version__, "kernel": self.kernel, "identity": plain(identity)},
+            **{"words": objective.words, "limit": objective.limit, "seed": self.seed, "at_random": self.at_random},
+            "objective": {key: x for key, x in objective.to_json().items() if key != "baseline"},
+            "failures": [{"ground": ground, "message": words, "at": at} for ground, words, at in self.failures],
+            "grounds": grounds,
+        }
+
+    def _write(self, identity: Identity) -> None:
+        """Write a replay file of every find, the table and the figures."""
+        for _, _, output, best, file in self.finds:
+            content = {"schema": replay_files.HUNTED_SCHEMA, "objective": self.objective.to_json()}
+            content |= {"output": output, "value": best.value} | best.content
+            replay_files.write(self.out / file, self.kernel, f"hunt {self.objective.words}", content)
+        write_text(self.out / PAGE, self.page())
+        write_text(self.out / FILE, json_text(self._body(identity)))
 
 
-def _teller(progress: Callable[[str], None]) -> Callable[[Outcome], None]:
-    return lambda outcome: progress(outcome.task.label)
+def search_ground(
+    kernel: str,
+    objective: Json,
+    ground: str,
+    seed: list[int],
+    problems: int,
+    start: Json | None,
+    at_random: bool,
+) -> Json:
+    """Search one ground as a task of a pool; a kernel that fails is told under ``failed``."""
+    candidate = introduced(kernel)
+    goal = objective_from(objective)
+    where = ground_of(candidate, ground, goal.others)
+    try:
+        return plain(search(candidate, goal, where, seed, problems, start=start, at_random=at_random))
+    except CandidateError as error:
+        return {"failed": str(error)}
 
 
-def _gathered(sums: dict[str, Findings], outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    """Add what a round found; returns what failed."""
-    failures = []
-    for outcome in outcomes:
-        ground = outcome.task.arguments["ground"]
-        error = outcome.error or (outcome.value or {"failed": "it was skipped"}).get("failed")
-        if error:
-            failures.append({"ground": ground, "message": one_line(error), "at": outcome.at})
-        else:
-            sums[ground].add(Findings.from_json(outcome.value))
-    return failures
-
-
-def _body(
-    settings: HuntSettings, candidate: Candidate, grounds: list[Ground], sums: dict[str, Findings], failures: list[Any]
-) -> dict[str, Any]:
-    objective = objective_from(settings.objective)
-    identity = Identity(**candidate.identity()) if candidate.identity else Identity()
-    told = {key: x for key, x in objective.to_json().items() if key != "baseline"}
-    return {
-        **{"schema": SCHEMA, "version": __version__, "kernel": settings.kernel, "identity": asdict(identity)},
-        **{"objective": told, "words": objective.words, "limit": objective.limit, "at_random": settings.at_random},
-        **{"seed": settings.seed, "failures": failures},
-        "grounds": {
-            ground.name: {
-                "problems": sums[ground.name].problems,
-                "cpu_s": round(sums[ground.name].cpu_s, 1),
-                "curve": sums[ground.name].curve,
-                "best": {
-                    name: {"value": best.value, "problems": best.problems, "content": _content(settings, name, best)}
-                    for name, best in sums[ground.name].best.items()
-                },
-            }
-            for ground in grounds
-        },
-    }
-
-
-def _content(settings: HuntSettings, output: str, best: Find) -> dict[str, Any]:
-    named = {
-        "schema": replay_files.HUNTED_SCHEMA,
-        "objective": settings.objective,
-        "output": output,
-        "value": best.value,
-    }
-    return named | best.content
-
-
-def _write(out: Path, body: dict[str, Any]) -> None:
-    """Write the replay files, whose contents leave the body for their paths, then the table and the body."""
-    for name, ground in body["grounds"].items():
-        for output, best in ground["best"].items():
-            path = out / "largest" / f"{re.sub(r'[^A-Za-z0-9]', '_', f'{name}-{output}')}.json"
-            replay_files.write(path, body["kernel"], f"hunt {body['words']}", best.pop("content"))
-            best["replay"] = path.relative_to(out).as_posix()
-    write_text(out / PAGE, page(body))
-    write_text(out / FILE, json_text(body))
-
-
-def page(body: Mapping[str, Any]) -> str:
-    """Return the table of largest known errors in Markdown; each is a lower bound of the true one."""
-    title = f"# Largest known errors of {body['kernel']}: {body['words']}\n\n"
-    effort = f"Seed {body['seed']}, {'drawn at random' if body['at_random'] else 'searched'}; version {body['version']}"
-    head = "| ground | output | largest | met at | problems | CPU s | replay |\n|---|---|---|---|---|---|---|\n"
-    rows = "".join(
-        f"| {name} | {output} | {best['value']:.6g} | {best['problems']:,} | {ground['problems']:,} "
-        f"| {ground['cpu_s']:g} | {best['replay']} |\n"
-        for name, ground in body["grounds"].items()
-        for output, best in ground["best"].items()
-    )
-    return f"{title}{effort}.\n\n{head}{rows}"
-
-
-def is_finding(body: Mapping[str, Any]) -> bool:
-    """Tell whether a kernel failed, or exceeds what a sound one does not."""
-    values = [best["value"] for ground in body["grounds"].values() for best in ground["best"].values()]
-    return bool(body["failures"]) or any(value > body["limit"] for value in values)
-
-
-def replay_content(candidate: Candidate, content: Mapping[str, Any]) -> tuple[bool, str, dict[str, float]]:
+def replay_content(candidate: Candidate, content: Json) -> tuple[bool, str, dict[str, float]]:
     """Judge a find again: whether it is within what a sound kernel does not exceed, in words, and the figures."""
     try:
         objective = objective_from(content["objective"])

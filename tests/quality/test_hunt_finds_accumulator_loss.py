@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fa3verify.known.registry import find
-from fa3verify.operations import find as operation
 from fa3verify.search import Ratio, hunt
-from fa3verify.search.call import HuntedCall
+from fa3verify.search.candidates import HuntedCall
 from fa3verify.search.forward.colony import individual
-from fa3verify.search.ground import value_of
+from fa3verify.search.grounds import value_of
 
 PROBLEMS, SEED = 112, 1  # reports/notes/hunt.md has other seeds
 
@@ -23,8 +22,8 @@ def test_accumulator_loss_is_found_from_a_normal_start_at_2048_keys():
     best = found.best["out"]
     assert best.value > 1
     assert value_of(sound, Ratio(), best.content)["out"] <= 1, "it is the fault's doing"
-    colony, row, column = individual(best.content)
+    colony, (row, column) = individual(best.content)
     assert colony.island.keys == 2048
-    call = HuntedCall(faulty, colony.problem, colony.operands, faulty.config_for(colony.problem), operation("forward"))
+    call = HuntedCall(faulty, colony.problem, colony.operands, faulty.config_for(colony.problem))
     got, exact = (x["out"].reshape(16, -1)[row, column] for x in (call.run(), call.truth()))
     assert abs(got) < 0.98 * abs(exact), "the sum is lost, not only rounded"

@@ -12,7 +12,7 @@ from fa3_kernels.plan.tiles import split_ranges
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL
 from fa3_reference.bounds.steps import LOG2_E
 from fa3_reference.formats import FORMATS
-from fa3verify.search.forward.colony import Colony
+from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
 
 CAUSES: dict[str, str] = {
@@ -29,10 +29,10 @@ CAUSES: dict[str, str] = {
 }
 
 
-def cause_of(colony: Colony, row: int, column: int) -> str:
+def cause_of(colony: ForwardColony, row: int, column: int) -> str:
     """Return the first of :data:`CAUSES` whose trigger an individual has."""
     with np.errstate(all="ignore"):
-        lone = colony.alone(row, column)
+        lone, _ = colony.alone((row, column))
         triggers = (
             *(_split, _softcap, _scale_product, _raw_score, _large_maximum, _descale_ratio, _unnormalised, _flushed),
             _subnormal,
@@ -49,30 +49,30 @@ def _leaves(*values: float) -> bool:
     return bool(((size > FP32_MAX) | (size < FP32_MIN_NORMAL)).any())
 
 
-def _softcap(colony: Colony, row: int, column: int) -> bool:
+def _softcap(colony: ForwardColony, row: int, column: int) -> bool:
     softcap = colony.environment.softcap
     return bool(softcap) and _leaves(softcap * LOG2_E, 2 / softcap, *(2 / softcap * colony.factors[row]))
 
 
-def _scale_product(colony: Colony, row: int, column: int) -> bool:
+def _scale_product(colony: ForwardColony, row: int, column: int) -> bool:
     scale = colony.environment.softmax_scale * LOG2_E
     return _leaves(scale, scale * float(colony.q_descale[row]), *colony.factors[row])
 
 
-def _raw_score(colony: Colony, row: int, column: int) -> bool:
+def _raw_score(colony: ForwardColony, row: int, column: int) -> bool:
     return bool((np.abs(colony.k[row]) @ np.abs(colony.q[row]) >= 2.0**127).any())
 
 
-def _large_maximum(colony: Colony, row: int, column: int) -> bool:
+def _large_maximum(colony: ForwardColony, row: int, column: int) -> bool:
     return abs(Guide.of(colony).top[row]) >= 2.0**23
 
 
-def _descale_ratio(colony: Colony, row: int, column: int) -> bool:
+def _descale_ratio(colony: ForwardColony, row: int, column: int) -> bool:
     descale = colony.environment.v_descale.astype(np.float64)
     return descale.size > 1 and _leaves(*(descale[1:] / descale[:-1]))
 
 
-def _visits(colony: Colony, row: int) -> Iterator[list[tuple[slice, float]]]:
+def _visits(colony: ForwardColony, row: int) -> Iterator[list[tuple[slice, float]]]:
     """Key tiles in the order of the kernel, each with the maximum so far, split by split."""
     island = colony.island
     scores = Guide.of(colony).scores[row]
@@ -89,12 +89,12 @@ def _visits(colony: Colony, row: int) -> Iterator[list[tuple[slice, float]]]:
         yield visits
 
 
-def _weights(colony: Colony, row: int, keys: slice, top: float) -> np.ndarray:
+def _weights(colony: ForwardColony, row: int, keys: slice, top: float) -> np.ndarray:
     """P of a tile when it is visited."""
     return np.exp2(Guide.of(colony).scores[row, keys] - top + colony.island.config.p_offset_log2)
 
 
-def _unnormalised(colony: Colony, row: int, column: int) -> bool:
+def _unnormalised(colony: ForwardColony, row: int, column: int) -> bool:
     v = np.abs(colony.v[column])
     descale = colony.per_key(colony.environment.v_descale)
     for visits in _visits(colony, row):
@@ -111,7 +111,7 @@ def _unnormalised(colony: Colony, row: int, column: int) -> bool:
     return False
 
 
-def _split(colony: Colony, row: int, column: int) -> bool:
+def _split(colony: ForwardColony, row: int, column: int) -> bool:
     v = colony.v[column] * colony.per_key(colony.environment.v_descale)
     for visits in _visits(colony, row) if colony.island.num_splits > 1 else ():
         weights = np.zeros(v.size)
@@ -122,13 +122,13 @@ def _split(colony: Colony, row: int, column: int) -> bool:
     return False
 
 
-def _flushed(colony: Colony, row: int, column: int) -> bool:
+def _flushed(colony: ForwardColony, row: int, column: int) -> bool:
     """Tell whether maxima of tiles or splits lie so far apart that a factor between them may be subnormal."""
     maxima = np.array([top for visits in _visits(colony, row) for _, top in visits])
     return maxima.size > 1 and float(np.ptp(maxima)) > 125
 
 
-def _subnormal(colony: Colony, row: int, column: int) -> bool:
+def _subnormal(colony: ForwardColony, row: int, column: int) -> bool:
     fmt = FORMATS[colony.island.dtype]
     v = np.abs(colony.v[column])
     for visits in _visits(colony, row):

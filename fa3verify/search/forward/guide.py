@@ -16,8 +16,8 @@ from fa3_kernels.plan.tiles import split_ranges
 from fa3_kernels.twin import float32, mufu
 from fa3_kernels.twin.softmax import LN2
 from fa3_reference.bounds.steps import LOG2_E
-from fa3verify.search.forward.colony import Colony, rounded
-from fa3verify.search.forward.islands import Island
+from fa3verify.search.colony import Mutant, Rng, rounded
+from fa3verify.search.forward.colony import ForwardColony, Island
 
 _FLUSHED = 2.0**-115  # factors between maxima that may be flushed to zero
 
@@ -44,7 +44,7 @@ class Guide:
     cap: float
 
     @classmethod
-    def of(cls, colony: Colony, visible: np.ndarray | None = None) -> Guide:
+    def of(cls, colony: ForwardColony, visible: np.ndarray | None = None) -> Guide:
         """Look at a colony, or at other rows of its island that see the keys ``visible``."""
         offset = colony.island.config.p_offset_log2
         visible = colony.island.visible if visible is None else visible
@@ -79,7 +79,7 @@ class Guide:
         return error / np.maximum((self.exact * np.abs(v)).sum(1) / total, 2.0**-300)
 
 
-def _scores(colony: Colony) -> tuple[np.ndarray, np.ndarray]:
+def _scores(colony: ForwardColony) -> tuple[np.ndarray, np.ndarray]:
     """Scores in log2 units, exact ones and those before the last fma with c as the kernel has it, (problems, keys)."""
     environment = colony.environment
     raw = colony.raw_scores
@@ -140,7 +140,30 @@ def worst_sums() -> np.ndarray:
     return exact[np.concatenate([part for order in orders for part in (order[:64], order[-64:])])]
 
 
-def some_keys(count: int, tile_n: int, rng: np.random.Generator) -> np.ndarray:
+@dataclass(frozen=True, slots=True)
+class Led(Mutant):
+    """A child that is led by what the guide knows of a row: its parent, or a row that a channel of V meets.
+
+    ``goal`` is a channel of V (keys,) that climbs with a row of scores; none where lse climbs.
+    """
+
+    guide: Guide
+    row: int
+    goal: np.ndarray | None = None
+
+    @property
+    def exact(self) -> np.ndarray:
+        """Weights of the row, (keys,)."""
+        return self.guide.exact[self.row]
+
+    def some(self) -> np.ndarray:
+        """Some keys, or those of the largest weights."""
+        if self.rng.random() < 0.2:
+            return np.argsort(-self.exact)[: self.rng.integers(1, 5)]
+        return some_keys(self.colony.island.keys, self.colony.island.tile_n, self.rng)
+
+
+def some_keys(count: int, tile_n: int, rng: Rng) -> np.ndarray:
     """Return one key, a few, a run, a tile, or all of them; never none."""
     kind = rng.integers(5)
     if kind == 1 and (chosen := np.flatnonzero(rng.random(count) < rng.random() ** 2)).size:

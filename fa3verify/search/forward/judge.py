@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 
 from fa3_kernels.plan.traits import OURS
 from fa3_kernels.twin.arithmetic import Source
-from fa3_kernels.twin.forward import Forward, forward
-from fa3_reference.attention import attention
+from fa3_kernels.twin.forward import forward
+from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.device import FP32_MIN_NORMAL
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
@@ -24,59 +24,31 @@ from fa3_reference.bounds.steps import LOG2_E, rounded_error
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.operations.ratios import difference, error_ratio
-from fa3verify.search.forward.colony import Colony
+from fa3verify.search.climb import Judge, Ratios
+from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
-Objectives = tuple[tuple[str, bool], ...]  # what climbs, a field of ColonyRatios, and whether extremes are tried
+Pair = tuple[np.ndarray, np.ndarray]
 _TINY = 2.0**-100  # outputs below err by underflow alone
 UNROUNDED: frozenset[Source] = frozenset({"output"})
 
 
-@dataclass(frozen=True, slots=True)
-class ColonyRatios:
-    """Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of ``lse``.
-
-    ``rounded`` is close, but not what is published: that is of :func:`judge_rounded`. ``rest`` is ``out`` with the
-    rounding and the flushes of P, whose errors are known and drown all others, taken off error and bound.
-    ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
-    """
-
-    out: np.ndarray
-    rounded: np.ndarray
-    lse: np.ndarray
-    rest: np.ndarray
-    out_bound: np.ndarray
-    rest_bound: np.ndarray
-    lse_bound: np.ndarray
-
-
-class ColonyKernel(Protocol):
-    """Holds what a colony is run on."""
-
-    def config(self, colony: Colony) -> Any:
-        """Return its configuration for the colony's problem."""
-        ...
-
-    def model(self, config: Any) -> KernelModel:
-        """Return the order of operations that its bound is for."""
-        ...
-
-    def run(self, colony: Colony, config: Any, *, rounded: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return out, before its last rounding or after it, and lse, which is exact where the kernel has none."""
-        ...
-
-
 class Twin:
-    """The twin in the configuration of the colony's island."""
+    """What a colony is run on: the twin in the configuration of the colony's island."""
 
-    def config(self, colony: Colony) -> Any:
+    def config(self, colony: ForwardColony) -> Any:
+        """Return its configuration for the colony's problem."""
         return colony.island.config
 
     def model(self, config: Any) -> KernelModel:
+        """Return the order of operations that its bound is for."""
         return config.traits.kernel_model(config)
 
-    def run(self, colony: Colony, config: Any, *, rounded: bool) -> Forward:
+    def run(
+        self, colony: ForwardColony, config: Any, truth: Attention, *, rounded: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return out, before its last rounding or after it, and lse, which is exact where the kernel has none."""
         ideal: frozenset[Source] = frozenset() if rounded else UNROUNDED
         return forward(colony.problem, colony.operands, config, ideal=ideal)
 
@@ -84,106 +56,82 @@ class Twin:
 TWIN = Twin()
 
 
-class Judge(Protocol):
-    """Says what makes one individual better than another: a search climbs it, and keeps the largest."""
-
-    @property
-    def objectives(self) -> Objectives: ...
-
-    @property
-    def records(self) -> tuple[str, ...]:
-        """Return the names of the figures of which the largest is kept."""
-        ...
-
-    limit: ClassVar[float]
-
-    def __call__(self, colony: Colony, guide: Guide | None = None) -> ColonyRatios:
-        """Judge every row with every channel."""
-        ...
-
-    def published(self, colony: Colony, name: str) -> np.ndarray:
-        """Return what is told of an individual judged alone, of one of ``records``."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorOverBound:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorOverBound(Judge):
     """Error over bound of a kernel; beyond 1 the bound is violated.
 
     Parameters
     ----------
     bound : callable
         A function like :func:`fa3_reference.bounds.forward.forward_bound`.
-    kernel : ColonyKernel
-    objectives, records : tuple
-        What climbs, in turn, and what is kept the largest of.
+    kernel : Twin
     """
 
-    bound: Bound = forward_bound
-    kernel: ColonyKernel = TWIN
-    objectives: Objectives = (
+    objectives: tuple[tuple[str, bool], ...] = (
         *(("out", True), ("rest", False), ("lse", True)),
         *(("out", False), ("rest", True), ("lse", False)),
     )
     records: tuple[str, ...] = ("out", "rounded", "lse")
-    limit: ClassVar[float] = 1.0
+    bound: Bound = forward_bound
+    kernel: Twin = TWIN
 
-    def __call__(self, colony: Colony, guide: Guide | None = None) -> ColonyRatios:
-        return judge(colony, self.bound, guide, self.kernel)
+    def __call__(self, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
+        """Run the kernel, the truth and the bound on a colony.
 
-    def published(self, colony: Colony, name: str) -> np.ndarray:
-        return judge_rounded(colony, self.bound, self.kernel) if name == "rounded" else getattr(self(colony), name)
+        Returns
+        -------
+        mapping
+            Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of
+            ``lse``. ``rounded`` is close, but not what is published. ``rest`` is ``out`` with the rounding and the
+            flushes of P, whose errors are known and drown all others, taken off error and bound. ``out_bound``,
+            ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
+        """
+        guide = guide or Guide.of(colony)
+        with np.errstate(all="ignore"):
+            (out, got_lse), truth, limit, config = self._run(colony, rounded=False)
+            lse = truth.lse.reshape(-1)
+            size, out_floor, lse_floor = truth_error(colony, lse)
+            out, exact, out_limit = (x.reshape(len(lse), -1) for x in (out, truth.out, limit.out))
+            fmt = FORMATS[config.out_dtype]
+            known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
+            known = known / guide.exact.sum(1)[:, None]
+            has_rest = (size > _TINY) & (known < 0.9 * out_limit)
+            stored = encode(out.astype(np.float64), fmt, "ieee")
+            return {
+                "out": _ratio(out, exact, out_limit, out_floor),
+                "rounded": _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
+                "lse": _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
+                "rest": np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
+                "out_bound": np.log2(out_limit / size),
+                "rest_bound": np.log2((out_limit - known) / size),
+                "lse_bound": np.log2(limit.lse.reshape(-1)),
+            }
+
+    def published(self, colony: ForwardColony, name: str) -> np.ndarray:
+        """Return error over bound; ``rounded`` is that of what the kernel stores, (problems, columns)."""
+        if name != "rounded":
+            return self(colony)[name]
+        with np.errstate(all="ignore"):
+            (out, _), truth, limit, _ = self._run(colony, rounded=True)
+            out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (out, truth.out, limit.out))
+            return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
+
+    def _run(self, colony: ForwardColony, *, rounded: bool) -> tuple[Pair, Attention, ErrorBound, Any]:
+        """What the kernel returns, the truth, the bound, and the kernel's configuration."""
+        problem = colony.problem
+        operands = colony.operands
+        config = self.kernel.config(colony)
+        truth = attention(problem, *operands.dequantized(problem))
+        model = self.kernel.model(config)
+        model = model if rounded else replace(model, out_dtype="fp32")
+        limit = _sound_bound(colony, self.bound)(problem, operands, model)
+        return self.kernel.run(colony, config, truth, rounded=rounded), truth, limit, config
 
 
 OVER_BOUND = ErrorOverBound()
 
 
-def judge(
-    colony: Colony, bound: Bound = forward_bound, guide: Guide | None = None, kernel: ColonyKernel = TWIN
-) -> ColonyRatios:
-    """Run a kernel, the truth and the bound on a colony; ``guide`` is the colony's, where it is known."""
-    guide = guide or Guide.of(colony)
-    problem = colony.problem
-    operands = colony.operands
-    config = kernel.config(colony)
-    with np.errstate(all="ignore"):
-        got_out, got_lse = kernel.run(colony, config, rounded=False)
-        truth = attention(problem, *operands.dequantized(problem))
-        model = replace(kernel.model(config), out_dtype="fp32")
-        limit = _sound_bound(colony, bound)(problem, operands, model)
-        lse = truth.lse.reshape(-1)
-        size, out_floor, lse_floor = truth_error(colony, lse)
-        out, exact, out_limit = (x.reshape(len(lse), -1) for x in (got_out, truth.out, limit.out))
-        fmt = FORMATS[config.out_dtype]
-        known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
-        known = known / guide.exact.sum(1)[:, None]
-        has_rest = (size > _TINY) & (known < 0.9 * out_limit)
-        stored = encode(out.astype(np.float64), fmt, "ieee")
-        return ColonyRatios(
-            _ratio(out, exact, out_limit, out_floor),
-            _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
-            _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
-            np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
-            np.log2(out_limit / size),
-            np.log2((out_limit - known) / size),
-            np.log2(limit.lse.reshape(-1)),
-        )
-
-
-def judge_rounded(colony: Colony, bound: Bound = forward_bound, kernel: ColonyKernel = TWIN) -> np.ndarray:
-    """Return error over bound of what the kernel stores, (problems, columns)."""
-    problem = colony.problem
-    operands = colony.operands
-    config = kernel.config(colony)
-    with np.errstate(all="ignore"):
-        got, _ = kernel.run(colony, config, rounded=True)
-        truth = attention(problem, *operands.dequantized(problem))
-        limit = _sound_bound(colony, bound)(problem, operands, kernel.model(config)).out
-        out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (got, truth.out, limit))
-        return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
-
-
-def _sound_bound(colony: Colony, bound: Bound) -> Bound:
+def _sound_bound(colony: ForwardColony, bound: Bound) -> Bound:
     """The bound, but none for rows in which a family is known to return NaN: where its factor, or the product of the
     descales in it, is below binary32's normal numbers (reports/findings/0003)."""
     if colony.island.family == OURS:
@@ -204,7 +152,7 @@ def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndar
     return error_ratio(np.where(np.isfinite(error), np.maximum(error - floor, 0.0), error), limit)
 
 
-def truth_error(colony: Colony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def truth_error(colony: ForwardColony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """sum P |v| (problems, columns), and the largest errors of the truth's own float64 in out and in lse."""
     scale = np.abs(colony.factors) / LOG2_E
     spread = (scale * np.einsum("rw,rkw->rk", np.abs(colony.q), np.abs(colony.k))).max(1)

@@ -5,49 +5,42 @@ apart.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from fa3_reference.bounds.steps import LOG2_E
-from fa3_reference.formats import FORMATS
+from fa3verify.search.colony import Rng, positive, rounded
 from fa3verify.search.forward import chains
-from fa3verify.search.forward.colony import Colony, positive, rounded
-from fa3verify.search.forward.guide import Guide, some_keys, worst_exponents, worst_sums
+from fa3verify.search.forward.guide import Guide, Led, worst_exponents, worst_sums
 
 VARIANTS = 32  # nudges that are compared
 
 
-@dataclass(slots=True)
-class Row:
-    """One row of a colony while it mutates, with what its parent's guide knows; arrays are views of the colony."""
+class Row(Led):
+    """One row of a colony while it mutates, with what its parent's guide knows."""
 
-    colony: Colony
-    index: int
-    scores: np.ndarray  # log2 units, (keys,)
-    exact: np.ndarray
-    visible: np.ndarray
-    top: float
-    v: np.ndarray | None  # a channel that climbs with the row, (keys,); none where lse climbs
-    step: float  # log2 units
-    rng: np.random.Generator
+    __slots__ = ()
 
-    @classmethod
-    def of(
-        cls,
-        colony: Colony,
-        places: tuple[int, int],
-        guide: Guide,
-        goal: np.ndarray | None,
-        step: float,
-        rng: np.random.Generator,
-    ) -> Row:
-        """The child of a parent; ``places`` are theirs, the child's first."""
-        index, parent = places
-        visible = guide.visible[parent]
-        top = float(guide.top[parent])
-        scores = np.where(np.isneginf(guide.scores[parent]), top - 30, guide.scores[parent])
-        return cls(colony, index, scores, guide.exact[parent], visible, top, goal, step, rng)
+    @property
+    def top(self) -> float:
+        return float(self.guide.top[self.row])
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Scores in log2 units, (keys,); those of keys that are not seen are far below the maximum."""
+        scores = self.guide.scores[self.row]
+        return np.where(np.isneginf(scores), self.top - 30, scores)
+
+    @property
+    def q(self) -> np.ndarray:
+        """Channels of Q, (width,), a view of the colony."""
+        return self.colony.q[self.index]
+
+    @property
+    def k(self) -> np.ndarray:
+        """Channels of its keys, (keys, width), a view of the colony."""
+        return self.colony.k[self.index]
 
     @property
     def keys(self) -> int:
@@ -57,68 +50,57 @@ class Row:
     def offset(self) -> int:
         return self.colony.island.config.p_offset_log2
 
-    def some(self) -> np.ndarray:
-        """Some keys, or those of the largest weights."""
-        if self.rng.random() < 0.2:
-            return np.argsort(-self.exact)[: self.rng.integers(1, 5)]
-        return some_keys(self.keys, self.colony.island.tile_n, self.rng)
-
     def write(self, keys: np.ndarray, log2_scores: np.ndarray) -> None:
         """Give keys these scores, as nearly as ``width`` digits of K can."""
-        self.colony.k[self.index, keys] = self.digits(keys, log2_scores)
+        self.k[keys] = self.digits(keys, log2_scores)
 
     def digits(self, keys: np.ndarray, log2_scores: np.ndarray) -> np.ndarray:
         """K of some keys, (..., keys, width), with which they have scores (..., keys)."""
-        colony = self.colony
-        i = self.index
         x = log2_scores
-        softcap = colony.environment.softcap * LOG2_E
+        softcap = self.colony.environment.softcap * LOG2_E
         if softcap:
             x = softcap * np.arctanh(np.clip(x / softcap, -1 + 2.0**-50, 1 - 2.0**-50))
-        left = x / colony.factors[i, keys]
-        result = np.zeros((*x.shape, colony.q.shape[1]))
-        for channel in np.argsort(-np.abs(colony.q[i])):
-            q = colony.q[i, channel]
+        left = x / self.colony.factors[self.index, keys]
+        result = np.zeros((*x.shape, self.q.size))
+        for channel in np.argsort(-np.abs(self.q)):
+            q = self.q[channel]
             if q != 0:
-                result[..., channel] = rounded(left / q, colony.island.dtype)
+                result[..., channel] = rounded(left / q, self.dtype)
                 left = left - q * result[..., channel]
         return result
 
 
-def _nudge(row: Row) -> None:
+def _nudge(row: Row, rng: Rng) -> None:
     keys = row.some()
-    row.write(keys, row.scores[keys] + row.step * row.rng.standard_normal(keys.size))
+    row.write(keys, row.scores[keys] + row.step * rng.standard_normal(keys.size))
 
 
-def _shift(row: Row) -> None:
+def _shift(row: Row, rng: Rng) -> None:
     """Move a group as a whole, by little or by up to 160 binary orders."""
     keys = row.some()
-    far = row.rng.random() < 0.5
-    row.write(
-        keys, row.scores[keys] + (row.rng.uniform(-160, 160) if far else 4 * row.step * row.rng.standard_normal())
-    )
+    far = rng.random() < 0.5
+    row.write(keys, row.scores[keys] + (rng.uniform(-160, 160) if far else 4 * row.step * rng.standard_normal()))
 
 
-def _equal(row: Row) -> None:
+def _equal(row: Row, rng: Rng) -> None:
     keys = row.some()
-    row.write(keys, np.full(keys.size, row.scores[row.rng.integers(row.keys)]))
+    row.write(keys, np.full(keys.size, row.scores[rng.integers(row.keys)]))
 
 
-def _sink(row: Row) -> None:
+def _sink(row: Row, rng: Rng) -> None:
     """One key ahead of all others."""
-    row.write(row.rng.integers(row.keys, size=1), np.array([row.top + row.rng.exponential(8.0)]))
+    row.write(rng.integers(row.keys, size=1), np.array([row.top + rng.exponential(8.0)]))
 
 
-def _vanish(row: Row) -> None:
+def _vanish(row: Row, rng: Rng) -> None:
     """Keys that no longer count."""
     keys = row.some()
-    row.write(keys, np.full(keys.size, row.top - row.rng.uniform(20, 400)))
+    row.write(keys, np.full(keys.size, row.top - rng.uniform(20, 400)))
 
 
-def _weigh(row: Row) -> None:
+def _weigh(row: Row, rng: Rng) -> None:
     """Weights beside the middle of two neighbours of the format of P, or subnormal in it."""
-    fmt = FORMATS[row.colony.island.dtype]
-    rng = row.rng
+    fmt = row.fmt
     keys = row.some()
     p = np.maximum(row.exact[keys], 2.0 ** (row.offset - 30.0))
     if rng.random() < 0.2:
@@ -129,53 +111,51 @@ def _weigh(row: Row) -> None:
     row.write(keys, row.top - row.offset + np.log2(middle))
 
 
-def _worst_exponents(row: Row) -> None:
+def _worst_exponents(row: Row, rng: Rng) -> None:
     """Exponents of which ex2 errs most."""
     keys = row.some()
     fractions = worst_exponents()
     half = len(fractions) // 2
-    draw = row.rng.integers(len(fractions), size=keys.size)
-    if row.rng.random() < 0.5:  # all of one sign
-        draw = draw % half + half * row.rng.integers(2)
+    draw = rng.integers(len(fractions), size=keys.size)
+    if rng.random() < 0.5:  # all of one sign
+        draw = draw % half + half * rng.integers(2)
     row.write(keys, row.top + np.ceil(row.scores[keys] - row.top) + fractions[draw])
 
 
-def _worst_sum(row: Row) -> None:
+def _worst_sum(row: Row, rng: Rng) -> None:
     """A row sum of which rcp or lg2 errs most, by the weight of one key."""
-    key = row.rng.integers(row.keys, size=1)
+    key = rng.integers(row.keys, size=1)
     rest = row.exact.sum() - row.exact[key]
-    wanted = row.rng.choice(worst_sums()) * np.exp2(np.floor(np.log2(row.exact.sum())))
+    wanted = rng.choice(worst_sums()) * np.exp2(np.floor(np.log2(row.exact.sum())))
     if 0 < wanted - rest < np.exp2(row.offset):
         row.write(key, row.top - row.offset + np.log2(wanted - rest))
 
 
-def _screened(row: Row) -> None:
+def _screened(row: Row, rng: Rng) -> None:
     """The best of many nudges, by what the guide expects of their errors."""
-    rng = row.rng
     colony = row.colony
     keys = row.some()
     if colony.island.is_chained:
-        return chains.screened(row)
+        return chains.screened(row, rng)
     steps = np.exp2(rng.uniform(-20, 1, (VARIANTS, 1)))
     moved = (rng.random((VARIANTS, keys.size)) < rng.random((VARIANTS, 1))) * rng.standard_normal((VARIANTS, keys.size))
-    k = np.repeat(colony.k[row.index][None], VARIANTS, axis=0)
+    k = np.repeat(row.k[None], VARIANTS, axis=0)
     k[:, keys] = row.digits(keys, row.scores[keys] + steps * moved)
     one = np.full(VARIANTS, row.index)
     q_descale = colony.q_descale[one]
-    if colony.island.dtype == "e4m3" and rng.random() < 0.3:
-        k[:] = colony.k[row.index]
+    if row.dtype == "e4m3" and rng.random() < 0.3:
+        k[:] = row.k
         q_descale = positive(q_descale * np.exp2(steps[:, 0] * rng.standard_normal(VARIANTS)))
     variants = replace(colony, q=colony.q[one], k=k, q_descale=q_descale)
-    guide = Guide.of(variants, np.repeat(row.visible[None], VARIANTS, axis=0))
-    errors = guide.lse_errors if row.v is None else guide.relative_errors(row.v)
+    guide = Guide.of(variants, np.repeat(row.guide.visible[row.row][None], VARIANTS, axis=0))
+    errors = guide.lse_errors if row.goal is None else guide.relative_errors(row.goal)
     best = int(np.nan_to_num(errors, posinf=0.0).argmax())
-    colony.k[row.index] = k[best]
+    row.k[:] = k[best]
     colony.q_descale[row.index] = q_descale[best]
 
 
-def _crumbs(row: Row) -> None:
+def _crumbs(row: Row, rng: Rng) -> None:
     """A few large weights, then ones of about half a unit of their sum, of which rounding takes or gives the most."""
-    rng = row.rng
     n = row.colony.island.tile_n
     place = np.arange(row.keys) % n
     small = place >= min(8 * rng.integers(1, 4), n // 2)
@@ -184,9 +164,8 @@ def _crumbs(row: Row) -> None:
     row.write(np.flatnonzero(small), np.full(small.sum(), row.top - depth))
 
 
-def _ladder(row: Row) -> None:
+def _ladder(row: Row, rng: Rng) -> None:
     """One key of every tile ahead of its others, and the tiles apart."""
-    rng = row.rng
     n = row.colony.island.tile_n
     gap = rng.uniform(0, 124)
     rise = rng.choice([-1, 1])
@@ -196,35 +175,32 @@ def _ladder(row: Row) -> None:
         row.write(keys, np.where(keys == start + rng.integers(keys.size), leader, leader - rng.uniform(30, 200)))
 
 
-def _codes(row: Row) -> None:
+def _codes(row: Row, rng: Rng) -> None:
     """Neighbouring codes, signs and exponents of single elements of Q or K."""
-    colony = row.colony
-    rng = row.rng
-    target = colony.q[row.index] if rng.random() < 0.3 else colony.k[row.index][rng.choice(row.some())]
+    target = row.q if rng.random() < 0.3 else row.k[rng.choice(row.some())]
     chosen = rng.random(target.shape) < max(rng.random() ** 2, 1 / target.size)
     kind = rng.integers(4)
     factor = (
-        1 + rng.choice([-1, 1], target.shape) * FORMATS[colony.island.dtype].epsilon,
+        1 + rng.choice([-1, 1], target.shape) * row.fmt.epsilon,
         -1.0,
         np.exp2(rng.integers(-4, 5, target.shape)),
         rng.uniform(0.5, 2, target.shape),
     )[kind]
-    target[...] = np.where(chosen, rounded(target * factor, colony.island.dtype), target)
+    target[...] = np.where(chosen, rounded(target * factor, row.dtype), target)
 
 
-def _size(row: Row) -> None:
+def _size(row: Row, rng: Rng) -> None:
     """Make all scores larger or smaller."""
     colony = row.colony
-    rng = row.rng
     reach = 20 if rng.random() < 0.2 else 3
     factor = np.exp2(rng.integers(-reach, reach + 1) if rng.random() < 0.5 else row.step * rng.standard_normal())
-    if colony.island.dtype == "e4m3":
+    if row.dtype == "e4m3":
         colony.q_descale[row.index] = positive(colony.q_descale[row.index] * factor)
     else:
-        colony.q[row.index] = rounded(colony.q[row.index] * factor, colony.island.dtype)
+        row.q[:] = rounded(row.q * factor, row.dtype)
 
 
-MUTATIONS: tuple[Callable[[Row], None], ...] = (
+MUTATIONS: tuple[Callable[[Row, Rng], None], ...] = (
     *(_nudge, _shift, _equal, _sink, _vanish, _weigh, _worst_exponents, _worst_sum, _codes, _size),
     *(_screened, _screened, _crumbs, _ladder, *chains.MUTATIONS),
 )

@@ -8,144 +8,102 @@ largest.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from fa3_reference.bounds.forward import forward_bound
-from fa3verify.search.climb import Chances, Climb, Find, Tried
+from fa3verify.search.climb import Ratios, Search, Tried, place_of_largest
+from fa3verify.search.colony import Place
 from fa3verify.search.forward import scores, surroundings, values
 from fa3verify.search.forward.causes import cause_of
-from fa3verify.search.forward.colony import Colony, individual
+from fa3verify.search.forward.colony import ISLANDS, ForwardColony, individual
 from fa3verify.search.forward.guide import Guide
-from fa3verify.search.forward.islands import Island, islands_of
-from fa3verify.search.forward.judge import OVER_BOUND, Bound, ColonyRatios, Judge, judge, judge_rounded
+from fa3verify.search.forward.judge import OVER_BOUND
 
 NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
 
 
-class Search(Climb):
-    """One island's search; :meth:`generation` advances it.
+class ForwardSearch(Search):
+    """The search on one island of the forward."""
 
-    Parameters
-    ----------
-    island : Island
-    seed : int or list of int
-    judge : Judge
-        What climbs.
-    start : (Colony, int, int), optional
-        An individual, its row and its column, that is among the first; all of them are normal otherwise.
-    """
+    ISLANDS = ISLANDS
+    JUDGE = OVER_BOUND
+    COLUMNS = "out before and after its last rounding, lse"
+    individual = staticmethod(individual)
+    MUTATIONS = (scores.MUTATIONS, values.MUTATIONS)
+    AGAIN = 0.3
+    VIOLATED = ("out", "lse")
 
-    ratios = ("out", "rounded", "lse")
-    columns = "out before and after its last rounding, lse"
-    islands = staticmethod(islands_of)
+    niche: int | None = None
 
-    def __init__(
-        self,
-        island: Island,
-        seed: int | list[int],
-        judge: Judge = OVER_BOUND,
-        start: tuple[Colony, int, int] | None = None,
-    ) -> None:
-        super().__init__(island, judge.objectives, (scores.MUTATIONS, values.MUTATIONS), seed)
-        self.judge = judge
-        colony = Colony.normal(island, self.rng)
-        if start:
-            colony.adopt(*start)
-        self._start(colony)
-
-    @staticmethod
-    def replay(values: dict[str, Any], bound: Bound = forward_bound) -> dict[str, float]:
-        """Judge a stored individual again: error / bound by name of :attr:`ratios`."""
-        colony, row, column = individual(values)
-        found = judge(colony, bound)
-        rounded = judge_rounded(colony, bound)[row, column]
-        return {"out": float(found.out[row, column]), "rounded": float(rounded), "lse": float(found.lse[row])}
-
-    def _start(self, colony: Colony, niche: int | None = None) -> None:
-        self.niche = niche
-        self.begin(colony)
+    def normal(self) -> ForwardColony:
+        return ForwardColony.normal(self.island, self.rng)
 
     def restart(self) -> None:
-        fresh = Colony.normal(self.island, self.rng)
+        fresh = self.normal()
         objective = self.next_objective()[0]
         niches = [niche for name, niche in self.archive if name == objective]
-        if not niches or self.rng.random() < 0.3:
-            return self._start(fresh)
-        niche = niches[self.rng.integers(len(niches))]
-        fresh.adopt(self.archive[objective, niche][1], 0, 0)
-        self._start(fresh, niche)
+        self.niche = None
+        if niches and self.rng.random() >= 0.3:
+            self.niche = niches[self.rng.integers(len(niches))]
+            fresh.adopt(self.archive[objective, self.niche][1], (0, 0))
+        self.begin(fresh)
 
-    def fitness(self, colony: Colony, ratios: ColonyRatios) -> np.ndarray:
+    def fitness(self, colony: ForwardColony, ratios: Ratios) -> np.ndarray:
         """Return what climbs, (problems, columns or 1): error over bound, less outside the niche; the archive learns of
         it.
         """
-        ratio = getattr(ratios, self.objective)
-        bound = getattr(ratios, f"{self.objective}_bound")
-        ratio = ratio.reshape(len(ratio), -1)
-        bound = bound.reshape(len(bound), -1)
+        ratio, bound = (
+            ratios[name].reshape(self.island.problems, -1) for name in (self.objective, f"{self.objective}_bound")
+        )
         counts = np.isfinite(ratio) & np.isfinite(bound) & (ratio > 0)  # a lost output is recorded; it leads nowhere
         niches = np.floor(np.clip(np.where(counts, bound, 0.0), *NICHES)).astype(int)
         ratio = np.where(counts, ratio, 0.0)
         for niche in np.unique(niches[counts]).tolist():
-            row, column = _place(np.where(niches == niche, ratio, 0.0))
+            row, column = place_of_largest(np.where(niches == niche, ratio, 0.0))
             if ratio[row, column] > self.archive.get((self.objective, niche), (0.0,))[0]:
                 one = colony.taken(np.array([row]), np.array([column]))
                 self.archive[self.objective, niche] = float(ratio[row, column]), one
         return ratio if self.niche is None else ratio * np.exp2(-np.abs(niches - self.niche))
 
-    def move(self, colony: Colony) -> bool:
+    def move(self, colony: ForwardColony) -> bool:
         leads = self.island.softcap and not self.island.is_chained
         moved = bool(self.rng.random() < (0.5 if self.wild or leads else 0.2))
         if moved:
             surroundings.mutate(colony, self.step, self.wild, self.rng)
         return moved
 
-    def judged(self, colony: Colony) -> ColonyRatios:
+    def judged(self, colony: ForwardColony) -> Ratios:
         self.guide = Guide.of(colony)
         return self.judge(colony, self.guide)
 
-    def offspring(self) -> tuple[Colony, list[list[Tried]]]:
-        """Parents in the first halves, children of them in the second ones."""
-        guide = Guide.of(self.parents)
-        colony = self.parents.copied()
+    def offspring(self) -> tuple[ForwardColony, list[list[Tried]]]:
+        self.of_parents = Guide.of(self.parents)
+        return super().offspring()
+
+    def conceive(
+        self, colony: ForwardColony, axis: int, child: int, parents: tuple[int, int]
+    ) -> Callable[[], scores.Row | values.Column]:
+        """Give a child what its parent has, and some keys of another one."""
         rng = self.rng
-        island = self.island
-        of_rows: list[Tried] = []
-        of_columns: list[Tried] = []
-        rows = island.problems // 2
-        columns = island.columns // 2
-        row_chances, column_chances = self.chances
-        for child in range(rows, island.problems):
-            parent, other = rng.integers(rows, size=2)
-            colony.q[child] = colony.q[parent]
-            colony.q_descale[child] = colony.q_descale[parent]
-            colony.k[child] = colony.k[parent]
-            if rng.random() < 0.15:  # keys of another parent
-                keys = rng.random(island.keys) < rng.random()
-                colony.k[child, keys] = colony.k[other, keys]
-            goal = None if self.objective == "lse" else colony.v[min(int(rng.exponential(2)), columns - 1)]
-            row = scores.Row.of(colony, (child, parent), guide, goal, self.draw_step(), rng)
-            of_rows.append((child, parent, self._mutate(row_chances, row)))
-        for child in range(columns, island.columns):
-            parent, other = rng.integers(columns, size=2)
-            colony.v[child] = colony.v[parent]
-            if rng.random() < 0.15:
-                keys = rng.random(island.keys) < rng.random()
-                colony.v[child, keys] = colony.v[other, keys]
-            partner = min(int(rng.exponential(2)), rows - 1)
-            column = values.Column.of(colony, child, guide, partner, self.draw_step(), rng)
-            of_columns.append((child, parent, self._mutate(column_chances, column)))
-        return colony, [of_rows, of_columns]
+        parent, other = parents
+        for name in (name for name, own in colony.AXES.items() if own == axis):
+            gene = getattr(colony, name)
+            gene[child] = gene[parent]
+        if rng.random() < 0.15:
+            keys = rng.random(self.island.keys) < rng.random()
+            by_key = colony.v if axis else colony.k
+            by_key[child, keys] = by_key[other, keys]
+        partner = None if axis == 0 and self.objective == "lse" else int(rng.exponential(2))
+        if axis:
+            row = min(partner or 0, self.island.problems // 2 - 1)
+            mutant = values.Column(colony, child, self.draw_step(), rng, self.of_parents, row)
+        else:
+            goal = None if partner is None else colony.v[min(partner, self.island.columns // 2 - 1)]
+            mutant = scores.Row(colony, child, self.draw_step(), rng, self.of_parents, parent, goal)
+        return lambda: mutant
 
-    def _mutate(self, chances: Chances, target: Any) -> list[int]:
-        drawn = [chances.draw() for _ in range(1 + int(self.rng.random() < 0.3))]
-        for index in drawn:
-            chances.mutations[index](target)
-        return drawn
-
-    def selected(self, colony: Colony, fitness: np.ndarray) -> Colony:
+    def selected(self, colony: ForwardColony, fitness: np.ndarray) -> ForwardColony:
         """The better half of rows and channels first, best ones foremost."""
         heights = fitness.max(1)
         rows = _varied(heights, _looks(self.guide), len(heights) // 2)
@@ -156,41 +114,11 @@ class Search(Climb):
         row_rest, column_rest = rest
         return colony.taken(np.concatenate([rows, row_rest]), np.concatenate([columns, column_rest]))
 
-    def record(self, colony: Colony, ratios: ColonyRatios) -> None:
-        """Keep the largest ratios, and one violation of every cause; each is judged alone before it counts."""
-        for name in self.judge.records:
-            ratio = getattr(ratios, name)
-            ratio = np.where(np.isfinite(ratio), ratio, 0.0)
-            row, column = _place(ratio)
-            if ratio.flat[int(ratio.argmax())] > self.found.height(name):
-                self._keep(colony, name, row, column)
-        for ratio in (ratios.out, ratios.lse):
-            beyond = np.argwhere(~(ratio <= self.judge.limit))
-            self.found.above_1 += len(beyond)
-            for place in self.rng.permutation(len(beyond))[:3]:
-                self._violation(colony, int(beyond[place][0]), int(beyond[place][-1]) if ratio.ndim == 2 else 0)
+    def suspects(self, beyond: np.ndarray) -> np.ndarray:
+        return beyond[self.rng.permutation(len(beyond))[:3]]
 
-    def _keep(self, colony: Colony, name: str, row: int, column: int) -> None:
-        lone = colony.alone(row, column)
-        ratio = self.judge.published(lone, name)
-        alone = float(ratio[row, column] if ratio.ndim == 2 else ratio[row])
-        if 0 < alone < np.inf:
-            self.found.meet(name, alone, lambda: lone.to_json(row, column))
-
-    def _violation(self, colony: Colony, row: int, column: int) -> None:
-        cause = cause_of(colony, row, column)
-        if cause in self.found.violations:
-            return
-        lone = colony.alone(row, column)
-        verdict = self.judge(lone)
-        ratio = float(max(verdict.out[row, column], verdict.lse[row]))
-        if ratio > self.judge.limit:
-            self.found.violations[cause] = Find(ratio, self.found.problems, lone.to_json(row, column))
-
-
-def _place(ratio: np.ndarray) -> tuple[int, int]:
-    where = np.unravel_index(int(ratio.argmax()), ratio.shape)
-    return int(where[0]), int(where[1]) if len(where) == 2 else 0
+    def cause(self, colony: ForwardColony, name: str, place: Place) -> tuple[str, tuple[str, ...]]:
+        return cause_of(colony, *place), self.VIOLATED
 
 
 def _looks(guide: Guide) -> np.ndarray:

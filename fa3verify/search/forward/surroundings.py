@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from fa3_reference.bounds.device import FP32_MAX
-from fa3_reference.bounds.steps import LOG2_E
-from fa3verify.search.forward.colony import Colony, positive, rounded
+from fa3verify.search.colony import Rng, positive, power_of_two_in_log2_units, rounded
+from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
 
 
@@ -19,23 +19,23 @@ def _scaled(x: float, factor: float) -> float:
     return float(np.clip(x * factor, 2.0**-149, FP32_MAX))
 
 
-def _far(rng: np.random.Generator) -> float:
+def _far(rng: Rng) -> float:
     """A power of two, of which every second one leads to an end of binary32."""
     if rng.random() < 0.5:
         return float(np.exp2(rng.uniform(-150, 150)))
     return float(np.exp2(rng.choice([-1, 1]) * rng.uniform(118, 150)))
 
 
-def _scale(colony: Colony, step: float, rng: np.random.Generator) -> None:
+def _scale(colony: ForwardColony, step: float, rng: Rng) -> None:
     """The factor of the scores, nearly the same or as a power of two in log2 units."""
     environment = colony.environment
     scale = _scaled(environment.softmax_scale, np.exp2(step * rng.standard_normal()))
     if rng.random() < 0.3:
-        scale = float(np.exp2(rng.integers(-6, 4)) / LOG2_E * rng.choice([1.0, 1 - 2.0**-20, 1 + 2.0**-20]))
+        scale = float(power_of_two_in_log2_units(rng))
     colony.environment = replace(environment, softmax_scale=scale)
 
 
-def _screened(colony: Colony, step: float, rng: np.random.Generator) -> None:
+def _screened(colony: ForwardColony, step: float, rng: Rng) -> None:
     """The best of many factors of scores or softcap, or of both, by what the guide expects of the errors of lse.
 
     Where both grow alike tanh stays as it is, and what changes are the roundings of its unit.
@@ -51,12 +51,12 @@ def _screened(colony: Colony, step: float, rng: np.random.Generator) -> None:
     colony.environment = choices[int(np.argmax(errors))]
 
 
-def _softcap(colony: Colony, step: float, rng: np.random.Generator) -> None:
+def _softcap(colony: ForwardColony, step: float, rng: Rng) -> None:
     factor = np.exp2(rng.uniform(-6, 6) if rng.random() < 0.3 else step * rng.standard_normal())
     colony.environment = replace(colony.environment, softcap=_scaled(colony.environment.softcap, factor))
 
 
-def _descale(colony: Colony, step: float, rng: np.random.Generator, far: bool = False) -> None:
+def _descale(colony: ForwardColony, step: float, rng: Rng, far: bool = False) -> None:
     """One descale, or all, of K or V."""
     name = rng.choice(["k_descale", "v_descale"])
     values = getattr(colony.environment, name).astype(np.float64)
@@ -65,20 +65,20 @@ def _descale(colony: Colony, step: float, rng: np.random.Generator, far: bool = 
     colony.environment = replace(colony.environment, **{name: positive(np.where(where, values * factor, values))})
 
 
-def _far_scale(colony: Colony, step: float, rng: np.random.Generator) -> None:
+def _far_scale(colony: ForwardColony, step: float, rng: Rng) -> None:
     scale = _scaled(colony.environment.softmax_scale, _far(rng))
     colony.environment = replace(colony.environment, softmax_scale=scale)
 
 
-def _far_softcap(colony: Colony, step: float, rng: np.random.Generator) -> None:
+def _far_softcap(colony: ForwardColony, step: float, rng: Rng) -> None:
     colony.environment = replace(colony.environment, softcap=_scaled(1.0, _far(rng)))
 
 
-def _far_descale(colony: Colony, step: float, rng: np.random.Generator) -> None:
+def _far_descale(colony: ForwardColony, step: float, rng: Rng) -> None:
     _descale(colony, step, rng, far=True)
 
 
-def _apart(colony: Colony, step: float, rng: np.random.Generator) -> None:
+def _apart(colony: ForwardColony, step: float, rng: Rng) -> None:
     """Descales of neighbouring blocks as far from each other as binary32 has room for."""
     name = rng.choice(["k_descale", "v_descale"])
     values = getattr(colony.environment, name).astype(np.float64)
@@ -87,12 +87,12 @@ def _apart(colony: Colony, step: float, rng: np.random.Generator) -> None:
     colony.environment = replace(colony.environment, **{name: positive(values * factor)})
 
 
-def _far_values(colony: Colony, step: float, rng: np.random.Generator) -> None:
+def _far_values(colony: ForwardColony, step: float, rng: Rng) -> None:
     """Make all of V larger or smaller, as far as its format goes."""
     colony.v = rounded(colony.v * _far(rng), colony.island.dtype)
 
 
-def _exchange(colony: Colony, step: float, rng: np.random.Generator) -> None:
+def _exchange(colony: ForwardColony, step: float, rng: Rng) -> None:
     """Powers of two that move between factors: the exact result stays as it is."""
     environment = colony.environment
     dtype = colony.island.dtype
@@ -120,10 +120,10 @@ def _exchange(colony: Colony, step: float, rng: np.random.Generator) -> None:
         colony.environment = replace(environment, v_descale=positive(environment.v_descale / np.float64(small)))
 
 
-Mutation = Callable[[Colony, float, np.random.Generator], None]
+Mutation = Callable[[ForwardColony, float, Rng], None]
 
 
-def mutate(colony: Colony, step: float, wild: bool, rng: np.random.Generator) -> None:
+def mutate(colony: ForwardColony, step: float, wild: bool, rng: Rng) -> None:
     """Change one shared thing; ``wild`` ones by as much as binary32 has room for."""
     island = colony.island
     tame: list[Mutation] = [_scale, _screened, *[_softcap] * island.softcap, *[_descale] * (island.dtype == "e4m3")]

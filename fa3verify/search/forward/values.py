@@ -5,113 +5,88 @@ cancels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from fa3_reference.formats import FORMATS, Format
-from fa3verify.search.forward.colony import Colony, max_finite, rounded
-from fa3verify.search.forward.guide import Guide, some_keys
+from fa3verify.search.colony import Rng, full_fractions, level, max_finite, rounded
+from fa3verify.search.forward.guide import Led
 
 VARIANTS = 32  # nudges that are compared
 
 
-@dataclass(slots=True)
-class Column:
+class Column(Led):
     """One channel of V while it mutates, beside the weights of a row it meets."""
 
-    colony: Colony
-    v: np.ndarray  # (keys,), a view of the colony
-    exact: np.ndarray  # weights of the row, (keys,)
-    stored: np.ndarray
-    inverse: float  # takes sums of stored weights to the output
-    step: float  # log2 units
-    rng: np.random.Generator
-
-    @classmethod
-    def of(cls, colony: Colony, index: int, guide: Guide, row: int, step: float, rng: np.random.Generator) -> Column:
-        return cls(colony, colony.v[index], guide.exact[row], guide.stored[row], float(guide.inverse[row]), step, rng)
+    __slots__ = ()
 
     @property
-    def fmt(self) -> Format:
-        return FORMATS[self.colony.island.dtype]
+    def v(self) -> np.ndarray:
+        """The channel, (keys,), a view of the colony."""
+        return self.colony.v[self.index]
+
+    @property
+    def stored(self) -> np.ndarray:
+        return self.guide.stored[self.row]
 
     @property
     def out(self) -> float:
         """Output of the row, as stored numbers."""
         return float(self.exact @ self.v / max(self.exact.sum(), 2.0**-300))
 
-    def some(self) -> np.ndarray:
-        """Some keys, or those of the largest weights."""
-        if self.rng.random() < 0.2:
-            return np.argsort(-self.exact)[: self.rng.integers(1, 5)]
-        return some_keys(self.v.size, self.colony.island.tile_n, self.rng)
-
     def write(self, keys: np.ndarray, values: np.ndarray | float) -> None:
-        self.v[keys] = rounded(np.broadcast_to(values, keys.shape).astype(np.float64), self.colony.island.dtype)
+        self.v[keys] = rounded(np.broadcast_to(values, keys.shape).astype(np.float64), self.dtype)
 
 
-def _nudge(column: Column) -> None:
+def _nudge(column: Column, rng: Rng) -> None:
     keys = column.some()
-    rng = column.rng
     factor = np.exp2(column.step * rng.standard_normal(keys.size))
     ulps = 1 + column.fmt.epsilon * rng.integers(-2, 3, keys.size)
     column.write(keys, column.v[keys] * (factor if rng.random() < 0.5 else ulps))
 
 
-def _equal(column: Column) -> None:
-    column.write(column.some(), column.v[column.rng.integers(column.v.size)])
+def _equal(column: Column, rng: Rng) -> None:
+    column.write(column.some(), column.v[rng.integers(column.v.size)])
 
 
-def _signs(column: Column) -> None:
+def _signs(column: Column, rng: Rng) -> None:
     keys = column.some()
-    rng = column.rng
     kind = rng.integers(3)
     sign = (-1.0, np.sign(column.v[keys]), rng.choice([-1.0, 1.0], keys.size))[kind]
     column.write(keys, column.v[keys] * sign)
 
 
-def _zeros(column: Column) -> None:
+def _zeros(column: Column, rng: Rng) -> None:
     column.write(column.some(), 0.0)
 
 
-def _one_tile(column: Column) -> None:
+def _one_tile(column: Column, rng: Rng) -> None:
     """Values of one tile, or of all but one."""
     tile = np.arange(column.v.size) // column.colony.island.tile_n
-    column.write(np.flatnonzero((tile == column.rng.choice(tile)) == (column.rng.random() < 0.5)), np.zeros(1))
+    column.write(np.flatnonzero((tile == rng.choice(tile)) == (rng.random() < 0.5)), np.zeros(1))
 
 
-def _sizes(column: Column) -> None:
+def _sizes(column: Column, rng: Rng) -> None:
     """A group larger or smaller by powers of two."""
     keys = column.some()
-    rng = column.rng
     shift = rng.integers(-30, 31) if rng.random() < 0.3 else rng.integers(-3, 4)
     column.write(keys, np.ldexp(column.v[keys], shift))
 
 
-def _level(column: Column) -> None:
+def _level(column: Column, rng: Rng) -> None:
     """A group at one size, of all that the format has, often at one of its ends."""
     keys = column.some()
-    rng = column.rng
-    fmt = column.fmt
-    least = fmt.min_exponent - fmt.fraction_bits
-    largest = int(np.log2(max_finite(fmt.name)))
-    ends = (least, fmt.min_exponent + 1), (largest - 3, largest + 1), (least, largest + 1)
-    exponent = rng.integers(*ends[rng.integers(3)])
-    fraction = rng.choice([1.0, 2 - fmt.epsilon, rng.uniform(1, 2)])
-    column.write(keys, np.ldexp(fraction, exponent) * rng.choice([-1.0, 1.0]))
+    largest = int(np.log2(max_finite(column.dtype)))
+    size = level(column.fmt, (largest - 3, largest + 1), rng)
+    column.write(keys, size * rng.choice([-1.0, 1.0]))
 
 
-def _full_fractions(column: Column) -> None:
+def _full_fractions(column: Column, rng: Rng) -> None:
     keys = column.some()
-    v = column.v[keys]
-    exponent = np.floor(np.log2(np.maximum(np.abs(v), column.fmt.min_normal)))
-    column.write(keys, np.copysign(np.exp2(exponent) * (2 - column.fmt.epsilon), v))
+    column.write(keys, full_fractions(column.v[keys], column.fmt))
 
 
-def _follow_errors(column: Column) -> None:
+def _follow_errors(column: Column, rng: Rng) -> None:
     """Signs, around the output or around zero, of the errors of the weights: their products add up."""
-    rng = column.rng
     scale = column.stored.sum() / max(column.exact.sum(), 2.0**-300) if rng.random() < 0.5 else 1.0
     sign = np.sign(column.stored - scale * column.exact) * rng.choice([-1.0, 1.0])
     keys = column.some()
@@ -122,18 +97,17 @@ def _follow_errors(column: Column) -> None:
     column.write(keys, about + sign[keys] * size)
 
 
-def _cancel(column: Column) -> None:
+def _cancel(column: Column, rng: Rng) -> None:
     """One value that takes the output to about zero."""
     weighty = np.flatnonzero(column.stored > 0)
     if weighty.size:
-        key = column.rng.choice(weighty, 1)
+        key = rng.choice(weighty, 1)
         rest = column.exact @ column.v - column.exact[key] * column.v[key]
         column.write(key, -rest / column.exact[key])
 
 
-def _cut_off(column: Column) -> None:
+def _cut_off(column: Column, rng: Rng) -> None:
     """Products just too small for the alignment of the largest one, so that each is lost whole or in part."""
-    rng = column.rng
     keys = column.some()
     products = np.abs(column.stored * column.v)
     align = 13 if column.fmt.name == "e4m3" else 25
@@ -145,17 +119,16 @@ def _cut_off(column: Column) -> None:
         column.write(keys, np.where(np.isfinite(wanted), sign * wanted, column.v[keys]))
 
 
-def _balance(column: Column) -> None:
+def _balance(column: Column, rng: Rng) -> None:
     """Half of the weight at one value, half at its negative."""
-    order = column.rng.permutation(column.v.size) if column.rng.random() < 0.5 else np.argsort(-column.exact)
+    order = rng.permutation(column.v.size) if rng.random() < 0.5 else np.argsort(-column.exact)
     half = np.cumsum(column.exact[order]) < column.exact.sum() / 2
-    size = abs(column.v[column.rng.integers(column.v.size)])
+    size = abs(column.v[rng.integers(column.v.size)])
     column.write(order, np.where(half, size, -size))
 
 
-def _screened(column: Column) -> None:
+def _screened(column: Column, rng: Rng) -> None:
     """The best of many nudges and flips of signs, by the errors of weights and row sum."""
-    rng = column.rng
     v = column.v
     shape = (VARIANTS, v.size)
     steps = np.exp2(rng.uniform(-10, 2, (VARIANTS, 1)))
@@ -163,20 +136,18 @@ def _screened(column: Column) -> None:
     factors = np.where(rng.random((VARIANTS, 1)) < 0.5, -1.0, np.exp2(steps * rng.standard_normal(shape)))
     variants = rounded(np.where(chosen, v * factors, v), column.fmt.name)
     total = max(float(column.exact.sum()), 2.0**-300)
-    error = np.abs(variants @ column.stored * column.inverse - variants @ column.exact / total)
+    error = np.abs(variants @ column.stored * float(column.guide.inverse[column.row]) - variants @ column.exact / total)
     error = error / np.maximum(np.abs(variants) @ column.exact, 2.0**-300)
     v[:] = variants[int(np.nan_to_num(error, posinf=0.0).argmax())]
 
 
-def _common(column: Column) -> None:
+def _common(column: Column, rng: Rng) -> None:
     """Add one value to a group: a large mean with small differences."""
     keys = column.some()
-    column.write(
-        keys, column.v[keys] + column.v[column.rng.integers(column.v.size)] * column.rng.choice([-8, -1, 1, 8])
-    )
+    column.write(keys, column.v[keys] + column.v[rng.integers(column.v.size)] * rng.choice([-8, -1, 1, 8]))
 
 
-MUTATIONS: tuple[Callable[[Column], None], ...] = (
+MUTATIONS: tuple[Callable[[Column, Rng], None], ...] = (
     *(_nudge, _equal, _signs, _zeros, _sizes, _level, _full_fractions, _follow_errors, _cancel, _cut_off, _balance),
     *(_common, _one_tile, _screened),
 )

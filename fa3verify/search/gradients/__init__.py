@@ -3,8 +3,3 @@
 ``colony`` has the shapes and the individuals that are judged at once, ``execution`` the arithmetic before the last
 rounding with the ends of all orders of additions, ``mutations`` change arrays, ``search`` selects.
 """
-
-from fa3verify.search.gradients.colony import ISLANDS, GradientIsland, islands_of
-from fa3verify.search.gradients.search import Search
-
-__all__ = ["ISLANDS", "GradientIsland", "Search", "islands_of"]

@@ -6,7 +6,7 @@ An individual is a whole problem, one sequence of a batch: what a query head, or
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, decode
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype
-from fa3verify.search.forward.colony import rounded
+from fa3verify.files import Json
+from fa3verify.search.colony import Colony, Environment, Place, Rng, rounded
 
 HEAD_DIM = 64
 GENES = ("q", "k", "v", "dout", "out", "lse")
@@ -70,16 +71,16 @@ class GradientIsland:
 
 
 @dataclass(slots=True)
-class GradientColony:
+class GradientColony(Colony):
     """Genes of one island, float64, an individual per first index, values of the operands' format.
 
     ``q``, ``dout`` and ``out`` are (problems, rows, heads, head_dim), ``k`` and ``v`` (problems, keys, 1, head_dim);
     ``lse`` (problems, heads, rows) holds values of binary32; all share softmax_scale and the softcap, 0 without one.
     """
 
+    AXES = dict.fromkeys(GENES, 0)
+
     island: GradientIsland
-    softmax_scale: float
-    softcap: float
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
@@ -88,19 +89,15 @@ class GradientColony:
     lse: np.ndarray
 
     @classmethod
-    def normal(cls, island: GradientIsland, rng: np.random.Generator) -> GradientColony:
+    def normal(cls, island: GradientIsland, rng: Rng) -> GradientColony:
         """Standard normal operands and the forward of them."""
         problem = island.problem(HEAD_DIM**-0.5, 1.0 if island.softcap else 0.0)
         shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape)
         q, k, v, dout = (rounded(rng.standard_normal(shape), island.dtype) for shape in shapes)
-        scores = problem.softmax_scale, problem.softcap
-        colony = cls(island, *scores, q, k, v, dout, np.zeros_like(dout), np.zeros(problem.lse_shape))
+        environment = Environment(problem.softmax_scale, problem.softcap)
+        colony = cls(island, environment, q, k, v, dout, np.zeros_like(dout), np.zeros(problem.lse_shape))
         colony.complete(np.arange(island.problems))
         return colony
-
-    @property
-    def problem(self) -> AttentionProblem:
-        return self.island.problem(self.softmax_scale, self.softcap)
 
     @property
     def operands(self) -> BackwardOperands:
@@ -117,31 +114,23 @@ class GradientColony:
             self.out[chosen] = rounded(found.out, self.island.dtype)
             self.lse[chosen] = np.nan_to_num(found.lse.astype(np.float32), nan=0.0, neginf=-np.inf)
 
-    def adopt(self, other: GradientColony) -> None:
-        """Make the first individual of another colony of this island the first here, and take what it shares."""
-        self.softmax_scale = other.softmax_scale
-        self.softcap = other.softcap
-        for name in GENES:
-            getattr(self, name)[0] = getattr(other, name)[0]
+    def alone(self, place: Place) -> tuple[GradientColony, Place]:
+        """One individual as a colony of one."""
+        one = self.taken(np.array(place[:1]))
+        return replace(one, island=replace(self.island, problems=1)), (0, place[1])
 
-    def copied(self) -> GradientColony:
-        return replace(self, **{name: getattr(self, name).copy() for name in GENES})
-
-    def taken(self, chosen: np.ndarray) -> GradientColony:
-        """These individuals, in this order."""
-        return replace(self, **{name: getattr(self, name)[chosen] for name in GENES})
-
-    def to_json(self, index: int) -> dict[str, Any]:
+    def to_json(self, place: Place) -> Json:
         """One individual, exactly, operands as codes; :func:`individual` reads it back."""
         operands = self.operands
-        arrays = {name: getattr(operands, name)[index] for name in GENES}
+        arrays = {name: getattr(operands, name)[place[0]] for name in GENES}
         codes = {name: x.view(f"u{x.itemsize}").tolist() for name, x in arrays.items()}
         named = {"dtype": self.island.dtype, "island": self.island.name}
-        return named | {"softmax_scale": self.softmax_scale, "softcap": self.softcap} | codes
+        shared = {"softmax_scale": self.environment.softmax_scale, "softcap": self.environment.softcap}
+        return named | shared | codes
 
 
-def individual(values: dict[str, Any]) -> GradientColony:
-    """Return an individual of :meth:`GradientColony.to_json` as a colony of one.
+def individual(values: Json) -> tuple[GradientColony, Place]:
+    """Return an individual of :meth:`GradientColony.to_json` as a colony of one, and its place there.
 
     Raises
     ------
@@ -149,16 +138,19 @@ def individual(values: dict[str, Any]) -> GradientColony:
         For an unknown island or values that do not fit it.
     """
     try:
-        island = replace(island_of(values["dtype"], values["island"]), problems=1)
+        named = [island for island in ISLANDS if (island.dtype, island.name) == (values["dtype"], values["island"])]
+        if not named:
+            raise ValueError(f"there is no island {values['island']!r} of gradients for {values['dtype']!r}")
+        island = replace(named[0], problems=1)
         colony = GradientColony.normal(island, np.random.default_rng(0))
-        colony.softmax_scale = float(values["softmax_scale"])
-        colony.softcap = float(values.get("softcap", 0.0))  # older files have none
+        softcap = float(values.get("softcap", 0.0))  # older files have none
+        colony.environment = Environment(float(values["softmax_scale"]), softcap)
         for name in GENES[:5]:
             getattr(colony, name)[0] = decode(np.array(values[name]), FORMATS[island.dtype])
         colony.lse[0] = np.array(values["lse"], np.uint32).view(np.float32)
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"an individual is incomplete or damaged: {error}") from None
-    return colony
+    return colony, (0, 0)
 
 
 # Few pairs let a single operation's error stand alone, several blocks and heads add parts, many rows are a long chain;
@@ -179,15 +171,3 @@ _OF_FP16 = (
     GradientIsland("softcap by tanh, unrounded weights", "fp16", 16, 16, weights="fp32", softcap="tanh"),
 )
 ISLANDS: tuple[GradientIsland, ...] = (*_OF_FP16, *(replace(island, dtype="bf16") for island in _OF_FP16))
-
-
-def islands_of(dtype: str) -> tuple[GradientIsland, ...]:
-    return tuple(island for island in ISLANDS if island.dtype == dtype)
-
-
-def island_of(dtype: str, name: str) -> GradientIsland:
-    """Return the island of that name; ValueError where there is none."""
-    for island in islands_of(dtype):
-        if island.name == name:
-            return island
-    raise ValueError(f"there is no island {name!r} of gradients for {dtype!r}")

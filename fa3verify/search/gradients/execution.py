@@ -7,8 +7,6 @@ tried.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from fa3_kernels.twin import convert, float32
@@ -19,34 +17,29 @@ from fa3_reference.problem import BackwardOperands
 from fa3verify.search.gradients.colony import GradientColony, GradientIsland
 
 _F32 = np.float32
+GRADIENTS = ("dq", "dk", "dv")
 
 
-class Ends(NamedTuple):
-    """Both ends of every gradient, float32, in the shapes of q, k and v."""
-
-    dq: Range
-    dk: Range
-    dv: Range
-
-
-def execute(colony: GradientColony) -> Ends:
-    """Run every individual of a colony."""
+def execute(colony: GradientColony) -> dict[str, Range]:
+    """Run every individual of a colony; returns both ends of every gradient, float32, in the shapes of q, k and v."""
     with np.errstate(all="ignore"):
         operands = colony.operands
         found = [_problem(colony, operands, index) for index in range(len(colony.q))]
-    return Ends(*(Range(*(np.stack(x) for x in zip(*ends))) for ends in zip(*found)))
+    ends = (Range(*(np.stack(x) for x in zip(*parts))) for parts in zip(*found))
+    return dict(zip(GRADIENTS, ends, strict=True))
 
 
-def _problem(colony: GradientColony, operands: BackwardOperands, index: int) -> Ends:
+def _problem(colony: GradientColony, operands: BackwardOperands, index: int) -> tuple[Range, Range, Range]:
     """One individual; dK is scaled head by head, before heads are added, and a single head's is not added at all."""
-    scale = _F32(colony.softmax_scale)
+    scale = _F32(colony.environment.softmax_scale)
     heads = range(colony.island.heads)
     dqs, dks, dvs = zip(*(_head(colony, operands, index, head) for head in heads))
     dq = [range_of_sums(x, flushes=False) for x in dqs]
     dk = _heads_sum([float32.flushed(float32.flushed(x) * scale) for x in dks])
     dv = _heads_sum(list(dvs))
     scaled = (np.stack([float32.flushed(float32.flushed(end) * scale) for end in ends], 1) for ends in zip(*dq))
-    return Ends(Range(*scaled), *(Range(*(end[:, None] for end in ends)) for ends in (dk, dv)))
+    dk, dv = (Range(*(end[:, None] for end in ends)) for ends in (dk, dv))
+    return Range(*scaled), dk, dv
 
 
 def _heads_sum(parts: list[np.ndarray]) -> Range:
@@ -80,8 +73,8 @@ def _weights(
     dtype = colony.island.dtype
     s = wgmma(operand(q, dtype), operand_b(k, dtype))
     slope = None
-    scores = colony.softmax_scale, colony.softcap, colony.island.order
-    if colony.softcap:
+    scores = colony.environment.softmax_scale, colony.environment.softcap, colony.island.order
+    if colony.environment.softcap:
         s, slope = capped(s, *scores)
     first, stop = colony.problem.visible_keys(np.arange(len(q)), len(q), len(k))
     keys = np.arange(len(k))

@@ -5,30 +5,30 @@ meets in D and P.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from fa3_reference.bounds.steps import LOG2_E
-from fa3_reference.formats import FORMATS, Format
-from fa3verify.search.forward.colony import max_finite, positive, rounded
+from fa3verify.search.colony import (
+    Mutant,
+    Rng,
+    full_fractions,
+    level,
+    max_finite,
+    positive,
+    power_of_two_in_log2_units,
+    rounded,
+)
 from fa3verify.search.gradients.colony import GradientColony
 
 _OPERANDS = ("q", "k", "v", "dout", "out")
 
 
-@dataclass(slots=True)
-class Child:
+class Child(Mutant):
     """One individual while it mutates."""
 
-    colony: GradientColony
-    index: int
-    step: float  # log2 units
-    rng: np.random.Generator
-
-    @property
-    def fmt(self) -> Format:
-        return FORMATS[self.colony.island.dtype]
+    __slots__ = ()
 
     def gene(self, names: tuple[str, ...] = _OPERANDS) -> np.ndarray:
         """The child's part of one array, a view."""
@@ -49,135 +49,116 @@ class Child:
             chosen[..., rng.integers(x.shape[-1])] = True
         return chosen if kind < 4 else ~chosen
 
+    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+        """The channels of a query and of a key whose products are summed to S or dP, views."""
+        colony = self.colony
+        row = self.rng.integers(colony.island.rows)
+        key = self.rng.integers(colony.island.keys)
+        head = self.rng.integers(colony.q.shape[2])
+        left, right = ((colony.q, colony.k), (colony.dout, colony.v))[self.rng.integers(2)]
+        return left[self.index, row, head], right[self.index, key, 0]
+
     def write(self, x: np.ndarray, chosen: np.ndarray, values: np.ndarray | float) -> None:
-        x[chosen] = rounded(np.broadcast_to(values, x.shape)[chosen], self.colony.island.dtype)
+        x[chosen] = rounded(np.broadcast_to(values, x.shape)[chosen], self.dtype)
 
     def scores(self, head: int) -> np.ndarray:
         """softmax_scale q . k, float64 (rows, keys)."""
-        colony = self.colony
-        i = self.index
-        return colony.softmax_scale * (colony.q[i, :, head] @ colony.k[i, :, 0].T)
+        q = self.colony.q[self.index]
+        k = self.colony.k[self.index]
+        return self.colony.environment.softmax_scale * (q[:, head] @ k[:, 0].T)
 
 
-def _nudge(child: Child) -> None:
+def _nudge(child: Child, rng: Rng) -> None:
     x = child.gene()
-    rng = child.rng
     factors = np.exp2(child.step * rng.standard_normal(x.shape))
     ulps = 1 + child.fmt.epsilon * rng.integers(-2, 3, x.shape)
     child.write(x, child.some(x), x * (factors if rng.random() < 0.5 else ulps))
 
 
-def _signs(child: Child) -> None:
+def _signs(child: Child, rng: Rng) -> None:
     x = child.gene()
-    rng = child.rng
     sign = (-1.0, np.sign(x), rng.choice([-1.0, 1.0], x.shape))[rng.integers(3)]
     child.write(x, child.some(x), x * sign)
 
 
-def _zeros(child: Child) -> None:
+def _zeros(child: Child, rng: Rng) -> None:
     x = child.gene()
     child.write(x, child.some(x), 0.0)
 
 
-def _equal(child: Child) -> None:
+def _equal(child: Child, rng: Rng) -> None:
     x = child.gene()
-    child.write(x, child.some(x), x.flat[child.rng.integers(x.size)])
+    child.write(x, child.some(x), x.flat[rng.integers(x.size)])
 
 
-def _sizes(child: Child) -> None:
+def _sizes(child: Child, rng: Rng) -> None:
     """A group larger or smaller by powers of two."""
     x = child.gene()
-    rng = child.rng
     shift = rng.integers(-30, 31) if rng.random() < 0.3 else rng.integers(-3, 4)
     child.write(x, child.some(x), np.ldexp(x, shift))
 
 
-def _level(child: Child) -> None:
+def _level(child: Child, rng: Rng) -> None:
     """A group at one size of all that the format has, often at one of its ends."""
     x = child.gene()
-    rng = child.rng
-    fmt = child.fmt
-    least = fmt.min_exponent - fmt.fraction_bits
-    largest = int(np.log2(max_finite(fmt.name)))
-    ends = (least, fmt.min_exponent + 1), (largest // 2, largest // 2 + 3), (least, largest + 1), (-4, 4)
-    exponent = rng.integers(*ends[rng.integers(4)])
-    fraction = rng.choice([1.0, 2 - fmt.epsilon, rng.uniform(1, 2)])
-    child.write(x, child.some(x), np.ldexp(fraction, exponent) * rng.choice([-1.0, 1.0]))
+    middle = int(np.log2(max_finite(child.dtype))) // 2
+    size = level(child.fmt, (middle, middle + 3), rng, (-4, 4))
+    child.write(x, child.some(x), size * rng.choice([-1.0, 1.0]))
 
 
-def _full_fractions(child: Child) -> None:
+def _full_fractions(child: Child, rng: Rng) -> None:
     """Numbers whose products end in ones, so that truncation costs the most."""
     x = child.gene()
-    exponent = np.floor(np.log2(np.maximum(np.abs(x), child.fmt.min_normal)))
-    full = np.copysign(np.exp2(exponent) * (2 - child.fmt.epsilon * child.rng.integers(1, 4, x.shape)), x)
+    full = full_fractions(x, child.fmt, rng.integers(1, 4, x.shape))
     child.write(x, child.some(x) & (x != 0), full)
 
 
-def _spread(child: Child) -> None:
+def _spread(child: Child, rng: Rng) -> None:
     """Numbers far apart in size, so that the small products of a chain are cut off."""
     x = child.gene()
-    rng = child.rng
     child.write(x, child.some(x), x * np.exp2(-np.round(rng.uniform(0, rng.uniform(0, 30), x.shape))))
 
 
-def _few_channels(child: Child) -> None:
+def _few_channels(child: Child, rng: Rng) -> None:
     """Only some channels of both factors of a product, so that S or dP is all but exact."""
-    names = (("q", "k"), ("dout", "v"))[child.rng.integers(2)]
-    kept = child.rng.integers(1, 4)
+    names = (("q", "k"), ("dout", "v"))[rng.integers(2)]
+    kept = rng.integers(1, 4)
     for name in names:
         getattr(child.colony, name)[child.index][..., kept:] = 0
 
 
-def _cancel(child: Child) -> None:
+def _cancel(child: Child, rng: Rng) -> None:
     """One channel of a row that takes its product with a key to about zero: what was lost remains."""
-    colony = child.colony
-    i = child.index
-    rng = child.rng
-    row = rng.integers(colony.island.rows)
-    key = rng.integers(colony.island.keys)
-    head = rng.integers(colony.q.shape[2])
-    left, right = ((colony.q, colony.k), (colony.dout, colony.v))[rng.integers(2)]
-    x = left[i, row, head]
-    y = right[i, key, 0]
+    x, y = child.factors()
     last = rng.integers(x.size)
     if y[last] != 0:
         rest = x @ y - x[last] * y[last]
-        x[last] = rounded(np.array(-rest / y[last]), colony.island.dtype)
+        x[last] = rounded(np.array(-rest / y[last]), child.dtype)
 
 
-def _cut_off(child: Child) -> None:
+def _cut_off(child: Child, rng: Rng) -> None:
     """Products of one chain just too small for the alignment of the largest one."""
-    colony = child.colony
-    i = child.index
-    rng = child.rng
-    row = rng.integers(colony.island.rows)
-    key = rng.integers(colony.island.keys)
-    head = rng.integers(colony.q.shape[2])
-    left, right = ((colony.q, colony.k), (colony.dout, colony.v))[rng.integers(2)]
-    x = left[i, row, head]
-    y = right[i, key, 0]
+    x, y = child.factors()
     products = np.abs(x * y)
     small = (rng.random(x.size) < rng.random()) & (products < products.max()) & (x != 0)
     if small.any():
         unit = np.exp2(np.floor(np.log2(products.max())) - 25 + rng.integers(0, 3)) * (1 - 2.0**-9)
-        y[small] = rounded(rng.choice([-1.0, 1.0]) * unit / x[small], colony.island.dtype)
+        y[small] = rounded(rng.choice([-1.0, 1.0]) * unit / x[small], child.dtype)
 
 
-def _shift_lse(child: Child) -> None:
+def _shift_lse(child: Child, rng: Rng) -> None:
     """The lse of some rows off by little, by binary orders, or far away."""
     lse = child.colony.lse[child.index]
-    rng = child.rng
     reach = (2.0**-10, 4.0, 160.0)[rng.integers(3)]
     moved = lse + (rng.uniform(-reach, reach) if rng.random() < 0.5 else rng.integers(-8, 9) / LOG2_E)
     lse[...] = np.where(child.some(lse), moved.astype(np.float32), lse)
 
 
-def _weigh(child: Child) -> None:
+def _weigh(child: Child, rng: Rng) -> None:
     """The lse with which the weight of a key in every row lies beside the middle of two neighbours, or is a power of
     two."""
-    rng = child.rng
     fmt = child.fmt
-    head = child.rng.integers(child.colony.q.shape[2])
+    head = rng.integers(child.colony.q.shape[2])
     lse = child.colony.lse[child.index, head]
     keys = rng.integers(child.colony.island.keys, size=len(child.scores(head)))
     s = np.take_along_axis(child.scores(head), keys[:, None], 1)[:, 0]
@@ -189,50 +170,48 @@ def _weigh(child: Child) -> None:
     lse[...] = np.where(child.some(lse) & np.isfinite(wanted), wanted, lse)
 
 
-def _meet(child: Child) -> None:
+def _meet(child: Child, rng: Rng) -> None:
     """Rows of O that are rows of V, or near them, so that dP - D is next to nothing."""
-    colony = child.colony
-    i = child.index
-    rng = child.rng
-    out = colony.out[i]
-    v = colony.v[i]
+    out = child.colony.out[child.index]
+    v = child.colony.v[child.index]
     values = np.broadcast_to(v[rng.integers(len(v))][None] * (1 + child.fmt.epsilon * rng.integers(-1, 2)), out.shape)
     child.write(out, child.some(out), values)
 
 
-def _complete(child: Child) -> None:
+def _complete(child: Child, rng: Rng) -> None:
     """Out and lse of the individual's own forward."""
     child.colony.complete(np.array([child.index]))
 
 
-def _peak(child: Child) -> None:
+def _peak(child: Child, rng: Rng) -> None:
     """Scores larger or smaller as a whole."""
     x = child.gene(("q", "k"))
-    child.write(x, np.ones(x.shape, bool), x * np.exp2(child.rng.integers(-4, 5)))
-    if child.rng.random() < 0.7:
-        _complete(child)
+    child.write(x, np.ones(x.shape, bool), x * np.exp2(rng.integers(-4, 5)))
+    if rng.random() < 0.7:
+        _complete(child, rng)
 
 
-MUTATIONS: tuple[Callable[[Child], None], ...] = (
+MUTATIONS: tuple[Callable[[Child, Rng], None], ...] = (
     *(_nudge, _signs, _zeros, _equal, _sizes, _level, _full_fractions, _spread, _few_channels, _cancel, _cut_off),
     *(_shift_lse, _weigh, _meet, _complete, _peak),
 )
 
 
-def mutate_scale(colony: GradientColony, step: float, wild: bool, rng: np.random.Generator) -> None:
+def mutate_scale(colony: GradientColony, step: float, wild: bool, rng: Rng) -> None:
     """Change softmax_scale, nearly nothing, to a power of two in log2 units, or by as much as binary32 has room for; or
     the softcap likewise: where scores saturate, where they just begin to, where none does."""
-    if colony.softcap and rng.random() < 0.6:
-        cap = colony.softcap * np.exp2(step * rng.standard_normal())
+    environment = colony.environment
+    if environment.softcap and rng.random() < 0.6:
+        cap = environment.softcap * np.exp2(step * rng.standard_normal())
         if rng.random() < 0.5:
-            cap = colony.softmax_scale * np.exp2(rng.uniform(-8, 16))
+            cap = environment.softmax_scale * np.exp2(rng.uniform(-8, 16))
         if wild and rng.random() < 0.5:
             cap = np.exp2(rng.uniform(-125, 125))
-        colony.softcap = float(positive(cap))
+        colony.environment = replace(environment, softcap=float(positive(cap)))
         return
-    scale = colony.softmax_scale * np.exp2(step * rng.standard_normal())
+    scale = environment.softmax_scale * np.exp2(step * rng.standard_normal())
     if rng.random() < 0.3:
-        scale = np.exp2(rng.integers(-6, 4)) / LOG2_E * rng.choice([1.0, 1 - 2.0**-20, 1 + 2.0**-20])
+        scale = power_of_two_in_log2_units(rng)
     if wild and rng.random() < 0.5:
         scale = np.exp2(rng.uniform(-130, 100))
-    colony.softmax_scale = float(positive(scale))
+    colony.environment = replace(environment, softmax_scale=float(positive(scale)))

@@ -5,6 +5,8 @@ A colony that no longer climbs starts again, from normal inputs or from the best
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,88 +15,74 @@ from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
 from fa3verify.operations.ratios import error_over_bound
-from fa3verify.search.climb import Climb, Find, Tried
-from fa3verify.search.gradients.colony import GENES, GradientColony, GradientIsland, individual, islands_of
-from fa3verify.search.gradients.execution import execute
+from fa3verify.search.climb import Judge, Ratios, Search
+from fa3verify.search.colony import Place
+from fa3verify.search.gradients.colony import GENES, ISLANDS, GradientColony, individual
+from fa3verify.search.gradients.execution import GRADIENTS, execute
 from fa3verify.search.gradients.mutations import MUTATIONS, Child, mutate_scale
 
-RATIOS = ("dq", "dk", "dv")  # before the last rounding
-OBJECTIVES = (("dq", False), ("dk", False), ("dv", False), ("dq", True), ("dk", True), ("dv", True))
 
-
-def judge(colony: GradientColony, bound: Any = backward_bound) -> dict[str, np.ndarray]:
-    """Run the arithmetic, the truth and the bound on a colony.
-
-    Returns
-    -------
-    dict
-        By name of :data:`RATIOS` error over bound before the last rounding, the larger one of both ends of all orders,
-        (problems, elements).
-    """
-    problem = colony.problem
-    operands = colony.operands
-    with np.errstate(all="ignore"):
-        got = execute(colony)
-        q, k, v, dout, out, lse = operands.dequantized(problem)
-        truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
-        limit = bound(problem, operands, colony.island.model)
-        ratios = {}
-        for name in RATIOS:
-            low, high = (error_over_bound(x, getattr(truth, name), getattr(limit, name)) for x in getattr(got, name))
-            ratios[name] = np.maximum(low, high).reshape(len(low), -1)
-        return ratios
-
-
-class Search(Climb):
-    """One island's search; :meth:`generation` advances it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientOverBound(Judge):
+    """Error over bound before the last rounding, of the end of all orders of additions that errs more.
 
     Parameters
     ----------
-    island : GradientIsland
-    seed : int or list of int
     bound : callable
-        What is searched for a hole: a function like :func:`fa3_reference.bounds.backward.backward_bound`.
+        A function like :func:`fa3_reference.bounds.backward.backward_bound`.
     """
 
-    ratios = RATIOS
-    columns = "dq, dk and dv before their last rounding"
-    islands = staticmethod(islands_of)
+    objectives: tuple[tuple[str, bool], ...] = tuple((name, wild) for wild in (False, True) for name in GRADIENTS)
+    records: tuple[str, ...] = GRADIENTS
+    bound: Any = backward_bound
 
-    def __init__(self, island: GradientIsland, seed: int | list[int], bound: Any = backward_bound) -> None:
-        super().__init__(island, OBJECTIVES, (MUTATIONS,), seed)
-        self.bound = bound
-        self.begin(GradientColony.normal(island, self.rng))
+    def __call__(self, colony: GradientColony, guide: Any = None) -> Ratios:
+        """Run the arithmetic, the truth and the bound on a colony; returns ratios (problems, elements)."""
+        problem = colony.problem
+        operands = colony.operands
+        with np.errstate(all="ignore"):
+            got = execute(colony)
+            q, k, v, dout, out, lse = operands.dequantized(problem)
+            truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
+            limit = self.bound(problem, operands, colony.island.model)
+            ratios = {}
+            for name in GRADIENTS:
+                low, high = (error_over_bound(x, getattr(truth, name), getattr(limit, name)) for x in got[name])
+                ratios[name] = np.maximum(low, high).reshape(len(low), -1)
+            return ratios
 
-    @staticmethod
-    def replay(values: dict[str, Any], bound: Any = backward_bound) -> dict[str, float]:
-        """Judge a stored individual again: error / bound by name of :data:`RATIOS`."""
-        return {name: float(ratio.max()) for name, ratio in judge(individual(values), bound).items()}
+    def published(self, colony: GradientColony, name: str) -> np.ndarray:
+        return self(colony)[name].max(1)
+
+
+class GradientSearch(Search):
+    """The search on one island of gradients."""
+
+    ISLANDS = ISLANDS
+    JUDGE = GradientOverBound()
+    COLUMNS = "dq, dk and dv before their last rounding"
+    individual = staticmethod(individual)
+    MUTATIONS = (MUTATIONS,)
+    AGAIN = 0.4
+    VIOLATED = GRADIENTS
+
+    def normal(self) -> GradientColony:
+        return GradientColony.normal(self.island, self.rng)
 
     def restart(self) -> None:
-        """Begin with normal inputs, or with the best that was ever met on the objective among them."""
-        fresh = GradientColony.normal(self.island, self.rng)
+        fresh = self.normal()
         objective = self.next_objective()
         if objective in self.archive and self.rng.random() < 0.5:
-            fresh.adopt(self.archive[objective][1])
+            fresh.adopt(self.archive[objective][1], (0, 0))
         self.begin(fresh)
 
-    def offspring(self) -> tuple[GradientColony, list[list[Tried]]]:
-        """Parents in the first half, children of them in the second one."""
-        colony = self.parents.copied()
-        rng = self.rng
-        half = self.island.problems // 2
-        tried = []
-        (chances,) = self.chances
-        for child in range(half, self.island.problems):
-            parent, other = rng.integers(half, size=2)
-            for name in GENES:
-                source = other if rng.random() < 0.05 else parent
-                getattr(colony, name)[child] = getattr(colony, name)[source]
-            drawn = [chances.draw() for _ in range(1 + int(rng.random() < 0.4))]
-            for index in drawn:
-                MUTATIONS[index](Child(colony, child, self.draw_step(), rng))
-            tried.append((child, int(parent), drawn))
-        return colony, [tried]
+    def conceive(self, colony: GradientColony, axis: int, child: int, parents: tuple[int, int]) -> Callable[[], Child]:
+        """Give a child most genes of one parent and some of the other; each of its mutations has a size of its own."""
+        parent, other = parents
+        for name in GENES:
+            source = other if self.rng.random() < 0.05 else parent
+            getattr(colony, name)[child] = getattr(colony, name)[source]
+        return lambda: Child(colony, child, self.draw_step(), self.rng)
 
     def move(self, colony: GradientColony) -> bool:
         moved = bool(self.rng.random() < (0.3 if self.wild else 0.1))
@@ -102,32 +90,24 @@ class Search(Climb):
             mutate_scale(colony, self.step, self.wild, self.rng)
         return moved
 
-    def judged(self, colony: GradientColony) -> dict[str, np.ndarray]:
-        return judge(colony, self.bound)
+    def figures(self, ratios: Ratios, name: str) -> np.ndarray:
+        return ratios[name].max(1)
 
-    def fitness(self, colony: GradientColony, ratios: dict[str, np.ndarray]) -> np.ndarray:
-        heights = ratios[self.objective].max(1)
-        return np.where(np.isfinite(heights), heights, 0.0)
+    def fitness(self, colony: GradientColony, ratios: Ratios) -> np.ndarray:
+        found = {}
+        for name in GRADIENTS:
+            heights = self.figures(ratios, name)
+            found[name] = np.where(np.isfinite(heights), heights, 0.0)
+            best = int(found[name].argmax())
+            if found[name][best] > self.archive.get((name, self.wild), (0.0,))[0]:
+                self.archive[name, self.wild] = float(heights[best]), colony.taken(np.array([best]))
+        return found[self.objective]
 
     def selected(self, colony: GradientColony, fitness: np.ndarray) -> GradientColony:
         return colony.taken(np.argsort(-fitness, kind="stable"))
 
-    def record(self, colony: GradientColony, ratios: dict[str, np.ndarray]) -> None:
-        """Keep the largest ratios, and a violation of every gradient; each is judged alone before it counts."""
-        for name, ratio in ratios.items():
-            heights = ratio.max(1)
-            self.found.above_1 += int((~(ratio <= 1)).sum())
-            best = int(np.where(np.isfinite(heights), heights, 0.0).argmax())
-            key = (name, self.wild)
-            if np.isfinite(heights[best]) and heights[best] > self.archive.get(key, (0.0,))[0]:
-                self.archive[key] = float(heights[best]), colony.taken(np.array([best]))
-            if np.isfinite(heights[best]) and heights[best] > self.found.height(name):
-                find = self._find(colony, name, best)
-                self.found.meet(name, find.value, lambda find=find: find.content)
-            beyond = np.flatnonzero(~(heights <= 1))
-            if len(beyond) and name not in self.found.violations:
-                self.found.violations[name] = self._find(colony, name, int(beyond[0]))
+    def suspects(self, beyond: np.ndarray) -> np.ndarray:
+        return beyond[:1]
 
-    def _find(self, colony: GradientColony, name: str, index: int) -> Find:
-        values = colony.to_json(index)
-        return Find(self.replay(values, self.bound)[name], self.found.problems, values)
+    def cause(self, colony: GradientColony, name: str, place: Place) -> tuple[str, tuple[str, ...]]:
+        return name, (name,)

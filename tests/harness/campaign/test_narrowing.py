@@ -20,7 +20,7 @@ from fa3verify.commands.verify import assemble_studies
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome
-from fa3verify.search import campaign as adversary
+from fa3verify.search import adversary
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))

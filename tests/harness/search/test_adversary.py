@@ -10,10 +10,11 @@ from click.testing import CliRunner
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3verify.cli.main import main
 from fa3verify.files import json_text
-from fa3verify.search import adversary as run
-from fa3verify.search.forward.islands import ISLANDS, islands_of
-from fa3verify.search.forward.judge import ErrorOverBound
-from fa3verify.search.forward.search import Search
+from fa3verify.search import adversary
+from fa3verify.search.adversary import islands_of
+from fa3verify.search.forward.colony import ISLANDS, individual
+from fa3verify.search.forward.judge import OVER_BOUND, ErrorOverBound
+from fa3verify.search.forward.search import ForwardSearch
 from tests.sampling import sampled
 
 
@@ -39,14 +40,14 @@ def test_the_verb_writes_counts_ratios_and_individuals(file):
     assert part["problems"] == sum(x["problems"] for x in part["islands"].values()) >= 80
     assert part["generations"] == sum(x["generations"] for x in part["islands"].values())
     for island in part["islands"].values():
-        assert set(island["best"]) == set(Search.ratios)
+        assert set(island["best"]) == set(OVER_BOUND.records)
         assert all(0 < find["value"] <= part["ratio"][name] for name, find in island["best"].items())
 
 
 def test_the_number_of_processes_does_not_change_the_result(file):
     out, _ = file
-    alone = run.run(("bf16",), 80, 3, jobs=1)
-    assert json_text(alone) == out.read_text()
+    alone = adversary.run(("bf16",), 80, 3, jobs=1)
+    assert json_text(alone.to_json() | {"seed": 3, "problems": 80}) == out.read_text()
 
 
 def test_a_file_is_judged_again_to_the_last_bit(file):
@@ -54,7 +55,7 @@ def test_a_file_is_judged_again_to_the_last_bit(file):
     body = json.loads(out.read_text())
     for island in body["dtypes"]["bf16"]["islands"].values():
         for name, find in island["best"].items():
-            assert Search.replay(find["content"])[name] == find["value"]
+            assert OVER_BOUND.again(*individual(find["content"]))[name] == find["value"]
     result = CliRunner().invoke(main, ["adversary", "--replay", str(out)])
     assert result.exit_code == (1 if body["above_1"] else 0)
     islands = body["dtypes"]["bf16"]["islands"].values()
@@ -72,26 +73,27 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
 
 @pytest.mark.parametrize("island", sampled(ISLANDS[::5], ISLANDS[:1]), ids=lambda i: f"{i.dtype} {i.name}")
 def test_a_seed_decides_the_search(island):
-    first, second, other = (Search(island, seed).until(10 * island.problems) for seed in (1, 1, 2))
+    first, second, other = (ForwardSearch(island, seed).until(10 * island.problems) for seed in (1, 1, 2))
     assert first == second
     assert first.best["out"].content != other.best["out"].content
 
 
 def test_half_the_bound_is_broken_in_every_island_and_what_breaks_it_is_kept():
+    broken = ErrorOverBound(bound=halved)
     for island in ISLANDS[:2]:
-        found = Search(island, 0, ErrorOverBound(halved)).until(20 * island.problems)
+        found = ForwardSearch(island, 0, broken).until(20 * island.problems)
         assert found.above_1 > 0
         for find in found.violations.values():
-            ratios = Search.replay(find.content, halved)
+            ratios = broken.again(*individual(find.content))
             assert max(ratios["out"], ratios["lse"]) == find.value > 1
 
 
 def test_a_plan_shares_the_problems_among_islands_and_seeds():
-    tasks = run.plan(("fp16", "e4m3"), 1_000_000, 5)
+    tasks = [task.arguments for task in adversary.plan(("fp16", "e4m3"), 1_000_000, 5)]
     for dtype in ("fp16", "e4m3"):
         mine = [task for task in tasks if task["dtype"] == dtype]
         assert sum(task["problems"] for task in mine) >= 1_000_000
         assert {task["name"] for task in mine} == {island.name for island in islands_of(dtype)}
-        assert max(task["problems"] for task in mine) <= run.CHUNK
+        assert max(task["problems"] for task in mine) <= adversary.CHUNK
     seeds = [(task["dtype"], tuple(task["seed"])) for task in tasks]
     assert len(set(seeds)) == len(seeds)

@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 
 from fa3verify.campaign.tasks import Outcome
-from fa3verify.search import adversary as run
-from fa3verify.search import campaign as adversary
+from fa3verify.search import adversary
 
 
 def test_only_soak_searches_and_only_for_twins_of_the_forward(monkeypatch):
@@ -22,7 +21,7 @@ def test_only_soak_searches_and_only_for_twins_of_the_forward(monkeypatch):
 def test_a_hole_and_a_lost_search_are_failures(monkeypatch, tmp_path):
     monkeypatch.setitem(adversary.PROBLEMS, "soak", 100)
     tasks = adversary.tasks(("twin.fp16",), "soak", 0)[:3]
-    outcomes = [Outcome(task, run.search_island(**task.arguments)) for task in tasks]
+    outcomes = [Outcome(task, adversary.search_island(**task.arguments)) for task in tasks]
     sound = [replace(o, value=o.value | {"violations": {}, "above_1": 0}) for o in outcomes]
     assert adversary.write(sound, tmp_path) == []
     hole = {"subnormal": outcomes[0].value["best"]["out"] | {"value": 1.5}}

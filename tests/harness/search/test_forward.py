@@ -11,11 +11,12 @@ import pytest
 from fa3_kernels.plan.traits import OURS
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify.search.adversary import island_of
+from fa3verify.search.colony import Environment
 from fa3verify.search.forward.causes import CAUSES, cause_of
-from fa3verify.search.forward.colony import Colony, Environment, individual
+from fa3verify.search.forward.colony import ISLANDS, ForwardColony, Island, individual
 from fa3verify.search.forward.guide import Guide
-from fa3verify.search.forward.islands import ISLANDS, Island, island_of
-from fa3verify.search.forward.judge import UNROUNDED, judge, judge_rounded, truth_error
+from fa3verify.search.forward.judge import OVER_BOUND, UNROUNDED, truth_error
 from fa3verify.search.forward.surroundings import mutate
 from tests.reference.exact import exact_attention
 
@@ -24,11 +25,11 @@ def label(island: Island) -> str:
     return f"{island.dtype} {island.name}"
 
 
-def normal(where: Island, seed: int = 0) -> Colony:
-    return Colony.normal(where, np.random.default_rng(seed))
+def normal(where: Island, seed: int = 0) -> ForwardColony:
+    return ForwardColony.normal(where, np.random.default_rng(seed))
 
 
-def as_one_problem(colony: Colony, row: int) -> tuple[AttentionProblem, Operands]:
+def as_one_problem(colony: ForwardColony, row: int) -> tuple[AttentionProblem, Operands]:
     """One row as a problem of one query that has its own channels and sees its own keys only."""
     where, operands = colony.island, colony.operands
     keys = int(where.visible[row].sum())
@@ -67,16 +68,16 @@ def test_a_row_has_the_bits_of_a_problem_of_its_own(where):
 def test_an_individual_comes_back_from_json_with_its_ratios(where):
     colony = normal(where)
     row, column = where.problems - 2, 3
-    together, lone = judge(colony), judge(colony.alone(row, column))
-    back, *place = individual(json.loads(json.dumps(colony.to_json(row, column))))
-    assert place == [row, column]
-    again = judge(back)
-    assert again.out[row, column] == lone.out[row, column] >= together.out[row, column] * (1 - 1e-9)
-    assert again.lse[row] == lone.lse[row] >= together.lse[row] * (1 - 1e-9)
+    together, lone = OVER_BOUND(colony), OVER_BOUND(colony.alone((row, column))[0])
+    back, place = individual(json.loads(json.dumps(colony.to_json((row, column)))))
+    assert place == (row, column)
+    again = OVER_BOUND(back)
+    assert again["out"][place] == lone["out"][place] >= together["out"][place] * (1 - 1e-9)
+    assert again["lse"][row] == lone["lse"][row] >= together["lse"][row] * (1 - 1e-9)
 
 
 def test_an_individual_that_is_damaged_is_refused():
-    values = normal(ISLANDS[0]).to_json(0, 0)
+    values = normal(ISLANDS[0]).to_json((0, 0))
     with pytest.raises(ValueError, match="an individual is incomplete or damaged"):
         individual(values | {"island": "nowhere"})
     with pytest.raises(ValueError, match="an individual is incomplete or damaged"):
@@ -90,9 +91,9 @@ def test_the_last_rounding_alone_is_between_both_outputs(where):
     after = forward(colony.problem, colony.operands, where.config).out
     assert before.dtype == np.float32
     assert np.array_equal(before.astype(after.dtype).view(np.uint16), after.view(np.uint16))
-    published = judge_rounded(colony)
+    published = OVER_BOUND.published(colony, "rounded")
     assert (published <= 1).all()
-    np.testing.assert_allclose(judge(colony).rounded, published, rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(OVER_BOUND(colony)["rounded"], published, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("size", [1.0, 2.0**40, 2.0**-40])
@@ -126,7 +127,7 @@ def test_the_guide_foresees_the_error_of_lse(dtype, name):
     np.testing.assert_allclose(exact.lse_error, np.abs(lse - truth), rtol=0, atol=1e-13)
 
 
-def of_cause(cause: str) -> Colony:
+def of_cause(cause: str) -> ForwardColony:
     """A colony whose row 0 with column 0 has the trigger of one cause."""
     dtype, name = {
         "subnormal": ("e4m3", "few"),

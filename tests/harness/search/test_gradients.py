@@ -13,12 +13,13 @@ from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.twin.backward import backward, backward_range
 from fa3_reference.bounds.backward import BackwardBound, backward_bound
 from fa3verify.cli.main import main
-from fa3verify.search import adversary as run
-from fa3verify.search.gradients import ISLANDS, GradientIsland
-from fa3verify.search.gradients.colony import GENES, GradientColony, individual, island_of
-from fa3verify.search.gradients.execution import execute
+from fa3verify.search.adversary import island_of
+from fa3verify.search.gradients.colony import GENES, ISLANDS, GradientColony, GradientIsland, individual
+from fa3verify.search.gradients.execution import GRADIENTS, execute
 from fa3verify.search.gradients.mutations import MUTATIONS, Child
-from fa3verify.search.gradients.search import RATIOS, Search, judge
+from fa3verify.search.gradients.search import GradientOverBound, GradientSearch
+
+OVER_BOUND = GradientOverBound()
 
 
 def label(island: GradientIsland) -> str:
@@ -32,7 +33,7 @@ def bred(island: GradientIsland, seed: int) -> GradientColony:
     with np.errstate(all="ignore"):
         for index in range(island.problems):
             for mutation in rng.choice(len(MUTATIONS), 3):
-                MUTATIONS[mutation](Child(colony, index, 0.5, rng))
+                MUTATIONS[mutation](Child(colony, index, 0.5, rng), rng)
     return colony
 
 
@@ -44,8 +45,8 @@ def test_the_ends_are_those_of_the_twin_once_they_are_rounded(island: GradientIs
             colony.problem, colony.operands, BackwardConfig(island.dtype, 64, 16, island.tile_n, "flash3.dew")
         )
         found = execute(colony)
-        for name in RATIOS:
-            for end, expected in zip(getattr(found, name), (getattr(twin.low, name), getattr(twin.high, name))):
+        for name in GRADIENTS:
+            for end, expected in zip(found[name], (getattr(twin.low, name), getattr(twin.high, name))):
                 rounded = end.astype(expected.dtype)
                 equal = (rounded == expected) | (np.isnan(rounded) & np.isnan(expected))
                 assert equal.all(), name
@@ -58,9 +59,9 @@ def test_the_twin_with_a_softcap_lies_between_the_ends(island: GradientIsland) -
     config = BackwardConfig(island.dtype, 64, 16, island.tile_n, "gluon")
     for colony in (GradientColony.normal(island, np.random.default_rng(1)), bred(island, 2)):
         twin, found = backward(colony.problem, colony.operands, config, order=island.order), execute(colony)
-        for name in RATIOS:
+        for name in GRADIENTS:
             expected = getattr(twin, name)
-            low, high = (end.astype(expected.dtype) for end in getattr(found, name))
+            low, high = (end.astype(expected.dtype) for end in found[name])
             assert (((low <= expected) & (expected <= high)) | np.isnan(low)).all(), name
             if island.heads == 1 and name != "dq":
                 assert np.array_equal(low, expected, equal_nan=True)
@@ -69,17 +70,17 @@ def test_the_twin_with_a_softcap_lies_between_the_ends(island: GradientIsland) -
 @pytest.mark.parametrize("island", ISLANDS[::3], ids=label)
 def test_an_individual_comes_back_from_json_with_its_ratios(island: GradientIsland) -> None:
     colony = bred(island, 3)
-    together = judge(colony)
+    together = OVER_BOUND(colony)
     for index in (0, island.problems - 1):
-        back = individual(json.loads(json.dumps(colony.to_json(index))))
+        back, _ = individual(json.loads(json.dumps(colony.to_json((index, 0)))))
         assert all(np.array_equal(getattr(back, name)[0], getattr(colony, name)[index]) for name in GENES)
-        alone = judge(back)
-        for name in RATIOS:
+        alone = OVER_BOUND(back)
+        for name in GRADIENTS:
             assert alone[name].max() == pytest.approx(together[name][index].max(), rel=1e-6)
 
 
 def test_an_individual_that_is_damaged_is_refused() -> None:
-    values = GradientColony.normal(ISLANDS[0], np.random.default_rng(0)).to_json(0)
+    values = GradientColony.normal(ISLANDS[0], np.random.default_rng(0)).to_json((0, 0))
     with pytest.raises(ValueError, match="there is no island 'nowhere' of gradients for 'fp16'"):
         individual(values | {"island": "nowhere"})
     with pytest.raises(ValueError, match="an individual is incomplete or damaged"):
@@ -92,12 +93,12 @@ def halved(problem, operands, model) -> BackwardBound:
 
 @pytest.mark.parametrize("island", [island for island in ISLANDS if not island.weights][::2], ids=label)
 def test_half_the_bound_is_broken_and_the_whole_is_not(island: GradientIsland) -> None:
-    climb = Search(island, 0, halved)
+    climb = GradientSearch(island, 0, GradientOverBound(bound=halved))
     found = climb.found
-    while set(found.violations) != set(RATIOS) and found.problems < 20 * island.problems:
+    while set(found.violations) != set(GRADIENTS) and found.problems < 20 * island.problems:
         climb.generation()
-    assert set(found.violations) == set(RATIOS)
-    assert all(run.BREEDS["backward"].replay(find.content)[name] <= 1 for name, find in found.violations.items())
+    assert set(found.violations) == set(GRADIENTS)
+    assert all(OVER_BOUND.again(*individual(find.content))[name] <= 1 for name, find in found.violations.items())
 
 
 def of_ex2(problem, operands, model) -> BackwardBound:
@@ -106,12 +107,13 @@ def of_ex2(problem, operands, model) -> BackwardBound:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_tanh_approx_breaks_the_bound_of_a_tanh_by_ex2(dtype: str) -> None:
-    found = Search(island_of(dtype, "softcap by tanh, unrounded weights"), 0, of_ex2).until(32)
-    assert set(found.violations) == set(RATIOS)
+    island = island_of(dtype, "softcap by tanh, unrounded weights", "backward")
+    found = GradientSearch(island, 0, GradientOverBound(bound=of_ex2)).until(32)
+    assert set(found.violations) == set(GRADIENTS)
 
 
 def test_a_seed_decides_the_search() -> None:
-    first, second, other = (Search(ISLANDS[0], seed).until(160) for seed in (1, 1, 2))
+    first, second, other = (GradientSearch(ISLANDS[0], seed).until(160) for seed in (1, 1, 2))
     assert first == second
     assert first.best["dq"].content != other.best["dq"].content
 

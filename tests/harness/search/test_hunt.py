@@ -20,10 +20,9 @@ from fa3verify.judging.judgement import judge
 from fa3verify.kernels.functions import array_candidate
 from fa3verify.known.registry import find
 from fa3verify.search import Difference, OverBaseline, Ratio, hunt
-from fa3verify.search.call import HuntedCall, unrounded
-from fa3verify.search.climb import Findings
-from fa3verify.search.ground import value_of
-from fa3verify.search.grounds import grounds_of
+from fa3verify.search.candidates import HuntedCall
+from fa3verify.search.findings import Findings
+from fa3verify.search.grounds import grounds_of, value_of
 from fa3verify.search.objectives import LEAST_DIFFERENCE, objective_from
 
 BASELINE = gate.shipped_baseline("quick", 0)
@@ -103,7 +102,7 @@ def test_the_error_before_the_last_rounding_is_never_told_too_large():
     case = Case(twin.name, grounds_of(twin)[0].islands[0].problem(0.25, 0.0), Recipe("normal"))
     call = HuntedCall.of(hidden, case)
     truth = call.truth()["out"]
-    least, told = unrounded(call, truth)["out"], unrounded(HuntedCall.of(twin, case), truth)["out"]
+    least, told = (each.unrounded(truth)["out"] for each in (call, HuntedCall.of(twin, case)))
     assert (np.abs(least - truth) <= np.abs(told - truth)).all()
     assert (np.abs(least - truth) > 0).any()
     spread = np.abs(least - call.run()["out"].astype(np.float64))
