@@ -18,13 +18,13 @@ def print_adversary(bred: Adversary, out: Path, *, quiet: bool) -> None:
     console = Console(highlight=False)
     for dtype, islands in bred.found.items():
         for name, found in {**({} if quiet else islands), "": bred.total(dtype)}.items():
-            figures = " ".join(f"{found.height(record):7.4f}" for record in bred.records)
+            figures = " ".join(f"{found.height(record):7.4f}" for record in bred.search.JUDGE.records)
             sums = f"{found.problems:>9,} problems {found.generations:>7,} generations"
             console.print(f"{dtype:5}{name:27}{figures}   {sums}, {found.above_1} above 1", soft_wrap=True)
         for name, found in islands.items():
             for cause, find in found.violations.items():
                 console.print(f"[red]FAIL[/red] {dtype} {name}: error / bound {find.value:.4g}, {cause}")
-    console.print(f"columns: {bred.columns}")
+    console.print(f"columns: {bred.search.COLUMNS}")
     console.print(f"written to {escape(str(out))}", soft_wrap=True)
 
 

@@ -43,12 +43,8 @@ class Adversary:
     found: dict[str, dict[str, Findings]]
 
     @property
-    def records(self) -> tuple[str, ...]:
-        return SEARCHES[self.operation].JUDGE.records
-
-    @property
-    def columns(self) -> str:
-        return SEARCHES[self.operation].COLUMNS
+    def search(self) -> type[Search]:
+        return SEARCHES[self.operation]
 
     def total(self, dtype: str) -> Findings:
         """Return what all islands of a dtype have met together."""
@@ -71,13 +67,14 @@ class Adversary:
 
     def _part(self, dtype: str) -> Json:
         total = self.total(dtype)
+        records = self.search.JUDGE.records
         none = {"value": 0.0, "problems": 0, "content": None}
         islands = {
             name: _counts(found)
-            | {"best": dict.fromkeys(self.records, none) | plain(found.best), "violations": plain(found.violations)}
+            | {"best": dict.fromkeys(records, none) | plain(found.best), "violations": plain(found.violations)}
             for name, found in self.found[dtype].items()
         }
-        return _counts(total) | {"ratio": {name: total.height(name) for name in self.records}, "islands": islands}
+        return _counts(total) | {"ratio": {name: total.height(name) for name in records}, "islands": islands}
 
 
 def _counts(found: Findings) -> Json:

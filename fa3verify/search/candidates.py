@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,63 +16,40 @@ from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import calls
-from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
-from fa3verify.operations import Operation, Outputs
+from fa3verify.operations import Outputs
+from fa3verify.properties.law import Setup
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.judge import Pair, Twin
 
 
-@dataclass(frozen=True, slots=True)
-class HuntedCall:
-    """A kernel's call for a case, and what it is judged by."""
+def call_of(candidate: Candidate, case: Case) -> Setup:
+    """Return the call that a case describes; ValueError if the kernel does not take it."""
+    candidate.check_descales(case)
+    if words := candidate.misfit(case.problem):
+        raise ValueError(f"{candidate.name} does not take {case.describe()}: {words}")
+    config = candidate.config_for(case.problem, case.changes)
+    assumed = partial(hypotheses.assumed, candidate)
+    operation = operations.find(candidate.operation)
+    return Setup(operation, case.problem, case.operands(), config, assumed, candidate.policy)
 
-    candidate: Candidate
-    problem: AttentionProblem
-    operands: Operands
-    config: Any
 
-    @classmethod
-    def of(cls, candidate: Candidate, case: Case) -> HuntedCall:
-        """ValueError if the kernel does not take the case."""
-        candidate.check_descales(case)
-        if words := candidate.misfit(case.problem):
-            raise ValueError(f"{candidate.name} does not take {case.describe()}: {words}")
-        return cls(candidate, case.problem, case.operands(), candidate.config_for(case.problem, case.changes))
+def unrounded(
+    candidate: Candidate, problem: AttentionProblem, operands: Operands, config: Any, truth: np.ndarray
+) -> Outputs:
+    """Return a forward's outputs with out before its last rounding.
 
-    @property
-    def operation(self) -> Operation:
-        return operations.find(self.candidate.operation)
-
-    @property
-    def assumed(self) -> Any:
-        return hypotheses.assumed(self.candidate, self.config)
-
-    def run(self) -> dict[str, np.ndarray]:
-        return calls.run(self.candidate, self.problem, self.operands, self.config)
-
-    def unrounded(self, truth: np.ndarray) -> dict[str, np.ndarray]:
-        """Return a forward's outputs with out before its last rounding.
-
-        Twins tell it; of any other kernel it is the number nearest the truth, float64 like out, among those that round
-        to what was returned.
-        """
-        tell = getattr(getattr(self.candidate.run, "__self__", None), "unrounded", None)
-        if tell is not None:
-            return tell(self.problem, self.operands, self.config)._asdict()
-        got = self.run()
-        out = got["out"].astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            half = ulp(out, FORMATS[self.config.out_dtype]) / 2
-            got["out"] = np.where(np.isfinite(out), np.clip(truth, out - half, out + half), out)
-        return got
-
-    def truth(self) -> Outputs:
-        return self.operation.truth(self.problem, self.operands.dequantized(self.problem), self.config, {})
-
-    def bound(self, assumed: Any) -> Outputs:
-        bound = self.operation.bound(self.problem, self.operands, assumed, {})
-        return freed(self.candidate.policy, self.problem, bound, math.inf)
+    Twins tell it; of any other kernel it is the number nearest the truth, float64 like out, among those that round to
+    what was returned.
+    """
+    tell = getattr(getattr(candidate.run, "__self__", None), "unrounded", None)
+    if tell is not None:
+        return tell(problem, operands, config)._asdict()
+    got = calls.run(candidate, problem, operands, config)
+    out = got["out"].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        half = ulp(out, FORMATS[config.out_dtype]) / 2
+        return got | {"out": np.where(np.isfinite(out), np.clip(truth, out - half, out + half), out)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +70,6 @@ class Hunted(Twin):
         return hypotheses.assumed(self.candidate, config)
 
     def run(self, colony: ForwardColony, config: Any, truth: Attention, *, rounded: bool) -> Pair:
-        call = HuntedCall(self.candidate, colony.problem, colony.operands, config)
-        got = call.run() if rounded else call.unrounded(truth.out)
+        call = (self.candidate, colony.problem, colony.operands, config)
+        got = calls.run(*call) if rounded else unrounded(*call, truth.out)
         return got["out"], got.get("lse", truth.lse)

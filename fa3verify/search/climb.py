@@ -23,12 +23,16 @@ Tried = tuple[int, int, list[int]]  # a child, its parent, and the mutations bet
 PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judge(ABC):
+@dataclass(frozen=True, slots=True)
+class Judge:
     """Says what makes one individual better than another.
 
     Parameters
     ----------
+    ratios : callable
+        Judges all individuals of a colony; its second argument is the colony's guide, where it is known.
+    published : callable
+        Returns one of ``records`` of a colony as it is told of an individual that is judged alone.
     objectives : tuple of (str, bool)
         The figures that climb in turn, restart after restart, and whether extremes are tried.
     records : tuple of str
@@ -37,17 +41,11 @@ class Judge(ABC):
         What a sound kernel does not exceed.
     """
 
+    ratios: Callable[..., Ratios]
+    published: Callable[[Any, str], np.ndarray]
     objectives: tuple[tuple[str, bool], ...]
     records: tuple[str, ...]
     limit: float = 1.0
-
-    @abstractmethod
-    def __call__(self, colony: Any, guide: Any = None) -> Ratios:
-        """Judge all individuals of a colony; ``guide`` is the colony's, where it is known."""
-
-    def published(self, colony: Any, name: str) -> np.ndarray:
-        """Return one of ``records`` as it is told of an individual that is judged alone."""
-        return self(colony)[name]
 
     def told(self, colony: Any, place: Place, name: str) -> float:
         """Return one of ``records`` of an individual that is alone in its colony."""
@@ -132,7 +130,7 @@ class Search(ABC):
         """Change what the individuals of a colony share, by chance; tell whether it was changed."""
 
     def judged(self, colony: Any) -> Ratios:
-        return self.judge(colony)
+        return self.judge.ratios(colony)
 
     def figures(self, ratios: Ratios, name: str) -> np.ndarray:
         """Return the figure of each individual."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -27,11 +28,11 @@ from fa3verify.kernels.record import Candidate
 from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD, Output
 from fa3verify.operations.ratios import error_over_bound
-from fa3verify.search.candidates import Hunted, HuntedCall
+from fa3verify.search.candidates import Hunted, call_of, unrounded
 from fa3verify.search.climb import Judge, Ratios
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
-from fa3verify.search.forward.judge import ErrorOverBound, truth_error
+from fa3verify.search.forward.judge import over_bound, truth_error
 
 Unit = Literal["bound", "ulp"]
 LEAST_DIFFERENCE = 2.0**-10  # told of bits that differ in value by less, as those of -0 and +0
@@ -85,10 +86,10 @@ class Ratio(Objective):
             measures = judge(candidate, case, unrounded=False).measures
             names = ("ratio_max", *(n for n in measures if n.startswith("ratio_") and n.endswith("_max")))
             return {name.removesuffix("_max").removeprefix("ratio_") or "ratio": measures[name] for name in names}
-        call = HuntedCall.of(candidate, case)
-        truth = call.truth()
-        got = call.unrounded(truth["out"])
-        bound = call.bound(replace(call.assumed, out_dtype="fp32"))
+        call = call_of(candidate, case)
+        truth = call.truth({})
+        got = unrounded(candidate, call.problem, call.operands, call.config, truth["out"])
+        bound = call._replace(assumed=lambda config: replace(call.assumed(config), out_dtype="fp32")).bound()
         return {name: _largest(error_over_bound(x, truth[name], bound[name])) for name, x in got.items()}
 
     def of_colonies(self, candidate: Candidate) -> Judge | None:
@@ -99,7 +100,7 @@ class Ratio(Objective):
             return ErrorBound(**freed(candidate.policy, problem, limit._asdict(), math.inf))
 
         objectives = ("out", True), ("lse", False), ("lse", True), ("out", False), ("lse", True), ("lse", False)
-        found = ErrorOverBound(bound=bound, kernel=Hunted(candidate), objectives=objectives, records=("out", "lse"))
+        found = over_bound(bound, Hunted(candidate), objectives, ("out", "lse"))
         return found if candidate.operation == FORWARD else None
 
     def to_json(self) -> Json:
@@ -155,11 +156,11 @@ class Difference(Objective):
         return (self.against,)
 
     def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
-        call = HuntedCall.of(candidate, case)
-        other = HuntedCall.of(self.against, case)
-        a = call.run()
-        b = other.run()
-        bound = call.bound(call.assumed) if self.unit == "bound" else None
+        call = call_of(candidate, case)
+        other = call_of(self.against, case)
+        a = call.run(candidate)
+        b = other.run(self.against)
+        bound = call.bound() if self.unit == "bound" else None
         return {
             o.name: _largest(self.heights(o, (a[o.name], b[o.name]), bound and bound[o.name], call.config))
             for o in call.operation.outputs
@@ -181,41 +182,32 @@ class Difference(Objective):
         return np.where(same, 0.0, np.where(np.isfinite(away), np.maximum(away, LEAST_DIFFERENCE), np.inf))
 
     def of_colonies(self, candidate: Candidate) -> Judge | None:
-        kernels = (Hunted(candidate), Hunted(self.against))
-        return DifferenceOfColonies(kernels=kernels, objective=self) if candidate.operation == FORWARD else None
+        """Return what judges by the difference of two forward kernels.
 
-    def to_json(self) -> Json:
-        return {"name": "difference", "against": self.against.name, "unit": self.unit}
+        What climbs, ``rest``, is the difference before the last rounding, which has a slope where stored outputs agree;
+        what is kept and told, ``out``, is that of stored outputs.
+        """
+        ratios = partial(self._of_colony, Hunted(candidate))
+        objectives = ("rest", True), ("lse", True), ("rest", False), ("lse", False)
+        found = Judge(ratios, lambda colony, name: ratios(colony)[name], objectives, ("out", "lse"), math.inf)
+        return found if candidate.operation == FORWARD else None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DifferenceOfColonies(Judge):
-    """Says how far two forward kernels are apart on every individual.
-
-    What climbs, ``rest``, is the difference before the last rounding, which has a slope where stored outputs agree;
-    what is kept and told, ``out``, is that of stored outputs.
-    """
-
-    objectives: tuple[tuple[str, bool], ...] = (("rest", True), ("lse", True), ("rest", False), ("lse", False))
-    records: tuple[str, ...] = ("out", "lse")
-    limit: float = math.inf
-    kernels: tuple[Hunted, Hunted]
-    objective: Difference
-
-    def __call__(self, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
-        first = self.kernels[0]
-        config = first.config(colony)
+    def _of_colony(self, kernel: Hunted, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
+        """How far the two kernels are apart on every individual."""
+        config = kernel.config(colony)
         with np.errstate(all="ignore"):
             truth = attention(colony.problem, *colony.operands.dequantized(colony.problem))
-            a, b = (side.run(colony, side.config(colony), truth, rounded=False) for side in self.kernels)
-            limit = forward_bound(colony.problem, colony.operands, first.model(config))
+            a, b = (
+                side.run(colony, side.config(colony), truth, rounded=False) for side in (kernel, Hunted(self.against))
+            )
+            limit = forward_bound(colony.problem, colony.operands, kernel.model(config))
             outputs = {o.name: o for o in operations.find(FORWARD).outputs}
             fmt = FORMATS[config.out_dtype]
             stored = encode(a[0].astype(np.float64), fmt, "ieee"), encode(b[0].astype(np.float64), fmt, "ieee")
             slope = np.abs(a[0].astype(np.float64) - b[0].astype(np.float64)) / limit.out
-            unit = self.objective.unit == "bound"
-            told = self.objective.heights(outputs["out"], stored, limit.out if unit else None, config)
-            lse = self.objective.heights(outputs["lse"], (a[1], b[1]), limit.lse if unit else None, config)
+            unit = self.unit == "bound"
+            told = self.heights(outputs["out"], stored, limit.out if unit else None, config)
+            lse = self.heights(outputs["lse"], (a[1], b[1]), limit.lse if unit else None, config)
             rows = colony.island.problems
             size = truth_error(colony, lse.reshape(-1))[0]
             relative = np.log2(limit.out.reshape(rows, -1) / size)
@@ -227,6 +219,9 @@ class DifferenceOfColonies(Judge):
                 "rest_bound": relative,
                 "lse_bound": np.log2(limit.lse).reshape(-1),
             }
+
+    def to_json(self) -> Json:
+        return {"name": "difference", "against": self.against.name, "unit": self.unit}
 
 
 def objective_from(values: Json) -> Objective:

@@ -13,7 +13,7 @@ from fa3_reference.problem import DTYPES
 from fa3verify.search.adversary import island_of, islands_of
 from fa3verify.search.findings import Find
 from fa3verify.search.forward.colony import individual
-from fa3verify.search.forward.judge import OVER_BOUND, ErrorOverBound
+from fa3verify.search.forward.judge import over_bound
 from fa3verify.search.forward.search import ForwardSearch
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 from tests.sampling import sampled
@@ -38,7 +38,7 @@ HOLES = {
 @pytest.mark.parametrize("hole", sampled(HOLES, {"V1 fp16", "V2", "V3", "V4", "V5", "V6"}))
 def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
     cause, dtype, name = HOLES[hole]
-    judge = ErrorOverBound(bound=bound_of_0_1_0)
+    judge = over_bound(bound_of_0_1_0)
     run = ForwardSearch(island_of(dtype, name), SEED, judge)
     first = run.generation()
     assert np.nanmax(first["out"]) <= 1, "normal inputs stay within the bound"
@@ -64,7 +64,7 @@ HALVED = {
 
 def is_hole_of_a_half(find: Find) -> bool:
     """Whether the whole bound holds what the halved one does not."""
-    ratios = OVER_BOUND.again(*individual(find.content))
+    ratios = over_bound().again(*individual(find.content))
     return max(ratios["out"], ratios["lse"]) <= 1
 
 
@@ -72,7 +72,7 @@ def is_hole_of_a_half(find: Find) -> bool:
 def test_the_bound_with_half_of_a_term_is_broken(halved):
     dtype, name, term = HALVED[halved]
     bound = partial(forward_bound, terms=Terms(**{term: 0.5}))
-    run = ForwardSearch(island_of(dtype, name), SEED, ErrorOverBound(bound=bound))
+    run = ForwardSearch(island_of(dtype, name), SEED, over_bound(bound))
     while run.found.problems < BUDGET:
         run.generation()
         if any(is_hole_of_a_half(find) for find in run.found.violations.values()):

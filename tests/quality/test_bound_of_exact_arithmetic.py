@@ -9,7 +9,7 @@ import pytest
 
 from fa3verify.search.colony import positive, rounded
 from fa3verify.search.forward.colony import ISLANDS, ForwardColony, Island
-from fa3verify.search.forward.judge import OVER_BOUND
+from fa3verify.search.forward.judge import judge
 
 ROUNDS = 6
 
@@ -42,6 +42,6 @@ def simple_colony(island: Island, rng: np.random.Generator) -> ForwardColony:
 def test_numbers_of_few_bits_stay_inside_the_bound(island):
     rng = np.random.default_rng([1, ISLANDS.index(island)])
     for _ in range(ROUNDS):
-        verdict = OVER_BOUND(simple_colony(island, rng))
+        verdict = judge(simple_colony(island, rng))
         for ratio in (verdict["out"], verdict["lse"]):
             assert not (ratio > 1).any(), f"error / bound {np.nanmax(ratio)}"

@@ -8,7 +8,8 @@ row's channels only its own count.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,10 @@ from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
+OBJECTIVES = (
+    *(("out", True), ("rest", False), ("lse", True)),
+    *(("out", False), ("rest", True), ("lse", False)),
+)
 Pair = tuple[np.ndarray, np.ndarray]
 _TINY = 2.0**-100  # outputs below err by underflow alone
 UNROUNDED: frozenset[Source] = frozenset({"output"})
@@ -56,79 +61,84 @@ class Twin:
 TWIN = Twin()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorOverBound(Judge):
-    """Error over bound of a kernel; beyond 1 the bound is violated.
+def over_bound(
+    bound: Bound = forward_bound,
+    kernel: Twin = TWIN,
+    objectives: tuple[tuple[str, bool], ...] = OBJECTIVES,
+    records: tuple[str, ...] = ("out", "rounded", "lse"),
+) -> Judge:
+    """Return the judge of error over bound of a kernel; beyond 1 the bound is violated.
 
     Parameters
     ----------
     bound : callable
         A function like :func:`fa3_reference.bounds.forward.forward_bound`.
     kernel : Twin
+    objectives, records : tuple
+        What climbs, in turn, and what is kept the largest of.
     """
 
-    objectives: tuple[tuple[str, bool], ...] = (
-        *(("out", True), ("rest", False), ("lse", True)),
-        *(("out", False), ("rest", True), ("lse", False)),
-    )
-    records: tuple[str, ...] = ("out", "rounded", "lse")
-    bound: Bound = forward_bound
-    kernel: Twin = TWIN
+    def published(colony: ForwardColony, name: str) -> np.ndarray:
+        return judge_rounded(colony, bound, kernel) if name == "rounded" else judge(colony, None, bound, kernel)[name]
 
-    def __call__(self, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
-        """Run the kernel, the truth and the bound on a colony.
-
-        Returns
-        -------
-        mapping
-            Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of
-            ``lse``. ``rounded`` is close, but not what is published. ``rest`` is ``out`` with the rounding and the
-            flushes of P, whose errors are known and drown all others, taken off error and bound. ``out_bound``,
-            ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
-        """
-        guide = guide or Guide.of(colony)
-        with np.errstate(all="ignore"):
-            (out, got_lse), truth, limit, config = self._run(colony, rounded=False)
-            lse = truth.lse.reshape(-1)
-            size, out_floor, lse_floor = truth_error(colony, lse)
-            out, exact, out_limit = (x.reshape(len(lse), -1) for x in (out, truth.out, limit.out))
-            fmt = FORMATS[config.out_dtype]
-            known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
-            known = known / guide.exact.sum(1)[:, None]
-            has_rest = (size > _TINY) & (known < 0.9 * out_limit)
-            stored = encode(out.astype(np.float64), fmt, "ieee")
-            return {
-                "out": _ratio(out, exact, out_limit, out_floor),
-                "rounded": _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
-                "lse": _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
-                "rest": np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
-                "out_bound": np.log2(out_limit / size),
-                "rest_bound": np.log2((out_limit - known) / size),
-                "lse_bound": np.log2(limit.lse.reshape(-1)),
-            }
-
-    def published(self, colony: ForwardColony, name: str) -> np.ndarray:
-        """Return error over bound; ``rounded`` is that of what the kernel stores, (problems, columns)."""
-        if name != "rounded":
-            return self(colony)[name]
-        with np.errstate(all="ignore"):
-            (out, _), truth, limit, _ = self._run(colony, rounded=True)
-            out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (out, truth.out, limit.out))
-            return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
-
-    def _run(self, colony: ForwardColony, *, rounded: bool) -> tuple[Pair, Attention, ErrorBound, Any]:
-        """What the kernel returns, the truth, the bound, and the kernel's configuration."""
-        problem = colony.problem
-        operands = colony.operands
-        config = self.kernel.config(colony)
-        truth = attention(problem, *operands.dequantized(problem))
-        model = self.kernel.model(config)
-        model = model if rounded else replace(model, out_dtype="fp32")
-        limit = _sound_bound(colony, self.bound)(problem, operands, model)
-        return self.kernel.run(colony, config, truth, rounded=rounded), truth, limit, config
+    return Judge(partial(judge, bound=bound, kernel=kernel), published, objectives, records)
 
 
-OVER_BOUND = ErrorOverBound()
+def judge(
+    colony: ForwardColony, guide: Guide | None = None, bound: Bound = forward_bound, kernel: Twin = TWIN
+) -> Ratios:
+    """Run a kernel, the truth and the bound on a colony; ``guide`` is the colony's, where it is known.
+
+    Returns
+    -------
+    mapping
+        Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of ``lse``.
+        ``rounded`` is close, but not what is published: that is of :func:`judge_rounded`. ``rest`` is ``out`` with the
+        rounding and the flushes of P, whose errors are known and drown all others, taken off error and bound.
+        ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
+    """
+    guide = guide or Guide.of(colony)
+    with np.errstate(all="ignore"):
+        (out, got_lse), truth, limit, config = _run(colony, bound, kernel, rounded=False)
+        lse = truth.lse.reshape(-1)
+        size, out_floor, lse_floor = truth_error(colony, lse)
+        out, exact, out_limit = (x.reshape(len(lse), -1) for x in (out, truth.out, limit.out))
+        fmt = FORMATS[config.out_dtype]
+        known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
+        known = known / guide.exact.sum(1)[:, None]
+        has_rest = (size > _TINY) & (known < 0.9 * out_limit)
+        stored = encode(out.astype(np.float64), fmt, "ieee")
+        return {
+            "out": _ratio(out, exact, out_limit, out_floor),
+            "rounded": _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
+            "lse": _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
+            "rest": np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
+            "out_bound": np.log2(out_limit / size),
+            "rest_bound": np.log2((out_limit - known) / size),
+            "lse_bound": np.log2(limit.lse.reshape(-1)),
+        }
+
+
+def judge_rounded(colony: ForwardColony, bound: Bound = forward_bound, kernel: Twin = TWIN) -> np.ndarray:
+    """Return error over bound of what the kernel stores, (problems, columns)."""
+    with np.errstate(all="ignore"):
+        (out, _), truth, limit, _ = _run(colony, bound, kernel, rounded=True)
+        out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (out, truth.out, limit.out))
+        return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
+
+
+def _run(
+    colony: ForwardColony, bound: Bound, kernel: Twin, *, rounded: bool
+) -> tuple[Pair, Attention, ErrorBound, Any]:
+    """What the kernel returns, the truth, the bound, and the kernel's configuration."""
+    problem = colony.problem
+    operands = colony.operands
+    config = kernel.config(colony)
+    truth = attention(problem, *operands.dequantized(problem))
+    model = kernel.model(config)
+    model = model if rounded else replace(model, out_dtype="fp32")
+    limit = _sound_bound(colony, bound)(problem, operands, model)
+    return kernel.run(colony, config, truth, rounded=rounded), truth, limit, config
 
 
 def _sound_bound(colony: ForwardColony, bound: Bound) -> Bound:

@@ -18,7 +18,7 @@ from fa3verify.search.forward import scores, surroundings, values
 from fa3verify.search.forward.causes import cause_of
 from fa3verify.search.forward.colony import ISLANDS, ForwardColony, individual
 from fa3verify.search.forward.guide import Guide
-from fa3verify.search.forward.judge import OVER_BOUND
+from fa3verify.search.forward.judge import over_bound
 
 NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
 
@@ -27,7 +27,7 @@ class ForwardSearch(Search):
     """The search on one island of the forward."""
 
     ISLANDS = ISLANDS
-    JUDGE = OVER_BOUND
+    JUDGE = over_bound()
     COLUMNS = "out before and after its last rounding, lse"
     individual = staticmethod(individual)
     MUTATIONS = (scores.MUTATIONS, values.MUTATIONS)
@@ -75,7 +75,7 @@ class ForwardSearch(Search):
 
     def judged(self, colony: ForwardColony) -> Ratios:
         self.guide = Guide.of(colony)
-        return self.judge(colony, self.guide)
+        return self.judge.ratios(colony, self.guide)
 
     def offspring(self) -> tuple[ForwardColony, list[list[Tried]]]:
         self.of_parents = Guide.of(self.parents)

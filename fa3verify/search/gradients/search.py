@@ -6,7 +6,7 @@ A colony that no longer climbs starts again, from normal inputs or from the best
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,8 @@ from fa3verify.search.gradients.execution import GRADIENTS, execute
 from fa3verify.search.gradients.mutations import MUTATIONS, Child, mutate_scale
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientOverBound(Judge):
-    """Error over bound before the last rounding, of the end of all orders of additions that errs more.
+def over_bound(bound: Any = backward_bound) -> Judge:
+    """Return the judge of error over bound before the last rounding.
 
     Parameters
     ----------
@@ -32,34 +31,41 @@ class GradientOverBound(Judge):
         A function like :func:`fa3_reference.bounds.backward.backward_bound`.
     """
 
-    objectives: tuple[tuple[str, bool], ...] = tuple((name, wild) for wild in (False, True) for name in GRADIENTS)
-    records: tuple[str, ...] = GRADIENTS
-    bound: Any = backward_bound
+    def published(colony: GradientColony, name: str) -> np.ndarray:
+        return judge(colony, bound)[name].max(1)
 
-    def __call__(self, colony: GradientColony, guide: Any = None) -> Ratios:
-        """Run the arithmetic, the truth and the bound on a colony; returns ratios (problems, elements)."""
-        problem = colony.problem
-        operands = colony.operands
-        with np.errstate(all="ignore"):
-            got = execute(colony)
-            q, k, v, dout, out, lse = operands.dequantized(problem)
-            truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
-            limit = self.bound(problem, operands, colony.island.model)
-            ratios = {}
-            for name in GRADIENTS:
-                low, high = (error_over_bound(x, getattr(truth, name), getattr(limit, name)) for x in got[name])
-                ratios[name] = np.maximum(low, high).reshape(len(low), -1)
-            return ratios
+    objectives = tuple((name, wild) for wild in (False, True) for name in GRADIENTS)
+    return Judge(partial(judge, bound=bound), published, objectives, GRADIENTS)
 
-    def published(self, colony: GradientColony, name: str) -> np.ndarray:
-        return self(colony)[name].max(1)
+
+def judge(colony: GradientColony, bound: Any = backward_bound) -> Ratios:
+    """Run the arithmetic, the truth and the bound on a colony.
+
+    Returns
+    -------
+    mapping
+        Error over bound before the last rounding of each gradient, the larger one of both ends of all orders,
+        (problems, elements).
+    """
+    problem = colony.problem
+    operands = colony.operands
+    with np.errstate(all="ignore"):
+        got = execute(colony)
+        q, k, v, dout, out, lse = operands.dequantized(problem)
+        truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
+        limit = bound(problem, operands, colony.island.model)
+        ratios = {}
+        for name in GRADIENTS:
+            low, high = (error_over_bound(x, getattr(truth, name), getattr(limit, name)) for x in got[name])
+            ratios[name] = np.maximum(low, high).reshape(len(low), -1)
+        return ratios
 
 
 class GradientSearch(Search):
     """The search on one island of gradients."""
 
     ISLANDS = ISLANDS
-    JUDGE = GradientOverBound()
+    JUDGE = over_bound()
     COLUMNS = "dq, dk and dv before their last rounding"
     individual = staticmethod(individual)
     MUTATIONS = (MUTATIONS,)

@@ -13,8 +13,9 @@ from fa3verify.files import json_text
 from fa3verify.search import adversary
 from fa3verify.search.adversary import islands_of
 from fa3verify.search.forward.colony import ISLANDS, individual
-from fa3verify.search.forward.judge import OVER_BOUND, ErrorOverBound
+from fa3verify.search.forward.judge import over_bound
 from fa3verify.search.forward.search import ForwardSearch
+from fa3verify.search.gradients.search import GradientSearch
 from tests.sampling import sampled
 
 
@@ -40,7 +41,7 @@ def test_the_verb_writes_counts_ratios_and_individuals(file):
     assert part["problems"] == sum(x["problems"] for x in part["islands"].values()) >= 80
     assert part["generations"] == sum(x["generations"] for x in part["islands"].values())
     for island in part["islands"].values():
-        assert set(island["best"]) == set(OVER_BOUND.records)
+        assert set(island["best"]) == set(over_bound().records)
         assert all(0 < find["value"] <= part["ratio"][name] for name, find in island["best"].items())
 
 
@@ -55,7 +56,7 @@ def test_a_file_is_judged_again_to_the_last_bit(file):
     body = json.loads(out.read_text())
     for island in body["dtypes"]["bf16"]["islands"].values():
         for name, find in island["best"].items():
-            assert OVER_BOUND.again(*individual(find["content"]))[name] == find["value"]
+            assert over_bound().again(*individual(find["content"]))[name] == find["value"]
     result = CliRunner().invoke(main, ["adversary", "--replay", str(out)])
     assert result.exit_code == (1 if body["above_1"] else 0)
     islands = body["dtypes"]["bf16"]["islands"].values()
@@ -71,15 +72,34 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
     assert "foreign.json is not a file of fa3verify adversary" in result.output
 
 
-@pytest.mark.parametrize("island", sampled(ISLANDS[::5], ISLANDS[:1]), ids=lambda i: f"{i.dtype} {i.name}")
-def test_a_seed_decides_the_search(island):
-    first, second, other = (ForwardSearch(island, seed).until(10 * island.problems) for seed in (1, 1, 2))
+SEEDED = [(ForwardSearch, island) for island in ISLANDS[::5]] + [(GradientSearch, GradientSearch.ISLANDS[0])]
+
+
+@pytest.mark.parametrize(("search", "island"), sampled(SEEDED, [SEEDED[0], SEEDED[-1]]))
+def test_a_seed_decides_the_search(search, island):
+    first, second, other = (search(island, seed).until(10 * island.problems) for seed in (1, 1, 2))
     assert first == second
-    assert first.best["out"].content != other.best["out"].content
+    name = search.JUDGE.records[0]
+    assert first.best[name].content != other.best[name].content
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        (ForwardSearch, "an individual is incomplete or damaged"),
+        (GradientSearch, "there is no island 'nowhere' of gradients for 'fp16'"),
+    ],
+)
+def test_an_individual_that_is_damaged_is_refused(search, words):
+    values = search(search.ISLANDS[0], 0).normal().to_json((0, 0))
+    with pytest.raises(ValueError, match=words):
+        search.individual(values | {"island": "nowhere"})
+    with pytest.raises(ValueError, match="an individual is incomplete or damaged"):
+        search.individual({key: value for key, value in values.items() if key != "v"})
 
 
 def test_half_the_bound_is_broken_in_every_island_and_what_breaks_it_is_kept():
-    broken = ErrorOverBound(bound=halved)
+    broken = over_bound(halved)
     for island in ISLANDS[:2]:
         found = ForwardSearch(island, 0, broken).until(20 * island.problems)
         assert found.above_1 > 0

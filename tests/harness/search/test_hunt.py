@@ -20,7 +20,7 @@ from fa3verify.judging.judgement import judge
 from fa3verify.kernels.functions import array_candidate
 from fa3verify.known.registry import find
 from fa3verify.search import Difference, OverBaseline, Ratio, hunt
-from fa3verify.search.candidates import HuntedCall
+from fa3verify.search.candidates import call_of, unrounded
 from fa3verify.search.findings import Findings
 from fa3verify.search.grounds import grounds_of, value_of
 from fa3verify.search.objectives import LEAST_DIFFERENCE, objective_from
@@ -100,13 +100,14 @@ def test_the_error_before_the_last_rounding_is_never_told_too_large():
     twin = find("twin.fp16")
     hidden = replace(twin, run=lambda problem, operands, config: twin.run(problem, operands, config))
     case = Case(twin.name, grounds_of(twin)[0].islands[0].problem(0.25, 0.0), Recipe("normal"))
-    call = HuntedCall.of(hidden, case)
-    truth = call.truth()["out"]
-    least, told = (each.unrounded(truth)["out"] for each in (call, HuntedCall.of(twin, case)))
+    call = call_of(hidden, case)
+    truth = call.truth({})["out"]
+    rounded = call.run(hidden)["out"]
+    least, told = (unrounded(k, call.problem, call.operands, call.config, truth)["out"] for k in (hidden, twin))
     assert (np.abs(least - truth) <= np.abs(told - truth)).all()
     assert (np.abs(least - truth) > 0).any()
-    spread = np.abs(least - call.run()["out"].astype(np.float64))
-    assert (spread <= np.spacing(np.abs(call.run()["out"])).astype(np.float64) / 2).all()
+    spread = np.abs(least - rounded.astype(np.float64))
+    assert (spread <= np.spacing(np.abs(rounded)).astype(np.float64) / 2).all()
 
 
 def test_equal_kernels_do_not_differ_and_a_mutant_does():
@@ -132,9 +133,9 @@ def test_error_over_a_baseline_is_that_of_the_inputs_own_family():
 
 
 def test_zeros_of_either_sign_differ_by_the_least():
-    objective, output = Difference(find("twin.fp16"), "ulp"), HuntedCall.of
+    objective = Difference(find("twin.fp16"), "ulp")
     case = Case("twin.fp16", grounds_of(find("twin.fp16"))[0].islands[0].problem(0.25, 0.0), Recipe("normal"))
-    call = output(find("twin.fp16"), case)
+    call = call_of(find("twin.fp16"), case)
     pair = np.array([0.0, 1.0, np.nan, np.nan], np.float16), np.array([-0.0, 1 + 2**-10, np.nan, 1], np.float16)
     heights = objective.heights(call.operation.outputs[0], pair, None, call.config)
     assert heights.tolist() == [LEAST_DIFFERENCE, 1.0, 0.0, np.inf]
