@@ -54,7 +54,7 @@ def unrounded(
 
 @dataclass(frozen=True, slots=True)
 class Hunted(Twin):
-    """A candidate as what a colony is run on, in its own configuration for the colony's problem.
+    """Runs a colony on a candidate, in its own configuration for the colony's problem.
 
     The changes of that are those of an island whose splits a caller chooses.
     """

@@ -245,7 +245,7 @@ class Search(ABC):
         return self.judge.objectives[self.found.restarts % len(self.judge.objectives)]
 
     def draw_step(self) -> float:
-        """The size of one mutation, log2 units."""
+        """Return the size of one mutation, log2 units."""
         return self.step * float(np.exp2(self.rng.uniform(-4, 2)))
 
     def learn(self, tried: list[list[Tried]], fitness: np.ndarray) -> None:

@@ -30,13 +30,13 @@ def max_finite(dtype: str) -> float:
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Nearest finite values of a format, float64; values that are too large saturate, NaN becomes 0."""
+    """Return the nearest finite values of a format, float64; values that are too large saturate, NaN becomes 0."""
     largest = max_finite(dtype)
     return np.clip(np.where(np.isnan(x), 0.0, x), -largest, largest).astype(FORMATS[dtype].dtype).astype(np.float64)
 
 
 def positive(x: Any) -> Any:
-    """Nearest positive finite binary32 number."""
+    """Return the nearest positive finite binary32 number."""
     return np.clip(x, FP32_LEAST, FP32_MAX).astype(np.float32)
 
 
@@ -87,14 +87,16 @@ class Colony(ABC):
         return self.island.problem(self.environment.softmax_scale, self.environment.softcap)
 
     def size(self, axis: int) -> int:
-        """How many individuals, or halves of them, an axis has."""
+        """Return how many individuals, or halves of them, an axis has."""
         return next(len(getattr(self, name)) for name, own in self.AXES.items() if own == axis)
 
     def copied(self) -> Self:
         return replace(self, **{name: getattr(self, name).copy() for name in self.AXES})
 
     def taken(self, *chosen: np.ndarray) -> Self:
-        """These individuals of each axis, in this order; a causal row sees other keys wherever it comes to stand."""
+        """Return these individuals of each axis, in this order; a causal row sees other keys wherever it comes to
+        stand.
+        """
         return replace(self, **{name: getattr(self, name)[chosen[axis]] for name, axis in self.AXES.items()})
 
     def adopt(self, other: Self, place: Place) -> None:
@@ -114,7 +116,7 @@ class Colony(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One child while it mutates: the genes of one index, views of the colony."""
+    """Holds one child while it mutates: the genes of one index, views of the colony."""
 
     colony: Any
     index: int

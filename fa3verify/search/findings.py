@@ -1,4 +1,4 @@
-"""What searches have met: the worst inputs, how the largest figure rose, and what is beyond a limit."""
+"""Findings of searches: the worst inputs, how the largest figure rose, and what is beyond a limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fa3verify.files import Json
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """An input as JSON, its figure when judged alone, and the count of problems at which it was met."""
+    """Holds an input as JSON, its figure when judged alone, and the count of problems at which it was met."""
 
     value: float
     problems: int
@@ -37,7 +37,7 @@ class Findings:
     curve: list[tuple[int, float, str, float]] = field(default_factory=list)
 
     def height(self, name: str) -> float:
-        """The largest figure that is recorded under a name, 0 where there is none."""
+        """Return the largest figure that is recorded under a name, 0 where there is none."""
         return self.best[name].value if name in self.best else 0.0
 
     def meet(self, name: str, value: float, content: Callable[[], Json]) -> None:
@@ -61,5 +61,5 @@ class Findings:
 
     @property
     def largest(self) -> Find | None:
-        """The best input of all; None where nothing was met."""
+        """Return the best input of all; None where nothing was met."""
         return max(self.best.values(), key=lambda find: find.value, default=None)

@@ -40,7 +40,7 @@ RANDOM_RUN = 20
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """One place: islands, which share what is searched, or what cases are wanted."""
+    """Holds one place: islands, which share what is searched, or what cases are wanted."""
 
     name: str
     islands: tuple[Island, ...] = ()
@@ -100,7 +100,7 @@ def ground_of(candidate: Candidate, name: str, others: tuple[Candidate, ...] = (
 
 
 def _island(kernels: tuple[Candidate, ...], shape: Island, layouts: tuple[dict[str, int], ...]) -> Island | None:
-    """An island of the first layout that all kernels take, with the first one's tile; None where they take none."""
+    """Return an island of the first layout that all kernels take, with the first one's tile; None without such."""
     if shape.num_splits > 1 and not all("num_splits" in kernel.changeable for kernel in kernels):
         return None
     if shape.causal and any(kernel.policy.causal == "top_left" for kernel in kernels):
@@ -118,7 +118,7 @@ def _island(kernels: tuple[Candidate, ...], shape: Island, layouts: tuple[dict[s
 
 
 def _configured(island: Island, config: Config) -> Island:
-    """An island with what leads its mutations: the tile, promotion and family of a configuration."""
+    """Return an island with what leads its mutations: the tile, promotion and family of a configuration."""
     known = config.family if config.traits.is_reproduced else OURS
     choices = {"promotion_interval": config.promotion_interval, "out_dtype": config.out_dtype}
     blocks = {"descale_tiles": 1} if island.dtype == "e4m3" and island.rows > 1 else {}
@@ -182,7 +182,7 @@ def _draw(
     led: bool,
     seconds: float,
 ) -> Findings:
-    """Short runs of Hypothesis with seeds of their own."""
+    """Draw cases in short runs of Hypothesis with seeds of their own."""
     found = Findings()
     began = time.process_time()
     drawn = _cases(candidate, ground)

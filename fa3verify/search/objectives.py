@@ -47,13 +47,13 @@ class Objective(ABC):
 
     @property
     def others(self) -> tuple[Candidate, ...]:
-        """Kernels beside the hunted one, which must take the same inputs."""
+        """Return the kernels beside the hunted one, which must take the same inputs."""
         return ()
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """What the figure is."""
+        """Say what the figure is."""
 
     @abstractmethod
     def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
@@ -70,7 +70,7 @@ class Objective(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Objective):
-    """Error over bound before the output is rounded for the last time; above 1 the kernel is wrong.
+    """Maximises error over bound before the output is rounded for the last time; above 1 the kernel is wrong.
 
     Of a kernel that returns rounded outputs only, the error is the least that can have been there before.
     """
@@ -109,7 +109,8 @@ class Ratio(Objective):
 
 @dataclass(frozen=True, slots=True)
 class OverBaseline(Objective):
-    """Relative RMSE against the operands as seen, over that of the same family of inputs in a stored baseline.
+    """Maximises relative RMSE against the operands as seen, over that of the same family of inputs in a stored
+    baseline.
 
     Only cases are searched: every one belongs to a family of inputs. A kernel that the baseline lacks is compared with
     our own twin of its operation and dtype.
@@ -139,7 +140,7 @@ class OverBaseline(Objective):
 
 @dataclass(frozen=True, slots=True)
 class Difference(Objective):
-    """|a - b| of the outputs of two kernels, in ulp of the larger one or over the first one's error bound.
+    """Maximises |a - b| of the outputs of two kernels, in ulp of the larger one or over the first one's error bound.
 
     Bits that differ count as :data:`LEAST_DIFFERENCE` at least; NaN differs from every number without limit.
     """
@@ -193,7 +194,7 @@ class Difference(Objective):
         return found if candidate.operation == FORWARD else None
 
     def _of_colony(self, kernel: Hunted, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
-        """How far the two kernels are apart on every individual."""
+        """Return how far the two kernels are apart on every individual."""
         config = kernel.config(colony)
         with np.errstate(all="ignore"):
             truth = attention(colony.problem, *colony.operands.dequantized(colony.problem))

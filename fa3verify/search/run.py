@@ -89,7 +89,7 @@ def hunt(
 
 
 def _chosen(candidate: Candidate, objective: Objective, names: Iterable[str]) -> list[Ground]:
-    """Grounds of these names, all by default; ValueError for an unknown one."""
+    """Return the grounds of these names, all by default; ValueError for an unknown one."""
     named = [ground_of(candidate, name, objective.others) for name in names]
     return named or list(grounds_of(candidate, objective.others))
 
@@ -147,7 +147,7 @@ class Hunt:
         self._write(Identity(**candidate.identity()) if candidate.identity else Identity())
 
     def _rounds(self) -> Iterable[int]:
-        """Problems of each ground in every round; without end where the budget is of time."""
+        """Yield the problems of each ground in every round; without end where the budget is of time."""
         if self.problems is None:
             yield from itertools.repeat(CHUNK // 4)
             return
@@ -156,7 +156,9 @@ class Hunt:
         yield from filter(None, (stop - start for start, stop in itertools.pairwise(cuts)))
 
     def _tasks(self, number: int, problems: int) -> list[Task]:
-        """A round: every ground, in parts of at most :data:`CHUNK` problems, each from its best input so far."""
+        """Return the tasks of a round: every ground, in parts of at most :data:`CHUNK` problems, each from its best
+        input so far.
+        """
         parts = -(-problems // CHUNK)
         tasks = []
         for part, (index, (ground, met)) in itertools.product(range(parts), enumerate(self.found.items())):
@@ -182,7 +184,7 @@ class Hunt:
 
     @property
     def finds(self) -> Iterator[tuple[str, Findings, str, Find, str]]:
-        """Each find: its ground, what was met there, its output, itself, and its replay file below ``out``."""
+        """Yield each find: its ground, what was met there, its output, itself, and its replay file below ``out``."""
         for ground, found in self.found.items():
             for output, best in found.best.items():
                 file = re.sub(r"[^A-Za-z0-9]", "_", f"{ground}-{output}")

@@ -73,7 +73,7 @@ def _descale_ratio(colony: ForwardColony, row: int, column: int) -> bool:
 
 
 def _visits(colony: ForwardColony, row: int) -> Iterator[list[tuple[slice, float]]]:
-    """Key tiles in the order of the kernel, each with the maximum so far, split by split."""
+    """Yield key tiles in the order of the kernel, each with the maximum so far, split by split."""
     island = colony.island
     scores = Guide.of(colony).scores[row]
     with_keys = [
@@ -90,7 +90,7 @@ def _visits(colony: ForwardColony, row: int) -> Iterator[list[tuple[slice, float
 
 
 def _weights(colony: ForwardColony, row: int, keys: slice, top: float) -> np.ndarray:
-    """P of a tile when it is visited."""
+    """Return P of a tile when it is visited."""
     return np.exp2(Guide.of(colony).scores[row, keys] - top + colony.island.config.p_offset_log2)
 
 

@@ -21,7 +21,9 @@ VARIANTS = 32  # of one key that are compared
 
 
 def screened(row: Row, rng: Rng) -> None:
-    """The best of many variants of one key, the heaviest or any, by the error of its chain beside the bound of that."""
+    """Take the best of many variants of one key, the heaviest or any, by the error of its chain beside the bound of
+    that.
+    """
     key = int(row.exact.argmax()) if rng.random() < 0.5 else rng.choice(row.some())
     fmt = row.fmt
     q = row.q
@@ -41,14 +43,14 @@ def screened(row: Row, rng: Rng) -> None:
 
 
 def _chains(q: np.ndarray, k: np.ndarray, fmt: Format) -> np.ndarray:
-    """Raw scores (rows, keys) as the tensor core adds them, float64."""
+    """Return raw scores (rows, keys) as the tensor core adds them, float64."""
     padding = ((0, 0), (0, -q.shape[1] % TENSOR_CORE[fmt.name].k_step))
     a, b = (np.pad(x, padding).astype(fmt.dtype) for x in (q, k))
     return wgmma(operand(a, fmt.name), operand_b(b, fmt.name)).astype(np.float64)
 
 
 def _lost(q: np.ndarray, k: np.ndarray, fmt: Format, sign: np.ndarray, shift: int) -> np.ndarray:
-    """K (..., width) with which products are just below what the largest one is aligned to, but for the largest."""
+    """Return K (..., width) whose products are just below what the largest one is aligned to, but for the largest."""
     exponents = np.where(q * k != 0, np.frexp(q)[1] + np.frexp(k)[1] - 2, -999)  # of operands, not of products
     top = exponents.max(-1, keepdims=True)
     unit = np.ldexp(1.0, top - TENSOR_CORE[fmt.name].align_bits + shift)
@@ -57,7 +59,7 @@ def _lost(q: np.ndarray, k: np.ndarray, fmt: Format, sign: np.ndarray, shift: in
 
 
 def _cut_off(row: Row, rng: Rng) -> None:
-    """Products of a chain just too small for the alignment of the largest one: each is lost, whole or in part."""
+    """Make products of a chain just too small for the alignment of the largest one: each is lost, whole or in part."""
     q_descale = row.colony.q_descale
     i = row.index
     fmt = row.fmt
@@ -74,14 +76,14 @@ def _cut_off(row: Row, rng: Rng) -> None:
 
 
 def _full_fractions(row: Row, rng: Rng) -> None:
-    """Q and K whose products end in ones, so that truncation costs the most."""
+    """Make products of Q and K end in ones, so that truncation costs the most."""
     for x in (row.q, row.k[row.some()]):
         x[...] = np.where(x == 0, 0.0, full_fractions(x, row.fmt, rng.integers(1, 4, x.shape)))
     row.k[:] = rounded(row.k, row.dtype)
 
 
 def _spread_exponents(row: Row, rng: Rng) -> None:
-    """Products of one chain far apart in size, so that the small ones are cut off."""
+    """Move products of one chain far apart in size, so that the small ones are cut off."""
     keys = row.some()
     depth = rng.uniform(0, 30)
     gaps = np.where(rng.random(row.q.size) < rng.random(), np.exp2(-np.round(rng.uniform(0, depth, row.q.size))), 1.0)
@@ -92,7 +94,7 @@ def _spread_exponents(row: Row, rng: Rng) -> None:
 
 
 def _one_sign(row: Row, rng: Rng) -> None:
-    """Products of one sign, or cancelling ones, in a row of several channels."""
+    """Make products of one sign, or cancelling ones, in a row of several channels."""
     keys = row.some()
     signs = np.sign(row.q) * (1 if rng.random() < 0.5 else rng.choice([-1, 1], row.q.size))
     row.k[keys] = np.abs(row.k[keys]) * signs

@@ -19,7 +19,7 @@ from fa3verify.search.colony import Colony, Environment, Place, Rng, rounded
 
 @dataclass(frozen=True, slots=True)
 class Island:
-    """One shape and configuration.
+    """Holds one shape and configuration.
 
     The problems of an island are judged at once: a row owns ``width`` channels of Q and K to itself, so that its scores
     depend on no other row, and every row meets every channel of V. Rows of one batch share their wgmma steps.
@@ -58,7 +58,7 @@ class Island:
 
     @property
     def config(self) -> Config:
-        """Configuration of the twin."""
+        """Return the configuration of the twin."""
         return _config(self)
 
     @property
@@ -74,7 +74,7 @@ class Island:
 
     @property
     def problems(self) -> int:
-        """Rows of all batches."""
+        """Count the rows of all batches."""
         return self.batch * self.rows
 
     @property
@@ -83,12 +83,12 @@ class Island:
 
     @property
     def descales(self) -> int:
-        """Descales of K, and of V."""
+        """Count the descales of K, and of V."""
         return -(-self.tiles // self.descale_tiles) if self.descale_tiles else 1
 
     @property
     def visible(self) -> np.ndarray:
-        """Keys each row sees, bool (problems, keys), read-only."""
+        """Return the keys that each row sees, bool (problems, keys), read-only."""
         return _visible(self)
 
     def problem(self, softmax_scale: float, softcap: float) -> AttentionProblem:
@@ -119,7 +119,7 @@ def _visible(island: Island) -> np.ndarray:
 
 @dataclass(slots=True)
 class ForwardColony(Colony):
-    """Genes of one island, values of its operand format as float64.
+    """Holds genes of one island, values of its operand format as float64.
 
     ``q`` (problems, width), ``k`` (problems, keys, width) and ``q_descale`` float32 (problems,) make a row's scores,
     ``v`` (columns, keys) holds channels of V. A row with a channel is one individual, and all pairs are judged.
@@ -135,7 +135,7 @@ class ForwardColony(Colony):
 
     @classmethod
     def normal(cls, island: Island, rng: Rng) -> ForwardColony:
-        """Standard normal operands, times powers of two that the descales take back.
+        """Return standard normal operands, times powers of two that the descales take back.
 
         K stays below 2, as a bound may charge a product of the Q of another row, which is 0, by the exponent of K.
         """
@@ -161,7 +161,7 @@ class ForwardColony(Colony):
 
     @property
     def operands(self) -> Operands:
-        """The arrays a kernel sees."""
+        """Return the arrays a kernel sees."""
         island = self.island
         storage = FORMATS[self.island.dtype].dtype
         batch = island.batch
@@ -180,11 +180,11 @@ class ForwardColony(Colony):
 
     @property
     def raw_scores(self) -> np.ndarray:
-        """q . k, float64 (problems, keys)."""
+        """Return q . k, float64 (problems, keys)."""
         return np.einsum("rw,rkw->rk", self.q, self.k)
 
     def per_key(self, descale: np.ndarray) -> np.ndarray:
-        """Descale of every key, float64 (keys,)."""
+        """Return the descale of every key, float64 (keys,)."""
         block = self.island.tile_n * self.island.descale_tiles or self.island.keys
         return np.repeat(descale.astype(np.float64), block)[: self.island.keys]
 
@@ -195,7 +195,7 @@ class ForwardColony(Colony):
         return scale * self.q_descale.astype(np.float64)[:, None] * self.per_key(self.environment.k_descale)
 
     def alone(self, place: Place) -> tuple[ForwardColony, Place]:
-        """One individual in its place; zeros elsewhere."""
+        """Return one individual in its place; zeros elsewhere."""
         row, column = place
         lone = self.copied()
         others = np.arange(self.island.problems) != row
@@ -207,7 +207,7 @@ class ForwardColony(Colony):
         return lone, place
 
     def to_json(self, place: Place) -> Json:
-        """One individual, exactly, operands as codes; :func:`individual` reads it back."""
+        """Return one individual, exactly, operands as codes; :func:`individual` reads it back."""
         row, column = place
         environment = self.environment
         fmt = FORMATS[self.island.dtype]

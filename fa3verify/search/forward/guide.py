@@ -68,7 +68,7 @@ class Guide:
 
     @property
     def lse_errors(self) -> np.ndarray:
-        """The errors of lse beside what they grow with."""
+        """Return the errors of lse beside what they grow with."""
         below_cap = np.maximum(self.cap - self.top, 0.0) if self.cap else 0.0  # tanh is 1 less what ex2 and rcp give
         return self.lse_error / (4.0 + np.abs(self.top) + 4 * below_cap)
 
@@ -80,7 +80,9 @@ class Guide:
 
 
 def _scores(colony: ForwardColony) -> tuple[np.ndarray, np.ndarray]:
-    """Scores in log2 units, exact ones and those before the last fma with c as the kernel has it, (problems, keys)."""
+    """Return scores in log2 units, exact ones and those before the last fma with c as the kernel has it, (problems,
+    keys).
+    """
     environment = colony.environment
     raw = colony.raw_scores
     scale = np.float32(environment.softmax_scale * LOG2_E)
@@ -103,7 +105,7 @@ def _scores(colony: ForwardColony) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _weights(island: Island, computed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """P as it is before it is rounded, the maximum that each key met, and the row sum of the last split."""
+    """Return P as it is before it is rounded, the maximum that each key met, and the row sum of the last split."""
     p = np.zeros(computed.shape)
     bases = np.zeros(computed.shape)
     sums = np.zeros((len(computed), 4), np.float32)
@@ -124,7 +126,7 @@ def _weights(island: Island, computed: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 @cache
 def worst_exponents() -> np.ndarray:
-    """Fractions of which ex2 errs most, both ways, float64."""
+    """Return fractions of which ex2 errs most, both ways, float64."""
     x = -np.arange(1 << 16) / (1 << 16)
     error = mufu.ex2(x.astype(np.float32)) / np.exp2(x) - 1
     order = np.argsort(error)
@@ -133,7 +135,7 @@ def worst_exponents() -> np.ndarray:
 
 @cache
 def worst_sums() -> np.ndarray:
-    """Numbers in [1, 2) of which rcp or lg2 errs most, both ways, float64."""
+    """Return numbers in [1, 2) of which rcp or lg2 errs most, both ways, float64."""
     x = (1 + np.arange(1 << 16) / (1 << 16)).astype(np.float32)
     exact = x.astype(np.float64)
     orders = [np.argsort(error) for error in (mufu.rcp(x) * exact - 1, mufu.lg2(x) - np.log2(exact))]
@@ -142,7 +144,7 @@ def worst_sums() -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Led(Mutant):
-    """A child that is led by what the guide knows of a row: its parent, or a row that a channel of V meets.
+    """Holds a child that is led by what the guide knows of a row: its parent, or a row that a channel of V meets.
 
     ``goal`` is a channel of V (keys,) that climbs with a row of scores; none where lse climbs.
     """
@@ -153,11 +155,11 @@ class Led(Mutant):
 
     @property
     def exact(self) -> np.ndarray:
-        """Weights of the row, (keys,)."""
+        """Return the weights of the row, (keys,)."""
         return self.guide.exact[self.row]
 
     def some(self) -> np.ndarray:
-        """Some keys, or those of the largest weights."""
+        """Return some keys, or those of the largest weights."""
         if self.rng.random() < 0.2:
             return np.argsort(-self.exact)[: self.rng.integers(1, 5)]
         return some_keys(self.colony.island.keys, self.colony.island.tile_n, self.rng)

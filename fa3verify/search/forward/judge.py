@@ -40,7 +40,7 @@ UNROUNDED: frozenset[Source] = frozenset({"output"})
 
 
 class Twin:
-    """What a colony is run on: the twin in the configuration of the colony's island."""
+    """Says what a colony is run on: the twin in the configuration of the colony's island."""
 
     def config(self, colony: ForwardColony) -> Any:
         """Return its configuration for the colony's problem."""
@@ -130,7 +130,7 @@ def judge_rounded(colony: ForwardColony, bound: Bound = forward_bound, kernel: T
 def _run(
     colony: ForwardColony, bound: Bound, kernel: Twin, *, rounded: bool
 ) -> tuple[Pair, Attention, ErrorBound, Any]:
-    """What the kernel returns, the truth, the bound, and the kernel's configuration."""
+    """Return what the kernel returns, the truth, the bound, and the kernel's configuration."""
     problem = colony.problem
     operands = colony.operands
     config = kernel.config(colony)
@@ -142,8 +142,9 @@ def _run(
 
 
 def _sound_bound(colony: ForwardColony, bound: Bound) -> Bound:
-    """The bound, but none for rows in which a family is known to return NaN: where its factor, or the product of the
-    descales in it, is below binary32's normal numbers (reports/findings/0003)."""
+    """Return the bound, but none for rows in which a family is known to return NaN: where its factor, or the product of
+    the descales in it, is below binary32's normal numbers (reports/findings/0003).
+    """
     if colony.island.family == OURS:
         return bound
     descales = colony.q_descale.astype(np.float64)[:, None] * colony.per_key(colony.environment.k_descale)
@@ -163,7 +164,7 @@ def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndar
 
 
 def truth_error(colony: ForwardColony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """sum P |v| (problems, columns), and the largest errors of the truth's own float64 in out and in lse."""
+    """Return sum P |v| (problems, columns), and the largest errors of the truth's own float64 in out and in lse."""
     scale = np.abs(colony.factors) / LOG2_E
     spread = (scale * np.einsum("rw,rkw->rk", np.abs(colony.q), np.abs(colony.k))).max(1)
     softcap = colony.environment.softcap

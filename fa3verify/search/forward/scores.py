@@ -18,7 +18,7 @@ VARIANTS = 32  # nudges that are compared
 
 
 class Row(Led):
-    """One row of a colony while it mutates, with what its parent's guide knows."""
+    """Holds one row of a colony while it mutates, with what its parent's guide knows."""
 
     __slots__ = ()
 
@@ -28,18 +28,18 @@ class Row(Led):
 
     @property
     def scores(self) -> np.ndarray:
-        """Scores in log2 units, (keys,); those of keys that are not seen are far below the maximum."""
+        """Return the scores in log2 units, (keys,); those of keys that are not seen are far below the maximum."""
         scores = self.guide.scores[self.row]
         return np.where(np.isneginf(scores), self.top - 30, scores)
 
     @property
     def q(self) -> np.ndarray:
-        """Channels of Q, (width,), a view of the colony."""
+        """Return the channels of Q, (width,), a view of the colony."""
         return self.colony.q[self.index]
 
     @property
     def k(self) -> np.ndarray:
-        """Channels of its keys, (keys, width), a view of the colony."""
+        """Return the channels of its keys, (keys, width), a view of the colony."""
         return self.colony.k[self.index]
 
     @property
@@ -55,7 +55,7 @@ class Row(Led):
         self.k[keys] = self.digits(keys, log2_scores)
 
     def digits(self, keys: np.ndarray, log2_scores: np.ndarray) -> np.ndarray:
-        """K of some keys, (..., keys, width), with which they have scores (..., keys)."""
+        """Return K of some keys, (..., keys, width), with which they have scores (..., keys)."""
         x = log2_scores
         softcap = self.colony.environment.softcap * LOG2_E
         if softcap:
@@ -88,18 +88,18 @@ def _equal(row: Row, rng: Rng) -> None:
 
 
 def _sink(row: Row, rng: Rng) -> None:
-    """One key ahead of all others."""
+    """Put one key ahead of all others."""
     row.write(rng.integers(row.keys, size=1), np.array([row.top + rng.exponential(8.0)]))
 
 
 def _vanish(row: Row, rng: Rng) -> None:
-    """Keys that no longer count."""
+    """Sink keys so far that they no longer count."""
     keys = row.some()
     row.write(keys, np.full(keys.size, row.top - rng.uniform(20, 400)))
 
 
 def _weigh(row: Row, rng: Rng) -> None:
-    """Weights beside the middle of two neighbours of the format of P, or subnormal in it."""
+    """Set weights beside the middle of two neighbours of the format of P, or subnormal in it."""
     fmt = row.fmt
     keys = row.some()
     p = np.maximum(row.exact[keys], 2.0 ** (row.offset - 30.0))
@@ -112,7 +112,7 @@ def _weigh(row: Row, rng: Rng) -> None:
 
 
 def _worst_exponents(row: Row, rng: Rng) -> None:
-    """Exponents of which ex2 errs most."""
+    """Set exponents of which ex2 errs most."""
     keys = row.some()
     fractions = worst_exponents()
     half = len(fractions) // 2
@@ -123,7 +123,7 @@ def _worst_exponents(row: Row, rng: Rng) -> None:
 
 
 def _worst_sum(row: Row, rng: Rng) -> None:
-    """A row sum of which rcp or lg2 errs most, by the weight of one key."""
+    """Make a row sum of which rcp or lg2 errs most, by the weight of one key."""
     key = rng.integers(row.keys, size=1)
     rest = row.exact.sum() - row.exact[key]
     wanted = rng.choice(worst_sums()) * np.exp2(np.floor(np.log2(row.exact.sum())))
@@ -132,7 +132,7 @@ def _worst_sum(row: Row, rng: Rng) -> None:
 
 
 def _screened(row: Row, rng: Rng) -> None:
-    """The best of many nudges, by what the guide expects of their errors."""
+    """Take the best of many nudges, by what the guide expects of their errors."""
     colony = row.colony
     keys = row.some()
     if colony.island.is_chained:
@@ -155,7 +155,7 @@ def _screened(row: Row, rng: Rng) -> None:
 
 
 def _crumbs(row: Row, rng: Rng) -> None:
-    """A few large weights, then ones of about half a unit of their sum, of which rounding takes or gives the most."""
+    """Set a few large weights, then ones of about half a unit of their sum: rounding takes or gives most of them."""
     n = row.colony.island.tile_n
     place = np.arange(row.keys) % n
     small = place >= min(8 * rng.integers(1, 4), n // 2)
@@ -165,7 +165,7 @@ def _crumbs(row: Row, rng: Rng) -> None:
 
 
 def _ladder(row: Row, rng: Rng) -> None:
-    """One key of every tile ahead of its others, and the tiles apart."""
+    """Put one key of every tile ahead of its others, and the tiles apart."""
     n = row.colony.island.tile_n
     gap = rng.uniform(0, 124)
     rise = rng.choice([-1, 1])
@@ -176,7 +176,7 @@ def _ladder(row: Row, rng: Rng) -> None:
 
 
 def _codes(row: Row, rng: Rng) -> None:
-    """Neighbouring codes, signs and exponents of single elements of Q or K."""
+    """Take neighbouring codes, signs and exponents of single elements of Q or K."""
     target = row.q if rng.random() < 0.3 else row.k[rng.choice(row.some())]
     chosen = rng.random(target.shape) < max(rng.random() ** 2, 1 / target.size)
     kind = rng.integers(4)

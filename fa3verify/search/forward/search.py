@@ -104,7 +104,7 @@ class ForwardSearch(Search):
         return lambda: mutant
 
     def selected(self, colony: ForwardColony, fitness: np.ndarray) -> ForwardColony:
-        """The better half of rows and channels first, best ones foremost."""
+        """Put the better half of rows and channels first, best ones foremost."""
         heights = fitness.max(1)
         rows = _varied(heights, _looks(self.guide), len(heights) // 2)
         partners = dict.fromkeys(fitness[rows].argmax(1)) if fitness.shape[1] > 1 else {}
@@ -134,7 +134,9 @@ def _looks(guide: Guide) -> np.ndarray:
 
 
 def _varied(heights: np.ndarray, looks: np.ndarray, count: int) -> np.ndarray:
-    """Indices of ``count`` large heights, no two of them equal and at most a third of one look while others remain."""
+    """Return indices of ``count`` large heights, no two of them equal and at most a third of one look while others
+    remain.
+    """
     chosen: list[int] = []
     passed: list[int] = []
     for index in np.argsort(-heights):

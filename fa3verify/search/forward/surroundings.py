@@ -20,14 +20,14 @@ def _scaled(x: float, factor: float) -> float:
 
 
 def _far(rng: Rng) -> float:
-    """A power of two, of which every second one leads to an end of binary32."""
+    """Return a power of two, of which every second one leads to an end of binary32."""
     if rng.random() < 0.5:
         return float(np.exp2(rng.uniform(-150, 150)))
     return float(np.exp2(rng.choice([-1, 1]) * rng.uniform(118, 150)))
 
 
 def _scale(colony: ForwardColony, step: float, rng: Rng) -> None:
-    """The factor of the scores, nearly the same or as a power of two in log2 units."""
+    """Change the factor of the scores, nearly the same or as a power of two in log2 units."""
     environment = colony.environment
     scale = _scaled(environment.softmax_scale, np.exp2(step * rng.standard_normal()))
     if rng.random() < 0.3:
@@ -36,7 +36,7 @@ def _scale(colony: ForwardColony, step: float, rng: Rng) -> None:
 
 
 def _screened(colony: ForwardColony, step: float, rng: Rng) -> None:
-    """The best of many factors of scores or softcap, or of both, by what the guide expects of the errors of lse.
+    """Take the best of many factors of scores or softcap, or of both, by what the guide expects of the errors of lse.
 
     Where both grow alike tanh stays as it is, and what changes are the roundings of its unit.
     """
@@ -57,7 +57,7 @@ def _softcap(colony: ForwardColony, step: float, rng: Rng) -> None:
 
 
 def _descale(colony: ForwardColony, step: float, rng: Rng, far: bool = False) -> None:
-    """One descale, or all, of K or V."""
+    """Change one descale, or all, of K or V."""
     name = rng.choice(["k_descale", "v_descale"])
     values = getattr(colony.environment, name).astype(np.float64)
     where = np.ones(values.size, bool) if rng.random() < 0.3 else np.arange(values.size) == rng.integers(values.size)
@@ -79,7 +79,7 @@ def _far_descale(colony: ForwardColony, step: float, rng: Rng) -> None:
 
 
 def _apart(colony: ForwardColony, step: float, rng: Rng) -> None:
-    """Descales of neighbouring blocks as far from each other as binary32 has room for."""
+    """Move descales of neighbouring blocks as far from each other as binary32 has room for."""
     name = rng.choice(["k_descale", "v_descale"])
     values = getattr(colony.environment, name).astype(np.float64)
     sign = np.where((np.arange(values.size) + rng.integers(2)) % 2, 1, -1)
@@ -93,7 +93,7 @@ def _far_values(colony: ForwardColony, step: float, rng: Rng) -> None:
 
 
 def _exchange(colony: ForwardColony, step: float, rng: Rng) -> None:
-    """Powers of two that move between factors: the exact result stays as it is."""
+    """Move powers of two between factors: the exact result stays as it is."""
     environment = colony.environment
     dtype = colony.island.dtype
     factor = _far(rng) if rng.random() < 0.7 else float(np.exp2(rng.integers(-20, 21)))

@@ -15,13 +15,13 @@ VARIANTS = 32  # nudges that are compared
 
 
 class Column(Led):
-    """One channel of V while it mutates, beside the weights of a row it meets."""
+    """Holds one channel of V while it mutates, beside the weights of a row it meets."""
 
     __slots__ = ()
 
     @property
     def v(self) -> np.ndarray:
-        """The channel, (keys,), a view of the colony."""
+        """Return the channel, (keys,), a view of the colony."""
         return self.colony.v[self.index]
 
     @property
@@ -30,7 +30,7 @@ class Column(Led):
 
     @property
     def out(self) -> float:
-        """Output of the row, as stored numbers."""
+        """Return the output of the row, as stored numbers."""
         return float(self.exact @ self.v / max(self.exact.sum(), 2.0**-300))
 
     def write(self, keys: np.ndarray, values: np.ndarray | float) -> None:
@@ -60,20 +60,20 @@ def _zeros(column: Column, rng: Rng) -> None:
 
 
 def _one_tile(column: Column, rng: Rng) -> None:
-    """Values of one tile, or of all but one."""
+    """Remove the values of one tile, or of all but one."""
     tile = np.arange(column.v.size) // column.colony.island.tile_n
     column.write(np.flatnonzero((tile == rng.choice(tile)) == (rng.random() < 0.5)), np.zeros(1))
 
 
 def _sizes(column: Column, rng: Rng) -> None:
-    """A group larger or smaller by powers of two."""
+    """Make a group larger or smaller by powers of two."""
     keys = column.some()
     shift = rng.integers(-30, 31) if rng.random() < 0.3 else rng.integers(-3, 4)
     column.write(keys, np.ldexp(column.v[keys], shift))
 
 
 def _level(column: Column, rng: Rng) -> None:
-    """A group at one size, of all that the format has, often at one of its ends."""
+    """Put a group at one size, of all that the format has, often at one of its ends."""
     keys = column.some()
     largest = int(np.log2(max_finite(column.dtype)))
     size = level(column.fmt, (largest - 3, largest + 1), rng)
@@ -86,7 +86,7 @@ def _full_fractions(column: Column, rng: Rng) -> None:
 
 
 def _follow_errors(column: Column, rng: Rng) -> None:
-    """Signs, around the output or around zero, of the errors of the weights: their products add up."""
+    """Take the signs, around the output or around zero, of the errors of the weights: their products add up."""
     scale = column.stored.sum() / max(column.exact.sum(), 2.0**-300) if rng.random() < 0.5 else 1.0
     sign = np.sign(column.stored - scale * column.exact) * rng.choice([-1.0, 1.0])
     keys = column.some()
@@ -98,7 +98,7 @@ def _follow_errors(column: Column, rng: Rng) -> None:
 
 
 def _cancel(column: Column, rng: Rng) -> None:
-    """One value that takes the output to about zero."""
+    """Set one value so that the output is about zero."""
     weighty = np.flatnonzero(column.stored > 0)
     if weighty.size:
         key = rng.choice(weighty, 1)
@@ -107,7 +107,7 @@ def _cancel(column: Column, rng: Rng) -> None:
 
 
 def _cut_off(column: Column, rng: Rng) -> None:
-    """Products just too small for the alignment of the largest one, so that each is lost whole or in part."""
+    """Make products just too small for the alignment of the largest one, so that each is lost whole or in part."""
     keys = column.some()
     products = np.abs(column.stored * column.v)
     align = 13 if column.fmt.name == "e4m3" else 25
@@ -120,7 +120,7 @@ def _cut_off(column: Column, rng: Rng) -> None:
 
 
 def _balance(column: Column, rng: Rng) -> None:
-    """Half of the weight at one value, half at its negative."""
+    """Put half of the weight at one value, half at its negative."""
     order = rng.permutation(column.v.size) if rng.random() < 0.5 else np.argsort(-column.exact)
     half = np.cumsum(column.exact[order]) < column.exact.sum() / 2
     size = abs(column.v[rng.integers(column.v.size)])
@@ -128,7 +128,7 @@ def _balance(column: Column, rng: Rng) -> None:
 
 
 def _screened(column: Column, rng: Rng) -> None:
-    """The best of many nudges and flips of signs, by the errors of weights and row sum."""
+    """Take the best of many nudges and flips of signs, by the errors of weights and row sum."""
     v = column.v
     shape = (VARIANTS, v.size)
     steps = np.exp2(rng.uniform(-10, 2, (VARIANTS, 1)))

@@ -25,7 +25,7 @@ GENES = ("q", "k", "v", "dout", "out", "lse")
 
 @dataclass(frozen=True, slots=True)
 class GradientIsland:
-    """One shape.
+    """Holds one shape.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class GradientIsland:
 
     @property
     def order(self) -> BackwardOrder:
-        """That of FlashAttention-3."""
+        """Return the order of FlashAttention-3."""
         return replace(BackwardOrder(), softcap=self.softcap or "tanh")
 
     @property
@@ -72,7 +72,7 @@ class GradientIsland:
 
 @dataclass(slots=True)
 class GradientColony(Colony):
-    """Genes of one island, float64, an individual per first index, values of the operands' format.
+    """Holds genes of one island, float64, an individual per first index, values of the operands' format.
 
     ``q``, ``dout`` and ``out`` are (problems, rows, heads, head_dim), ``k`` and ``v`` (problems, keys, 1, head_dim);
     ``lse`` (problems, heads, rows) holds values of binary32; all share softmax_scale and the softcap, 0 without one.
@@ -90,7 +90,7 @@ class GradientColony(Colony):
 
     @classmethod
     def normal(cls, island: GradientIsland, rng: Rng) -> GradientColony:
-        """Standard normal operands and the forward of them."""
+        """Return standard normal operands and the forward of them."""
         problem = island.problem(HEAD_DIM**-0.5, 1.0 if island.softcap else 0.0)
         shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape)
         q, k, v, dout = (rounded(rng.standard_normal(shape), island.dtype) for shape in shapes)
@@ -101,7 +101,7 @@ class GradientColony(Colony):
 
     @property
     def operands(self) -> BackwardOperands:
-        """The arrays a kernel sees."""
+        """Return the arrays a kernel sees."""
         storage = FORMATS[self.island.dtype].dtype
         q, k, v, dout, out = (getattr(self, name).astype(storage) for name in GENES[:5])
         return BackwardOperands(q, k, v, dout=dout, out=out, lse=self.lse.astype(np.float32))
@@ -115,12 +115,12 @@ class GradientColony(Colony):
             self.lse[chosen] = np.nan_to_num(found.lse.astype(np.float32), nan=0.0, neginf=-np.inf)
 
     def alone(self, place: Place) -> tuple[GradientColony, Place]:
-        """One individual as a colony of one."""
+        """Return one individual as a colony of one."""
         one = self.taken(np.array(place[:1]))
         return replace(one, island=replace(self.island, problems=1)), (0, place[1])
 
     def to_json(self, place: Place) -> Json:
-        """One individual, exactly, operands as codes; :func:`individual` reads it back."""
+        """Return one individual, exactly, operands as codes; :func:`individual` reads it back."""
         operands = self.operands
         arrays = {name: getattr(operands, name)[place[0]] for name in GENES}
         codes = {name: x.view(f"u{x.itemsize}").tolist() for name, x in arrays.items()}

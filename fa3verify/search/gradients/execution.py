@@ -30,7 +30,7 @@ def execute(colony: GradientColony) -> dict[str, Range]:
 
 
 def _problem(colony: GradientColony, operands: BackwardOperands, index: int) -> tuple[Range, Range, Range]:
-    """One individual; dK is scaled head by head, before heads are added, and a single head's is not added at all."""
+    """Run one individual; dK is scaled by head, before heads are added, and a single head's is not added at all."""
     scale = _F32(colony.environment.softmax_scale)
     heads = range(colony.island.heads)
     dqs, dks, dvs = zip(*(_head(colony, operands, index, head) for head in heads))
@@ -49,7 +49,7 @@ def _heads_sum(parts: list[np.ndarray]) -> Range:
 
 
 def _head(colony: GradientColony, operands: BackwardOperands, index: int, head: int) -> tuple[np.ndarray, ...]:
-    """What one query head adds, float32: to dQ (blocks, rows, head_dim), and to dK and dV (keys, head_dim)."""
+    """Return what one query head adds, float32: to dQ (blocks, rows, head_dim), and to dK and dV (keys, head_dim)."""
     island = colony.island
     q, dout, out = (x[index, :, head] for x in (operands.q, operands.dout, operands.out))
     k, v = (x[index, :, 0] for x in (operands.k, operands.v))
@@ -68,7 +68,7 @@ def _weights(
     dots: np.ndarray,
     lse: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """P and dS of all pairs, float32 (rows, keys); a softcap's slope is taken before the mask."""
+    """Return P and dS of all pairs, float32 (rows, keys); a softcap's slope is taken before the mask."""
     flushed = float32.flushed
     dtype = colony.island.dtype
     s = wgmma(operand(q, dtype), operand_b(k, dtype))
@@ -88,7 +88,9 @@ def _weights(
 
 
 def _product(weights: np.ndarray, x: np.ndarray, island: GradientIsland) -> np.ndarray:
-    """Weights (rows, n) times x (n, head_dim), float32: one chain of wgmma, or exact where weights are not rounded."""
+    """Return weights (rows, n) times x (n, head_dim), float32: one chain of wgmma, or exact where weights are not
+    rounded.
+    """
     if island.weights == "fp32":
         return (weights.astype(np.float64) @ x.astype(np.float64)).astype(_F32)
     columns = operand_b(np.ascontiguousarray(x.T), island.dtype)

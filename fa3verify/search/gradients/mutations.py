@@ -26,16 +26,16 @@ _OPERANDS = ("q", "k", "v", "dout", "out")
 
 
 class Child(Mutant):
-    """One individual while it mutates."""
+    """Holds one individual while it mutates."""
 
     __slots__ = ()
 
     def gene(self, names: tuple[str, ...] = _OPERANDS) -> np.ndarray:
-        """The child's part of one array, a view."""
+        """Return the child's part of one array, a view."""
         return getattr(self.colony, names[self.rng.integers(len(names))])[self.index]
 
     def some(self, x: np.ndarray) -> np.ndarray:
-        """A mask: one element, a random share, a row, a channel, or all."""
+        """Return a mask: one element, a random share, a row, a channel, or all."""
         rng = self.rng
         chosen = np.zeros(x.shape, bool)
         kind = rng.integers(5)
@@ -50,7 +50,7 @@ class Child(Mutant):
         return chosen if kind < 4 else ~chosen
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
-        """The channels of a query and of a key whose products are summed to S or dP, views."""
+        """Return the channels of a query and of a key whose products are summed to S or dP, views."""
         colony = self.colony
         row = self.rng.integers(colony.island.rows)
         key = self.rng.integers(colony.island.keys)
@@ -62,7 +62,7 @@ class Child(Mutant):
         x[chosen] = rounded(np.broadcast_to(values, x.shape)[chosen], self.dtype)
 
     def scores(self, head: int) -> np.ndarray:
-        """softmax_scale q . k, float64 (rows, keys)."""
+        """Return softmax_scale q . k, float64 (rows, keys)."""
         q = self.colony.q[self.index]
         k = self.colony.k[self.index]
         return self.colony.environment.softmax_scale * (q[:, head] @ k[:, 0].T)
@@ -92,14 +92,14 @@ def _equal(child: Child, rng: Rng) -> None:
 
 
 def _sizes(child: Child, rng: Rng) -> None:
-    """A group larger or smaller by powers of two."""
+    """Make a group larger or smaller by powers of two."""
     x = child.gene()
     shift = rng.integers(-30, 31) if rng.random() < 0.3 else rng.integers(-3, 4)
     child.write(x, child.some(x), np.ldexp(x, shift))
 
 
 def _level(child: Child, rng: Rng) -> None:
-    """A group at one size of all that the format has, often at one of its ends."""
+    """Put a group at one size of all that the format has, often at one of its ends."""
     x = child.gene()
     middle = int(np.log2(max_finite(child.dtype))) // 2
     size = level(child.fmt, (middle, middle + 3), rng, (-4, 4))
@@ -107,20 +107,20 @@ def _level(child: Child, rng: Rng) -> None:
 
 
 def _full_fractions(child: Child, rng: Rng) -> None:
-    """Numbers whose products end in ones, so that truncation costs the most."""
+    """Make products end in ones, so that truncation costs the most."""
     x = child.gene()
     full = full_fractions(x, child.fmt, rng.integers(1, 4, x.shape))
     child.write(x, child.some(x) & (x != 0), full)
 
 
 def _spread(child: Child, rng: Rng) -> None:
-    """Numbers far apart in size, so that the small products of a chain are cut off."""
+    """Move numbers far apart in size, so that the small products of a chain are cut off."""
     x = child.gene()
     child.write(x, child.some(x), x * np.exp2(-np.round(rng.uniform(0, rng.uniform(0, 30), x.shape))))
 
 
 def _few_channels(child: Child, rng: Rng) -> None:
-    """Only some channels of both factors of a product, so that S or dP is all but exact."""
+    """Keep only some channels of both factors of a product, so that S or dP is all but exact."""
     names = (("q", "k"), ("dout", "v"))[rng.integers(2)]
     kept = rng.integers(1, 4)
     for name in names:
@@ -128,7 +128,7 @@ def _few_channels(child: Child, rng: Rng) -> None:
 
 
 def _cancel(child: Child, rng: Rng) -> None:
-    """One channel of a row that takes its product with a key to about zero: what was lost remains."""
+    """Set one channel of a row so that its product with a key is about zero: what was lost remains."""
     x, y = child.factors()
     last = rng.integers(x.size)
     if y[last] != 0:
@@ -137,7 +137,7 @@ def _cancel(child: Child, rng: Rng) -> None:
 
 
 def _cut_off(child: Child, rng: Rng) -> None:
-    """Products of one chain just too small for the alignment of the largest one."""
+    """Make products of one chain just too small for the alignment of the largest one."""
     x, y = child.factors()
     products = np.abs(x * y)
     small = (rng.random(x.size) < rng.random()) & (products < products.max()) & (x != 0)
@@ -147,7 +147,7 @@ def _cut_off(child: Child, rng: Rng) -> None:
 
 
 def _shift_lse(child: Child, rng: Rng) -> None:
-    """The lse of some rows off by little, by binary orders, or far away."""
+    """Move the lse of some rows off by little, by binary orders, or far away."""
     lse = child.colony.lse[child.index]
     reach = (2.0**-10, 4.0, 160.0)[rng.integers(3)]
     moved = lse + (rng.uniform(-reach, reach) if rng.random() < 0.5 else rng.integers(-8, 9) / LOG2_E)
@@ -155,8 +155,9 @@ def _shift_lse(child: Child, rng: Rng) -> None:
 
 
 def _weigh(child: Child, rng: Rng) -> None:
-    """The lse with which the weight of a key in every row lies beside the middle of two neighbours, or is a power of
-    two."""
+    """Set the lse with which the weight of a key in every row lies beside the middle of two neighbours, or is a power
+    of two.
+    """
     fmt = child.fmt
     head = rng.integers(child.colony.q.shape[2])
     lse = child.colony.lse[child.index, head]
@@ -171,7 +172,7 @@ def _weigh(child: Child, rng: Rng) -> None:
 
 
 def _meet(child: Child, rng: Rng) -> None:
-    """Rows of O that are rows of V, or near them, so that dP - D is next to nothing."""
+    """Make rows of O rows of V, or nearly, so that dP - D is next to nothing."""
     out = child.colony.out[child.index]
     v = child.colony.v[child.index]
     values = np.broadcast_to(v[rng.integers(len(v))][None] * (1 + child.fmt.epsilon * rng.integers(-1, 2)), out.shape)
@@ -179,12 +180,12 @@ def _meet(child: Child, rng: Rng) -> None:
 
 
 def _complete(child: Child, rng: Rng) -> None:
-    """Out and lse of the individual's own forward."""
+    """Give the individual out and lse of its own forward."""
     child.colony.complete(np.array([child.index]))
 
 
 def _peak(child: Child, rng: Rng) -> None:
-    """Scores larger or smaller as a whole."""
+    """Make scores larger or smaller as a whole."""
     x = child.gene(("q", "k"))
     child.write(x, np.ones(x.shape, bool), x * np.exp2(rng.integers(-4, 5)))
     if rng.random() < 0.7:
